@@ -128,7 +128,7 @@ def _measure_comparisons(rounds: int, seconds: float, only: tuple[str, ...]) -> 
     if before is not None and after is not None and after[1] > before[1]:
         steal = (after[0] - before[0]) / (after[1] - before[1])
     noise = noise_sentences(
-        load=load, cpus=len(topology.online), steal=steal, outcomes=outcomes, busy=busy
+        load=load, cpus=len(topology.online), steal=steal, outcomes=outcomes, usage=busy
     )
     return made(outcomes, noise, time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()))
 

@@ -1,1 +1,1 @@
-"""The CRI link, for runtimes without NRI: containers are followed, and given their CPUs late."""
+"""CRI link for runtimes without NRI: it watches containers and updates them after creation."""

@@ -1,7 +1,7 @@
-"""A small CRI client: what runs, what it was given, and changing its cpuset.
+"""Small CRI client: list pods and containers, read their status, update their resources.
 
-For the link to runtimes without NRI; only its few calls exist. ``grpc`` is imported by this module,
-and this module only where CRI is used.
+It has only the few calls that the link to runtimes without NRI needs. ``grpc`` is imported by this
+module, and this module only where CRI is used.
 
 Public source of the protocol: github.com/kubernetes/cri-api, ``pkg/apis/runtime/v1/api.proto``.
 """
@@ -31,11 +31,11 @@ from nri_numa.model.workload import (
 from nri_numa.runtime import RuntimeInfo, inferred_qos, parse_page_bytes
 
 _RUNTIME_SERVICE_PATH = "/runtime.v1.RuntimeService/"
-# The kubelet's own limit is two minutes, made for image pulls; none of our calls does more than a
+# The kubelet's own limit of two minutes is meant for image pulls; no call here does more than a
 # cgroup write.
 DEFAULT_CALL_TIMEOUT_S = 10.0
 _CHANNEL_OPTIONS = (
-    # Go servers check the :authority header, which for a unix socket would be its path.
+    # Go servers check the :authority header, which would be the path of the unix socket.
     ("grpc.default_authority", "localhost"),
     # A proxy from the environment is for the network, never for a local socket.
     ("grpc.enable_http_proxy", 0),
@@ -47,17 +47,17 @@ _UNREACHABLE_CODES = frozenset(
         grpc.StatusCode.UNAVAILABLE,
         grpc.StatusCode.DEADLINE_EXCEEDED,
         grpc.StatusCode.CANCELLED,
-        grpc.StatusCode.UNIMPLEMENTED,  # something else than a CRI runtime serves the socket
+        grpc.StatusCode.UNIMPLEMENTED,  # the server of the socket is not a CRI runtime
     }
 )
 
 
 class UpdateFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """The runtime did not update a container.
+    """Failed update of a container.
 
     Attributes:
-        unknown: the runtime does not know the container (any more).
-        message: the runtime's own words.
+        unknown: the runtime does not know the container, or no longer.
+        message: the runtime's own text.
     """
 
     container_id: str
@@ -66,11 +66,11 @@ class UpdateFailure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CallRefused(RuntimeUnavailable):
-    """The runtime answered one call with an error; others may well succeed.
+    """Error that the runtime answered to one call; other calls may succeed.
 
     Attributes:
-        unknown: the runtime does not know (any more) what the call is about.
-        details: the runtime's own words.
+        unknown: the runtime does not know the pod or container of the call, or no longer.
+        details: the runtime's own text.
     """
 
     def __init__(self, message: str, *, unknown: bool, details: str) -> None:
@@ -83,10 +83,10 @@ _Response = TypeVar("_Response", bound=Message)
 
 
 class CRIClient:
-    """Calls one runtime over its unix socket, with or without ``unix://``.
+    """Client of one runtime on a unix socket, whose path may start with ``unix://``.
 
-    Usable as an asynchronous context manager. Each call raises `RuntimeUnavailable` when the socket
-    is absent, there is no answer in time, or the answer is an error that has no meaning here.
+    It is an asynchronous context manager. Each call raises `RuntimeUnavailable` if the socket is
+    missing, the answer is late, or the answer is an error without a meaning here.
     """
 
     def __init__(self, socket_path: str, *, timeout_s: float = DEFAULT_CALL_TIMEOUT_S) -> None:
@@ -106,13 +106,13 @@ class CRIClient:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connection; calls under way fail."""
+        """Close the connection; open calls fail."""
         channel, self._channel = self._channel, None
         if channel is not None:
             await channel.close(None)
 
     def _open_channel(self) -> grpc.aio.Channel:
-        # Made on the first call: a channel belongs to the event loop it was made in.
+        # Opened on the first call: a channel belongs to the event loop that opened it.
         if self._channel is None:
             self._channel = grpc.aio.insecure_channel(
                 f"unix://{self.socket_path}", options=list(_CHANNEL_OPTIONS)
@@ -121,11 +121,11 @@ class CRIClient:
 
     def _error_from_rpc(self, method: str, error: grpc.aio.AioRpcError) -> RuntimeUnavailable:
         code, details = error.code(), error.details()
-        where, why = f"CRI runtime at {self.socket_path}", f"{code.name}: {details or 'no details'}"
+        peer, text = f"CRI runtime at {self.socket_path}", f"{code.name}: {details or 'no details'}"
         if code in _UNREACHABLE_CODES:
-            return RuntimeUnavailable(f"{where} does not answer: {method}: {why}")
+            return RuntimeUnavailable(f"{peer} does not answer: {method}: {text}")
         return CallRefused(
-            f"{where} refused: {method}: {why}",
+            f"{peer} refused: {method}: {text}",
             unknown=code is grpc.StatusCode.NOT_FOUND,
             details=details or code.name,
         )
@@ -147,7 +147,7 @@ class CRIClient:
     async def _call_or_none_if_unknown(
         self, method: str, request: Message, response: type[_Response]
     ) -> _Response | None:
-        """A call about a thing; None when the runtime does not know it."""
+        """Call a method; None if the runtime does not know the pod or container."""
         try:
             return await self._call_method(method, request, response)
         except CallRefused as refused:
@@ -156,21 +156,21 @@ class CRIClient:
             raise
 
     async def query_version(self) -> RuntimeInfo:
-        """Name and version of the runtime."""
+        """Query the name and version of the runtime."""
         answer = await self._call_method(
             "Version", cri_pb2.VersionRequest(version="0.1.0"), cri_pb2.VersionResponse
         )
         return RuntimeInfo(name=answer.runtime_name, version=answer.runtime_version)
 
     async def pod_sandbox_ids(self) -> list[str]:
-        """Every pod sandbox, sorted."""
+        """List the ids of all pod sandboxes, sorted."""
         answer = await self._call_method(
             "ListPodSandbox", cri_pb2.ListPodSandboxRequest(), cri_pb2.ListPodSandboxResponse
         )
         return sorted(item.id for item in answer.items)
 
     async def query_and_decode_pod(self, pod_sandbox_id: str) -> PodSandbox | None:
-        """One pod sandbox; None when the runtime does not know it."""
+        """Query one pod sandbox; None if the runtime does not know it."""
         request = cri_pb2.PodSandboxStatusRequest(pod_sandbox_id=pod_sandbox_id, verbose=True)
         answer = await self._call_or_none_if_unknown(
             "PodSandboxStatus", request, cri_pb2.PodSandboxStatusResponse
@@ -178,27 +178,27 @@ class CRIClient:
         return None if answer is None else pod_from(answer)
 
     async def list_all_containers(self) -> list[cri_pb2.Container]:
-        """Containers, ordered by creation time and id."""
+        """List containers, ordered by creation time and id."""
         answer = await self._call_method(
             "ListContainers", cri_pb2.ListContainersRequest(), cri_pb2.ListContainersResponse
         )
         return sorted(answer.containers, key=lambda each: (each.created_at, each.id))
 
     async def container_status(self, container_id: str) -> cri_pb2.ContainerStatusResponse | None:
-        """A verbose status, for `container_from`; None when the runtime does not know it."""
+        """Query a verbose status for `container_from`; None if the runtime does not know it."""
         request = cri_pb2.ContainerStatusRequest(container_id=container_id, verbose=True)
         return await self._call_or_none_if_unknown(
             "ContainerStatus", request, cri_pb2.ContainerStatusResponse
         )
 
     async def update_container(self, update: ContainerUpdate) -> UpdateFailure | None:
-        """Change resources of a container that was created or runs; None when it was applied.
+        """Update the resources of a created or running container; None if it was applied.
 
-        What the update leaves keeps what it was; nothing can be unset. The runtime calls its NRI
-        plugins first, ourselves among them when we are connected: the event loop must be free.
+        Fields that the update leaves empty keep their values; no value can be removed. The runtime
+        first calls its NRI plugins, a connected agent included, so the event loop must be free.
 
         Raises:
-            RuntimeUnavailable: no answer, so it is unknown whether it was applied.
+            RuntimeUnavailable: no answer; the update may have been applied.
         """
         request = cri_pb2.UpdateContainerResourcesRequest(
             container_id=update.container_id,
@@ -222,10 +222,10 @@ class CRIClient:
         return None
 
     async def container_events(self) -> AsyncIterator[cri_pb2.ContainerEventResponse]:
-        """Container events from now on, until the runtime or the caller goes away.
+        """Stream container events from now on, until the runtime or the caller ends the call.
 
-        There is no replay: list the containers after the first step of this iterator was started.
-        The ``pod_sandbox_status`` of an event is empty when the runtime does not say whose it is.
+        Events are not replayed: list the containers after the first step of this iterator started.
+        The ``pod_sandbox_status`` of an event is empty if the runtime does not name the pod.
         """
         call = self._open_channel().unary_stream(
             _RUNTIME_SERVICE_PATH + "GetContainerEvents",
@@ -239,10 +239,9 @@ class CRIClient:
             raise self._error_from_rpc("GetContainerEvents", error) from error
 
 
-# --- what CRI reports, in the engine's types ------------------------------------------------------
-# Most stands in the OCI spec that containerd and CRI-O show in a verbose status; where there is
-# none, the few resources that CRI itself has must do. One that has not the form of the OCI runtime
-# specification counts as none.
+# --- CRI messages as engine types -----------------------------------------------------------------
+# Most values are in the OCI spec that containerd and CRI-O show in a verbose status. If there is
+# none, or it does not follow the OCI runtime specification, the few resources of CRI are used.
 
 
 _Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
@@ -277,7 +276,7 @@ class _DeviceRule(_OCI, frozen=True):
 
     @property
     def allows_all(self) -> bool:
-        """Whether it makes a container privileged: devices that are listed say nothing of it."""
+        """True if the rule makes a container privileged: its listed devices then mean nothing."""
         numbers = (self.major, self.minor)
         return self.allow and self.type in ("", "a") and all(n is None or n < 0 for n in numbers)
 
@@ -319,7 +318,7 @@ class _RuntimeSpec(_OCI, frozen=True):
 
 
 class _PodResources(msgspec.Struct, frozen=True):
-    """What the kubelet gave the runtime for a pod, in the names of CRI."""
+    """Resources that the kubelet sent to the runtime for a pod, in the names of CRI."""
 
     cpu_shares: _Int64 | None = None
     cpu_quota: _Int64 | None = None
@@ -337,7 +336,7 @@ class _KubeletPodConfig(msgspec.Struct, frozen=True):
 
 
 class _VerboseStatusInfo(_OCI, frozen=True):
-    """The JSON in a verbose status: containerd and CRI-O put it under ``info``."""
+    """JSON document of a verbose status; containerd and CRI-O put it under ``info``."""
 
     pid: _Int64 = 0
     sandbox_id: str = msgspec.field(default="", name="sandboxID")
@@ -353,18 +352,18 @@ class _VerboseStatusInfo(_OCI, frozen=True):
 
 
 def pod_from(answer: cri_pb2.PodSandboxStatusResponse) -> PodSandbox:
-    """A pod, with the resources that the kubelet gave the runtime for it.
+    """Convert a pod, with the resources that the kubelet sent to the runtime for it.
 
     Its QoS class is that of its cgroup; see `nri_numa.runtime.inferred_qos` for pods without one.
     """
     status, info = answer.status, _VerboseStatusInfo.from_status(answer.info)
     config = (info.config or _KubeletPodConfig()).linux
-    given = config.resources
+    values = config.resources
     resources = Resources(
-        cpu_shares=given.cpu_shares,
-        cpu_quota=given.cpu_quota,
-        cpu_period=given.cpu_period,
-        memory_limit=given.memory_limit_in_bytes,
+        cpu_shares=values.cpu_shares,
+        cpu_quota=values.cpu_quota,
+        cpu_period=values.cpu_period,
+        memory_limit=values.memory_limit_in_bytes,
     )
     spec = (info.runtime_spec or _RuntimeSpec()).linux
     return PodSandbox(
@@ -378,35 +377,35 @@ def pod_from(answer: cri_pb2.PodSandboxStatusResponse) -> PodSandbox:
         runtime_handler=status.runtime_handler,
         cgroup_parent=config.cgroup_parent,
         resources=resources,
-        network_namespace=next((one.path for one in spec.namespaces if one.type == "network"), ""),
+        network_namespace=next((n.path for n in spec.namespaces if n.type == "network"), ""),
         cgroups_path=spec.cgroups_path,
     )
 
 
 def container_from(answer: cri_pb2.ContainerStatusResponse) -> Container:
-    """A container as it is now.
+    """Convert the status of a container.
 
-    Its ``pod_id`` is empty when the runtime does not say; the protocol has no field for it.
-    containerd reports resources that were *asked for* until the first update, so they are not the
-    truth about a pinned container: its cgroup is.
+    Its ``pod_id`` is empty if the runtime does not report it; the protocol has no field for it.
+    containerd reports the *requested* resources until the first update, so only the cgroup shows
+    the actual cpuset of a pinned container.
     """
     status, info = answer.status, _VerboseStatusInfo.from_status(answer.info)
     spec = info.runtime_spec or _RuntimeSpec()
     annotations = {**status.annotations, **spec.annotations}
-    given, score = spec.linux.resources, spec.process.oom_score_adj
-    if given != _Resources():
+    oci, score = spec.linux.resources, spec.process.oom_score_adj
+    if oci != _Resources():
         resources = Resources(
-            cpu_shares=given.cpu.cpu_shares,
-            cpu_quota=given.cpu.quota,
-            cpu_period=given.cpu.period,
-            memory_limit=given.memory.limit,
+            cpu_shares=oci.cpu.cpu_shares,
+            cpu_quota=oci.cpu.quota,
+            cpu_period=oci.cpu.period,
+            memory_limit=oci.memory.limit,
             hugepages={
-                parse_page_bytes(one.page_size): one.limit
-                for one in given.hugepage_limits
-                if one.limit
+                parse_page_bytes(entry.page_size): entry.limit
+                for entry in oci.hugepage_limits
+                if entry.limit
             },
-            cpus=given.cpu.cpus,
-            mems=given.cpu.mems,
+            cpus=oci.cpu.cpus,
+            mems=oci.cpu.mems,
         )
     else:
         linux = status.resources.linux
@@ -416,11 +415,11 @@ def container_from(answer: cri_pb2.ContainerStatusResponse) -> Container:
             cpu_quota=linux.cpu_quota or None,
             cpu_period=linux.cpu_period or None,
             memory_limit=linux.memory_limit_in_bytes or None,
-            hugepages={parse_page_bytes(one.page_size): one.limit for one in linux.hugepage_limits},
+            hugepages={parse_page_bytes(h.page_size): h.limit for h in linux.hugepage_limits},
             cpus=linux.cpuset_cpus,
             mems=linux.cpuset_mems,
         )
-    privileged = any(rule.allows_all for rule in given.devices)
+    privileged = any(rule.allows_all for rule in oci.devices)
     return Container(
         id=status.id,
         pod_id=info.sandbox_id,
@@ -432,8 +431,8 @@ def container_from(answer: cri_pb2.ContainerStatusResponse) -> Container:
         cgroups_path=spec.linux.cgroups_path,
         mentions=find_device_mentions(
             nodes=[
-                DeviceFile(one.type, one.major, one.minor)
-                for one in (() if privileged else spec.linux.devices)
+                DeviceFile(entry.type, entry.major, entry.minor)
+                for entry in (() if privileged else spec.linux.devices)
             ],
             environment=spec.process.env,
             annotations=annotations,

@@ -1,13 +1,13 @@
-"""The link to a container runtime over CRI: connect, list, watch, update, connect again.
+"""Link to a container runtime over CRI: connect, list, watch, update, reconnect.
 
-CRI has no request before a container starts. So each container is met when the runtime reports that
-it was created, or when a listing shows it, and gets what was decided by an update: before its start
-where that is quick enough, after it otherwise. A refusal cannot stop a start.
+CRI has no request before a container starts. So the agent decides when the runtime reports the
+creation of a container, or when a listing shows it, and sends an update: before the start if that
+is quick enough, after it otherwise. A rejection cannot stop a start.
 
-Events only say where to look: they may be lost (containerd 1.7 gives each to one of its listeners),
-come twice, or not exist at all. What a container is now is read from the runtime each time, and
-listings find what no event reported. A look at one container waits for the runtime while others go
-on; decisions are made in one go between two waits, as for NRI.
+Events are only triggers: they may be lost (containerd 1.7 delivers each to one of its listeners),
+come twice, or not exist at all. The state of a container is queried from the runtime each time, and
+listings find what no event reported. The query of one container does not block others. Decisions
+are made without an await, as for NRI.
 """
 
 from __future__ import annotations
@@ -54,67 +54,67 @@ log = get_logger("cri")
 CREATED_STATE: Final = cri_pb2.CONTAINER_CREATED
 RUNNING_STATE: Final = cri_pb2.CONTAINER_RUNNING
 LIVE_STATES: Final = frozenset((CREATED_STATE, RUNNING_STATE))
-"""States of containers that have, or will have, CPUs."""
+"""States of containers that use CPUs, or will."""
 MAX_CONCURRENT_UPDATES: Final = 4
-"""Updates of neighbours under way; each is a process of the runtime's, on a node that works."""
+"""Updates of other containers at the same time; the runtime starts a process for each."""
 SIZE_CHECKS_PER_LISTING: Final = 8
-"""Containers whose size is looked at again with each listing."""
+"""Containers whose size is queried again with each listing."""
 MAX_CONCURRENT_QUERIES: Final = 8
-"""Containers that are looked at at the same time."""
+"""Containers that are queried at the same time."""
 LISTING_INTERVAL_WITH_EVENTS_S: Final = 5.0
-"""Seconds between two listings while events come; each finds what no event reported."""
+"""Seconds between two listings while events arrive; a listing finds what no event reported."""
 EVENT_STREAM_RETRY_S: Final = 5.0
-"""Seconds before the event stream is opened again after it ended."""
+"""Seconds from the end of the event stream to the next attempt to open it."""
 
 RECONNECT_DELAYS: Final = partial(backoff_delays, random.random)
-"""Makes the sequence of pauses between attempts."""
+"""Creates the sequence of delays between attempts."""
 
 _T = TypeVar("_T")
 
 
-# --- everything that runs; and updates made from it, once -----------------------------------------
+# --- listing of all pods and containers, and one round of updates ---------------------------------
 
 
 async def list_pods_and_containers(
     client: CRIClient,
 ) -> tuple[dict[str, PodSandbox], list[Container]]:
-    """All pods by id, and all containers that were created or run.
+    """List all pods by id, and all created or running containers.
 
     Raises:
         RuntimeUnavailable: the runtime does not answer.
     """
-    listed = [c for c in await client.list_all_containers() if c.state in LIVE_STATES]
+    entries = [c for c in await client.list_all_containers() if c.state in LIVE_STATES]
     pods: dict[str, PodSandbox] = {}
     for pod_id in await client.pod_sandbox_ids():
         if (pod := await client.query_and_decode_pod(pod_id)) is not None:
             pods[pod_id] = pod
     containers: list[Container] = []
-    for found in listed:
-        answer = await client.container_status(found.id)
+    for entry in entries:
+        answer = await client.container_status(entry.id)
         if answer is not None and answer.status.state in LIVE_STATES:
-            containers.append(replace(container_from(answer), pod_id=found.pod_sandbox_id))
+            containers.append(replace(container_from(answer), pod_id=entry.pod_sandbox_id))
     return pods, containers
 
 
 def _pod_table(pods: dict[str, PodSandbox], containers: Iterable[Container]) -> PodTable:
-    first: dict[str, Container] = {}
+    by_pod: dict[str, Container] = {}
     for container in containers:
-        first.setdefault(container.pod_id, container)
-    return PodTable.from_pods(_with_inferred_qos(pod, first.get(pod.id)) for pod in pods.values())
+        by_pod.setdefault(container.pod_id, container)
+    return PodTable.from_pods(_with_inferred_qos(pod, by_pod.get(pod.id)) for pod in pods.values())
 
 
 def _with_inferred_qos(pod: PodSandbox, container: Container | None) -> PodSandbox:
-    """The pod; where its cgroup does not show its QoS class, this container may."""
+    """Return the pod, with the container's QoS class if the pod's cgroup does not show one."""
     if container is None or QoSClass.of_cgroup(pod.cgroup_parent) is not None:
         return pod
     return replace(pod, qos=inferred_qos(pod.resources, container))
 
 
 async def plan_and_send_updates_once(plan: Planner, *, socket_path: str) -> str:
-    """Send the updates that a function returns for everything that runs.
+    """Send the updates that ``plan`` returns for all running containers.
 
-    Returns why the runtime could not be reached; empty when it was, whatever became of single
-    updates.
+    Returns the reason why the runtime could not be reached; empty if it was, even if single updates
+    failed.
     """
     try:
         async with CRIClient(socket_path) as client:
@@ -134,34 +134,34 @@ class _PendingUpdate:
 
 
 class UpdateQueue:
-    """Updates on their way to the runtime over one connection, each a call of its own.
+    """Queue of updates to the runtime over one connection, each a call of its own.
 
-    CRI has no call for several containers, and the runtime starts a process for each (runc, crun),
-    so that one takes tens of milliseconds. For each container at most one call is under way, so the
-    newest values arrive last; what comes meanwhile is put together and sent after it.
+    CRI has no call for several containers, and the runtime starts a process for each call (runc,
+    crun), so a call takes tens of milliseconds. Each container has at most one open call, so the
+    newest values arrive last. Updates that come meanwhile are merged and sent after it.
     """
 
-    def __init__(self, client: CRIClient, at_once: int = MAX_CONCURRENT_UPDATES) -> None:
+    def __init__(self, client: CRIClient, concurrency: int = MAX_CONCURRENT_UPDATES) -> None:
         self._client = client
-        self._lane = asyncio.Semaphore(at_once)
-        self._waiting: dict[str, _PendingUpdate] = {}
+        self._lane = asyncio.Semaphore(concurrency)
+        self._pending: dict[str, _PendingUpdate] = {}
         self._workers: dict[str, asyncio.Task[None]] = {}
 
     def merge_and_enqueue_update(
         self, update: ContainerUpdate, *, urgent: bool = False
     ) -> asyncio.Future[UpdateFailure | None]:
-        """Send an update soon, together with what waits for this container already.
+        """Enqueue an update, merged with the pending update of the same container.
 
-        Urgent ones start right now, and do not wait behind updates of others. The outcome is None
-        when it was applied; whoever is cancelled while waiting for it takes it from no other.
+        An urgent update starts at once and does not wait for those of other containers. The outcome
+        is None if it was applied. Cancelling one waiter does not cancel the outcome for others.
         """
         container_id = update.container_id
-        waiting = self._waiting.get(container_id)
-        if waiting is not None:
-            waiting.update = update.merge_onto(waiting.update)
+        pending = self._pending.get(container_id)
+        if pending is not None:
+            pending.update = update.merge_onto(pending.update)
         else:
             outcome = asyncio.get_running_loop().create_future()
-            waiting = self._waiting[container_id] = _PendingUpdate(update, outcome)
+            pending = self._pending[container_id] = _PendingUpdate(update, outcome)
         if container_id not in self._workers:
             work = (
                 self._send_pending_updates(container_id)
@@ -169,17 +169,17 @@ class UpdateQueue:
                 else self._send_within_limit(container_id)
             )
             self._workers[container_id] = asyncio.create_task(work, name="update")
-        return asyncio.shield(waiting.outcome)
+        return asyncio.shield(pending.outcome)
 
     async def close(self) -> None:
-        """Give up what was not sent; a call under way is not waited for."""
+        """Drop pending updates, without waiting for open calls."""
         workers = list(self._workers.values())
         for worker in workers:
             worker.cancel()
         await asyncio.gather(*workers, return_exceptions=True)
-        for container_id, waiting in self._waiting.items():
-            waiting.outcome.set_result(_closed_failure(container_id))
-        self._waiting.clear()
+        for container_id, pending in self._pending.items():
+            pending.outcome.set_result(_closed_failure(container_id))
+        self._pending.clear()
 
     async def _send_within_limit(self, container_id: str) -> None:
         async with self._lane:
@@ -187,16 +187,16 @@ class UpdateQueue:
 
     async def _send_pending_updates(self, container_id: str) -> None:
         try:
-            while (waiting := self._waiting.pop(container_id, None)) is not None:
-                failed: UpdateFailure | None = _closed_failure(container_id)
+            while (pending := self._pending.pop(container_id, None)) is not None:
+                failure: UpdateFailure | None = _closed_failure(container_id)
                 try:
-                    failed = await self._client.update_container(waiting.update)
+                    failure = await self._client.update_container(pending.update)
                 except RuntimeUnavailable as error:
-                    failed = UpdateFailure(
+                    failure = UpdateFailure(
                         container_id=container_id, unknown=False, message=str(error)
                     )
                 finally:
-                    waiting.outcome.set_result(failed)
+                    pending.outcome.set_result(failure)
         finally:
             self._workers.pop(container_id, None)
 
@@ -207,14 +207,14 @@ def _closed_failure(container_id: str) -> UpdateFailure:
     )
 
 
-# --- how large containers are by the runtime's word -----------------------------------------------
-# CRI reports no change of a container's resources, as the kubelet makes for a resize in place. So
-# running containers are looked at again, a few at a time, and compared with what was seen of them
-# before; what we sent ourselves is not such a change.
+# --- sizes of containers, as the runtime reports them ---------------------------------------------
+# CRI does not report changed resources, such as those of the kubelet's in-place resize. So running
+# containers are queried again, a few at a time, and compared with the previous query. The agent's
+# own updates are not such a change.
 
 
 class ContainerSize(NamedTuple):
-    """CPU shares, quota and period, and bytes of memory; 0 where nothing is given."""
+    """CPU shares, quota and period, and bytes of memory; 0 if not set."""
 
     cpu_shares: int = 0
     quota: int = 0
@@ -223,7 +223,7 @@ class ContainerSize(NamedTuple):
 
     @classmethod
     def from_resources(cls, resources: Resources) -> ContainerSize:
-        """The size in resources."""
+        """Take the size out of resources."""
         return cls(
             resources.cpu_shares or 0,
             resources.cpu_quota or 0,
@@ -233,7 +233,7 @@ class ContainerSize(NamedTuple):
 
 
 class DetectedResize(NamedTuple):
-    """A change of a container: what was asked for, and its resources before that."""
+    """Change of a container: the requested resources, and those before."""
 
     requested: Resources
     previous: Resources
@@ -241,87 +241,87 @@ class DetectedResize(NamedTuple):
 
 @dataclass(slots=True)
 class LiveContainer:
-    """A live container.
+    """Created or running container.
 
     Attributes:
-        state: as far as the handler has seen it.
-        size: when it was last seen.
-        sent: CFS quota that an update of ours set; of a size only the quota is ever ours.
-        changes: how many changes of its size there were.
-        last_update: its update, while it is being started: one that comes while the runtime starts
-            it is recorded and not applied, so it is sent again when the container runs.
-        updated: Unix time when the runtime took its update; None when it has not.
+        state: the last state that the handler was told.
+        size: as of the last query.
+        sent_quota: CFS quota that the agent's update set; the agent sets no other part of a size.
+        change_count: number of changes of its size.
+        last_update: the update of a starting container. The runtime records an update during the
+            start without applying it, so it is sent again when the container runs.
+        updated_at: Unix time when the runtime accepted its update; None if it has not.
     """
 
     state: cri_pb2.ContainerState
     size: ContainerSize
-    sent: int | None = None
-    changes: int = 0
+    sent_quota: int | None = None
+    change_count: int = 0
     last_update: ContainerUpdate | None = None
-    updated: float | None = None
+    updated_at: float | None = None
 
     def detect_change(self, resources: Resources) -> DetectedResize | None:
-        """What was asked for since the container was last seen; None for nothing."""
-        before, now = self.size, ContainerSize.from_resources(resources)
-        self.size = now
-        if before == now:
+        """Detect what was requested since the last query; None if nothing was."""
+        prior, size = self.size, ContainerSize.from_resources(resources)
+        self.size = size
+        if prior == size:
             return None
-        shares = (
-            now.cpu_shares if now.cpu_shares > 0 and now.cpu_shares != before.cpu_shares else None
+        cpu_shares = (
+            size.cpu_shares if size.cpu_shares > 0 and size.cpu_shares != prior.cpu_shares else None
         )
-        limit = now.limit if now.limit > 0 and now.limit != before.limit else None
+        limit = size.limit if size.limit > 0 and size.limit != prior.limit else None
         quota = period = None
-        # Only we lift a quota; one that is there again was asked for, were it the same.
-        if now.quota > 0 and now.quota != (self.sent or before.quota):
-            self.sent = None
-            quota, period = now.quota, now.period
+        # Only the agent removes a quota; one that reappears was requested, even if it is the same.
+        if size.quota > 0 and size.quota != (self.sent_quota or prior.quota):
+            self.sent_quota = None
+            quota, period = size.quota, size.period
         requested = Resources(
-            cpu_shares=shares, cpu_quota=quota, cpu_period=period, memory_limit=limit
+            cpu_shares=cpu_shares, cpu_quota=quota, cpu_period=period, memory_limit=limit
         )
         if requested == EMPTY_RESOURCES:
             return None
-        self.changes += 1
-        was = replace(
+        self.change_count += 1
+        previous = replace(
             resources,
-            cpu_shares=before.cpu_shares,
-            cpu_quota=before.quota,
-            cpu_period=before.period,
-            memory_limit=before.limit,
+            cpu_shares=prior.cpu_shares,
+            cpu_quota=prior.quota,
+            cpu_period=prior.period,
+            memory_limit=prior.limit,
         )
-        return DetectedResize(requested, was)
+        return DetectedResize(requested, previous)
 
 
 # --- one connection -------------------------------------------------------------------------------
 
 
 class LifecycleCallbacks(Protocol):
-    """What happens to containers over CRI and not over NRI; called on the loop."""
+    """Callbacks for what happens to containers over CRI only; called on the event loop."""
 
     def on_started_despite_rejection(
         self, namespace: str, pod: str, uid: str, container: str, message: str, /
     ) -> None:
-        """A container was refused, with this message, and starts nevertheless."""
+        """Handle the start of a container that was rejected with this message."""
         ...
 
-    def on_start(self, container_id: str, started: float, updated: float | None, /) -> None:
-        """A container is seen to run.
+    def on_start(self, container_id: str, start_time: float, updated_at: float | None, /) -> None:
+        """Handle the start of a container.
 
-        ``started`` is when it did, ``updated`` when the runtime took its update (None when it has
-        not), both as Unix time.
+        ``start_time`` is the time of the start, ``updated_at`` the time when the runtime accepted
+        its update (None if it has not), both as Unix time.
         """
         ...
 
-    def on_start_update_applied(self, container_id: str, started: float, /) -> None:
-        """The runtime has applied the update of a container that began so."""
+    def on_start_update_applied(self, container_id: str, start_time: float, /) -> None:
+        """Handle the applied update of a container that started at ``start_time``."""
         ...
 
     def on_rejected_resize_in_force(self, container_id: str, quota: int, /) -> None:
-        """A resize was refused, and its CFS quota is in force nevertheless."""
+        """Handle a rejected resize whose CFS quota is in force nevertheless."""
         ...
 
 
 class CRIConnection:
-    """One connection: its containers, followed from creation to end, and what is under way."""
+    """One connection: its containers from creation to removal, its queries and its updates."""
 
     def __init__(
         self,
@@ -335,28 +335,28 @@ class CRIConnection:
         self._handler = handler
         self._callbacks = callbacks
         self._listing = listing
-        self._open = False
+        self._is_synchronized = False
         self._outbox = UpdateQueue(client)
         self._queries = asyncio.Semaphore(MAX_CONCURRENT_QUERIES)
         self._live: dict[str, LiveContainer] = {}
         self._pods: dict[str, PodSandbox] = {}
         self._pod_of: dict[str, str] = {}
-        # Containers to look at once more when the look under way is over.
-        self._again: set[str] = set()
+        # Containers to query once more after the current query.
+        self._requery_ids: set[str] = set()
         self._querying: dict[str, asyncio.Task[None]] = {}
-        self._round: list[str] = []
-        self._careful: set[asyncio.Task[UpdateFailure | None]] = set()
-        self._listens = False
+        self._size_check_ids: list[str] = []
+        self._checked_sends: set[asyncio.Task[UpdateFailure | None]] = set()
+        self._has_event_stream = False
         self._failure: RuntimeUnavailable | None = None
         self._listener: asyncio.Task[None] | None = None
-        self._soon = asyncio.Event()
+        self._listing_due = asyncio.Event()
 
     async def connect(self) -> tuple[int, int]:
-        """Listen, read everything that runs, and have it compared with what is known.
+        """Follow events, list what runs, and synchronize the handler.
 
-        Returns how many pods and live containers there are.
+        Returns the number of pods and of live containers.
         """
-        # First: what happens from now on is reported, and what was before is listed.
+        # The event stream comes first, so that nothing is lost between it and the listing.
         self._listener = asyncio.create_task(self._follow_event_stream(), name="cri events")
         pods, containers = await list_pods_and_containers(self._client)
         for container in containers:
@@ -374,30 +374,30 @@ class CRIConnection:
         return len(pods), len(containers)
 
     async def follow_runtime_until_failure(self) -> None:
-        """Watch until the runtime cannot be reached any more.
+        """Follow events and listings until the runtime is unreachable.
 
         Raises:
-            RuntimeUnavailable: it cannot.
+            RuntimeUnavailable: the runtime is unreachable.
         """
-        # What events reported while everything was read.
-        self._open = True
-        for container_id in tuple(self._again):
-            self._again.discard(container_id)
+        # Containers that events reported during the listing.
+        self._is_synchronized = True
+        for container_id in tuple(self._requery_ids):
+            self._requery_ids.discard(container_id)
             self.request_query(container_id)
         while True:
-            pause = LISTING_INTERVAL_WITH_EVENTS_S if self._listens else self._listing
+            pause = LISTING_INTERVAL_WITH_EVENTS_S if self._has_event_stream else self._listing
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
-                    await self._soon.wait()
+                    await self._listing_due.wait()
             if self._failure is not None:
                 raise self._failure
-            self._soon.clear()
+            self._listing_due.clear()
             await self._query_unreported_changes()
 
     async def close(self) -> None:
-        """End what is under way."""
-        await asyncio.sleep(0)  # a task that never began would end who waits for it
-        tasks: list[asyncio.Task[Any]] = [*self._querying.values(), *self._careful]
+        """Cancel all queries and updates."""
+        await asyncio.sleep(0)  # cancelling a task that never ran would cancel its waiter
+        tasks: list[asyncio.Task[Any]] = [*self._querying.values(), *self._checked_sends]
         tasks += [self._listener] if self._listener else []
         for task in tasks:
             task.cancel()
@@ -405,37 +405,36 @@ class CRIConnection:
         await self._outbox.close()
 
     def send_update(self, update: ContainerUpdate) -> asyncio.Future[UpdateFailure | None]:
-        """Send an update; what becomes of it."""
-        one = self._live.get(update.container_id)
-        if not update.cpu_quota or one is None or one.state != RUNNING_STATE:
+        """Send an update and return its outcome."""
+        live = self._live.get(update.container_id)
+        if not update.cpu_quota or live is None or live.state != RUNNING_STATE:
             return self._enqueue_update(update)
-        # What gave back a quota that was lifted may be a resize: what the container has now is
-        # looked at before it is written over.
-        task = asyncio.create_task(self._send_after_query(one, update), name="careful")
-        self._careful.add(task)
-        task.add_done_callback(self._careful.discard)
+        # A quota that reappeared may be a resize: query the container before overwriting it.
+        task = asyncio.create_task(self._send_after_query(live, update), name="careful")
+        self._checked_sends.add(task)
+        task.add_done_callback(self._checked_sends.discard)
         return task
 
     async def _send_after_query(
-        self, one: LiveContainer, update: ContainerUpdate
+        self, live: LiveContainer, update: ContainerUpdate
     ) -> UpdateFailure | None:
-        before = one.changes
+        change_count = live.change_count
         self.request_query(update.container_id)
         try:
             if (querying := self._querying.get(update.container_id)) is not None:
                 await asyncio.wait([querying])
-            if one.changes != before:
-                return None  # decided anew, and what was decided is sent
+            if live.change_count != change_count:
+                return None  # a new decision was made and sent
             return await self._enqueue_update(update)
-        except asyncio.CancelledError:  # the connection ends, and not who waits for this
+        except asyncio.CancelledError:  # the connection ends; the waiter goes on
             return _closed_failure(update.container_id)
 
     def _enqueue_update(
         self, update: ContainerUpdate, *, urgent: bool = False
     ) -> asyncio.Future[UpdateFailure | None]:
-        one = self._live.get(update.container_id)
-        if one is not None and one.state == CREATED_STATE:
-            one.last_update = update.merge_onto(one.last_update) if one.last_update else update
+        live = self._live.get(update.container_id)
+        if live is not None and live.state == CREATED_STATE:
+            live.last_update = update.merge_onto(live.last_update) if live.last_update else update
         outcome = self._outbox.merge_and_enqueue_update(update, urgent=urgent)
         outcome.add_done_callback(partial(self._record_sent_quota, update))
         return outcome
@@ -443,71 +442,71 @@ class CRIConnection:
     def _record_sent_quota(
         self, update: ContainerUpdate, outcome: asyncio.Future[UpdateFailure | None]
     ) -> None:
-        taken = not outcome.cancelled() and outcome.result() is None
-        if taken and update.cpu_quota and update.container_id in self._live:
-            self._live[update.container_id].sent = update.cpu_quota
+        is_applied = not outcome.cancelled() and outcome.result() is None
+        if is_applied and update.cpu_quota and update.container_id in self._live:
+            self._live[update.container_id].sent_quota = update.cpu_quota
 
-    # --- what happens -----------------------------------------------------------------------------
+    # --- events and listings ----------------------------------------------------------------------
 
     async def _follow_event_stream(self) -> None:
-        """Follow the event stream for ever; without one, listings do."""
-        said = ""
+        """Follow the event stream and reopen it when it ends; listings replace it meanwhile."""
+        reported_problem = ""
         while True:
-            why = "the stream ended"
+            problem = "the stream ended"
             try:
-                self._listens = True
+                self._has_event_stream = True
                 async for event in self._client.container_events():
-                    whose = event.pod_sandbox_status.id
-                    if event.container_id == whose or event.container_id in self._pods:
-                        # The pod's own container: nothing to place, but did the pod come or go?
+                    pod_id = event.pod_sandbox_status.id
+                    if event.container_id == pod_id or event.container_id in self._pods:
+                        # The pod's own container: nothing to place, but the pod may be new or gone.
                         if event.container_event_type == cri_pb2.CONTAINER_DELETED_EVENT:
-                            self._soon.set()
-                    elif whose:
-                        self._pod_of.setdefault(event.container_id, whose)
+                            self._listing_due.set()
+                    elif pod_id:
+                        self._pod_of.setdefault(event.container_id, pod_id)
                     self.request_query(event.container_id)
             except RuntimeUnavailable as error:
-                why = str(error)
+                problem = str(error)
             except Exception as error:
-                why = repr(error)
+                problem = repr(error)
                 self._report_internal_error("GetContainerEvents", error)
             finally:
-                self._listens = False
-            if why != said:
-                log.info("no container events: containers are listed instead", because=why)
-                said = why
-            self._soon.set()
+                self._has_event_stream = False
+            if problem != reported_problem:
+                log.info("no container events: containers are listed instead", because=problem)
+                reported_problem = problem
+            self._listing_due.set()
             await asyncio.sleep(EVENT_STREAM_RETRY_S)
 
     async def _query_unreported_changes(self) -> None:
-        """Find what no event reported."""
-        known = set(self._pods)  # one that is met during the listing is not gone
+        """Query the pods and containers whose changes no event reported."""
+        prior_pod_ids = set(self._pods)  # one that is met during the listing is not gone
         containers = {c.id: c for c in await self._client.list_all_containers()}
-        pods = set(await self._client.pod_sandbox_ids())
+        pod_ids = set(await self._client.pod_sandbox_ids())
         for container_id in self._pod_of.keys() - containers.keys():
             self.request_query(container_id)
-        for container_id, found in containers.items():
-            self._pod_of.setdefault(container_id, found.pod_sandbox_id)
-            state = found.state if found.state in LIVE_STATES else None
-            one = self._live.get(container_id)
-            if state != (one.state if one is not None else None):
+        for container_id, entry in containers.items():
+            self._pod_of.setdefault(container_id, entry.pod_sandbox_id)
+            state = entry.state if entry.state in LIVE_STATES else None
+            live = self._live.get(container_id)
+            if state != (live.state if live is not None else None):
                 self.request_query(container_id)
-        # Sizes are looked at again, some each time, so that each has a turn.
-        running = [i for i, one in self._live.items() if one.state == RUNNING_STATE]
-        self._round = self._round or running
-        for container_id in self._round[:SIZE_CHECKS_PER_LISTING]:
+        # Sizes are queried in turn, some with each listing.
+        running = [i for i, live in self._live.items() if live.state == RUNNING_STATE]
+        self._size_check_ids = self._size_check_ids or running
+        for container_id in self._size_check_ids[:SIZE_CHECKS_PER_LISTING]:
             if container_id in self._live:
                 self.request_query(container_id)
-        self._round = self._round[SIZE_CHECKS_PER_LISTING:]
-        for pod_id in pods - self._pods.keys():
+        self._size_check_ids = self._size_check_ids[SIZE_CHECKS_PER_LISTING:]
+        for pod_id in pod_ids - self._pods.keys():
             self.request_query(pod_id)
-        for pod_id in known - pods:
+        for pod_id in prior_pod_ids - pod_ids:
             pod = self._pods.pop(pod_id)
             self._call_handler("RemovePodSandbox", partial(self._handler.remove_pod, pod))
 
     def request_query(self, container_id: str) -> None:
-        """Find out what a container is now, soon."""
-        if not self._open or container_id in self._querying:
-            self._again.add(container_id)
+        """Start a query of a container, or another one after the current query."""
+        if not self._is_synchronized or container_id in self._querying:
+            self._requery_ids.add(container_id)
             return
         self._querying[container_id] = asyncio.create_task(
             self._query_container(container_id), name="query"
@@ -517,16 +516,16 @@ class CRIConnection:
         try:
             async with self._queries:
                 while True:
-                    self._again.discard(container_id)
+                    self._requery_ids.discard(container_id)
                     await self._query_and_apply_status(container_id)
-                    if container_id not in self._again:
+                    if container_id not in self._requery_ids:
                         break
         except CallRefused as error:
-            # As for a container that is being made or removed just now: a listing comes back to it.
+            # As for a container during its creation or removal: a later listing queries it again.
             log.debug("container not looked at", id=container_id[:12], problem=str(error))
         except RuntimeUnavailable as error:
             self._failure = error
-            self._soon.set()
+            self._listing_due.set()
         except Exception as error:
             self._report_internal_error("query", error)
         finally:
@@ -537,36 +536,36 @@ class CRIConnection:
             container_id not in self._pod_of
             and await self._find_or_query_pod(container_id) is not None
         ):
-            return  # it is a pod, ahead of its containers as over NRI
+            return  # a pod, reported before its containers as over NRI
         answer = await self._client.container_status(container_id)
         if answer is None or answer.status.state not in LIVE_STATES:
-            self._report_removed(container_id, known=answer is not None)
+            self._report_removed(container_id, has_status=answer is not None)
             return
-        container, one = container_from(answer), self._live.get(container_id)
-        if one is not None and one.state == RUNNING_STATE:
-            self._decide_unreported_resize(one, container)
+        container, live = container_from(answer), self._live.get(container_id)
+        if live is not None and live.state == RUNNING_STATE:
+            self._decide_unreported_resize(live, container)
             return
-        if one is not None and container.starting:
+        if live is not None and container.starting:
             return
         pod = await self._find_or_query_pod(container.pod_id or self._pod_of.get(container_id, ""))
         if pod is None:
-            return  # removed with all of its containers, or not there yet: a listing finds it
+            return  # removed with its containers, or not listed yet: a listing finds it
         container = replace(container, pod_id=pod.id)
         pod = _with_inferred_qos(pod, container)
-        if one is None:
-            one = self._live[container_id] = LiveContainer(
+        if live is None:
+            live = self._live[container_id] = LiveContainer(
                 CREATED_STATE, ContainerSize.from_resources(container.resources)
             )
-            await self._decide_unreported_container(one, pod, container)
+            await self._decide_unreported_container(live, pod, container)
         if not container.starting and container_id in self._live:
-            await self._on_container_started(one, pod, container, answer.status.started_at / 1e9)
+            await self._on_container_started(live, pod, container, answer.status.started_at / 1e9)
 
-    def _decide_unreported_resize(self, one: LiveContainer, container: Container) -> None:
-        """Have a resize decided about that is not reported."""
+    def _decide_unreported_resize(self, live: LiveContainer, container: Container) -> None:
+        """Let the handler decide on a resize that the runtime did not report."""
         pod = self._pods.get(self._pod_of.get(container.id, ""))
         if pod is None:
-            return  # removed with all of its containers: a listing finds it
-        change = one.detect_change(container.resources)
+            return  # removed with its containers: a listing finds it
+        change = live.detect_change(container.resources)
         if change is None:
             return
         container = replace(container, pod_id=pod.id, resources=change.previous)
@@ -595,35 +594,35 @@ class CRIConnection:
             )
 
     async def _on_container_started(
-        self, one: LiveContainer, pod: PodSandbox, container: Container, started: float
+        self, live: LiveContainer, pod: PodSandbox, container: Container, start_time: float
     ) -> None:
-        """A container runs: have its cgroup put right, and its update sent once more."""
+        """Handle the start of a container: correct its cgroup and send its update once more."""
         container_id = container.id
         self._call_handler("StartContainer", lambda: self._handler.start_container(pod, container))
-        self._callbacks.on_start(container_id, started, one.updated)
-        one.state = RUNNING_STATE
-        if one.last_update is not None:
-            self._log_failed_update(await self._enqueue_update(one.last_update, urgent=True))
+        self._callbacks.on_start(container_id, start_time, live.updated_at)
+        live.state = RUNNING_STATE
+        if live.last_update is not None:
+            self._log_failed_update(await self._enqueue_update(live.last_update, urgent=True))
         if container_id in self._live:
             self._call_handler(
                 "PostStartContainer", lambda: self._handler.post_start_container(pod, container)
             )
-            self._callbacks.on_start_update_applied(container_id, started)
+            self._callbacks.on_start_update_applied(container_id, start_time)
 
     async def _find_or_query_pod(self, pod_id: str) -> PodSandbox | None:
         if pod_id not in self._pods:
             pod = await self._client.query_and_decode_pod(pod_id) if pod_id else None
             if pod is None:
                 return None
-            if pod_id not in self._pods:  # another container of it may have been quicker
+            if pod_id not in self._pods:  # another container of the pod may have been faster
                 self._pods[pod_id] = pod
                 self._call_handler("RunPodSandbox", lambda: self._handler.run_pod(pod))
         return self._pods[pod_id]
 
     async def _decide_unreported_container(
-        self, one: LiveContainer, pod: PodSandbox, container: Container
+        self, live: LiveContainer, pod: PodSandbox, container: Container
     ) -> None:
-        """Have a container decided about, and send what was decided."""
+        """Let the handler decide on a new container, and send the decision."""
         try:
             answer = self._call_handler(
                 "CreateContainer",
@@ -634,7 +633,7 @@ class CRIConnection:
             self._callbacks.on_started_despite_rejection(
                 pod.namespace, pod.name, pod.uid, container.name, refusal.message
             )
-            # It starts nevertheless: adopted as one that runs, where it disturbs no other.
+            # It starts nevertheless: admit it as a running one, where it disturbs no other.
             self._call_handler(
                 "StartContainer", lambda: self._handler.start_container(pod, container)
             )
@@ -645,39 +644,39 @@ class CRIConnection:
         update = ContainerUpdate(
             container.id, adjustment.cpus, adjustment.mems, cpu_quota=adjustment.quota
         )
-        own = None
+        outcome = None
         if not update.is_empty:
             if container.starting:
-                own = self._enqueue_update(update, urgent=True)
+                outcome = self._enqueue_update(update, urgent=True)
             else:
-                one.last_update = update  # sent when its cgroup is right
+                live.last_update = update  # sent after its cgroup is correct
         self._send_updates(updates)
-        if own is not None:
-            failed = await own
-            if failed is None:
-                one.updated = time.time()
+        if outcome is not None:
+            failure = await outcome
+            if failure is None:
+                live.updated_at = time.time()
             else:
-                self._log_failed_update(failed)
+                self._log_failed_update(failure)
 
-    def _report_removed(self, container_id: str, *, known: bool) -> None:
-        """A container ended, or is gone altogether."""
+    def _report_removed(self, container_id: str, *, has_status: bool) -> None:
+        """Report a container that ended or was removed; ``has_status`` if it only ended."""
         if self._live.pop(container_id, None) is not None:
             updates = self._call_handler(
                 "StopContainer", lambda: self._handler.stop_container(container_id)
             )
             self._send_updates(updates or ())
-        if not known and self._pod_of.pop(container_id, ""):
+        if not has_status and self._pod_of.pop(container_id, ""):
             self._call_handler(
                 "RemoveContainer", lambda: self._handler.remove_container(container_id)
             )
 
-    # --- the handler, and what it answers ---------------------------------------------------------
+    # --- the handler and its answers --------------------------------------------------------------
 
     def _call_handler(
         self, name: str, handle: Callable[[], _T], *, refusals: bool = False
     ) -> _T | None:
-        """Call the handler, whatever happens in it."""
-        began = time.perf_counter()
+        """Call the handler; return None if it fails, or rejects without ``refusals``."""
+        start_time = time.perf_counter()
         try:
             return handle()
         except RequestRejected:
@@ -688,10 +687,10 @@ class CRIConnection:
             self._report_internal_error(name, error)
             return None
         finally:
-            self._handler.on_request_answered(name, time.perf_counter() - began)
+            self._handler.on_request_answered(name, time.perf_counter() - start_time)
 
     def _report_internal_error(self, name: str, error: Exception) -> None:
-        """One of ours; nothing can be refused because of it here."""
+        """Report an internal error; over CRI it cannot reject anything."""
         with contextlib.suppress(RequestRejected):
             self._handler.on_internal_error(name, error)
 
@@ -701,11 +700,11 @@ class CRIConnection:
                 lambda done: self._log_failed_update(done.result())
             )
 
-    def _log_failed_update(self, failed: UpdateFailure | None) -> None:
-        """Say that an update failed; what the container really has is looked at anyway."""
-        if failed is not None and not failed.unknown:
+    def _log_failed_update(self, failure: UpdateFailure | None) -> None:
+        """Log a failed update; the container's actual cpuset is read in any case."""
+        if failure is not None and not failure.unknown:
             log.info(
-                "update not applied", id=failed.container_id[:12], problem=failed.message[:300]
+                "update not applied", id=failure.container_id[:12], problem=failure.message[:300]
             )
 
 
@@ -713,9 +712,9 @@ class CRIConnection:
 
 
 class CRILink(RuntimeLink):
-    """Follows one runtime; see `nri_numa.runtime.RuntimeLink`.
+    """Link to one runtime over CRI; see `nri_numa.runtime.RuntimeLink`.
 
-    ``listing`` is the time in seconds between two listings where no events come.
+    ``listing`` is the number of seconds between two listings without an event stream.
     """
 
     def __init__(
@@ -735,14 +734,14 @@ class CRILink(RuntimeLink):
         self._connection: CRIConnection | None = None
 
     async def run(self) -> None:
-        """Keep the link up until cancelled."""
+        """Keep the link connected until cancelled."""
         loop = asyncio.get_running_loop()
         delays = self._delays()
         try:
             while True:
-                began = loop.time()
+                start_time = loop.time()
                 detail = await self._follow_runtime_until_lost()
-                if loop.time() - began >= STABLE_LINK_S:
+                if loop.time() - start_time >= STABLE_LINK_S:
                     delays = self._delays()
                 self._set_link_state(LinkState.DISCONNECTED, detail)
                 await asyncio.sleep(next(delays))
@@ -756,16 +755,16 @@ class CRILink(RuntimeLink):
         connection = self._connection
         if connection is None or self.state is not LinkState.ACTIVE:
             return PushResult(f"the link is {self.state.value}")
-        failed = await asyncio.gather(*map(connection.send_update, updates))
-        broken = [one.message for one in failed if one is not None and not one.unknown]
-        return PushResult("; ".join(broken[:3]))
+        failures = await asyncio.gather(*map(connection.send_update, updates))
+        messages = [f.message for f in failures if f is not None and not f.unknown]
+        return PushResult("; ".join(messages[:3]))
 
     async def ensure_containers_reported(self) -> str:
-        """Nothing to do: listings show what runs."""
+        """Do nothing: listings show all running containers."""
         return ""
 
     async def _follow_runtime_until_lost(self) -> str:
-        """Serve one connection until it ends; why it did."""
+        """Serve one connection until it ends, and return the reason."""
         try:
             async with CRIClient(self._socket_path) as client:
                 self.runtime = await client.query_version()

@@ -1,1 +1,1 @@
-"""The kubelet on this node: its configuration, its grants, and what it gave to pods."""
+"""Kubelet of this node: its configuration, its grants, and the resources of its pods."""

@@ -1,4 +1,4 @@
-"""What the kubelet's configuration says that concerns us. Pure.
+"""Kubelet configuration: the keys and flags that concern the agent, and where to find them.
 
 Source: kubernetes ``cmd/kubelet/app/server.go``: the file of ``--config``, then the drop-ins of
 ``--config-dir`` in lexical order, each a JSON merge patch (lists are replaced, null removes), then
@@ -34,25 +34,25 @@ _KEY_BY_FLAG: Final = {
     "cpu-manager-policy-options": "cpuManagerPolicyOptions",
     "topology-manager-policy-options": "topologyManagerPolicyOptions",
 }
-"""Flags that say what a key of the file says too, and beat it."""
+"""Keys of the file by the flag that overrides each."""
 _KEY_BY_SPELLING: Final = {
     spelling.replace("-", "").lower(): key
     for flag, key in _KEY_BY_FLAG.items()
     for spelling in (flag, key)
 }
-"""What a key is taken for that is not one: another case, or a flag's name (``reservedCpus``)."""
+"""Keys by misspelling: another case, or the flag's name (``reservedCpus``)."""
 _MAPPING_KEYS: Final = ("systemReserved", "kubeReserved", "cpuManagerPolicyOptions",
                   "topologyManagerPolicyOptions")  # fmt: skip
 
 
 class KubeletFlags(msgspec.Struct, frozen=True, kw_only=True):
-    """What the kubelet's command line says that concerns us.
+    """Flags of the kubelet's command line that concern the agent.
 
     Attributes:
-        config, config_dir: paths; empty when not given.
+        config, config_dir: paths; empty if not set.
         root_dir: the kubelet's directory.
-        hostname_override: what the Node is called; empty for the host name.
-        values: what flags say that are keys of the configuration file too, in the file's form.
+        hostname_override: name of the Node; empty for the host name.
+        values: values of flags that are also keys of the configuration file, in the file's form.
     """
 
     config: str = ""
@@ -63,13 +63,13 @@ class KubeletFlags(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KubeletFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """The kubelet's configuration, as far as we care.
+    """Values of the kubelet's configuration that concern the agent.
 
     Attributes:
         cpu_policy, memory_policy, topology_policy, topology_scope: with the kubelet's defaults.
         cpu_options: of the CPU manager's policy.
-        reserved_cpus: ``reservedSystemCPUs``; None when not set.
-        reserved_milli: thousandths of a CPU of ``systemReserved`` and ``kubeReserved``.
+        reserved_cpus: ``reservedSystemCPUs``; None if not set.
+        reserved_milli: millicores of ``systemReserved`` and ``kubeReserved`` together.
         reserved_bytes: bytes of memory of both.
         reserved_memory: ``reservedMemory``: by NUMA node, bytes by page size, 0 for ordinary
             memory.
@@ -87,35 +87,35 @@ class KubeletFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def pins_containers(self) -> bool:
-        """Whether its CPU or Memory Manager pins containers."""
+        """True if its CPU or Memory Manager pins containers."""
         return self.cpu_policy == "static" or self.memory_policy == "Static"
 
 
-def parse_command_line(words: Sequence[str]) -> KubeletFlags:
-    """Read a command line: ``--flag=value`` or ``--flag value``.
+def parse_command_line(arguments: Sequence[str]) -> KubeletFlags:
+    """Parse a command line: ``--flag=value`` or ``--flag value``.
 
-    The last of equal flags counts; those of tables and of ``--reserved-memory`` add up.
+    The last of equal flags counts; those of maps and of ``--reserved-memory`` add up.
     """
-    given: dict[str, list[str]] = {}
-    for number, word in enumerate(words[1:], 1):
-        if not word.startswith("-"):
+    values_by_flag: dict[str, list[str]] = {}
+    for number, argument in enumerate(arguments[1:], 1):
+        if not argument.startswith("-"):
             continue
-        name, equals, value = word.lstrip("-").partition("=")
+        name, equals, value = argument.lstrip("-").partition("=")
         if not equals:
-            after = words[number + 1] if number + 1 < len(words) else ""
-            value = "" if after.startswith("-") else after
-        given.setdefault(name, []).append(value)
-    found = {name: values[-1] for name, values in given.items()}
+            next_argument = arguments[number + 1] if number + 1 < len(arguments) else ""
+            value = "" if next_argument.startswith("-") else next_argument
+        values_by_flag.setdefault(name, []).append(value)
+    last_values = {name: values[-1] for name, values in values_by_flag.items()}
     return KubeletFlags(
-        config=found.get("config", ""),
-        config_dir=found.get("config-dir", ""),
-        root_dir=found.get("root-dir") or _DEFAULT_KUBELET_ROOT,
-        # As pkg/util/node GetHostname does.
-        hostname_override=found.get("hostname-override", "").strip().lower(),
+        config=last_values.get("config", ""),
+        config_dir=last_values.get("config-dir", ""),
+        root_dir=last_values.get("root-dir") or _DEFAULT_KUBELET_ROOT,
+        # As in GetHostname of pkg/util/node.
+        hostname_override=last_values.get("hostname-override", "").strip().lower(),
         values={
-            key: _parse_flag_value(key, given[flag])
+            key: _parse_flag_value(key, values_by_flag[flag])
             for flag, key in _KEY_BY_FLAG.items()
-            if flag in given
+            if flag in values_by_flag
         },
     )
 
@@ -135,50 +135,50 @@ def _parse_pairs(text: str) -> dict[str, str]:
 def merge_file_and_drop_ins(
     documents: Iterable[tuple[str, object]],
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Lay the file and its drop-ins over one another, each as a JSON merge patch (RFC 7396).
+    """Merge the file and its drop-ins, each as a JSON merge patch (RFC 7396).
 
-    ``documents`` are names and contents. Returns the outcome, and sentences about documents that
-    are left out: the kubelet would not start.
+    ``documents`` are names and contents. Returns the merged document, and sentences about ignored
+    documents, with which the kubelet would not start.
     """
-    whole: dict[str, Any] = {}
+    merged: dict[str, Any] = {}
     problems: list[str] = []
     for name, document in documents:
         if not isinstance(document, dict):
             problems.append(f"{name}: is {_type_text(document)}, expected a {KUBELET_CONFIG_KIND}")
             continue
-        for key, wanted in (
+        for key, expected_value in (
             ("apiVersion", KUBELET_CONFIG_API_VERSION),
             ("kind", KUBELET_CONFIG_KIND),
         ):
-            if document.get(key) != wanted:
+            if document.get(key) != expected_value:
                 problems.append(
-                    f"{name}: {key} is {_value_text(document.get(key))}, expected {wanted}"
+                    f"{name}: {key} is {_value_text(document.get(key))}, expected {expected_value}"
                 )
                 break
         else:
-            whole = _merge_patch(whole, document)
-    return whole, tuple(problems)
+            merged = _merge_patch(merged, document)
+    return merged, tuple(problems)
 
 
 def _list_misspelt_keys(documents: Iterable[tuple[str, object]]) -> Iterator[str]:
-    """A sentence for each key that the kubelet passes over, and that one of ours was meant by."""
+    """List misspelt keys, which the kubelet ignores, as sentences with the expected key."""
     for name, document in documents:
         for key in document if isinstance(document, dict) else ():
-            expected = _KEY_BY_SPELLING.get(key.replace("-", "").lower(), key)
-            if key != expected:
-                yield f"{name}: {key} is no key of a {KUBELET_CONFIG_KIND}, expected {expected}"
+            expected_key = _KEY_BY_SPELLING.get(key.replace("-", "").lower(), key)
+            if key != expected_key:
+                yield f"{name}: {key} is no key of a {KUBELET_CONFIG_KIND}, expected {expected_key}"
 
 
 def _merge_patch(base: Any, patch: Mapping[str, Any]) -> dict[str, Any]:
-    found = dict(base) if isinstance(base, dict) else {}
+    merged = dict(base) if isinstance(base, dict) else {}
     for key, value in patch.items():
         if value is None:
-            found.pop(key, None)
+            merged.pop(key, None)
         elif isinstance(value, dict):
-            found[key] = _merge_patch(found.get(key), value)
+            merged[key] = _merge_patch(merged.get(key), value)
         else:
-            found[key] = value
-    return found
+            merged[key] = value
+    return merged
 
 
 class _Reservation(msgspec.Struct, frozen=True, rename="camel"):
@@ -199,39 +199,39 @@ class _Configuration(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 def decode_kubelet_facts(document: Mapping[str, Any], flags: Mapping[str, Any]) -> KubeletFacts:
-    """Read what concerns us; flags beat the document.
+    """Decode the values that concern the agent; flags override the document.
 
     Raises:
-        ValueError, msgspec.ValidationError: a kubelet would not start with that.
+        ValueError, msgspec.ValidationError: no kubelet would start with these values.
     """
-    found = msgspec.convert(
+    config = msgspec.convert(
         {**document, **flags},
         _Configuration,
         strict=False,
         dec_hook=lambda _, text: CPUSet.parse(msgspec.convert(text, str)),
     )
     milli = reserved_bytes = 0
-    for of in (found.system_reserved or {}, found.kube_reserved or {}):
-        milli += _parse_reserved_amount("reserved CPUs", milli_cpus, of.get("cpu", 0))
+    for amounts in (config.system_reserved or {}, config.kube_reserved or {}):
+        milli += _parse_reserved_amount("reserved CPUs", milli_cpus, amounts.get("cpu", 0))
         reserved_bytes += _parse_reserved_amount(
-            "reserved memory", whole_bytes, of.get("memory", 0)
+            "reserved memory", whole_bytes, amounts.get("memory", 0)
         )
     memory: dict[int, dict[int, int]] = {}
-    for one in found.reserved_memory or ():
-        by_size = memory.setdefault(one.numa_node, {})
-        for kind, value in (one.limits or {}).items():
+    for reservation in config.reserved_memory or ():
+        by_size = memory.setdefault(reservation.numa_node, {})
+        for kind, value in (reservation.limits or {}).items():
             key = f"reservedMemory.{kind}"
             size = (
                 0 if kind == "memory" else _parse_reserved_amount(key, page_bytes_of_resource, kind)
             )
             by_size[size] = by_size.get(size, 0) + _parse_reserved_amount(key, whole_bytes, value)
     return KubeletFacts(
-        cpu_policy=found.cpu_manager_policy or "none",
-        memory_policy=found.memory_manager_policy or "None",
-        topology_policy=found.topology_manager_policy or "none",
-        topology_scope=found.topology_manager_scope or "container",
-        cpu_options={k: str(v) for k, v in (found.cpu_manager_policy_options or {}).items()},
-        reserved_cpus=found.reserved_cpus or None,
+        cpu_policy=config.cpu_manager_policy or "none",
+        memory_policy=config.memory_manager_policy or "None",
+        topology_policy=config.topology_manager_policy or "none",
+        topology_scope=config.topology_manager_scope or "container",
+        cpu_options={k: str(v) for k, v in (config.cpu_manager_policy_options or {}).items()},
+        reserved_cpus=config.reserved_cpus or None,
         reserved_milli=milli,
         reserved_bytes=reserved_bytes,
         reserved_memory=memory,
@@ -253,26 +253,26 @@ def _value_text(value: object) -> str:
     return "missing" if value is None else repr(value)[:60]
 
 
-# --- Finds and reads the kubelet's configuration: its command line, its file, its drop-ins --------
-# `/configz` would be the truth, and is not asked: it takes credentials, and the agent that runs as
-# root on the node has none. Everything here happens in a thread, never while a request waits.
+# --- Discovery of the kubelet's configuration: its command line, its file, its drop-ins -----------
+# `/configz` would be authoritative, but needs credentials, and the root agent has none. All of this
+# runs in a thread, never while a request waits.
 
 
 MAX_DROP_IN_FILES: Final = 200
-"""Drop-ins that are read; more is the wrong directory."""
+"""Maximum number of drop-ins; a directory with more is the wrong one."""
 CONFIG_AUTO: Final = "auto"
 CONFIG_OFF: Final = "off"
 
 
 class DiscoveredConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The kubelet's configuration as it is now.
+    """Kubelet configuration as found now.
 
     Attributes:
-        path: of its file as the kubelet names it; empty when there is none.
-        facts: what it says; None when there is none, or a file of it cannot be read.
-        problems: sentences about what could not be read, or is passed over.
-        signature: of everything that was read; equal ones mean that nothing changed.
-        running: whether the command line of a running kubelet was followed.
+        path: of its file, as the kubelet names it; empty if there is none.
+        facts: its values; None if there is no configuration, or one of its files is unreadable.
+        problems: sentences about unreadable files and ignored keys.
+        signature: of all files; equal signatures mean that nothing changed.
+        running: True if it comes from the command line of a running kubelet.
     """
 
     path: str = ""
@@ -285,10 +285,10 @@ class DiscoveredConfig(msgspec.Struct, frozen=True, kw_only=True):
 def read_kubelet_config(
     config: str, config_dir: str, kubelet_root: str, proc: str = "/proc"
 ) -> DiscoveredConfig:
-    """Read it, from a path, or where it is on ``auto``; nothing on ``off``.
+    """Read the configuration from a path, or find it on ``auto``; read nothing on ``off``.
 
-    ``config_dir`` has the drop-ins where no command line names a directory. By ``kubelet_root``,
-    the directory as we see it, our kubelet is known among others.
+    ``config_dir`` has the drop-ins if no command line names a directory. ``kubelet_root`` is the
+    kubelet's directory as the agent sees it, and identifies this node's kubelet among others.
     """
     if config == CONFIG_OFF:
         return DiscoveredConfig()
@@ -306,11 +306,11 @@ def read_kubelet_config(
     drop_ins, problems = _list_drop_ins(directory, prefix)
     names = [path, *drop_ins] if path else drop_ins
     documents, unreadable, signature = _read_documents(names, prefix)
-    merged, left_out = merge_file_and_drop_ins(documents)
-    problems += [*unreadable, *left_out, *_list_misspelt_keys(documents)]
+    merged, merge_problems = merge_file_and_drop_ins(documents)
+    problems += [*unreadable, *merge_problems, *_list_misspelt_keys(documents)]
     facts = None
-    # Without one of its files it would be another configuration, and no kubelet starts with that.
-    if (merged or flags.values) and not (unreadable or left_out):
+    # Without one of its files this would be another configuration, with which no kubelet starts.
+    if (merged or flags.values) and not (unreadable or merge_problems):
         try:
             facts = decode_kubelet_facts(merged, flags.values)
         except (msgspec.ValidationError, ValueError) as error:
@@ -325,11 +325,11 @@ def read_kubelet_config(
 
 
 def _list_drop_ins(directory: str, prefix: str) -> tuple[list[str], list[str]]:
-    """Paths of the drop-ins, in the kubelet's order, and what is wrong with the directory."""
+    """List the paths of the drop-ins, in the kubelet's order, and problems of the directory."""
     if not directory:
         return [], []
     try:
-        # A directory's entries by name, as Go's WalkDir has them.
+        # Entries of each directory by name, as in Go's WalkDir.
         paths = sorted(
             _walk_conf_files(prefix + directory, len(prefix)), key=lambda path: path.split("/")
         )
@@ -344,7 +344,7 @@ def _list_drop_ins(directory: str, prefix: str) -> tuple[list[str], list[str]]:
 def _read_documents(
     names: Iterable[str], prefix: str
 ) -> tuple[list[tuple[str, object]], list[str], list[object]]:
-    """Documents by file, what is wrong with others, and the signature of each file that is read."""
+    """Read the documents, the problems of unreadable ones, and the signature of each file."""
     from nri_numa import safe_yaml
 
     documents: list[tuple[str, object]] = []
@@ -355,8 +355,8 @@ def _read_documents(
             data, file_signature = state_files.read_kubelet_file(prefix + name)
             text = data.decode()
         except (OSError, ValueError) as error:
-            why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-            problems.append(f"{name}: cannot be read: {why}")
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            problems.append(f"{name}: cannot be read: {reason}")
             continue
         signature.append((name, file_signature))
         try:
@@ -367,22 +367,22 @@ def _read_documents(
 
 
 def registered_node_name(kubelet_root: str, proc: str = "/proc") -> str:
-    """What the running kubelet calls its Node: as it was told, or else the host name in lower case.
+    """Return the running kubelet's name of its Node: the override, else the lower-case host name.
 
-    It is for operators where ``nodeName`` says nothing; nothing is decided by it.
+    Operators see it if ``nodeName`` is not set; no decision depends on it.
     """
     running = _find_kubelet_flags_and_root(kubelet_root, proc)
-    told = running[0].hostname_override if running is not None else ""
-    return told or socket.gethostname().lower()
+    override = running[0].hostname_override if running is not None else ""
+    return override or socket.gethostname().lower()
 
 
 def _find_kubelet_flags_and_root(kubelet_root: str, proc: str) -> tuple[KubeletFlags, str] | None:
-    """Command line of the kubelet that uses this directory, and the prefix of its paths.
+    """Find the flags of the kubelet that uses this directory, and the prefix of its paths.
 
-    There may be others (nested clusters, tests): the one whose directory is the one we see.
+    Other kubelets may run (nested clusters, tests); the directory's inode identifies the right one.
     """
     try:
-        ours = os.stat(kubelet_root)
+        root_stat = os.stat(kubelet_root)
     except OSError:
         return None
     for entry in sorted(os.listdir(proc)) if os.path.isdir(proc) else ():
@@ -391,37 +391,37 @@ def _find_kubelet_flags_and_root(kubelet_root: str, proc: str) -> tuple[KubeletF
         base = os.path.join(proc, entry)
         try:
             with open(os.path.join(base, "cmdline"), "rb") as file:
-                words = (
+                command = (
                     file.read(state_files.MAX_STATE_FILE_BYTES).decode(errors="replace").split("\0")
                 )
-            if os.path.basename(words[0]) != "kubelet":
+            if os.path.basename(command[0]) != "kubelet":
                 continue
-            flags = parse_command_line(words)
-            theirs = _stat_below(os.path.join(base, "root"), flags.root_dir)
+            flags = parse_command_line(command)
+            process_stat = _stat_below(os.path.join(base, "root"), flags.root_dir)
         except OSError:
-            continue  # it ended meanwhile, or we may not look
-        if (theirs.st_dev, theirs.st_ino) == (ours.st_dev, ours.st_ino):
+            continue  # the process ended, or may not be read
+        if (process_stat.st_dev, process_stat.st_ino) == (root_stat.st_dev, root_stat.st_ino):
             return flags, os.path.join(base, "root")
     return None
 
 
 def _stat_below(root: str, path: str) -> os.stat_result:
-    """A directory of a process with this root; a container's link to ours makes it no kubelet."""
+    """Stat a directory below the root of a process; a link in a container does not count."""
     if os.path.samestat(os.stat(root), os.stat("/")):
         return os.stat(path)
-    at = os.open(root, os.O_PATH | os.O_CLOEXEC)
+    directory = os.open(root, os.O_PATH | os.O_CLOEXEC)
     try:
         for part in path.split("/"):
-            below = os.open(part or ".", os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
-            os.close(at)
-            at = below
-        return os.fstat(at)
+            entry = os.open(part or ".", os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+            os.close(directory)
+            directory = entry
+        return os.fstat(directory)
     finally:
-        os.close(at)
+        os.close(directory)
 
 
 def _walk_conf_files(directory: str, skip: int) -> Iterator[str]:
-    """Paths of ``*.conf`` files, subdirectories included, without the first ``skip`` characters."""
+    """List ``*.conf`` files, also in subdirectories, without the first ``skip`` characters."""
 
     def raise_walk_error(error: OSError) -> None:
         raise error

@@ -1,7 +1,7 @@
-"""What of the kubelet's configuration becomes ours, and where both say different things. Pure.
+"""Settings that the agent inherits from the kubelet's configuration, and their differences.
 
-``reservedSystemCPUs``, ``systemReserved`` and ``kubeReserved`` say what is not for containers. They
-count for us wherever our own configuration says nothing.
+``reservedSystemCPUs``, ``systemReserved`` and ``kubeReserved`` reserve resources that are not for
+containers. The agent inherits them where its own configuration sets nothing.
 """
 
 from __future__ import annotations
@@ -24,29 +24,27 @@ from nri_numa.model.settings import Settings
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import Metrics
 
-# --- Living beside the kubelet: notice when its own managers pin containers -----------------------
+# --- Report of the kubelet's own pinning ----------------------------------------------------------
 # With ``cpuManagerPolicy: static`` the kubelet sends a cpuset for every container, at its creation
-# and again whenever its own wish changes; it never reads a cgroup. What it grants exclusively is
-# read from its state files (`nri_numa.kubelet.state_files`); here it is said, clearly and once.
+# and whenever its assignment changes; it never reads a cgroup. Its exclusive grants are read from
+# its state files (`nri_numa.kubelet.state_files`); here its pinning is reported, once per change.
 
 
 log = get_logger("kubelet")
 
 
 class KubeletPinningReporter:
-    """Says when the kubelet, whose root directory this is, starts or stops to pin containers."""
+    """Reporter of the kubelet with this root directory: it starts or stops to pin containers."""
 
     def __init__(self, metrics: Metrics, directory: str) -> None:
         self._metrics = metrics
         self._directory = directory
         self._static: dict[str, bool] = {}
-        for (
-            manager
-        ) in STATE_FILE_NAMES:  # a series that is there from the start, as dashboards ask it
+        for manager in STATE_FILE_NAMES:  # dashboards expect each series from the start
             metrics.kubelet_static.labels(manager).set(False)
 
     def report_policy_changes(self, policies: Mapping[str, str]) -> None:
-        """Compare with the last look; set the gauge and say what changed."""
+        """Compare with the last policies, set the gauge, and log changes."""
         for manager, static in STATIC_POLICIES.items():
             pins = policies.get(manager) == static
             self._metrics.kubelet_static.labels(manager).set(pins)
@@ -68,12 +66,12 @@ class KubeletPinningReporter:
 
 
 class AdoptedSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings with what the kubelet's configuration adds.
+    """Settings with those inherited from the kubelet's configuration.
 
     Attributes:
         settings: in force.
-        adopted: what became ours, as sentences.
-        differences: where both say different things, as sentences.
+        adopted: inherited settings, as sentences.
+        differences: between both configurations, as sentences.
     """
 
     settings: Settings
@@ -88,37 +86,37 @@ def adopt_kubelet_settings(
     topology: Topology,
     index: AllocatorIndex,
 ) -> AdoptedSettings:
-    """Put the kubelet's configuration beside ours; ``config`` says what is set there."""
-    adopted: list[str] = []
+    """Inherit settings from the kubelet's configuration where ``config`` does not set them."""
+    inherited: list[str] = []
     differences: list[str] = list(_double_pinning_problems(config, facts))
-    theirs, source = _kubelet_reserved_cpus(facts, topology, index)
-    missing = theirs - topology.possible
+    reserved_cpus, source = _kubelet_reserved_cpus(facts, topology, index)
+    missing = reserved_cpus - topology.possible
     if missing:
         differences.append(
             f"{source} names {cpus_text(missing)}, which this machine does not have; passed over"
         )
-        theirs = theirs & topology.possible
-    if theirs and not str(config.reserved_cpus):
-        adopted.append(f"reservedCPUs {theirs} (the kubelet's {source})")
-        settings = replace(settings, reserved_cpus=theirs)
-        # What Go's strconv.ParseBool takes.
+        reserved_cpus = reserved_cpus & topology.possible
+    if reserved_cpus and not str(config.reserved_cpus):
+        inherited.append(f"reservedCPUs {reserved_cpus} (the kubelet's {source})")
+        settings = replace(settings, reserved_cpus=reserved_cpus)
+        # Values that Go's strconv.ParseBool accepts.
         strict = facts.cpu_options.get("strict-cpu-reservation", "").lower() in ("true", "t", "1")
-        if strict and not config.strict_reserved and topology.allowed - theirs:
-            adopted.append("strictReserved true (the kubelet's strict-cpu-reservation)")
+        if strict and not config.strict_reserved and topology.allowed - reserved_cpus:
+            inherited.append("strictReserved true (the kubelet's strict-cpu-reservation)")
             settings = replace(settings, strict_reserved=True)
-    elif theirs and theirs != settings.reserved_cpus:
+    elif reserved_cpus and reserved_cpus != settings.reserved_cpus:
         differences.append(
             f"reservedCPUs is {settings.reserved_cpus}, and the kubelet's {source} reserves "
-            f"{theirs}; expected the same, or a reason in docs/kubelet.md"
+            f"{reserved_cpus}; expected the same, or a reason in docs/kubelet.md"
         )
     if facts.cpu_policy == "static":
-        settings = replace(settings, kubelet_reserved=theirs)
+        settings = replace(settings, kubelet_reserved=reserved_cpus)
     by_node = {i: dict(t) for i, t in facts.reserved_memory.items() if i in topology.numa_nodes}
-    gone = facts.reserved_memory.keys() - topology.numa_nodes.keys()
-    if gone:
+    missing_ids = facts.reserved_memory.keys() - topology.numa_nodes.keys()
+    if missing_ids:
         differences.append(
-            f"reservedMemory names {numa_text(','.join(map(str, sorted(gone))))}, which this "
-            "machine does not have; passed over"
+            f"reservedMemory names {numa_text(','.join(map(str, sorted(missing_ids))))}, which "
+            "this machine does not have; passed over"
         )
     source = "reservedMemory"
     if not by_node and facts.reserved_bytes:
@@ -133,21 +131,21 @@ def adopt_kubelet_settings(
     pages = {i: table for i, table in pages.items() if table}
     if (memory or pages) and not config.reserved_memory:
         amounts = ", ".join(f"{i}: {amount} bytes" for i, amount in memory.items())
-        adopted.append(f"reservedMemory {amounts or 'of huge pages'} (the kubelet's {source})")
+        inherited.append(f"reservedMemory {amounts or 'of huge pages'} (the kubelet's {source})")
         settings = replace(settings, reserved_memory=memory, reserved_hugepages=pages)
     elif memory and memory != dict(settings.reserved_memory):
-        ours = sum(settings.reserved_memory.values())
+        reserved_bytes = sum(settings.reserved_memory.values())
         differences.append(
-            f"reservedMemory is {ours} bytes in all, and the kubelet reserves "
+            f"reservedMemory is {reserved_bytes} bytes in all, and the kubelet reserves "
             f"{sum(memory.values())} ({source}); expected the same on each NUMA node"
         )
     return AdoptedSettings(
-        settings=settings, adopted=tuple(adopted), differences=tuple(differences)
+        settings=settings, adopted=tuple(inherited), differences=tuple(differences)
     )
 
 
 def with_inherited_settings(config: AgentConfig, settings: Settings) -> AgentConfig:
-    """The configuration that gives the settings in force without the kubelet's."""
+    """Return a configuration that results in the same settings without the kubelet's."""
     memory, pages = settings.reserved_memory, settings.reserved_hugepages
     reserved: dict[int, str | int | dict[str, str | int]] = {}
     for i in sorted(memory.keys() | pages.keys()):
@@ -164,9 +162,9 @@ def with_inherited_settings(config: AgentConfig, settings: Settings) -> AgentCon
 def _kubelet_reserved_cpus(
     facts: KubeletFacts, topology: Topology, index: AllocatorIndex
 ) -> tuple[CPUSet, str]:
-    """The CPUs that the kubelet reserves, and what says so.
+    """Return the CPUs that the kubelet reserves, and the keys that reserve them.
 
-    Without a list it takes as many as are reserved, packed, out of the whole machine.
+    Without a list the kubelet takes the reserved number of CPUs, packed, out of the whole machine.
     """
     if facts.reserved_cpus is not None:
         return facts.reserved_cpus, "reservedSystemCPUs"
@@ -181,22 +179,22 @@ def _kubelet_reserved_cpus(
 
 
 def _double_pinning_problems(config: AgentConfig, facts: KubeletFacts) -> list[str]:
-    """Two managers that do the same thing."""
-    found: list[str] = []
+    """List managers of the kubelet that do the same as the agent, as sentences."""
+    problems: list[str] = []
     rules = derive_kubelet_rules(config)
     if facts.cpu_policy == "static" and rules.static_cpus:
-        found.append(
+        problems.append(
             "kubeletCompatibility has staticCPUs beside the kubelet's cpuManagerPolicy static: "
             "both give exclusive CPUs to Guaranteed pods; expected one of them"
         )
     if facts.memory_policy == "Static" and rules.memory:
-        found.append(
+        problems.append(
             "kubeletCompatibility has memory beside the kubelet's memoryManagerPolicy Static: both "
             "place the memory of Guaranteed pods; expected one of them"
         )
     if facts.topology_policy in ("restricted", "single-numa-node"):
-        found.append(
+        problems.append(
             f"the kubelet's topologyManagerPolicy is {facts.topology_policy}: it refuses pods at "
             "their admission, whatever their annotations say, before nri-numa is asked"
         )
-    return found
+    return problems

@@ -1,11 +1,11 @@
-"""What the kubelet says that it gave to containers: its PodResources socket.
+"""Resources that the kubelet allocated to containers, from its PodResources socket.
 
-One server answers all of the node, ten calls at once and a hundred a second (kubernetes
-``pkg/kubelet/apis/grpc/ratelimit.go``), so nothing here is called in a loop. Nothing here is on the
-way of a container's start either: a kubelet that hangs costs the caller a second, and whatever is
-wrong is a sentence.
+One server answers all programs of the node, ten calls at once and a hundred a second (kubernetes
+``pkg/kubelet/apis/grpc/ratelimit.go``), so nothing here is called in a loop. Nor is anything here
+called during a container's start: a kubelet that hangs delays the caller by a second, and every
+problem is a sentence.
 
-``grpc`` is imported when a call is made.
+``grpc`` is imported at the first call.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ import msgspec
 from nri_numa.model.cpuset import CPUSet, NUMASet
 
 KUBELET_CALL_TIMEOUT_S: Final = 1.0
-"""Seconds for one call."""
+"""Maximum seconds for one call."""
 _MAX_KUBELET_ANSWER_BYTES: Final = 16 << 20
-"""Bytes of an answer, as the kubelet's own clients take; grpc's 4 MiB are few for a dense node."""
+"""Maximum bytes of an answer, as in the kubelet's own clients; dense nodes exceed grpc's 4 MiB."""
 RATE_LIMITED_PROBLEM: Final = "the kubelet is asked too often by programs on this node; ask again"
 _LISTER_SERVICE: Final = "/v1.PodResourcesLister/"
 
 
 class AllocatedDevices(msgspec.Struct, frozen=True, kw_only=True):
-    """Devices of one resource: the NUMA nodes of each, empty where the kubelet knows none."""
+    """Devices of one resource, with the NUMA nodes of each; empty if the kubelet knows none."""
 
     resource: str
     by_id: Mapping[str, NUMASet]
 
     @property
     def allocated_ids(self) -> tuple[str, ...]:
-        """Sorted, each once."""
+        """Ids of the devices, sorted and unique."""
         return tuple(sorted(self.by_id))
 
     @property
     def numa_nodes(self) -> NUMASet:
-        """Of all of them together."""
+        """NUMA nodes of all devices."""
         return NUMASet(i for nodes in self.by_id.values() for i in nodes)
 
 
 class AllocatedMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """One block of memory: its type (``memory``, ``hugepages-2Mi``), bytes, and NUMA nodes."""
+    """Block of memory: its type (``memory``, ``hugepages-2Mi``), bytes, and NUMA nodes."""
 
     kind: str
     size: int
@@ -52,10 +52,10 @@ class AllocatedMemory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ContainerResources(msgspec.Struct, frozen=True, kw_only=True):
-    """What one container has by the kubelet's books.
+    """Resources of one container, as allocated by the kubelet.
 
     Attributes:
-        cpus: exclusive ones of its static policy.
+        cpus: exclusive CPUs of its static policy.
         claims: devices of dynamic resource allocation, ``driver/pool/device``, sorted.
     """
 
@@ -67,11 +67,11 @@ class ContainerResources(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeviceCount(msgspec.Struct, frozen=True, kw_only=True, order=True):
-    """Devices of one resource on one NUMA node; one of several NUMA nodes counts on each.
+    """Number of devices of one resource on one NUMA node; a device on several counts on each.
 
     Attributes:
-        allocatable: those that the kubelet can give, which are the healthy ones.
-        available: those of them that no pod has.
+        allocatable: healthy devices, which the kubelet can allocate.
+        available: allocatable devices that no pod has.
     """
 
     resource: str
@@ -81,58 +81,58 @@ class DeviceCount(msgspec.Struct, frozen=True, kw_only=True, order=True):
 
 
 def preload_grpc() -> None:
-    """Import what a call needs, so that the first one is quick."""
+    """Import the modules of a call, so that the first call is fast."""
     import grpc  # noqa: F401
 
     from nri_numa.kubelet.pb import podresources_pb2  # noqa: F401
 
 
 def pod_resources_socket_path(kubelet_root: str) -> str:
-    """Where the kubelet with this root serves."""
+    """Return the socket of the kubelet with this root directory."""
     return os.path.join(kubelet_root, "pod-resources", "kubelet.sock")
 
 
 def query_pod(
     kubelet_root: str, namespace: str, pod: str, *, timeout_s: float = KUBELET_CALL_TIMEOUT_S
 ) -> tuple[ContainerResources, ...] | str:
-    """What the containers of a pod have, in their order; or why that is not known.
+    """Query the resources of a pod's containers, in their order; or return a problem.
 
-    One call, and a second one to kubelets whose gate for asking about one pod is off.
+    It takes one call, and a second one if the kubelet's feature gate for single pods is off.
     """
     from nri_numa.kubelet.pb import podresources_pb2 as pb
 
     request = pb.GetPodResourcesRequest(pod_namespace=namespace, pod_name=pod)
     answer = _call_kubelet(kubelet_root, "Get", request, pb.GetPodResourcesResponse, timeout_s)
     if not isinstance(answer, _CallFailure):
-        return tuple(_decode_container(one) for one in answer.pod_resources.containers)
+        return tuple(_decode_container(c) for c in answer.pod_resources.containers)
     if not answer.gated:
         return answer.text
-    listed = _list_pod_resources(kubelet_root, timeout_s)
-    if isinstance(listed, _CallFailure):
-        return listed.text
-    for one in listed.pod_resources:
-        if (one.namespace, one.name) == (namespace, pod):
-            return tuple(_decode_container(each) for each in one.containers)
+    listing = _list_pod_resources(kubelet_root, timeout_s)
+    if isinstance(listing, _CallFailure):
+        return listing.text
+    for pod_entry in listing.pod_resources:
+        if (pod_entry.namespace, pod_entry.name) == (namespace, pod):
+            return tuple(_decode_container(c) for c in pod_entry.containers)
     return "the kubelet knows no such pod"
 
 
 def query_allocated_device_ids(kubelet_root: str, resource: str) -> set[str]:
-    """Ids of one resource that pods have; empty where the kubelet does not tell."""
-    held = _query_allocated_devices(kubelet_root)
-    return set() if isinstance(held, str) else {id for name, id in held if name == resource}
+    """Query the device ids of one resource that pods have; empty if the kubelet does not answer."""
+    devices = _query_allocated_devices(kubelet_root)
+    return set() if isinstance(devices, str) else {id for name, id in devices if name == resource}
 
 
 def query_device_counts(kubelet_root: str) -> tuple[DeviceCount, ...] | str:
-    """All devices whose NUMA node the kubelet knows, sorted; or why that is not known.
+    """Count the devices with a known NUMA node, sorted by resource; or return a problem.
 
-    Two calls. What pods have comes first: a device that is given in between counts as free until
-    the next look, and one that its plugin removes is not counted as given.
+    Two calls. The devices of pods come first: a device allocated in between counts as free until
+    the next query, and one that its plugin removes does not count as allocated.
     """
     from nri_numa.kubelet.pb import podresources_pb2 as pb
 
-    held = _query_allocated_devices(kubelet_root)
-    if isinstance(held, str):
-        return held
+    allocated = _query_allocated_devices(kubelet_root)
+    if isinstance(allocated, str):
+        return allocated
     request = pb.AllocatableResourcesRequest()
     answer = _call_kubelet(
         kubelet_root,
@@ -143,30 +143,30 @@ def query_device_counts(kubelet_root: str) -> tuple[DeviceCount, ...] | str:
     )
     if isinstance(answer, _CallFailure):
         return answer.text
-    places: dict[tuple[str, int], set[str]] = {}
-    for one in answer.devices:
-        if "/" in one.resource_name:  # else it would be a second "cpu" or "memory"
-            for node in one.topology.nodes:
-                places.setdefault((one.resource_name, node.ID), set()).update(one.device_ids)
+    id_sets: dict[tuple[str, int], set[str]] = {}
+    for entry in answer.devices:
+        if "/" in entry.resource_name:  # without a slash it would be a second "cpu" or "memory"
+            for node in entry.topology.nodes:
+                id_sets.setdefault((entry.resource_name, node.ID), set()).update(entry.device_ids)
     return tuple(
         DeviceCount(
             resource=resource,
             numa_node=numa_node,
             allocatable=len(ids),
-            available=sum((resource, id) not in held for id in ids),
+            available=sum((resource, id) not in allocated for id in ids),
         )
-        for (resource, numa_node), ids in sorted(places.items())
+        for (resource, numa_node), ids in sorted(id_sets.items())
     )
 
 
 def _query_allocated_devices(kubelet_root: str) -> set[tuple[str, str]] | str:
-    """Resource and id of every device that a pod has, or why that is not known."""
-    listed = _list_pod_resources(kubelet_root, KUBELET_CALL_TIMEOUT_S)
-    if isinstance(listed, _CallFailure):
-        return listed.text
+    """Query resource and id of every device that a pod has, or return a problem."""
+    listing = _list_pod_resources(kubelet_root, KUBELET_CALL_TIMEOUT_S)
+    if isinstance(listing, _CallFailure):
+        return listing.text
     return {
         (devices.resource_name, id)
-        for pod in listed.pod_resources
+        for pod in listing.pod_resources
         for container in pod.containers
         for devices in container.devices
         for id in devices.device_ids
@@ -181,7 +181,7 @@ def _list_pod_resources(kubelet_root: str, timeout_s: float) -> Any:
 
 
 class _CallFailure(msgspec.Struct, frozen=True):
-    """Why there is no answer; ``gated`` where another method may know."""
+    """Reason for a missing answer; ``gated`` if another method may have one."""
 
     text: str
     gated: bool = False
@@ -194,10 +194,10 @@ def _call_kubelet(
 
     path = pod_resources_socket_path(kubelet_root)
     if not os.access(path, os.F_OK):
-        # The directory is root's: for others nothing in it is there.
+        # The directory belongs to root; other users see nothing in it.
         return _CallFailure(f"{path} is not there, or may not be looked at")
     options = (
-        # Go servers check the :authority header, which for a unix socket would be its path.
+        # Go servers check the :authority header, which would be the path of the unix socket.
         ("grpc.default_authority", "localhost"),
         ("grpc.enable_http_proxy", 0),
         ("grpc.max_receive_message_length", _MAX_KUBELET_ANSWER_BYTES),
@@ -233,11 +233,11 @@ def _call_failure(error: Any, path: str, timeout_s: float) -> _CallFailure:
 
 def _decode_container(container: Any) -> ContainerResources:
     devices: dict[str, dict[str, set[int]]] = {}
-    for one in container.devices:
-        # A device on two NUMA nodes comes twice, once with each.
-        ids = devices.setdefault(one.resource_name, {})
-        for id in one.device_ids:
-            ids.setdefault(id, set()).update(node.ID for node in one.topology.nodes)
+    for entry in container.devices:
+        # A device on two NUMA nodes is listed twice, once with each.
+        ids = devices.setdefault(entry.resource_name, {})
+        for id in entry.device_ids:
+            ids.setdefault(id, set()).update(node.ID for node in entry.topology.nodes)
     return ContainerResources(
         container=container.name,
         cpus=_keep_valid_ids(CPUSet, container.cpu_ids),
@@ -259,9 +259,9 @@ def _decode_container(container: Any) -> ContainerResources:
         claims=tuple(
             sorted(
                 {
-                    f"{one.driver_name}/{one.pool_name}/{one.device_name}"
+                    f"{entry.driver_name}/{entry.pool_name}/{entry.device_name}"
                     for claim in container.dynamic_resources
-                    for one in claim.claim_resources
+                    for entry in claim.claim_resources
                 }
             )
         ),
@@ -269,9 +269,9 @@ def _decode_container(container: Any) -> ContainerResources:
 
 
 def _keep_valid_ids(kind: Any, ids: Iterable[int]) -> Any:
-    """A set of ids; what no machine has is left out."""
-    found = set()
+    """Build a set of ids without those that no machine can have."""
+    valid_ids = set()
     for id in ids:
         if 0 <= id < kind.LIMIT:
-            found.add(id)
-    return kind(found)
+            valid_ids.add(id)
+    return kind(valid_ids)

@@ -1,1 +1,1 @@
-"""What the machine is: CPUs, caches, NUMA nodes, memory; its changes; cgroups, read and written."""
+"""Machine: its CPUs, caches, NUMA nodes and memory, their changes and use; cgroups."""

@@ -1,8 +1,8 @@
-"""The real cpusets of containers, read and written.
+"""Actual cpusets of containers, read from and written to their cgroups.
 
 A runtime starts a process for each update, one after the other; a write takes some tens of
-microseconds (docs/adr/0012). Where systemd made a container's cgroup, it has properties of its own
-of it, which are set too.
+microseconds (docs/adr/0012). If systemd created a container's cgroup, its own properties of that
+scope are set too.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from nri_numa.model.cpuset import NO_CPUS, CPUSet, ListFormatError, NUMASet
 from nri_numa.model.machine import NO_CFS_QUOTA, ActualCgroup
 
 _READ_BYTES: Final = 65_536
-"""Longer than any list the kernel writes for 8,192 CPUs."""
+"""More than any list that the kernel writes for 8,192 CPUs."""
 
 
 def read_text(path: str) -> str:
-    """Text of a small file, without white space at its ends."""
+    """Read the text of a small file, stripped of white space."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.read(fd, _READ_BYTES).decode("ascii", "replace").strip()
@@ -35,7 +35,7 @@ def read_text(path: str) -> str:
 
 
 def read_text_or_empty(path: str) -> str:
-    """Text of a small file; empty where it cannot be read."""
+    """Read the text of a small file; empty if it is unreadable."""
     try:
         return read_text(path)
     except OSError:
@@ -43,10 +43,10 @@ def read_text_or_empty(path: str) -> str:
 
 
 def unwritable_file_reason(path: str) -> str:
-    """Why a file cannot be written; empty where it can be, or is not there.
+    """Return the reason why a file is not writable; empty if it is, or is missing.
 
-    It is opened, and nothing is written. The permissions of a directory do not say it: the root of
-    cgroups may be written by nobody, and root without capabilities may write the files below.
+    The file is opened and nothing is written. Permissions of the directory do not show it: nobody
+    may write the root of cgroups, and root without capabilities may write the files below it.
     """
     try:
         os.close(os.open(path, os.O_WRONLY | os.O_CLOEXEC))
@@ -56,7 +56,7 @@ def unwritable_file_reason(path: str) -> str:
 
 
 def _read_cpus_or_none(path: str) -> CPUSet | None:
-    """The list in a file; None where none can be read."""
+    """Read the CPU list of a file; None if it is unreadable."""
     try:
         return CPUSet.parse(read_text(path))
     except (OSError, ListFormatError):
@@ -64,15 +64,15 @@ def _read_cpus_or_none(path: str) -> CPUSet | None:
 
 
 CRUN_INNER_CGROUP_NAME: Final = "container"
-"""What crun calls its cgroup in the scope, unless the container's annotation says otherwise.
+"""Name of crun's cgroup in the scope, unless the container's annotation sets another.
 
-OCI runtimes differ: with the systemd driver on version 2, crun makes one more cgroup in the
-container's scope and puts the programs there (crun(1), ``run.oci.systemd.subgroup``).
+OCI runtimes differ: with the systemd driver on version 2, crun creates one more cgroup in the
+container's scope and puts the processes there (crun(1), ``run.oci.systemd.subgroup``).
 """
 
 
 def inner_cgroup(directory: str) -> str:
-    """The cgroup that crun made in a container's scope, of version 2; empty when there is none."""
+    """Return crun's cgroup in a container's scope of version 2; empty if there is none."""
     if not directory.endswith(".scope"):
         return ""
     child = f"{directory}/{CRUN_INNER_CGROUP_NAME}"
@@ -80,17 +80,17 @@ def inner_cgroup(directory: str) -> str:
 
 
 def narrowing_cgroup_text(hierarchy: str, directory: str, missing: CPUSet) -> str:
-    """Which cgroup above keeps CPUs from one of version 2, in words; empty when none does.
+    """Name the ancestor that withholds CPUs from a cgroup of version 2, in words; empty if none.
 
-    ``missing`` are CPUs that it is given and cannot use. Where none keeps them they are offline, or
-    the container's own cgroup is no usable partition.
+    ``missing`` are CPUs in the cgroup's list that it cannot use. If no ancestor withholds them they
+    are offline, or the container's own cgroup is an invalid partition.
     """
-    culprit, leaves, above = "", NO_CPUS, os.path.dirname(directory)
-    while len(above) > len(hierarchy):
-        effective = _read_cpus_or_none(f"{above}/cpuset.cpus.effective")
+    culprit, culprit_cpus, parent = "", NO_CPUS, os.path.dirname(directory)
+    while len(parent) > len(hierarchy):
+        effective = _read_cpus_or_none(f"{parent}/cpuset.cpus.effective")
         if effective is None or not missing - effective:
             break
-        culprit, leaves, above = above, effective, os.path.dirname(above)
+        culprit, culprit_cpus, parent = parent, effective, os.path.dirname(parent)
     else:
         machine = _read_cpus_or_none(f"{hierarchy}/cpuset.cpus.effective")
         if culprit and machine is not None and missing - machine:
@@ -98,12 +98,12 @@ def narrowing_cgroup_text(hierarchy: str, directory: str, missing: CPUSet) -> st
     if not culprit:
         return _partition_sentence(directory, "it")
     name = os.path.relpath(culprit, hierarchy)
-    said = f"{name} has {leaves or 'none'}"
-    given = _read_cpus_or_none(f"{culprit}/cpuset.cpus")
-    if given and not missing - given:
-        said += f" of its {given}; the rest belongs to a partition"
-    own = _partition_sentence(culprit, name)
-    return f"{said}, {own}" if own else said
+    text = f"{name} has {culprit_cpus or 'none'}"
+    cpus = _read_cpus_or_none(f"{culprit}/cpuset.cpus")
+    if cpus and not missing - cpus:
+        text += f" of its {cpus}; the rest belongs to a partition"
+    partition_text = _partition_sentence(culprit, name)
+    return f"{text}, {partition_text}" if partition_text else text
 
 
 def _partition_sentence(directory: str, name: str) -> str:
@@ -111,25 +111,25 @@ def _partition_sentence(directory: str, name: str) -> str:
     return "" if state in ("member", "") else f"{name} is a partition: {state}"
 
 
-def blocking_cgroup_text(hierarchy: str, directory: str, name: str, wanted: str) -> str:
-    """Which cgroup keeps the kernel from taking a list on version 1, in words; empty: none does.
+def blocking_cgroup_text(hierarchy: str, directory: str, name: str, list_text: str) -> str:
+    """Name the cgroup for which the kernel refuses a list on version 1, in words; empty if none.
 
-    A list must be part of the one above and have all of those below (cpuset(7), ERRORS).
+    A list must be a subset of its parent's and a superset of its children's (cpuset(7), ERRORS).
     """
-    meant = CPUSet.parse(wanted)
-    culprit, above = "", os.path.dirname(directory)
+    desired = CPUSet.parse(list_text)
+    culprit, parent = "", os.path.dirname(directory)
     try:
-        while len(above) > len(hierarchy) and meant - _read_cpu_list(above, name):
-            culprit, above = above, os.path.dirname(above)
+        while len(parent) > len(hierarchy) and desired - _read_cpu_list(parent, name):
+            culprit, parent = parent, os.path.dirname(parent)
         if culprit:
             return _cgroup_list_text("above", culprit, hierarchy, name)
         with os.scandir(directory) as entries:
-            below = sorted(entry.path for entry in entries if entry.is_dir())
-        for child in below:
-            if _read_cpu_list(child, name) - meant:
+            children = sorted(entry.path for entry in entries if entry.is_dir())
+        for child in children:
+            if _read_cpu_list(child, name) - desired:
                 return _cgroup_list_text("below", child, hierarchy, name)
     except (OSError, ListFormatError):
-        pass  # gone meanwhile, or no cpusets
+        pass  # removed meanwhile, or no cpusets
     return ""
 
 
@@ -137,21 +137,21 @@ def _read_cpu_list(directory: str, name: str) -> CPUSet:
     return CPUSet.parse(read_text(f"{directory}/{name}"))
 
 
-def _cgroup_list_text(where: str, directory: str, hierarchy: str, name: str) -> str:
+def _cgroup_list_text(relation: str, directory: str, hierarchy: str, name: str) -> str:
     path = os.path.relpath(directory, hierarchy)
-    return f"the cgroup {where}, {path}, has {name} {_read_cpu_list(directory, name) or 'empty'}"
+    return f"the cgroup {relation}, {path}, has {name} {_read_cpu_list(directory, name) or 'empty'}"
 
 
-# The container went away between two reads, or its cgroup did while we had a file open.
+# The container was removed between two reads, or its cgroup while a file was open.
 _MISSING_ERRNOS: Final = frozenset((errno.ENOENT, errno.ENODEV, errno.ENOTDIR))
 
 
 class CgroupPlace(msgspec.Struct, frozen=True):
-    """Where a container's cgroup is, as the runtime reports.
+    """Path of a container's cgroup, as the runtime reports it.
 
     Attributes:
         cgroups_path: the OCI cgroupsPath, in the form of the cgroupfs or of the systemd driver.
-        pid: its init process, 0 when it is not known.
+        pid: the container's init process; 0 if unknown.
     """
 
     cgroups_path: str = ""
@@ -159,18 +159,18 @@ class CgroupPlace(msgspec.Struct, frozen=True):
 
     @property
     def is_systemd_managed(self) -> bool:
-        """Whether systemd made the cgroup, and has properties of its own of it."""
+        """True if systemd created the cgroup and has properties of its own for it."""
         return ":" in self.cgroups_path
 
 
-# Hundreds of containers are written at every owner that comes or goes.
+# Every start and end of a holder writes hundreds of containers.
 @functools.lru_cache(maxsize=4096)
 def cgroup_relative_path(cgroups_path: str) -> str:
     """Turn an OCI cgroupsPath into a path below the hierarchy's root, without a leading slash.
 
-    It is ``/kubepods/pod1/abc``, or ``slice:prefix:name`` of the systemd driver, where each dash of
-    a slice's name is one more level (systemd.slice(5)). Empty when there is none: it is relative to
-    a cgroup that only the runtime knows, or no such path at all.
+    It is ``/kubepods/pod1/abc``, or ``slice:prefix:name`` of the systemd driver, in which each dash
+    of a slice's name is one more level (systemd.slice(5)). The result is empty for an invalid path,
+    or one relative to a cgroup that only the runtime knows.
     """
     if "\0" in cgroups_path or ".." in cgroups_path.split("/"):
         return ""
@@ -191,11 +191,11 @@ def cgroup_relative_path(cgroups_path: str) -> str:
 
 
 def sandbox_cgroup_paths(cgroups_path: str) -> tuple[str, ...]:
-    """Return the cgroupsPaths at which the cgroup of a pod's sandbox may be.
+    """Return the possible cgroupsPaths of a pod's sandbox.
 
-    With the systemd driver it is a scope if a container of the sandbox's own runs. If none does,
-    the runtime makes a folder in the scope's place and reports the same path (CRI-O's default,
-    ``drop_infra_ctr``).
+    With the systemd driver it is a scope if the sandbox has a container of its own. If it has none,
+    the runtime creates a directory in place of the scope and reports the same path (CRI-O's
+    default, ``drop_infra_ctr``).
     """
     if not CgroupPlace(cgroups_path).is_systemd_managed:
         return (cgroups_path,)
@@ -203,28 +203,28 @@ def sandbox_cgroup_paths(cgroups_path: str) -> tuple[str, ...]:
 
 
 def _slice_and_parents(name: str) -> list[str] | None:
-    """``a-b.slice`` lies in ``a.slice``; None when it is no slice."""
+    """Return a slice and its parents: ``a-b.slice`` is in ``a.slice``; None if it is no slice."""
     if not name.endswith(".slice") or "/" in name:
         return None
     stem = name.removesuffix(".slice")
     if stem == "-":
         return []
-    steps = stem.split("-")
-    if not all(steps):
+    parts = stem.split("-")
+    if not all(parts):
         return None
-    return ["-".join(steps[: n + 1]) + ".slice" for n in range(len(steps))]
+    return ["-".join(parts[: n + 1]) + ".slice" for n in range(len(parts))]
 
 
 class CgroupReader:
-    """Reads cpusets below the root where the cgroup file systems are mounted.
+    """Reader of cpusets below the root at which the cgroup file systems are mounted.
 
-    Hosts mount cgroups in three ways (cgroups(7), systemd's hierarchies): version 1, one directory
-    for each controller or for several that go together; version 2 alone; or both, where the cpuset
-    controller is in one of them.
+    Hosts mount cgroups in three ways (cgroups(7), systemd's hierarchies): version 1, with a
+    directory for each controller or for several together; version 2 alone; or both, with the cpuset
+    controller in one of them.
 
     Attributes:
-        unified: whether cpusets are in a version 2 hierarchy.
-        hierarchy: directory that cgroup paths start from.
+        unified: True if cpusets are in a version 2 hierarchy.
+        hierarchy: root directory of cgroup paths.
     """
 
     def __init__(self, root: str = "/sys/fs/cgroup", *, proc: str = "/proc") -> None:
@@ -233,9 +233,9 @@ class CgroupReader:
         self.detect_hierarchy()
 
     def detect_hierarchy(self) -> bool:
-        """Whether there are cpusets to read; also looks anew which version they are of.
+        """Detect the version and directory of the cpuset hierarchy; return True if it exists.
 
-        Where there are none, the hierarchy is the place where they would be on version 1.
+        Without cpusets, the hierarchy is the directory that they would have on version 1.
         """
         root, v1 = self._root, self._v1_cpuset_mount()
         self.unified, self.hierarchy = False, v1
@@ -245,7 +245,7 @@ class CgroupReader:
             f"{root}/unified/cgroup.controllers"
         ):
             self.unified, self.hierarchy = True, f"{root}/unified"
-        # The files with what comes of the lists; version 1 mostly has none.
+        # The files with the effective lists; version 1 mostly has none.
         self._effective: tuple[str, str] | None = None
         if self.unified:
             self._effective = "cpuset.cpus.effective", "cpuset.mems.effective"
@@ -257,28 +257,28 @@ class CgroupReader:
         usual = os.path.join(self._root, "cpuset")
         if os.path.isdir(usual) or not os.path.isdir(self._root):
             return usual
-        together = [n for n in sorted(os.listdir(self._root)) if "cpuset" in n.split(",")]
-        return os.path.join(self._root, *together[:1] or ["cpuset"])
+        names = [n for n in sorted(os.listdir(self._root)) if "cpuset" in n.split(",")]
+        return os.path.join(self._root, *names[:1] or ["cpuset"])
 
     def _has_cpuset_v2_mode(self, mount: str) -> bool:
-        """Whether version 1 is mounted with ``cpuset_v2_mode``."""
+        """True if version 1 is mounted with ``cpuset_v2_mode``."""
         with (
             contextlib.suppress(OSError),
             open(f"{self._proc}/self/mounts", encoding="utf-8", errors="replace") as file,
         ):
             for line in file:
-                words = line.split()
-                if len(words) > 3 and words[1] == mount:
-                    return "cpuset_v2_mode" in words[3].split(",")
+                fields = line.split()
+                if len(fields) > 3 and fields[1] == mount:
+                    return "cpuset_v2_mode" in fields[3].split(",")
         return False
 
-    def read_actual_cgroup(self, place: CgroupPlace) -> ActualCgroup | None:
-        """Look at one container; None when it has no cgroup (not yet, or not any more).
+    def read_actual_cgroup(self, cgroup: CgroupPlace) -> ActualCgroup | None:
+        """Read the cgroup of one container; None if it has none, not yet or no longer.
 
         Raises:
-            OSError: the file system cannot be read at all.
+            OSError: the file system is unreadable.
         """
-        directory = self.directory_of(place)
+        directory = self.directory_of(cgroup)
         try:
             return self._read_directory(directory) if directory else None
         except OSError as error:
@@ -286,57 +286,57 @@ class CgroupReader:
                 return None
             raise
         except ListFormatError:
-            return None  # the kernel writes only lists: this is another file system
+            return None  # not a list of the kernel: this is another file system
 
-    def directory_of(self, place: CgroupPlace) -> str:
-        """Directory of a container's cpuset; empty when there is none (yet, or any more)."""
-        path = cgroup_relative_path(place.cgroups_path)
+    def directory_of(self, cgroup: CgroupPlace) -> str:
+        """Find the directory of a container's cpuset; empty if there is none (any longer)."""
+        path = cgroup_relative_path(cgroup.cgroups_path)
         if path and os.path.isdir(directory := os.path.join(self.hierarchy, path)):
             return directory
-        # The runtime's root may be another than ours (a cgroup namespace): ask the kernel.
-        path = self._find_process_cgroup(place.pid) if place.pid > 0 else ""
+        # The runtime may have another root (a cgroup namespace): ask the kernel.
+        path = self._find_process_cgroup(cgroup.pid) if cgroup.pid > 0 else ""
         return os.path.join(self.hierarchy, path) if path else ""
 
-    def read_mark(self, place: CgroupPlace, name: str) -> str:
-        """Read what `CgroupWriter.write_mark` wrote on a container's cgroup; empty if nothing."""
+    def read_mark(self, cgroup: CgroupPlace, name: str) -> str:
+        """Read the text that `CgroupWriter.write_mark` wrote on a cgroup, or an empty text."""
         try:
-            return os.getxattr(self.directory_of(place), f"user.{name}").decode()
+            return os.getxattr(self.directory_of(cgroup), f"user.{name}").decode()
         except (OSError, ValueError):
             return ""
 
-    def is_removed(self, place: CgroupPlace) -> bool:
-        """Whether a cgroup is not there, though what it was below can be seen from here."""
-        path = cgroup_relative_path(place.cgroups_path)
+    def is_removed(self, cgroup: CgroupPlace) -> bool:
+        """True if a cgroup does not exist although its topmost ancestor does."""
+        path = cgroup_relative_path(cgroup.cgroups_path)
         top = os.path.join(self.hierarchy, path.partition("/")[0])
-        return bool(path) and os.path.isdir(top) and not self.directory_of(place)
+        return bool(path) and os.path.isdir(top) and not self.directory_of(cgroup)
 
-    def blocking_cgroup_text(self, place: CgroupPlace, name: str, wanted: str) -> str:
-        """Which cgroup keeps the kernel from taking a list, in words; empty where none does.
+    def blocking_cgroup_text(self, cgroup: CgroupPlace, name: str, list_text: str) -> str:
+        """Name the cgroup for which the kernel refuses a list, in words; empty if none.
 
-        Version 2 takes every list.
+        Version 2 accepts every list.
         """
-        if self._effective or not wanted:
+        if self._effective or not list_text:
             return ""
-        directory = self.directory_of(place)
-        return blocking_cgroup_text(self.hierarchy, directory, name, wanted) if directory else ""
+        directory = self.directory_of(cgroup)
+        return blocking_cgroup_text(self.hierarchy, directory, name, list_text) if directory else ""
 
-    def read_cfs_quota(self, place: CgroupPlace) -> int | None:
-        """CFS quota of a container in microseconds per period, `NO_CFS_QUOTA` for none.
+    def read_cfs_quota(self, cgroup: CgroupPlace) -> int | None:
+        """Read the CFS quota of a container in microseconds per period; `NO_CFS_QUOTA` for none.
 
-        None when there is nothing to read it from, such as without the cpu controller.
+        None if there is no file to read it from, such as without the cpu controller.
         """
-        directory = self.directory_of(place)
+        directory = self.directory_of(cgroup)
         if not directory:
             return None
         files = [f"{directory}/cpu.max"]  # "max 100000", or quota and period
         if not self.unified:
-            below = os.path.relpath(directory, self.hierarchy)
+            path = os.path.relpath(directory, self.hierarchy)
             mounts = (os.path.join(self._root, name) for name in ("cpu", "cpu,cpuacct"))
-            files = [os.path.join(mount, below, "cpu.cfs_quota_us") for mount in mounts]
+            files = [os.path.join(mount, path, "cpu.cfs_quota_us") for mount in mounts]
         for file in files:
             try:
-                word = read_text(file).partition(" ")[0]
-                return NO_CFS_QUOTA if word == "max" else int(word)
+                value = read_text(file).partition(" ")[0]
+                return NO_CFS_QUOTA if value == "max" else int(value)
             except (OSError, ValueError):
                 continue
         return None
@@ -344,17 +344,17 @@ class CgroupReader:
     def _read_directory(self, directory: str) -> ActualCgroup:
         cpus = _parse_cpus(read_text(f"{directory}/cpuset.cpus"))
         mems = _parse_mems(read_text(f"{directory}/cpuset.mems"))
-        programs = directory
+        process_dir = directory
         if self.unified and (child := inner_cgroup(directory)):
-            # The programs are in there: its own lists count, and where it has none, the scope's.
-            programs = child
+            # The processes are in the child: its lists count, or the scope's if they are empty.
+            process_dir = child
             cpus = _parse_cpus(read_text(f"{child}/cpuset.cpus")) or cpus
             mems = _parse_mems(read_text(f"{child}/cpuset.mems")) or mems
         effective_cpus, effective_mems = cpus, mems
         if self._effective is not None:
-            of_cpus, of_mems = self._effective
-            effective_cpus = _parse_cpus(read_text(f"{programs}/{of_cpus}"))
-            effective_mems = _parse_mems(read_text(f"{programs}/{of_mems}"))
+            cpus_file, mems_file = self._effective
+            effective_cpus = _parse_cpus(read_text(f"{process_dir}/{cpus_file}"))
+            effective_mems = _parse_mems(read_text(f"{process_dir}/{mems_file}"))
         missing = cpus - effective_cpus
         return ActualCgroup(
             cpus=cpus,
@@ -367,29 +367,29 @@ class CgroupReader:
         )
 
     def _find_process_cgroup(self, pid: int) -> str:
-        """Look up the cgroup of a process, see cgroups(7); empty when it is not known."""
+        """Find the cgroup of a process, see cgroups(7); empty if unknown."""
         for line in read_text_or_empty(f"{self._proc}/{pid}/cgroup").splitlines():
-            number, _, rest = line.partition(":")
-            controllers, _, path = rest.partition(":")
+            number, _, remainder = line.partition(":")
+            controllers, _, path = remainder.partition(":")
             if self.unified:
-                mine = number == "0" and not controllers
+                is_cpuset = number == "0" and not controllers
             else:
-                mine = "cpuset" in controllers.split(",")
-            # Outside of our cgroup namespace it begins with /.. and cannot be reached by us; the
-            # root is not a container's.
-            if mine and ".." not in path.split("/"):
+                is_cpuset = "cpuset" in controllers.split(",")
+            # A cgroup outside of this namespace begins with /.. and is unreachable; the root is no
+            # container's.
+            if is_cpuset and ".." not in path.split("/"):
                 return path.strip("/")
         return ""
 
 
 class WriteOutcome(msgspec.Struct, frozen=True):
-    """What became of a write.
+    """Outcome of a write.
 
     Attributes:
-        changed: the kernel has another cpuset than before.
-        missing: there is no cgroup (not yet, or not any more).
-        problem: why it could not be written; empty when it is as wanted.
-        is_held_up: the writes take long; the first of those may still come to pass.
+        changed: True if the kernel has another cpuset than before.
+        missing: True if there is no cgroup, not yet or no longer.
+        problem: reason of a failure; empty if the cpuset is as desired.
+        is_held_up: True if writes are slow; the first of them may still succeed.
     """
 
     changed: bool = False
@@ -400,12 +400,12 @@ class WriteOutcome(msgspec.Struct, frozen=True):
 
 NO_CGROUP_OUTCOME: Final = WriteOutcome(missing=True)
 MAX_WRITE_WAIT_S: Final = 0.5
-"""Seconds that writes are waited for; the runtime waits two for the whole answer."""
+"""Maximum seconds to wait for writes; the runtime waits two for the whole answer."""
 _SLOW_WRITE: Final = f"a write of cpusets takes longer than {MAX_WRITE_WAIT_S} s"
 
 
 class CgroupWrite(NamedTuple):
-    """Where a container's cgroup is, and its lists; an empty one leaves that file alone."""
+    """Cgroup of a container, and the lists to write; an empty list is not written."""
 
     cgroup: CgroupPlace
     cpus: str
@@ -413,11 +413,11 @@ class CgroupWrite(NamedTuple):
 
 
 class CgroupWriter:
-    """Writes cpusets of containers, also within a request: mostly some tens of microseconds each.
+    """Writer of cpusets, also within a request: a write mostly takes some tens of microseconds.
 
-    Up to Linux 6.12 a write waits for as long as another write of ``cpuset.mems`` moves memory,
-    anywhere on the machine: for seconds. So a thread writes, no caller waits longer than
-    `MAX_WRITE_WAIT_S` for it, and until it is through nothing else is written.
+    Up to Linux 6.12 a write waits while another write of ``cpuset.mems`` migrates memory, anywhere
+    on the machine: for seconds. So a thread writes, no caller waits longer than `MAX_WRITE_WAIT_S`
+    for it, and nothing else is written until it is done.
     """
 
     def __init__(self, reader: CgroupReader) -> None:
@@ -429,104 +429,104 @@ class CgroupWriter:
 
     @property
     def is_write_held_up(self) -> bool:
-        """Whether the kernel still holds up the last write."""
+        """True if the last write is not done."""
         return self._last is not None and not self._last.done()
 
-    def unwritable_cpuset_reason(self, place: CgroupPlace | None = None) -> str:
-        """Why the lists of a container cannot be written; empty where they can be, or are gone.
+    def unwritable_cpuset_reason(self, cgroup: CgroupPlace | None = None) -> str:
+        """Return the reason why a container's lists are not writable; empty if they are, or gone.
 
-        Without a place: why none can be. The root has a file like those that are written.
+        Without a cgroup, the reason why no lists are: a file of the root stands for all of them.
         """
-        if place is None:
+        if cgroup is None:
             return unwritable_file_reason(f"{self.reader.hierarchy}/cgroup.procs")
-        directory = self.reader.directory_of(place)
+        directory = self.reader.directory_of(cgroup)
         return unwritable_file_reason(f"{directory}/cpuset.cpus") if directory else ""
 
-    def write_cpusets(self, wanted: Mapping[str, CgroupWrite]) -> dict[str, WriteOutcome]:
-        """Give containers cpusets, unless they have them, by container id."""
-        if not wanted:
+    def write_cpusets(self, writes: Mapping[str, CgroupWrite]) -> dict[str, WriteOutcome]:
+        """Write the cpusets of containers where they differ; returns outcomes by container id."""
+        if not writes:
             return {}
-        done: dict[str, WriteOutcome] = {}
-        late: list[bool] = []
+        outcomes: dict[str, WriteOutcome] = {}
+        timeouts: list[bool] = []
 
         def write_all() -> None:
             self._thread_id = threading.get_native_id()
-            for container_id, one in wanted.items():
-                if late:
-                    return  # something else may be meant by now
-                done[container_id] = self.write_cgroup(one)
+            for container_id, write in writes.items():
+                if timeouts:
+                    return  # the desired lists may have changed
+                outcomes[container_id] = self.write_cgroup(write)
 
         if not self.is_write_held_up:
             self._last = self._thread.submit(write_all)
             with contextlib.suppress(TimeoutError):
                 self._last.result(MAX_WRITE_WAIT_S)
-                return done
-            late.append(True)
-        now = dict(done)
+                return outcomes
+            timeouts.append(True)
+        snapshot = dict(outcomes)
         slow = WriteOutcome(problem=_SLOW_WRITE, is_held_up=True)
-        return dict.fromkeys(wanted, slow) | now
+        return dict.fromkeys(writes, slow) | snapshot
 
     def is_blocked_in_kernel(self) -> bool:
-        """Whether the thread waits for the kernel, and not for a CPU: proc_pid_stat(5)."""
+        """True if the thread waits for the kernel and not for a CPU, see proc_pid_stat(5)."""
         stat = read_text_or_empty(f"/proc/self/task/{self._thread_id}/stat")
         return stat.rpartition(")")[2].split()[:1] == ["D"]
 
-    def write_mark(self, place: CgroupPlace, name: str, text: str) -> None:
+    def write_mark(self, cgroup: CgroupPlace, name: str, text: str) -> None:
         """Write an extended attribute on a container's cgroup, which is as old as the container.
 
-        Only who may write the cgroup can, without any capability. Linux before 5.7 and cgroups that
-        are mounted read-only have none.
+        It needs write access to the cgroup and no capability. Linux before 5.7 and read-only mounts
+        have no such attributes.
         """
         with contextlib.suppress(OSError, ValueError):
-            os.setxattr(self.reader.directory_of(place), f"user.{name}", text.encode())
+            os.setxattr(self.reader.directory_of(cgroup), f"user.{name}", text.encode())
 
-    def write_cgroup(self, one: CgroupWrite) -> WriteOutcome:
-        """Write one, in this thread, however long the kernel takes.
+    def write_cgroup(self, write: CgroupWrite) -> WriteOutcome:
+        """Write the lists of one cgroup in this thread, however long the kernel takes.
 
-        CPUs first: pages would follow a program that still runs on its former NUMA node.
+        CPUs come first: pages would follow a program that still runs on its old NUMA node.
         """
-        place, cpus, mems = one
-        changed, path, wanted, name = False, "", "", ""
+        cgroup, cpus, mems = write
+        changed, path, list_text, name = False, "", "", ""
         try:
-            directory = self.reader.directory_of(place)
+            directory = self.reader.directory_of(cgroup)
             if not directory:
                 return NO_CGROUP_OUTCOME
-            # crun's own cgroup in a scope as well, or it would keep what it has.
+            # crun's own cgroup in a scope as well, or its lists would stay.
             child = inner_cgroup(directory) if self.reader.unified else ""
-            for each in (directory, child) if child else (directory,):
-                for name, wanted in (("cpuset.cpus", cpus), ("cpuset.mems", mems)):
-                    path = f"{each}/{name}"
-                    if wanted and self._write_list(path, wanted):
+            for target in (directory, child) if child else (directory,):
+                for name, list_text in (("cpuset.cpus", cpus), ("cpuset.mems", mems)):
+                    path = f"{target}/{name}"
+                    if list_text and self._write_list(path, list_text):
                         changed = True
         except OSError as error:
             if error.errno in _MISSING_ERRNOS:
                 return NO_CGROUP_OUTCOME
-            why = self.reader.blocking_cgroup_text(place, name, wanted)
-            because = f" ({why})" if why else ""
-            return WriteOutcome(problem=f"{path}: {error.strerror}{because}")
+            reason = self.reader.blocking_cgroup_text(cgroup, name, list_text)
+            suffix = f" ({reason})" if reason else ""
+            return WriteOutcome(problem=f"{path}: {error.strerror}{suffix}")
         return WriteOutcome(changed=changed)
 
-    def _write_list(self, path: str, wanted: str) -> bool:
-        """Write one file whose list is another one, both in the kernel's own form; read it back.
+    def _write_list(self, path: str, list_text: str) -> bool:
+        """Write one file if its list differs, both in the kernel's own form; read it back.
 
         Raises:
-            OSError: it has another list afterwards.
+            OSError: the file has another list afterwards.
         """
-        if read_text(path) == wanted:
+        if read_text(path) == list_text:
             return False
         if not self.reader.unified and path.endswith("/cpuset.cpus"):
             self._disable_load_balance(os.path.dirname(path))
-        self._write_file(path, wanted)
-        if (has := read_text(path)) != wanted:
-            raise OSError(errno.EIO, f"was written, and has {has or 'nothing'}")
+        self._write_file(path, list_text)
+        if (actual := read_text(path)) != list_text:
+            raise OSError(errno.EIO, f"was written, and has {actual or 'nothing'}")
         return True
 
     def _disable_load_balance(self, directory: str) -> None:
-        """Clear ``cpuset.sched_load_balance`` of a cgroup of version 1, where that changes nothing.
+        """Clear ``cpuset.sched_load_balance`` of a cgroup of version 1, if that changes nothing.
 
-        With it the kernel builds its scheduling domains anew at each write of ``cpuset.cpus``: half
-        a millisecond, several on a busy machine, instead of ten microseconds. While the root's is
-        set there is one domain of all CPUs, whatever others have (cpusets.rst, 1.7).
+        If it is set, the kernel rebuilds its scheduling domains at each write of ``cpuset.cpus``:
+        half a millisecond, several on a busy machine, instead of ten microseconds. As long as the
+        root's is set there is one domain of all CPUs in any case (cpusets.rst, 1.7).
         """
         name = "cpuset.sched_load_balance"
         with contextlib.suppress(OSError):
@@ -539,7 +539,7 @@ class CgroupWriter:
 
 
 class _CgroupspyNode(msgspec.Struct, frozen=True):
-    """What a controller of cgroupspy needs to know; its own node walks the whole tree."""
+    """Minimal node of cgroupspy for its controllers; the library's node walks the whole tree."""
 
     full_path: str
 
@@ -555,7 +555,7 @@ def _new_v1_cpuset_writer() -> Callable[[str, str], object]:
 
 
 def _write_text(path: str, value: str) -> None:
-    """In one write, as the kernel wants it."""
+    """Write a file in one write(2), as the kernel requires."""
     fd = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
     try:
         os.write(fd, value.encode())
@@ -575,28 +575,28 @@ def _parse_mems(text: str) -> NUMASet:
 
 
 def read_actual_cgroups(
-    reader: CgroupReader, places: Iterable[tuple[str, CgroupPlace]]
+    reader: CgroupReader, cgroups: Iterable[tuple[str, CgroupPlace]]
 ) -> dict[str, ActualCgroup]:
-    """Look at many containers; those without a cgroup are left out.
+    """Read the cgroups of many containers; those without a cgroup are left out.
 
     Raises:
-        OSError: the file system cannot be read at all.
+        OSError: the file system is unreadable.
     """
     return {
-        container_id: observed
-        for container_id, place in places
-        if (observed := reader.read_actual_cgroup(place)) is not None
+        container_id: actual
+        for container_id, cgroup in cgroups
+        if (actual := reader.read_actual_cgroup(cgroup)) is not None
     }
 
 
-# --- what systemd has for the scopes of containers ------------------------------------------------
+# --- systemd's properties of containers' scopes ---------------------------------------------------
 # systemd writes all properties of a scope again whenever one of them is set, by the OCI runtime's
-# memory update as well as by an administrator: a cpuset that only the cgroup has is lost then. It
-# keeps the properties of a scope in files (systemd.unit(5)) and takes others over D-Bus.
+# memory update or by an administrator: a cpuset that only the cgroup has is then lost. systemd
+# stores the properties of a scope in files (systemd.unit(5)) and accepts new ones over D-Bus.
 
 
 SYSTEMD_ANSWER_TIMEOUT_S: Final = 5.0
-"""How long systemd may take for one answer."""
+"""Maximum seconds for one answer of systemd."""
 _SYSTEMD_MANAGER_ADDRESS: Final = (
     "/org/freedesktop/systemd1",
     "org.freedesktop.systemd1",
@@ -605,7 +605,7 @@ _SYSTEMD_MANAGER_ADDRESS: Final = (
 
 
 class SystemdScopes:
-    """systemd's view of containers; every method blocks, and may be called in any thread."""
+    """Scopes of containers in systemd; every method blocks, and may be called in any thread."""
 
     def __init__(
         self,
@@ -617,40 +617,40 @@ class SystemdScopes:
 
     def sync_scope(
         self,
-        place: CgroupPlace,
+        cgroup: CgroupPlace,
         cpus: CPUSet,
         mems: NUMASet,
-        still: Callable[[], bool] = lambda: True,
+        is_current: Callable[[], bool] = lambda: True,
     ) -> str:
-        """Give systemd the same for a scope as its cgroup has, if that is ``still`` meant.
+        """Set a scope's properties to the lists of its cgroup, if they are still current.
 
         Returns:
-            Why systemd has something else; empty where it has the same, or has no such scope.
+            Reason why systemd has other lists; empty if it has the same, or no such scope.
 
         Raises:
             OSError: systemd does not answer.
         """
-        unit = os.path.basename(cgroup_relative_path(place.cgroups_path))
+        unit = os.path.basename(cgroup_relative_path(cgroup.cgroups_path))
         if not (unit and os.path.exists(os.path.join(self._transient, unit))):
             return ""
-        wanted = {"AllowedCPUs": cpus.bits, "AllowedMemoryNodes": mems.bits}
-        wanted = {name: bits for name, bits in wanted.items() if bits}
-        if not self._changed_properties(unit, wanted):
+        desired = {"AllowedCPUs": cpus.bits, "AllowedMemoryNodes": mems.bits}
+        desired = {name: bits for name, bits in desired.items() if bits}
+        if not self._changed_properties(unit, desired):
             return ""
-        if not still():
+        if not is_current():
             return "something else is meant by now"
-        if refused := self._set_properties(unit, wanted):
-            return f"{unit}: {refused}"
-        other = self._changed_properties(unit, wanted)
-        return f"{unit}: systemd took {', '.join(other)} and has another one" if other else ""
+        if error := self._set_properties(unit, desired):
+            return f"{unit}: {error}"
+        names = self._changed_properties(unit, desired)
+        return f"{unit}: systemd took {', '.join(names)} and has another one" if names else ""
 
-    def _changed_properties(self, unit: str, wanted: dict[str, int]) -> list[str]:
+    def _changed_properties(self, unit: str, desired: dict[str, int]) -> list[str]:
         return [
-            name for name, bits in wanted.items() if self._read_property_bits(unit, name) != bits
+            name for name, bits in desired.items() if self._read_property_bits(unit, name) != bits
         ]
 
     def _read_property_bits(self, unit: str, name: str) -> int:
-        """A property, ``AllowedCPUs=0-2 5``: of the drop-in where there is one, or of the unit."""
+        """Read a property, such as ``AllowedCPUs=0-2 5``, of the drop-in or else of the unit."""
         for file in (f"{unit}.d/50-{name}.conf", unit):
             with contextlib.suppress(OSError):
                 for line in reversed(read_text(os.path.join(self._transient, file)).splitlines()):
@@ -661,10 +661,10 @@ class SystemdScopes:
                         return 0
         return 0
 
-    def _set_properties(self, unit: str, wanted: dict[str, int]) -> str:
-        """SetUnitProperties(unit, runtime, properties), with CPU 0 as the lowest bit of a mask.
+    def _set_properties(self, unit: str, desired: dict[str, int]) -> str:
+        """Call SetUnitProperties(unit, runtime, properties); CPU 0 is the lowest bit of a mask.
 
-        Returns why it was refused; empty where it was not.
+        Returns the reason of a refusal; empty on success.
         """
         # Imported here: few agents ever need it.
         from jeepney import DBusAddress, MessageType, new_method_call
@@ -672,7 +672,7 @@ class SystemdScopes:
 
         masks = [
             (name, ("ay", bits.to_bytes(-(-bits.bit_length() // 8), "little")))
-            for name, bits in wanted.items()
+            for name, bits in desired.items()
         ]
         call = new_method_call(
             DBusAddress(*_SYSTEMD_MANAGER_ADDRESS),

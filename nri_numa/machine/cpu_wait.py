@@ -1,10 +1,10 @@
-"""How much containers and CPUs wait, by the run queues' and the host's doing.
+"""CPU pressure of containers, and steal and run queues of CPUs.
 
-The pressure of its cgroup is in cpu.pressure (Documentation/accounting/psi.rst): the part of the
-last minute in which something of the container was ready and had no CPU. Version 1 has no such
-file. How long each of its threads waited on a run queue since it began is the second number of
-/proc/PID/task/TID/schedstat (Documentation/scheduler/sched-stats.rst); two readings tell how many
-waited on average. A number that could not be read to its end is none.
+The pressure of a container is in cpu.pressure of its cgroup (Documentation/accounting/psi.rst): the
+part of the last minute in which a task of the container was ready and had no CPU. Version 1 has no
+such file. The time that each thread has waited on a run queue is the second number of
+/proc/PID/task/TID/schedstat (Documentation/scheduler/sched-stats.rst); two readings show how many
+threads waited on average. A value that could not be read completely is unknown.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ PRESSURE_FILE: Final = "cpu.pressure"
 SCHEDSTAT_FILE: Final = "schedstat"
 
 SCHEDSTAT_CPU_LIMIT_S: Final = 0.1
-"""Seconds of CPU time that the threads of one container may take: some thousand, at 25 µs each."""
+"""Maximum CPU seconds for the threads of one container: some thousand, at 25 µs each."""
 MAX_THREADS_READ: Final = 2048
-"""Threads of one container that are read; they are remembered until the next reading."""
+"""Maximum number of threads read for one container; they are stored until the next reading."""
 _READ_BYTES: Final = 4096
 
 _PRESSURE_LINE: Final = re.compile(
@@ -43,14 +43,14 @@ _SCHEDSTAT_PATTERN: Final = re.compile(rb"^(\d{1,20}) (\d{1,20}) (\d{1,20})$", r
 
 
 class CPUWaits(msgspec.Struct, frozen=True):
-    """What one reading of one container tells.
+    """One reading of one container.
 
     Attributes:
-        pressure: part of the last minute in which something of it waited, from 0 to 1; None when
-            not known.
-        no_pressure: why it is not known; empty when it is.
-        threads: by thread id, the seconds that it has waited since it began; None when not known.
-        no_threads: why they are not known; empty when they are.
+        pressure: part of the last minute in which a task of it waited, from 0 to 1; None if
+            unknown.
+        no_pressure: reason why it is unknown; else empty.
+        threads: by thread id, the seconds that it has waited since it began; None if unknown.
+        no_threads: reason why they are unknown; else empty.
     """
 
     pressure: float | None = None
@@ -61,21 +61,21 @@ class CPUWaits(msgspec.Struct, frozen=True):
 
 def read_cpu_waits(
     reader: CgroupReader,
-    place: CgroupPlace,
+    cgroup: CgroupPlace,
     root: str,
     *,
     proc: str = "/proc",
     limit: float = SCHEDSTAT_CPU_LIMIT_S,
     clock: Callable[[], float] = time.thread_time,
 ) -> CPUWaits:
-    """Read how much one container waits; ``root`` has the cgroup file systems.
+    """Read the CPU waits of one container; ``root`` has the cgroup file systems.
 
     ``limit`` is in seconds of ``clock``, the CPU time of this thread.
     """
-    directory = reader.directory_of(place)
+    directory = reader.directory_of(cgroup)
     if not directory or not os.path.isdir(directory):
-        gone = "it has no cgroup that can be read"
-        return CPUWaits(no_pressure=gone, no_threads=gone)
+        problem = "it has no cgroup that can be read"
+        return CPUWaits(no_pressure=problem, no_threads=problem)
     pressure = threads = None
     no_pressure = no_threads = ""
     try:
@@ -90,22 +90,22 @@ def read_cpu_waits(
 
 
 def tasks_waiting(
-    before: Mapping[int, float], after: Mapping[int, float], seconds: float
+    prior_seconds: Mapping[int, float], current_seconds: Mapping[int, float], seconds: float
 ) -> float | None:
-    """How many threads waited for a CPU on average between two readings; None when none tells.
+    """Return the mean number of threads that waited for a CPU between two readings, or None.
 
-    Threads that were there at one of them only are left out: how long they waited is not known.
+    Threads in only one of the readings are left out: their waiting time is unknown.
     """
-    grown = [
-        waited - before[thread]
-        for thread, waited in after.items()
-        if thread in before and waited >= before[thread]
+    increases = [
+        waited - prior_seconds[thread]
+        for thread, waited in current_seconds.items()
+        if thread in prior_seconds and waited >= prior_seconds[thread]
     ]
-    return sum(grown) / seconds if grown and seconds > 0 else None
+    return sum(increases) / seconds if increases and seconds > 0 else None
 
 
 def parse_cpu_pressure_avg60(pressure: str) -> float | None:
-    """The part of the last minute, of the text of cpu.pressure; None in what is no such text."""
+    """Parse the pressure of the last minute in the text of cpu.pressure; None in another text."""
     match = _PRESSURE_LINE.search(pressure)
     return min(1.0, float(match[1]) / 100) if match else None
 
@@ -113,55 +113,55 @@ def parse_cpu_pressure_avg60(pressure: str) -> float | None:
 def _read_cpu_pressure(reader: CgroupReader, directory: str, root: str) -> float:
     if reader.unified:
         path = f"{directory}/{PRESSURE_FILE}"
-        why_not = (
+        problem = (
             f"its cgroup has no {PRESSURE_FILE}: this kernel has no pressure stall information"
         )
     else:
-        # A hybrid has the container in the unified hierarchy too, where its runtime puts it there.
+        # On a hybrid the runtime may have put the container into the unified hierarchy too.
         path = f"{root}/unified/{os.path.relpath(directory, reader.hierarchy)}/{PRESSURE_FILE}"
-        why_not = f"cgroup v1 has no {PRESSURE_FILE}"
+        problem = f"cgroup v1 has no {PRESSURE_FILE}"
     try:
-        found = parse_cpu_pressure_avg60(read_text(path))
+        pressure = parse_cpu_pressure_avg60(read_text(path))
     except OSError as error:
         if error.errno in PROCESS_GONE_ERRNOS:
-            raise UsageUnknown(why_not) from error
-        # With psi=0 on the kernel's command line the file is there and cannot be opened.
+            raise UsageUnknown(problem) from error
+        # With psi=0 on the kernel's command line the file exists and cannot be opened.
         raise UsageUnknown(f"{PRESSURE_FILE} cannot be read: {error.strerror}") from error
-    if found is None:
+    if pressure is None:
         raise UsageUnknown(f"{PRESSURE_FILE} has no pressure of the last minute")
-    return found
+    return pressure
 
 
 def _read_thread_waits(
-    directory: str, proc: str, until: float, clock: Callable[[], float]
+    directory: str, proc: str, deadline: float, clock: Callable[[], float]
 ) -> dict[int, float]:
     pids = list_cgroup_processes(directory)
     if not pids:
         raise UsageUnknown("it has no process")
-    found: dict[int, float] = {}
-    turns = silent = 0
+    seconds_by_thread: dict[int, float] = {}
+    run_count = missing_count = 0
     for pid in sorted(pids):
         for thread in _list_process_threads(proc, pid):
-            if len(found) >= MAX_THREADS_READ:
+            if len(seconds_by_thread) >= MAX_THREADS_READ:
                 raise UsageUnknown(f"it has more than the {MAX_THREADS_READ} threads that are read")
             read = _read_thread_schedstat(f"{proc}/{pid}/task/{thread}/{SCHEDSTAT_FILE}")
             if read is not None:
-                found[thread], times = read
-                turns += times
+                seconds_by_thread[thread], times = read
+                run_count += times
             elif os.path.exists(f"{proc}/{pid}/task/{thread}/stat"):
-                silent += 1
-            if clock() > until:
+                missing_count += 1
+            if clock() > deadline:
                 raise UsageUnknown(f"reading {SCHEDSTAT_FILE} of its threads took too long")
-    if not found:
+    if not seconds_by_thread:
         raise UsageUnknown(
             f"this kernel has no {SCHEDSTAT_FILE} of threads"
-            if silent
+            if missing_count
             else f"its processes ended while their {SCHEDSTAT_FILE} was read"
         )
-    if not turns:
-        # Without sched_info the file is there, and says 0 0 0 of threads that ran.
+    if not run_count:
+        # Without sched_info the file exists, and is 0 0 0 even for threads that ran.
         raise UsageUnknown(f"{SCHEDSTAT_FILE} of its threads counts nothing")
-    return found
+    return seconds_by_thread
 
 
 def _list_process_threads(proc: str, pid: int) -> list[int]:
@@ -176,7 +176,7 @@ def _list_process_threads(proc: str, pid: int) -> list[int]:
 
 
 def _read_thread_schedstat(path: str) -> tuple[float, int] | None:
-    """Seconds that a thread waited, and how often it ran; None when there is nothing to read."""
+    """Read the seconds that a thread waited and the times that it ran; None if unreadable."""
     try:
         with open(path, "rb", buffering=0) as file:
             match = _SCHEDSTAT_PATTERN.match(file.read(_READ_BYTES).strip())
@@ -189,19 +189,19 @@ def _read_thread_schedstat(path: str) -> tuple[float, int] | None:
     return (int(match[2]) / 1e9, int(match[3])) if match else None
 
 
-# --- what a host gives to others, and how many tasks wait for each CPU ----------------------------
-# Sources: proc_stat(5), whose eighth number of a CPU is the time that a host gave to others while
-# this machine wanted to run (steal), and Documentation/scheduler/sched-stats.rst for
-# /proc/schedstat, whose eighth number of a CPU is the time that tasks waited on its run queue.
+# --- steal, and tasks that wait for each CPU ------------------------------------------------------
+# Sources: proc_stat(5), whose eighth number of a CPU is the time that the hypervisor gave to other
+# guests (steal), and Documentation/scheduler/sched-stats.rst for /proc/schedstat, whose eighth
+# number of a CPU is the time that tasks waited on its run queue.
 
 
 class CPUStealAndWaitTimes(msgspec.Struct, frozen=True):
-    """All CPUs at one moment.
+    """Counters of all CPUs at one moment.
 
     Attributes:
-        steal: by CPU, ``(stolen, total)`` ticks since the machine started; empty where the kernel
-            does not count steal.
-        waited: by CPU, the seconds that tasks waited for it since then; empty where not known.
+        steal: by CPU, ``(steal, total)`` ticks since the machine started; empty if the kernel does
+            not count steal.
+        waited: by CPU, the seconds that tasks waited for it since then; empty if unknown.
     """
 
     steal: Mapping[int, tuple[int, int]] = msgspec.field(default_factory=dict)
@@ -209,7 +209,7 @@ class CPUStealAndWaitTimes(msgspec.Struct, frozen=True):
 
 
 def parse_steal_and_wait_times(stat: str, schedstat: str) -> CPUStealAndWaitTimes:
-    """The times in the texts of /proc/stat and /proc/schedstat; what is no such text tells none."""
+    """Parse the texts of /proc/stat and /proc/schedstat; another text has no times."""
     return CPUStealAndWaitTimes(
         {
             c: (ticks[7], sum(ticks))
@@ -221,53 +221,53 @@ def parse_steal_and_wait_times(stat: str, schedstat: str) -> CPUStealAndWaitTime
 
 
 def steal_by_node(
-    before: CPUStealAndWaitTimes, after: CPUStealAndWaitTimes, topology: Topology
+    prior: CPUStealAndWaitTimes, current: CPUStealAndWaitTimes, topology: Topology
 ) -> dict[int, float]:
-    """By NUMA node, the part of its CPUs' time that was stolen meanwhile, from 0 to 1.
+    """Compute the steal of each NUMA node between two readings: a part of time, from 0 to 1.
 
-    A NUMA node of which nothing is known is left out: there is no zero for it. CPUs that were away
-    at one of the readings, whose counters did not move or went backwards, do not count.
+    A NUMA node without known CPUs is left out. CPUs count only if they are in both readings and
+    their counters advanced.
     """
-    found: dict[int, float] = {}
+    steal: dict[int, float] = {}
     for i, numa_node in topology.numa_nodes.items():
         parts = []
         for cpu in numa_node.cpus:
-            if cpu in before.steal and cpu in after.steal:
-                taken = after.steal[cpu][0] - before.steal[cpu][0]
-                total = after.steal[cpu][1] - before.steal[cpu][1]
-                if total > 0 and 0 <= taken <= total:
-                    parts.append(taken / total)
+            if cpu in prior.steal and cpu in current.steal:
+                stolen_ticks = current.steal[cpu][0] - prior.steal[cpu][0]
+                total = current.steal[cpu][1] - prior.steal[cpu][1]
+                if total > 0 and 0 <= stolen_ticks <= total:
+                    parts.append(stolen_ticks / total)
         if parts:
-            found[i] = sum(parts) / len(parts)
-    return found
+            steal[i] = sum(parts) / len(parts)
+    return steal
 
 
 def runqueue_by_node(
-    before: CPUStealAndWaitTimes, after: CPUStealAndWaitTimes, topology: Topology, seconds: float
+    prior: CPUStealAndWaitTimes, current: CPUStealAndWaitTimes, topology: Topology, seconds: float
 ) -> dict[int, float]:
-    """By NUMA node, how many tasks waited for each of its CPUs on average.
+    """Compute the mean number of tasks that waited for each CPU, by NUMA node.
 
-    What is not known is left out, as for `steal_by_node`.
+    Unknown NUMA nodes are left out, as in `steal_by_node`.
     """
-    found: dict[int, float] = {}
+    tasks_by_node: dict[int, float] = {}
     for i, numa_node in topology.numa_nodes.items():
-        waits = [
-            after.waited[cpu] - before.waited[cpu]
+        wait_times = [
+            current.waited[cpu] - prior.waited[cpu]
             for cpu in numa_node.cpus
-            if cpu in before.waited
-            and cpu in after.waited
-            and after.waited[cpu] >= before.waited[cpu]
+            if cpu in prior.waited
+            and cpu in current.waited
+            and current.waited[cpu] >= prior.waited[cpu]
         ]
-        if waits and seconds > 0:
-            found[i] = sum(waits) / len(waits) / seconds
-    return found
+        if wait_times and seconds > 0:
+            tasks_by_node[i] = sum(wait_times) / len(wait_times) / seconds
+    return tasks_by_node
 
 
 class SmoothedStealFactors:
     """Capacity factors that follow steal, slowly and in steps.
 
-    Half of a change has arrived after ``half_life`` seconds; what is measured must be ``step`` from
-    a factor before it changes, and no factor is below ``floor``.
+    After ``half_life`` seconds half of a change counts. A factor changes only if the smoothed value
+    differs from it by ``step``, and is never below ``floor``.
 
     Attributes:
         factors: by NUMA node, the factors that are not 1.
@@ -281,55 +281,52 @@ class SmoothedStealFactors:
         self.factors: dict[int, float] = {}
 
     def update_steal(self, steal: Mapping[int, float], seconds: float) -> bool:
-        """Take what was stolen within the last seconds; whether a factor changed.
+        """Update with the steal of the last seconds; return True if a factor changed.
 
-        A NUMA node that is not in ``steal`` keeps what it has: it is not known to be whole.
+        A NUMA node that is not in ``steal`` keeps its factor: its steal is unknown, not zero.
         """
         weight = 1 - 0.5 ** (seconds / self._half_life)
-        before = dict(self.factors)
-        for i, now in sorted(steal.items()):
-            # It begins with nothing stolen: one bad moment after the start is no reason to act.
+        old_factors = dict(self.factors)
+        for i, node_steal in sorted(steal.items()):
+            # It begins at 0: a short peak after the start is no reason to act.
             smooth = self._steal.get(i, 0.0)
-            smooth = self._steal[i] = smooth + weight * (now - smooth)
+            smooth = self._steal[i] = smooth + weight * (node_steal - smooth)
             factor = self.factors.get(i, 1.0)
             if smooth < self._step / 2:
-                self.factors.pop(i, None)  # whole again; half a step below what lowers it
+                self.factors.pop(i, None)  # full capacity; half a step below the lowering limit
             elif abs(1 - smooth - factor) >= self._step:
                 self.factors[i] = round(max(self._floor, 1 - smooth), 2)
-        return self.factors != before
+        return self.factors != old_factors
 
     def retain_nodes(self, numa_nodes: frozenset[int] | set[int]) -> None:
-        """Forget NUMA nodes that are none of these."""
+        """Drop all NUMA nodes but these."""
         for i in [i for i in self._steal if i not in numa_nodes]:
             del self._steal[i]
             self.factors.pop(i, None)
 
 
-# --- How fast the CPUs of each NUMA node run now, where the kernel tells it -----------------------
+# --- Current frequency of the CPUs of each NUMA node ----------------------------------------------
 # Source: Documentation/admin-guide/pm/cpufreq.rst, ``scaling_cur_freq`` in kHz. Guests mostly have
 # no cpufreq.
 
 
 MAX_FREQUENCY_CPUS_PER_NODE: Final = 16
-"""CPUs of a NUMA node that are read, evenly apart; a mean of more costs more and says the same."""
+"""CPUs read on each NUMA node, evenly spaced; a mean of more CPUs is slower and no better."""
 
 
 def read_frequency_by_node(tree: Tree, topology: Topology) -> dict[int, float]:
-    """By NUMA node, the mean frequency of its CPUs in hertz.
-
-    A NUMA node of which nothing is known is left out: there is no zero for it.
-    """
-    found: dict[int, float] = {}
+    """Read the mean CPU frequency by NUMA node, in hertz; unknown ones are left out."""
+    hertz_by_node: dict[int, float] = {}
     for i, numa_node in topology.numa_nodes.items():
         cpus = list(numa_node.cpus)
-        step = max(1, -(-len(cpus) // MAX_FREQUENCY_CPUS_PER_NODE))
-        known = [hertz for cpu in cpus[::step] if (hertz := _read_cpu_hertz(tree, cpu))]
-        if known:
-            found[i] = sum(known) / len(known)
-    return found
+        stride = max(1, -(-len(cpus) // MAX_FREQUENCY_CPUS_PER_NODE))
+        frequencies = [hertz for cpu in cpus[::stride] if (hertz := _read_cpu_hertz(tree, cpu))]
+        if frequencies:
+            hertz_by_node[i] = sum(frequencies) / len(frequencies)
+    return hertz_by_node
 
 
 def _read_cpu_hertz(tree: Tree, cpu: int) -> float:
-    """Of one CPU; 0 where it is not known (no driver, ``<unknown>``, a CPU that just went away)."""
+    """Read the frequency of one CPU; 0 if unknown (no driver, ``<unknown>``, a removed CPU)."""
     khz = tree.read_file(f"{CPU_DIR}/cpu{cpu}/cpufreq/scaling_cur_freq") or ""
     return int(khz) * 1000.0 if khz.isascii() and khz.isdecimal() and len(khz) < 12 else 0.0

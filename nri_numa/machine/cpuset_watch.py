@@ -1,7 +1,7 @@
-"""Which containers' cpusets were written: inotify(7) reports it of both versions of cgroups.
+"""Watch of writes to containers' cpusets with inotify(7), for both versions of cgroups.
 
-It reports what programs write, and not what the kernel changes by itself: a CPU that goes offline,
-a cgroup above that leaves less.
+It reports writes of programs, and not changes by the kernel itself: a CPU that goes offline, an
+ancestor that has fewer CPUs.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from nri_numa.machine.cgroups import CgroupPlace, CgroupReader
 
 _IN_MODIFY: Final = 0x2
 _INOTIFY_EVENT_STRUCT: Final = struct.Struct("iIII")
-"""struct inotify_event of a file that is watched itself: it has no name."""
+"""struct inotify_event of a file with a watch of its own, which has no name."""
 _READ_BYTES: Final = 65_536
 _CPUSET_FILES: Final = ("cpuset.cpus", "cpuset.mems")
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
 
 class CpusetWatch:
-    """Watches the cpusets of containers until it is left as a context.
+    """Watch of the cpusets of containers; a context manager.
 
     Args:
-        reader: knows where cgroups are.
+        reader: finds their cgroups.
 
     Attributes:
-        fd: is readable when something was written; negative where nothing can be watched.
-        problem: why some are not watched; empty where all are.
+        fd: readable after a write; negative if nothing can be watched.
+        problem: reason why some cpusets are not watched; empty if all are.
     """
 
     def __init__(self, reader: CgroupReader) -> None:
@@ -44,38 +44,38 @@ class CpusetWatch:
             self.problem = f"{os.strerror(ctypes.get_errno())} (fs.inotify.max_user_instances)"
 
     def __enter__(self) -> Self:
-        """It watches already."""
+        """Return the watch, which already runs."""
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Close it."""
+        """Close the watch."""
         if self.fd >= 0:
             os.close(self.fd)
 
-    def watch_containers(self, places: Mapping[str, CgroupPlace]) -> None:
-        """Watch these, by container id, and no others."""
+    def watch_containers(self, cgroups: Mapping[str, CgroupPlace]) -> None:
+        """Watch these containers, by id, and no others."""
         if self.fd < 0:
             return
-        # The kernel keeps the watch of a cgroup that was removed.
-        for container_id in self._watches.keys() - places.keys():
+        # The kernel does not remove the watch of a removed cgroup.
+        for container_id in self._watches.keys() - cgroups.keys():
             for watch in self._watches.pop(container_id):
                 _LIBC.inotify_rm_watch(self.fd, watch)
                 self._ids.pop(watch, None)
-        for container_id in places.keys() - self._watches.keys():
-            directory = self._reader.directory_of(places[container_id])
+        for container_id in cgroups.keys() - self._watches.keys():
+            directory = self._reader.directory_of(cgroups[container_id])
             watches = self._add_watch(directory) if directory else []
             self._watches[container_id] = watches
             self._ids.update(dict.fromkeys(watches, container_id))
 
     def pop_written(self) -> set[str]:
-        """Containers whose cpuset was written since the last call, by us as well."""
-        found: set[str] = set()
+        """Return the containers whose cpuset was written since the last call, also by the agent."""
+        container_ids: set[str] = set()
         with contextlib.suppress(BlockingIOError):
             while True:
                 for watch, *_ in _INOTIFY_EVENT_STRUCT.iter_unpack(os.read(self.fd, _READ_BYTES)):
                     if watch in self._ids:
-                        found.add(self._ids[watch])
-        return found
+                        container_ids.add(self._ids[watch])
+        return container_ids
 
     def _add_watch(self, directory: str) -> list[int]:
         watches = []

@@ -1,10 +1,10 @@
-"""CPUs that come and go: the kernel's own word for it, uevents over netlink(7).
+"""Hot-plug of CPUs, from the kernel's uevents over netlink(7), and rediscovery of the machine.
 
-An event only says *look now*: what is online is always read from sysfs, and without events (no
-permission, a network namespace the kernel does not tell) that is done every few seconds anyway.
+An event is only a trigger: the online CPUs are always read from sysfs. Without events (no
+permission, a network namespace without them) they are polled every few seconds.
 
-One socket and twenty lines: pyroute2 would do the same, for 13 MiB of memory and a sixth of a
-second with the interpreter held while requests wait.
+One socket and twenty lines: pyroute2 would do the same, with 13 MiB of memory and a sixth of a
+second in which the interpreter blocks requests.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from nri_numa.text import human_bytes
 
 NETLINK_KOBJECT_UEVENT: Final = 15
 KERNEL_UEVENT_GROUP: Final = 1
-"""Multicast group of the kernel's own messages; udev's processed ones are in group 2."""
+"""Multicast group of the kernel's own messages; those of udev are in group 2."""
 UEVENT_RECEIVE_BYTES: Final = 16_384
 UEVENT_DEBOUNCE_S: Final = 0.1
-"""A package of CPUs goes in a burst of events; one look after it is enough."""
+"""Seconds to collect a burst of events, such as those of a package of CPUs."""
 CPU_UEVENT_ACTIONS: Final = frozenset(
     (b"ACTION=add", b"ACTION=remove", b"ACTION=online", b"ACTION=offline")
 )
 
 
 def concerns_cpus(uevent: bytes) -> bool:
-    """Whether a kernel uevent says that a CPU came, went, or was switched on or off.
+    """True if a kernel uevent reports that a CPU was added, removed, or set online or offline.
 
-    It is ``action@devpath`` and ``KEY=value`` fields, ended by NUL each; anything else, such as
-    udev's binary form, is none.
+    A uevent is ``action@devpath`` and ``KEY=value`` fields, each ended by NUL. Other messages, such
+    as udev's binary form, never match.
     """
-    head, _, rest = uevent.partition(b"\0")
-    fields = rest.split(b"\0")
+    head, _, body = uevent.partition(b"\0")
+    fields = body.split(b"\0")
     return b"@" in head and b"SUBSYSTEM=cpu" in fields and not CPU_UEVENT_ACTIONS.isdisjoint(fields)
 
 
@@ -49,7 +49,7 @@ def open_uevent_socket() -> socket.socket:
     """Open the kernel's socket of uevents.
 
     Raises:
-        OSError: not here.
+        OSError: uevents are not available here.
     """
     source = socket.socket(
         socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC, NETLINK_KOBJECT_UEVENT
@@ -70,8 +70,8 @@ async def watch_cpu_events(
 ) -> None:
     """Call ``changed`` after each burst of events about CPUs, until cancelled.
 
-    Where there are no events this waits for ever; polling goes on without it. ``no_events`` is
-    called with the reason, and whether there were some before.
+    Without events this waits until cancelled, and polling goes on. ``no_events`` is called with the
+    reason, and True if there were events before.
     """
     try:
         source = open_source()
@@ -94,7 +94,7 @@ async def watch_cpu_events(
             loop.remove_reader(source.fileno())
             no_events(error, True)
             return
-        # Only the kernel has port 0; a process that got hold of the group is not believed.
+        # Only the kernel has port 0; messages of processes in the group are ignored.
         if (not isinstance(sender, tuple) or sender[:1] == (0,)) and concerns_cpus(data):
             burst.set()
 
@@ -110,17 +110,17 @@ async def watch_cpu_events(
         source.close()
 
 
-# --- What changes on a machine that runs, read again without discovering everything anew ----------
-# CPUs and NUMA nodes come and go; memory is added, or a balloon takes it; an administrator
-# allocates huge pages; the pods' cgroup gets another cpuset. Which CPUs share a core or a cache
-# does not change without CPUs coming or going. Reading takes a few files for each NUMA node.
+# --- Changes of a running machine, read without a complete discovery ------------------------------
+# CPUs and NUMA nodes are added and removed; memory is added, or a balloon takes it; an
+# administrator allocates huge pages; the pods' cgroup gets another cpuset. Cores and caches change
+# only together with CPUs. The check reads a few files for each NUMA node.
 
 
 def rediscover_topology(root: Path | str, topology: Topology) -> Topology:
-    """Read the machine as it is now; the same object when nothing changed.
+    """Read the machine again; return the same object if nothing changed.
 
     Raises:
-        TopologyError: when the machine cannot be read any more.
+        TopologyError: the machine is no longer readable.
     """
     tree = open_tree(root)
     limits = read_usable_ids(tree, topology.isolated)
@@ -136,51 +136,49 @@ def rediscover_topology(root: Path | str, topology: Topology) -> Topology:
         and read_memory_totals(tree, topology) == amounts
     ):
         return topology
-    found = discover_tree(tree)
-    return topology if found == topology else found
+    new_topology = discover_tree(tree)
+    return topology if new_topology == topology else new_topology
 
 
 def _read_online_numa_nodes(tree: Tree, topology: Topology) -> NUMASet:
-    """NUMA nodes that are online; those that are known where the kernel tells none."""
+    """Read the online NUMA nodes; those of the topology if the kernel reports none."""
     try:
         listed = NUMASet.parse(tree.read_file(f"{NODE_DIR}/online") or "")
     except ListFormatError:
         return topology.numa_ids
-    there = set(tree.list_directory(NODE_DIR))
-    return NUMASet(i for i in listed if f"node{i}" in there) or topology.numa_ids
+    present = set(tree.list_directory(NODE_DIR))
+    return NUMASet(i for i in listed if f"node{i}" in present) or topology.numa_ids
 
 
-def changed_texts_by_field(before: Topology, after: Topology) -> dict[str, str]:
-    """What is different, for a line in the log: short name to what it is now.
+def changed_texts_by_field(prior: Topology, current: Topology) -> dict[str, str]:
+    """List the changed fields for a log line: the current value by short name.
 
-    Of memory also what it was, as people read it: what differs by less than that is not named.
+    Memory also has its prior value. Values are rounded for people; smaller changes are left out.
     """
-    both = [(i, before.numa_nodes[i], n) for i, n in sorted(after.numa_nodes.items())
-            if i in before.numa_nodes]  # fmt: skip
-    memory = {i: (human_bytes(was.memory_bytes), human_bytes(n.memory_bytes)) for i, was, n in both}
-    pages = {
-        i: (_hugepages_text(was.hugepages), _hugepages_text(n.hugepages)) for i, was, n in both
-    }
-    valid = [one.cgroup for one in after.partitions if not one.problem]
-    allowed = before.allowed & after.online != after.allowed & before.online
-    found = {
-        "gone": str(before.online - after.online),
-        "new": str(after.online - before.online),
-        "allowed": str(after.allowed) if allowed else "",
-        "partitions": (",".join(valid) or "none") if before.partitions != after.partitions else "",
-        "memory_withheld": str(after.withheld_memory),
-        "numa_nodes": str(after.numa_ids) if before.numa_ids != after.numa_ids else "",
+    pairs = [(i, prior.numa_nodes[i], n) for i, n in sorted(current.numa_nodes.items())
+            if i in prior.numa_nodes]  # fmt: skip
+    memory = {i: (human_bytes(p.memory_bytes), human_bytes(n.memory_bytes)) for i, p, n in pairs}
+    pages = {i: (_hugepages_text(p.hugepages), _hugepages_text(n.hugepages)) for i, p, n in pairs}
+    valid = [partition.cgroup for partition in current.partitions if not partition.problem]
+    allowed = prior.allowed & current.online != current.allowed & prior.online
+    texts = {
+        "gone": str(prior.online - current.online),
+        "new": str(current.online - prior.online),
+        "allowed": str(current.allowed) if allowed else "",
+        "partitions": (",".join(valid) or "none") if prior.partitions != current.partitions else "",
+        "memory_withheld": str(current.withheld_memory),
+        "numa_nodes": str(current.numa_ids) if prior.numa_ids != current.numa_ids else "",
         "memory": _changes_by_node_text(memory),
         "hugepages": _changes_by_node_text(pages),
     }
-    if before.withheld_memory == after.withheld_memory:
-        del found["memory_withheld"]
-    return {name: text for name, text in found.items() if text or name == "memory_withheld"}
+    if prior.withheld_memory == current.withheld_memory:
+        del texts["memory_withheld"]
+    return {name: text for name, text in texts.items() if text or name == "memory_withheld"}
 
 
 def _changes_by_node_text(numa_nodes: Mapping[int, tuple[str, str]]) -> str:
-    """``0=7.9 GiB -> 8 GiB``, for each NUMA node that has something else."""
-    return ", ".join(f"{i}={was} -> {now}" for i, (was, now) in numa_nodes.items() if was != now)
+    """List changed NUMA nodes, such as ``0=7.9 GiB -> 8 GiB``."""
+    return ", ".join(f"{i}={a} -> {b}" for i, (a, b) in numa_nodes.items() if a != b)
 
 
 def _hugepages_text(hugepages: Mapping[int, int]) -> str:

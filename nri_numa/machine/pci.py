@@ -1,4 +1,4 @@
-"""The PCI devices of a machine that a container may want to be near, and their NUMA nodes."""
+"""PCI devices of a machine that a container may be aligned with, and their NUMA nodes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NVME, RDMA = "NVMe disk", "RDMA device"
 STORAGE, ACCELERATOR = "storage controller", "accelerator"
 
 _DEVICE_CLASSES: Final = (
-    # Base class and subclass of PCI, https://pci-ids.ucw.cz/read/PD; the longest that fits.
+    # Base class and subclass of PCI, https://pci-ids.ucw.cz/read/PD; the first match counts.
     ("0108", NVME),
     ("01", STORAGE),
     ("0207", RDMA),
@@ -34,7 +34,7 @@ _NUMA_ID_PATTERN: Final = re.compile(r"[0-9]{1,4}", re.ASCII)
 
 
 def kind_of_class(code: str | None) -> str:
-    """What a PCI class such as ``0x030200`` is called; ``device`` for bridges and all others."""
+    """Name the kind of a PCI class such as ``0x030200``; ``device`` for bridges and all others."""
     digits = (code or "").strip().lower().removeprefix("0x")
     for start, kind in _DEVICE_CLASSES:
         if digits.startswith(start) and len(digits) == 6:
@@ -43,34 +43,34 @@ def kind_of_class(code: str | None) -> str:
 
 
 def list_pci_devices(tree: Tree) -> tuple[PCIDevice, ...]:
-    """Cards, GPUs, disks and accelerators below a root, by address; bridges and such left out."""
-    found: list[PCIDevice] = []
+    """List network cards, GPUs, disks and accelerators by address, without bridges and such."""
+    devices: list[PCIDevice] = []
     for address in tree.list_directory(PCI_DIR)[:MAX_PCI_DEVICES]:
-        at = f"{PCI_DIR}/{address}"
-        kind = kind_of_class(tree.read_file(f"{at}/class"))
+        directory = f"{PCI_DIR}/{address}"
+        kind = kind_of_class(tree.read_file(f"{directory}/class"))
         if kind == DEVICE or not PCI_ADDRESS.fullmatch(address):
             continue
-        node = tree.read_file(f"{at}/numa_node") or ""
-        found.append(
+        node = tree.read_file(f"{directory}/numa_node") or ""
+        devices.append(
             PCIDevice(
                 address=address,
                 kind=kind,
-                vendor=_parse_pci_id(tree.read_file(f"{at}/vendor")),
-                device=_parse_pci_id(tree.read_file(f"{at}/device")),
+                vendor=_parse_pci_id(tree.read_file(f"{directory}/vendor")),
+                device=_parse_pci_id(tree.read_file(f"{directory}/device")),
                 numa_node=int(node) if _NUMA_ID_PATTERN.fullmatch(node) else None,
             )
         )
-    return tuple(found)
+    return tuple(devices)
 
 
 def list_pcie_roots_by_node(tree: Tree) -> dict[int, tuple[str, ...]]:
-    """The PCIe root complexes of each NUMA node, by NUMA node, in the order of their names.
+    """List the PCIe root complexes by NUMA node, in the order of their names.
 
-    A root has no NUMA node of its own in sysfs, so those of the devices directly below it count;
-    where firmware tells none of them, the root is near to no NUMA node. Names are those of
+    A root has no NUMA node of its own in sysfs, so those of the devices directly below it count. If
+    firmware reports none for them, the root has no NUMA node. Names are those of
     `resource.kubernetes.io/pcieRoot`, such as ``pci0000:00``.
     """
-    found: dict[int, set[str]] = {}
+    roots_by_node: dict[int, set[str]] = {}
     for root in tree.list_directory(_SYSFS_DEVICES_DIR):
         if not _PCI_ROOT_PATTERN.fullmatch(root):
             continue
@@ -79,8 +79,8 @@ def list_pcie_roots_by_node(tree: Tree) -> dict[int, tuple[str, ...]]:
                 f"{_SYSFS_DEVICES_DIR}/{root}/{address}/numa_node"
             )
             if node and _NUMA_ID_PATTERN.fullmatch(node):
-                found.setdefault(int(node), set()).add(root)
-    return {node: tuple(sorted(roots)) for node, roots in sorted(found.items())}
+                roots_by_node.setdefault(int(node), set()).add(root)
+    return {node: tuple(sorted(roots)) for node, roots in sorted(roots_by_node.items())}
 
 
 def _parse_pci_id(text: str | None) -> str:

@@ -1,8 +1,8 @@
-"""Machines made up from a few numbers, as values and as the files the kernel would show.
+"""Synthetic machines built from a few numbers, as values and as files of /sys and /proc.
 
-The demo, the simulation and the tests need machines that are not at hand.
-`build_synthetic_topology` builds the `Topology`; `synthetic_sysfs_files` turns any `Topology` into
-the files from which `nri_numa.machine.sysfs.discover_topology` reads an equal one back.
+They are for the demo, the simulation and the tests. `build_synthetic_topology` builds the
+`Topology`; `synthetic_sysfs_files` turns any `Topology` into the files from which
+`nri_numa.machine.sysfs.discover_topology` reads an equal one.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _NODE_DIR = "sys/devices/system/node"
 
 
 class Numbering(StrEnum):
-    """In which order firmware hands out CPU numbers.
+    """Order in which firmware numbers CPUs.
 
     SPLIT: the first threads of all cores, then the second threads (most servers).
-    ADJACENT: the threads of one core side by side (virtual machines, POWER).
-    ALTERNATING: as SPLIT, but neighbouring numbers lie on different NUMA nodes (some vendors).
+    ADJACENT: the threads of one core in a row (virtual machines, POWER).
+    ALTERNATING: like SPLIT, but with adjacent numbers on different NUMA nodes (some vendors).
     """
 
     SPLIT = "split"
@@ -65,7 +65,7 @@ def build_synthetic_topology(
     allowed: CPUSet | None = None,
     distances: Sequence[Sequence[int]] | None = None,
 ) -> Topology:
-    """Build a regular machine, with the irregularities that are asked for.
+    """Build a regular machine, with the requested irregularities.
 
     Args:
         sockets: physical packages.
@@ -75,23 +75,23 @@ def build_synthetic_topology(
         threads: threads of each such core.
         memory_gib: memory of each NUMA node with CPUs.
         numbering: order of the CPU numbers.
-        cores_per_l3: cores that share a last level cache; all of a NUMA node's cores in a socket
-            when None; 0 for a machine that tells no caches.
+        cores_per_l3: cores that share a last-level cache; all of a NUMA node's cores in a socket
+            if None; 0 for a machine that reports no caches.
         efficient_cores_per_numa: further cores with one thread each; makes the machine hybrid.
         memory_only_gib: memory of each further NUMA node that has no CPUs.
         hugepages: bytes of pre-allocated huge pages on each NUMA node with CPUs, by page size.
-        numa_ids: the kernel's numbers of the NUMA nodes, memory-only ones last; 0, 1, … when None.
+        numa_ids: the kernel's numbers of the NUMA nodes, memory-only ones last; 0, 1, … if None.
         skipped_cpus: CPU numbers that firmware leaves out.
         offline: CPUs that are present and offline.
-        isolated: what the kernel was started with as ``isolcpus``.
-        nohz_full: what the kernel was started with as ``nohz_full``.
-        allowed: CPUs that containers may get; all online ones when None.
-        distances: rows and columns in the order of ``numa_ids``. When None: 10 local, 12 in the
+        isolated: CPUs of the kernel parameter ``isolcpus``.
+        nohz_full: CPUs of the kernel parameter ``nohz_full``.
+        allowed: CPUs that containers may use; all online ones if None.
+        distances: rows and columns in the order of ``numa_ids``. If None: 10 local, 12 in the
             socket, 21 to other sockets, 17 and 28 likewise from and to memory-only nodes, which
             are attached to the sockets in turn.
 
     Raises:
-        ValueError: when the numbers contradict each other.
+        ValueError: the numbers contradict each other.
     """
     if min(sockets, numa_per_socket, sockets_per_numa, cores_per_numa, threads) < 1:
         raise ValueError("sockets, NUMA nodes, cores and threads are at least 1")
@@ -114,7 +114,7 @@ def build_synthetic_topology(
         else [i // numa_per_socket]
         for i in range(with_cpus)
     ]
-    # One entry per core: position of its NUMA node, place in that node, kind.
+    # One entry per core: position of its NUMA node, index in that node, kind.
     in_node = cores_per_numa + efficient_cores_per_numa
     usual = CoreKind.PERFORMANCE if efficient_cores_per_numa else CoreKind.STANDARD
     plan = [(n, c, usual) for n in range(with_cpus) for c in range(cores_per_numa)]
@@ -132,14 +132,14 @@ def build_synthetic_topology(
     cores: dict[int, Core] = {}
     key_of: dict[int, tuple[int, int, int]] = {}
     shared: dict[tuple[int, int, int], CPUSet] = {}
-    for (n, place, kind), ids_of_core in zip(plan, members, strict=True):
+    for (n, index, kind), ids_of_core in zip(plan, members, strict=True):
         siblings = CPUSet(ids_of_core) & online
         if not siblings:
             continue
-        socket = sockets_of[n][place * len(sockets_of[n]) // in_node]
+        socket = sockets_of[n][index * len(sockets_of[n]) // in_node]
         core = Core(id=siblings.first_id, socket=socket, numa_node=ids[n], cpus=siblings, kind=kind)
         cores[core.id] = core
-        key = (n, socket, 0 if cores_per_l3 is None else place // max(cores_per_l3, 1))
+        key = (n, socket, 0 if cores_per_l3 is None else index // max(cores_per_l3, 1))
         key_of[core.id] = key
         shared[key] = shared.get(key, NO_CPUS) | siblings
     groups = {} if cores_per_l3 == 0 else shared
@@ -163,10 +163,10 @@ def build_synthetic_topology(
             return distances[a][b]
         if a == b:
             return 10
-        near = bool(homes[a] & homes[b])
+        same_socket = bool(homes[a] & homes[b])
         if max(a, b) >= with_cpus:
-            return 17 if near else 28
-        return 12 if near else 21
+            return 17 if same_socket else 28
+        return 12 if same_socket else 21
 
     numa_nodes: dict[int, NUMANode] = {}
     for position, numa_id in enumerate(ids):
@@ -176,7 +176,7 @@ def build_synthetic_topology(
             id=numa_id,
             cpus=CPUSet(i for i, cpu in cpus.items() if cpu.numa_node == numa_id),
             memory_bytes=int(gib * GIB) // 1024 * 1024,  # the kernel counts in KiB
-            distances={ids[other]: numa_node_distance(position, other) for other in range(count)},
+            distances={ids[i]: numa_node_distance(position, i) for i in range(count)},
             hugepages=dict(hugepages or {}) if extra < 0 else {},
         )
     return Topology(
@@ -215,9 +215,9 @@ def sockets_from(cores: Iterable[Core]) -> dict[int, Socket]:
 def synthetic_sysfs_files(
     topology: Topology, memory: MachineMemoryReading | None = None
 ) -> dict[str, str]:
-    """Write a machine as the files of /sys and /proc that the kernel would show, by relative path.
+    """Build the files of /sys and /proc that the kernel would show for a machine, by relative path.
 
-    All memory is free where no reading says otherwise.
+    All memory of NUMA nodes without a reading is free.
     """
     files = {
         f"{_CPU_DIR}/online": f"{topology.online}\n",
@@ -263,7 +263,7 @@ def synthetic_sysfs_files(
 def _cpu_files(topology: Topology) -> dict[str, str]:
     files: dict[str, str] = {}
     for i in topology.present - topology.online:
-        files[f"{_CPU_DIR}/cpu{i}/online"] = "0\n"  # nothing else is left of an offline CPU
+        files[f"{_CPU_DIR}/cpu{i}/online"] = "0\n"  # the only file of an offline CPU
     for core in topology.cores.values():
         for i in core.cpus:
             files[f"{_CPU_DIR}/cpu{i}/topology/physical_package_id"] = f"{core.socket}\n"
@@ -285,7 +285,7 @@ def _numa_node_files(
     topology: Topology, numa_node: NUMANode, reading: NUMAMemoryReading
 ) -> dict[str, str]:
     directory = f"{_NODE_DIR}/node{numa_node.id}"
-    distances = " ".join(str(numa_node.distances[other]) for other in topology.numa_ids)
+    distances = " ".join(str(numa_node.distances[i]) for i in topology.numa_ids)
     files = {
         f"{directory}/cpulist": f"{numa_node.cpus}\n",
         f"{directory}/distance": f"{distances}\n",
@@ -312,16 +312,16 @@ def _numa_node_files(
 def _number_cpus(
     positions: Sequence[int], threads: int, order: Numbering, numbers: Iterator[int]
 ) -> list[list[int]]:
-    """Give every core its CPU numbers; ``positions`` is the NUMA node of each core, ascending."""
+    """Number the CPUs of every core; ``positions`` is the NUMA node of each core, ascending."""
     members: list[list[int]] = [[] for _ in positions]
     if order is Numbering.ADJACENT:
         for ids in members:
             ids.extend(itertools.islice(numbers, threads))
         return members
     sequence: Sequence[int] = range(len(positions))
-    if order is Numbering.ALTERNATING:  # by place in the NUMA node, then by NUMA node
-        place = [core - bisect_left(positions, position) for core, position in enumerate(positions)]
-        sequence = sorted(sequence, key=lambda core: (place[core], positions[core]))
+    if order is Numbering.ALTERNATING:  # by rank in the NUMA node, then by NUMA node
+        ranks = [core - bisect_left(positions, position) for core, position in enumerate(positions)]
+        sequence = sorted(sequence, key=lambda core: (ranks[core], positions[core]))
     for _ in range(threads):
         for core in sequence:
             members[core].append(next(numbers))

@@ -1,9 +1,9 @@
-"""Reads the machine from /sys and /proc: the only module that knows what is in which file.
+"""Discovery of the machine in /sys and /proc.
 
-What the files mean: Documentation/admin-guide/cputopology.rst, Documentation/ABI/stable/
-sysfs-devices-node and Documentation/ABI/testing/sysfs-devices-system-cpu of the kernel, and
-cpuset(7). Old kernels lack some files and firmware lies in others; what had to be assumed or was
-contradictory is said in `Topology.warnings`, and only a root without any CPU is an error.
+The files are documented in Documentation/admin-guide/cputopology.rst, Documentation/ABI/stable/
+sysfs-devices-node and Documentation/ABI/testing/sysfs-devices-system-cpu of the kernel, and in
+cpuset(7). Old kernels lack some files, and others have wrong values of firmware. Assumptions and
+contradictions are in `Topology.warnings`; only a root without any CPU is an error.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from nri_numa.model.machine import (
 
 _SOCKET_SIBLING_FILES = ("package_cpus", "core_siblings", "book_siblings", "drawer_siblings")
 _LOCAL, _REMOTE = 10, 20
-"""LOCAL_DISTANCE and REMOTE_DISTANCE of the kernel, for what firmware does not tell."""
+"""LOCAL_DISTANCE and REMOTE_DISTANCE of the kernel, for distances that firmware does not report."""
 _MAX_SLIT_DISTANCE = 255  # ACPI's SLIT has one byte for each
 
 _CPU_NAME = re.compile(r"cpu([0-9]{1,5})", re.ASCII)
@@ -53,7 +53,7 @@ def discover_topology(root: Path | str) -> Topology:
     """Read the machine below ``root``; see `nri_numa.machine.tree.open_tree`.
 
     Raises:
-        TopologyError: when no CPU can be found there; odd machines are not errors.
+        TopologyError: no CPU can be found there; odd machines are not errors.
     """
     return discover_tree(open_tree(root))
 
@@ -64,39 +64,39 @@ def discover_tree(tree: Tree) -> Topology:
 
 
 def read_online(root: Path | str) -> CPUSet:
-    """Read which CPUs are online now; cheap enough to look for hot-plug every second.
+    """Read the online CPUs; cheap enough to poll for hot-plug every second.
 
     Raises:
-        TopologyError: when that cannot be read.
+        TopologyError: they cannot be read.
     """
     return _Discovery(open_tree(root)).read_online_cpus()
 
 
 def read_memory(root: Path | str, topology: Topology) -> MachineMemoryReading:
-    """Read what each NUMA node's memory is used for now; a few files per NUMA node.
+    """Read the current use of each NUMA node's memory; a few files per NUMA node.
 
-    A NUMA node that went away reads as all zero.
+    A removed NUMA node reads as all zero.
 
     Raises:
-        TopologyError: when ``root`` is no machine.
+        TopologyError: ``root`` is no machine.
     """
     tree = open_tree(root)
     total = sum(n.memory_bytes for n in topology.numa_nodes.values())
-    low = _machine_low_watermark_bytes(tree, total)
+    watermark = _machine_low_watermark_bytes(tree, total)
     readings: dict[int, NUMAMemoryReading] = {}
     for i, info, directory in _meminfo_by_numa_node(tree, topology):
-        share = low * topology.numa_nodes[i].memory_bytes // max(total, 1)
+        node_watermark = watermark * topology.numa_nodes[i].memory_bytes // max(total, 1)
         readings[i] = NUMAMemoryReading(
             total_bytes=info.get("MemTotal", 0),
             free_bytes=info.get("MemFree", 0),
-            reclaimable_bytes=_reclaimable_bytes(info, share),
+            reclaimable_bytes=_reclaimable_bytes(info, node_watermark),
             free_hugepages=_read_hugepage_bytes(tree, directory, "free_hugepages"),
         )
     return MachineMemoryReading(numa_nodes=readings)
 
 
 def read_memory_totals(tree: Tree, topology: Topology) -> dict[int, tuple[int, dict[int, int]]]:
-    """By NUMA node, MemTotal and the bytes of huge pages by page size, as they are now."""
+    """Read the current MemTotal and bytes of huge pages by page size, by NUMA node."""
     return {
         i: (info.get("MemTotal", 0), _read_hugepage_bytes(tree, directory, "nr_hugepages"))
         for i, info, directory in _meminfo_by_numa_node(tree, topology)
@@ -106,7 +106,7 @@ def read_memory_totals(tree: Tree, topology: Topology) -> dict[int, tuple[int, d
 def _meminfo_by_numa_node(
     tree: Tree, topology: Topology
 ) -> Iterator[tuple[int, dict[str, int], str]]:
-    """Of each NUMA node its meminfo, and the directory with its huge pages."""
+    """Read the meminfo of each NUMA node, and the directory with its huge pages."""
     has_nodes = bool(tree.list_directory(NODE_DIR))
     for i in sorted(topology.numa_nodes):
         directory = f"{NODE_DIR}/node{i}" if has_nodes else "sys/kernel/mm"
@@ -117,26 +117,26 @@ def _meminfo_by_numa_node(
         )
 
 
-def _reclaimable_bytes(info: dict[str, int], low: int) -> int:
-    """Page cache and slab that would be given up, as MemAvailable counts it (proc(5)).
+def _reclaimable_bytes(info: dict[str, int], watermark: int) -> int:
+    """Compute the reclaimable bytes of page cache and slab, as MemAvailable counts them (proc(5)).
 
-    The kernel keeps, of each, up to its low watermark or half, and keeps the watermark free.
+    The kernel retains half of each, at most its low watermark, and keeps the watermark free.
     """
     if "Inactive(file)" in info:
         cache = info.get("Active(file)", 0) + info["Inactive(file)"]
     else:  # kernels before 2.6.28
         cache = max(info.get("FilePages", info.get("Cached", 0)) - info.get("Shmem", 0), 0)
     slab = info.get("SReclaimable", 0)
-    sum_ = cache - min(cache // 2, low) + slab - min(slab // 2, low)
-    return max(sum_ - low, 0)
+    sum_ = cache - min(cache // 2, watermark) + slab - min(slab // 2, watermark)
+    return max(sum_ - watermark, 0)
 
 
 def _machine_low_watermark_bytes(tree: Tree, total: int) -> int:
-    """Bytes that the kernel keeps free on the whole machine: 5/4 of vm.min_free_kbytes."""
+    """Read the bytes that the kernel keeps free on the machine: 5/4 of vm.min_free_kbytes."""
     text = tree.read_file("proc/sys/vm/min_free_kbytes")
     if text is not None and text.isascii() and text.isdigit() and len(text) < 12:
         kib = int(text)
-    else:  # the kernel's default: the root of sixteen times the memory, within bounds
+    else:  # the kernel's default: the square root of 16 times the memory, within bounds
         kib = min(max(isqrt(total // 1024 * 16), 128), 262_144)
     return kib * 1024 * 5 // 4
 
@@ -145,7 +145,7 @@ _IdSetT = TypeVar("_IdSetT", CPUSet, NUMASet)
 
 
 class _Discovery:
-    """One pass over a tree; collects warnings on the way."""
+    """One pass over a tree, which collects warnings."""
 
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
@@ -160,8 +160,8 @@ class _Discovery:
         isolated = self._read_id_list(f"{CPU_DIR}/isolated", CPUSet) or NO_CPUS
 
         claims = self._read_node_directories(online)
-        owner = self._numa_node_by_cpu(online, claims)
-        cores = self._read_cores(online, owner)
+        node_by_cpu = self._numa_node_by_cpu(online, claims)
+        cores = self._read_cores(online, node_by_cpu)
         core_of = {i: core for core in cores.values() for i in core.cpus}
         groups = self._read_l3_groups(online, cores)
         l3_of = {i: group.id for group in groups.values() for i in group.cpus}
@@ -170,7 +170,7 @@ class _Discovery:
                 id=i,
                 core=core_of[i].id,
                 socket=core_of[i].socket,
-                numa_node=owner.get(i),
+                numa_node=node_by_cpu.get(i),
                 l3=l3_of.get(i),
             )
             for i in online
@@ -183,8 +183,8 @@ class _Discovery:
             self._add_warning(f"{limits.source} allows {named}, none of them online; ignored")
         elif allowed != online:
             self._add_warning(f"{limits.source} allows only {cpus_text(allowed)} of {online}")
-        found = find_partitions(self._tree, online - allowed)
-        self._warnings.extend(map(partition_sentence, found))
+        partitions = find_partitions(self._tree, online - allowed)
+        self._warnings.extend(map(partition_sentence, partitions))
         if withheld:
             self._add_warning(f"{limits.source} does not allow memory of {numa_text(withheld)}")
         return Topology(
@@ -192,7 +192,7 @@ class _Discovery:
             cores=cores,
             l3_groups=groups,
             sockets=sockets_from(cores.values()),
-            numa_nodes=self._build_numa_nodes(claims, owner),
+            numa_nodes=self._build_numa_nodes(claims, node_by_cpu),
             online=online,
             present=present,
             possible=present if possible is None else possible | present,
@@ -200,18 +200,18 @@ class _Discovery:
             allowed=allowed,
             withheld_memory=withheld,
             nohz_full=self._read_nohz_full() & present,
-            partitions=found,
+            partitions=partitions,
             warnings=tuple(self._warnings),
         )
 
     def _read_nohz_full(self) -> CPUSet:
-        """CPUs that the kernel was started with as ``nohz_full``; some kernels print NULL."""
+        """Read the CPUs of the kernel parameter ``nohz_full``; some kernels print NULL."""
         name = f"{CPU_DIR}/nohz_full"
         untold = self._tree.read_file(name) == "(null)"
         return (None if untold else self._read_id_list(name, CPUSet)) or NO_CPUS
 
     def read_online_cpus(self) -> CPUSet:
-        """Online CPUs, from the list or, on kernels without it, from each CPU's own file."""
+        """Read the online CPUs from the list or, on kernels without it, from each CPU's file."""
         name = f"{CPU_DIR}/online"
         text = self._tree.read_file(name)
         if text is None:
@@ -220,32 +220,32 @@ class _Discovery:
                 for i in self._cpus_with_directory()
                 if self._tree.read_file(f"{CPU_DIR}/cpu{i}/online") != "0"
             )
-            found = "no CPU is listed in it"
+            problem = "no CPU is listed in it"
         else:
             try:
                 online = CPUSet.parse(text)
             except ListFormatError as e:
                 raise TopologyError(self._source_path(name), f"is not a list of CPUs: {e}") from e
-            found = "lists no CPU"
+            problem = "lists no CPU"
         if not online:
-            raise TopologyError(self._source_path(CPU_DIR if text is None else name), found)
+            raise TopologyError(self._source_path(CPU_DIR if text is None else name), problem)
         return online
 
     # -- NUMA nodes -----------------------------------------------------------------------------
 
     def _read_node_directories(self, online: CPUSet) -> dict[int, NUMANode]:
-        """Read every online NUMA node, by id; one made-up node 0 where the kernel has none.
+        """Read every online NUMA node, by id; a synthetic node 0 if the kernel has none.
 
-        Their CPUs are what their directories say, which may be the same for several.
+        Their CPUs are those of their directories, and several may list the same CPU.
         """
         tree = self._tree
         listed = self._read_id_list(f"{NODE_DIR}/online", NUMASet)
         directories = _ids_in_names(_NODE_NAME, tree.list_directory(NODE_DIR), NUMASet)
         ids = directories if listed is None else listed & directories
         if listed is not None and listed != ids:
-            bare = listed - ids
-            which = numa_text(bare, "is online but has", "are online but have")
-            self._add_warning(f"{which} no directory; ignored")
+            missing = listed - ids
+            subject = numa_text(missing, "is online but has", "are online but have")
+            self._add_warning(f"{subject} no directory; ignored")
         if not ids:
             self._add_warning("the kernel reports no NUMA nodes; everything belongs to NUMA node 0")
             info = _read_meminfo(tree, "proc/meminfo")
@@ -283,96 +283,96 @@ class _Discovery:
             )
         for i, claim in claims.items():
             if not claim.memory_bytes:
-                what = "CPUs but no memory" if claim.cpus else "neither CPUs nor memory"
-                self._remark_on_node(i, what)
+                remark = "CPUs but no memory" if claim.cpus else "neither CPUs nor memory"
+                self._remark_on_node(i, remark)
         for (text, *verb), remarked in self._nodes_by_remark.items():
             self._add_warning(f"{numa_text(NUMASet(remarked), *verb)} {text}")
         return claims
 
     def _read_memory_initiators(self, directory: str) -> NUMASet:
-        """The NUMA nodes from which memory is best reached: those with CPUs, else any (numaperf).
+        """Read the initiators with the best access to memory: NUMA nodes with CPUs, else any.
 
-        ``access1`` is the same as ``access0`` without devices that reach memory too.
+        See numaperf: ``access1`` is ``access0`` without devices that access memory too.
         """
         for access in ("access1", "access0"):
             names = self._tree.list_directory(f"{directory}/{access}/initiators")
-            found = _ids_in_names(_NODE_NAME, names, NUMASet)
-            if found:
-                return found
+            initiators = _ids_in_names(_NODE_NAME, names, NUMASet)
+            if initiators:
+                return initiators
         return NO_NUMA_NODES
 
     def _read_memory_tiers(self) -> dict[int, int]:
-        """Memory tier by NUMA node; empty on kernels before 6.1."""
-        found: dict[int, int] = {}
+        """Read the memory tiers by NUMA node; empty on kernels before 6.1."""
+        tier_by_node: dict[int, int] = {}
         for name in self._tree.list_directory(TIER_DIR):
             match = _TIER_NAME.fullmatch(name)
             if match:
                 nodes = self._read_id_list(f"{TIER_DIR}/{name}/nodelist", NUMASet)
-                found.update(dict.fromkeys(nodes or NO_NUMA_NODES, int(match[1])))
-        return found
+                tier_by_node.update(dict.fromkeys(nodes or NO_NUMA_NODES, int(match[1])))
+        return tier_by_node
 
     def _read_node_distances(self, numa_id: int, ids: NUMASet) -> dict[int, int]:
-        """Read one row; it has a column for each *online* NUMA node in order."""
+        """Read the distances of one NUMA node, which are to each *online* NUMA node in order."""
         text = self._tree.read_file(f"{NODE_DIR}/node{numa_id}/distance")
-        words, count = (text or "").split(), len(ids)
-        row = [int(w) for w in words if w.isascii() and w.isdigit() and len(w) <= 3]
-        if len(row) == len(words) == count and all(_LOCAL <= d <= _MAX_SLIT_DISTANCE for d in row):
+        values, count = (text or "").split(), len(ids)
+        row = [int(w) for w in values if w.isascii() and w.isdigit() and len(w) <= 3]
+        if len(row) == len(values) == count and all(_LOCAL <= d <= _MAX_SLIT_DISTANCE for d in row):
             return dict(zip(ids, row, strict=True))
-        found = f"the distances {text[:60]!r}" if text else "no distances"
+        distances_text = f"the distances {text[:60]!r}" if text else "no distances"
         text = (
-            f"{found}, not {count} numbers from 10 to 255; "
+            f"{distances_text}, not {count} numbers from 10 to 255; "
             f"{_LOCAL} to itself and {_REMOTE} to others are assumed"
         )
         self._remark_on_node(numa_id, text, "reports", "report")
         return {i: _LOCAL if i == numa_id else _REMOTE for i in ids}
 
     def _numa_node_by_cpu(self, online: CPUSet, claims: dict[int, NUMANode]) -> dict[int, int]:
-        """Give each CPU one NUMA node."""
+        """Assign one NUMA node to each CPU."""
         claimants: dict[int, list[int]] = {}
         for numa_id, claim in claims.items():  # ascending, so that the lists are too
             for i in claim.cpus:
                 claimants.setdefault(i, []).append(numa_id)
         shared = CPUSet(i for i, nodes in claimants.items() if len(nodes) > 1)
-        owner = {i: nodes[0] for i, nodes in claimants.items()}
+        node_by_cpu = {i: nodes[0] for i, nodes in claimants.items()}
         if shared:
-            # The link is made from the table by which the kernel itself picks the local node.
+            # The kernel creates the link from the table by which it selects the local node.
             # Order: a linked NUMA node before others, then the lowest id.
             for i in shared:
                 linked = [n for n in claimants[i] if self._tree.exists(f"{CPU_DIR}/cpu{i}/node{n}")]
-                owner[i] = (linked or claimants[i])[0]
+                node_by_cpu[i] = (linked or claimants[i])[0]
             nodes = NUMASet(n for i in shared for n in claimants[i])
             self._add_warning(
                 f"{numa_text(nodes)} all claim {cpus_text(shared)}; each CPU is counted for the "
                 "one that its own directory links to, else the lowest"
             )
-        lost = online - CPUSet(owner)
-        whose = f"{cpus_text(lost, 'belongs', 'belong')}"
+        unassigned = online - CPUSet(node_by_cpu)
+        subject = f"{cpus_text(unassigned, 'belongs', 'belong')}"
         possible = self._read_id_list(f"{NODE_DIR}/possible", NUMASet) or NUMASet(claims)
-        if lost and len(claims) == 1 and possible <= NUMASet(claims):
-            (only,) = claims
-            self._add_warning(f"{whose} to no NUMA node; the only one, {only}, is assumed")
-            owner.update(dict.fromkeys(lost, only))
-        elif lost:
-            # Theirs may be offline, and what is not known is not near.
-            self._add_warning(f"{whose} to no NUMA node")
-        return owner
+        if unassigned and len(claims) == 1 and possible <= NUMASet(claims):
+            (numa_node,) = claims
+            self._add_warning(f"{subject} to no NUMA node; the only one, {numa_node}, is assumed")
+            node_by_cpu.update(dict.fromkeys(unassigned, numa_node))
+        elif unassigned:
+            # Their NUMA node may be offline, and an unknown one is not local.
+            self._add_warning(f"{subject} to no NUMA node")
+        return node_by_cpu
 
     def _build_numa_nodes(
-        self, claims: dict[int, NUMANode], owner: dict[int, int]
+        self, claims: dict[int, NUMANode], node_by_cpu: dict[int, int]
     ) -> dict[int, NUMANode]:
         members: dict[int, int] = dict.fromkeys(claims, 0)
-        for i, numa_id in owner.items():
+        for i, numa_id in node_by_cpu.items():
             members[numa_id] |= 1 << i
         ids = list(claims)
         table = {i: claim.distances for i, claim in claims.items()}
         pairs = [(a, b) for a in ids for b in ids if a < b]
-        odd = [(a, b) for a, b in pairs if table[a][b] != table[b][a]]
-        if odd:
-            a, b = odd[0]
-            more = f", and {len(odd) - 1} more pairs differ" if len(odd) > 1 else ""
+        asymmetric = [(a, b) for a, b in pairs if table[a][b] != table[b][a]]
+        if asymmetric:
+            a, b = asymmetric[0]
+            suffix = f", and {len(asymmetric) - 1} more pairs differ" if len(asymmetric) > 1 else ""
             self._add_warning(
                 f"the distance from NUMA node {a} to {b} is {table[a][b]} and back "
-                f"{table[b][a]}{more}"
+                f"{table[b][a]}{suffix}"
             )
         if pairs and any(table[a][b] <= table[a][a] for a in ids for b in ids if a != b):
             self._add_warning(
@@ -382,13 +382,13 @@ class _Discovery:
 
     # -- cores and caches -----------------------------------------------------------------------
 
-    def _read_cores(self, online: CPUSet, owner: dict[int, int]) -> dict[int, Core]:
-        """Read cores, by id. Only the first thread of a core is read."""
+    def _read_cores(self, online: CPUSet, node_by_cpu: dict[int, int]) -> dict[int, Core]:
+        """Read cores, by id, from the files of their first threads."""
         siblings_of: dict[int, CPUSet] = {}
-        done = 0
-        untold, torn, clashing = [], [], []
+        core_bits = 0
+        unlisted_cpus, split_cpus, conflict_cpus = [], [], []
         for i in online:
-            if done >> i & 1:
+            if core_bits >> i & 1:
                 continue
             directory = f"{CPU_DIR}/cpu{i}/topology"
             siblings = self._read_cpu_list_or_mask(
@@ -399,40 +399,40 @@ class _Discovery:
                     f"{directory}/core_cpus_list", f"{directory}/core_cpus"
                 )
             if siblings is None:
-                untold.append(i)
+                unlisted_cpus.append(i)
             claimed = CPUSet.from_bits((siblings or NO_CPUS).bits | 1 << i) & online
-            if claimed.bits & done:
-                clashing.append(i)
-                claimed = CPUSet.from_bits(claimed.bits & ~done)
-            done |= claimed.bits
+            if claimed.bits & core_bits:
+                conflict_cpus.append(i)
+                claimed = CPUSet.from_bits(claimed.bits & ~core_bits)
+            core_bits |= claimed.bits
             siblings_of[i] = claimed
-            if len({owner.get(c) for c in claimed}) > 1:
-                torn.append(i)
-        if untold:
-            cpus = CPUSet(untold)
+            if len({node_by_cpu.get(c) for c in claimed}) > 1:
+                split_cpus.append(i)
+        if unlisted_cpus:
+            cpus = CPUSet(unlisted_cpus)
             self._add_warning(
                 f"{cpus_text(cpus, 'reports', 'report')} no siblings; each is taken for a core"
             )
-        if clashing:
+        if conflict_cpus:
             self._add_warning(
-                f"the siblings of {cpus_text(CPUSet(clashing))} contradict those of lower CPUs"
+                f"the siblings of {cpus_text(CPUSet(conflict_cpus))} contradict those of lower CPUs"
             )
         socket_of = self._read_core_sockets(siblings_of, online)
-        if torn:
+        if split_cpus:
             self._add_warning(
-                f"the {inflect_for_ids(CPUSet(torn), 'core', 'cores')} of "
-                f"{cpus_text(CPUSet(torn))} "
-                f"{inflect_for_ids(CPUSet(torn), 'has', 'have')} threads on several NUMA nodes; "
-                "the lowest thread's counts"
+                f"the {inflect_for_ids(CPUSet(split_cpus), 'core', 'cores')} of "
+                f"{cpus_text(CPUSet(split_cpus))} "
+                f"{inflect_for_ids(CPUSet(split_cpus), 'has', 'have')} threads on several NUMA "
+                "nodes; the lowest thread's counts"
             )
-        kinds = self._read_hybrid_core_kinds(siblings_of)
+        kind_by_core = self._read_hybrid_core_kinds(siblings_of)
         return {
             i: Core(
                 id=i,
                 socket=socket_of[i],
-                numa_node=owner.get(i),
+                numa_node=node_by_cpu.get(i),
                 cpus=siblings,
-                kind=kinds.get(i, CoreKind.STANDARD),
+                kind=kind_by_core.get(i, CoreKind.STANDARD),
             )
             for i, siblings in siblings_of.items()
         }
@@ -440,86 +440,86 @@ class _Discovery:
     def _read_core_sockets(
         self, siblings_of: Mapping[int, CPUSet], online: CPUSet
     ) -> dict[int, int]:
-        """Socket of each core.
+        """Read the socket of each core.
 
-        The usual file is ``physical_package_id``. It holds -1 where firmware says nothing (s390,
-        some Arm machines and virtual ones), and on s390 it is only unique within a book and a
-        drawer; the lists of siblings tell the same thing in another way.
+        The usual file is ``physical_package_id``. It is -1 if firmware reports none (s390, some Arm
+        and virtual machines), and on s390 it is only unique within a book and a drawer. The lists
+        of siblings show the same in another way.
         """
         number = self._read_number
-        books = any(
+        is_s390 = any(
             number(f"{CPU_DIR}/cpu{i}/topology/{level}_id") is not None
             for i in list(siblings_of)[:1]
             for level in ("book", "drawer")
         )
         key_of: dict[int, tuple[int, ...]] = {}
-        unplaced: list[int] = []
+        unplaced_cores: list[int] = []
         without_id: list[int] = []
         for i, threads in siblings_of.items():
             directory = f"{CPU_DIR}/cpu{i}/topology"
             package = number(f"{directory}/physical_package_id")
             if package is not None:
-                above = (number(f"{directory}/{level}_id") for level in ("drawer", "book"))
+                ids = (number(f"{directory}/{level}_id") for level in ("drawer", "book"))
                 key_of[i] = (
-                    (*((-1 if n is None else n) for n in above), package) if books else (package,)
+                    (*((-1 if n is None else n) for n in ids), package) if is_s390 else (package,)
                 )
                 continue
             for name in _SOCKET_SIBLING_FILES:
                 siblings = self._read_cpu_list_or_mask(
                     f"{directory}/{name}_list", f"{directory}/{name}"
                 )
-                # A core that is all by itself says no more than that nothing is known.
+                # A list with nothing but the core means that the socket is unknown.
                 if siblings is not None and len(siblings & online) > len(threads):
                     key_of[i] = ((siblings & online).bits, 0, 0, 0)
                     without_id.append(i)
                     break
             else:
-                unplaced.append(i)
-        if unplaced:
-            whose = cpus_text(CPUSet(unplaced), "reports", "report")
-            self._add_warning(f"{whose} no socket; socket 0 is assumed")
+                unplaced_cores.append(i)
+        if unplaced_cores:
+            subject = cpus_text(CPUSet(unplaced_cores), "reports", "report")
+            self._add_warning(f"{subject} no socket; socket 0 is assumed")
         if without_id:
-            whose = cpus_text(CPUSet(without_id), "reports", "report")
+            subject = cpus_text(CPUSet(without_id), "reports", "report")
             self._add_warning(
-                f"{whose} no package id that can be read; the socket is taken from its siblings"
+                f"{subject} no package id that can be read; the socket is taken from its siblings"
             )
-        # The kernel's number where that is unique, else the lowest that is free.
+        # The kernel's number if it is unique, else the lowest unused one.
         keys = list(dict.fromkeys(key_of.values()))  # in order of their lowest CPU
-        given = [k[-1] for k in keys if len(k) < 4]
+        package_ids = [k[-1] for k in keys if len(k) < 4]
         numbers: dict[tuple[int, ...], int] = {}
-        if len(set(given)) == len(given):
+        if len(set(package_ids)) == len(package_ids):
             numbers = {k: k[-1] for k in keys if len(k) < 4}
-        free = (n for n in range(len(keys) + len(given) + 1) if n not in numbers.values())
+        unused = (n for n in range(len(keys) + len(package_ids) + 1) if n not in numbers.values())
         for key in keys:
             if key not in numbers:
-                numbers[key] = next(free)
+                numbers[key] = next(unused)
         return {i: numbers[key_of[i]] if i in key_of else 0 for i in siblings_of}
 
     def _read_hybrid_core_kinds(self, siblings_of: dict[int, CPUSet]) -> dict[int, CoreKind]:
-        """Tell performance and efficient cores apart, by core id; empty on uniform machines."""
-        known: dict[int, CoreKind] = {}
+        """Read the kind of each core, performance or efficient; empty on uniform machines."""
+        kind_by_core: dict[int, CoreKind] = {}
         for kind, unit in ((CoreKind.PERFORMANCE, "core"), (CoreKind.EFFICIENT, "atom")):
             cpus = self._read_id_list(f"sys/devices/cpu_{unit}/cpus", CPUSet) or NO_CPUS
-            known.update({i: kind for i in siblings_of if i in cpus})
-        if known:
-            return known
-        first = next(iter(siblings_of))
-        if self._tree.exists(f"{CPU_DIR}/cpu{first}/cpu_capacity"):
-            # Arm: 1024 is the fastest core at its highest frequency. Single bins differ by a few
-            # percent between equal cores; another micro-architecture has three quarters or less.
+            kind_by_core.update({i: kind for i in siblings_of if i in cpus})
+        if kind_by_core:
+            return kind_by_core
+        first_core = next(iter(siblings_of))
+        if self._tree.exists(f"{CPU_DIR}/cpu{first_core}/cpu_capacity"):
+            # Arm: 1024 is the fastest core at its highest frequency. Equal cores differ by a few
+            # percent; another micro-architecture has three quarters or less.
             capacity = {
                 i: self._read_number(f"{CPU_DIR}/cpu{i}/cpu_capacity") or 0 for i in siblings_of
             }
             slow = {i for i, c in capacity.items() if 0 < c <= max(capacity.values()) * 3 // 4}
         else:
             # x86 without the performance counters' files: efficient cores have one thread and a
-            # lower top speed than each core with several (a core with a thread offline has not).
+            # lower top speed than any core with several, unlike a core with an offline thread.
             slow = {i for i, cpus in siblings_of.items() if len(cpus) == 1}
             if len(slow) in (0, len(siblings_of)):
                 return {}
             speed = {i: self._read_cpu_speed(i) for i in siblings_of}
-            least = min(speed[i] for i in siblings_of if i not in slow)
-            if max(speed[i] for i in slow) >= least:
+            min_speed = min(speed[i] for i in siblings_of if i not in slow)
+            if max(speed[i] for i in slow) >= min_speed:
                 return {}
         if not slow:
             return {}
@@ -535,16 +535,16 @@ class _Discovery:
     def _read_l3_groups(self, online: CPUSet, cores: dict[int, Core]) -> dict[int, L3Group]:
         """Read groups of CPUs with one level 3 cache, by id."""
         groups: dict[int, L3Group] = {}
-        done = NO_CPUS
+        grouped_cpus = NO_CPUS
         usual = "index3"
-        clashing = []
+        conflicts = []
         for i in online:
-            if i in done:
+            if i in grouped_cpus:
                 continue
             directory = f"{CPU_DIR}/cpu{i}/cache"
             if self._tree.read_file(f"{directory}/{usual}/level") == "3":
                 index = usual
-            else:  # the number after "index" only counts the caches
+            else:  # the number in "index3" is a serial number and not the level
                 for index in self._tree.list_directory(directory):
                     if self._tree.read_file(f"{directory}/{index}/level") == "3":
                         usual = index
@@ -555,43 +555,43 @@ class _Discovery:
                 f"{directory}/{index}/shared_cpu_list", f"{directory}/{index}/shared_cpu_map"
             )
             if not shared:
-                continue  # an empty map is no cache
+                continue  # an empty map means no cache
             members = CPUSet.from_bits(shared.bits | 1 << i) & online
-            if members & done:
-                clashing.append(i)
-                members -= done
+            if members & grouped_cpus:
+                conflicts.append(i)
+                members -= grouped_cpus
             groups[i] = L3Group(id=i, cpus=members)
-            done |= members
-        if clashing:
+            grouped_cpus |= members
+        if conflicts:
             self._add_warning(
-                f"the L3 caches of {cpus_text(CPUSet(clashing))} contradict those of lower CPUs"
+                f"the L3 caches of {cpus_text(CPUSet(conflicts))} contradict those of lower CPUs"
             )
         return groups or self._read_l3_substitutes(online, cores)
 
     def _read_l3_substitutes(self, online: CPUSet, cores: dict[int, Core]) -> dict[int, L3Group]:
-        """What to keep together where the kernel tells no caches: dies, else clusters of cores.
+        """Read groups that stand for L3 caches if the kernel reports none: dies, else clusters.
 
-        Only what is larger than a core and, somewhere, smaller than a socket says anything.
+        They count if a group is larger than a core and smaller than its socket.
         """
         sockets = sockets_from(cores.values())
         for noun, name in (("dies", "die_cpus"), ("clusters of cores", "cluster_cpus")):
             groups: dict[int, L3Group] = {}
-            done = NO_CPUS
-            telling = False
+            grouped_cpus = NO_CPUS
+            has_groups = False
             for i, core in cores.items():
-                if i in done:
+                if i in grouped_cpus:
                     continue
                 directory = f"{CPU_DIR}/cpu{i}/topology"
-                found = (
+                siblings = (
                     self._read_cpu_list_or_mask(f"{directory}/{name}_list", f"{directory}/{name}")
                     or NO_CPUS
                 )
-                members = ((found | core.cpus) & online) - done
+                members = ((siblings | core.cpus) & online) - grouped_cpus
                 groups[i] = L3Group(id=i, cpus=members)
-                done |= members
-                rest = sockets[core.socket].cpus - members
-                telling = telling or (members != core.cpus and bool(rest))
-            if telling:
+                grouped_cpus |= members
+                other_cpus = sockets[core.socket].cpus - members
+                has_groups = has_groups or (members != core.cpus and bool(other_cpus))
+            if has_groups:
                 self._add_warning(f"the kernel reports no L3 caches; {noun} are taken for them")
                 return groups
         return {}
@@ -604,7 +604,7 @@ class _Discovery:
     def _remark_on_node(
         self, numa_id: int, text: str, verb: str = "has", plural_verb: str = "have"
     ) -> None:
-        """Warn once for all NUMA nodes of which the same is to be said: there may be dozens."""
+        """Record a warning, one sentence for all NUMA nodes with the same text."""
         self._nodes_by_remark.setdefault((text, verb, plural_verb), []).append(numa_id)
 
     def _source_path(self, name: str) -> str:
@@ -614,7 +614,7 @@ class _Discovery:
         return _ids_in_names(_CPU_NAME, self._tree.list_directory(CPU_DIR), CPUSet)
 
     def _read_id_list(self, name: str, kind: type[_IdSetT]) -> _IdSetT | None:
-        """Read a file in list format; None when it is missing or not that, which is said."""
+        """Read a file in list format; None if it is missing, or invalid, which is a warning."""
         text = self._tree.read_file(name)
         if text is None:
             return None
@@ -627,8 +627,7 @@ class _Discovery:
     def _read_cpu_list_or_mask(self, list_name: str, mask_name: str) -> CPUSet | None:
         """Read CPUs from a list, or from the mask that older kernels have instead.
 
-        A list that is empty is not believed where the mask is not: some virtual file systems show
-        such.
+        The mask counts if the list is empty: some virtual file systems have such lists.
         """
         cpus = self._read_id_list(list_name, CPUSet)
         if cpus:
@@ -643,14 +642,14 @@ class _Discovery:
         return CPUSet.from_bits(int(digits, 16))
 
     def _read_number(self, name: str) -> int | None:
-        """Read a number that is not negative; None when there is something else or nothing."""
+        """Read a number that is not negative; None if the file is missing or has something else."""
         text = self._tree.read_file(name)
         return int(text) if text is not None and re.fullmatch("[0-9]{1,12}", text) else None
 
 
 def _ids_in_names(pattern: re.Pattern[str], names: Iterable[str], kind: type[_IdSetT]) -> _IdSetT:
-    found = (pattern.fullmatch(name) for name in names)
-    return kind(int(m[1]) for m in found if m and int(m[1]) < kind.LIMIT)
+    matches = (pattern.fullmatch(name) for name in names)
+    return kind(int(m[1]) for m in matches if m and int(m[1]) < kind.LIMIT)
 
 
 def _read_meminfo(tree: Tree, name: str) -> dict[str, int]:

@@ -1,7 +1,7 @@
 """Files of a machine's /sys and /proc, from a directory or from an archive of one.
 
 An archive is untrusted (users attach them to bug reports): it is streamed once, nothing is written
-to disk, only files that describe the machine are kept, and every quantity has a limit.
+to disk, only files that describe the machine are retained, and every quantity has a limit.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ PCI_DIR = "sys/bus/pci/devices"
 PCI_FILES = ("class", "device", "numa_node", "vendor")
 
 MAX_TREE_FILE_BYTES = 2 << 20
-"""Bytes of one file; a cpulist of 8,192 CPUs in the worst order has 40 KiB, and /proc/schedstat
-some 1.5 for each CPU."""
+"""Maximum bytes of one file; a cpulist of 8,192 CPUs in the worst order has 40 KiB, and
+/proc/schedstat some 1.5 KiB for each CPU."""
 _READ_BYTES = 64 * 1024
-"""Bytes asked for in one read."""
+"""Bytes of one read."""
 MAX_ARCHIVE_KEPT_BYTES = 64 << 20
-"""Bytes of all files kept from an archive."""
+"""Maximum bytes of all files retained from an archive."""
 MAX_ARCHIVE_UNPACKED_BYTES = 512 << 20
-"""Bytes an archive may unpack to; a capture of everything a 128-CPU machine shows has 12 MiB."""
+"""Maximum bytes of an unpacked archive; a complete capture of a 128-CPU machine has 12 MiB."""
 MAX_ARCHIVE_MEMBERS = 500_000
-"""Members of an archive."""
+"""Maximum members of an archive."""
 
 _HUGEPAGES_PATTERN = r"hugepages/hugepages-\d+kB/(nr|free)_hugepages"
 CAPTURED_PATHS = re.compile(
@@ -57,20 +57,19 @@ CAPTURED_PATHS = re.compile(
     """,
     re.VERBOSE | re.ASCII,
 )
-"""Files that describe a machine and not its owner; `nri-numa capture` packs only these."""
+"""Files that describe the machine and nothing private; `nri-numa capture` packs only these."""
 
 LINK_PATHS = re.compile(
     r"sys/devices/system/(cpu/cpu\d+|node/node\d+/access[01]/initiators)/node(\d+)", re.ASCII
 )
-"""Links whose existence says which NUMA node the kernel itself uses for a CPU, and from which NUMA
-nodes the memory of one is best reached."""
+"""Links that show the kernel's NUMA node of a CPU, and the initiators of a NUMA node's memory."""
 
 _CPUSET_LIMIT_PATHS = re.compile(
     r"proc/self/(status|cpuset)|proc/mounts|.*/(cpuset\.)?(cpus|mems|effective_(cpus|mems))"
     r"|.*/cpuset\.(cpus|mems)\.effective",
     re.ASCII,
 )
-"""Files that say which CPUs and NUMA nodes the capturing process could use; read, never packed."""
+"""Files with the CPUs and NUMA nodes that a process may use; read, never packed."""
 
 
 class Tree(Protocol):
@@ -83,45 +82,45 @@ class Tree(Protocol):
     source: str
 
     def read_file(self, name: str) -> str | None:
-        """Text of a file without white space and NULs at its ends; None when there is none."""
+        """Read the text of a file, stripped of white space and NULs; None if it is missing."""
         ...
 
     def list_directory(self, name: str) -> list[str]:
-        """Sorted names in a directory; empty when there is none."""
+        """List the names in a directory, sorted; empty if it is missing."""
         ...
 
     def exists(self, name: str) -> bool:
-        """Say whether there is a file, directory or link (even a broken one) of that name."""
+        """Return True if a file, directory or link, even a broken one, has that name."""
         ...
 
     def walk_files(self) -> Iterator[str]:
-        """All files and links that describe CPUs and NUMA nodes, known to us or not."""
+        """List all files and links that describe CPUs and NUMA nodes, whether read here or not."""
         ...
 
 
 def _decode_file(data: bytes) -> str:
-    # Tools that copy sysfs with the size that stat() says pad the files with NULs.
+    # Tools that copy sysfs by the size of stat() pad the files with NULs.
     return data.decode("utf-8", "replace").strip("\0 \t\r\n")
 
 
 class DirectoryTree:
-    """The live machine or an unpacked capture."""
+    """Tree of the live machine or of an unpacked capture."""
 
     def __init__(self, root: Path) -> None:
         self.source = str(root)
         self._prefix = self.source.rstrip("/") + "/"
 
     def read_file(self, name: str) -> str | None:
-        """Text of a file; a CPU that goes offline while we read makes files vanish."""
+        """Read the text of a file; files disappear if a CPU goes offline meanwhile."""
         try:
             fd = os.open(self._prefix + name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError:
             return None
         data = b""
         try:
-            # proc/mounts and proc/schedstat give at once what whole lines fit into a page.
-            while len(data) < MAX_TREE_FILE_BYTES and (more := os.read(fd, _READ_BYTES)):
-                data += more
+            # A read of proc/mounts or proc/schedstat returns the whole lines that fit into a page.
+            while len(data) < MAX_TREE_FILE_BYTES and (chunk := os.read(fd, _READ_BYTES)):
+                data += chunk
         except OSError:
             return None
         finally:
@@ -140,7 +139,7 @@ class DirectoryTree:
         return os.path.lexists(self._prefix + name)
 
     def walk_files(self) -> Iterator[str]:
-        """Files and links below the CPU and NUMA node directories, and single files of /proc."""
+        """List files and links of CPUs and NUMA nodes, and single files of /proc."""
         for top in (CPU_DIR, NODE_DIR, TIER_DIR, "sys/kernel/mm/hugepages"):
             for directory, subdirectories, files in os.walk(self._prefix + top):
                 subdirectories.sort()
@@ -163,14 +162,14 @@ class DirectoryTree:
 
 
 class ArchiveTree:
-    """A capture in one tar file, held in memory."""
+    """Tree of a capture in one tar file, in memory."""
 
     def __init__(
-        self, source: str, files: dict[str, str], links: set[str], other: set[str]
+        self, source: str, files: dict[str, str], links: set[str], other_names: set[str]
     ) -> None:
         self.source = source
         self._files = files
-        self._other = other
+        self._other = other_names
         self._names = links | set(files)
         self._children: dict[str, set[str]] = {}
         for name in sorted(self._names):
@@ -195,7 +194,7 @@ class ArchiveTree:
         return name in self._names or name in self._children
 
     def walk_files(self) -> Iterator[str]:
-        """Everything that was in the archive, kept or not."""
+        """List all members of the archive, retained or not."""
         yield from sorted(self._names | self._other)
 
 
@@ -207,7 +206,7 @@ def open_tree(root: Path | str) -> Tree:
             directory with a ``sys/`` is the capture, or a tar archive (plain, gzip, bzip2, xz).
 
     Raises:
-        TopologyError: when there is no description of CPUs there.
+        TopologyError: it has no description of CPUs.
     """
     path = Path(root)
     try:
@@ -236,32 +235,32 @@ def _open_directory(path: Path) -> Tree:
         raise TopologyError(
             str(path), f"holds {len(nested)} machines; expected one, such as {nested[0].name}"
         )
-    found = f"there is no {CPU_DIR} in it"
+    problem = f"there is no {CPU_DIR} in it"
     if (path / "devices/system/cpu").is_dir():
-        found += "; give the directory that holds sys/, not sys/ itself"
-    raise TopologyError(str(path), found)
+        problem += "; give the directory that holds sys/, not sys/ itself"
+    raise TopologyError(str(path), problem)
 
 
 class _SizeLimitedStream:
-    """Ends a decompressed stream that grows beyond all measure."""
+    """Decompressed stream that fails above `MAX_ARCHIVE_UNPACKED_BYTES`."""
 
-    def __init__(self, stream: IO[bytes] | gzip.GzipFile, where: str) -> None:
+    def __init__(self, stream: IO[bytes] | gzip.GzipFile, source: str) -> None:
         self._stream = stream
-        self._left = MAX_ARCHIVE_UNPACKED_BYTES
-        self._where = where
+        self._remaining = MAX_ARCHIVE_UNPACKED_BYTES
+        self._source = source
 
     def read(self, size: int = -1, /) -> bytes:
         data = self._stream.read(size)
-        self._left -= len(data)
-        if self._left < 0:
+        self._remaining -= len(data)
+        if self._remaining < 0:
             raise TopologyError(
-                self._where, f"unpacks to more than {MAX_ARCHIVE_UNPACKED_BYTES >> 20} MiB"
+                self._source, f"unpacks to more than {MAX_ARCHIVE_UNPACKED_BYTES >> 20} MiB"
             )
         return data
 
 
 def _decompress_stream(raw: IO[bytes], magic: bytes) -> IO[bytes] | gzip.GzipFile:
-    # An agent on a real machine opens no archive, and keeps none of this in memory.
+    # Imported here: an agent on a real machine opens no archive.
     import bz2
     import gzip
     import lzma
@@ -275,49 +274,49 @@ def _decompress_stream(raw: IO[bytes], magic: bytes) -> IO[bytes] | gzip.GzipFil
     return raw
 
 
-# The key holds time and size, so that a replaced archive is read anew; read_memory() and
-# read_online() come back to the same archive every second.
+# The key has time and size, so that a replaced archive is read again; read_memory() and
+# read_online() open the same archive every second.
 @lru_cache(maxsize=4)
-def _open_archive(where: str, mtime_ns: int, size: int) -> Tree:
+def _open_archive(source: str, mtime_ns: int, size: int) -> Tree:
     import lzma
     import tarfile
     import zlib
 
     files: dict[str, str] = {}
     links: set[str] = set()
-    other: set[str] = set()
-    kept = 0
+    other_names: set[str] = set()
+    kept_bytes = 0
     try:
-        with open(where, "rb") as raw:
+        with open(source, "rb") as raw:
             magic = raw.read(6)
             raw.seek(0)
-            # Any: reading a stream needs nothing but read(), which typeshed does not say.
-            stream: Any = _SizeLimitedStream(_decompress_stream(raw, magic), where)
+            # Any: a stream needs only read(), which typeshed does not express.
+            stream: Any = _SizeLimitedStream(_decompress_stream(raw, magic), source)
             with tarfile.open(fileobj=stream, mode="r|") as archive:
                 for count, member in enumerate(archive, 1):
                     if count > MAX_ARCHIVE_MEMBERS:
-                        raise TopologyError(where, f"has more than {MAX_ARCHIVE_MEMBERS} members")
+                        raise TopologyError(source, f"has more than {MAX_ARCHIVE_MEMBERS} members")
                     name = _safe_name(member.name)
                     if name is None or member.isdir():
                         continue
                     inner = _strip_capture_directory(name)
                     if member.issym() or member.islnk():
-                        (links if LINK_PATHS.fullmatch(inner) else other).add(name)
+                        (links if LINK_PATHS.fullmatch(inner) else other_names).add(name)
                     elif member.isreg() and _is_relevant_path(inner):
                         data = archive.extractfile(member)
                         text = b"" if data is None else data.read(MAX_TREE_FILE_BYTES)
-                        kept += len(text)
-                        if kept > MAX_ARCHIVE_KEPT_BYTES:
+                        kept_bytes += len(text)
+                        if kept_bytes > MAX_ARCHIVE_KEPT_BYTES:
                             raise TopologyError(
-                                where,
+                                source,
                                 "describes a machine in more than "
                                 f"{MAX_ARCHIVE_KEPT_BYTES >> 20} MiB",
                             )
                         files[name] = _decode_file(text)
                     else:
-                        other.add(name)
+                        other_names.add(name)
     except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError) as e:
-        raise TopologyError(where, f"is not a tar archive, or is damaged: {e}") from e
+        raise TopologyError(source, f"is not a tar archive, or is damaged: {e}") from e
     prefixes = sorted(
         {
             name[: name.index(CPU_DIR)]
@@ -327,21 +326,21 @@ def _open_archive(where: str, mtime_ns: int, size: int) -> Tree:
         key=lambda p: (p.count("/"), p),
     )
     if not prefixes:
-        raise TopologyError(where, f"there is no {CPU_DIR} in the archive")
+        raise TopologyError(source, f"there is no {CPU_DIR} in the archive")
     if len(prefixes) > 1 and prefixes[0] != "":
         names = ", ".join(p.rstrip("/") for p in prefixes[:3])
-        raise TopologyError(where, f"holds {len(prefixes)} machines ({names}); expected one")
+        raise TopologyError(source, f"holds {len(prefixes)} machines ({names}); expected one")
     cut = len(prefixes[0])
     return ArchiveTree(
-        where,
+        source,
         {n[cut:]: t for n, t in files.items() if n.startswith(prefixes[0])},
         {n[cut:] for n in links if n.startswith(prefixes[0])},
-        {n[cut:] for n in other if n.startswith(prefixes[0])},
+        {n[cut:] for n in other_names if n.startswith(prefixes[0])},
     )
 
 
 def _safe_name(name: str) -> str | None:
-    """Bring a member's name into our form; None for one that points outside."""
+    """Normalize a member's name; None if it points outside of the archive."""
     parts = PurePosixPath(name).parts
     if not parts or parts[0] == "/" or ".." in parts:
         return None
@@ -349,7 +348,7 @@ def _safe_name(name: str) -> str | None:
 
 
 def _strip_capture_directory(name: str) -> str:
-    """Cut the capture's own directory off; captures have at most one."""
+    """Remove the capture's own directory from a name; captures have at most one."""
     if name.startswith(("sys/", "proc/", "dev/", "cgroup/")):
         return name
     return name.partition("/")[2]

@@ -1,1 +1,1 @@
-"""What placement gains on this machine: measured here, with own small loops, and never modelled."""
+"""Measure what placement gains on this machine, with small loops; nothing is modelled."""

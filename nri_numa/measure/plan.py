@@ -1,7 +1,7 @@
-"""Which comparisons a machine can show, and with which CPUs and NUMA nodes. Pure.
+"""Plan of the comparisons that a machine can show, with their CPUs and NUMA nodes. Pure.
 
-Each sets a good placement against a bad one that differs in one thing only. What a machine cannot
-show is said with its reason, and the others are shown all the same.
+Each compares a good placement with a bad one that differs in one thing only. A comparison that the
+machine cannot show has its reason in place of the figures.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ MIB: Final = 1 << 20
 MIN_BUFFER_BYTES: Final = 64 * MIB
 MAX_BUFFER_BYTES: Final = 1024 * MIB
 _BUFFER_L3_FACTOR: Final = 4
-"""A buffer of so many last-level caches is read from memory, and hardly from the cache."""
+"""Last-level caches that fit into a buffer, so that it is read from memory and not from cache."""
 MAX_RING_BYTES: Final = 192 * MIB
-"""Bytes that the ring of objects has at most: four million take seconds to make."""
+"""Maximum bytes of the ring of objects; four million objects take seconds to create."""
 _FREE_DIVISOR: Final = 8
-"""One part in so many of what is free on a NUMA node is taken at most."""
+"""A buffer takes at most one part in this many of a NUMA node's free memory."""
 
 
 class LoopWorker(Struct, frozen=True, kw_only=True):
-    """A process that runs one loop over so many bytes; ``busy`` only takes time from others.
+    """Process that runs one loop over ``size`` bytes; ``busy`` only takes CPU time from others.
 
-    A NUMA node of None leaves it to the kernel where the memory is.
+    Without a NUMA node the kernel chooses where the memory is.
     """
 
     loop: LoopName
@@ -42,7 +42,7 @@ class LoopWorker(Struct, frozen=True, kw_only=True):
 class ComparisonSide(Struct, frozen=True, kw_only=True):
     """One of the two placements, in words, with workers that run at the same time.
 
-    The figures of those that are not ``busy`` are added up.
+    The figures of the workers that are not ``busy`` are added up.
     """
 
     placed: str
@@ -50,7 +50,7 @@ class ComparisonSide(Struct, frozen=True, kw_only=True):
 
 
 class Comparison(Struct, frozen=True, kw_only=True):
-    """Two placements that differ in one thing; more is not better for times."""
+    """Two placements that differ in one thing; for times, lower is better."""
 
     name: str
     title: str
@@ -61,7 +61,7 @@ class Comparison(Struct, frozen=True, kw_only=True):
 
 
 class ImpossibleComparison(Struct, frozen=True, kw_only=True):
-    """A comparison that this machine cannot show."""
+    """Comparison that this machine cannot show, with the reason."""
 
     name: str
     title: str
@@ -83,10 +83,10 @@ _COMPARISON_TITLES_AND_UNITS: Final = {
         "Gflop/s",
     ),
 }
-"""Title and unit by name, in the order in which they are shown."""
+"""Title and unit by name, in the order of the report."""
 
 SidesOrReason = tuple[ComparisonSide, ComparisonSide] | str
-"""The good and the bad placement, or why there are none."""
+"""The good and the bad placement, or the reason why there are none."""
 
 
 def plan_comparisons(
@@ -96,13 +96,13 @@ def plan_comparisons(
     available: Mapping[int, int],
     l3_bytes: int,
 ) -> tuple[PlannedComparison, ...]:
-    """What to compare on a machine with the CPUs that this process may run on.
+    """Plan the comparisons of a machine, on the CPUs that this process may run on.
 
-    ``available`` are bytes that are free by NUMA node, ``l3_bytes`` those of the largest last-level
-    cache, 0 when not known.
+    ``available`` has the free bytes by NUMA node. ``l3_bytes`` is the size of the largest
+    last-level cache, 0 if unknown.
     """
     usable = usable & topology.online
-    found = (
+    side_pairs = (
         *_memory_sides(topology, usable, available, l3_bytes),
         _sibling_sides(topology, usable),
         _cache_sides(topology, usable, l3_bytes),
@@ -120,7 +120,7 @@ def plan_comparisons(
             bad=sides[1],
         )
         for (name, (title, unit)), sides in zip(
-            _COMPARISON_TITLES_AND_UNITS.items(), found, strict=True
+            _COMPARISON_TITLES_AND_UNITS.items(), side_pairs, strict=True
         )
     )
 
@@ -131,39 +131,39 @@ def _memory_sides(
     memory = topology.memory_nodes
     if len(memory) < 2:
         return (f"this machine has one NUMA node with memory, {numa_text(memory)}",) * 2
-    # The farthest pair shows most; of equally far ones the lowest ids.
+    # The most distant pair shows the most; among equal distances, the lowest ids.
     pairs = [
-        (-topology.distance(home, away), home, away)
-        for home in sorted(memory)
-        if topology.numa_nodes[home].cpus & usable
-        for away in sorted(memory)
-        if away != home
+        (-topology.distance(local_id, remote_id), local_id, remote_id)
+        for local_id in sorted(memory)
+        if topology.numa_nodes[local_id].cpus & usable
+        for remote_id in sorted(memory)
+        if remote_id != local_id
     ]
     if not pairs:
         return ("no CPU that may be used here is on a NUMA node with memory",) * 2
-    distance, home, away = min(pairs)
-    cpu = min(topology.numa_nodes[home].cpus & usable)
-    wanted = min(max(MIN_BUFFER_BYTES, _BUFFER_L3_FACTOR * l3_bytes), MAX_BUFFER_BYTES)
-    size = min(wanted, min(available.get(i, 0) for i in (home, away)) // _FREE_DIVISOR)
+    distance, local_id, remote_id = min(pairs)
+    cpu = min(topology.numa_nodes[local_id].cpus & usable)
+    max_bytes = min(max(MIN_BUFFER_BYTES, _BUFFER_L3_FACTOR * l3_bytes), MAX_BUFFER_BYTES)
+    size = min(max_bytes, min(available.get(i, 0) for i in (local_id, remote_id)) // _FREE_DIVISOR)
     if size < max(MIN_BUFFER_BYTES // 4, 2 * l3_bytes):
         return (
-            f"{numa_text(str(home))} and {numa_text(str(away))} have too little free memory: "
-            f"{max(MIN_BUFFER_BYTES // 4, 2 * l3_bytes) * _FREE_DIVISOR // MIB} MiB on each "
-            "are needed",
+            f"{numa_text(str(local_id))} and {numa_text(str(remote_id))} have too little free "
+            f"memory: {max(MIN_BUFFER_BYTES // 4, 2 * l3_bytes) * _FREE_DIVISOR // MIB} MiB "
+            "on each are needed",
         ) * 2
 
     def memory_side(loop: LoopName, numa_node: int) -> ComparisonSide:
         return ComparisonSide(
-            placed=f"CPU {cpu} of {numa_text(str(home))}, memory of {numa_text(str(numa_node))}"
-            + (f" at distance {-distance}" if numa_node == away else ""),
+            placed=f"CPU {cpu} of {numa_text(str(local_id))}, memory of {numa_text(str(numa_node))}"
+            + (f" at distance {-distance}" if numa_node == remote_id else ""),
             workers=(LoopWorker(loop=loop, cpu=cpu, numa_node=numa_node, size=size),),
         )
 
-    bandwidth = memory_side("bandwidth", home), memory_side("bandwidth", away)
+    bandwidth = memory_side("bandwidth", local_id), memory_side("bandwidth", remote_id)
     if 2 * l3_bytes > MAX_RING_BYTES:
-        held = f"{l3_bytes // MIB} MiB holds most of what the loop can go through"
-        return bandwidth, f"the L3 cache of {held}"
-    return bandwidth, (memory_side("latency", home), memory_side("latency", away))
+        cache_text = f"{l3_bytes // MIB} MiB holds most of what the loop can go through"
+        return bandwidth, f"the L3 cache of {cache_text}"
+    return bandwidth, (memory_side("latency", local_id), memory_side("latency", remote_id))
 
 
 def _sibling_sides(topology: Topology, usable: CPUSet) -> SidesOrReason:
@@ -172,30 +172,30 @@ def _sibling_sides(topology: Topology, usable: CPUSet) -> SidesOrReason:
     if not pairs:
         return "no core has two CPUs that may be used here (no hyperthreads)"
     for core, cpus in pairs:
-        first, second = sorted(cpus)[:2]
-        for other, others in cores:
-            # Alike in all but the core, so that nothing else differs.
+        cpu, sibling = sorted(cpus)[:2]
+        for other_core, other_cpus in cores:
+            # Equal in everything but the core, so that nothing else differs.
             if (
-                other.id != core.id
-                and others
-                and other.numa_node == core.numa_node
-                and other.kind is core.kind
+                other_core.id != core.id
+                and other_cpus
+                and other_core.numa_node == core.numa_node
+                and other_core.kind is core.kind
             ):
-                apart = min(others)
+                other_cpu = min(other_cpus)
                 return (
-                    _two_cpu_side("compute", first, apart, "two cores"),
-                    _two_cpu_side("compute", first, second, "siblings of one core"),
+                    _two_cpu_side("compute", cpu, other_cpu, "two cores"),
+                    _two_cpu_side("compute", cpu, sibling, "siblings of one core"),
                 )
     return "no NUMA node has two cores of a kind that may be used here"
 
 
 def _two_cpu_side(
-    loop: LoopName, first: int, second: int, what: str, size: int = 0
+    loop: LoopName, first_cpu: int, second_cpu: int, label: str, size: int = 0
 ) -> ComparisonSide:
-    cpus = CPUSet((first, second))
+    cpus = CPUSet((first_cpu, second_cpu))
     return ComparisonSide(
-        placed=f"{cpus_text(cpus)}, {what}",
-        workers=tuple(LoopWorker(loop=loop, cpu=cpu, size=size) for cpu in (first, second)),
+        placed=f"{cpus_text(cpus)}, {label}",
+        workers=tuple(LoopWorker(loop=loop, cpu=cpu, size=size) for cpu in (first_cpu, second_cpu)),
     )
 
 
@@ -207,25 +207,25 @@ def _cache_sides(topology: Topology, usable: CPUSet, l3_bytes: int) -> SidesOrRe
         return "all CPUs that may be used here share one L3 cache"
     for group in groups:
         # One CPU of each core: siblings would differ in more than the cache.
-        firsts = sorted(
+        core_cpus = sorted(
             {min(topology.siblings_of(CPUSet((i,))) & usable) for i in group.cpus & usable}
         )
-        if len(firsts) < 2:
+        if len(core_cpus) < 2:
             continue
-        home = topology.cpus[firsts[0]].numa_node
-        others = [
+        numa_node = topology.cpus[core_cpus[0]].numa_node
+        other_cpus = [
             i
-            for other in groups
-            if other.id != group.id
-            for i in sorted(other.cpus & usable)
-            if topology.cpus[i].numa_node == home
+            for other_group in groups
+            if other_group.id != group.id
+            for i in sorted(other_group.cpus & usable)
+            if topology.cpus[i].numa_node == numa_node
         ]
-        if others:
+        if other_cpus:
             # Three quarters: one fits, two do not.
             size = l3_bytes * 3 // 4
             return (
-                _two_cpu_side("cache", firsts[0], others[0], "an L3 cache each", size),
-                _two_cpu_side("cache", firsts[0], firsts[1], "one L3 cache", size),
+                _two_cpu_side("cache", core_cpus[0], other_cpus[0], "an L3 cache each", size),
+                _two_cpu_side("cache", core_cpus[0], core_cpus[1], "one L3 cache", size),
             )
     return "no NUMA node has two L3 caches, and two cores at one of them, that may be used here"
 
@@ -233,10 +233,10 @@ def _cache_sides(topology: Topology, usable: CPUSet, l3_bytes: int) -> SidesOrRe
 def _busy_cpu_sides(usable: CPUSet) -> SidesOrReason:
     if not usable:
         return "no CPU may be used here"
-    cpu = max(usable)  # the lowest ones serve interrupts more often
-    alone = LoopWorker(loop="compute", cpu=cpu)
-    beside = (alone, LoopWorker(loop="busy", cpu=cpu))
+    cpu = max(usable)  # low CPUs serve interrupts more often
+    worker = LoopWorker(loop="compute", cpu=cpu)
+    workers = (worker, LoopWorker(loop="busy", cpu=cpu))
     return (
-        ComparisonSide(placed=f"CPU {cpu}, alone", workers=(alone,)),
-        ComparisonSide(placed=f"CPU {cpu}, beside a busy program", workers=beside),
+        ComparisonSide(placed=f"CPU {cpu}, alone", workers=(worker,)),
+        ComparisonSide(placed=f"CPU {cpu}, beside a busy program", workers=workers),
     )

@@ -1,4 +1,4 @@
-"""Figures of repeated rounds, and what may be said of them. Pure."""
+"""Figures of repeated rounds and the statements that they support. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nri_numa.measure.plan import Comparison, ImpossibleComparison
 
 
 class MeasuredComparison(msgspec.Struct, frozen=True):
-    """A comparison with the figures of each round: as many of each side, one at least."""
+    """Comparison with the figures of each round: as many for each side, at least one."""
 
     comparison: Comparison
     good_values: tuple[float, ...]
@@ -21,14 +21,14 @@ class MeasuredComparison(msgspec.Struct, frozen=True):
 
     @property
     def gain_factor(self) -> float:
-        """How many times better the good placement is, by the medians."""
-        good, bad = statistics.median(self.good_values), statistics.median(self.bad)
-        better, worse = (good, bad) if self.comparison.higher_is_better else (bad, good)
-        return better / worse if worse else float("inf")
+        """Factor by which the good placement is better, by the medians."""
+        medians = statistics.median(self.good_values), statistics.median(self.bad)
+        dividend, divisor = medians if self.comparison.higher_is_better else medians[::-1]
+        return dividend / divisor if divisor else float("inf")
 
     @property
     def is_conclusive(self) -> bool:
-        """Whether every round of one placement is better than every round of the other."""
+        """True if every round of one placement is better than every round of the other."""
         return max(self.good_values) < min(self.bad) or max(self.bad) < min(self.good_values)
 
 
@@ -36,33 +36,33 @@ MeasuredOrImpossibleComparison = MeasuredComparison | ImpossibleComparison
 
 
 def spread_percent(figures: Sequence[float]) -> float:
-    """Per cent of the median that the rounds lie apart."""
+    """Return the range of the rounds in per cent of their median."""
     middle = statistics.median(figures)
     return 100 * (max(figures) - min(figures)) / middle if middle else 0.0
 
 
 def results_document(
-    outcomes: Sequence[MeasuredOrImpossibleComparison], noise: Sequence[str], at: str
+    outcomes: Sequence[MeasuredOrImpossibleComparison], noise: Sequence[str], measured_at: str
 ) -> dict[str, Any]:
-    """All of it as a document, with `noise_sentences` and the time of the measurement."""
+    """Build the document of all outcomes, `noise_sentences` and the time of the measurement."""
     return {
-        "at": at,
+        "at": measured_at,
         "comparisons": [
             {
-                "name": one.comparison.name,
-                "title": one.comparison.title,
-                "unit": one.comparison.unit,
-                "moreIsBetter": one.comparison.higher_is_better,
-                "good": _side_document(one.comparison.good_side.placed, one.good_values),
-                "bad": _side_document(one.comparison.bad.placed, one.bad),
-                "gain": round(one.gain_factor, 3),
-                "clear": one.is_conclusive,
+                "name": outcome.comparison.name,
+                "title": outcome.comparison.title,
+                "unit": outcome.comparison.unit,
+                "moreIsBetter": outcome.comparison.higher_is_better,
+                "good": _side_document(outcome.comparison.good_side.placed, outcome.good_values),
+                "bad": _side_document(outcome.comparison.bad.placed, outcome.bad),
+                "gain": round(outcome.gain_factor, 3),
+                "clear": outcome.is_conclusive,
             }
-            for one in outcomes
-            if isinstance(one, MeasuredComparison)
+            for outcome in outcomes
+            if isinstance(outcome, MeasuredComparison)
         ],
         "notShown": [
-            msgspec.to_builtins(one) for one in outcomes if isinstance(one, ImpossibleComparison)
+            msgspec.to_builtins(o) for o in outcomes if isinstance(o, ImpossibleComparison)
         ],
         "noise": list(noise),
     }
@@ -80,7 +80,7 @@ def _side_document(placed: str, figures: Sequence[float]) -> dict[str, Any]:
 
 
 def _round_to_four_digits(value: float) -> float:
-    """Four digits: more than any of these figures is worth."""
+    """Round to four significant digits; no figure here is more precise."""
     return float(f"{value:.4g}")
 
 
@@ -90,31 +90,32 @@ def noise_sentences(
     cpus: int,
     steal: float | None,
     outcomes: Sequence[MeasuredOrImpossibleComparison],
-    busy: float | None,
+    usage: float | None,
 ) -> tuple[str, ...]:
-    """What makes the figures doubtful, as sentences; nothing when the machine was quiet.
+    """List what makes the figures doubtful, as sentences; empty if the machine was idle.
 
-    ``load`` is the load average of the last minute on so many CPUs. Parts of the CPU time that the
-    host gave to others meanwhile (``steal``), and that others used just before, may not be known.
+    ``load`` is the load average of the last minute on ``cpus`` CPUs. ``steal`` is the part of the
+    CPU time that the host gave to other guests meanwhile, ``usage`` the part that other programs
+    used just before; None if unknown.
     """
-    found = []
-    if busy is not None and busy > 0.1:
-        found.append(f"the CPUs that were used were {busy:.0%} busy with something else before")
+    noise = []
+    if usage is not None and usage > 0.1:
+        noise.append(f"the CPUs that were used were {usage:.0%} busy with something else before")
     if load > 0.25 * cpus:
-        found.append(f"the load average was {load:.1f} on {cpus} CPUs when it began")
+        noise.append(f"the load average was {load:.1f} on {cpus} CPUs when it began")
     if steal is not None and steal > 0.005:
-        found.append(f"the host took {steal:.1%} of the CPU time for others (steal)")
-    for one in outcomes:
-        if isinstance(one, MeasuredComparison):
-            for side, figures in (("good", one.good_values), ("bad", one.bad)):
-                if (apart := spread_percent(figures)) > 15:
-                    found.append(
-                        f"rounds of {one.comparison.name} ({side} side) differ by {apart:.0f} %"
+        noise.append(f"the host took {steal:.1%} of the CPU time for others (steal)")
+    for o in outcomes:
+        if isinstance(o, MeasuredComparison):
+            for side, figures in (("good", o.good_values), ("bad", o.bad)):
+                if (percent := spread_percent(figures)) > 15:
+                    noise.append(
+                        f"rounds of {o.comparison.name} ({side} side) differ by {percent:.0f} %"
                     )
-    return tuple(found)
+    return tuple(noise)
 
 
-# --- Figures as a drawing: SVG text with bars that a person can paste. Pure -----------------------
+# --- Figures as a drawing: an SVG text with bars. Pure --------------------------------------------
 
 
 _DRAWING_WIDTH_PX: Final = 760
@@ -128,7 +129,7 @@ _INK_COLOR, _QUIET_COLOR = "#1b1f23", "#57606a"
 
 
 class Bar(NamedTuple):
-    """One bar with its label below it, and the line from least to most over it."""
+    """Bar with its label below it and a line from minimum to maximum across it."""
 
     label: str
     value: float
@@ -138,7 +139,7 @@ class Bar(NamedTuple):
 
 
 class Chart(NamedTuple):
-    """Bars that are compared with each other, and a remark to the right of the last one."""
+    """Bars that are compared with each other, and a remark to the right of the last bar."""
 
     title: str
     bars: Sequence[Bar]
@@ -148,33 +149,34 @@ class Chart(NamedTuple):
 def render_charts_svg(
     charts: Sequence[Chart], notes: Iterable[tuple[str, str]], *, title: str, about: str, foot: str
 ) -> str:
-    """Draw charts one below the other, then notes in their colours; a chart has one scale.
+    """Draw charts one below the other, then notes in their colours; each chart has one scale.
 
-    Title and ``about`` are for those who cannot see it; ``foot`` says who made it, and when.
+    ``title`` and ``about`` are for readers who cannot see the drawing. ``foot`` names the program
+    and the time.
     """
-    pieces: list[str] = []
+    elements: list[str] = []
     y = 34
     for chart in charts:
-        longest = max((bar.max_value for bar in chart.bars), default=0) or 1
-        pieces.append(_svg_text(_LEFT_MARGIN_PX, y, chart.title, 14, _INK_COLOR, bold=True))
+        max_value = max((bar.max_value for bar in chart.bars), default=0) or 1
+        elements.append(_svg_text(_LEFT_MARGIN_PX, y, chart.title, 14, _INK_COLOR, bold=True))
         y += 12
         for bar in chart.bars:
-            length, low, high = (
-                _MAX_BAR_PX * x / longest for x in (bar.value, bar.min_value, bar.max_value)
+            length, min_px, max_px = (
+                _MAX_BAR_PX * x / max_value for x in (bar.value, bar.min_value, bar.max_value)
             )
             middle = y + _BAR_HEIGHT_PX / 2
-            pieces.append(
+            elements.append(
                 f'<rect x="{_LEFT_MARGIN_PX}" y="{y}" width="{length:.1f}" '
                 f'height="{_BAR_HEIGHT_PX}" fill="{bar.colour}"/>'
-                f'<path d="M{_LEFT_MARGIN_PX + low:.1f} {middle:.1f}'
-                f'H{_LEFT_MARGIN_PX + high:.1f}" stroke="{_INK_COLOR}" stroke-width="1.5"/>'
+                f'<path d="M{_LEFT_MARGIN_PX + min_px:.1f} {middle:.1f}'
+                f'H{_LEFT_MARGIN_PX + max_px:.1f}" stroke="{_INK_COLOR}" stroke-width="1.5"/>'
             )
-            pieces.append(
+            elements.append(
                 _svg_text(_LEFT_MARGIN_PX, y + _BAR_HEIGHT_PX + 13, bar.label, 12, _QUIET_COLOR)
             )
             y += _BAR_HEIGHT_PX + 20
         if chart.remark:
-            pieces.append(
+            elements.append(
                 _svg_text(
                     _LEFT_MARGIN_PX + _MAX_BAR_PX + 20,
                     y - 40,
@@ -187,10 +189,10 @@ def render_charts_svg(
         y += 28
     for text, colour in notes:
         for line in text.split("\n"):
-            pieces.append(_svg_text(_LEFT_MARGIN_PX, y, line, 12, colour))
+            elements.append(_svg_text(_LEFT_MARGIN_PX, y, line, 12, colour))
             y += 15
         y += 6
-    pieces.append(_svg_text(_LEFT_MARGIN_PX, y + 4, foot, 11, _QUIET_COLOR))
+    elements.append(_svg_text(_LEFT_MARGIN_PX, y + 4, foot, 11, _QUIET_COLOR))
     height = y + 20
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_DRAWING_WIDTH_PX} {height}" '
@@ -198,37 +200,37 @@ def render_charts_svg(
         f"<title>{escape(title)}</title>\n"
         f"<desc>{escape(about)}</desc>\n"
         f'<rect width="{_DRAWING_WIDTH_PX}" height="{height}" fill="#fff"/>\n'
-        + "\n".join(pieces)
+        + "\n".join(elements)
         + "\n</svg>\n"
     )
 
 
 def gain_text(comparison: Mapping[str, Any]) -> str:
-    """What may be said of a comparison in `results_document`."""
+    """State the gain of a comparison in `results_document`."""
     if not comparison["clear"]:
         return "no clear difference: the rounds of the two overlap"
     return f"{comparison['gain']:.2f} times as {'much' if comparison['moreIsBetter'] else 'fast'}"
 
 
 def render_results_svg(document: Mapping[str, Any]) -> str:
-    """Draw what `nri_numa.measure.results.results_document` made; two bars with spread for each."""
+    """Draw a `results_document`: two bars with their spread for each comparison."""
     charts = []
-    for one in document["comparisons"]:
+    for row in document["comparisons"]:
         bars = [
             Bar(
-                f"{one[side]['median']:g} {one['unit']}: {one[side]['placed']}",
-                one[side]["median"],
-                one[side]["least"],
-                one[side]["most"],
+                f"{row[side]['median']:g} {row['unit']}: {row[side]['placed']}",
+                row[side]["median"],
+                row[side]["least"],
+                row[side]["most"],
                 colour,
             )
             for side, colour in (("good", GOOD_COLOR), ("bad", BAD_COLOR))
         ]
-        charts.append(Chart(one["title"], bars, gain_text(one)))
+        charts.append(Chart(row["title"], bars, gain_text(row)))
     notes = [
         *(
-            (f"Not shown: {one['title']}\nbecause {one['because']}", _QUIET_COLOR)
-            for one in document["notShown"]
+            (f"Not shown: {row['title']}\nbecause {row['because']}", _QUIET_COLOR)
+            for row in document["notShown"]
         ),
         *((f"Noise: {sentence}", BAD_COLOR) for sentence in document["noise"]),
     ]

@@ -1,6 +1,6 @@
-"""Runs comparisons: each loop in a process of its own, the two sides turn by turn.
+"""Run comparisons: each loop in a process of its own, the two sides in turn.
 
-Turns are short and the sides alternate, so that whatever else the machine does falls on both.
+Rounds are short and the sides alternate, so that other load on the machine affects both.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from nri_numa.measure.results import MeasuredComparison, MeasuredOrImpossibleCom
 from nri_numa.model.cpuset import CPUSet
 
 WORKER_READY_TIMEOUT_S: Final = 300.0
-"""Seconds that a process may take to make its memory ready."""
+"""Maximum seconds for a process to prepare its memory."""
 _WORKER_ANSWER_SLACK_S: Final = 60.0
-"""Seconds that an answer may be late on a machine that is busy."""
+"""Additional seconds for an answer on a busy machine."""
 _THREAD_COUNT_VARIABLES: Final = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 class WorkerFailed(Exception):
-    """A process could not do its work; the message says why."""
+    """Failure of a worker process; the message is the reason."""
 
 
 def run_comparison(
     comparison: Comparison, *, rounds: int, seconds: float
 ) -> MeasuredOrImpossibleComparison:
-    """Measure one comparison: so many rounds of each side, of so many seconds each."""
+    """Measure one comparison in ``rounds`` rounds of each side, ``seconds`` seconds each."""
     try:
         return asyncio.run(_run_rounds(comparison, rounds, seconds))
     except (WorkerFailed, OSError) as error:
@@ -58,7 +58,7 @@ async def _run_rounds(comparison: Comparison, rounds: int, seconds: float) -> Me
             if line != "ready":
                 raise WorkerFailed(line.removeprefix("!") or "a process that measures said nothing")
         for number in range(rounds):
-            # Who goes first changes: a machine that warms up favours neither.
+            # The sides take turns at the start: a machine that warms up favours neither.
             for name in ("good", "bad") if number % 2 == 0 else ("bad", "good"):
                 figures[name].append(await _run_side(sides[name], seconds))
     finally:
@@ -75,7 +75,7 @@ async def _start_worker(worker: LoopWorker) -> Process:
         stdin=PIPE,
         stdout=PIPE,
         stderr=DEVNULL,
-        # A library that starts threads of its own would use other CPUs than it is given.
+        # Threads that a library starts would run on other CPUs than the worker's.
         env={**os.environ, **dict.fromkeys(_THREAD_COUNT_VARIABLES, "1")},
     )
 
@@ -93,7 +93,7 @@ async def _read_worker_line(process: Process, limit: float) -> str:
 
 
 async def _run_side(side: list[tuple[LoopWorker, Process]], seconds: float) -> float:
-    """Have all of a side run, and add up what they found."""
+    """Run all workers of a side and return the sum of their figures."""
     for _, process in side:
         assert process.stdin is not None  # noqa: S101  # made with a pipe
         process.stdin.write(f"{seconds}\n".encode())
@@ -108,41 +108,41 @@ async def _run_side(side: list[tuple[LoopWorker, Process]], seconds: float) -> f
 
 
 def read_last_level_cache_bytes(root: str = "/") -> int:
-    """Size of the largest last-level cache; 0 when the kernel does not say."""
-    found = 0
+    """Read the size of the largest last-level cache; 0 if the kernel does not report it."""
+    max_bytes = 0
     for index in Path(root).glob("sys/devices/system/cpu/cpu[0-9]*/cache/index[0-9]*"):
         with contextlib.suppress(OSError, ValueError):
             if (index / "level").read_text().strip() == "3":
                 text = (index / "size").read_text().strip()
                 unit = {"K": 1 << 10, "M": 1 << 20}.get(text[-1:], 1)
-                found = max(found, int(text.rstrip("KM")) * unit)
-    return found
+                max_bytes = max(max_bytes, int(text.rstrip("KM")) * unit)
+    return max_bytes
 
 
 def measure_mean_cpu_utilization(
     cpus: CPUSet, seconds: float = 0.5, pause: Callable[[float], None] = time.sleep
 ) -> float | None:
-    """The part of these CPUs' time that is used now; None when the kernel does not say."""
+    """Return the part of these CPUs' time that is used now; None if unknown."""
     try:
-        first = parse_busy_ticks(Path("/proc/stat").read_text())
+        old_ticks = parse_busy_ticks(Path("/proc/stat").read_text())
         pause(seconds)
-        second = parse_busy_ticks(Path("/proc/stat").read_text())
+        new_ticks = parse_busy_ticks(Path("/proc/stat").read_text())
     except OSError:
         return None
     parts = [
-        (second[cpu][0] - first[cpu][0]) / (second[cpu][1] - first[cpu][1])
+        (new_ticks[cpu][0] - old_ticks[cpu][0]) / (new_ticks[cpu][1] - old_ticks[cpu][1])
         for cpu in cpus
-        if cpu in first and cpu in second and second[cpu][1] > first[cpu][1]
+        if cpu in old_ticks and cpu in new_ticks and new_ticks[cpu][1] > old_ticks[cpu][1]
     ]
     return sum(parts) / len(parts) if parts else None
 
 
 def read_steal_ticks() -> tuple[int, int] | None:
-    """Ticks that the host took for others, and all, since the start; None when not known."""
+    """Read the ticks of steal and of all time since the machine started; None if unknown."""
     try:
         ticks = cpu_wait.parse_steal_and_wait_times(
             Path("/proc/stat").read_text(), ""
         ).steal.values()
     except OSError:
         return None
-    return (sum(one for one, _ in ticks), sum(all_ for _, all_ in ticks)) if ticks else None
+    return (sum(steal for steal, _ in ticks), sum(total for _, total in ticks)) if ticks else None

@@ -1,8 +1,8 @@
 """One loop in a process of its own: ``python -m nri_numa.measure.worker JSON``.
 
-It goes to its CPU and ties its memory to its NUMA node before it allocates anything, says
-``ready``, and then runs for as many seconds as each line of its input says and answers with a
-figure. A line that begins with ``!`` says why it cannot.
+The process pins itself to its CPU and its memory to its NUMA node before it allocates anything, and
+prints ``ready``. It then reads seconds from each line of its input, runs that long, and prints a
+figure. A line that begins with ``!`` is the reason why the loop cannot run.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ _SET_MEMPOLICY_SYSCALL_NUMBERS: Final = {
     "ppc64le": 261,
     "s390x": 270,
 }
-"""Number of the system call by machine, from the kernel's tables; libc has no function for it."""
+"""System call number by machine, from the kernel's tables; libc has no function for the call."""
 
 _RING_LINK_OBJECT_BYTES: Final = 48
-"""Bytes of an object with one slot, as the allocator rounds them up."""
+"""Bytes of an object with one slot, as rounded up by the allocator."""
 _MATRIX_SIZE: Final = 192
-"""Rows of a matrix that fits the caches of one core three times."""
+"""Rows of a matrix; three such matrices fit the caches of one core."""
 
 
 class LoopCannotRun(Exception):
-    """The loop cannot be run here; the message says why."""
+    """Loop that cannot run here; the message is the reason."""
 
 
 def bind_memory(numa_node: int) -> None:
-    """Have all memory that this thread touches first from now on on one NUMA node.
+    """Place all memory that this thread touches first from now on on one NUMA node.
 
     Raises:
-        CannotError: the kernel does not do it.
+        LoopCannotRun: the kernel refuses.
     """
     number = _SET_MEMPOLICY_SYSCALL_NUMBERS.get(platform.machine())
     if number is None:
@@ -57,28 +57,28 @@ def bind_memory(numa_node: int) -> None:
     mask = (ctypes.c_ulong * (numa_node // bits + 1))()
     mask[numa_node // bits] = 1 << (numa_node % bits)
     libc = ctypes.CDLL(None, use_errno=True)
-    # The kernel reads one bit less than it is given (get_nodes in mm/mempolicy.c).
+    # The kernel reads one bit less than the number passed (get_nodes in mm/mempolicy.c).
     if libc.syscall(ctypes.c_long(number), _MPOL_BIND, mask, ctypes.c_ulong(len(mask) * bits + 1)):
         reason = os.strerror(ctypes.get_errno())
         raise LoopCannotRun(f"memory cannot be tied to NUMA node {numa_node}: {reason}")
 
 
 def check_memory_on_numa_node(numa_node: int, size: int) -> None:
-    """See whether what was allocated is where it should be, as far as the kernel says.
+    """Check that the allocated memory is on a NUMA node; passes if the kernel does not report it.
 
     Raises:
-        CannotError: it is elsewhere; figures would be of something else.
+        LoopCannotRun: the memory is on another one, so the figures would be wrong.
     """
-    found: dict[int, int] = {}
+    bytes_by_node: dict[int, int] = {}
     try:
         with open("/proc/self/numa_maps", "rb") as file:
-            add_mapped_bytes(file.read(), found)
+            add_mapped_bytes(file.read(), bytes_by_node)
     except OSError:
         return
-    there = local_bytes(found, {numa_node})
-    if there < 0.9 * size:
+    actual_bytes = local_bytes(bytes_by_node, {numa_node})
+    if actual_bytes < 0.9 * size:
         raise LoopCannotRun(
-            f"only {there >> 20} of {size >> 20} MiB came to be on NUMA node {numa_node}"
+            f"only {actual_bytes >> 20} of {size >> 20} MiB came to be on NUMA node {numa_node}"
         )
 
 
@@ -89,51 +89,51 @@ def _import_numpy() -> Any:
 
 
 def make_bandwidth_loop(size: int) -> Callable[[float], float]:
-    """Copy half of the buffer to its other half; gives 10⁹ bytes read and written a second."""
+    """Copy half of the buffer to its other half; in 10⁹ bytes read and written per second."""
     numpy = _import_numpy()
     source = numpy.ones(size // 16)
     target = numpy.zeros(size // 16)
-    target[:] = source  # touched: zeros are not there before
+    target[:] = source  # zeros have no pages before the first write
     return _make_timed_loop(lambda: numpy.copyto(target, source), 2 * source.nbytes / 1e9)
 
 
 def make_cache_loop(size: int) -> Callable[[float], float]:
-    """Read the same bytes in random order of lines; gives 10⁹ bytes a second."""
+    """Read the same bytes in random order of cache lines; in 10⁹ bytes per second."""
     numpy = _import_numpy()
     lines = max(1, size // 64)
     data = numpy.ones((lines, 8))
-    # In an order that no prefetcher guesses, so that it matters where a line is.
+    # In an order that no prefetcher predicts, so that the place of a line matters.
     order = numpy.random.default_rng(1).permutation(lines)
     part = order[: max(1, lines // 8)]
-    out = numpy.empty((len(part), 8))
+    buffer = numpy.empty((len(part), 8))
     parts = numpy.array_split(order, 8)
 
     def gather_once() -> None:
-        for some in parts:
-            numpy.take(data, some, axis=0, out=out[: len(some)], mode="clip")
+        for indices in parts:
+            numpy.take(data, indices, axis=0, out=buffer[: len(indices)], mode="clip")
 
     return _make_timed_loop(gather_once, data.nbytes / 1e9)
 
 
 def make_compute_loop(size: int) -> Callable[[float], float]:
-    """Multiply small matrices; gives 10⁹ operations a second."""
+    """Multiply small matrices; in 10⁹ operations per second."""
     numpy = _import_numpy()
     a = numpy.random.default_rng(1).random((_MATRIX_SIZE, _MATRIX_SIZE))
-    b, out = a.copy(), a.copy()
-    return _make_timed_loop(lambda: numpy.matmul(a, b, out=out), 2 * _MATRIX_SIZE**3 / 1e9)
+    b, product = a.copy(), a.copy()
+    return _make_timed_loop(lambda: numpy.matmul(a, b, out=product), 2 * _MATRIX_SIZE**3 / 1e9)
 
 
 class _RingLinkObject:
-    __slots__ = ("next",)
+    __slots__ = ("next_link",)
 
-    next: _RingLinkObject
+    next_link: _RingLinkObject
 
 
 def make_latency_loop(size: int) -> Callable[[float], float]:
-    """Follow a ring of objects that lie in random order; gives ns for one step.
+    """Follow a ring of objects in random order; in nanoseconds per step.
 
-    Each step waits for the one before, so nothing is fetched ahead. The interpreter's own share is
-    in it, on both sides alike.
+    Each step depends on the one before, so nothing is prefetched. The interpreter's own time is
+    included, equally on both sides.
     """
     cells = [
         _RingLinkObject()
@@ -141,26 +141,26 @@ def make_latency_loop(size: int) -> Callable[[float], float]:
     ]
     order = list(range(len(cells)))
     random.Random(1).shuffle(order)  # noqa: S311  # the same ring each time
-    for here, there in zip(order, [*order[1:], order[0]], strict=True):
-        cells[here].next = cells[there]
-    at = [cells[0]]
-    steps = range(100_000)
+    for index, next_index in zip(order, [*order[1:], order[0]], strict=True):
+        cells[index].next_link = cells[next_index]
+    cursor = [cells[0]]
+    step_range = range(100_000)
 
     def follow_ring(seconds: float) -> float:
-        cell, count = at[0], 0
-        begun = time.perf_counter()
-        while (elapsed := time.perf_counter() - begun) < seconds or not count:
-            for _ in steps:
-                cell = cell.next
-            count += len(steps)
-        at[0] = cell
+        cell, count = cursor[0], 0
+        start_time = time.perf_counter()
+        while (elapsed := time.perf_counter() - start_time) < seconds or not count:
+            for _ in step_range:
+                cell = cell.next_link
+            count += len(step_range)
+        cursor[0] = cell
         return 1e9 * elapsed / count
 
     return follow_ring
 
 
 def make_busy_loop(size: int) -> Callable[[float], float]:
-    """Take CPU time and nothing else; its figure says nothing."""
+    """Use CPU time and nothing else; the figure has no meaning."""
     return _make_timed_loop(lambda: sum(range(10_000)), 0.0)
 
 
@@ -173,32 +173,32 @@ LOOPS_BY_NAME: Final[dict[str, Callable[[int], Callable[[float], float]]]] = {
 }
 
 
-def _make_timed_loop(once: Callable[[], object], each: float) -> Callable[[float], float]:
-    """Repeat for some seconds; gives what was done a second, ``each`` a time."""
+def _make_timed_loop(run_once: Callable[[], object], amount: float) -> Callable[[float], float]:
+    """Build a loop that repeats ``run_once`` and returns ``amount`` times the runs per second."""
 
     def run_for_seconds(seconds: float) -> float:
         count = 0
-        begun = time.perf_counter()
+        start_time = time.perf_counter()
         while True:
-            once()
+            run_once()
             count += 1
-            elapsed = time.perf_counter() - begun
+            elapsed = time.perf_counter() - start_time
             if elapsed >= seconds:
-                return each * count / elapsed
+                return amount * count / elapsed
 
     return run_for_seconds
 
 
 def main(argument: str) -> int:
-    """Make ready, and run whenever a line comes."""
-    given = msgspec.json.decode(argument, type=LoopWorker)
-    numa_node, size = given.numa_node, given.size
-    gc.disable()  # millions of objects that all stay
+    """Prepare the loop, and run it for each line of the input."""
+    worker = msgspec.json.decode(argument, type=LoopWorker)
+    numa_node, size = worker.numa_node, worker.size
+    gc.disable()  # the millions of objects all stay in use
     try:
-        os.sched_setaffinity(0, {given.cpu})
+        os.sched_setaffinity(0, {worker.cpu})
         if numa_node is not None:
             bind_memory(numa_node)
-        run = LOOPS_BY_NAME[given.loop](size)
+        run = LOOPS_BY_NAME[worker.loop](size)
         if numa_node is not None:
             check_memory_on_numa_node(numa_node, min(size, MAX_RING_BYTES) // 2)
         run(0.0)

@@ -1,1 +1,1 @@
-"""The NRI link to the container runtime: the socket, registration, messages as engine types."""
+"""NRI link to the container runtime: socket, registration, messages as engine types."""

@@ -1,8 +1,9 @@
-"""Protobuf ⇄ the engine's types, and the answers to the runtime's requests. Protobuf stops here.
+"""Conversion between protobuf and engine types, and the answers to the runtime's requests.
 
-What the runtimes really send differs from the field tables in small ways: names may be missing,
-the QoS class is not given, and an update carries zeros for what it does not change. All of that is
-evened out here. Messages with missing parts give values with missing parts, never an exception.
+No other module of the agent sees protobuf. What runtimes send differs from the field tables in
+small ways: names may be missing, the QoS class is not set, and an update has zeros for fields that
+it does not change. This module evens that out. Messages with missing parts become values with
+missing parts, never an exception.
 """
 
 from __future__ import annotations
@@ -53,18 +54,18 @@ POD_UID_LABEL: Final = "io.kubernetes.pod.uid"
 def pods_from(
     pods: Iterable[pb.PodSandbox], containers: Iterable[pb.Container], *, mentions: bool = False
 ) -> PodTable:
-    """All pods of a node; each is converted when it is used, which most are not.
+    """Build the table of all pods; each pod is converted when it is first used, and most never are.
 
-    The first container of a pod counts where `pod_from` needs one.
+    `pod_from` gets the first container of a pod.
     """
     messages = {pod.id: pod for pod in pods}
-    first: dict[str, pb.Container] = {}
+    container_by_pod: dict[str, pb.Container] = {}
 
     def convert_pod(pod_id: str) -> PodSandbox:
-        if not first:
+        if not container_by_pod:
             for container in containers:
-                first.setdefault(container.pod_sandbox_id, container)
-        return pod_from(messages[pod_id], first.get(pod_id), mentions=mentions)
+                container_by_pod.setdefault(container.pod_sandbox_id, container)
+        return pod_from(messages[pod_id], container_by_pod.get(pod_id), mentions=mentions)
 
     return PodTable(
         {
@@ -78,10 +79,10 @@ def pods_from(
 def pod_from(
     pod: pb.PodSandbox, container: pb.Container | None = None, *, mentions: bool = False
 ) -> PodSandbox:
-    """Convert a pod; one that is stopped may have an id and nothing else.
+    """Convert a pod; a stopped one may have nothing but an id.
 
-    Its container is read only where the QoS class does not follow from the pod's cgroup, and its
-    network namespace only for ``mentions``.
+    The container is read only if the pod's cgroup does not show the QoS class, and the network
+    namespace only for ``mentions``.
     """
     labels = _copy_map(pod.labels)
     cgroup_parent, cgroups_path, resources, network = "", "", EMPTY_RESOURCES, ""
@@ -112,7 +113,7 @@ def pod_from(
 
 
 def container_from(container: pb.Container, *, mentions: bool = False) -> Container:
-    """Convert a container; its name is that of the label where the runtime leaves it empty."""
+    """Convert a container; the label has its name if the runtime leaves the field empty."""
     resources, score, cgroups_path = EMPTY_RESOURCES, None, ""
     if container.HasField("linux"):
         linux = container.linux
@@ -136,18 +137,18 @@ def container_from(container: pb.Container, *, mentions: bool = False) -> Contai
 
 
 _MAX_CACHED_RESOURCES_BYTES: Final = 512
-"""Bytes of resources that are worth remembering; far longer ones can be sent as well."""
+"""Maximum bytes of resources that are cached; a message may be far longer."""
 
 
 def resources_from(resources: pb.LinuxResources, *, update: bool = False) -> Resources:
     """Convert resources.
 
-    With ``update`` they are those of an UpdateContainer request, whose wrappers are always there
-    and where 0 means *not part of this update*.
+    With ``update`` they belong to an UpdateContainer request, whose wrappers are always set and in
+    which 0 means *not part of this update*.
     """
     if not update:
-        # Replicas have the same bytes: comparing them is quicker than looking at each field, and
-        # their value is in memory once.
+        # Replicas have the same bytes. Comparing bytes is faster than reading each field, and the
+        # value is in memory once.
         data = resources.SerializeToString()
         if len(data) <= _MAX_CACHED_RESOURCES_BYTES:
             return _cached_resources(data)
@@ -160,7 +161,7 @@ def _cached_resources(data: bytes) -> Resources:
 
 
 def _convert_resources(resources: pb.LinuxResources, *, update: bool) -> Resources:
-    # Parts that are missing have the values of empty ones, and read like them.
+    # Missing messages read like empty ones.
     cpu, memory = resources.cpu, resources.memory
     shares, quota, period = (
         _optional_number(cpu, "shares"),
@@ -186,12 +187,12 @@ def _convert_resources(resources: pb.LinuxResources, *, update: bool) -> Resourc
 
 
 def _optional_number(message: Message, name: str) -> int | None:
-    """A number that may be missing."""
+    """Return an optional number; None if it is not set."""
     return getattr(message, name).value if message.HasField(name) else None
 
 
 def _copy_map(texts: Mapping[str, str]) -> dict[str, str]:
-    # dict() of a protobuf map goes through its Python side, at twice the time.
+    # dict() of a protobuf map iterates in Python, in twice the time.
     return {key: texts[key] for key in texts}
 
 
@@ -202,35 +203,33 @@ _ENCODED_CDI_ANNOTATION_PREFIX: Final = CDI_ANNOTATION_PREFIX.encode()
 
 
 def read_device_mentions(container: pb.Container) -> DeviceMentions:
-    """What is said of a container's devices.
+    """Read the device mentions of a container.
 
-    Nearly all containers mention nothing, which a search through the message's bytes shows for less
-    than the 30 strings of 30 variables.
+    Nearly all containers have none. A search in the message's bytes shows that for less than the
+    decoding of its variables.
     """
-    # Parts that are missing have the values of empty ones, and read like them.
+    # Missing messages read like empty ones.
     linux, devices = container.linux, container.CDI_devices
-    # What stands in a variable or an annotation stands in here, as UTF-8.
-    everything = container.SerializeToString()
+    # Has every variable and annotation, in UTF-8.
+    encoded = container.SerializeToString()
     has_variables = (
-        _PCI_VARIABLE in everything
-        or _NVIDIA_VARIABLE in everything
-        or _CLAIM_VARIABLE in everything
+        _PCI_VARIABLE in encoded or _NVIDIA_VARIABLE in encoded or _CLAIM_VARIABLE in encoded
     )
-    has_names = _ENCODED_CDI_ANNOTATION_PREFIX in everything
+    has_names = _ENCODED_CDI_ANNOTATION_PREFIX in encoded
     if not linux.devices and not has_variables and not has_names and not devices:
         return NO_DEVICE_MENTIONS
     privileged = any(_allows_all_devices(rule) for rule in linux.resources.devices)
     files = () if privileged else linux.devices
     return find_device_mentions(
-        nodes=[DeviceFile(one.type, one.major, one.minor) for one in files],
+        nodes=[DeviceFile(device.type, device.major, device.minor) for device in files],
         environment=container.env if has_variables else (),
         annotations=_copy_map(container.annotations) if has_names else {},
-        names=[one.name for one in devices],
+        names=[device.name for device in devices],
     )
 
 
 def _allows_all_devices(rule: pb.LinuxDeviceCgroup) -> bool:
-    """Whether it makes a container privileged: device files that are listed say nothing of it."""
+    """True if the rule makes a container privileged: its device files then mean nothing."""
     return (
         rule.allow
         and rule.type in ("", "a")
@@ -248,7 +247,7 @@ _MessageWithUpdates: TypeAlias = (
     | pb.SynchronizeResponse
     | pb.UpdateContainersRequest
 )
-"""The messages with a field ``update``."""
+"""Messages with a field ``update``."""
 
 _MPOL_MODES: Final[Mapping[MemoryPolicy, pb.MpolMode]] = {
     MemoryPolicy.DEFAULT: pb.MPOL_DEFAULT,
@@ -262,16 +261,16 @@ _MPOL_MODES: Final[Mapping[MemoryPolicy, pb.MpolMode]] = {
 
 
 def create_response(adjustment: ContainerAdjustment) -> pb.CreateContainerResponse:
-    """Build the answer to CreateContainer; without changes it is the empty message."""
+    """Build the answer to CreateContainer; the empty message if nothing changes."""
     response = pb.CreateContainerResponse()
     if adjustment.cpus or adjustment.mems or adjustment.quota is not None:
         cpu = response.adjust.linux.resources.cpu
         cpu.cpus = adjustment.cpus
         cpu.mems = adjustment.mems
         if adjustment.quota is not None:
-            # -1 is what the kubelet itself sends for containers with exclusive CPUs: runc and
-            # crun pass it on to cgroup v1 and write "max" for cgroup v2. Wrapped 0 would be
-            # written too, and means something else to each of them.
+            # The kubelet itself sends -1 for containers with exclusive CPUs: runc and crun pass
+            # it on to cgroup v1 and write "max" for cgroup v2. A wrapped 0 would be written too,
+            # with a different meaning in each.
             cpu.quota.value = adjustment.quota
     if adjustment.annotations:
         response.adjust.annotations.update(adjustment.annotations)
@@ -282,33 +281,34 @@ def create_response(adjustment: ContainerAdjustment) -> pb.CreateContainerRespon
             destination=inside, type="bind", source=outside, options=["bind", "ro", "nosuid"]
         )
     if (policy := adjustment.memory_policy) is not None:
-        wanted = response.adjust.linux.memory_policy
-        wanted.mode = _MPOL_MODES[policy.mode]
-        wanted.nodes = str(policy.nodes)
+        memory_policy = response.adjust.linux.memory_policy
+        memory_policy.mode = _MPOL_MODES[policy.mode]
+        memory_policy.nodes = str(policy.nodes)
     return response
 
 
 def add_updates(
-    response: _MessageWithUpdates, every: Sequence[ContainerUpdate], *, own: str = ""
+    response: _MessageWithUpdates, updates: Sequence[ContainerUpdate], *, own_id: str = ""
 ) -> None:
     """Add updates to a response, one for each container, in their order.
 
-    Failures are ignored but that of the container ``own``, which the request is about: one of
-    another container that exits meanwhile must not fail it. CRI-O fails a whole Synchronize for it.
+    The runtime ignores a failed update, except that of the request's own container ``own_id``:
+    another container that exits meanwhile must not fail the request. CRI-O would fail a whole
+    Synchronize.
 
-    Two updates of one container in one answer would be refused by the runtime as a conflict of
-    the plugin with itself, so they are merged, the later value winning. Empty ones are left out.
+    The runtime treats two updates of one container in one answer as a conflict and refuses them, so
+    they are merged, and the later value counts. Empty updates are left out.
 
     Raises:
         LocalProtocolError: an update names no container.
     """
     by_id: dict[str, ContainerUpdate] = {}
-    for update in every:
+    for update in updates:
         earlier = by_id.get(update[0])
         by_id[update[0]] = update if earlier is None else update.merge_onto(earlier)
     if "" in by_id:
         raise LocalProtocolError("a ContainerUpdate without container_id would change nothing")
-    # A changed shared pool is one and the same change for hundreds of containers: made once.
+    # A changed shared pool is the same change for hundreds of containers: its message is shared.
     messages: dict[object, pb.ContainerUpdate] = {}
     for container_id, update in by_id.items():
         message = messages.get(update[1:])
@@ -317,12 +317,12 @@ def add_updates(
                 continue
             message = messages[update[1:]] = pb.ContainerUpdate(linux=linux_update(update))
         message.container_id = container_id
-        message.ignore_failure = container_id != own
+        message.ignore_failure = container_id != own_id
         response.update.append(message)
 
 
 def linux_update(update: ContainerUpdate) -> pb.LinuxContainerUpdate:
-    """The changes of one update, without whose they are."""
+    """Convert the changes of one update, without the container id."""
     message = pb.LinuxContainerUpdate()
     cpu = message.resources.cpu
     if update.cpus:
@@ -349,12 +349,11 @@ def answer_synchronize(
 ) -> pb.SynchronizeResponse:
     """Build the answer to Synchronize.
 
-    A container without an id is left out: no update reaches it, and one would spoil the whole
-    answer.
+    A container without an id is left out: its update would make the whole answer invalid.
     """
-    known = [container_from(one, mentions=mentions) for one in containers if one.id]
+    reported = [container_from(c, mentions=mentions) for c in containers if c.id]
     response = pb.SynchronizeResponse()
-    updates = plan(pods_from(pods, containers, mentions=mentions), known)
+    updates = plan(pods_from(pods, containers, mentions=mentions), reported)
     add_updates(response, updates)
     return response
 
@@ -365,7 +364,7 @@ def answer_synchronize(
 def answer_request(
     handler: RuntimeHandler, request: ev.EventRequested | ev.SynchronizeRequested
 ) -> Message | None:
-    """Have a request of the session answered; None is an empty response."""
+    """Let the handler answer a request of the session; None is the empty response."""
     mentions = handler.reads_mentions
     if isinstance(request, ev.SynchronizeRequested):
         return answer_synchronize(
@@ -396,7 +395,7 @@ def answer_request(
         case Event.REMOVE_POD_SANDBOX:
             handler.remove_pod(pod_from(message.pod))
             return None
-        case _:  # all others are about a container in its pod
+        case _:  # all other events concern a container
             pass
     pod = pod_from(message.pod, message.container, mentions=mentions)
     container = container_from(message.container, mentions=mentions)
@@ -407,12 +406,12 @@ def answer_request(
             add_updates(created, updates)
             return created
         case Event.UPDATE_CONTAINER:
-            # One for the container itself is set over the request, field by field; without one
-            # the request passes as it is (which spares a containerd bug that loses its swap limit).
+            # The container's own update overrides the request field by field. Without one the
+            # request passes unchanged, which avoids a containerd bug that loses the swap limit.
             requested = resources_from(message.linux_resources, update=True)
             updated = pb.UpdateContainerResponse()
             updates = handler.update_container(pod, container, requested)
-            add_updates(updated, updates, own=container.id)
+            add_updates(updated, updates, own_id=container.id)
             return updated
         case Event.START_CONTAINER:
             handler.start_container(pod, container)

@@ -1,26 +1,26 @@
-"""The link to the container runtime over NRI: dial, register, answer, push updates, reconnect.
+"""Link to the container runtime over NRI: dial, register, answer, push updates, reconnect.
 
-`NRILink` owns one connection at a time and one `PluginSession`. It has the requests answered by the
-`RuntimeHandler` it was given and knows nothing of placement. Handlers are plain functions: they run
-inside `buffer_updated`, one after the other, and the answer is written before the next request is
-parsed. The runtime waits two seconds for an answer and then carries on without it, so a handler
-must be quick and an exception in one must still become an answer.
+`NRILink` owns one connection at a time and one `PluginSession`. The `RuntimeHandler` answers the
+requests; the link knows nothing of placement. Handlers are plain functions: they run inside
+`buffer_updated`, one after the other, and the answer is written before the next request is parsed.
+The runtime waits two seconds for an answer and then goes on without it, so a handler must be fast,
+and an exception in a handler must still become an answer.
 
-External mode dials a unix socket for ever, with growing pauses: a container in its grace period
-holds up every registration on the node (containerd#14083), so reconnecting in a tight loop would
-stop pods from starting. Pre-installed mode talks over a descriptor the runtime passed on and ends
-with it; the runtime starts such plugins once and never again.
+External mode dials a unix socket repeatedly, with growing delays: a container in its grace period
+blocks every registration on the node (containerd#14083), so reconnecting in a tight loop would stop
+pods from starting. Pre-installed mode uses a descriptor from the runtime and ends with it; the
+runtime starts such plugins only once.
 
-Updates that answer no request. On NRI up to 0.12.0 an UpdateContainers call can lock up the
-runtime's whole NRI layer: it takes two locks in the opposite order of every event
-(containerd#13733). The answer to Synchronize takes them in the right order. So there a second,
-short-lived plugin registers, answers Synchronize with the updates, and ends; the main connection
-does not notice. It costs the runtime one complete description of the node, and while the
-registration waits for a container in its grace period no other pod operation starts
-(containerd#14083). It must be rare. Nor is it safe at every moment: containerd (2.1.9, 2.4.2)
-takes a read lock twice while it removes a sandbox with containers in it, and a registration that
-waits for the write lock in between stops it for good. So a registration waits until nothing else is
-under way, and one that is not answered is not followed by another.
+Updates that answer no request: up to NRI 0.12.0 an UpdateContainers call can deadlock the runtime's
+whole NRI layer, because it takes two locks in the opposite order of every event (containerd#13733).
+The answer to Synchronize takes them in the right order. So there a second, short-lived plugin
+registers, answers Synchronize with the updates, and ends; the main connection is not affected. The
+runtime has to send one complete description of the node, and while the registration waits for a
+container in its grace period no other pod operation starts (containerd#14083), so it must be rare.
+It is also not safe at every moment: containerd (2.1.9, 2.4.2) takes a read lock twice while it
+removes a sandbox with containers in it, and a registration that waits for the write lock in between
+deadlocks. So a registration waits until the runtime is idle, and none follows one that is not
+answered yet.
 """
 
 from __future__ import annotations
@@ -62,46 +62,46 @@ from nri_numa.runtime import (
 )
 from nri_numa.runtime_profile import PushPath, profile_of
 
-# Changes of the link and failed pushes are logged by what runs the link.
+# The owner of the link logs state changes and failed pushes.
 logger = get_logger("nri")
 
 DEFAULT_NRI_SOCKET: Final = "/var/run/nri/nri.sock"
 DEFAULT_REQUEST_TIMEOUT_S: Final = 2.0
-"""Seconds a runtime waits for an answer when it does not tell (NRI before 0.7)."""
+"""Seconds that a runtime waits for an answer if it does not report them (NRI before 0.7)."""
 
 MAX_RETRY_WHILE_LISTENING_S: Final = 2.0
-"""The longest pause while the runtime's socket accepts connections."""
+"""Maximum delay while the runtime's socket accepts connections."""
 
 REGISTRATION_STEP: Final = "registration"
-"""The call that `CallTimer` knows as this."""
+"""Name of the registration in `CallTimer`."""
 
 QUIET_AFTER_S: Final = 0.3
-"""Without a request for this long, nothing else is under way in the runtime."""
+"""Seconds without a request after which the runtime counts as idle."""
 
 SOCKET_POLL_INTERVAL_S: Final = 0.1
-"""How often a pause looks whether the runtime made a new socket."""
+"""Seconds between two checks for a new socket of the runtime."""
 
 QUIET_WAIT_TIMEOUT_S: Final = 10.0
-"""Seconds to wait for a quiet moment; on a busier node the updates ride on a reply."""
+"""Maximum wait for an idle runtime; on a busier node the updates travel with a reply."""
 
 QUIET_CHECK_INTERVAL_S: Final = 0.1
-"""Seconds between two looks whether it is quiet."""
+"""Seconds between two checks for an idle runtime."""
 
 MAX_SANDBOX_REMOVAL_S: Final = 5.0
-"""How long after its stop a sandbox may be on its way out with containers still in it."""
+"""Maximum time from the stop of a sandbox to its removal with containers still in it."""
 
 PUSH_REGISTRATION_STEP: Final = "second registration"
-"""The call that `CallTimer` knows as this."""
+"""Name of the second registration in `CallTimer`."""
 
 ONE_SHOT_LINGER_S: Final = 0.05
-"""How long the one-shot stays connected after its answer, so that the runtime reads it whole."""
+"""Time that the one-shot stays connected after its answer, so that the runtime reads all of it."""
 
 
-# --- being launched by the runtime ----------------------------------------------------------------
+# --- plugins that the runtime launches ------------------------------------------------------------
 
 
 class PreinstalledConnection(msgspec.Struct, frozen=True, kw_only=True):
-    """What a plugin that the runtime launched is given: a connected socket, and its identity."""
+    """Connected socket and identity of a plugin that the runtime launched."""
 
     descriptor: int
     name: str
@@ -113,8 +113,8 @@ def preinstalled_from_environment(
 ) -> PreinstalledConnection | None:
     """Take over the descriptor of a plugin that the runtime launched.
 
-    The three variables are removed and the descriptor is made close-on-exec, so that no child
-    process inherits either. Returns None when this process was not launched by a runtime.
+    The three variables are removed and the descriptor becomes close-on-exec, so that no child
+    process inherits them. Returns None if no runtime launched this process.
 
     Raises:
         ConfigError: NRI_PLUGIN_SOCKET is set and is not an open descriptor, or name or index is
@@ -153,8 +153,9 @@ async def push_one_shot(
 ) -> str:
     """Push the updates that ``plan`` returns through a second registration.
 
-    It gets the devices of containers only for ``mentions``, see `conversion.answer_synchronize`.
-    Returns why it failed; empty when the runtime took the answer.
+    ``plan`` gets the devices of containers only with ``mentions``; see
+    `conversion.answer_synchronize`. Returns the reason of a failure; empty if the runtime accepted
+    the answer.
     """
     loop = asyncio.get_running_loop()
     session = PluginSession()
@@ -168,7 +169,7 @@ async def push_one_shot(
             case ev.UpdateContainersAnswered():
                 pass
             case ev.ConfigureRequested(stream):
-                # One harmless bit: zero would mean all events, and make us a validator.
+                # One harmless bit: zero would mean all events, the validator's included.
                 mask = Event.REMOVE_POD_SANDBOX.mask_bit
                 session.reply(stream, pb.ConfigureResponse(events=mask))
             case ev.SynchronizeRequested(stream, pods, containers, _):
@@ -184,8 +185,8 @@ async def push_one_shot(
         await loop.create_unix_connection(lambda: connection, socket_path)
         session.register_plugin(name, index)
         connection.flush_session()
-        ends: set[asyncio.Future[Any]] = {answered, connection.ended}
-        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        futures: set[asyncio.Future[Any]] = {answered, connection.ended}
+        await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
         if not answered.done():
             return f"the second connection ended: {connection.ended.result().detail}"
         if not (detail := answered.result()):
@@ -201,19 +202,19 @@ async def push_one_shot(
 
 
 class LinkSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How a plugin is connected.
+    """Settings of a plugin's connection.
 
     Attributes:
-        name, index: of the plugin; runtimes call plugins in ascending order of their two digits.
-        socket_path: where the runtime listens; also used for second registrations.
-        descriptor: of a connected socket, for a plugin the runtime launched; None to dial.
-        events: mask of the events to subscribe to.
-        delays: makes the sequence of pauses between attempts.
-        registration_wait: seconds for a registration. Long, because runtimes take connections one
-            at a time and give every silent one five seconds.
-        push_interval: least seconds between two pushes.
-        push_timeout: seconds one push may take.
-        quiet_seconds: least seconds between the last request and a second registration.
+        name, index: of the plugin; runtimes call plugins in ascending order of the two-digit index.
+        socket_path: the runtime's socket, also for second registrations.
+        descriptor: of a connected socket, for a plugin that the runtime launched; None to dial.
+        events: mask of the subscribed events.
+        delays: creates the sequence of delays between attempts.
+        registration_wait: maximum seconds for a registration. Runtimes accept connections one at a
+            time and give every silent one five seconds.
+        push_interval: minimum seconds between two pushes.
+        push_timeout: maximum seconds for one push.
+        quiet_seconds: minimum seconds between the last request and a second registration.
     """
 
     name: str
@@ -229,7 +230,7 @@ class LinkSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NRILink(RuntimeLink):
-    """A plugin's connection to its runtime, kept up for ever; see `nri_numa.runtime.RuntimeLink`.
+    """Connection of a plugin to its runtime, reopened if lost; see `nri_numa.runtime.RuntimeLink`.
 
     Raises:
         ConfigError: the name or the index is malformed.
@@ -243,19 +244,19 @@ class NRILink(RuntimeLink):
         self._session: PluginSession | None = None
         self._connection: SessionTransport[ev.PluginSessionEvent] | None = None
         self._registration_timer: asyncio.TimerHandle | None = None
-        self._fatal: PermanentlyRejected | None = None
+        self._rejection: PermanentlyRejected | None = None
         self._active_since: float | None = None
-        self._accepted = False
-        self._last_request = float("-inf")
-        # When sandboxes were stopped that have not been removed since, oldest first.
-        self._stopped: dict[str, float] = {}
+        self._is_runtime_listening = False
+        self._last_request_at = float("-inf")
+        # Stop times of sandboxes that are not removed yet, oldest first.
+        self._stop_times: dict[str, float] = {}
         self._updates: dict[int, asyncio.Future[ev.UpdateContainersAnswered]] = {}
         self._push_lock = asyncio.Lock()
-        self._last_push = -settings.push_interval
-        self._unanswered: asyncio.Task[str] | None = None
+        self._last_push_at = -settings.push_interval
+        self._unanswered_push: asyncio.Task[str] | None = None
 
     async def run(self) -> None:
-        """Keep the link up until cancelled; in pre-installed mode until the runtime closes it.
+        """Keep the link connected until cancelled, or in pre-installed mode until it is closed.
 
         Raises:
             PermanentlyRejected: the runtime will never accept this plugin.
@@ -264,10 +265,10 @@ class NRILink(RuntimeLink):
             if self._settings.descriptor is not None:
                 await self._serve_descriptor(self._settings.descriptor)
             else:
-                await self._dial_for_ever()
+                await self._dial_repeatedly()
         finally:
-            if self._unanswered is not None:
-                self._unanswered.cancel()
+            if self._unanswered_push is not None:
+                self._unanswered_push.cancel()
             self._set_link_state(LinkState.STOPPED, "")
 
     # ------------------------------------------------------------------ connecting
@@ -282,32 +283,32 @@ class NRILink(RuntimeLink):
             ) from error
         await self._serve_connection(sock)
 
-    async def _dial_for_ever(self) -> None:
+    async def _dial_repeatedly(self) -> None:
         loop = asyncio.get_running_loop()
         delays = self._settings.delays()
         while True:
-            before = _socket_identity(self._settings.socket_path)
+            old_socket = _socket_identity(self._settings.socket_path)
             ending = await self._serve_connection(None)
-            since, self._active_since = self._active_since, None
+            active_since, self._active_since = self._active_since, None
             self._set_link_state(LinkState.DISCONNECTED, ending.detail)
-            if since is not None and loop.time() - since >= STABLE_LINK_S:
-                # At once: a runtime that dropped us listens, and starts containers without us.
+            if active_since is not None and loop.time() - active_since >= STABLE_LINK_S:
+                # At once: the runtime listens, and starts containers without the plugin.
                 delays = self._settings.delays()
                 continue
             delay = next(delays)
-            if self._accepted:
-                # It is there, and whatever starts before we are back starts unpinned.
+            if self._is_runtime_listening:
+                # The runtime is up, and containers that start before the link is back are unpinned.
                 delay = min(delay, MAX_RETRY_WHILE_LISTENING_S)
-            await self._wait_for_new_socket(delay, before)
+            await self._wait_for_new_socket(delay, old_socket)
 
-    async def _wait_for_new_socket(self, delay: float, before: tuple[int, int] | None) -> None:
-        """Wait, but not longer than until the runtime has made a new socket."""
+    async def _wait_for_new_socket(self, delay: float, old_socket: tuple[int, int] | None) -> None:
+        """Wait until the delay is over or the runtime has created a new socket."""
         loop = asyncio.get_running_loop()
-        end = loop.time() + delay
-        while (left := end - loop.time()) > 0:
-            await asyncio.sleep(min(left, SOCKET_POLL_INTERVAL_S))
-            now = _socket_identity(self._settings.socket_path)
-            if now is not None and now != before:
+        deadline = loop.time() + delay
+        while (remaining_s := deadline - loop.time()) > 0:
+            await asyncio.sleep(min(remaining_s, SOCKET_POLL_INTERVAL_S))
+            new_socket = _socket_identity(self._settings.socket_path)
+            if new_socket is not None and new_socket != old_socket:
                 return
 
     async def _serve_connection(self, sock: socket.socket | None) -> ConnectionEnding:
@@ -323,12 +324,12 @@ class NRILink(RuntimeLink):
             else:
                 await loop.create_unix_connection(lambda: connection, sock=sock)
         except OSError as error:
-            self._accepted = False
+            self._is_runtime_listening = False
             self.watch.end_call(REGISTRATION_STEP)
             return ConnectionEnding(
                 detail=f"{self._settings.socket_path}: {error.strerror or error}", error=error
             )
-        self._accepted = True
+        self._is_runtime_listening = True
         self._session, self._connection = session, connection
         self._set_link_state(
             LinkState.REGISTERING, self._settings.socket_path if sock is None else "inherited"
@@ -358,18 +359,18 @@ class NRILink(RuntimeLink):
             detail = (
                 "the runtime had closed the connection before our answer, as it does with a plugin "
                 "that takes longer than plugin_request_timeout, "
-                f"{self._runtime_timeout_for_our_answers:g} s ({ending.error.strerror})"
+                f"{self._runtime_answer_timeout_s:g} s ({ending.error.strerror})"
             )
             ending = replace(ending, detail=detail)
-        if self._fatal is not None:
-            raise self._fatal
+        if self._rejection is not None:
+            raise self._rejection
         return ending
 
     @property
-    def _runtime_timeout_for_our_answers(self) -> float:
-        """Seconds that the runtime waits for an answer."""
-        given = self.runtime.request_timeout if self.runtime is not None else 0.0
-        return given or DEFAULT_REQUEST_TIMEOUT_S
+    def _runtime_answer_timeout_s(self) -> float:
+        """Seconds that the runtime waits for an answer of the plugin."""
+        reported_s = self.runtime.request_timeout if self.runtime is not None else 0.0
+        return reported_s or DEFAULT_REQUEST_TIMEOUT_S
 
     def _cancel_registration_timer(self) -> None:
         if self._registration_timer is not None:
@@ -392,19 +393,19 @@ class NRILink(RuntimeLink):
                 if future is not None and not future.done():
                     future.set_result(event)
             case ev.RegistrationAnswered(status):
-                # Seen for a bad index or name, which repeats for ever; anything else may pass.
-                if status is not None and "invalid" in status.message:  # read: containerd's
+                # An invalid index or name is permanent; any other error may go away.
+                if status is not None and "invalid" in status.message:  # containerd's text
                     identity = f"{self._settings.index}-{self._settings.name}"
-                    self._fatal = PermanentlyRejected(
+                    self._rejection = PermanentlyRejected(
                         f"the runtime refuses plugin {identity}: {status}"
                     )
                 if status is not None:
                     self._close_connection(f"registration refused: {status}")
             case ev.EventRequested(stream, kind, message):
                 if kind is Event.STOP_POD_SANDBOX:
-                    self._stopped[message.pod.id] = time.monotonic()
+                    self._stop_times[message.pod.id] = time.monotonic()
                 elif kind is Event.REMOVE_POD_SANDBOX:
-                    self._stopped.pop(message.pod.id, None)
+                    self._stop_times.pop(message.pod.id, None)
                 about = getattr(message, "container", None)
                 begin_request(
                     kind.method_name, about.id if about else "", event.traceparent, time.time()
@@ -418,26 +419,26 @@ class NRILink(RuntimeLink):
         stream: int,
         name: str,
         handle: Callable[[], Message | None],
-        otherwise: Message | None = None,
+        default: Message | None = None,
     ) -> RequestRejected | None:
-        """Run a handler and write its answer, whatever happens in it; returns its refusal.
+        """Run a handler and write its answer, even after an exception; returns its rejection.
 
-        Without an answer of its own, or after an error, the answer is ``otherwise``.
+        The answer is ``default`` if the handler returns none, or after an error.
         """
         session = self._session
         if session is None or self._connection is None:
-            return None  # closed by ourselves while events of the same packet were waiting
-        started = self._last_request = time.perf_counter()
-        refusal: RequestRejected | None = None
-        response = otherwise
+            return None  # the link closed the connection before this event of the same packet
+        start_time = self._last_request_at = time.perf_counter()
+        rejection: RequestRejected | None = None
+        response = default
         try:
-            response = handle() or otherwise
+            response = handle() or default
         except RequestRejected as refused:
-            refusal = refused
+            rejection = refused
         except Exception as error:
-            refusal = self._internal_error_answer(name, error)
-        if refusal is not None:
-            session.reply_error(stream, refusal.message)
+            rejection = self._internal_error_answer(name, error)
+        if rejection is not None:
+            session.reply_error(stream, rejection.message)
         else:
             try:
                 session.reply(stream, response)
@@ -446,13 +447,13 @@ class NRILink(RuntimeLink):
                 session.reply(stream)
         self._connection.flush_session()
         try:
-            self._handler.on_request_answered(name, time.perf_counter() - started)
+            self._handler.on_request_answered(name, time.perf_counter() - start_time)
         except Exception:
             logger.exception("replied hook failed", event_name=name)
-        return refusal
+        return rejection
 
     def _internal_error_answer(self, name: str, error: Exception) -> RequestRejected | None:
-        """Have the handler decide what an unexpected exception means; empty when that fails."""
+        """Let the handler decide how to answer after an exception; None if that fails too."""
         try:
             self._handler.on_internal_error(name, error)
         except RequestRejected as refused:
@@ -464,46 +465,46 @@ class NRILink(RuntimeLink):
     def _answer_configure(self, event: ev.ConfigureRequested) -> None:
         self._cancel_registration_timer()
         self.runtime = info = event.info
-        # Whatever the handler does, the mask must be right: zero would mean everything.
-        known = ALL_EVENTS if profile_of(info).has_pod_update_event else AGENT_EVENTS
-        refusal = self._answer_request(
+        # The mask must be right even if the handler fails: zero would mean all events.
+        supported_events = ALL_EVENTS if profile_of(info).has_pod_update_event else AGENT_EVENTS
+        rejection = self._answer_request(
             event.stream,
             "Configure",
             lambda: self._handler.on_runtime_configured(info),
-            pb.ConfigureResponse(events=self._settings.events & known),
+            pb.ConfigureResponse(events=self._settings.events & supported_events),
         )
-        if refusal is not None:
-            self._fatal = PermanentlyRejected(f"configuration refused: {refusal.message}")
-            self._close_connection(f"configuration refused: {refusal.message}")
+        if rejection is not None:
+            self._rejection = PermanentlyRejected(f"configuration refused: {rejection.message}")
+            self._close_connection(f"configuration refused: {rejection.message}")
             return
-        described = f"{info.name} {info.version} (NRI {info.nri_version or 'before 0.12'})"
+        runtime_text = f"{info.name} {info.version} (NRI {info.nri_version or 'before 0.12'})"
         if self._settings.descriptor is not None and not profile_of(info).synchronizes_launched:
             self.watch.end_call(REGISTRATION_STEP)  # no Synchronize will come
             self._set_link_state(
                 LinkState.ACTIVE,
-                f"{described}, which does not report running containers to launched plugins",
+                f"{runtime_text}, which does not report running containers to launched plugins",
             )
         else:
-            self._set_link_state(LinkState.CONFIGURED, described)
+            self._set_link_state(LinkState.CONFIGURED, runtime_text)
 
     def _answer_synchronize(self, event: ev.SynchronizeRequested) -> None:
         self.watch.end_call(REGISTRATION_STEP)
-        self._stopped.clear()
-        started = time.perf_counter()
+        self._stop_times.clear()
+        start_time = time.perf_counter()
         begin_request(event.method, "", event.traceparent, time.time())
-        refusal = self._answer_request(
+        rejection = self._answer_request(
             event.stream, event.method, lambda: conversion.answer_request(self._handler, event)
         )
-        if refusal is not None:
-            # Runtimes before NRI 0.7 would keep this connection open and never use it.
-            self._close_connection(f"synchronisation refused: {refusal.message}")
+        if rejection is not None:
+            # Runtimes before NRI 0.7 would keep this connection open without using it.
+            self._close_connection(f"synchronisation refused: {rejection.message}")
             return
-        seconds = time.perf_counter() - started
-        if seconds > self._runtime_timeout_for_our_answers:
-            # The runtime has given up; before NRI 0.7 it does so without hanging up.
+        seconds = time.perf_counter() - start_time
+        if seconds > self._runtime_answer_timeout_s:
+            # The runtime has given up; before NRI 0.7 it does not close the connection.
             self._close_connection(
                 f"synchronisation took {seconds:.1f} s, the runtime waits "
-                f"{self._runtime_timeout_for_our_answers:g} s"
+                f"{self._runtime_answer_timeout_s:g} s"
             )
             return
         self._active_since = asyncio.get_running_loop().time()
@@ -521,16 +522,16 @@ class NRILink(RuntimeLink):
     # ------------------------------------------------------------------ pushing
 
     async def push_updates(self, updates: Sequence[ContainerUpdate]) -> PushResult:
-        """Send updates that answer no request: by the safe way, one at a time, some time apart."""
+        """Send updates that answer no request, by the safe path, one push at a time."""
         if not updates:
             return PushResult()
         loop = asyncio.get_running_loop()
         async with self._push_lock:
-            await asyncio.sleep(self._last_push + self._settings.push_interval - loop.time())
-            # Read after every wait: the link may have broken, or another runtime come up.
+            await asyncio.sleep(self._last_push_at + self._settings.push_interval - loop.time())
+            # Checked after every wait: the link may be lost, or the runtime another one.
             detail = self._push_obstacle()
             if not detail and self._push_path is PushPath.ONE_SHOT:
-                detail = await self._wait_until_quiet() or self._push_obstacle()
+                detail = await self._wait_for_idle_runtime() or self._push_obstacle()
             if detail:
                 return PushResult(detail)
             try:
@@ -539,7 +540,7 @@ class NRILink(RuntimeLink):
                 else:
                     detail = await self._register_again("push", lambda pods, containers: updates)
             finally:
-                self._last_push = loop.time()
+                self._last_push_at = loop.time()
         return PushResult(detail)
 
     @property
@@ -547,7 +548,7 @@ class NRILink(RuntimeLink):
         return profile_of(self.runtime).push if self.runtime is not None else PushPath.NONE
 
     def _push_obstacle(self) -> str:
-        """Why nothing can be pushed now; empty when something can."""
+        """Return the reason why nothing can be pushed now; empty if updates can be pushed."""
         if self.state is not LinkState.ACTIVE:
             return f"the link is {self.state.value}"
         if self._push_path is PushPath.NONE:
@@ -555,48 +556,48 @@ class NRILink(RuntimeLink):
         return ""
 
     async def ensure_containers_reported(self) -> str:
-        """Synchronise through a second registration: for launched plugins before NRI 0.7.
+        """Synchronize through a second registration, for launched plugins before NRI 0.7.
 
-        Such a runtime tells a plugin that it launched nothing of what runs already, and sends no
-        stop for containers older than itself. Returns why it failed; empty when the handler was
-        called.
+        Such a runtime does not report running containers to the plugins that it launched, and sends
+        no stop for containers older than itself. Returns the reason of a failure; empty if the
+        handler was called.
         """
         async with self._push_lock:
-            detail = await self._wait_until_quiet()
+            detail = await self._wait_for_idle_runtime()
             return detail or await self._register_again("look", self._handler.synchronize)
 
-    async def _wait_until_quiet(self) -> str:
+    async def _wait_for_idle_runtime(self) -> str:
         loop = asyncio.get_running_loop()
-        end = loop.time() + QUIET_WAIT_TIMEOUT_S
+        deadline = loop.time() + QUIET_WAIT_TIMEOUT_S
         while not self._is_runtime_idle():
-            if loop.time() >= end:
+            if loop.time() >= deadline:
                 return f"pods are started or removed all the time ({QUIET_WAIT_TIMEOUT_S:g} s)"
             await asyncio.sleep(QUIET_CHECK_INTERVAL_S)
         return ""
 
     def _is_runtime_idle(self) -> bool:
-        """Whether nothing else is under way in the runtime, as far as requests show.
+        """True if the runtime is idle, as far as its requests show.
 
         A sandbox that is removed by force is removed right after its stop.
         """
-        if time.perf_counter() - self._last_request < self._settings.quiet_seconds:
+        if time.perf_counter() - self._last_request_at < self._settings.quiet_seconds:
             return False
         oldest = time.monotonic() - MAX_SANDBOX_REMOVAL_S
-        self._stopped = {pod: at for pod, at in self._stopped.items() if at > oldest}
-        return not self._stopped
+        self._stop_times = {pod: stop for pod, stop in self._stop_times.items() if stop > oldest}
+        return not self._stop_times
 
     async def _register_again(self, purpose: str, plan: Planner) -> str:
-        """Register once more; why it failed, empty when the runtime took the answer."""
-        if self._unanswered is not None:
-            if not self._unanswered.done():
+        """Register once more; return the reason of a failure, empty if the answer was accepted."""
+        if self._unanswered_push is not None:
+            if not self._unanswered_push.done():
                 return "an earlier registration is not answered yet"
-            self._unanswered = None
+            self._unanswered_push = None
         overdue = False
 
         def plan_in_time(
             pods: PodTable, containers: Sequence[Container]
         ) -> Sequence[ContainerUpdate]:
-            # What was meant a minute ago must not be written now.
+            # Updates of a minute ago must not be written now.
             return () if overdue else plan(pods, containers)
 
         settings = self._settings
@@ -612,22 +613,22 @@ class NRILink(RuntimeLink):
         self.watch.start_call(PUSH_REGISTRATION_STEP)
         task.add_done_callback(lambda _: self.watch.end_call(PUSH_REGISTRATION_STEP))
         try:
-            done, _ = await asyncio.wait({task}, timeout=settings.push_timeout)
+            done_tasks, _ = await asyncio.wait({task}, timeout=settings.push_timeout)
         except asyncio.CancelledError:
             task.cancel()
             raise
-        if done:
+        if done_tasks:
             return task.result()
-        # Left waiting: that it is answered, sooner or later, is how a runtime that takes long is
-        # distinguished from one that hangs.
-        overdue, self._unanswered = True, task
+        # The task goes on: an answer, however late, distinguishes a slow runtime from one that
+        # hangs.
+        overdue, self._unanswered_push = True, task
         return (
             "the runtime did not synchronise the second registration within "
             f"{settings.push_timeout:g} s"
         )
 
     async def _push_by_update_call(self, updates: Sequence[ContainerUpdate]) -> str:
-        """Make the plain call; why it failed."""
+        """Call UpdateContainers; return the reason of a failure."""
         session, connection = self._session, self._connection
         if session is None or connection is None:
             return "the link broke"
@@ -638,11 +639,11 @@ class NRILink(RuntimeLink):
         self._updates[stream] = answer
         connection.flush_session()
         try:
-            done, _ = await asyncio.wait({answer}, timeout=self._settings.push_timeout)
+            done_futures, _ = await asyncio.wait({answer}, timeout=self._settings.push_timeout)
         finally:
             self._updates.pop(stream, None)
             session.abandon_call(stream)
-        if not done:
+        if not done_futures:
             return f"no answer within {self._settings.push_timeout:g} s"
         if answer.cancelled():
             return "the link broke before the answer came"
@@ -651,7 +652,7 @@ class NRILink(RuntimeLink):
 
 
 def _socket_identity(path: str) -> tuple[int, int] | None:
-    """Return what tells one socket file from its successor; None while there is none."""
+    """Return inode and time of a socket file, which no successor shares; None if it is missing."""
     try:
         status = os.stat(path)
     except OSError:

@@ -1,7 +1,7 @@
-"""The configuration of containerd that is installed here: is NRI on, and what turns it on.
+"""Configuration of the installed containerd: check that NRI is on, and plan how to turn it on.
 
-The file is edited as text, so that its comments stay, and parsed before and after: the result is
-only used when exactly the NRI table differs.
+The file is edited as text, so that its comments stay. It is parsed before and after the edit, and
+the result is used only if nothing but the NRI table differs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NRI_SECTION: Final = f"[plugins.'{NRI_PLUGIN_NAME}']\n  disable = false\n"
 
 
 def nri_disabled_reason(root: Path = Path("/")) -> str | None:
-    """Why containerd does not serve NRI, as far as its configuration files say."""
+    """Return the reason why containerd does not serve NRI, by its configuration files."""
     distribution = find_containerd_distribution(root)
     path = root / CONTAINERD_CONFIG_PATH[1:] if distribution is None else distribution.config
     try:
@@ -42,17 +42,17 @@ def nri_disabled_reason(root: Path = Path("/")) -> str | None:
         return None if error.filename == str(path) else f"{error.filename}: {error.strerror}"
     except ValueError as error:
         return str(error)
-    at = files.get("disable", path)
+    source = files.get("disable", path)
     if table.get("disable") is True:
-        return f"{at} disables it"
+        return f"{source} disables it"
     if "disable" not in table and isinstance(version, int) and version < 3:
-        # A 2.x reads such files too, and has it on all the same.
+        # containerd 2.x reads such files too, and has NRI on by default.
         installed = query_containerd(root)
         if installed is None:
-            return f"{at} does not turn it on, which containerd before 2.0 needs"
+            return f"{source} does not turn it on, which containerd before 2.0 needs"
         if not installed.profile.nri_by_default:
             return (
-                f"{at} does not turn it on, and containerd {installed.version} has it off by "
+                f"{source} does not turn it on, and containerd {installed.version} has it off by "
                 "default"
             )
     if table.get("disable_connections") is True:
@@ -63,35 +63,35 @@ def nri_disabled_reason(root: Path = Path("/")) -> str | None:
 def read_containerd_nri_config(
     path: Path, root: Path = Path("/")
 ) -> tuple[Any, dict[str, Any], dict[str, Path]]:
-    """The version of containerd's file, the NRI table, and which file each of its keys is from.
+    """Read the version of containerd's file, the NRI table, and the file that sets each key.
 
-    Imported files win over those before them, as in LoadConfig of containerd.
+    Imported files override those before them, as in LoadConfig of containerd.
 
     Raises:
-        OSError, ValueError: a file cannot be read, or is not valid; with its name.
+        OSError, ValueError: a file cannot be read or is not valid; the message names it.
     """
-    version, files, found = None, [path], list[tuple[Path, Mapping[str, Any]]]()
+    version, files, sections = None, [path], list[tuple[Path, Mapping[str, Any]]]()
     for file in files:
         try:
             document = tomllib.loads(file.read_text("utf-8"))
-        except ValueError as error:  # of UTF-8, or of TOML
+        except ValueError as error:  # not UTF-8, or not TOML
             raise ValueError(f"{file} is not valid TOML: {error}") from error
         version = version or document.get("version", 1)
         if section := containerd_nri_section(document):
-            found.append((file, section))
+            sections.append((file, section))
         for imported in _imported_config_files(document, file, root):
             if imported not in files:
                 files.append(imported)
-    table, by = dict[str, Any](), dict[str, Path]()
-    if found and found[-1][0] != path:
+    table, file_by_key = dict[str, Any](), dict[str, Path]()
+    if sections and sections[-1][0] != path:
         installed = query_containerd(root)
         if installed is not None and not installed.profile.merges_config_tables:
-            del found[:-1]
-            by["disable"] = found[0][0]
-    for file, section in found:
+            del sections[:-1]
+            file_by_key["disable"] = sections[0][0]
+    for file, section in sections:
         table.update(section)
-        by.update(dict.fromkeys(section, file))
-    return version, table, by
+        file_by_key.update(dict.fromkeys(section, file))
+    return version, table, file_by_key
 
 
 def _imported_config_files(document: Mapping[str, Any], file: Path, root: Path) -> Iterator[Path]:
@@ -100,9 +100,9 @@ def _imported_config_files(document: Mapping[str, Any], file: Path, root: Path) 
         raise ValueError(f"{file}: imports is {patterns!r}, expected a list of files")
     for pattern in map(str, patterns):
         base = root if pattern.startswith("/") else file.parent
-        at = os.path.normpath(base / pattern.lstrip("/"))
-        found = sorted(glob.glob(at, include_hidden=True)) if "*" in pattern else [at]
-        yield from map(Path, found)
+        target = os.path.normpath(base / pattern.lstrip("/"))
+        paths = sorted(glob.glob(target, include_hidden=True)) if "*" in pattern else [target]
+        yield from map(Path, paths)
 
 
 _BINARY_DIRECTORIES = (
@@ -112,14 +112,14 @@ _BINARY_DIRECTORIES = (
 
 
 class InstalledContainerd(NamedTuple):
-    """The containerd where it usually is; ``version`` such as 1.7."""
+    """Containerd in one of its usual directories; ``version`` is such as 1.7."""
 
     version: str
     profile: RuntimeProfile
 
 
 def nri_unsupported_reason(root: Path = Path("/")) -> str:
-    """Why the installed containerd cannot serve NRI whatever its configuration says; else empty."""
+    """Return the reason why the installed containerd has no NRI at all; empty if it has."""
     installed = query_containerd(root)
     if installed is None or installed.profile.nri_release is not None:
         return ""
@@ -127,10 +127,10 @@ def nri_unsupported_reason(root: Path = Path("/")) -> str:
 
 
 class KubernetesDistribution(NamedTuple):
-    """A distribution of Kubernetes that makes containerd's configuration itself.
+    """Kubernetes distribution that writes containerd's configuration itself.
 
     Attributes:
-        config: the file that its containerd reads, written anew at each of its starts.
+        config: the file that its containerd reads, rewritten at each start of the distribution.
     """
 
     name: str
@@ -138,7 +138,7 @@ class KubernetesDistribution(NamedTuple):
 
     @property
     def nri_enabling_hint(self) -> str:
-        """Where NRI is turned on instead, for a sentence."""
+        """Clause that says where to turn NRI on."""
         return (
             f"{self.name} reads {self.config} and writes it anew at each start: turn NRI on in the "
             "template beside it (config-v3.toml.tmpl; config.toml.tmpl before containerd 2.0), "
@@ -147,7 +147,7 @@ class KubernetesDistribution(NamedTuple):
 
 
 def find_containerd_distribution(root: Path = Path("/")) -> KubernetesDistribution | None:
-    """The distribution whose containerd runs here; None where containerd is its own package."""
+    """Find the distribution whose containerd runs here; None if containerd has its own package."""
     for name in ("k3s", "RKE2"):
         config = root / f"var/lib/rancher/{name.lower()}/agent/etc/containerd/config.toml"
         if config.exists():
@@ -156,14 +156,14 @@ def find_containerd_distribution(root: Path = Path("/")) -> KubernetesDistributi
 
 
 def query_containerd(root: Path = Path("/")) -> InstalledContainerd | None:
-    """Ask the installed containerd for its version; None without one, or when it does not say."""
+    """Query the installed containerd for its version; None if it is missing or does not answer."""
     for directory in _BINARY_DIRECTORIES:
         program = root / directory / "containerd"
         if not os.access(program, os.X_OK):
             continue
         try:
-            # The program that the node runs as root anyway.
-            said = subprocess.run(  # noqa: S603
+            # The node runs this program as root anyway.
+            output = subprocess.run(  # noqa: S603
                 [str(program), "--version"],
                 capture_output=True,
                 text=True,
@@ -171,15 +171,15 @@ def query_containerd(root: Path = Path("/")) -> InstalledContainerd | None:
             ).stdout
         except (OSError, ValueError, subprocess.SubprocessError):
             return None
-        found = re.search(r"\bv?([0-9]{1,4}\.[0-9]{1,4})\.[0-9]", said)
-        if found is None:
+        match = re.search(r"\bv?([0-9]{1,4}\.[0-9]{1,4})\.[0-9]", output)
+        if match is None:
             return None
-        return InstalledContainerd(found[1], profile_of_version("containerd", found[1]))
+        return InstalledContainerd(match[1], profile_of_version("containerd", match[1]))
     return None
 
 
 def containerd_nri_section(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The table of containerd's NRI plugin; empty when there is none."""
+    """Return the table of containerd's NRI plugin; empty if there is none."""
     plugins = document.get("plugins", {})
     section = plugins.get(NRI_PLUGIN_NAME, {}) if isinstance(plugins, Mapping) else {}
     return section if isinstance(section, Mapping) else {}
@@ -189,7 +189,7 @@ def containerd_nri_section(document: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 class FileChange(NamedTuple):
-    """A file with its whole new content, of which one part is shown."""
+    """File with its whole new content, of which only the excerpt is shown."""
 
     path: Path
     text: str
@@ -197,11 +197,11 @@ class FileChange(NamedTuple):
 
 
 def plan_fix(path: Path) -> FileChange | None:
-    """The change of containerd's configuration that turns NRI on; None when it is on.
+    """Plan the change of containerd's configuration that turns NRI on; None if it is on.
 
     Raises:
         OSError: a file cannot be read.
-        ValueError: a file is not valid, another one decides, or it cannot be edited as text.
+        ValueError: a file is not valid, an imported file decides, or it cannot be edited as text.
     """
     try:
         version, table, files = read_containerd_nri_config(path)
@@ -213,15 +213,15 @@ def plan_fix(path: Path) -> FileChange | None:
         raise ValueError(
             f"{path} has version {version}; migrate it first: containerd config migrate"
         )
-    # containerd 1.7 (version 2) has NRI off by default, 2.x (version 3) on. A 2.x reads version 2
-    # files too; saying it once more does no harm there.
-    off = {"disable": version < 3, "disable_connections": False}
-    deciding = [files.get(key, path) for key, default in off.items() if table.get(key, default)]
-    if not deciding:
+    # containerd 1.7 (version 2) has NRI off by default, 2.x (version 3) on. 2.x reads version 2
+    # files too; a redundant key does no harm there.
+    defaults = {"disable": version < 3, "disable_connections": False}
+    sources = [files.get(k, path) for k, default in defaults.items() if table.get(k, default)]
+    if not sources:
         return None
-    if other := next((file for file in deciding if file != path), None):
+    if other_file := next((file for file in sources if file != path), None):
         raise ValueError(
-            f"{other} decides it, which {path} imports: set disable = false in its "
+            f"{other_file} decides it, which {path} imports: set disable = false in its "
             f"[plugins.'{NRI_PLUGIN_NAME}'], without disable_connections"
         )
     text = path.read_text("utf-8")
@@ -238,7 +238,7 @@ def _plan_new_file(path: Path, version: int) -> FileChange:
 
 
 def _drop_in_directory(document: Mapping[str, Any], path: Path) -> Path | None:
-    """The directory of the first import such as ``/etc/containerd/conf.d/*.toml``."""
+    """Return the directory of the first import such as ``/etc/containerd/conf.d/*.toml``."""
     for pattern in document.get("imports", ()):
         if isinstance(pattern, str) and pattern.endswith("/*.toml"):
             return (path.parent / pattern).parent
@@ -252,28 +252,28 @@ def _enable_nri(path: Path, text: str, document: Mapping[str, Any]) -> FileChang
         tail = "" if not text or text.endswith("\n") else "\n"
         change = FileChange(path, f"{text}{tail}\n{NRI_SECTION}", NRI_SECTION)
     else:
-        behind = range(start + 1, len(lines))
-        end = next((i for i in behind if _TOML_TABLE_HEADER_PATTERN.match(lines[i])), len(lines))
-        kept = [line for line in lines[start + 1 : end] if not _DISABLE_KEY_PATTERN.match(line)]
-        table = "".join([lines[start].rstrip("\n"), "\n  disable = false\n", *kept])
-        edited = "".join([*lines[:start], table, *lines[end:]])
+        indices = range(start + 1, len(lines))
+        stop = next((i for i in indices if _TOML_TABLE_HEADER_PATTERN.match(lines[i])), len(lines))
+        body = [line for line in lines[start + 1 : stop] if not _DISABLE_KEY_PATTERN.match(line)]
+        table = "".join([lines[start].rstrip("\n"), "\n  disable = false\n", *body])
+        edited = "".join([*lines[:start], table, *lines[stop:]])
         change = FileChange(path, edited, table.rstrip() + "\n")
     _check_only_nri_changed(document, change.text)
     return change
 
 
-def _check_only_nri_changed(before: Mapping[str, Any], edited: str) -> None:
-    wrong = ValueError(
+def _check_only_nri_changed(document: Mapping[str, Any], edited: str) -> None:
+    problem = ValueError(
         "the NRI table is written in a way this command does not edit; "
         f"set disable = false in [plugins.'{NRI_PLUGIN_NAME}'] by hand"
     )
     try:
-        after = tomllib.loads(edited)
+        edited_document = tomllib.loads(edited)
     except tomllib.TOMLDecodeError as error:
-        raise wrong from error
-    wanted = copy.deepcopy(dict(before))
-    table = wanted.setdefault("plugins", {}).setdefault(NRI_PLUGIN_NAME, {})
+        raise problem from error
+    expected_document = copy.deepcopy(dict(document))
+    table = expected_document.setdefault("plugins", {}).setdefault(NRI_PLUGIN_NAME, {})
     table.pop("disable_connections", None)
     table["disable"] = False
-    if after != wanted:
-        raise wrong
+    if edited_document != expected_document:
+        raise problem

@@ -1,8 +1,8 @@
-"""Moves bytes between a socket and a protocol session, synchronously, inside `buffer_updated`.
+"""Transport of bytes between a socket and a protocol session, synchronous in `buffer_updated`.
 
-Used by the plugin's link and by the embedded runtime. It knows neither NRI nor placement: every
-event is handed to one callable, and what the session wants sent is written after each event, so
-that an answer leaves before the next request is looked at.
+The plugin's link and the embedded runtime use it. It knows neither NRI nor placement: one callable
+gets every event, and the session's output is written after each event, so an answer leaves before
+the next request is parsed.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from nri_numa.observe.logs import get_logger
 logger = get_logger("nri")
 
 READ_BUFFER_BYTES: Final = 1 << 18
-"""Bytes taken from the socket at once."""
+"""Bytes of one read from the socket."""
 
 WRITE_HIGH_WATER_BYTES: Final = 1 << 20
-"""Bytes the peer has not read yet; above this we stop reading requests, so memory stays flat."""
+"""Bytes that the peer has not read, above which no more requests are read; bounds memory."""
 
 EventT = TypeVar("EventT")
 
 
 class ConnectionEnding(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a connection ended; `error` is None when the peer or we closed it in order.
+    """Reason for the end of a connection; `error` is None if either side closed it in order.
 
     Attributes:
-        by_peer: the other side closed it, or is gone.
+        by_peer: the peer closed it, or is gone.
     """
 
     detail: str
@@ -41,43 +41,43 @@ class ConnectionEnding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SessionTransport(asyncio.BufferedProtocol, Generic[EventT]):
-    """One connection: feeds a session and hands on its events.
+    """One connection: feeds a session and passes its events on.
 
     Attributes:
         ended: resolves once, with the `ConnectionEnding`, when the socket is closed.
     """
 
     def __init__(self, session: SessionBase[EventT], on_event: Callable[[EventT], None]) -> None:
-        """Make the protocol object of one connection; needs a running loop.
+        """Create the protocol object of one connection; needs a running event loop.
 
-        ``on_event`` must answer an event before it returns if it can.
+        ``on_event`` should answer an event before it returns.
         """
         self._session = session
         self._on_event = on_event
         self._transport: asyncio.Transport | None = None
-        # One buffer for all reads. Otherwise every read, however short, takes a quarter of a
-        # megabyte from the allocator and gives it back, with page faults both ways.
+        # One buffer for all reads. Otherwise every read, however short, allocates a quarter of a
+        # megabyte and frees it again, with page faults.
         self._buffer = bytearray(READ_BUFFER_BYTES)
         self._view = memoryview(self._buffer)
         self._ending: ConnectionEnding | None = None
         self.ended: asyncio.Future[ConnectionEnding] = asyncio.get_running_loop().create_future()
 
     def is_closing(self) -> bool:
-        """Whether the connection is closed or about to be."""
+        """True if the connection is closed or about to be."""
         return self._ending is not None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport and bound its buffer."""
+        """Store the transport and limit its buffer."""
         assert isinstance(transport, asyncio.Transport)  # noqa: S101 - a stream socket's
         self._transport = transport
         transport.set_write_buffer_limits(high=WRITE_HIGH_WATER_BYTES)
 
     def get_buffer(self, sizehint: int) -> bytearray:
-        """Where the next bytes go."""
+        """Return the buffer for the next bytes."""
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Feed the session, handle what comes out, write what is to be said."""
+        """Feed the session, handle its events, and write its output."""
         data = bytes(self._view[:nbytes])
         if self.is_closing():
             return
@@ -89,14 +89,14 @@ class SessionTransport(asyncio.BufferedProtocol, Generic[EventT]):
         except RemoteProtocolError as error:
             self.flush_session()
             self.close_or_abort(f"the peer broke the protocol: {error}", error)
-        except Exception as error:  # a bug of ours must not take the loop with it
+        except Exception as error:  # an internal error must not end the event loop
             logger.exception("connection handling failed")
             self.close_or_abort(f"internal error: {error!r}", error)
         else:
             self.flush_session()
 
     def eof_received(self) -> bool:
-        """A half-closed socket is a closed one."""
+        """Close a half-closed socket."""
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -109,38 +109,38 @@ class SessionTransport(asyncio.BufferedProtocol, Generic[EventT]):
             self.ended.set_result(self._ending)
 
     def pause_writing(self) -> None:
-        """The peer does not read: stop taking requests from it."""
+        """Stop reading requests from a peer that does not read its answers."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
 
     def resume_writing(self) -> None:
-        """The peer reads again."""
+        """Read requests again."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
 
     def flush_session(self) -> None:
-        """Write what the session has queued."""
+        """Write the queued output of the session."""
         data = self._session.data_to_send()
         if data and self._transport is not None and not self._transport.is_closing():
             self._transport.write(data)
 
     def close_or_abort(self, detail: str, error: Exception | None = None) -> None:
-        """Close the connection from our side; the first reason given is kept."""
+        """Close the connection from this side; the first reason counts."""
         if self._ending is None:
             self._ending = ConnectionEnding(detail=detail, error=error)
         if self._transport is None or self._transport.is_closing():
             return
         if self._transport.get_write_buffer_size():
-            self._transport.abort()  # the peer does not read: what is left will never be read
+            self._transport.abort()  # the peer does not read, so it will not read the rest
         else:
             self._transport.close()
 
     async def close_and_wait(self, detail: str) -> None:
-        """Close and wait until the socket is closed; at once when it never was open."""
+        """Close the connection and wait until its socket is closed, if it was ever open."""
         self.close_or_abort(detail)
         if self._transport is not None:
             await self.wait_closed()
 
     async def wait_closed(self) -> ConnectionEnding:
-        """Wait for the end without taking the future away from others."""
+        """Wait for the end; cancelling one waiter does not affect others."""
         return await asyncio.shield(self.ended)

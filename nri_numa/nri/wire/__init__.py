@@ -1,1 +1,1 @@
-"""How bytes become NRI events and back: multiplexer, ttrpc, NRI. Pure; both roles."""
+"""NRI's wire protocol: multiplexer, ttrpc and NRI events, in both roles. Pure."""

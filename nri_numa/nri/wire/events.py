@@ -1,7 +1,7 @@
-"""What a session reports: small frozen events, for the plugin role and for the runtime role.
+"""Events of a session, for the plugin role and for the runtime role.
 
-An event with a `stream` waits for an answer on it. `StateChange` and the methods of NRI 0.12 make
-the same events; they do not differ above this line.
+An event with a `stream` waits for an answer on it. `StateChange` and the methods of NRI 0.12 become
+the same events.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from nri_numa.runtime import RuntimeInfo
 
 
 class RegistrationAnswered(msgspec.Struct, frozen=True):
-    """The runtime answered RegisterPlugin; may come after `ConfigureRequested`.
+    """Answer of the runtime to RegisterPlugin; may come after `ConfigureRequested`.
 
     Attributes:
-        status: why it refuses; it leaves the socket open then, and waits for us to close. None when
-            it does not.
+        status: error of a refused registration, after which the runtime waits for the plugin to
+            close the socket; None on success.
     """
 
     status: CallStatus | None
 
 
 class ConfigureRequested(msgspec.Struct, frozen=True):
-    """The runtime introduces itself; answer with the event mask."""
+    """Configure: the runtime introduces itself; answer with the event mask."""
 
     stream: int
     info: RuntimeInfo
 
 
 class SynchronizeRequested(msgspec.Struct, frozen=True):
-    """The whole picture of the node, all slices put together; answer with updates.
+    """Synchronize: all pods and containers of the node, in one event; answer with updates.
 
     Attributes:
         stream: of the last slice.
-        pods: every pod sandbox the runtime knows, in no order.
+        pods: every pod sandbox of the runtime, in no order.
         containers: every created or running container; its pod may be missing.
         traceparent: as of `nri_numa.nri.wire.ttrpc.Call`.
     """
@@ -54,13 +54,13 @@ class SynchronizeRequested(msgspec.Struct, frozen=True):
 
 
 class EventRequested(msgspec.Struct, frozen=True):
-    """Something happens to a pod or a container, or is about to.
+    """Event of a pod or a container that happened or is about to happen.
 
     Attributes:
-        event: what; to creating, updating and stopping a container the answer has a message of its
-            own, to all others it is empty.
-        message: has the ``pod``, the ``container`` if it is about one, and of an update the
-            ``linux_resources``.
+        event: its kind; the answers to creating, updating and stopping a container have messages of
+            their own, all others are empty.
+        message: has the ``pod``, the ``container`` if the event concerns one, and the
+            ``linux_resources`` of an update.
         traceparent: as of `nri_numa.nri.wire.ttrpc.Call`.
     """
 
@@ -71,23 +71,23 @@ class EventRequested(msgspec.Struct, frozen=True):
 
     @property
     def method(self) -> str:
-        """Its name, as in logs."""
+        """Name of the method, as in logs."""
         return self.event.method_name
 
 
 class ShutdownRequested(msgspec.Struct, frozen=True):
-    """The runtime says goodbye; no released runtime does."""
+    """Shutdown of the runtime; no released runtime sends it."""
 
     stream: int
 
 
 class UpdateContainersAnswered(msgspec.Struct, frozen=True):
-    """The runtime answered an unsolicited update of ours.
+    """Answer of the runtime to an unsolicited update.
 
     Attributes:
-        stream: what `PluginSession.update_containers` returned.
-        failed: updates the runtime could not apply; containerd and CRI-O never fill it.
-        status: why the call failed; None on success.
+        stream: as returned by `PluginSession.update_containers`.
+        failed: updates that the runtime could not apply; containerd and CRI-O leave it empty.
+        status: error of a failed call; None on success.
     """
 
     stream: int
@@ -103,11 +103,11 @@ PluginSessionEvent = (
     | ShutdownRequested
     | UpdateContainersAnswered
 )
-"""Everything `PluginSession.next_event` returns."""
+"""Events that `PluginSession.next_event` returns."""
 
 
 class RegisterRequested(msgspec.Struct, frozen=True):
-    """A plugin introduces itself; answer with Empty or refuse."""
+    """RegisterPlugin: a plugin introduces itself; answer with Empty or an error."""
 
     stream: int
     name: str
@@ -116,20 +116,20 @@ class RegisterRequested(msgspec.Struct, frozen=True):
 
 
 class UpdateContainersRequested(msgspec.Struct, frozen=True):
-    """A plugin sends updates that answer no request."""
+    """Updates of a plugin that answer no request."""
 
     stream: int
     request: pb.UpdateContainersRequest
 
 
 class RequestAnswered(msgspec.Struct, frozen=True):
-    """A plugin answered a request of ours.
+    """Answer of a plugin to a request of the runtime.
 
     Attributes:
-        stream: what `RuntimeSession.request` returned.
+        stream: as returned by `RuntimeSession.call_plugin`.
         method: of the request.
-        payload: the serialised response; empty when the call failed.
-        status: why the call failed; None on success.
+        payload: the serialised response; empty if the call failed.
+        status: error of a failed call; None on success.
     """
 
     stream: int
@@ -139,4 +139,4 @@ class RequestAnswered(msgspec.Struct, frozen=True):
 
 
 RuntimeSessionEvent = RegisterRequested | UpdateContainersRequested | RequestAnswered
-"""Everything `RuntimeSession.next_event` returns."""
+"""Events that `RuntimeSession.next_event` returns."""

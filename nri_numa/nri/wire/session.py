@@ -7,30 +7,28 @@ Use of either role::
         ...                                             # session.reply(event.stream, response)
         transport.write(session.data_to_send())
 
-Answer each event before asking for the next one: the answer moves the phase, and a runtime may have
-put Synchronize into the same packet as Configure.
+Answer each event before fetching the next one: the answer changes the phase, and a runtime may send
+Synchronize in the same packet as Configure.
 
 Phases. `PHASE_TRANSITIONS` has every change of phase, for both sides, since both see the same
-steps. A connection begins `CONNECTED`. The plugin registers; the runtime configures it,
-synchronises it in one or more slices, and then sends events for ever. The *answer* to
-RegisterPlugin is not in the
-table: containerd sends it from another thread, and it was seen to arrive after Configure.
+triggers. A connection begins `CONNECTED`. The plugin registers; the runtime configures it,
+synchronizes it in one or more slices, and then sends events. The *answer* to RegisterPlugin is not
+in the table: containerd sends it from another thread, and it can arrive after Configure.
 
-Events are legal from `CONFIGURED` on, because NRI before 0.7 never synchronises the plugins it
-launches itself. A second Synchronize is legal too; it replaces the picture.
+Events are legal from `CONFIGURED` on, because NRI before 0.7 does not synchronize the plugins that
+it launches. A second Synchronize is legal too; it replaces the first one.
 
-Any error, local or remote, ends in `DEAD`, and the end of the socket in `CLOSED`; nothing leads out
-of either.
+Any error, local or remote, ends in `DEAD`, and the end of the socket in `CLOSED`; both are final.
 
-Errors. What a caller may not do raises `LocalProtocolError`. What the peer may not do is raised
-inside as the same error, and turned into `RemoteProtocolError` in one place, `next_event`. After
-either from `next_event` the session is dead and every call raises. Any other exception is a bug
-here. Calls that a caller can correct (an answer too large, a stream that is not open) leave the
-session alive.
+Errors. An illegal call raises `LocalProtocolError`. An illegal message of the peer raises the same
+error inside, and `next_event` alone turns it into `RemoteProtocolError`. After either from
+`next_event` the session is dead and every call raises. Any other exception is a bug in this module.
+Errors that a caller can correct (an answer too large, a stream that is not open) leave the session
+alive.
 
-Memory. Besides the bytes just fed a session holds at most one unfinished message for each of the
-two connections (4 MiB; 16 MiB for requests to a plugin), 64 open calls each way, and the slices of
-one Synchronize (`PluginSession.max_objects` and `max_bytes`).
+Memory. Besides the bytes just received a session holds at most one unfinished message for each of
+the two connections (4 MiB; 16 MiB for requests to a plugin), 64 open calls each way, and the slices
+of one Synchronize (`PluginSession.max_objects` and `max_bytes`).
 """
 
 from __future__ import annotations
@@ -81,7 +79,7 @@ PLUGIN_METHODS: Final[Mapping[str, type[Message]]] = {
     "PostUpdateContainer": pb.PostUpdateContainerRequest,
     "RemoveContainer": pb.RemoveContainerRequest,
 }
-"""Methods of the Plugin service and what they are asked with."""
+"""Methods of the Plugin service, with their request messages."""
 
 RUNTIME_METHODS: Final[
     Mapping[str, type[pb.RegisterPluginRequest | pb.UpdateContainersRequest]]
@@ -89,23 +87,23 @@ RUNTIME_METHODS: Final[
     "RegisterPlugin": pb.RegisterPluginRequest,
     "UpdateContainers": pb.UpdateContainersRequest,
 }
-"""Methods of the Runtime service and what they are asked with."""
+"""Methods of the Runtime service, with their request messages."""
 
 _EVENT_BY_METHOD: Final[Mapping[str, Event]] = {
     event.method_name: event for event in Event if event.mask_bit & ALL_EVENTS
 }
-"""Events by method; the others are never subscribed to."""
+"""Subscribed events, by method."""
 _STATE_CHANGE_EVENT_BY_NUMBER: Final[Mapping[int, Event]] = {
     event.value: event
     for event in _EVENT_BY_METHOD.values()
     if event.mask_bit & AGENT_EVENTS
     and event not in (Event.CREATE_CONTAINER, Event.UPDATE_CONTAINER, Event.STOP_CONTAINER)
 }
-"""Events that have a method of their own from NRI 0.12 on; before, StateChange reports them."""
+"""Events with a method of their own since NRI 0.12; before, StateChange reports them."""
 
 
 class Phase(enum.Enum):
-    """Where a connection stands."""
+    """Phase of a connection."""
 
     CONNECTED = "connected"
     REGISTERING = "registering"
@@ -118,7 +116,7 @@ class Phase(enum.Enum):
 
 
 class ConnectionPhaseTrigger(enum.Enum):
-    """What moves a connection on."""
+    """Trigger of a change of phase."""
 
     REGISTER = "RegisterPlugin"
     CONFIGURE = "Configure"
@@ -154,8 +152,8 @@ _PROGRESS_TRANSITIONS: Final[Mapping[Phase, Mapping[ConnectionPhaseTrigger, Phas
 
 PHASE_TRANSITIONS: Final[Mapping[Phase, Mapping[ConnectionPhaseTrigger, Phase]]] = {
     phase: {
-        # Once registered: real runtimes accept a second registration and ignore it, and a goodbye
-        # is followed by the end of the socket.
+        # Once registered: real runtimes accept a second registration and ignore it, and the end of
+        # the socket follows a Shutdown.
         **(
             {}
             if phase is Phase.CONNECTED
@@ -165,7 +163,7 @@ PHASE_TRANSITIONS: Final[Mapping[Phase, Mapping[ConnectionPhaseTrigger, Phase]]]
     }
     for phase, steps in _PROGRESS_TRANSITIONS.items()
 } | {Phase.CLOSED: {}, Phase.DEAD: {}}
-"""Phase and step to the next phase; what is missing is illegal."""
+"""Next phase by phase and trigger; missing triggers are illegal."""
 
 
 EventT = TypeVar("EventT")
@@ -173,7 +171,7 @@ RequestT = TypeVar("RequestT", bound=Message)
 
 
 class SessionBase(ABC, Generic[EventT]):
-    """What both roles share: the trunk, the phase, and the one place where errors turn remote."""
+    """Common part of both roles: trunk, phase, and the conversion of errors to remote ones."""
 
     _serves: int
     _calls: int
@@ -184,11 +182,11 @@ class SessionBase(ABC, Generic[EventT]):
         self._server = ttrpc.TTRPCServer(self._trunk, self._serves, max_body=self._max_request)
         self._client = ttrpc.TTRPCClient(self._trunk, self._calls)
         self._phase = Phase.CONNECTED
-        self._ready: int | None = None  # connection whose reader may hold whole messages
+        self._ready: int | None = None  # connection whose reader may have whole messages
 
     @property
     def phase(self) -> Phase:
-        """Where the connection stands."""
+        """Phase of the connection."""
         return self._phase
 
     def receive_data(self, data: bytes) -> None:
@@ -219,15 +217,15 @@ class SessionBase(ABC, Generic[EventT]):
             self._phase = Phase.DEAD
             raise RemoteProtocolError(str(error)) from error
         except BaseException:
-            self._phase = Phase.DEAD  # a bug in here: nothing can be said of the state any more
+            self._phase = Phase.DEAD  # an internal error: the state is no longer known
             raise
 
     def data_to_send(self) -> bytes:
-        """Return the bytes to write to the socket, and forget them. Whole messages, in order."""
+        """Return the bytes to write to the socket, whole messages in order, and drop them."""
         return self._trunk.data_to_send()
 
     def reply_error(self, stream: int, message: str, code: int = ttrpc.Code.UNKNOWN) -> None:
-        """Answer a request with an error. Code 2 is how a handler's plain error travels.
+        """Answer a request with an error. A handler's plain error has code 2.
 
         Raises:
             LocalProtocolError: nothing waits on this stream.
@@ -261,21 +259,21 @@ class SessionBase(ABC, Generic[EventT]):
 
     @abstractmethod
     def _event_from_reply(self, reply: ttrpc.CallReply) -> EventT:
-        """Turn the answer to a call of ours into an event."""
+        """Turn the answer to an own call into an event."""
         ...
 
     def _parse_request(
         self, call: ttrpc.Call, service: str, methods: Mapping[str, type[RequestT]]
     ) -> RequestT | None:
-        """Return the request message of a call; None when it was answered with an error here.
+        """Return the request message of a call; None if it was answered with an error here.
 
-        The codes and texts are those of the Go server; runtimes act upon code 12.
+        Codes and texts are those of the Go server; runtimes act on code 12.
         """
         kind = methods.get(call.method) if call.service == service else None
         if kind is None:
-            known = call.service == service
-            unknown = f"method {call.method}" if known else f"service {call.service}"
-            self._server.reply_error(call.stream, ttrpc.Code.UNIMPLEMENTED, unknown)
+            is_served = call.service == service
+            subject = f"method {call.method}" if is_served else f"service {call.service}"
+            self._server.reply_error(call.stream, ttrpc.Code.UNIMPLEMENTED, subject)
             return None
         try:
             return kind.FromString(call.payload)
@@ -285,11 +283,11 @@ class SessionBase(ABC, Generic[EventT]):
             )
             return None
 
-    def _advance_phase(self, step: ConnectionPhaseTrigger) -> None:
-        following = PHASE_TRANSITIONS[self._phase].get(step)
-        if following is None:
-            raise LocalProtocolError(f"{step.value} is illegal while {self._phase.value}")
-        self._phase = following
+    def _advance_phase(self, trigger: ConnectionPhaseTrigger) -> None:
+        next_phase = PHASE_TRANSITIONS[self._phase].get(trigger)
+        if next_phase is None:
+            raise LocalProtocolError(f"{trigger.value} is illegal while {self._phase.value}")
+        self._phase = next_phase
 
     def _check_alive(self) -> None:
         if self._phase is Phase.DEAD or self._phase is Phase.CLOSED:
@@ -297,22 +295,21 @@ class SessionBase(ABC, Generic[EventT]):
 
 
 class PluginSession(SessionBase[ev.PluginSessionEvent]):
-    """The plugin's side: registers, serves the Plugin service, may call UpdateContainers."""
+    """Session of a plugin: registers, serves the Plugin service, may call UpdateContainers."""
 
     _serves = PLUGIN_CONNECTION_ID
     _calls = RUNTIME_CONNECTION_ID
     _max_request = ttrpc.MAX_REQUEST_TO_PLUGIN_BYTES
 
-    # What one Synchronize may bring over all slices before the peer is called broken, far above a
-    # node: 110 pods is the usual maximum, a container with its environment, mounts and devices
-    # takes 5 to 200 kB.
+    # Limits of one Synchronize over all slices, far above a node: 110 pods is the usual maximum, a
+    # container with its environment, mounts and devices takes 5 to 200 kB.
     max_objects = 50_000
     max_bytes = 256 << 20
 
     def __init__(self) -> None:
         super().__init__()
         self._registration: int | None = None
-        # The requests whose answer moves the phase, by stream.
+        # Streams of the requests whose answer changes the phase.
         self._configure: int | None = None
         self._synchronize: int | None = None
         # Slices of a Synchronize that has not ended yet.
@@ -325,8 +322,8 @@ class PluginSession(SessionBase[ev.PluginSessionEvent]):
     ) -> None:
         """Send RegisterPlugin; once for each connection.
 
-        The name has no index in it; runtimes call plugins in ascending order of their indices, and
-        only log ``nri_version``. A ``timeout`` of 0 seconds is none.
+        The name does not include the index. Runtimes call plugins in ascending order of their
+        indices, and only log ``nri_version``. A ``timeout`` of 0 seconds means none.
 
         Raises:
             LocalProtocolError: registered already, or the name or index cannot be accepted.
@@ -350,10 +347,10 @@ class PluginSession(SessionBase[ev.PluginSessionEvent]):
     def update_containers(
         self, request: pb.UpdateContainersRequest, *, timeout: float = 0.0
     ) -> int:
-        """Send UpdateContainers; returns the stream its answer will carry.
+        """Send UpdateContainers and return the stream of its answer.
 
-        Never while a request waits for our answer: the runtime holds the lock this call needs. A
-        ``timeout`` of 0 seconds is none.
+        Never while a request waits for an answer: the runtime holds the lock that this call needs.
+        A ``timeout`` of 0 seconds means none.
 
         Raises:
             LocalProtocolError: not configured yet, or a request is unanswered.
@@ -371,7 +368,7 @@ class PluginSession(SessionBase[ev.PluginSessionEvent]):
         return stream
 
     def abandon_call(self, stream: int) -> None:
-        """Give up waiting for the answer to an update; a late one makes no event."""
+        """Stop waiting for the answer to an update; a late answer is no event."""
         self._client.abandon_call(stream)
 
     def reply(self, stream: int, response: Message | None = None) -> None:
@@ -392,7 +389,7 @@ class PluginSession(SessionBase[ev.PluginSessionEvent]):
     def _event_from_reply(self, reply: ttrpc.CallReply) -> ev.PluginSessionEvent:
         if reply.stream == self._registration:
             return ev.RegistrationAnswered(reply.status)
-        # The client reports answers to open calls only, and updates are all the others.
+        # The client reports answers to open calls only, and all other calls are updates.
         try:
             response = pb.UpdateContainersResponse.FromString(reply.payload)
         except DecodeError as error:
@@ -430,10 +427,10 @@ class PluginSession(SessionBase[ev.PluginSessionEvent]):
     def _collect_slice(
         self, call: ttrpc.Call, request: pb.SynchronizeRequest
     ) -> ev.PluginSessionEvent | None:
-        """Collect one slice; the last one makes the event, the others are answered here.
+        """Collect one slice; the last one becomes the event, the others are answered here.
 
-        Slices with nothing in them arrive by the thousand from runtimes up to NRI 0.12 that have
-        few pods with big containers; they cost one parse and one 22-byte answer each.
+        Runtimes up to NRI 0.12 with few pods and big containers send thousands of empty slices;
+        each takes one parse and one 22-byte answer.
         """
         self._size += len(call.payload)
         self._pods.extend(request.pods)
@@ -454,7 +451,7 @@ class PluginSession(SessionBase[ev.PluginSessionEvent]):
 
 
 class RuntimeSession(SessionBase[ev.RuntimeSessionEvent]):
-    """The runtime's side: serves the Runtime service, calls the Plugin service."""
+    """Session of a runtime: serves the Runtime service, calls the Plugin service."""
 
     _serves = RUNTIME_CONNECTION_ID
     _calls = PLUGIN_CONNECTION_ID
@@ -471,7 +468,7 @@ class RuntimeSession(SessionBase[ev.RuntimeSessionEvent]):
         timeout_nano: int = 0,
         metadata: Mapping[str, str] | None = None,
     ) -> int:
-        """Call a method of the Plugin service; returns the stream its answer will carry.
+        """Call a method of the Plugin service and return the stream of its answer.
 
         Raises:
             LocalProtocolError: unknown method, or not legal in this phase.
@@ -479,9 +476,9 @@ class RuntimeSession(SessionBase[ev.RuntimeSessionEvent]):
         self._check_alive()
         if method not in PLUGIN_METHODS:
             raise LocalProtocolError(f"the Plugin service has no method {method}")
-        step = _TRANSITION_BY_METHOD.get(method, ConnectionPhaseTrigger.EVENT)
-        if step not in PHASE_TRANSITIONS[self._phase]:
-            raise LocalProtocolError(f"{step.value} is illegal while {self._phase.value}")
+        trigger = _TRANSITION_BY_METHOD.get(method, ConnectionPhaseTrigger.EVENT)
+        if trigger not in PHASE_TRANSITIONS[self._phase]:
+            raise LocalProtocolError(f"{trigger.value} is illegal while {self._phase.value}")
         stream = self._client.send_call(
             PLUGIN_SERVICE,
             method,
@@ -489,13 +486,13 @@ class RuntimeSession(SessionBase[ev.RuntimeSessionEvent]):
             timeout_nano=timeout_nano,
             metadata=metadata,
         )
-        self._advance_phase(step)
-        last = isinstance(request, pb.SynchronizeRequest) and not request.more
-        self._methods[stream] = (method, last)
+        self._advance_phase(trigger)
+        is_last_slice = isinstance(request, pb.SynchronizeRequest) and not request.more
+        self._methods[stream] = (method, is_last_slice)
         return stream
 
     def abandon_call(self, stream: int) -> None:
-        """Give up waiting for an answer; a late one makes no event."""
+        """Stop waiting for an answer; a late answer is no event."""
         self._methods.pop(stream, None)
         self._client.abandon_call(stream)
 
@@ -509,11 +506,11 @@ class RuntimeSession(SessionBase[ev.RuntimeSessionEvent]):
         self._server.reply(stream, b"" if response is None else response.SerializeToString())
 
     def _event_from_reply(self, reply: ttrpc.CallReply) -> ev.RuntimeSessionEvent:
-        method, last = self._methods.pop(reply.stream)
+        method, is_last_slice = self._methods.pop(reply.stream)
         if reply.status is None:
             if method == "Configure":
                 self._advance_phase(ConnectionPhaseTrigger.CONFIGURE_ANSWERED)
-            elif last:
+            elif is_last_slice:
                 self._advance_phase(ConnectionPhaseTrigger.SYNCHRONIZE_ANSWERED)
         return ev.RequestAnswered(reply.stream, method, reply.payload, reply.status)
 
@@ -522,9 +519,9 @@ class RuntimeSession(SessionBase[ev.RuntimeSessionEvent]):
         if request is None:
             return None
         if isinstance(request, pb.RegisterPluginRequest):
-            first = self._phase is Phase.CONNECTED
+            is_first_registration = self._phase is Phase.CONNECTED
             self._advance_phase(ConnectionPhaseTrigger.REGISTER)
-            if not first:  # as real runtimes do: accepted and ignored
+            if not is_first_registration:  # accepted and ignored, as by real runtimes
                 self._server.reply(call.stream, b"")
                 return None
             return ev.RegisterRequested(

@@ -1,12 +1,12 @@
-"""ttrpc over the connection multiplexer: unary calls, several byte streams on one stream socket.
+"""ttrpc over NRI's multiplexer: unary calls, several byte streams on one stream socket.
 
 A frame is eight bytes of header (connection id and payload length, both unsigned, 32 bit, big
 endian) and the payload. There is no handshake and no closing of a single connection: both sides
 assume that connections 1 and 2 exist, and the end of the socket ends everything.
 
 Receiving is lenient. The payloads of one connection are a continuous byte stream, so a payload is
-handed on piece by piece as it arrives and at most seven bytes of a header wait here. Frames may be
-empty.
+passed on piece by piece as it arrives, and at most seven bytes of a header are buffered. Frames may
+be empty.
 
 Sending is strict, because the Go side is. It reads frames through a buffer of 4096 bytes and fails
 when the *first* frame of a message does not fit; it queues 256 frames for each connection and
@@ -17,16 +17,16 @@ message and appends both frames in one step, so no caller can interleave them.
 
 A ttrpc message is ten bytes of header (body length and stream id, 32 bit big endian; type; flags)
 and the body, a protobuf `Request` or `Response`. The client numbers its calls 1, 3, 5 and so on;
-the answer carries the same number, and answers may come in any order. There is no cancel message: a
-client that gives up on a call forgets its number and ignores a late answer.
+the answer has the same number, and answers may come in any order. There is no cancel message: a
+client that abandons a call drops its number and ignores a late answer.
 (github.com/containerd/ttrpc, PROTOCOL.md.)
 
-Only unary calls are spoken here. A data message (type 3) belongs to streaming; this code has no way
-to send one, which matters, because ttrpc up to 1.2.7 inside containerd panics on it
+Only unary calls are supported. A data message (type 3) belongs to streaming; this module cannot
+send one, which matters, because ttrpc up to 1.2.7 inside containerd panics on it
 (containerd#12977).
 
-The server answers mistakes of a client itself, with the codes and texts of the Go server, so that a
-peer can rely on them: an NRI runtime decides by code 12 alone whether it falls back to StateChange.
+The server answers invalid calls itself, with the codes and texts of the Go server, so that a peer
+can rely on them: an NRI runtime falls back to StateChange on code 12 alone.
 """
 
 from __future__ import annotations
@@ -45,26 +45,26 @@ from nri_numa.nri.wire.pb import ttrpc_pb2
 # --- frames ---------------------------------------------------------------------------------------
 
 PLUGIN_CONNECTION_ID: Final = 1
-"""The Plugin service: the runtime calls, the plugin answers."""
+"""Connection of the Plugin service: the runtime calls, the plugin answers."""
 
 RUNTIME_CONNECTION_ID: Final = 2
-"""The Runtime service: the plugin calls, the runtime answers."""
+"""Connection of the Runtime service: the plugin calls, the runtime answers."""
 
 FRAME_HEADER_BYTES: Final = 8
 MAX_SENT_FIRST_FRAME_BYTES: Final = 4096
 
 MAX_FRAME_PAYLOAD_BYTES: Final = (16 << 20) + 10 + 4096
-"""The largest payload that any release of NRI writes (16 MiB up to 0.6.1, 4 MiB since), a ttrpc
-header, and one read buffer of slack."""
+"""Largest payload that any release of NRI writes (16 MiB up to 0.6.1, 4 MiB since), plus a ttrpc
+header and one read buffer."""
 
 MAX_UNREAD_BYTES: Final = 8 << 20
-"""Bytes that may wait for `Trunk.next_chunk`; a reader that drains never comes near."""
+"""Maximum bytes that wait for `Trunk.next_chunk`; a reader that drains stays far below."""
 
 _FRAME_HEADER: Final = struct.Struct(">II")
 
 
 def encode_frames(connection: int, message: bytes) -> bytes:
-    """Frame one ttrpc message as the Go implementation does: in two when it is over 4096 bytes."""
+    """Frame one ttrpc message like the Go implementation: two frames if it has over 4096 bytes."""
     length = len(message)
     if length <= MAX_SENT_FIRST_FRAME_BYTES:
         return _FRAME_HEADER.pack(connection, length) + message
@@ -79,20 +79,20 @@ def encode_frames(connection: int, message: bytes) -> bytes:
 
 
 class Trunk:
-    """Both directions of one multiplexed socket, without the socket."""
+    """Multiplexer of one socket, both directions, without the socket itself."""
 
     def __init__(self) -> None:
         self._buffer = b""
         self._start = 0  # first unread byte of the buffer
         self._connection = 0  # of the frame being read
-        self._left = 0  # payload bytes of that frame still to come
-        self._out: list[bytes] = []
+        self._remaining = 0  # payload bytes of that frame that have not arrived
+        self._queued_messages: list[bytes] = []
 
     def receive_data(self, data: bytes) -> None:
         """Take bytes from the socket; parse nothing yet.
 
         Raises:
-            LocalProtocolError: `next_chunk` was not called often enough.
+            LocalProtocolError: too many bytes wait for `next_chunk`.
         """
         unread = len(self._buffer) - self._start
         if unread == 0:
@@ -110,38 +110,38 @@ class Trunk:
             LocalProtocolError: a frame announces more than `MAX_FRAME_PAYLOAD_BYTES` bytes. The
                 session turns it into the remote error.
         """
-        while self._left == 0:
+        while self._remaining == 0:
             body = self._start + FRAME_HEADER_BYTES
             if body > len(self._buffer):
                 return None
-            self._connection, self._left = _FRAME_HEADER.unpack_from(self._buffer, self._start)
-            if self._left > MAX_FRAME_PAYLOAD_BYTES:
+            self._connection, self._remaining = _FRAME_HEADER.unpack_from(self._buffer, self._start)
+            if self._remaining > MAX_FRAME_PAYLOAD_BYTES:
                 raise LocalProtocolError(
-                    f"a frame of {self._left} bytes on connection {self._connection};"
+                    f"a frame of {self._remaining} bytes on connection {self._connection};"
                     f" at most {MAX_FRAME_PAYLOAD_BYTES} are allowed"
                 )
             self._start = body
-        chunk = self._buffer[self._start : self._start + self._left]
+        chunk = self._buffer[self._start : self._start + self._remaining]
         if not chunk:
             return None
         self._start += len(chunk)
-        self._left -= len(chunk)
+        self._remaining -= len(chunk)
         if self._start == len(self._buffer):
-            # A quarter of a megabyte is not kept until the next request comes.
+            # Free a quarter of a megabyte that would be held until the next request.
             self._buffer, self._start = b"", 0
         return self._connection, chunk
 
     def queue_message(self, connection: int, message: bytes) -> None:
         """Queue one whole ttrpc message."""
-        self._out.append(encode_frames(connection, message))
+        self._queued_messages.append(encode_frames(connection, message))
 
     def data_to_send(self) -> bytes:
-        """Return what is queued, in order, and forget it; empty when there is nothing."""
-        out = self._out
-        if not out:
+        """Return the queued bytes, in order, and drop them; empty if nothing is queued."""
+        messages = self._queued_messages
+        if not messages:
             return b""
-        data = out[0] if len(out) == 1 else b"".join(out)
-        out.clear()
+        data = messages[0] if len(messages) == 1 else b"".join(messages)
+        messages.clear()
         return data
 
 
@@ -150,17 +150,18 @@ class Trunk:
 MESSAGE_HEADER_BYTES: Final = 10
 
 MAX_MESSAGE_BODY_BYTES: Final = 4 << 20
-"""Of one message, by PROTOCOL.md; never exceeded when sending."""
+"""Maximum body of one message, by PROTOCOL.md; never exceeded when sending."""
 
 MAX_REQUEST_TO_PLUGIN_BYTES: Final = 16 << 20
-"""Of one request a plugin takes. ttrpc before 1.2.6 does not check what it sends, and NRI before
-0.7 cannot slice, so containerd up to 1.7.25 describes a large node in one message above 4 MiB."""
+"""Maximum request that a plugin accepts. ttrpc before 1.2.6 does not check what it sends, and NRI
+before 0.7 has no slices, so containerd up to 1.7.25 describes a large node in one message above
+4 MiB."""
 
 MAX_UNANSWERED_CALLS: Final = 64
-"""Calls one peer may have open; an NRI runtime has one event and a few validations."""
+"""Maximum open calls of one peer; an NRI runtime has one event and a few validations."""
 
 MAX_STATUS_TEXT_CHARS: Final = 16 << 10
-"""Characters of an error message that are sent; the rest is cut off."""
+"""Maximum characters of an error message; the rest is cut off."""
 
 MAX_STREAM_ID: Final = (1 << 32) - 1
 
@@ -169,7 +170,7 @@ _EMPTY_BODY: Final = b""
 
 
 class MessageType(enum.IntEnum):
-    """The type byte; data messages are known only to be recognised."""
+    """Type byte of a message; data messages are recognised and not supported."""
 
     REQUEST = 1
     RESPONSE = 2
@@ -177,7 +178,7 @@ class MessageType(enum.IntEnum):
 
 
 class Code(enum.IntEnum):
-    """The google.rpc codes that are used here."""
+    """Codes of google.rpc that this module uses."""
 
     OK = 0
     UNKNOWN = 2
@@ -187,7 +188,7 @@ class Code(enum.IntEnum):
 
 
 class CallStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a call failed; `code` is a plain int, since a peer may send any number."""
+    """Error of a failed call; `code` is a plain int, since a peer may send any number."""
 
     code: int
     message: str
@@ -197,11 +198,11 @@ class CallStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
-    """A request to answer on ``stream``.
+    """Request to answer on ``stream``.
 
     Attributes:
-        timeout_nano: time left in nanoseconds; 0 without a deadline, negative when already late.
-        traceparent: the caller's span in W3C Trace Context, from a runtime that traces; or empty.
+        timeout_nano: remaining nanoseconds; 0 without a deadline, negative after it.
+        traceparent: the caller's span in W3C Trace Context; empty from a runtime without tracing.
     """
 
     stream: int
@@ -213,7 +214,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CallReply(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to a call of ours: a payload, or the status it failed with."""
+    """Answer to an own call: a payload, or the error status."""
 
     stream: int
     payload: bytes
@@ -221,7 +222,7 @@ class CallReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def encode_message(stream: int, message_type: int, body: bytes) -> bytes:
-    """Put the header before a body.
+    """Encode a message: header and body.
 
     Raises:
         LocalProtocolError: the body is longer than 4 MiB; the Go peer could not recover from it.
@@ -234,9 +235,9 @@ def encode_message(stream: int, message_type: int, body: bytes) -> bytes:
 
 
 class MessageReader:
-    """Cuts the byte stream of one logical connection into messages.
+    """Reader that cuts the byte stream of one logical connection into messages.
 
-    Holds at most one unfinished message (`max_body` and its header) besides the chunk just fed.
+    It holds at most one unfinished message (`max_body` and its header) besides the last chunk.
     """
 
     def __init__(self, max_body: int = MAX_MESSAGE_BODY_BYTES) -> None:
@@ -273,15 +274,15 @@ class MessageReader:
                 f"a message of {length} bytes on stream {stream};"
                 f" at most {self._max_body} are allowed"
             )
-        end = body + length
-        if end > len(self._buffer):
+        message_end = body + length
+        if message_end > len(self._buffer):
             return None
-        payload = bytes(memoryview(self._buffer)[body:end])
-        if end == len(self._buffer):
-            # Some requests have megabytes, and the next one may be long in coming.
+        payload = bytes(memoryview(self._buffer)[body:message_end])
+        if message_end == len(self._buffer):
+            # Free the buffer: some requests have megabytes, and the next one may come much later.
             self._buffer, self._start = _EMPTY_BODY, 0
         else:
-            self._start = end
+            self._start = message_end
         return stream, message_type, payload
 
 
@@ -309,34 +310,34 @@ class TTRPCServer:
     def next_call(self) -> Call | None:
         """Return the next call to answer; None when bytes are needed.
 
-        Requests that are no proper calls are answered here and not returned.
+        Invalid requests are answered here and not returned.
 
         Raises:
-            LocalProtocolError: the peer broke a limit.
+            LocalProtocolError: the peer exceeded a limit.
         """
         while (message := self._reader.next_message()) is not None:
             stream, message_type, body = message
             if stream % 2 == 0:
-                mistake = "StreamID must be odd for client initiated streams"
+                problem = "StreamID must be odd for client initiated streams"
             elif message_type == MessageType.DATA:
-                mistake = "StreamID is no longer active"
+                problem = "StreamID is no longer active"
             elif message_type != MessageType.REQUEST:
-                continue  # types of the future are not an error
+                continue  # unknown types are not an error
             elif stream <= self._last_stream:
-                mistake = "StreamID cannot be re-used and must increment"
+                problem = "StreamID cannot be re-used and must increment"
             else:
                 self._last_stream = stream
                 try:
                     request = ttrpc_pb2.Request.FromString(body)
                 except DecodeError as error:
-                    mistake = f"unmarshal request error: {error}"
+                    problem = f"unmarshal request error: {error}"
                 else:
                     if len(self._unanswered) >= MAX_UNANSWERED_CALLS:
                         raise LocalProtocolError(
                             f"more than {MAX_UNANSWERED_CALLS} calls unanswered"
                         )
                     self._unanswered.add(stream)
-                    metadata = {one.key: one.value for one in request.metadata}
+                    metadata = {item.key: item.value for item in request.metadata}
                     return Call(
                         stream=stream,
                         service=request.service,
@@ -345,18 +346,18 @@ class TTRPCServer:
                         timeout_nano=request.timeout_nano,
                         traceparent=metadata.get("traceparent", ""),
                     )
-            self._send_status(stream, Code.INVALID_ARGUMENT, mistake)
+            self._send_status(stream, Code.INVALID_ARGUMENT, problem)
         return None
 
     def reply(self, stream: int, payload: bytes) -> None:
         """Answer a call with success.
 
         Raises:
-            LocalProtocolError: no such call is open, or the payload is too large (the call stays
-                open then and can be answered otherwise).
+            LocalProtocolError: no such call is open, or the payload is too large. The call then
+                stays open and needs another answer.
         """
         self._check_stream_unanswered(stream)
-        # An empty payload makes an empty body: the captured form of "success, nothing to say".
+        # An empty payload has an empty body, as in captures of successful calls.
         body = ttrpc_pb2.Response(payload=payload).SerializeToString() if payload else _EMPTY_BODY
         self._trunk.queue_message(
             self._connection, encode_message(stream, MessageType.RESPONSE, body)
@@ -380,7 +381,7 @@ class TTRPCServer:
             raise LocalProtocolError(f"stream {stream} is not waiting for an answer")
 
     def _send_status(self, stream: int, code: int, message: str) -> None:
-        # A lone surrogate cannot travel; an error text must never fail for that.
+        # A lone surrogate cannot be encoded; an error message must not fail because of it.
         text = message[:MAX_STATUS_TEXT_CHARS].encode("utf-8", "replace").decode()
         status = ttrpc_pb2.Status(code=code, message=text)
         body = ttrpc_pb2.Response(status=status).SerializeToString()
@@ -408,11 +409,11 @@ class TTRPCClient:
         timeout_nano: int = 0,
         metadata: Mapping[str, str] | None = None,
     ) -> int:
-        """Send a request; returns the stream id its answer will carry.
+        """Send a request and return the stream id of its answer.
 
         Raises:
-            LocalProtocolError: too many calls are open, the numbers are used up, or the request is
-                too large.
+            LocalProtocolError: too many calls are open, the stream ids are used up, or the request
+                is too large.
         """
         if len(self._open) >= MAX_UNANSWERED_CALLS:
             raise LocalProtocolError(f"{MAX_UNANSWERED_CALLS} calls are open already")
@@ -423,7 +424,7 @@ class TTRPCClient:
             service=service, method=method, payload=payload, timeout_nano=timeout_nano
         )
         if metadata:
-            # Sorted by key: the same call makes the same bytes.
+            # Sorted by key: equal calls have equal bytes.
             request.metadata.extend(
                 ttrpc_pb2.KeyValue(key=key, value=metadata[key]) for key in sorted(metadata)
             )
@@ -434,7 +435,7 @@ class TTRPCClient:
         return stream
 
     def abandon_call(self, stream: int) -> None:
-        """Give up on a call; a late answer will be ignored."""
+        """Abandon a call; a late answer is ignored."""
         self._open.discard(stream)
 
     def receive_data(self, chunk: bytes) -> None:
@@ -445,12 +446,12 @@ class TTRPCClient:
         """Return the next answer to an open call; None when bytes are needed.
 
         Raises:
-            LocalProtocolError: an open call is answered by something that is no response.
+            LocalProtocolError: the answer to an open call is not a response.
         """
         while (message := self._reader.next_message()) is not None:
             stream, message_type, body = message
             if stream not in self._open:
-                continue  # late, or never asked for: Go ignores both
+                continue  # late, or for no call: Go ignores both
             if message_type != MessageType.RESPONSE:
                 raise LocalProtocolError(
                     f"stream {stream} is answered by a message of type {message_type};"

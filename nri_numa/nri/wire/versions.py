@@ -1,4 +1,4 @@
-"""What NRI numbers and names: its release, its events, and who may be a plugin."""
+"""Numbers and names of NRI: its release, its events, and valid plugin identities."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import re
 from typing import Final
 
 NRI_VERSION: Final = "v0.12.2"
-"""The release of NRI whose messages this package speaks."""
+"""Release of NRI whose messages this package implements."""
 
 
 class Event(enum.IntEnum):
-    """Events of NRI by their numbers; `bit` is the place in the subscription mask."""
+    """Events of NRI, by number; `mask_bit` is an event's bit of the subscription mask."""
 
     RUN_POD_SANDBOX = 1
     STOP_POD_SANDBOX = 2
@@ -30,12 +30,12 @@ class Event(enum.IntEnum):
 
     @property
     def mask_bit(self) -> int:
-        """The mask with this event alone."""
+        """Subscription mask of this event alone."""
         return 1 << (self.value - 1)
 
     @property
     def method_name(self) -> str:
-        """The name of the method, ``RunPodSandbox``; used in logs whatever the runtime's style."""
+        """Name of the method, such as ``RunPodSandbox``; in logs for every runtime."""
         return _METHOD_NAMES[self]
 
 
@@ -54,22 +54,23 @@ AGENT_EVENTS: Final = (
     | Event.STOP_CONTAINER.mask_bit
     | Event.REMOVE_CONTAINER.mask_bit
 )
-"""The events that the agent has a use for; every runtime knows them.
+"""Events that the agent uses; every runtime knows them.
 
-Each is a round trip under the one lock of the runtime, so no other is subscribed to. A bit that a
-runtime does not know makes it close the connection, and a mask of zero means all events, the
-validator included.
+Each is a round trip under the one lock of the runtime, so no other is subscribed to. A runtime
+closes the connection for a bit that it does not know, and a mask of zero means all events, the
+validator's included.
 """
 
 
 ALL_EVENTS: Final = AGENT_EVENTS | Event.UPDATE_POD_SANDBOX.mask_bit
-"""With the only event that tells a new sum of a pod; not every runtime knows it."""
+"""`AGENT_EVENTS` and the only event with new resources of a pod; not every runtime knows it."""
 
 
 def identity_problem(name: str, index: str) -> str | None:
-    """Return what is wrong with a plugin's name or index, or None.
+    """Return the problem of a plugin's name or index, or None.
 
-    The name rule is that of NRI 0.12; older runtimes accept more, but a name should work on both.
+    The rule for names is that of NRI 0.12. Older runtimes accept more, but a name should work on
+    all.
     """
     if len(index) != 2 or any(digit not in "0123456789" for digit in index):
         return f"plugin index {index!r}: expected exactly two digits, 00 to 99"

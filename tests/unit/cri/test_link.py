@@ -275,7 +275,7 @@ async def test_a_runtime_that_hangs_fails_what_is_pushed_and_ends_nobody(
         )
         assert connection is not None
         connection._failure = RuntimeUnavailable("gone")
-        connection._soon.set()
+        connection._listing_due.set()
         assert (await pushed).detail == "the connection was closed"
     assert "Exception in callback" not in caplog.text
 
@@ -431,7 +431,7 @@ async def test_what_comes_during_a_call_is_put_together_and_sent_after_it() -> N
 
 async def test_an_urgent_one_does_not_wait_behind_neighbours() -> None:
     runtime = Slow()
-    outbox = UpdateQueue(runtime, at_once=2)
+    outbox = UpdateQueue(runtime, concurrency=2)
     for name in "abcd":
         outbox.merge_and_enqueue_update(ContainerUpdate(name, cpus="0"))
     await turns()
@@ -448,7 +448,7 @@ async def test_an_urgent_one_does_not_wait_behind_neighbours() -> None:
 async def test_a_lost_runtime_and_a_closed_connection_are_failures_not_exceptions() -> None:
     runtime = Slow()
     runtime.down = True
-    outbox = UpdateQueue(runtime, at_once=1)
+    outbox = UpdateQueue(runtime, concurrency=1)
     lost = outbox.merge_and_enqueue_update(ContainerUpdate("a", cpus="0"))
     runtime.open("a")
     failed = await lost
@@ -494,23 +494,23 @@ def test_what_differs_was_asked_for_and_what_was_before_is_told() -> None:
     assert found.previous.cpus == "0-3"
     assert change(one.detect_change(sized(2048, 200_000, 7)))[0] == ContainerSize(limit=7)
     assert one.detect_change(sized(2048, 200_000, 7)) is None
-    assert one.changes == 2
+    assert one.change_count == 2
 
 
 def test_a_quota_of_ours_is_no_change_and_what_is_asked_over_it_is() -> None:
     one = live(sized(1024, 100_000))
-    one.sent = -1
+    one.sent_quota = -1
     assert one.detect_change(sized(1024, -1)) is None
     assert change(one.detect_change(sized(2048, 200_000)))[0].quota == 200_000
     # Given back to what it was: ours as well, when a container loses CPUs of its own.
-    one.sent = 100_000
+    one.sent_quota = 100_000
     assert one.detect_change(sized(2048, 100_000)) is None
 
 
 def test_a_lifted_quota_that_is_there_again_was_asked_for_even_if_nobody_saw_it_lifted() -> None:
     """So that it is lifted again at once, and not by the next search for drift."""
     one = live(sized(1024, 100_000, 5))
-    one.sent = -1
+    one.sent_quota = -1
     asked, before = change(one.detect_change(sized(1024, 100_000, 7)))
     assert asked == ContainerSize(0, 100_000, 100_000, 7)
     assert before == ContainerSize(1024, 100_000, 100_000, 5)

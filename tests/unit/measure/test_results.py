@@ -44,10 +44,10 @@ def test_a_difference_is_clear_when_no_round_contradicts_it() -> None:
 
 def test_what_disturbs_is_said_and_nothing_when_nothing_did() -> None:
     calm = measured((10, 10.1), (5, 5.1))
-    assert noise_sentences(load=0.1, cpus=2, steal=0.0, outcomes=[calm], busy=0.01) == ()
-    assert noise_sentences(load=0.1, cpus=2, steal=None, outcomes=[], busy=None) == ()
+    assert noise_sentences(load=0.1, cpus=2, steal=0.0, outcomes=[calm], usage=0.01) == ()
+    assert noise_sentences(load=0.1, cpus=2, steal=None, outcomes=[], usage=None) == ()
     wild = measured((10, 20), (5, 5))
-    told = noise_sentences(load=3.0, cpus=2, steal=0.05, outcomes=[wild], busy=0.5)
+    told = noise_sentences(load=3.0, cpus=2, steal=0.05, outcomes=[wild], usage=0.5)
     assert told == (
         "the CPUs that were used were 50% busy with something else before",
         "the load average was 3.0 on 2 CPUs when it began",

@@ -56,7 +56,7 @@ class NUMANodeAllocation(Document, frozen=True, kw_only=True):
 
 
 class ActualCpuset(Document, frozen=True, kw_only=True):
-    """What a container really has, as its cgroup says, where that is not what it should have."""
+    """Actual cpuset of a container, from its cgroup, if it differs from the desired one."""
 
     cpus: Annotated[str, "CPUs that it can really run on."]
     mems: Annotated[str, "Memory nodes that it can really use."]
@@ -96,7 +96,7 @@ class ContainerMemory(Document, frozen=True, kw_only=True):
 
 
 class ContainerCPUPressure(Document, frozen=True, kw_only=True):
-    """How much a container waits for CPUs, as last read."""
+    """Waiting of a container for CPUs, as last read."""
 
     pressure_percent: Annotated[
         float | None,
@@ -250,7 +250,7 @@ class DecidedRequests(Document, frozen=True, kw_only=True):
 
 
 class NUMANodeLoad(Document, frozen=True, kw_only=True):
-    """What is really used of one NUMA node; histories are oldest first, as many as there are."""
+    """Actual usage of one NUMA node; histories are oldest first, with all samples so far."""
 
     id: int
     cpu_percent: Annotated[int | None, "Of its CPUs' time; null when not known."]
@@ -267,7 +267,7 @@ class NUMANodeLoad(Document, frozen=True, kw_only=True):
 
 
 class NodeUsage(Document, frozen=True, kw_only=True):
-    """What is really used, as the kernel counts it, and was within the last minutes."""
+    """Actual usage of the node, as the kernel counts it, now and in the last minutes."""
 
     sampled_at: Annotated[
         float | None, "Of the last sample, seconds since the epoch; null before."
@@ -279,7 +279,7 @@ class NodeUsage(Document, frozen=True, kw_only=True):
 
 
 class MeasuredContainer(Document, frozen=True, kw_only=True):
-    """What one container really uses, measured now."""
+    """Actual usage of one container, measured now."""
 
     namespace: str
     pod: str
@@ -294,13 +294,13 @@ class MeasuredContainer(Document, frozen=True, kw_only=True):
 
 
 class MeasuredContainersOfName(Document, frozen=True, kw_only=True):
-    """What the containers of one name in a pod use; one but for a moment of a restart."""
+    """Usage of the containers of one name in a pod: one, except for a moment of a restart."""
 
     containers: tuple[MeasuredContainer, ...]
 
 
 class Explanation(Document, frozen=True, kw_only=True):
-    """Why one container is where it is, or why it was refused."""
+    """Explanation of one container's placement or rejection."""
 
     namespace: str
     pod: str
@@ -320,7 +320,7 @@ class Explanation(Document, frozen=True, kw_only=True):
 
 
 class PodExplanations(Document, frozen=True, kw_only=True):
-    """What is known about the containers of a pod, or about one of them."""
+    """Explanations for the containers of a pod, or for one of them."""
 
     explanations: tuple[Explanation, ...]
 
@@ -382,7 +382,7 @@ class Status(Document, frozen=True, kw_only=True):
 
 
 class KubeletGrant(Document, frozen=True, kw_only=True):
-    """What the kubelet's static managers granted to one container, or to a whole pod."""
+    """Grant of the kubelet's static managers to one container, or to a whole pod."""
 
     pod_uid: str
     container: Annotated[str, "Its name; empty for a whole pod."]
@@ -434,14 +434,14 @@ class KubeletDocument(Document, frozen=True, kw_only=True):
 
 
 class Readiness(Document, frozen=True, kw_only=True):
-    """Whether containers are being placed."""
+    """Readiness: True if containers are being placed."""
 
     ready: bool
     reason: Annotated[str, "Why not; empty when ready."]
 
 
 class ErrorBody(Document, frozen=True, kw_only=True):
-    """What went wrong."""
+    """Reason and message of an error."""
 
     reason: Annotated[str, "A short CamelCase name."]
     message: str
@@ -493,7 +493,7 @@ class ZoneDevices(Document, frozen=True, kw_only=True):
 
 
 class Distance(Document, frozen=True, kw_only=True):
-    """How far a NUMA node is, in the firmware's measure; 10 is itself."""
+    """Distance of a NUMA node, from the firmware's SLIT table; 10 is itself."""
 
     id: int
     value: int

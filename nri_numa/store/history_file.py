@@ -123,9 +123,9 @@ class HistoryFile:
         self._writable = writable
         if not writable:
             return ""
-        problem = self._load(allocations)
+        problem = self._load_file(allocations)
         self._notices.keep = self._keep_notice
-        self._rewrite(self._snapshot())
+        self._rewrite_file(self._current_snapshot())
         if not self._failed:
             for name in _PREVIOUS_FILE_NAMES:
                 with suppress(OSError):
@@ -135,14 +135,14 @@ class HistoryFile:
     def save_soon(self) -> None:
         """Rewrite the file in a task, if something changed and no other save is running."""
         if not self._is_saving() and (snapshot := self._unsaved_snapshot()) is not None:
-            self._saving = asyncio.create_task(self._save(snapshot), name="history")
+            self._saving = asyncio.create_task(self._save_snapshot(snapshot), name="history")
 
     async def save_last_changes(self) -> None:
         """Write the changes since the last save, at the end of the agent."""
         if self._saving is not None:
             await asyncio.gather(self._saving, return_exceptions=True)
         if (snapshot := self._unsaved_snapshot()) is not None:
-            self._rewrite(snapshot)
+            self._rewrite_file(snapshot)
 
     def close(self) -> None:
         """Stop writing."""
@@ -151,7 +151,7 @@ class HistoryFile:
 
     # --- reading ----------------------------------------------------------------------------------
 
-    def _load(self, allocations: Mapping[str, Allocation]) -> str:
+    def _load_file(self, allocations: Mapping[str, Allocation]) -> str:
         try:
             contents = _read_previous_files(os.path.dirname(self.path))
             if not contents.head:
@@ -195,7 +195,7 @@ class HistoryFile:
 
     # --- writing ----------------------------------------------------------------------------------
 
-    def _snapshot(self) -> HistorySnapshot:
+    def _current_snapshot(self) -> HistorySnapshot:
         return HistorySnapshot(
             self._notices.number,
             self._notices.notices_after(),
@@ -205,7 +205,7 @@ class HistoryFile:
 
     def _unsaved_snapshot(self) -> HistorySnapshot | None:
         """Return the contents to save; None if nothing changed or nothing may be written."""
-        snapshot = self._snapshot() if self._writable else None
+        snapshot = self._current_snapshot() if self._writable else None
         return None if snapshot == self._saved else snapshot
 
     def _is_saving(self) -> bool:
@@ -213,7 +213,7 @@ class HistoryFile:
 
     def _keep_notice(self, notice: Notice) -> None:
         if self._appended_bytes > MAX_HISTORY_BYTES and not self._is_saving():
-            self._rewrite(self._snapshot())  # it contains the new notice too
+            self._rewrite_file(self._current_snapshot())  # it contains the new notice too
         elif self._fd >= 0:  # else the next save writes it
             self._append_notice(notice)
 
@@ -229,17 +229,17 @@ class HistoryFile:
         self._lines += 1
         self._appended_bytes += len(line)
 
-    def _rewrite(self, snapshot: HistorySnapshot) -> None:
-        self._replace(self._encode(snapshot), snapshot)
+    def _rewrite_file(self, snapshot: HistorySnapshot) -> None:
+        self._replace_file(self._encode_snapshot(snapshot), snapshot)
 
-    async def _save(self, snapshot: HistorySnapshot) -> None:
-        self._replace(await asyncio.to_thread(self._encode, snapshot), snapshot)
+    async def _save_snapshot(self, snapshot: HistorySnapshot) -> None:
+        self._replace_file(await asyncio.to_thread(self._encode_snapshot, snapshot), snapshot)
 
-    def _encode(self, snapshot: HistorySnapshot) -> list[bytes]:
+    def _encode_snapshot(self, snapshot: HistorySnapshot) -> list[bytes]:
         position = {"instance": self._notices.instance, "number": str(snapshot.number)}
         return encode_lines({**self._identity, **position}, snapshot)
 
-    def _replace(self, lines: list[bytes], snapshot: HistorySnapshot) -> None:
+    def _replace_file(self, lines: list[bytes], snapshot: HistorySnapshot) -> None:
         """Replace the file, with the notices since the snapshot appended."""
         for notice in self._notices.notices_after(snapshot.number):
             lines.append(_document_line(len(lines) + 1, f"notice/{notice.id}", notice))

@@ -1,7 +1,7 @@
 """Immutable sets of CPU and NUMA node ids, in the kernel's list format.
 
 The text form is the *list format* of cpuset(7): ``0-3,8``. A set is backed by one integer, bit *i*
-set when id *i* is a member, so that algebra, equality and hashing cost a machine word or a few.
+set if id *i* is a member, so algebra, equality and hashing take a few machine words.
 """
 
 from __future__ import annotations

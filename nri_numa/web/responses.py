@@ -31,7 +31,7 @@ class HugePages(Document, frozen=True, kw_only=True):
 
 
 class NUMANodeAllocation(Document, frozen=True, kw_only=True):
-    """One NUMA node: who has its CPUs, and what is free there."""
+    """Allocation of one NUMA node: the sets of its CPUs, and its free amounts."""
 
     id: int
     cpus: IdList
@@ -113,7 +113,7 @@ class ContainerCPUPressure(Document, frozen=True, kw_only=True):
 
 
 class Assignment(Document, frozen=True, kw_only=True):
-    """One container and what it should have."""
+    """One container with its desired CPUs and memory nodes."""
 
     id: str
     pod_uid: str
@@ -177,7 +177,7 @@ class Assignment(Document, frozen=True, kw_only=True):
 
 
 class WholeNodeAllocation(Document, frozen=True, kw_only=True):
-    """The node as a whole; the head of the list of assignments."""
+    """Allocation of the whole node; these fields precede the list of assignments."""
 
     serial: Annotated[int, "Grows with every change of the state."]
     shared_pool: IdList
@@ -191,7 +191,7 @@ class Assignments(WholeNodeAllocation, frozen=True, kw_only=True):
 
 
 class RejectionRecord(Document, frozen=True, kw_only=True):
-    """A container that was refused."""
+    """Rejection of a container."""
 
     namespace: str
     pod: str
@@ -206,7 +206,7 @@ class RejectionRecord(Document, frozen=True, kw_only=True):
 
 
 class Rejections(Document, frozen=True, kw_only=True):
-    """The latest refusals of pods that are there, newest first; by container and reason."""
+    """Latest rejections of existing pods, newest first; one for each container and reason."""
 
     rejections: tuple[RejectionRecord, ...] = field(name="refusals")
 
@@ -412,7 +412,7 @@ class KubeletConflict(Document, frozen=True, kw_only=True):
 
 
 class KubeletDocument(Document, frozen=True, kw_only=True):
-    """The kubelet beside us: what its managers granted, and where it and we disagree."""
+    """State of the kubelet: grants of its managers, and conflicts with the agent."""
 
     cpu_policy: Annotated[str, "none or static; empty when unknown."] = ""
     memory_policy: Annotated[str, "None or Static; empty when unknown."] = ""
@@ -500,7 +500,7 @@ class Distance(Document, frozen=True, kw_only=True):
 
 
 class Zone(Document, frozen=True, kw_only=True):
-    """One NUMA node: what it has, what containers may have of it, and what is left."""
+    """One NUMA node with its total, allocatable and available amounts."""
 
     id: int
     socket: Annotated[int | None, "Socket of its CPUs; null without CPUs, or with several."]
@@ -551,7 +551,7 @@ class CountedContainer(Document, frozen=True, kw_only=True):
 
 
 class Zones(Document, frozen=True, kw_only=True):
-    """Every NUMA node as who schedules counts it, and the pods that are there."""
+    """Every NUMA node as schedulers count it, and the pods of the node."""
 
     serial: Annotated[int, "Grows with every change of the state."]
     ready: Annotated[bool, "Containers are being placed, and really pinned."]

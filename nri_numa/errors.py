@@ -1,7 +1,7 @@
-"""Every exception of nri-numa: one base, `AgentError`, whose names are reasons that users see.
+"""All exceptions of nri-numa, with one base, `AgentError`; their names are reasons that users see.
 
-A *refusal* of a container is an ordinary outcome and travels as a value
-(`nri_numa.engine.decision.Rejected`), never as an exception.
+A *rejection* of a container is an ordinary outcome and therefore a value
+(`nri_numa.engine.decision.Rejected`), never an exception.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import ClassVar
 
 
 class AgentError(Exception):
-    """Base of all errors of nri-numa; their names are the reasons in logs, labels, annotations."""
+    """Base of all errors of nri-numa; their names are reasons in logs, labels and annotations."""
 
     reason: ClassVar[str] = "AgentError"
 
@@ -20,11 +20,11 @@ class AgentError(Exception):
 
 
 class ConfigError(AgentError):
-    """The configuration cannot be used; expected to be caught by the command line.
+    """An unusable configuration; the command line catches it.
 
     Attributes:
         source: file name or other origin of the document.
-        problems: every problem found, each ``path: what is wrong, what was expected``.
+        problems: all problems, each ``path: what is wrong, what was expected``.
     """
 
     def __init__(self, source: str, problems: Sequence[str]) -> None:
@@ -34,17 +34,17 @@ class ConfigError(AgentError):
 
 
 class TopologyError(AgentError):
-    """A machine description cannot be read at all (odd machines are not errors).
+    """A machine description that cannot be read at all (unusual machines are no errors).
 
     Attributes:
         path: the file or directory.
-        found: what was there instead.
+        finding: its actual content.
     """
 
-    def __init__(self, path: str, found: str) -> None:
+    def __init__(self, path: str, finding: str) -> None:
         self.path = path
-        self.found = found
-        super().__init__(f"{path}: {found}")
+        self.finding = finding
+        super().__init__(f"{path}: {finding}")
 
 
 class ProtocolError(AgentError):
@@ -57,15 +57,15 @@ class ProtocolError(AgentError):
 
 
 class LocalProtocolError(ProtocolError):
-    """Our side asked for something the protocol does not allow: a bug in the caller."""
+    """A call that the protocol does not allow: a bug in the caller."""
 
 
 class RemoteProtocolError(ProtocolError):
-    """The peer broke the protocol; the connection is dead from here on."""
+    """A violation of the protocol by the peer; the connection cannot be used any more."""
 
 
 class CheckpointError(AgentError):
-    """Base of the checkpoint errors; caught at start, where the file is set aside.
+    """Base of the checkpoint errors; caught at start, which renames the file.
 
     Attributes:
         path: the checkpoint file.
@@ -77,18 +77,18 @@ class CheckpointError(AgentError):
 
 
 class CheckpointCorrupt(CheckpointError):
-    """The file is not a checkpoint, is damaged, or was cut short."""
+    """A file that is no checkpoint, damaged, or truncated."""
 
 
 class CheckpointTooNew(CheckpointError):
-    """A newer version of nri-numa wrote the file."""
+    """A file that a newer version of nri-numa wrote."""
 
 
 class StateDirectoryBusy(CheckpointError):
-    """Another agent uses the state directory.
+    """A state directory that another agent uses.
 
     Attributes:
-        owner: the other agent, as it wrote itself into the lock; empty when it is not known.
+        owner: the other agent, as it wrote itself into the lock; empty if not known.
     """
 
     def __init__(self, path: str, owner: str) -> None:
@@ -101,26 +101,26 @@ class StateDirectoryBusy(CheckpointError):
 
 
 class RuntimeUnavailable(AgentError):
-    """The NRI or CRI endpoint is absent or the link broke; retried for ever."""
+    """A missing NRI or CRI endpoint, or a broken link; retried without limit."""
 
 
 class RuntimeBusy(AgentError):
-    """Another agent, or a release, works on the runtime; its process is None when not known."""
+    """A runtime that another agent or a release uses; its ``pid`` is None if not known."""
 
     def __init__(self, directory: str, pid: int | None, pod: str = "") -> None:
         self.pid = pid
-        known = "in a container that is not visible here" if pid is None else f"process {pid}"
-        who = f"another agent ({known}{pod and f', pod {pod}'})"
+        location = "in a container that is not visible here" if pid is None else f"process {pid}"
+        agent_text = f"another agent ({location}{pod and f', pod {pod}'})"
         super().__init__(
-            f"{directory}: {who} works on the runtime of this socket, with whatever state "
+            f"{directory}: {agent_text} works on the runtime of this socket, with whatever state "
             "directory, and a runtime takes one; stop it first, for instance: systemctl stop "
             "nri-numa, or helm uninstall (helm list -A names the releases)"
         )
 
 
 class DevicePluginBusy(AgentError):
-    """Another device plugin of ours serves this node; the kubelet would mix up two of them."""
+    """A node that another nri-numa device plugin serves; the kubelet would mix up two of them."""
 
 
 class UnknownSlots(AgentError):
-    """The kubelet gives away ids that were never announced; the message is for the pod's events."""
+    """Allocated ids that were never announced; the message is for the pod's events."""

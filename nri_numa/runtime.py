@@ -1,8 +1,7 @@
-"""The link to a container runtime, in the engine's types; NRI and CRI are two ways to make one.
+"""Link to a container runtime, in the engine's types; NRI and CRI are the two implementations.
 
-A link calls a `RuntimeHandler` for everything that happens to pods and containers, and sends what
-it answers. Protobuf and gRPC stay in the rooms that implement a link: `nri_numa.nri` and
-`nri_numa.cri`.
+A link calls a `RuntimeHandler` for every event of pods and containers, and sends its answers.
+Protobuf and gRPC stay in the rooms that implement a link: `nri_numa.nri` and `nri_numa.cri`.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ from nri_numa.model.workload import (
 )
 
 STABLE_LINK_S: Final = 10.0
-"""A connection that was active this long starts the pauses between attempts from the beginning."""
+"""Seconds of activity after which a connection resets the pauses between attempts."""
 
 
 class LinkState(enum.StrEnum):
-    """Where the link stands."""
+    """State of the link."""
 
     DISCONNECTED = "disconnected"
     REGISTERING = "registering"
@@ -44,14 +43,14 @@ class LinkState(enum.StrEnum):
 
 
 class RuntimeInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What the runtime says of itself.
+    """Name, version and settings that the runtime reports.
 
     Attributes:
         name: ``containerd``, ``cri-o`` or another.
         version: the runtime's version as it wrote it.
         nri_version: NRI release inside the runtime; empty before NRI 0.12, and over CRI.
-        registration_timeout: seconds; 0 when not given (before NRI 0.7).
-        request_timeout: seconds for the answer to any request; 0 when not given.
+        registration_timeout: seconds; 0 if not reported (before NRI 0.7).
+        request_timeout: seconds for the answer to any request; 0 if not reported.
         config: the drop-in file of a pre-installed plugin, as text; empty for others.
     """
 
@@ -64,7 +63,7 @@ class RuntimeInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestRejected(Exception):
-    """Raised by a handler to fail the runtime's operation, with this message as its reason."""
+    """A handler's rejection, which fails the runtime's operation with this message."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -72,49 +71,49 @@ class RequestRejected(Exception):
 
 
 class PermanentlyRejected(AgentError):
-    """The runtime will never accept this plugin as it is; raised out of `RuntimeLink.run`."""
+    """A runtime that will never accept this plugin as it is; raised by `RuntimeLink.run`."""
 
     reason = "RegistrationRefused"
 
 
 class PushResult(msgspec.Struct, frozen=True):
-    """What became of a push: why the runtime did not take it, empty when it did.
+    """Result of a push; ``detail`` says why the runtime refused it and is empty if it did not.
 
-    Over NRI it does not say which of the updates had no effect.
+    Over NRI it does not name the updates without effect.
     """
 
     detail: str = ""
 
     @property
     def succeeded(self) -> bool:
-        """Whether the runtime took the updates."""
+        """True if the runtime accepted the updates."""
         return not self.detail
 
 
 Planner = Callable[[PodTable, Sequence[Container]], Sequence[ContainerUpdate]]
-"""From all pods and containers of a runtime to the updates it gets, at most one for each."""
+"""Function from all pods and containers of a runtime to its updates, at most one for each."""
 
 
 class RuntimeHandler(Protocol):
-    """What a link calls. All methods are synchronous and quick.
+    """Callbacks of a link. All methods are synchronous and quick.
 
-    Those that stand for a request of the runtime may raise `RequestRejected`; what that fails
-    depends on the link. Any other exception goes to `on_internal_error`.
+    Those for a request of the runtime may raise `RequestRejected`; the link decides what fails
+    then. Any other exception is passed to `on_internal_error`.
     """
 
     @property
     def reads_mentions(self) -> bool:
-        """Whether ``mentions`` and ``network_namespace`` are used; reading them costs time."""
+        """True if ``mentions`` and ``network_namespace`` are used; reading them takes time."""
         ...
 
     def on_runtime_configured(self, info: RuntimeInfo) -> None:
-        """The runtime introduced itself. A refusal here ends `RuntimeLink.run`."""
+        """Handle the runtime's Configure. A rejection here ends `RuntimeLink.run`."""
         ...
 
     def synchronize(
         self, pods: PodTable, containers: Sequence[Container]
     ) -> Sequence[ContainerUpdate]:
-        """All pods and live containers of the node; returns updates, at most one for each."""
+        """Synchronize with all pods and live containers; return at most one update for each."""
         ...
 
     def create_container(
@@ -126,95 +125,94 @@ class RuntimeHandler(Protocol):
     def update_container(
         self, pod: PodSandbox, container: Container, requested: Resources
     ) -> Sequence[ContainerUpdate]:
-        """Judge a change of resources; returns what to set over the request.
+        """Evaluate a change of resources; return the updates that replace the request.
 
-        The container's own update comes first; without one the request passes as it is.
+        The container's own update comes first; without one the request is applied unchanged.
         """
         ...
 
     def post_update_container(self, container_id: str) -> None:
-        """The runtime is through with an update of a container, whatever came of it."""
+        """Handle the end of an update of a container, successful or not."""
         ...
 
     def stop_container(self, container_id: str) -> Sequence[ContainerUpdate]:
-        """A container ended or will; the id may be unknown. Returns updates for others."""
+        """Release a container that ends; return updates for others. The id may be unknown."""
         ...
 
     def remove_container(self, container_id: str) -> None:
-        """A container is removed; the id may be unknown."""
+        """Handle the removal of a container; the id may be unknown."""
         ...
 
     def start_container(self, pod: PodSandbox, container: Container) -> None:
-        """A container's cgroup is there and its program does not run yet."""
+        """Handle a container whose cgroup exists and whose program does not run yet."""
         ...
 
     def post_start_container(self, pod: PodSandbox, container: Container) -> None:
-        """A container's program runs."""
+        """Handle a container whose program runs."""
         ...
 
     def run_pod(self, pod: PodSandbox) -> None:
-        """A pod sandbox runs. Refusing here leaks sandboxes on older runtimes."""
+        """Handle a started pod sandbox. A rejection here leaks sandboxes on older runtimes."""
         ...
 
     def update_pod(self, pod: PodSandbox, total: Resources) -> None:
-        """The sum of a pod changes; ``pod`` may have the one of before, now and later."""
+        """Handle a new sum of a pod's resources; ``pod`` may still have the previous one."""
         ...
 
     def stop_pod(self, pod: PodSandbox) -> None:
-        """A pod sandbox was stopped; only its id may be known."""
+        """Handle a stopped pod sandbox; only its id may be known."""
         ...
 
     def remove_pod(self, pod: PodSandbox) -> None:
-        """A pod sandbox is removed; only its id may be known."""
+        """Handle the removal of a pod sandbox; only its id may be known."""
         ...
 
     def on_request_answered(self, event_name: str, seconds: float) -> None:
-        """A request was answered; the place for logging and other slow things.
+        """Do slow work such as logging, after the answer to a request.
 
         ``seconds`` are those from the parsed request to the written answer.
         """
         ...
 
     def on_link_changed(self, state: LinkState, detail: str) -> None:
-        """The link changed its state."""
+        """Handle a new state of the link."""
         ...
 
     def on_protocol_broken(self) -> None:
-        """A connection was closed because the runtime broke the protocol."""
+        """Handle a connection that was closed because the runtime broke the protocol."""
         ...
 
     def on_internal_error(self, event_name: str, error: Exception) -> None:
-        """A method above raised: the answer is empty, unless this raises `RequestRejected`."""
+        """Handle a method's exception; the answer is empty, or this raises `RequestRejected`."""
         ...
 
 
 class CallTimer:
-    """Own calls that wait for the runtime, and since when: one that hangs says nothing at all.
+    """Calls that wait for the runtime, and their start times: a hanging runtime shows nothing else.
 
-    containerd (2.1.9, 2.4.2) hangs for good when a plugin registers while a sandbox is removed
+    containerd (2.1.9, 2.4.2) hangs permanently if a plugin registers while a sandbox is removed
     together with containers in it (docs/testing.md). No pod starts from then on, and no request
-    arrives, as on a quiet node. What shows it is a call of ours: a registration that is not
-    answered.
+    arrives, as on a quiet node. Only an unanswered call of the plugin shows it, its registration.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._since: dict[str, float] = {}
+        self._start_times: dict[str, float] = {}
 
-    def start_call(self, what: str) -> None:
-        """A call was made; one that waits already keeps its time, also over a new connection."""
-        self._since.setdefault(what, self._clock())
+    def start_call(self, call: str) -> None:
+        """Record the start of a call; a pending one keeps its time, also over a new connection."""
+        self._start_times.setdefault(call, self._clock())
 
-    def end_call(self, what: str) -> None:
-        """The runtime answered, hung up, or is not there: it does not hang."""
-        self._since.pop(what, None)
+    def end_call(self, call: str) -> None:
+        """Record the end of a call: the runtime answered, disconnected or is missing."""
+        self._start_times.pop(call, None)
 
     def longest_pending(self) -> tuple[str, float]:
-        """The call that waits longest, and its seconds; empty and 0 when none does."""
-        if not self._since:
+        """Return the longest pending call and its seconds; empty and 0 without one."""
+        if not self._start_times:
             return "", 0.0
-        what, since = min(self._since.items(), key=lambda item: item[1])
-        return what, self._clock() - since
+        call, start_time = min(self._start_times.items(), key=lambda item: item[1])
+        return call, self._clock() - start_time
 
 
 class PodObserver:
@@ -240,12 +238,12 @@ class PodObserver:
 
 
 class RuntimeLink(ABC):
-    """A connection to a runtime that is kept up.
+    """A connection to a runtime that is restored whenever it breaks.
 
     Attributes:
-        runtime: what the runtime said of itself last; None before.
-        watch: own calls that the runtime has not answered.
-        state: where the link stands.
+        runtime: the last information from the runtime; None before.
+        watch: the plugin's calls that the runtime has not answered.
+        state: state of the link.
     """
 
     def __init__(self, handler: RuntimeHandler, clock: Callable[[], float]) -> None:
@@ -257,7 +255,7 @@ class RuntimeLink(ABC):
 
     @abstractmethod
     async def run(self) -> None:
-        """Keep the link up until cancelled, or until a runtime that launched us closes it.
+        """Keep the link up until cancelled, or until a runtime that launched the plugin ends it.
 
         Raises:
             PermanentlyRejected: the runtime will never accept this plugin.
@@ -269,11 +267,11 @@ class RuntimeLink(ABC):
 
     @abstractmethod
     async def ensure_containers_reported(self) -> str:
-        """Have all pods and containers reported to the handler now; returns why that failed."""
+        """Have all pods and containers reported to the handler now; return why that failed."""
 
     def _set_link_state(self, state: LinkState, detail: str) -> None:
         if (state, detail) == self._reported:
-            return  # the same failure again: said once
+            return  # a repeated failure is reported once
         self._reported = (state, detail)
         self.state = state
         try:
@@ -286,8 +284,8 @@ class RuntimeLink(ABC):
 def backoff_delays(fraction: Callable[[], float], *, jitter: float = 0.1) -> Iterator[float]:
     """Yield the pauses between attempts: 1, 2, 4, 8, 16, 30, 30 … seconds.
 
-    Up to the share ``jitter`` is added to each, by random numbers from 0 to 1 that ``fraction``
-    returns: it keeps plugins of many nodes from moving in step.
+    Up to the fraction ``jitter`` is added to each, by random numbers from 0 to 1 that ``fraction``
+    returns, so the plugins of many nodes do not retry at the same time.
     """
     delay = 1.0
     while True:
@@ -295,7 +293,7 @@ def backoff_delays(fraction: Callable[[], float], *, jitter: float = 0.1) -> Ite
         delay = min(delay * 2, 30.0)
 
 
-# --- what the kubelet gives every runtime, whichever way it arrives ---------------------------
+# --- values that the kubelet sends to every runtime, over NRI and CRI -------------------------
 
 EMPTY_RESOURCES: Final = Resources()
 
@@ -309,16 +307,16 @@ _SHIFT_BY_UNIT: Final[Mapping[str, int]] = {"": 0, "K": 10, "M": 20, "G": 30, "T
 
 
 def parse_page_bytes(text: str) -> int:
-    """Bytes of a huge page size such as ``2MB`` (units of 1024); 0 when it is none."""
+    """Parse a huge page size such as ``2MB`` (units of 1024) to bytes; 0 if it is none."""
     match = _PAGE_SIZE_PATTERN.fullmatch(text)
     return 0 if match is None else int(match[1]) << _SHIFT_BY_UNIT[match[2].upper()]
 
 
 def inferred_qos(pod_resources: Resources, container: Container | None) -> QoSClass:
-    """The QoS class of a pod outside the kubelet's cgroups, by its resources or one container.
+    """Infer the QoS class of a pod outside the kubelet's cgroups, from it or one container.
 
-    First the OOM score, which the kubelet derives from the class; then resources: limits that
-    equal the requests make a Guaranteed pod, any other number a Burstable one.
+    The OOM score, which the kubelet derives from the class, counts first. Then come resources:
+    limits that equal the requests make a Guaranteed pod, any other number a Burstable one.
     """
     resources = pod_resources
     if container is not None:

@@ -1,7 +1,7 @@
-"""What differs between container runtimes, by name and version: one row for each, and nothing else.
+"""Differences between container runtimes, by name and version: one row for each.
 
-A runtime names itself, its version, and from NRI 0.12 on the NRI release inside. What it tells
-beats its row. Of a name or version that has no row the least is expected.
+A runtime reports its name, its version, and from NRI 0.12 on the NRI release inside. Its report
+overrides its row. A name or version without a row is expected to support the minimum.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from nri_numa.text import Version, parse_version
 _NRI_WITH_SAFE_REGISTRATION: Final = (0, 6, 1)
 """nri#79, containerd#10085: before, a registration and an event deadlock."""
 _NRI_WITH_TIMEOUTS: Final = (0, 7, 0)
-"""Tells its timeouts in Configure, and sends Synchronize to the plugins that it launched."""
+"""Reports its timeouts in Configure, and sends Synchronize to the plugins that it launched."""
 _NRI_WITH_OWN_RELEASE: Final = (0, 12, 0)
-"""Tells its own release in Configure, and has memory policies."""
+"""Reports its own release in Configure, and has memory policies."""
 _NRI_WITH_SAFE_UPDATES: Final = (0, 12, 1)
 """nri#301, containerd#13733: before, UpdateContainers and an event deadlock."""
 
 
 class PushPath(enum.StrEnum):
-    """How an update may be sent that answers no request."""
+    """Way to send an update that answers no request."""
 
     UPDATE_CONTAINERS = "update-containers"
     """The plain call."""
@@ -39,15 +39,14 @@ class PushPath(enum.StrEnum):
 
 
 class RuntimeProfile(Struct, frozen=True, kw_only=True):
-    """How a runtime behaves.
+    """Behaviour of a runtime.
 
     Attributes:
-        nri_release: the NRI release inside, at least; (0, 0, 0) where that is not known, None where
-            there is none.
-        nri_by_default: NRI is on where the configuration does not mention it.
-        merges_config_tables: a file adds keys to a table of the files before; else the last file
-            that has the table replaces it.
-        tells_pod_resize: an event after the resize of a pod has its new sum of resources.
+        nri_release: the minimum NRI release inside; (0, 0, 0) if not known, None if it has no NRI.
+        nri_by_default: True if NRI is on when the configuration does not mention it.
+        merges_config_tables: True if a file adds keys to a table of the previous files; else the
+            last file that has the table replaces it.
+        tells_pod_resize: True if an event after the resize of a pod has its new sum of resources.
     """
 
     nri_release: Version | None = (0, 0, 0)
@@ -57,7 +56,7 @@ class RuntimeProfile(Struct, frozen=True, kw_only=True):
 
     @property
     def push(self) -> PushPath:
-        """How updates may be pushed without risking that the runtime hangs."""
+        """Way to push updates that cannot make the runtime hang."""
         release = self.nri_release or (0, 0, 0)
         if release >= _NRI_WITH_SAFE_UPDATES:
             return PushPath.UPDATE_CONTAINERS
@@ -70,12 +69,12 @@ class RuntimeProfile(Struct, frozen=True, kw_only=True):
 
     @property
     def has_pod_update_event(self) -> bool:
-        """True if it knows UpdatePodSandbox; one that does not hangs up on its bit in the mask."""
+        """True if it knows UpdatePodSandbox; else it disconnects on its bit in the event mask."""
         return (self.nri_release or (0, 0, 0)) >= _NRI_WITH_OWN_RELEASE
 
     @property
     def has_memory_policies(self) -> bool:
-        """True if memory policies are handed on to the OCI runtime."""
+        """True if memory policies are passed to the OCI runtime."""
         return (self.nri_release or (0, 0, 0)) >= _NRI_WITH_OWN_RELEASE
 
 
@@ -102,11 +101,11 @@ PROFILES: Final[tuple[tuple[str, Version, RuntimeProfile], ...]] = (
 
 
 def profile_of_version(name: str, version: str) -> RuntimeProfile:
-    """Return the row of a runtime that has not introduced itself."""
+    """Return the row of a runtime that has sent no Configure."""
     release = parse_version(version)
     if release is not None:
-        for row_name, since, profile in PROFILES:
-            if name.lower() == row_name and release >= since:
+        for row_name, first_version, profile in PROFILES:
+            if name.lower() == row_name and release >= first_version:
                 return profile
     return _UNKNOWN
 
@@ -116,11 +115,11 @@ def profile_of(info: RuntimeInfo) -> RuntimeProfile:
     row = profile_of_version(info.name, info.version)
     release = row.nri_release or (0, 0, 0)
     if info.nri_version:
-        # Builds outside a release say ``0.0.0-unknown`` or ``(devel)``.
-        told = parse_version(info.nri_version) or _NRI_WITH_OWN_RELEASE
-        if told == _NRI_WITH_SAFE_UPDATES and "-" in info.nri_version:
-            told = _NRI_WITH_OWN_RELEASE  # v0.12.1-0.20260101… is a build *before* v0.12.1
-        release = max(told, _NRI_WITH_OWN_RELEASE)
+        # Builds outside a release report ``0.0.0-unknown`` or ``(devel)``.
+        nri_release = parse_version(info.nri_version) or _NRI_WITH_OWN_RELEASE
+        if nri_release == _NRI_WITH_SAFE_UPDATES and "-" in info.nri_version:
+            nri_release = _NRI_WITH_OWN_RELEASE  # v0.12.1-0.20260101… is a build *before* v0.12.1
+        release = max(nri_release, _NRI_WITH_OWN_RELEASE)
     elif info.registration_timeout:
         release = min(max(release, _NRI_WITH_TIMEOUTS), (0, 11, 0))
     else:

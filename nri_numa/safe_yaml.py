@@ -1,12 +1,12 @@
-"""Untrusted YAML: what every reader of it refuses, whatever scalars it knows; and YAML 1.2.
+"""Untrusted YAML: limits for every reader, whatever scalars it knows; and YAML 1.2.
 
-Which words are numbers and booleans is each reader's own: `parse` follows the core schema of YAML
-1.2, as people mean it; manifests follow Kubernetes (`nri_numa.simulate.manifests`). Depth, aliases,
-repeated keys and the form of a complaint are the same for both.
+Each reader defines its numbers and booleans: `parse_yaml12` follows the core schema of YAML 1.2,
+manifests follow Kubernetes (`nri_numa.simulate.manifests`). Depth, aliases, repeated keys and the
+form of a problem are the same for both.
 
-PyYAML follows YAML 1.1, where ``on`` is true, ``010`` is eight and ``10:30`` is 630, and keeps the
-last of two equal keys without a word. Each of these turns a typing slip into another setting.
-Infinity and *not a number* are no settings of anything, so ``.inf`` and ``.nan`` stay texts.
+PyYAML follows YAML 1.1, where ``on`` is true, ``010`` is eight and ``10:30`` is 630, and silently
+keeps the last of two equal keys. Each of these turns a typing error into another setting. Infinity
+and *not a number* are valid for no setting, so ``.inf`` and ``.nan`` stay texts.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ import yaml
 
 MAX_YAML_DEPTH: Final = 64
 MAX_YAML_ALIASED_NODES: Final = 100_000
-"""All that a text's aliases stand for: nine levels of ten aliases each are 10⁹ in 700 bytes."""
+"""Nodes that all aliases stand for: nine levels of ten aliases each are 10⁹ in 700 bytes."""
 
 _SafeLoaderBase: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _MERGE_TAG: Final = "tag:yaml.org,2002:merge"
 
 
 class RefusedYAMLValue(yaml.MarkedYAMLError):
-    """Well-formed YAML that is refused all the same."""
+    """Well-formed YAML that is refused anyway."""
 
 
 class Loader(_SafeLoaderBase):  # type: ignore[misc]  # the C loader has no type
-    """A safe loader that knows no words of its own but ``null`` and ``<<``; readers add theirs.
+    """A safe loader that only knows ``null`` and ``<<``; readers add their scalars.
 
-    It makes what JSON has: bytes, dates and sets are refused.
+    It builds the types of JSON: bytes, dates and sets are refused.
     """
 
     yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:
-        """What a node stands for; its tag may promise what it is not, such as ``!!int x``."""
+        """Build the value of a node; refuse one that its tag does not fit, such as ``!!int x``."""
         try:
             return super().construct_object(node, deep=deep)
         except (KeyError, ValueError) as error:
@@ -46,22 +46,22 @@ class Loader(_SafeLoaderBase):  # type: ignore[misc]  # the C loader has no type
 
 
 def _construct_mapping(loader: Any, node: Any) -> dict[Any, Any]:
-    if not isinstance(node, yaml.MappingNode):  # but has its tag
+    if not isinstance(node, yaml.MappingNode):  # although it has the tag
         raise RefusedYAMLValue(problem="expected a mapping", problem_mark=node.start_mark)
-    seen: set[object] = set()
+    known_keys: set[object] = set()
     for key_node, _ in node.value:
         mark = key_node.start_mark
         if not isinstance(key_node, yaml.ScalarNode):
             raise RefusedYAMLValue(problem="a key must be a word", problem_mark=mark)
         merged = key_node.tag == _MERGE_TAG
         key = _MERGE_TAG if merged else loader.construct_object(key_node, deep=True)
-        # 0 and "0" are one key where keys are texts: in JSON, and in our configuration.
-        same = {key, key if isinstance(key, str) else str(key).lower()}
-        if same & seen:
+        # 0 and "0" are the same key if keys are texts, as in JSON and in the configuration.
+        spellings = {key, key if isinstance(key, str) else str(key).lower()}
+        if spellings & known_keys:
             problem = f"the key {key_node.value!r} stands here a second time"
             raise RefusedYAMLValue(problem=problem, problem_mark=mark)
-        seen |= same
-    # What is merged in (<<) comes first, so that the mapping's own keys win.
+        known_keys |= spellings
+    # Merged keys (<<) come first, so the mapping's own keys override them.
     loader.flatten_mapping(node)
     return {
         loader.construct_object(key, deep=True): loader.construct_object(value, deep=True)
@@ -79,31 +79,31 @@ for _tag in ("binary", "timestamp", "set", "omap", "pairs"):
 
 
 def limit_depth_and_aliases(text: str) -> None:
-    """Refuse what would run libyaml's composer, which calls itself, out of stack, or us of memory.
+    """Refuse a text that would exhaust memory, or the stack of libyaml's recursive composer.
 
-    An alias counts what its anchor stands for, with the aliases in it: whoever walks over the
-    document meets all of that. A text's own nodes are bounded by its size.
+    An alias counts the nodes of its anchor, with the aliases in it, because a walk over the
+    document visits all of them. The size of a text bounds its other nodes.
 
     Raises:
-        yaml.YAMLError: it is nested too deep, its aliases stand for too much, or it is no YAML.
+        yaml.YAMLError: it is nested too deep, its aliases have too many nodes, or it is no YAML.
     """
     nodes = aliased = 0
-    begun: list[tuple[str | None, int]] = []
+    stack: list[tuple[str | None, int]] = []
     sizes: dict[str | None, int] = {}
     for event in yaml.parse(text, Loader=_SafeLoaderBase):
         if isinstance(event, yaml.CollectionStartEvent):
-            begun.append((event.anchor, nodes))
+            stack.append((event.anchor, nodes))
             nodes += 1
-            if len(begun) > MAX_YAML_DEPTH:
+            if len(stack) > MAX_YAML_DEPTH:
                 raise yaml.YAMLError(f"is nested more than {MAX_YAML_DEPTH} levels deep")
         elif isinstance(event, yaml.CollectionEndEvent):
-            anchor, before = begun.pop()
-            sizes[anchor] = nodes - before
+            anchor, start = stack.pop()
+            sizes[anchor] = nodes - start
         elif isinstance(event, yaml.ScalarEvent):
             nodes += 1
             sizes[event.anchor] = 1
         elif isinstance(event, yaml.AliasEvent):
-            size = sizes.get(event.anchor, 0)  # of nobody, or of what it stands in: refused later
+            size = sizes.get(event.anchor, 0)  # no anchor, or inside its anchor: refused later
             nodes += size
             aliased += size
             if aliased > MAX_YAML_ALIASED_NODES:
@@ -116,14 +116,14 @@ def limit_depth_and_aliases(text: str) -> None:
 
 
 def yaml_problem_text(error: yaml.YAMLError, text: str) -> str:
-    """What is wrong with a text that is no YAML, in one line."""
+    """Return the problem of a text that is no YAML, in one line."""
     if isinstance(error, yaml.MarkedYAMLError):
         mark = error.problem_mark or error.context_mark
-        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        position = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         lines = text.split("\n")
         if mark and mark.line < len(lines) and lines[mark.line][mark.column :].startswith("\t"):
-            return f"{where}a tab, expected blanks: YAML indents with blanks only"
-        return f"{where}{error.problem or error.context}"
+            return f"{position}a tab, expected blanks: YAML indents with blanks only"
+        return f"{position}{error.problem or error.context}"
     return " ".join(str(error).split())
 
 
@@ -136,11 +136,11 @@ _MAX_INT_DIGITS = 18
 
 
 class YAMLProblem(ValueError):
-    """The text is no YAML document; the message says where and why."""
+    """A text that is no YAML document; the message has the position and the reason."""
 
 
 class _YAML12(Loader):
-    """With the scalars of YAML 1.2."""
+    """Loader with the scalars of YAML 1.2."""
 
 
 def _construct_int(loader: Any, node: Any) -> int | str:
@@ -163,10 +163,10 @@ _YAML12.add_constructor("tag:yaml.org,2002:float", _construct_float)
 
 
 def parse_yaml12(text: str) -> Any:
-    """The one document of ``text``; None when it is empty.
+    """Parse the only document of ``text``; None if it is empty.
 
     Raises:
-        YAMLProblem: when it is not YAML, has a key twice, or holds several documents.
+        YAMLProblem: it is not YAML, has a key twice, or has several documents.
     """
     try:
         limit_depth_and_aliases(text)

@@ -1,6 +1,6 @@
-"""The life of a process that serves beside the agent: publisher, controller, extender.
+"""Main loop of the other server processes: publisher, controller, extender.
 
-It works until a signal stops it, and ends with an exit code that says why.
+A service runs until a signal stops it, and its exit code tells why it ended.
 """
 
 from __future__ import annotations
@@ -22,56 +22,56 @@ EXIT_NO_ADDRESS: Final = 3
 
 
 class Service(Protocol):
-    """What is run."""
+    """A service that `run_service` runs."""
 
     async def run(self) -> None:
-        """Work until cancelled.
+        """Run until cancelled.
 
         Raises:
-            OSError: the address cannot be had.
+            OSError: the address cannot be used.
         """
         ...
 
     def unfinished_work_fields(self) -> Mapping[str, object]:
-        """What stays undone when it stops now, as fields of a log line."""
+        """Return the work that a stop would leave unfinished, as fields of a log line."""
         ...
 
 
-def run_service(make: Callable[[], Service], log: Logger, *, address: str) -> int:
-    """Run a service until SIGTERM or SIGINT; the result is the exit code.
+def run_service(new_service: Callable[[], Service], log: Logger, *, address: str) -> int:
+    """Run a service until SIGTERM or SIGINT; return the exit code.
 
     Args:
-        make: makes it, within the event loop.
-        log: of the service.
-        address: name of the setting that says where it serves.
+        new_service: builds the service, within the event loop.
+        log: log of the service.
+        address: name of the setting that has its address.
 
     Returns:
-        0 when a signal stopped it, 3 when the address cannot be had, 1 when it failed.
+        0 if a signal stopped it, 3 if the address cannot be used, 1 if it failed.
 
     Raises:
-        ConfigError: by ``make``.
+        ConfigError: raised by ``new_service``.
     """
-    return asyncio.run(_until_stopped(make, log, address))
+    return asyncio.run(_until_stopped(new_service, log, address))
 
 
-async def _until_stopped(make: Callable[[], Service], log: Logger, address: str) -> int:
-    service = make()
+async def _until_stopped(new_service: Callable[[], Service], log: Logger, address: str) -> int:
+    service = new_service()
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     if os.geteuid() == 0:
         log.warning("runs as root, and needs no rights", remedy="run it as another user")
-    work = asyncio.create_task(service.run(), name="work")
-    end = asyncio.create_task(stop.wait(), name="stop")
+    service_task = asyncio.create_task(service.run(), name="work")
+    stop_task = asyncio.create_task(stop.wait(), name="stop")
     try:
-        await asyncio.wait({work, end}, return_when=asyncio.FIRST_COMPLETED)
-        if work.done():
-            return _report_failure(work, log, address)
+        await asyncio.wait({service_task, stop_task}, return_when=asyncio.FIRST_COMPLETED)
+        if service_task.done():
+            return _report_failure(service_task, log, address)
         log.info("stopping", **service.unfinished_work_fields())
     finally:
-        for task in (work, end):
+        for task in (service_task, stop_task):
             task.cancel()
-        await asyncio.gather(work, end, return_exceptions=True)
+        await asyncio.gather(service_task, stop_task, return_exceptions=True)
     return 0
 
 
@@ -87,12 +87,12 @@ def _report_failure(work: asyncio.Task[None], log: Logger, address: str) -> int:
     return EXIT_NO_ADDRESS if all(isinstance(cause, OSError) for cause in causes) else EXIT_FAILED
 
 
-async def run_in_turns(steps: Generator[None, None, T]) -> T:
-    """An answer of many steps, between which all other tasks have their turn."""
+async def run_in_turns(generator: Generator[None, None, T]) -> T:
+    """Return the result of a generator; all other tasks can run between its steps."""
     while True:
         try:
-            next(steps)
-        except StopIteration as end:
-            found: T = end.value
-            return found
+            next(generator)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
         await asyncio.sleep(0)

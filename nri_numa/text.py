@@ -1,4 +1,4 @@
-"""Texts that several rooms read or write: escaping, Kubernetes quantities, versions. Pure.
+"""Text formats of several rooms: escaping, Kubernetes quantities, versions. Pure.
 
 The grammar of quantities (``500m``, ``1.5``, ``2Gi``, ``100M``, ``1e3``) is that of
 ``k8s.io/apimachinery/pkg/api/resource``: a decimal number with a decimal suffix (n u m k M G T P
@@ -20,10 +20,10 @@ Version = tuple[int, int, int]
 
 
 def escape_unprintable(text: str) -> str:
-    """``text`` in one line, without anything that could move a cursor or reorder what is read.
+    """Escape ``text`` to one line that cannot move a cursor or reorder characters.
 
-    Control characters, line and paragraph separators, direction marks and lone surrogates become
-    their escapes; letters of every script stay.
+    Control characters, line and paragraph separators, direction marks and lone surrogates are
+    escaped; letters of every script stay.
     """
     if text.isprintable():
         return text
@@ -31,12 +31,12 @@ def escape_unprintable(text: str) -> str:
 
 
 def utc_text(seconds: float) -> str:
-    """A Unix time for people, such as ``2026-11-25 17:04:05 UTC``."""
+    """Format a Unix time for people, such as ``2026-11-25 17:04:05 UTC``."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def human_bytes(amount: int, *, free: bool = False) -> str:
-    """``512 B``, ``6 GiB``, ``1.5 TiB``; what is free is rounded down: 7.97 GiB do not hold 8."""
+    """Format bytes: ``512 B``, ``6 GiB``, ``1.5 TiB``; free amounts are rounded down."""
     power = min(max(0, abs(amount).bit_length() - 1) // 10, 5)
     unit = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")[power]
     tenths = 10 * amount // (1 << 10 * power) if free else 10 * amount / (1 << 10 * power)
@@ -60,17 +60,17 @@ _QUANTITY_EXPECTED: Final = "a quantity such as 2, 500m, 1.5 or 4Gi"
 
 
 class BadQuantity(ValueError):
-    """The value is none; the text is what was expected."""
+    """A value that is no quantity; the text is what was expected."""
 
 
 def parse_exact_quantity(value: object) -> Fraction:
-    """The exact value of a quantity.
+    """Parse the exact value of a quantity.
 
     Args:
         value: text, or the number that a YAML reader made of it.
 
     Raises:
-        BadQuantity: it is no quantity, or negative.
+        BadQuantity: the value is no quantity, or negative.
     """
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise BadQuantity(_QUANTITY_EXPECTED)
@@ -90,10 +90,10 @@ def parse_exact_quantity(value: object) -> Fraction:
 
 
 def milli_cpus(value: object) -> int:
-    """Thousandths of a CPU.
+    """Parse a quantity of CPUs to thousandths.
 
     Raises:
-        BadQuantity: no quantity, or finer than a thousandth, which the API server refuses.
+        BadQuantity: no quantity, or finer than a thousandth, which the API server rejects.
     """
     milli = parse_exact_quantity(value) * 1000
     if milli.denominator != 1:
@@ -104,7 +104,7 @@ def milli_cpus(value: object) -> int:
 
 
 def whole_bytes(value: object) -> int:
-    """Bytes.
+    """Parse a quantity of bytes.
 
     Raises:
         BadQuantity: no quantity, or a part of a byte (``400m`` instead of ``400Mi``).
@@ -118,7 +118,7 @@ def whole_bytes(value: object) -> int:
 
 
 def page_bytes_of_resource(resource: str) -> int:
-    """Bytes of a page, from the name of a resource such as ``hugepages-2Mi``.
+    """Parse the page size in bytes from the name of a resource such as ``hugepages-2Mi``.
 
     Raises:
         BadQuantity: the name has no page size that is a power of two.
@@ -135,16 +135,16 @@ def page_bytes_of_resource(resource: str) -> int:
 
 
 def whole_pages_text(page_bytes: int) -> str:
-    """What is expected of an amount of huge pages: ``a multiple of 1 GiB such as 2Gi``."""
+    """Describe the expected amount of huge pages: ``a multiple of 1 GiB such as 2Gi``."""
     example = human_bytes(2 * page_bytes).replace(" ", "").removesuffix("B")
     return f"a multiple of {human_bytes(page_bytes)} such as {example}"
 
 
 def parse_hugepages(resource: str, value: object) -> tuple[int, int]:
-    """Bytes of one page, and of an amount of a resource such as ``hugepages-2Mi``.
+    """Parse the page size and the amount of a resource such as ``hugepages-2Mi``, in bytes.
 
     Raises:
-        BadQuantity: it is no such resource, or the amount no number of pages.
+        BadQuantity: it is no such resource, or the amount is no whole number of pages.
     """
     page_bytes, amount = page_bytes_of_resource(resource), whole_bytes(value)
     if amount % page_bytes:
@@ -158,7 +158,7 @@ _VERSION_PATTERN: Final = re.compile(r"\s*v?([0-9]{1,9})\.([0-9]{1,9})(?:\.([0-9
 
 
 def parse_version(text: str) -> Version | None:
-    """Return the numbers of a version, or None where there is none to see.
+    """Return the numbers of a version, or None if the text has none.
 
     A missing patch level counts as 0, and suffixes are ignored: ``v2.1.9``, ``2.1.9+unknown``,
     ``1.7.24~ds1`` and ``2.2.0-rc.1`` are all in use.

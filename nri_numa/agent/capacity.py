@@ -109,7 +109,7 @@ class ExternalCapacity(CapacityMonitor):
         problems: set[str] = set()
         try:
             problems = self._apply_document(
-                read_file(self._path, MAX_CAPACITY_DOCUMENT_BYTES, ours=False).decode()
+                read_file(self._path, MAX_CAPACITY_DOCUMENT_BYTES, check_owner=False).decode()
             )
         except FileNotFoundError:
             pass

@@ -1,7 +1,7 @@
 """The command line: ``nri-numa COMMAND``.
 
-A command's module is imported when the command is used, so that ``--help`` and ``run`` start fast.
-Exit codes are the same everywhere: see `EXIT_CODES_HELP_TEXT`.
+A command's module is imported when the command is used, so ``--help`` and ``run`` start fast. All
+commands have the same exit codes, `EXIT_CODES_HELP_TEXT`.
 """
 
 from __future__ import annotations
@@ -72,16 +72,16 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 
 class LazyGroup(click.Group):
-    """A group whose commands are imported on use, with suggestions for typing slips."""
+    """A group whose commands are imported on use, with suggestions for misspelt names."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Take ``help COMMAND`` and ``version``, which kubectl has, for the options."""
+        """Accept ``help COMMAND`` and ``version``, as kubectl does, for the options."""
         if args[:1] == ["help"]:
             args = [*args[1:], "--help"]
         return super().parse_args(ctx, ["--version"] if args == ["version"] else args)
 
     def invoke(self, ctx: click.Context) -> object:
-        """Run a command; one that is interrupted ends as shells expect it."""
+        """Run a command; an interrupted one ends with the exit code that shells expect."""
         try:
             return super().invoke(ctx)
         except (KeyboardInterrupt, click.Abort):
@@ -89,7 +89,7 @@ class LazyGroup(click.Group):
             ctx.exit(INTERRUPTED_EXIT_CODE)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The commands in the order of their table."""
+        """Return the commands in the order of their table."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -106,8 +106,8 @@ class LazyGroup(click.Group):
         """Find the command, or fail with the nearest names."""
         name = args[0]
         if name not in COMMANDS and not name.startswith("-"):
-            near = difflib.get_close_matches(name, COMMANDS, n=2, cutoff=0.5)
-            hint = f" Did you mean {' or '.join(near)}?" if near else ""
+            suggestions = difflib.get_close_matches(name, COMMANDS, n=2, cutoff=0.5)
+            hint = f" Did you mean {' or '.join(suggestions)}?" if suggestions else ""
             ctx.fail(f"There is no command {name!r}.{hint}")
         return super().resolve_command(ctx, args)
 
@@ -133,12 +133,12 @@ def cli() -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the ``nri-numa`` program.
 
-    The runtime launches a pre-installed plugin without arguments and with a connected socket;
-    that is ``run``.
+    The runtime launches a pre-installed plugin without arguments and with a connected socket; this
+    means ``run``.
     """
-    if isinstance(sys.stdout, io.TextIOWrapper):  # whose encoding may lack what is in a table
+    if isinstance(sys.stdout, io.TextIOWrapper):  # its encoding may lack characters of a table
         sys.stdout.reconfigure(errors="replace")
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if not given and "NRI_PLUGIN_SOCKET" in os.environ:
-        given = ["run"]
-    cli.main(given, prog_name="nri-numa")
+    argv = list(sys.argv[1:] if arguments is None else arguments)
+    if not argv and "NRI_PLUGIN_SOCKET" in os.environ:
+        argv = ["run"]
+    cli.main(argv, prog_name="nri-numa")

@@ -1,4 +1,4 @@
-"""Asks a running agent over its HTTP API, for commands and for a shell that completes names."""
+"""Client of a running agent's HTTP API, for commands and for the completion of names in a shell."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ MAX_AGENT_ANSWER_BYTES: Final = 64 << 20
 
 
 class UnknownToAgent(Failure):
-    """The agent does not know the pod or container; exit code 1."""
+    """A pod or container that the agent does not know; exit code 1."""
 
 
 class ContainerName(NamedTuple):
-    """One container that the agent knows."""
+    """Name of one container that the agent knows."""
 
     namespace: str
     pod: str
@@ -49,12 +49,12 @@ class _SocketConnection(http.client.HTTPConnection):
 
 
 class AgentClient:
-    """One agent's API, at ``host:port``, a URL with http or https, or ``unix:///path``.
+    """Client of an agent's API at ``host:port``, a URL with http or https, or ``unix:///path``.
 
     The timeout is for each step of a request, in seconds.
 
     Raises:
-        InputError: the address is none.
+        InputError: the address is invalid.
     """
 
     def __init__(
@@ -65,16 +65,16 @@ class AgentClient:
         *,
         timeout: float = AGENT_REQUEST_TIMEOUT_S,
     ) -> None:
-        scheme, _, rest = address.rpartition("://")
+        scheme, _, target = address.rpartition("://")
         if address.startswith("/"):
-            scheme, rest = "unix", address
+            scheme, target = "unix", address
         self._token = token
         self._is_socket = scheme == "unix"
-        self.address = rest if self._is_socket else rest.rstrip("/")
+        self.address = target if self._is_socket else target.rstrip("/")
         _check_address(address, scheme, self.address)
         if self._is_socket:
             self._connect: Callable[[], http.client.HTTPConnection] = partial(
-                _SocketConnection, rest, timeout=timeout
+                _SocketConnection, target, timeout=timeout
             )
         elif scheme == "https":
             import ssl
@@ -91,7 +91,7 @@ class AgentClient:
 
     @property
     def on_this_node(self) -> bool:
-        """Whether the agent is asked over loopback or a socket of this node."""
+        """True if the agent's address is loopback or a socket of this node."""
         from nri_numa.config import is_loopback, split_address
 
         if self._is_socket:
@@ -100,12 +100,12 @@ class AgentClient:
         return address is not None and is_loopback(address[0])
 
     def get_document(self, path: str) -> Any:
-        """The document of an answer.
+        """Get the document at a path.
 
         Raises:
             Unreachable: nothing answers, or another program.
-            UnknownToAgent: the agent does not know it.
-            Failure: the agent refuses.
+            UnknownToAgent: the agent does not know the pod or container.
+            Failure: the agent rejects the request.
         """
         headers = {"Accept": "application/json"}
         if self._token:
@@ -133,7 +133,7 @@ class AgentClient:
         except ValueError as error:
             raise Unreachable(f"{self.address} did not answer with JSON") from error
         if response.status >= 400 and "error" in document:
-            if isinstance(document["error"], str):  # as publisher, controller and extender say it
+            if isinstance(document["error"], str):  # as publisher, controller and extender answer
                 raise Unreachable(f"{self.address} is served by nri-numa, but not by its agent")
             if response.status == 401:
                 raise Failure(f"{self.address} wants a token: --token-file")
@@ -142,46 +142,44 @@ class AgentClient:
         return document
 
     def container_names(self) -> list[ContainerName]:
-        """The containers that run here or were refused lately, in the order of their names."""
+        """Return the containers that run here or were rejected lately, sorted by name."""
         listed = [
             *self.get_document("/v1/assignments")["containers"],
             *self.get_document("/v1/refusals")["refusals"],
         ]
-        return sorted(
-            {ContainerName(one["namespace"], one["pod"], one["container"]) for one in listed}
-        )
+        return sorted({ContainerName(c["namespace"], c["pod"], c["container"]) for c in listed})
 
 
-def _check_address(given: str, scheme: str, rest: str) -> None:
-    """Refuse an ``--api`` that names no place to ask.
+def _check_address(value: str, scheme: str, target: str) -> None:
+    """Check the address of ``--api``.
 
     Raises:
-        InputError: it is none, with what was expected.
+        InputError: it is invalid, with what was expected.
     """
     from nri_numa.config import split_address
 
-    expected = "expected host:port, http://host:port, https://host:port or unix:///path"
+    hint = "expected host:port, http://host:port, https://host:port or unix:///path"
     if scheme == "unix":
-        if not rest.startswith("/"):
-            raise InputError(f"--api {escape_unprintable(given)}: no absolute path, {expected}")
+        if not target.startswith("/"):
+            raise InputError(f"--api {escape_unprintable(value)}: no absolute path, {hint}")
         return
     if scheme not in ("", "http", "https"):
         raise InputError(
-            f"--api {escape_unprintable(given)}: unknown scheme {escape_unprintable(scheme)}, "
-            f"{expected}"
+            f"--api {escape_unprintable(value)}: unknown scheme {escape_unprintable(scheme)}, "
+            f"{hint}"
         )
     try:
-        address = split_address(rest)
+        address = split_address(target)
     except ValueError as error:
         raise InputError(
-            f"--api {escape_unprintable(given)}: {escape_unprintable(str(error))}"
+            f"--api {escape_unprintable(value)}: {escape_unprintable(str(error))}"
         ) from error
     if address is None or not address[0]:
-        raise InputError(f"--api {escape_unprintable(given)}: no host, {expected}")
+        raise InputError(f"--api {escape_unprintable(value)}: no host, {hint}")
 
 
 def quote_path_segment(text: str) -> str:
-    """``text`` as one segment of a path."""
+    """Quote ``text`` as one segment of a path."""
     try:
         return quote(text, safe="")
     except UnicodeEncodeError as error:
@@ -196,7 +194,7 @@ def new_agent_client(
     *,
     timeout: float = AGENT_REQUEST_TIMEOUT_S,
 ) -> AgentClient:
-    """The client for the given `api_options`, or for what the configuration says."""
+    """Return the client for the `api_options`, or for the configured address."""
     token = token_file or ""
     if not api:
         from nri_numa import config as configuration
@@ -212,8 +210,8 @@ def new_agent_client(
             host = "127.0.0.1"
         elif host == "::":
             host = "::1"
-        shown = f"[{host}]" if ":" in host else host
-        api = f"{'https' if section.tls_cert else 'http'}://{shown}:{port}"
+        host_text = f"[{host}]" if ":" in host else host
+        api = f"{'https' if section.tls_cert else 'http'}://{host_text}:{port}"
         if address is None:
             api = f"unix://{section.socket}"
         token = token or section.token_file
@@ -227,90 +225,90 @@ def _read_token(path: str) -> str:
         with open(path) as file:
             token = file.read(4096).strip()
     except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or error
+        problem = getattr(error, "strerror", None) or error
         raise InputError(
-            f"token file {path}: cannot be read: {why}; expected the API's token"
+            f"token file {path}: cannot be read: {problem}; expected the API's token"
         ) from error
     if not token.isprintable() or not token.isascii():
         raise InputError(f"token file {path}: holds something that is no token")
     return token
 
 
-# --- Completion of pods, namespaces and containers with what the live agent knows -----------------
-# A shell waits for it with the cursor standing still: whatever is wrong, the answer is there after
-# `COMPLETION_TIMEOUT_S` seconds, and it is empty.
+# --- Completion of pods, namespaces and containers with the names of the live agent ---------------
+# A shell blocks while it waits: after `COMPLETION_TIMEOUT_S` seconds, or on any failure, the answer
+# is empty.
 
 
 COMPLETION_TIMEOUT_S: Final = 2.0
-"""Seconds that a shell waits at most."""
+"""Maximum seconds that a shell waits."""
 _PLAIN_NAME_PATTERN: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,252}", re.ASCII)
-"""Names as Kubernetes allows them; others are not put into a command line."""
+"""Names that Kubernetes allows; others are not put into a command line."""
 
 
 def list_containers(ctx: click.Context) -> list[ContainerName]:
-    """The containers that the agent knows, in the order of their names; empty without an agent."""
-    found: list[ContainerName] = []
+    """List the containers that the agent knows, sorted by name; empty without an agent."""
+    containers: list[ContainerName] = []
 
     def query_agent() -> None:
-        given = [ctx.params.get(n) for n in ("api", "token_file", "ca_file", "config_path")]
-        with suppress(Exception):  # whatever it is, a shell shows nothing of it
-            names = new_agent_client(*given, timeout=COMPLETION_TIMEOUT_S).container_names()
-            found.extend(one for one in names if all(map(_PLAIN_NAME_PATTERN.fullmatch, one)))
+        options = [ctx.params.get(n) for n in ("api", "token_file", "ca_file", "config_path")]
+        with suppress(Exception):  # a shell cannot show it
+            names = new_agent_client(*options, timeout=COMPLETION_TIMEOUT_S).container_names()
+            containers.extend(c for c in names if all(map(_PLAIN_NAME_PATTERN.fullmatch, c)))
 
-    # A thread that is left behind: a name that is resolved, or an answer that comes byte by byte,
-    # keeps to no time limit of a socket.
+    # The thread may outlive this function: a socket's timeout limits neither the resolution of a
+    # name nor an answer that arrives byte by byte.
     request = threading.Thread(target=query_agent, daemon=True)
     request.start()
     request.join(COMPLETION_TIMEOUT_S)
-    return [] if request.is_alive() else found
+    return [] if request.is_alive() else containers
 
 
 def _completion_callback(
     choose: Callable[[click.Context, list[ContainerName], str], Iterable[str]],
 ) -> Callable[[click.Context, click.Parameter, str], list[str]]:
-    """A function as click wants it of one that chooses among all names."""
+    """Turn a function that selects names into a completion callback of click."""
 
-    def complete_name(ctx: click.Context, _parameter: click.Parameter, begun: str) -> list[str]:
-        found = dict.fromkeys(choose(ctx, list_containers(ctx), begun))
-        return [name for name in found if name.startswith(begun)]
+    def complete_name(ctx: click.Context, _parameter: click.Parameter, prefix: str) -> list[str]:
+        names = dict.fromkeys(choose(ctx, list_containers(ctx), prefix))
+        return [name for name in names if name.startswith(prefix)]
 
     return complete_name
 
 
 @_completion_callback
 def complete_namespaces(
-    _ctx: click.Context, found: list[ContainerName], _begun: str
+    _ctx: click.Context, names: list[ContainerName], _prefix: str
 ) -> Iterable[str]:
-    """Of all namespaces with containers here."""
-    return (one.namespace for one in found)
+    """Complete namespaces that have containers here."""
+    return (c.namespace for c in names)
 
 
 @_completion_callback
-def complete_pods(ctx: click.Context, found: list[ContainerName], _begun: str) -> Iterable[str]:
-    """Of pods by their name alone, of the namespace that is given."""
-    within = ctx.params.get("namespace")
-    return (one.pod for one in found if within in (None, one.namespace))
+def complete_pods(ctx: click.Context, names: list[ContainerName], _prefix: str) -> Iterable[str]:
+    """Complete pods by name alone, in the namespace of ``-n``."""
+    namespace = ctx.params.get("namespace")
+    return (c.pod for c in names if namespace in (None, c.namespace))
 
 
 @_completion_callback
 def complete_namespaced_pods(
-    ctx: click.Context, found: list[ContainerName], begun: str
+    ctx: click.Context, names: list[ContainerName], prefix: str
 ) -> Iterable[str]:
-    """Of pods as ``explain`` takes them: NAMESPACE/POD, or POD behind ``-n`` or once begun."""
-    within = ctx.params.get("namespace")
-    if within is None:
-        yield from (f"{one.namespace}/{one.pod}" for one in found)
-    if within is not None or begun:
-        yield from (one.pod for one in found if within in (None, one.namespace))
+    """Complete pods for ``explain``: NAMESPACE/POD, or POD after ``-n`` or with a prefix."""
+    namespace = ctx.params.get("namespace")
+    if namespace is None:
+        yield from (f"{c.namespace}/{c.pod}" for c in names)
+    if namespace is not None or prefix:
+        yield from (c.pod for c in names if namespace in (None, c.namespace))
 
 
 @_completion_callback
 def complete_containers(
-    ctx: click.Context, found: list[ContainerName], _begun: str
+    ctx: click.Context, names: list[ContainerName], _prefix: str
 ) -> Iterable[str]:
-    """Of the containers of the pod that stands before it."""
+    """Complete the containers of the preceding pod."""
     namespace, slash, pod = str(ctx.params.get("pod") or "").partition("/")
-    within = namespace if slash else ctx.params.get("namespace")
-    for one in found:
-        if one.pod == (pod if slash else namespace) and within in (None, one.namespace):
-            yield one.container
+    pod_namespace = namespace if slash else ctx.params.get("namespace")
+    for c in names:
+        if c.pod == (pod if slash else namespace) and pod_namespace in (None, c.namespace):
+            yield c.container

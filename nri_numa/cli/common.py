@@ -1,4 +1,4 @@
-"""What the commands share: options, failures, the configuration, progress."""
+"""Common parts of the commands: options, failures, the configuration, progress."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Failure(click.ClickException):
-    """The command failed; exit code 1."""
+    """A failure of a command; exit code 1."""
 
     exit_code = 1
 
@@ -38,20 +38,20 @@ class Failure(click.ClickException):
 
 
 class InputError(Failure):
-    """The configuration or the input has mistakes; exit code 2."""
+    """Mistakes in the configuration or the input; exit code 2."""
 
     exit_code = 2
 
 
 class Unreachable(Failure):
-    """The agent, the runtime or the machine's files cannot be reached; exit code 3."""
+    """An agent, a runtime or files of the machine that cannot be reached; exit code 3."""
 
     exit_code = 3
 
 
 @contextmanager
 def translate_errors() -> Iterator[None]:
-    """Turn our exceptions into messages and exit codes."""
+    """Turn exceptions of nri-numa into messages and exit codes."""
     try:
         yield
     except ConfigError as error:
@@ -63,14 +63,14 @@ def translate_errors() -> Iterator[None]:
         raise Unreachable(f"{escape_unprintable(str(error.filename))}: {error.strerror}") from error
 
 
-def problems_text(problems: Iterable[str], where: str) -> str:
-    """All problems of a document, one on each line."""
+def problems_text(problems: Iterable[str], subject: str) -> str:
+    """Return all problems of a document, one on each line."""
     lines = [f"  {escape_unprintable(problem)}" for problem in problems]
-    return "\n".join([f"{len(lines)} mistake{'s' if len(lines) != 1 else ''} in {where}", *lines])
+    return "\n".join([f"{len(lines)} mistake{'s' if len(lines) != 1 else ''} in {subject}", *lines])
 
 
 def config_error_message(error: ConfigError) -> str:
-    """All problems of a configuration, one on each line."""
+    """Return all problems of a configuration, one on each line."""
     return f"{error.source}: {problems_text(error.problems, 'the configuration')}"
 
 
@@ -78,7 +78,7 @@ def config_error_message(error: ConfigError) -> str:
 
 
 def compose_options(*options: Callable[[Any], Any]) -> Callable[[Function], Function]:
-    """Several options as one decorator, in the order in which ``--help`` lists them."""
+    """Compose options to one decorator, in the order in which ``--help`` lists them."""
 
     def apply_options(function: Function) -> Function:
         for option in reversed(options):
@@ -91,7 +91,7 @@ def compose_options(*options: Callable[[Any], Any]) -> Callable[[Function], Func
 def require_nonempty_name(
     ctx: click.Context, parameter: click.Parameter, value: str | None
 ) -> str | None:
-    """Refuse an empty name: it is a variable that was not set, and not the live machine."""
+    """Reject an empty name: it comes from an unset variable and does not mean this machine."""
     if value == "":
         raise click.BadParameter("is empty; expected the name of a folder or file")
     return value
@@ -103,7 +103,7 @@ _SETTINGS_META_KEY: Final = "nri_numa.settings"
 def setting_option(
     key: str, *declarations: str, check: Callable[..., Any] | None = None, **attributes: Any
 ) -> Callable[[Function], Function]:
-    """Make an option that sets a key of the configuration, as `load_command_config` takes it."""
+    """Build an option that sets a key of the configuration for `load_command_config`."""
 
     def store_setting(ctx: click.Context, parameter: click.Parameter, value: object) -> None:
         ctx.meta.setdefault(_SETTINGS_META_KEY, {})[key] = (
@@ -114,7 +114,7 @@ def setting_option(
 
 
 def command_line_settings() -> dict[str, object]:
-    """By key, what the command line says; None for what it does not say."""
+    """Return the settings of the command line by key; None for those that it does not have."""
     ctx = click.get_current_context(silent=True)  # none in the thread that completes names
     return ctx.meta.get(_SETTINGS_META_KEY, {}) if ctx is not None else {}
 
@@ -188,7 +188,7 @@ api_options = compose_options(
 
 
 def output_option(*forms: str) -> Callable[[Function], Function]:
-    """``-o table|json|yaml``."""
+    """Build the option ``-o table|json|yaml``."""
     forms = forms or ("table", "json", "yaml")
     return click.option(
         "-o",
@@ -206,15 +206,15 @@ listing_option = output_option("table", "wide", "json", "yaml")
 # --- The configuration --------------------------------------------------------------------------
 
 
-def find_config_path(given: str | None) -> str | None:
-    """The file to read: the given one, or the default one where it exists."""
-    if given:
-        return given
+def find_config_path(path: str | None) -> str | None:
+    """Return the file to read: ``path``, or the default file if it exists."""
+    if path:
+        return path
     return DEFAULT_CONFIG_PATH if os.path.exists(DEFAULT_CONFIG_PATH) else None
 
 
-def load_command_config(given: str | None) -> AgentConfig:
-    """The configuration of the command line, the environment and a file.
+def load_command_config(path: str | None) -> AgentConfig:
+    """Load the configuration from the command line, the environment and a file.
 
     Raises:
         InputError: it has mistakes.
@@ -223,12 +223,12 @@ def load_command_config(given: str | None) -> AgentConfig:
 
     with translate_errors():
         return configuration.load_config(
-            find_config_path(given), os.environ, command_line_settings()
+            find_config_path(path), os.environ, command_line_settings()
         )
 
 
 def run_service(config: AgentConfig, run: Callable[[AgentConfig], int]) -> int:
-    """Run a process that serves, with its logs; the result is the exit code."""
+    """Run a server process with its logs; return the exit code."""
     from nri_numa.observe import logs
 
     try:
@@ -242,57 +242,57 @@ def run_service(config: AgentConfig, run: Callable[[AgentConfig], int]) -> int:
         logs.flush_lines()
 
 
-# --- Says on a terminal what a command is at, when that takes longer than a moment ----------------
+# --- Progress of a slow command on a terminal -----------------------------------------------------
 
 
 PROGRESS_DELAY_S: Final = 1.0
-"""Seconds in which nothing is said."""
+"""Seconds before the first output."""
 _ERASE_LINE: Final = "\r\x1b[K"
 
 
 @contextmanager
 def show_progress(
-    doing: str, *, after: float = PROGRESS_DELAY_S
+    doing: str, *, delay_s: float = PROGRESS_DELAY_S
 ) -> Iterator[Callable[[str], None]]:
-    """Show ``doing`` and the seconds since, while the block runs; nothing of it stays.
+    """Show ``doing`` and the elapsed seconds while the block runs, and erase them at its end.
 
-    It goes to standard error, and only where that is a terminal, so that neither pipes nor logs get
-    it. The block must write nothing itself. What it gets is called with what it does next.
+    It is written to standard error, and only if that is a terminal, so neither pipes nor logs get
+    it. The block must write nothing itself. It gets a function that replaces ``doing``.
     """
-    now = [doing]
+    texts = [doing]
 
-    def set_activity(other: str) -> None:
-        now[0] = other
+    def set_activity(activity: str) -> None:
+        texts[0] = activity
 
     if not sys.stderr.isatty():
         yield set_activity
         return
-    started, done = time.monotonic(), threading.Event()
+    start_time, stop_event = time.monotonic(), threading.Event()
 
     def write_progress() -> None:
-        shown = False
-        while not done.wait(after):
-            shown = True
-            seconds = time.monotonic() - started
+        has_output = False
+        while not stop_event.wait(delay_s):
+            has_output = True
+            seconds = time.monotonic() - start_time
             text = clip_text(
-                escape_unprintable(f"{now[0]} … {seconds:.0f} s"), max(1, terminal_width() - 1)
+                escape_unprintable(f"{texts[0]} … {seconds:.0f} s"), max(1, terminal_width() - 1)
             )
             sys.stderr.write(f"{_ERASE_LINE}{text}")
             sys.stderr.flush()
-        if shown:
+        if has_output:
             sys.stderr.write(_ERASE_LINE)
             sys.stderr.flush()
 
-    showing = threading.Thread(target=write_progress, daemon=True)
-    showing.start()
+    thread = threading.Thread(target=write_progress, daemon=True)
+    thread.start()
     try:
         yield set_activity
     finally:
-        done.set()
-        showing.join()
+        stop_event.set()
+        thread.join()
 
 
-# --- ``nri-numa completion``: what a shell needs to complete our commands -------------------------
+# --- ``nri-numa completion``: completion scripts for shells ---------------------------------------
 
 
 _COMPLETION_EXAMPLES = """\b

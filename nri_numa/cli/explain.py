@@ -1,4 +1,4 @@
-"""``nri-numa explain``: why a container is where it is, or why it was refused."""
+"""``nri-numa explain``: the reasons for a container's placement or rejection."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def explain(
         if namespace is not None:
             spaces = [namespace]
         else:
-            spaces = sorted({one.namespace for one in agent.container_names() if one.pod == pod})
+            spaces = sorted({c.namespace for c in agent.container_names() if c.pod == pod})
         if len(spaces) > 1 and not all_namespaces:
             raise click.UsageError(
                 f"pods called {escape_unprintable(pod)} are in {len(spaces)} namespaces: "
@@ -107,7 +107,7 @@ def explain(
                 "all of them"
             )
         document = _fetch_explanations(agent, spaces, pod, container)
-    beside: list[str] = []
+    grant_lines: list[str] = []
     if kubelet is None:
         kubelet = agent.on_this_node and os.path.isdir(kubelet_root)
     if kubelet and len(spaces) == 1:
@@ -117,38 +117,38 @@ def explain(
         for sentence in kubelet_grant_sentences(
             document["kubelet"], document["explanations"], only_differences=not verbose
         ):
-            beside += ["", *wrap_text(sentence)]
+            grant_lines += ["", *wrap_text(sentence)]
     texts = explanation_lines(document["explanations"], time.time(), verbose=verbose)
-    write_document_or_lines(document, output, [*texts, *beside])
-    if any(one["outcome"] == "refused" for one in document["explanations"]):
+    write_document_or_lines(document, output, [*texts, *grant_lines])
+    if any(e["outcome"] == "refused" for e in document["explanations"]):
         ctx.exit(1)
 
 
 def _parse_pod_reference(
     namespace: str | None, pod: str, container: str | None
 ) -> tuple[str | None, str]:
-    """Namespace, None for all, and name of the pod that is meant.
+    """Parse the namespace, None for all, and the name of the pod.
 
     Raises:
-        click.UsageError: it is none.
+        click.UsageError: they are invalid.
     """
-    before = namespace
+    option = namespace
     if "/" in pod:
         namespace, _, pod = pod.partition("/")
     if namespace == "" or not pod:
         raise click.UsageError("expected POD, or NAMESPACE/POD")
     if "/" in pod:
-        # No name of Kubernetes has a slash: the container was written behind it.
-        name, _, rest = pod.partition("/")
+        # Names of Kubernetes have no slash: the container was written after it.
+        name, _, suffix = pod.partition("/")
         raise click.UsageError(
             f"{escape_unprintable(f'{namespace}/{pod}')} has too many parts, expected "
             "[NAMESPACE/]POD and "
             "the container as a second argument: nri-numa explain "
-            f"{escape_unprintable(f'{namespace}/{name} {container or rest}')}"
+            f"{escape_unprintable(f'{namespace}/{name} {container or suffix}')}"
         )
-    if before not in (None, namespace):
+    if option not in (None, namespace):
         raise click.UsageError(
-            f"--namespace {escape_unprintable(str(before))} and "
+            f"--namespace {escape_unprintable(str(option))} and "
             f"{escape_unprintable(f'{namespace}/{pod}')} name two "
             "namespaces; expected one"
         )
@@ -158,65 +158,65 @@ def _parse_pod_reference(
 def _fetch_explanations(
     agent: AgentClient, spaces: list[str], pod: str, container: str | None
 ) -> dict[str, Any]:
-    """The explanations of the pods of this name in these namespaces."""
+    """Fetch the explanations of the pods of this name in these namespaces."""
     if not spaces:
-        what = escape_unprintable(pod)
+        pod_text = escape_unprintable(pod)
         link = agent.get_document("/v1/status")["link"]
         raise UnknownToAgent(
-            f"nothing is known about a pod called {what} in any namespace; "
+            f"nothing is known about a pod called {pod_text} in any namespace; "
             f"{link.get('problem') or 'it does not run on this node'}"
             f"{_similar_names(agent, '', pod)}"
         )
-    found: list[Any] = []
+    explanations: list[Any] = []
     for namespace in spaces:
         path = f"/v1/explain/{quote_path_segment(namespace)}/{quote_path_segment(pod)}"
         if container is not None:
             path += f"/{quote_path_segment(container)}"
         try:
-            found += agent.get_document(path)["explanations"]
+            explanations += agent.get_document(path)["explanations"]
         except UnknownToAgent as error:
             if len(spaces) == 1:
-                near = _similar_names(agent, namespace, pod, container)
-                raise UnknownToAgent(error.message + near) from error
-    if not found:
+                hint = _similar_names(agent, namespace, pod, container)
+                raise UnknownToAgent(error.message + hint) from error
+    if not explanations:
         raise UnknownToAgent(
             f"no pod called {escape_unprintable(pod)} has a container "
             f"{escape_unprintable(str(container))}; looked in "
             f"namespaces {escape_unprintable(', '.join(spaces))}"
         )
-    return {"explanations": found}
+    return {"explanations": explanations}
 
 
 def _similar_names(
     agent: AgentClient, namespace: str, pod: str, container: str | None = None
 ) -> str:
-    """Names that were perhaps meant: containers of the pod where it is known, else pods."""
+    """Return a hint with similar names: containers of the pod if it is known, else pods."""
     names = agent.container_names()
     if container is not None:
-        has = [one.container for one in names if one[:2] == (namespace, pod)]
-        if has:
-            return f"\n  The pod is known; its containers are {escape_unprintable(', '.join(has))}."
+        containers = ", ".join(c.container for c in names if c[:2] == (namespace, pod))
+        if containers:
+            return f"\n  The pod is known; its containers are {escape_unprintable(containers)}."
     pod = pod.lower()  # as all names of Kubernetes are
     pods: dict[str, list[str]] = {}  # by their name alone
-    for space, name in sorted({one[:2] for one in names}):
+    for space, name in sorted({c[:2] for c in names}):
         pods.setdefault(name, []).append(f"{space}/{name}")
-    known = [name for names in pods.values() for name in names]
+    paths = [name for names in pods.values() for name in names]
     if not namespace:
-        near = [name for one in difflib.get_close_matches(pod, pods, n=3) for name in pods[one]]
+        matches = [name for c in difflib.get_close_matches(pod, pods, n=3) for name in pods[c]]
     else:
-        near = pods.get(pod) or difflib.get_close_matches(f"{namespace}/{pod}", known, n=3)
-    return f"\n  Did you mean {escape_unprintable(' or '.join(near[:3]))}?" if near else ""
+        matches = pods.get(pod) or difflib.get_close_matches(f"{namespace}/{pod}", paths, n=3)
+    return f"\n  Did you mean {escape_unprintable(' or '.join(matches[:3]))}?" if matches else ""
 
 
 def explanation_lines(
     explanations: list[dict[str, Any]], now: float, *, verbose: bool = True
 ) -> Iterator[str]:
-    """The text; no line is wider than the terminal."""
-    for number, one in enumerate(explanations):
+    """Return the text; no line is wider than the terminal."""
+    for number, explanation in enumerate(explanations):
         if number:
             yield ""
-        assignment, document = one.get("assignment") or {}, one["details"]
-        if real := assignment.get("actual"):  # how long is easier to read than since when
+        assignment, document = explanation.get("assignment") or {}, explanation["details"]
+        if real := assignment.get("actual"):  # a duration is easier to read than a time
             document = {**document, "actual": actual_cpuset_text(real, now)}
         yield from sentences.render_text(document, terminal_width(), brief=not verbose).split("\n")
         if verbose:
@@ -224,7 +224,7 @@ def explanation_lines(
 
 
 def _memory_location_lines(assignment: dict[str, Any]) -> Iterator[str]:
-    """Where its memory is, if the agent looks for that."""
+    """Yield the location of the container's memory, if the agent reads it."""
     memory = assignment.get("memory")
     if memory is None:
         return
@@ -243,36 +243,34 @@ def _memory_location_lines(assignment: dict[str, Any]) -> Iterator[str]:
     yield from wrap_text(f"Memory: {text}", "  ", "    ")
 
 
-# --- What the kubelet gave -----------------------------------------------------------------------
+# --- Grants of the kubelet -----------------------------------------------------------------------
 
 
 def query_kubelet_grants(kubelet_root: str, namespace: str, pod: str) -> dict[str, Any]:
-    """What the kubelet of this node gave to a pod, or ``problem`` where it does not answer."""
+    """Query the grants of this node's kubelet to a pod; only ``problem`` if it does not answer."""
     from nri_numa.kubelet.pod_resources import query_pod
 
-    found = query_pod(kubelet_root, namespace, pod)
-    if isinstance(found, str):
-        return {"problem": found}
+    grants = query_pod(kubelet_root, namespace, pod)
+    if isinstance(grants, str):
+        return {"problem": grants}
 
-    def with_numa_nodes(one: Any, **more: Any) -> dict[str, Any]:
-        return {**more, "numaNodes": str(one.numa_nodes)}
+    def with_numa_nodes(amount: Any, **fields: Any) -> dict[str, Any]:
+        return {**fields, "numaNodes": str(amount.numa_nodes)}
 
     return {
         "problem": "",
         "containers": [
             {
-                "container": given.container,
-                "cpus": str(given.cpus),
-                "memory": [
-                    with_numa_nodes(one, type=one.kind, sizeBytes=one.size) for one in given.memory
-                ],
+                "container": grant.container,
+                "cpus": str(grant.cpus),
+                "memory": [with_numa_nodes(m, type=m.kind, sizeBytes=m.size) for m in grant.memory],
                 "devices": [
-                    with_numa_nodes(one, resource=one.resource, ids=list(one.allocated_ids))
-                    for one in given.devices
+                    with_numa_nodes(d, resource=d.resource, ids=list(d.allocated_ids))
+                    for d in grant.devices
                 ],
-                "claims": list(given.claims),
+                "claims": list(grant.claims),
             }
-            for given in found
+            for grant in grants
         ],
     }
 
@@ -283,65 +281,68 @@ def kubelet_grant_sentences(
     *,
     only_differences: bool = False,
 ) -> Iterator[str]:
-    """`query_kubelet_grants` in sentences for each explained container, and what differs."""
+    """Yield sentences about the kubelet's grants to each explained container, and differences."""
     if grants["problem"]:
         if not only_differences:
             yield f"The kubelet's own word cannot be had: {escape_unprintable(grants['problem'])}."
         return
-    by_container = {one["container"]: one for one in grants["containers"]}
+    by_container = {grant["container"]: grant for grant in grants["containers"]}
     for explanation in explanations:
         name = explanation["container"]
-        one = by_container.get(name)
+        grant = by_container.get(name)
         if only_differences:
-            if one is not None:
-                yield from _grant_differences(one, explanation.get("assignment") or {})
+            if grant is not None:
+                yield from _grant_differences(grant, explanation.get("assignment") or {})
             continue
-        if one is None:
-            # Init and ephemeral containers are never in it.
+        if grant is None:
+            # The kubelet never reports init and ephemeral containers.
             yield f"The kubelet reports nothing about container {escape_unprintable(name)}."
             continue
-        parts = [*_grant_parts(one)] or ["nothing exclusive: no CPUs, memory or devices"]
+        parts = [*_grant_parts(grant)] or ["nothing exclusive: no CPUs, memory or devices"]
         yield (
             f"The kubelet gave container {escape_unprintable(name)} "
             f"{escape_unprintable('; '.join(parts))}."
         )
-        yield from _grant_differences(one, explanation.get("assignment") or {})
+        yield from _grant_differences(grant, explanation.get("assignment") or {})
 
 
-def _grant_parts(one: Mapping[str, Any]) -> Iterator[str]:
-    if one["cpus"]:
-        yield f"exclusive {cpus_text(CPUSet.parse(one['cpus']))}"
-    for block in one["memory"]:
+def _grant_parts(grant: Mapping[str, Any]) -> Iterator[str]:
+    if grant["cpus"]:
+        yield f"exclusive {cpus_text(CPUSet.parse(grant['cpus']))}"
+    for block in grant["memory"]:
         yield f"{block['sizeBytes']} bytes of {block['type']}{_numa_suffix(block)}"
-    for devices in one["devices"]:
+    for devices in grant["devices"]:
         ids = devices["ids"]
-        more = (
+        remainder = (
             f" and {len(ids) - _MAX_DEVICE_IDS_SHOWN} more"
             if len(ids) > _MAX_DEVICE_IDS_SHOWN
             else ""
         )
-        shown = ", ".join(ids[:_MAX_DEVICE_IDS_SHOWN])
-        yield f"{devices['resource']} {shown}{more}{_numa_suffix(devices)}"
-    for claim in one["claims"]:
+        ids_text = ", ".join(ids[:_MAX_DEVICE_IDS_SHOWN])
+        yield f"{devices['resource']} {ids_text}{remainder}{_numa_suffix(devices)}"
+    for claim in grant["claims"]:
         yield f"claimed device {claim}"
 
 
-def _numa_suffix(one: Mapping[str, Any]) -> str:
-    return f" of {numa_text(NUMASet.parse(one['numaNodes']))}" if one["numaNodes"] else ""
+def _numa_suffix(amount: Mapping[str, Any]) -> str:
+    return f" of {numa_text(NUMASet.parse(amount['numaNodes']))}" if amount["numaNodes"] else ""
 
 
-def _grant_differences(one: Mapping[str, Any], ours: Mapping[str, Any]) -> Iterator[str]:
+def _grant_differences(grant: Mapping[str, Any], assignment: Mapping[str, Any]) -> Iterator[str]:
     try:
-        has = CPUSet.parse(ours.get("cpus", ""))
+        agent_cpus = CPUSet.parse(assignment.get("cpus", ""))
     except ListFormatError:
         return
-    gave = CPUSet.parse(one["cpus"])
-    if gave and has and gave != has:
-        yield f"That differs: the agent says {cpus_text(has)}, the kubelet {cpus_text(gave)}."
-    held = set(filter(None, ours.get("slots", "").split(",")))
-    given = {id for devices in one["devices"] for id in devices["ids"]}
-    if held - given:
+    kubelet_cpus = CPUSet.parse(grant["cpus"])
+    if kubelet_cpus and agent_cpus and kubelet_cpus != agent_cpus:
         yield (
-            f"That differs: the agent says that it holds {', '.join(sorted(held - given))}, the "
+            f"That differs: the agent says {cpus_text(agent_cpus)}, "
+            f"the kubelet {cpus_text(kubelet_cpus)}."
+        )
+    slots = set(filter(None, assignment.get("slots", "").split(",")))
+    missing = sorted(slots - {id for devices in grant["devices"] for id in devices["ids"]})
+    if missing:
+        yield (
+            f"That differs: the agent says that it holds {', '.join(missing)}, the "
             "kubelet gave it no such device."
         )

@@ -1,7 +1,7 @@
-"""``nri-numa topology`` and ``capture``: commands that read a machine; and machines made up.
+"""``nri-numa topology`` and ``capture``: commands that read a machine; and synthetic machines.
 
-Tables keep to a width: machines with many NUMA nodes get their distances as "who is near" instead
-of a matrix. In a pipe lists stay in one piece and nothing is left out.
+Tables fit a width: for many NUMA nodes, distances are lists of the nodes at each distance instead
+of a matrix. In a pipe lists are not wrapped and nothing is left out.
 """
 
 from __future__ import annotations
@@ -75,15 +75,15 @@ def topology(machine: str | None, sysfs_root: str | None, output: str) -> None:
     What was odd about the machine stands at the end, or under "warnings". -o wide leaves nothing
     out, however long the lines get.
     """
-    given = choose_machine_source(machine, sysfs_root)
-    with translate_errors(), show_progress(f"reading {given or 'this machine'}"):
-        found, tree = read_machine(given)
+    source = choose_machine_source(machine, sysfs_root)
+    with translate_errors(), show_progress(f"reading {source or 'this machine'}"):
+        model, tree = read_machine(source)
         devices = () if tree is None else list_pci_devices(tree)
     width = max_table_width()
     write_document_or_lines(
-        topology_document(found, devices=devices),
+        topology_document(model, devices=devices),
         output,
-        topology_lines(found, devices=devices, width=width and max(width, DEFAULT_WIDTH_COLUMNS)),
+        topology_lines(model, devices=devices, width=width and max(width, DEFAULT_WIDTH_COLUMNS)),
     )
 
 
@@ -93,7 +93,7 @@ def topology_lines(
     devices: Sequence[PCIDevice] = (),
     width: int | None = DEFAULT_WIDTH_COLUMNS,
 ) -> Iterator[str]:
-    """The tables of a machine."""
+    """Yield the tables of a machine."""
     blocks = [
         _machine_summary_lines(topology, width),
         _numa_table(topology, width),
@@ -135,7 +135,7 @@ def _machine_summary_lines(topology: Topology, width: int | None) -> list[str]:
         f"{count_text(len(topology.online), 'CPU')}, {human_bytes(memory)} of memory",
         width=width or DEFAULT_WIDTH_COLUMNS,
     )
-    kinds = {
+    cpus_by_kind = {
         kind: CPUSet(i for c in topology.cores.values() if c.kind is kind for i in c.cpus)
         for kind in (CoreKind.PERFORMANCE, CoreKind.EFFICIENT)
     }
@@ -145,19 +145,19 @@ def _machine_summary_lines(topology: Topology, width: int | None) -> list[str]:
         ("isolated", topology.isolated),
         ("nohz_full", topology.nohz_full),
         ("for containers", topology.allowed if topology.allowed != topology.online else NO_CPUS),
-        *((kind.value, cpus) for kind, cpus in kinds.items()),
+        *((kind.value, cpus) for kind, cpus in cpus_by_kind.items()),
     ]
     for name, cpus in facts:
         if cpus:
             lines += _hanging_indent_lines(f"  {name}: ", str(cpus), width)
     siblings = [str(c.cpus) for _, c in sorted(topology.cores.items()) if len(c.cpus) > 1]
     if siblings:
-        first, *more = _hanging_indent_lines("  siblings: ", " ".join(siblings), width)
-        if width is not None and more:
-            room = width - len(" …")
-            first = first if len(first.rstrip()) <= room else first.rstrip().rpartition(" ")[0]
-            first = f"{first.rstrip()} …"
-        lines.append(first.rstrip())
+        line, *other_lines = _hanging_indent_lines("  siblings: ", " ".join(siblings), width)
+        if width is not None and other_lines:
+            limit = width - len(" …")
+            line = line if len(line.rstrip()) <= limit else line.rstrip().rpartition(" ")[0]
+            line = f"{line.rstrip()} …"
+        lines.append(line.rstrip())
     return lines
 
 
@@ -183,17 +183,17 @@ def _numa_table(topology: Topology, width: int | None) -> list[str]:
 
 
 def _device_table(devices: Sequence[PCIDevice], width: int | None) -> list[str]:
-    """One row for each kind on each NUMA node: a card may have a hundred virtual functions."""
+    """Return one row for each kind on each NUMA node: a card may have 100 virtual functions."""
     groups: dict[tuple[str, str], list[str]] = {}
-    # Order: by kind, NUMA node (those of none last), address.
-    for one in sorted(devices, key=lambda d: (d.kind, d.numa_node is None, d.numa_node, d.address)):
-        where = "unknown" if one.numa_node is None else str(one.numa_node)
-        groups.setdefault((one.kind, where), []).append(one.address)
+    # Order: by kind, NUMA node (devices without one last), address.
+    for pci in sorted(devices, key=lambda d: (d.kind, d.numa_node is None, d.numa_node, d.address)):
+        node = "unknown" if pci.numa_node is None else str(pci.numa_node)
+        groups.setdefault((pci.kind, node), []).append(pci.address)
     if not groups:
         return []
     rows = [
-        (kind, where, len(addresses), ",".join(addresses))
-        for (kind, where), addresses in groups.items()
+        (kind, node, len(addresses), ",".join(addresses))
+        for (kind, node), addresses in groups.items()
     ]
     head = [
         *map(Column, ("DEVICES", "NUMA NODE", "COUNT")),
@@ -217,10 +217,10 @@ def _distance_lines(topology: Topology, width: int | None) -> list[str]:
         ]
     rows = []
     for a in ids:
-        near: dict[int, list[int]] = {}
+        nodes_by_distance: dict[int, list[int]] = {}
         for b in ids:
-            near.setdefault(topology.distance(a, b), []).append(b)
-        text = "  ".join(f"{d}: {NUMASet(nodes)}" for d, nodes in sorted(near.items()))
+            nodes_by_distance.setdefault(topology.distance(a, b), []).append(b)
+        text = "  ".join(f"{d}: {NUMASet(nodes)}" for d, nodes in sorted(nodes_by_distance.items()))
         rows.append((a, text))
     return _table_lines(
         [Column("FROM"), Column("DISTANCE: NUMA NODES", CellWrapping.LIST)], rows, width
@@ -232,17 +232,17 @@ def _l3_table(topology: Topology, width: int | None) -> list[str]:
     if not groups:
         return ["L3 caches: the kernel reports none"]
     sizes = Counter(len(g.cpus) for g in groups)
-    of = " and ".join(
+    sizes_text = " and ".join(
         f"{count} of {count_text(size, 'CPU')}"
         for size, count in sorted(sizes.items(), reverse=True)
     )
-    first = f"L3 caches: {of}"
+    caption = f"L3 caches: {sizes_text}"
     limit = len(groups) if width is None else _MAX_LISTED_L3_GROUPS
     rows = [(g.id, str(topology.numa_of(g.cpus)) or "-", g.cpus) for g in groups[:limit]]
     if len(groups) > limit:
-        first += f"; the first {_MAX_LISTED_L3_GROUPS} (-o json shows all):"
+        caption += f"; the first {_MAX_LISTED_L3_GROUPS} (-o json shows all):"
     return [
-        *wrap_text(first, width=width or DEFAULT_WIDTH_COLUMNS),
+        *wrap_text(caption, width=width or DEFAULT_WIDTH_COLUMNS),
         *_cpu_group_table("L3 GROUP", rows, width),
     ]
 
@@ -256,11 +256,11 @@ _CPU_COUNT_AND_LIST_COLUMNS: Final = (Column("CPUS"), Column("CPU LIST", CellWra
 
 
 def _cpu_group_table(
-    of: str, rows: Iterable[tuple[int, str, CPUSet]], width: int | None
+    title: str, rows: Iterable[tuple[int, str, CPUSet]], width: int | None
 ) -> list[str]:
-    """What has a number, NUMA nodes and CPUs."""
+    """Return a table of objects with a number, NUMA nodes and CPUs."""
     return _table_lines(
-        [Column(of), Column("NUMA NODES", CellWrapping.LIST), *_CPU_COUNT_AND_LIST_COLUMNS],
+        [Column(title), Column("NUMA NODES", CellWrapping.LIST), *_CPU_COUNT_AND_LIST_COLUMNS],
         [(number, numa_nodes, len(cpus), str(cpus) or "none") for number, numa_nodes, cpus in rows],
         width,
     )
@@ -295,23 +295,23 @@ def capture(target: str, sysfs_root: str | None) -> None:
         click.echo(f"  could not be read: {escape_unprintable(name)}", err=True)
     count = sum(report.skipped_counts.values())
     if count:
-        # The archive is sent away: its sender can see that nothing but topology is in it.
+        # The sender of the archive can check that only topology is in it.
         files = count_text(count, "file")
         click.echo(f"  left out, because they say nothing of the topology: {files}")
 
 
 _NUMBER_PATTERN = re.compile(r"\d+", re.ASCII)
 _CAPTURED_FILE_TEXT_PATTERN = re.compile(r"[\w\s:,()/.+-]*", re.ASCII)
-"""What the files on the list consist of; anything else is not what we took it for."""
+"""Contents of the files on the allow-list; a file with anything else is left out."""
 
 
 class CaptureReport(NamedTuple):
-    """What a capture holds.
+    """Contents of a capture.
 
     Attributes:
         data: a ``.tar.gz`` that `discover` reads.
-        skipped_counts: how many files were seen and left out, by name with ``*`` for each number.
-        unreadable: names on the list that could not be read or did not look as they should.
+        skipped_counts: number of files that were left out, by name with ``*`` for each number.
+        unreadable: names on the list that could not be read or have unexpected contents.
     """
 
     data: bytes
@@ -321,11 +321,11 @@ class CaptureReport(NamedTuple):
 
 
 def write_capture(root: Path, target: Path) -> CaptureReport:
-    """Pack the machine below ``root`` into a file, which stays untouched when anything fails.
+    """Pack the machine below ``root`` into a file, which stays unchanged on a failure.
 
     Raises:
-        TopologyError: when there is no machine below ``root``.
-        OSError: when ``target`` cannot be written.
+        TopologyError: there is no machine below ``root``.
+        OSError: ``target`` cannot be written.
     """
     report = build_capture(root)
     os.close(replace_file(str(target), report.data, sync=True, mode=0o644))
@@ -335,18 +335,18 @@ def write_capture(root: Path, target: Path) -> CaptureReport:
 def build_capture(root: Path) -> CaptureReport:
     """Pack the machine below ``root``.
 
-    Nothing that names the machine or its owner goes in: only files on an allow-list
-    (`nri_numa.machine.tree.CAPTURED_PATHS`) are read, and which CPUs and which memory containers
-    may have is written in its shortest form. Two captures of an unchanged machine differ only in
-    how much memory was free. An archive is packed again, without what does not belong.
+    The capture contains nothing that names the machine or its owner: only files on an allow-list
+    (`nri_numa.machine.tree.CAPTURED_PATHS`) are read, and the CPUs and memory that containers may
+    use are in their shortest form. Two captures of an unchanged machine differ only in the free
+    memory. An archive is packed again, without files that are not on the list.
 
     Raises:
-        TopologyError: when there is no machine below ``root``.
+        TopologyError: there is no machine below ``root``.
     """
     tree = open_tree(root)
     topology = discover_topology(root)
     members: dict[str, tarfile.TarInfo | bytes] = {}
-    left_out: Counter[str] = Counter()
+    skipped: Counter[str] = Counter()
     unreadable: list[str] = []
     for name in tree.walk_files():
         if link := LINK_PATHS.fullmatch(name):
@@ -355,7 +355,7 @@ def build_capture(root: Path) -> CaptureReport:
             to_cpu = link[1].startswith("cpu")
             info.linkname = f"../../{'node/' if to_cpu else '../'}node{link[2]}"
         elif not CAPTURED_PATHS.fullmatch(name):
-            left_out[_NUMBER_PATTERN.sub("*", name)] += 1
+            skipped[_NUMBER_PATTERN.sub("*", name)] += 1
         elif (text := tree.read_file(name)) is None or not _CAPTURED_FILE_TEXT_PATTERN.fullmatch(
             text
         ):
@@ -366,7 +366,7 @@ def build_capture(root: Path) -> CaptureReport:
     allowed = f"Cpus_allowed_list:\t{topology.allowed}\nMems_allowed_list:\t{allowed_memory}\n"
     members["proc/self/status"] = allowed.encode()
     data = io.BytesIO()
-    # mtime and owner of files in /sys are those of the boot and of root: noise, or a clue.
+    # mtime and owner of files in /sys are the time of the boot and root: noise or a trace.
     with (
         gzip.GzipFile(fileobj=data, mode="wb", mtime=0) as zipped,
         tarfile.open(fileobj=zipped, mode="w", format=tarfile.USTAR_FORMAT) as archive,
@@ -381,7 +381,7 @@ def build_capture(root: Path) -> CaptureReport:
     return CaptureReport(
         data=data.getvalue(),
         files=tuple(sorted(members)),
-        skipped_counts=dict(sorted(left_out.items())),
+        skipped_counts=dict(sorted(skipped.items())),
         unreadable=tuple(unreadable),
     )
 
@@ -391,82 +391,82 @@ def build_capture(root: Path) -> CaptureReport:
 SYNTHETIC_PREFIX: Final = "synthetic:"
 _GIB_BYTES = 1 << 30
 MAX_SYNTHETIC_CPUS: Final = 4096
-"""More CPUs than this take seconds to build and belong to no machine."""
+"""Limit of a synthetic machine; more CPUs take seconds to build and exist in no machine."""
 
 
 def choose_machine_source(machine: str | None, sysfs_root: str | None) -> str | None:
-    """What ``--machine`` or ``--sysfs-root`` names; None for the machine that this runs on."""
+    """Return the value of ``--machine`` or ``--sysfs-root``; None for this machine."""
     if machine is not None and sysfs_root is not None:
         raise click.UsageError("--machine and --sysfs-root name the machine twice; expected one")
     return machine or sysfs_root
 
 
-def read_machine(given: str | None) -> tuple[Topology, Tree | None]:
-    """The machine, and its files unless it is made up.
+def read_machine(source: str | None) -> tuple[Topology, Tree | None]:
+    """Read a machine and its files; a synthetic one has no files.
 
     Raises:
-        click.UsageError: it is made up of what cannot be.
-        TopologyError: it cannot be read.
+        click.UsageError: a synthetic machine is invalid.
+        TopologyError: the machine cannot be read.
     """
-    given = given or "/"
-    kind, colon, _ = given.partition(":")
-    if given.startswith(SYNTHETIC_PREFIX):
+    source = source or "/"
+    kind, colon, _ = source.partition(":")
+    if source.startswith(SYNTHETIC_PREFIX):
         try:
-            return parse_synthetic(given.removeprefix(SYNTHETIC_PREFIX)), None
+            return parse_synthetic(source.removeprefix(SYNTHETIC_PREFIX)), None
         except ValueError as error:
-            raise click.UsageError(f"--machine {given}: {error}") from error
+            raise click.UsageError(f"--machine {source}: {error}") from error
     if (
         colon
         and difflib.get_close_matches(f"{kind}:", [SYNTHETIC_PREFIX])
-        and not os.path.exists(given)
+        and not os.path.exists(source)
     ):
         raise click.UsageError(
-            f"--machine {given}: there is no such file, and no kind of machine {kind!r}; "
+            f"--machine {source}: there is no such file, and no kind of machine {kind!r}; "
             f"did you mean {SYNTHETIC_PREFIX}?"
         )
-    tree = open_tree(given)
+    tree = open_tree(source)
     return discover_tree(tree), tree
 
 
 def parse_synthetic(text: str) -> Topology:
     """Build the machine of ``sockets=2,numa=2,cores=8,threads=2`` and other `SYNTHETIC_KEYS`.
 
-    What is not given is as in `nri_numa.machine.synthetic.build_synthetic_topology`.
+    The defaults are those of `nri_numa.machine.synthetic.build_synthetic_topology`.
 
     Raises:
-        ValueError: with what was expected.
+        ValueError: the text is invalid; the message says what was expected.
     """
     from nri_numa.machine.synthetic import build_synthetic_topology
 
-    given: dict[str, Any] = {}
+    args: dict[str, Any] = {}
     hugepages: dict[int, int] = {}
     pairs = [part.partition("=") for part in text.split(",") if part]
     for number, (key, equals, value) in enumerate(pairs):
         if not equals:
             raise ValueError(f"{key!r} is no KEY=VALUE; keys are {_SYNTHETIC_KEYS_TEXT}")
-        if any(key == before for before, _, _ in pairs[:number]):
+        if any(key == k for k, _, _ in pairs[:number]):
             raise ValueError(f"{key} is given twice; expected it once")
         try:
             if key.startswith(HUGEPAGES_PREFIX):
                 size, hugepages[size] = parse_hugepages(key, value)
                 continue
             if key not in SYNTHETIC_KEYS:
-                near = difflib.get_close_matches(key, SYNTHETIC_KEYS, n=1)
-                hint = f", did you mean {near[0]}?" if near else ""
+                matches = difflib.get_close_matches(key, SYNTHETIC_KEYS, n=1)
+                hint = f", did you mean {matches[0]}?" if matches else ""
                 raise ValueError(f"there is no key {key!r}{hint}; keys are {_SYNTHETIC_KEYS_TEXT}")
             name, read = SYNTHETIC_KEYS[key]
-            given[name] = read(value)
+            args[name] = read(value)
         except BadQuantity as error:
             raise ValueError(f"{key} is {value!r}, expected {error}") from error
-    cpus = given.get("sockets", 2) * given.get("numa_per_socket", 2) * given.get("threads", 2)
-    cores = given.get("cores_per_numa", 4) + given.get("efficient_cores_per_numa", 0)
+    cpus = args.get("sockets", 2) * args.get("numa_per_socket", 2) * args.get("threads", 2)
+    cores = args.get("cores_per_numa", 4) + args.get("efficient_cores_per_numa", 0)
     if cpus * cores > MAX_SYNTHETIC_CPUS:
         raise ValueError(f"has {cpus * cores} CPUs, expected at most {MAX_SYNTHETIC_CPUS}")
-    if given.get("sockets_per_numa", 1) > 1:
-        given.setdefault("numa_per_socket", 1)
-    machine = build_synthetic_topology(**given, hugepages=hugepages)
+    if args.get("sockets_per_numa", 1) > 1:
+        args.setdefault("numa_per_socket", 1)
+    machine = build_synthetic_topology(**args, hugepages=hugepages)
     for key in ("offline", "isolated", "nohz-full"):
-        missing = given.get(SYNTHETIC_KEYS[key][0], NO_CPUS) - machine.present
+        missing = args.get(SYNTHETIC_KEYS[key][0], NO_CPUS) - machine.present
         if missing:
             raise ValueError(
                 f"{key} names {cpus_text(missing)}, which "
@@ -485,7 +485,7 @@ def _parse_count(text: str) -> int:
 
 
 def _parse_memory_to_gib(text: str) -> float:
-    """Memory as a quantity; a bare number below a million is GiB."""
+    """Parse memory as a quantity; a plain number below a million is GiB."""
     amount = whole_bytes(text)
     if text.isdigit() and amount < 1_000_000:
         return float(amount)
@@ -524,5 +524,5 @@ SYNTHETIC_KEYS: Final[Mapping[str, tuple[str, Callable[[str], Any]]]] = {
     "isolated": ("isolated", _parse_cpus),
     "nohz-full": ("nohz_full", _parse_cpus),
 }
-"""Key to the parameter of `synthetic` and how to read it; ``hugepages-<size>`` come on top."""
+"""Parameter of `synthetic` and its parser, by key; ``hugepages-<size>`` are further keys."""
 _SYNTHETIC_KEYS_TEXT: Final = ", ".join([*SYNTHETIC_KEYS, f"{HUGEPAGES_PREFIX}<size>"])

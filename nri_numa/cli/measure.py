@@ -1,4 +1,4 @@
-"""``nri-numa measure``: what placement gains on this machine, measured."""
+"""``nri-numa measure``: measurements of what placement gains on this machine."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ from nri_numa.cli.output import Column, render_table, wrap_text, write_document_
 )
 @click.option(
     "--only",
+    "comparisons",
     metavar="NAME",
     multiple=True,
     help="Only this comparison, such as memory-bandwidth; may be repeated.",
@@ -45,7 +46,7 @@ from nri_numa.cli.output import Column, render_table, wrap_text, write_document_
 )
 @output_option()
 def measure(
-    rounds: int, seconds: float, only: tuple[str, ...], plot: str | None, output: str
+    rounds: int, seconds: float, comparisons: tuple[str, ...], plot: str | None, output: str
 ) -> None:
     """Measure what placement gains on this machine.
 
@@ -59,7 +60,7 @@ def measure(
             "measure needs numpy, which is not installed here; expected it after: "
             f"{_numpy_install_command()}"
         )
-    document = _measure_comparisons(rounds, seconds, only)
+    document = _measure_comparisons(rounds, seconds, comparisons)
     write_document_or_lines(document, output, measurement_lines(document))
     if plot is not None:
         from nri_numa.measure.results import render_results_svg
@@ -72,7 +73,7 @@ def measure(
 
 
 def _numpy_install_command() -> str:
-    """The command that installs numpy where this interpreter finds it; a bundle has no pip."""
+    """Return the command that installs numpy for this interpreter; a bundle has no pip."""
     if importlib.util.find_spec("pip") is not None:
         return f"{sys.executable} -m pip install numpy"
     version = ".".join(map(str, sys.version_info[:2]))
@@ -83,7 +84,7 @@ def _numpy_install_command() -> str:
     )
 
 
-def _measure_comparisons(rounds: int, seconds: float, only: tuple[str, ...]) -> dict[str, Any]:
+def _measure_comparisons(rounds: int, seconds: float, subset: tuple[str, ...]) -> dict[str, Any]:
     from nri_numa.machine.sysfs import discover_topology, read_memory
     from nri_numa.measure import rounds as measuring
     from nri_numa.measure.plan import Comparison, plan_comparisons
@@ -98,63 +99,63 @@ def _measure_comparisons(rounds: int, seconds: float, only: tuple[str, ...]) -> 
     planned = plan_comparisons(
         topology,
         usable,
-        available={i: one.available_bytes for i, one in memory.numa_nodes.items()},
+        available={i: n.available_bytes for i, n in memory.numa_nodes.items()},
         l3_bytes=measuring.read_last_level_cache_bytes(),
     )
-    names = [one.name for one in planned]
-    for name in only:
+    names = [plan.name for plan in planned]
+    for name in subset:
         if name not in names:
             raise click.UsageError(f"there is no comparison {name!r}; expected {', '.join(names)}")
-    planned = tuple(one for one in planned if not only or one.name in only)
+    planned = tuple(plan for plan in planned if not subset or plan.name in subset)
     cpus = CPUSet(
         worker.cpu
-        for one in planned
-        if isinstance(one, Comparison)
-        for side in (one.good_side, one.bad)
+        for plan in planned
+        if isinstance(plan, Comparison)
+        for side in (plan.good_side, plan.bad)
         for worker in side.workers
     )
     load = os.getloadavg()[0]
-    busy = measuring.measure_mean_cpu_utilization(cpus) if cpus else None
-    before = measuring.read_steal_ticks()
+    utilization = measuring.measure_mean_cpu_utilization(cpus) if cpus else None
+    steal_before = measuring.read_steal_ticks()
     outcomes: list[MeasuredOrImpossibleComparison] = []
-    for one in planned:
-        if isinstance(one, Comparison):
-            with show_progress(f"measuring: {one.title}"):
-                outcomes.append(measuring.run_comparison(one, rounds=rounds, seconds=seconds))
+    for plan in planned:
+        if isinstance(plan, Comparison):
+            with show_progress(f"measuring: {plan.title}"):
+                outcomes.append(measuring.run_comparison(plan, rounds=rounds, seconds=seconds))
         else:
-            outcomes.append(one)
-    after = measuring.read_steal_ticks()
+            outcomes.append(plan)
+    steal_after = measuring.read_steal_ticks()
     steal = None
-    if before is not None and after is not None and after[1] > before[1]:
-        steal = (after[0] - before[0]) / (after[1] - before[1])
+    if steal_before is not None and steal_after is not None and steal_after[1] > steal_before[1]:
+        steal = (steal_after[0] - steal_before[0]) / (steal_after[1] - steal_before[1])
     noise = noise_sentences(
-        load=load, cpus=len(topology.online), steal=steal, outcomes=outcomes, usage=busy
+        load=load, cpus=len(topology.online), steal=steal, outcomes=outcomes, usage=utilization
     )
     return made(outcomes, noise, time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()))
 
 
 def measurement_lines(document: dict[str, Any]) -> Iterator[str]:
-    """The text."""
+    """Yield the lines of the text."""
     from nri_numa.measure.results import gain_text
 
-    for one in document["comparisons"]:
-        yield one["title"]
+    for c in document["comparisons"]:
+        yield c["title"]
         rows = [
             (
-                f"{side['median']:g} {one['unit']}",
+                f"{side['median']:g} {c['unit']}",
                 f"{side['least']:g} to {side['most']:g}",
                 side["placed"],
             )
-            for side in (one["good"], one["bad"])
+            for side in (c["good"], c["bad"])
         ]
         yield from (
             f"  {line}"
             for line in render_table((Column("MEDIAN"), Column("ROUNDS"), "PLACED"), rows)
         )
-        yield f"  {gain_text(one)}"
+        yield f"  {gain_text(c)}"
         yield ""
-    for one in document["notShown"]:
-        yield from wrap_text(f"Not shown here: {one['title']}, because {one['because']}.", "", "  ")
+    for c in document["notShown"]:
+        yield from wrap_text(f"Not shown here: {c['title']}, because {c['because']}.", "", "  ")
     if document["noise"]:
         yield "Noisy: measure again when it is quiet."
         for sentence in document["noise"]:

@@ -114,45 +114,45 @@ def check(
     except ConfigError as error:
         if output == "table":
             raise InputError(config_error_message(error)) from error
-        found = [
+        findings = [
             Finding(subject="configuration", level=FindingLevel.FAIL, message=problem)
             for problem in error.problems
         ]
-        write_document({"ready": False, "findings": to_builtins(found), "config": None}, output)
+        write_document({"ready": False, "findings": to_builtins(findings), "config": None}, output)
         ctx.exit(2)
     with (
         translate_errors(),
         show_progress("looking at this node"),
     ):  # a state directory has a line of its own
-        found = sorted(run_checks(config), key=lambda one: list(FindingLevel).index(one.level))
-    ready, effective = (
-        worst_level(found) is not FindingLevel.FAIL,
-        configuration.effective_document(read_config_in_effect(config)),
-    )
-    document = {"ready": ready, "findings": to_builtins(found), "config": effective}
+        findings = sorted(run_checks(config), key=lambda one: list(FindingLevel).index(one.level))
+    passed = worst_level(findings) is not FindingLevel.FAIL
+    effective = configuration.effective_document(read_config_in_effect(config))
+    document = {"ready": passed, "findings": to_builtins(findings), "config": effective}
     if show_config and output == "table":
         source = path or "built-in defaults"
         click.echo(f"# Effective configuration ({source}, environment and flags):")
         write_document(effective, "yaml")
         click.echo()
-    write_document_or_lines(document, output, [*_finding_lines(found), "", _summary_line(found)])
-    if not ready:
-        wrong = any(f.subject == "configuration" and f.level == "fail" for f in found)
-        ctx.exit(2 if wrong else 1)
+    write_document_or_lines(
+        document, output, [*_finding_lines(findings), "", _summary_line(findings)]
+    )
+    if not passed:
+        config_failed = any(f.subject == "configuration" and f.level == "fail" for f in findings)
+        ctx.exit(2 if config_failed else 1)
 
 
 def _fix_containerd_config(config: str, *, write: bool) -> None:
-    """Show, or write, what turns NRI on.
+    """Show or write the configuration that turns NRI on.
 
     Raises:
-        Failure: this containerd has no NRI, or a distribution or another file system has the file.
+        Failure: this containerd has no NRI, or the file is a distribution's or on another system.
         InputError: the file cannot be edited.
     """
     from nri_numa.nri import runtime_config
 
     section = runtime_config.NRI_SECTION
-    if lacks := runtime_config.nri_unsupported_reason():
-        raise Failure(f"{lacks}; install a newer one, or set runtime.link: cri")
+    if problem := runtime_config.nri_unsupported_reason():
+        raise Failure(f"{problem}; install a newer one, or set runtime.link: cri")
     if (
         distribution := runtime_config.find_containerd_distribution()
     ) and config == runtime_config.CONTAINERD_CONFIG_PATH:
@@ -187,7 +187,7 @@ def _fix_containerd_config(config: str, *, write: bool) -> None:
 
 
 def _write_with_backup(change: FileChange) -> Path | None:
-    """Write the file; the backup of the old one, where there was one."""
+    """Write the file; return the backup of the old one, if there was one."""
     from nri_numa.store.files import replace_file
 
     path, backup, mode = change.path, None, 0o644
@@ -204,18 +204,18 @@ def _write_with_backup(change: FileChange) -> Path | None:
     return backup
 
 
-def _finding_lines(found: list[Finding]) -> Iterator[str]:
-    for finding in found:
+def _finding_lines(findings: list[Finding]) -> Iterator[str]:
+    for finding in findings:
         mark, colour = _LEVEL_MARKS[finding.level]
-        first, *rest = wrap_text(f"{mark}  {finding.subject}: {finding.message}", "", " " * 6)
-        yield click.style(first[:4], fg=colour) + first[4:]
-        yield from rest
+        line, *other_lines = wrap_text(f"{mark}  {finding.subject}: {finding.message}", "", " " * 6)
+        yield click.style(line[:4], fg=colour) + line[4:]
+        yield from other_lines
         if finding.remedy:
             yield from wrap_text(f"→ {finding.remedy}", " " * 6, " " * 8)
 
 
-def _summary_line(found: list[Finding]) -> str:
-    count = Counter(finding.level.value for finding in found)
+def _summary_line(findings: list[Finding]) -> str:
+    count = Counter(finding.level.value for finding in findings)
     failed = f"{count['fail']} failed" if count["fail"] else "Ready"
     return f"{failed}, {count_text(count['warn'], 'warning')}" if count["warn"] else failed
 
@@ -238,11 +238,11 @@ def checkpoint(ctx: click.Context, file: str | None, config_path: str | None, ou
         if file
         else Path(load_command_config(config_path).state_dir, CHECKPOINT_FILE_NAME)
     )
-    with suppress(OSError):  # where it cannot even be looked for, reading it says why
+    with suppress(OSError):  # reading the file reports the reason
         if file and not path.exists():
             usual = Path(load_command_config(config_path).state_dir, CHECKPOINT_FILE_NAME)
-            expected = f"expected a checkpoint such as {usual}"
-            raise Unreachable(f"{file}: there is no such file; {expected}")
+            hint = f"expected a checkpoint such as {usual}"
+            raise Unreachable(f"{file}: there is no such file; {hint}")
     with show_progress(f"reading {path}"):
         document = _read_checkpoint(path)
     write_document_or_lines(document, output, _checkpoint_lines(path, document))
@@ -294,7 +294,7 @@ def _read_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def _checkpoint_lines(path: Path, document: dict[str, Any]) -> Iterator[str]:
-    now = time.time()  # a command is the shell
+    now = time.time()  # commands may read the clock
     written = document["writtenAt"]
     age = f", compacted {human_age(written, now)} ago" if written else ""
     version = document["writtenBy"].get("version", "?")
@@ -358,17 +358,17 @@ def release(
     from nri_numa.agent.build import checkpoint_identity
 
     config = load_command_config(config_path)
-    ends = (signal.SIGTERM, signal.SIGINT)
+    stop_signals = (signal.SIGTERM, signal.SIGINT)
     if stay and dry_run:
         raise click.UsageError("--stay goes with a real release, not with --dry-run")
-    with translate_errors(), show_progress("asking the runtime") as at:
+    with translate_errors(), show_progress("asking the runtime") as status:
         report = asyncio.run(
             releasing.release_all_containers(
                 config,
                 identity=checkpoint_identity(config),
                 dry_run=dry_run,
                 timeout=timeout,
-                waiting=lambda: at("waiting for the runtime, which first lets containers end"),
+                waiting=lambda: status("waiting for the runtime, which first lets containers end"),
             )
         )
     write_document_or_lines(
@@ -384,9 +384,9 @@ def release(
         ctx.exit(1)
     if stay:
         click.echo("Waiting to be stopped.", err=True)
-        # Blocked first: process 1 of a container does not get a signal that it has no handler for.
-        signal.pthread_sigmask(signal.SIG_BLOCK, ends)
-        signal.sigwait(ends)
+        # Blocked first: process 1 of a container gets no signal without a handler.
+        signal.pthread_sigmask(signal.SIG_BLOCK, stop_signals)
+        signal.sigwait(stop_signals)
 
 
 def _release_document(report: ReleaseReport, dry_run: bool) -> dict[str, Any]:
@@ -420,8 +420,8 @@ def _release_report_lines(report: ReleaseReport, dry_run: bool) -> Iterator[str]
         yield from render_table(head, [_container_row(c) for c in changed])
         yield ""
     count = Counter(c.result for c in report.containers)
-    done = count[ReleaseResult.RELEASED] + count[ReleaseResult.RECORDED]
-    parts = [f"{count[ReleaseResult.PLANNED]} would be released" if dry_run else f"{done} released"]
+    n = count[ReleaseResult.RELEASED] + count[ReleaseResult.RECORDED]
+    parts = [f"{count[ReleaseResult.PLANNED]} would be released" if dry_run else f"{n} released"]
     if count[ReleaseResult.FAILED]:
         parts.append(f"{count[ReleaseResult.FAILED]} failed, run it again")
     parts.append(f"{count[ReleaseResult.FREE]} of ours had everything already")

@@ -1,12 +1,11 @@
-"""How every command answers: a document for programs, or lines and tables for people.
+"""Output of every command: a document for programs, or lines and tables for people.
 
-A terminal is narrower than 64 NUMA nodes and names of 253 characters. What gives way in a table, in
-this order: sentences are wrapped; lists of ids are broken at their commas; columns that can be
-missed are left out whole, the last of them first; names are broken over several lines. Nothing is
-cut: a name that another command takes is there to its last letter, and a word such as a policy's
-name is never broken, nor is a column made so narrow that its names cannot be read. What reads a
-pipe looks for whole words: nothing is narrowed for it, unless it says by ``COLUMNS`` how wide it
-is, as ``watch`` does; it is treated as a terminal then.
+A terminal is narrower than 64 NUMA nodes and names of 253 characters. A table is narrowed in this
+order: sentences are wrapped, lists of ids are broken at commas, optional columns are dropped, the
+last one first, and names are broken over several lines. Nothing is cut: names are complete because
+other commands take them, a word such as a policy's name is never broken, and no column becomes too
+narrow for its names. Programs that read a pipe search for whole words: nothing is narrowed for
+them, unless ``COLUMNS`` has a width, as with ``watch``; then a pipe is treated as a terminal.
 """
 
 from __future__ import annotations
@@ -28,18 +27,18 @@ from nri_numa.text import escape_unprintable
 DEFAULT_WIDTH_COLUMNS: Final = 80
 _COLUMN_GAP: Final = "  "
 TABLE_FORMATS: Final = "table", "wide"
-"""The forms of ``-o`` for people; nothing is narrowed or left out in the second."""
+"""Forms of ``-o`` for people; nothing is narrowed or left out in the second."""
 
 
 def is_coloured() -> bool:
-    """Whether the output is a terminal that may get colours (no-color.org)."""
+    """Return True if the output is a terminal that may get colours (no-color.org)."""
     if not sys.stdout.isatty():
         return False
     return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def write_document_or_lines(document: object, output: str, lines: Iterable[str]) -> None:
-    """Write an answer in the form that ``-o`` says: the document, or the lines of a table."""
+    """Write an answer in the form of ``-o``: the document, or the lines of a table."""
     if output in TABLE_FORMATS:
         click.echo("\n".join(lines), color=is_coloured())
     else:
@@ -49,38 +48,38 @@ def write_document_or_lines(document: object, output: str, lines: Iterable[str])
 def write_document(document: object, output: str) -> None:
     """Write a document as JSON or YAML.
 
-    Letters of all scripts are written as they are, unless there is something among them that a
-    terminal would act upon.
+    Letters of all scripts are written unchanged, unless the document has characters that control
+    a terminal.
     """
-    text = _serialize_document(document, output, plain=False)
+    text = _serialize_document(document, output, ascii_only=False)
     encoding = getattr(sys.stdout, "encoding", None) or "ascii"
     if not encoding.lower().startswith("utf") or not text.replace("\n", "").isprintable():
-        text = _serialize_document(document, output, plain=True)
+        text = _serialize_document(document, output, ascii_only=True)
     click.echo(text, nl=False)
 
 
-def _serialize_document(document: object, output: str, *, plain: bool) -> str:
+def _serialize_document(document: object, output: str, *, ascii_only: bool) -> str:
     if output == "json":
-        return json.dumps(document, indent=2, ensure_ascii=plain) + "\n"
+        return json.dumps(document, indent=2, ensure_ascii=ascii_only) + "\n"
     import yaml
 
-    return str(yaml.safe_dump(document, sort_keys=False, allow_unicode=not plain))
+    return str(yaml.safe_dump(document, sort_keys=False, allow_unicode=not ascii_only))
 
 
 # --- Widths -------------------------------------------------------------------------------------
 
 
 def terminal_width() -> int:
-    """Columns to wrap sentences at: ``COLUMNS``, else the terminal's, 80 where there is none."""
+    """Return the width for sentences: ``COLUMNS``, else the terminal's, 80 without one."""
     if sys.stdout.isatty():
-        import shutil  # with it come four compressors, which an agent never needs
+        import shutil  # imports four compressors, which an agent never needs
 
         return shutil.get_terminal_size((DEFAULT_WIDTH_COLUMNS, 24)).columns
     return _columns_from_environment() or DEFAULT_WIDTH_COLUMNS
 
 
 def max_table_width() -> int | None:
-    """Columns that a table may take; None for as many as it needs, as with ``-o wide``."""
+    """Return the maximum width of a table; None for no limit, as with ``-o wide``."""
     command = click.get_current_context(silent=True)
     if command is not None and command.params.get("output") == "wide":
         return None
@@ -94,7 +93,7 @@ def _columns_from_environment() -> int | None:
 
 
 def cell_width(text: str) -> int:
-    """Columns that a text takes in a terminal."""
+    """Return the columns that a text takes in a terminal."""
     if text.isascii():
         return len(text)
     return sum(
@@ -104,23 +103,23 @@ def cell_width(text: str) -> int:
 
 
 def clip_text(text: str, width: int) -> str:
-    """``text`` in at most ``width`` columns; the middle goes, since names differ at either end."""
-    shown, kept = text, width
-    while cell_width(shown) > width and kept:
-        kept -= 1
-        shown = f"{text[: (kept + 1) // 2]}…{text[len(text) - kept // 2 :]}"
-    return shown
+    """Shorten ``text`` to ``width`` columns in its middle, because names differ at the ends."""
+    clipped, size = text, width
+    while cell_width(clipped) > width and size:
+        size -= 1
+        clipped = f"{text[: (size + 1) // 2]}…{text[len(text) - size // 2 :]}"
+    return clipped
 
 
 def wrap_text(
-    text: str, first: str = "", rest: str | None = None, *, width: int | None = None
+    text: str, indent: str = "", hanging_indent: str | None = None, *, width: int | None = None
 ) -> list[str]:
-    """``text`` in lines that fit, with what stands before the first of them and the others."""
+    """Wrap ``text`` to lines that fit, with the indent of the first line and of the others."""
     return textwrap.wrap(
         escape_unprintable(text),
         width or terminal_width(),
-        initial_indent=first,
-        subsequent_indent=first if rest is None else rest,
+        initial_indent=indent,
+        subsequent_indent=indent if hanging_indent is None else hanging_indent,
         break_on_hyphens=False,
     )
 
@@ -129,7 +128,7 @@ def wrap_text(
 
 
 class CellWrapping(Enum):
-    """What may be done to the cells of a column, and below how many columns it is not narrowed."""
+    """Wrapping of the cells of a column, and its minimum width when narrowed."""
 
     UNBROKEN = "never broken", 0
     TEXT = "broken behind blanks", 26
@@ -141,7 +140,7 @@ class Column(NamedTuple):
     """One column.
 
     Attributes:
-        drop_rank: 0 when it must be there; of the others the largest is left out first.
+        drop_rank: 0 if it is never dropped; otherwise the largest is dropped first.
     """
 
     title: str
@@ -150,16 +149,16 @@ class Column(NamedTuple):
 
 
 class FittedTable(NamedTuple):
-    """Heading and rows, of which one may take several lines, and titles that had no room."""
+    """Lines of heading and rows, some of several lines, and titles of the dropped columns."""
 
     lines: list[str]
     dropped_columns: list[str]
 
 
 def render_table(columns: Sequence[Column | str], rows: Iterable[Sequence[object]]) -> list[str]:
-    """A table that fits where it is written; a column that is a title holds names."""
-    made = [one if isinstance(one, Column) else Column(one, CellWrapping.NAME) for one in columns]
-    return fit_table(made, rows, max_table_width()).lines
+    """Return the lines of a table that fits the output; a plain title is a column of names."""
+    layout = [c if isinstance(c, Column) else Column(c, CellWrapping.NAME) for c in columns]
+    return fit_table(layout, rows, max_table_width()).lines
 
 
 def fit_table(
@@ -167,28 +166,28 @@ def fit_table(
     rows: Iterable[Sequence[object]],
     width: int | None,
 ) -> FittedTable:
-    """Lay a table out; wider than ``width`` only where words are, and names at their least.
+    """Lay a table out; it exceeds ``width`` only if words or names of minimum width do.
 
-    None is as wide as it gets.
+    None is no limit.
     """
     cells = [[escape_unprintable(str(cell)) for cell in row] for row in rows]
-    shown = list(range(len(columns)))
+    indexes = list(range(len(columns)))
     natural = [
         max(cell_width(column.title), *(cell_width(row[i]) for row in cells), 1)
         for i, column in enumerate(columns)
     ]
     widths = list(natural)
 
-    def total_width(of: Sequence[int]) -> int:
-        return sum(of[i] for i in shown) + len(_COLUMN_GAP) * (len(shown) - 1)
+    def total_width(sizes: Sequence[int]) -> int:
+        return sum(sizes[i] for i in indexes) + len(_COLUMN_GAP) * (len(indexes) - 1)
 
-    def shrink_columns(kind: CellWrapping, least: int) -> None:
-        """Take columns of a kind down, the widest and of those the last first, until it fits."""
+    def shrink_columns(kind: CellWrapping, min_width: int) -> None:
+        """Narrow columns of a kind until the table fits, the widest first, then the last."""
         while total_width(widths) > (width or 0):
             able = [
                 i
-                for i in shown
-                if columns[i].kind is kind and widths[i] > max(least, len(columns[i].title))
+                for i in indexes
+                if columns[i].kind is kind and widths[i] > max(min_width, len(columns[i].title))
             ]
             if not able:
                 return
@@ -197,28 +196,28 @@ def fit_table(
     if width is not None:
         shrink_columns(CellWrapping.TEXT, CellWrapping.TEXT.value[1])
         shrink_columns(CellWrapping.LIST, CellWrapping.LIST.value[1])
-        for i in sorted(shown, key=lambda i: -columns[i].drop_rank):
+        for i in sorted(indexes, key=lambda i: -columns[i].drop_rank):
             if not columns[i].drop_rank or total_width(widths) <= width:
                 break
-            shown.remove(i)
-            # There may be room again for a list as it is.
+            indexes.remove(i)
+            # Lists may fit now without wrapping.
             widths[:] = natural
             shrink_columns(CellWrapping.LIST, CellWrapping.LIST.value[1])
         shrink_columns(CellWrapping.NAME, CellWrapping.NAME.value[1])
     lines: list[str] = []
     for row in ([c.title for c in columns], *cells):
-        parts = [_wrap_cell(row[i], widths[i], columns[i].kind) for i in shown]
+        parts = [_wrap_cell(row[i], widths[i], columns[i].kind) for i in indexes]
         for line in zip_longest(*parts, fillvalue=""):
             padded = (
                 part + " " * (widths[i] - cell_width(part))
-                for i, part in zip(shown, line, strict=True)
+                for i, part in zip(indexes, line, strict=True)
             )
             lines.append(_COLUMN_GAP.join(padded).rstrip())
-    return FittedTable(lines, [c.title for i, c in enumerate(columns) if i not in shown])
+    return FittedTable(lines, [c.title for i, c in enumerate(columns) if i not in indexes])
 
 
 def _wrap_cell(text: str, width: int, kind: CellWrapping) -> list[str]:
-    """``text`` in lines of at most ``width`` columns, as far as its kind lets it be broken."""
+    """Wrap ``text`` to lines of ``width`` columns, unless its kind forbids breaking it."""
     if kind is CellWrapping.UNBROKEN or cell_width(text) <= width:
         return [text]
     if kind is CellWrapping.TEXT:
@@ -227,7 +226,7 @@ def _wrap_cell(text: str, width: int, kind: CellWrapping) -> list[str]:
 
 
 def wrap_list(text: str, width: int) -> list[str]:
-    """A list in lines, broken behind commas and blanks only."""
+    """Wrap a list to lines, broken after commas and blanks only."""
     lines: list[str] = []
     for part in text.replace(",", ",\0").replace(" ", " \0").split("\0"):
         if lines and cell_width((lines[-1] + part).rstrip()) <= width:
@@ -238,16 +237,16 @@ def wrap_list(text: str, width: int) -> list[str]:
 
 
 def _wrap_name(text: str, width: int) -> Iterator[str]:
-    """A name in lines, broken behind a hyphen where that leaves a long one."""
+    """Wrap a name to lines, broken after a hyphen if the line is long enough."""
     while cell_width(text) > width:
-        end = 1
-        while cell_width(text[: end + 1]) <= width:
-            end += 1
-        hyphen = text.rfind("-", 0, end) + 1
-        if hyphen > end // 2:
-            end = hyphen
-        yield text[:end]
-        text = text[end:]
+        cut = 1
+        while cell_width(text[: cut + 1]) <= width:
+            cut += 1
+        hyphen = text.rfind("-", 0, cut) + 1
+        if hyphen > cut // 2:
+            cut = hyphen
+        yield text[:cut]
+        text = text[cut:]
     yield text
 
 
@@ -255,15 +254,15 @@ def _wrap_name(text: str, width: int) -> Iterator[str]:
 
 
 def human_duration(seconds: float) -> str:
-    """``42s``, ``7m``, ``3h12m``, ``9d4h``."""
+    """Format a duration: ``42s``, ``7m``, ``3h12m``, ``9d4h``."""
     total = max(0, int(seconds))
     for unit, size, below, part in (("d", 86400, "h", 3600), ("h", 3600, "m", 60)):
         if total >= size:
-            rest = total % size // part
-            return f"{total // size}{unit}{rest}{below}" if rest else f"{total // size}{unit}"
+            minor = total % size // part
+            return f"{total // size}{unit}{minor}{below}" if minor else f"{total // size}{unit}"
     return f"{total // 60}m" if total >= 60 else f"{total}s"
 
 
 def human_age(moment: float, now: float) -> str:
-    """How long ago that was; a dash for never."""
+    """Format the time since ``moment``; a dash for never."""
     return human_duration(now - moment) if moment else "-"

@@ -1,6 +1,6 @@
-"""The commands that work until they are stopped, each in a process of its own.
+"""Commands that run until they are stopped, each in a process of its own.
 
-``run`` is the plugin itself; ``publish``, ``controller``, ``scheduler`` and ``device-plugin`` stand
+``run`` is the plugin itself; ``publish``, ``controller``, ``scheduler`` and ``device-plugin`` run
 beside it.
 """
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from nri_numa.config import AgentConfig
 
 NRI_CONFIG_DIR: Final = "/etc/nri/conf.d"
-"""Where runtimes look for the configuration of the plugins they launch, by default."""
+"""Default directory of runtimes for the configuration of the plugins that they launch."""
 
 
 @click.command()
@@ -95,14 +95,14 @@ def run(config_path: str | None, nri_config_dir: str) -> None:
 
 
 def read_drop_in(env: Mapping[str, str], directory: str) -> str:
-    """Read the drop-in that the runtime will hand over, before it does; empty where there is none.
+    """Read the drop-in that the runtime will send, before it does; empty if there is none.
 
     Its text arrives with NRI's Configure request, too late for the state directory and the HTTP
-    address. The runtime takes ``NN-name.conf`` or else ``name.conf``, and so is done here.
-    ``env`` is as the runtime made it for a plugin that it launches.
+    address. As the runtime does, this takes ``NN-name.conf`` or else ``name.conf``. ``env`` is the
+    environment that the runtime sets for a plugin that it launches.
 
     Raises:
-        ConfigError: it is there and cannot be read.
+        ConfigError: it exists and cannot be read.
     """
     name = env.get("NRI_PLUGIN_NAME", "")
     if "NRI_PLUGIN_SOCKET" not in env or not name or "/" in name:
@@ -121,40 +121,40 @@ def read_drop_in(env: Mapping[str, str], directory: str) -> str:
 
 
 def load_and_run_daemon(
-    given: str | None, flags: dict[str, object], directory: str = NRI_CONFIG_DIR
+    config_path: str | None, flags: dict[str, object], directory: str = NRI_CONFIG_DIR
 ) -> int:
-    """Load the configuration and run the daemon; the result is the exit code."""
+    """Load the configuration and run the daemon; return the exit code."""
     from nri_numa import config as configuration
     from nri_numa.observe import logs
 
-    path = find_config_path(given)
+    path = find_config_path(config_path)
     env = dict(os.environ)
 
-    early, unusable = "", None
+    drop_in, unusable = "", None
 
     def reload_config(text: str = "") -> AgentConfig:
-        """Read everything again, with the text of NRI's Configure request where it belongs.
+        """Load the configuration again, with the text of NRI's Configure request.
 
-        Where the runtime has the same text as we read ourselves, it read the same file: then the
-        file counts as it is now, so that a reload takes a changed one.
+        If the runtime sent the text that was read here, it read the same file. Then the file is
+        read again, so a reload applies its changes.
         """
-        if not text or text == early:
+        if not text or text == drop_in:
             text = read_drop_in(env, directory)
         return configuration.load_config(path, env, flags, text=text)
 
     launched = "NRI_PLUGIN_SOCKET" in env
     try:
         try:
-            early = read_drop_in(env, directory)
+            drop_in = read_drop_in(env, directory)
             config = reload_config()
         except ConfigError as error:
             if not launched:
                 raise
-            # Some runtimes end when a plugin they launched does. A mistake in the file fails again
-            # here; one in the drop-in costs no more than the drop-in.
+            # Some runtimes end when a plugin that they launched does. A mistake in the file fails
+            # again here; one in the drop-in only disables the drop-in.
             config, unusable = configuration.load_config(path, env, flags), error
     except ConfigError as error:
-        if launched:  # standard error is not seen: the journal must do
+        if launched:  # nobody sees standard error: write to the journal
             logs.setup_logging()
             logs.get_logger("daemon").error(config_error_message(error))
         raise InputError(config_error_message(error)) from error

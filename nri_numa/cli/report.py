@@ -1,4 +1,4 @@
-"""``nri-numa report``: one archive from which a bug can be understood, and replayed elsewhere."""
+"""``nri-numa report``: an archive that describes a bug and replays it on another machine."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ _API_DOCUMENTS: Final = (
 _MAX_LOG_LINES: Final = 5000
 _URL_PASSWORD_PATTERN: Final = re.compile(r"(?<=://)[^/@\s\"]+(?=@)")
 _LOGGED_NAME_PATTERN: Final = re.compile(r'\b(?:namespace|pod|container|for)(?:="?|":")([^\s"]+)')
-"""Names in a line of the log, in either of its forms."""
+"""Names in a log line, in logfmt or JSON."""
 _NAME_LIST_IN_CONFIG: Final = re.compile(r'"(?:namespaces|containers)": \[\n.*?\n *\]', re.DOTALL)
-"""What the configuration says of names; its other words are not touched: it is to be loaded."""
+"""Names in the configuration; the rest is not hashed, so it can still be loaded."""
 
 
 @click.command()
@@ -73,7 +73,7 @@ def report(
 
     config = load_command_config(config_path)
     texts: dict[str, str] = {}
-    with translate_errors(), show_progress("asking this node") as at:
+    with translate_errors(), show_progress("asking this node") as status:
         machine = build_capture(Path(config.sysfs_root))
         documents: dict[str, Any] = {
             "versions": _collect_versions(),
@@ -83,13 +83,13 @@ def report(
                 for f in run_checks(config)
             ],
         }
-        at("asking the agent")
+        status("asking the agent")
         try:
             documents |= _fetch_documents(new_agent_client(api, token_file, ca_file, config_path))
         except Failure as error:
             texts["agent.txt"] = f"{error.message}\n"
         texts["log.txt"] = _read_log_tail(config.log.file)
-        texts |= {f"{name}.json": json.dumps(one, indent=1) for name, one in documents.items()}
+        texts |= {f"{name}.json": json.dumps(d, indent=1) for name, d in documents.items()}
         texts = {name: _URL_PASSWORD_PATTERN.sub("***", text) for name, text in texts.items()}
         if hash_names:
             names = {
@@ -117,7 +117,7 @@ def report(
 
 def _collect_versions() -> dict[str, Any]:
     system = os.uname()
-    packages = (f"{one.name} {one.version}" for one in importlib.metadata.distributions())
+    packages = (f"{d.name} {d.version}" for d in importlib.metadata.distributions())
     try:
         distribution = platform.freedesktop_os_release().get("PRETTY_NAME", "")
     except OSError:
@@ -132,54 +132,56 @@ def _collect_versions() -> dict[str, Any]:
 
 
 def _fetch_documents(agent: AgentClient) -> dict[str, Any]:
-    """What the agent says by name; each container explained, and its pod to be simulated."""
-    found = {name: agent.get_document(f"/v1/{name}") for name in _API_DOCUMENTS}
-    known = sorted(found["assignments"]["containers"], key=lambda one: float(one["since"]))
+    """Fetch the agent's documents by name, all explanations, and pods for a simulation."""
+    documents = {name: agent.get_document(f"/v1/{name}") for name in _API_DOCUMENTS}
+    running = sorted(documents["assignments"]["containers"], key=lambda c: float(c["since"]))
     explained: list[Any] = []
     pods: dict[tuple[str, str], dict[str, Any]] = {}
-    refused = found["refusals"]["refusals"]
-    for one in (*known, *refused):
-        path = "/".join(quote_path_segment(one[part]) for part in ("namespace", "pod", "container"))
+    refused = documents["refusals"]["refusals"]
+    for item in (*running, *refused):
+        path = "/".join(
+            quote_path_segment(item[part]) for part in ("namespace", "pod", "container")
+        )
         try:
             explanations = agent.get_document(f"/v1/explain/{path}")["explanations"]
         except Failure:  # it ended meanwhile
             explanations = []
         explained += explanations
-        if one in refused or one["container"] == "*":  # CPUs kept for containers to come
+        if item in refused or item["container"] == "*":  # a pod reservation
             continue
-        meta = {"namespace": one["namespace"], "name": one["pod"], "annotations": {}}
+        meta = {"namespace": item["namespace"], "name": item["pod"], "annotations": {}}
         pod = pods.setdefault(
-            (one["namespace"], one["pod"]),
+            (item["namespace"], item["pod"]),
             {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": {"containers": []}},
         )
-        amounts = {"cpu": f"{one['cpuMilli']}m", "memory": one["memoryBytes"]}
+        amounts = {"cpu": f"{item['cpuMilli']}m", "memory": item["memoryBytes"]}
         amounts = {name: amount for name, amount in amounts.items() if amount not in ("0m", 0)}
-        kind = "limits" if one["qos"] == "Guaranteed" else "requests"
-        pod["spec"]["containers"].append({"name": one["container"], "resources": {kind: amounts}})
+        kind = "limits" if item["qos"] == "Guaranteed" else "requests"
+        pod["spec"]["containers"].append({"name": item["container"], "resources": {kind: amounts}})
         for explanation in explanations:
-            for asked in (explanation["details"] or {}).get("asked", ()):
-                prefix, slash, _ = asked["source"].removeprefix("annotation ").partition("/")
+            for option in (explanation["details"] or {}).get("asked", ()):
+                prefix, slash, _ = option["source"].removeprefix("annotation ").partition("/")
                 if slash:
-                    key = f"{prefix}/{asked['key']}.{one['container']}"
-                    pod["metadata"]["annotations"][key] = asked["value"]
+                    key = f"{prefix}/{option['key']}.{item['container']}"
+                    pod["metadata"]["annotations"][key] = option["value"]
     listed = {"apiVersion": "v1", "kind": "List", "items": list(pods.values())}
-    return {**found, "explanations": explained, "pods": listed}
+    return {**documents, "explanations": explained, "pods": listed}
 
 
 def _read_log_tail(file: str) -> str:
-    """The last lines of the agent's log, from its file or the journal; else why there are none."""
+    """Return the last lines of the agent's log, from file or journal, or why there are none."""
     command = ["tail", f"-n{_MAX_LOG_LINES}", file]
     if not file:
         command = ["journalctl", "-u", "nri-numa", f"-n{_MAX_LOG_LINES}", "-o", "cat", "--no-pager"]
     try:
-        done = subprocess.run(command, capture_output=True, timeout=30, check=False)  # noqa: S603
+        process = subprocess.run(command, capture_output=True, timeout=30, check=False)  # noqa: S603
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"no log here ({error}); of a pod: kubectl logs\n"
-    return (done.stdout or done.stderr).decode("utf-8", "replace")
+    return (process.stdout or process.stderr).decode("utf-8", "replace")
 
 
 def _names_in_document(document: object, key: str = "") -> Iterator[str]:
-    """All namespaces, pods and containers of a document."""
+    """Yield all namespaces, pods and containers of a document."""
     if isinstance(document, str):
         if document and key in ("namespace", "pod", "container"):
             yield document
@@ -193,21 +195,21 @@ def _names_in_document(document: object, key: str = "") -> Iterator[str]:
 
 
 def _hash_names(texts: dict[str, str], names: Iterable[str]) -> dict[str, str]:
-    """The texts with each name, as a word and no key of JSON, as a hash that is new each time.
+    """Replace each name in the texts by a hash with a new salt; keys of JSON stay.
 
-    A key of an annotation ends with the name of a container, and is not one as a whole.
+    The key of an annotation may end with a container's name; the name is replaced, as in values.
     """
     salt = secrets.token_bytes(16)
-    words = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
-    if not words:
+    alternatives = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
+    if not alternatives:
         return texts
-    pattern = re.compile(rf'(?<![\w-])(?!(?<=")(?:{words})":)(?:{words})(?![\w-])')
+    pattern = re.compile(rf'(?<![\w-])(?!(?<=")(?:{alternatives})":)(?:{alternatives})(?![\w-])')
 
-    def hash_name(found: re.Match[str]) -> str:
-        return "x" + hashlib.blake2b(found[0].encode(), key=salt, digest_size=5).hexdigest()
+    def hash_name(match: re.Match[str]) -> str:
+        return "x" + hashlib.blake2b(match[0].encode(), key=salt, digest_size=5).hexdigest()
 
-    def hash_match(found: re.Match[str]) -> str:
-        return pattern.sub(hash_name, found[0])
+    def hash_match(match: re.Match[str]) -> str:
+        return pattern.sub(hash_name, match[0])
 
     return {
         name: _NAME_LIST_IN_CONFIG.sub(hash_match, text)

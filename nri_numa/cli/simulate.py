@@ -1,4 +1,4 @@
-"""``nri-numa simulate``: what pods would get on a machine."""
+"""``nri-numa simulate``: the placement of pods on a machine, without a runtime."""
 
 from __future__ import annotations
 
@@ -129,39 +129,39 @@ def simulate(
     from nri_numa.simulate.simulator import plan_actions
     from nri_numa.simulate.simulator import simulate_plan as run
 
-    given = choose_machine_source(machine, sysfs_root)
-    with translate_errors(), show_progress(f"reading {given or 'this machine'}"):
-        topology, tree = read_machine(given)
+    source = choose_machine_source(machine, sysfs_root)
+    with translate_errors(), show_progress(f"reading {source or 'this machine'}"):
+        topology, tree = read_machine(source)
         reading = (
-            _read_free_memory_and_hugepages(given, topology)
+            _read_free_memory_and_hugepages(source, topology)
             if live_memory and tree is not None
             else None
         )
     # The configuration of this node says nothing about other machines.
-    path = config_path if given else default_path(config_path)
+    path = config_path if source else default_path(config_path)
     values = [_parse_settings("--set", settings)]
     if compare:
         values.append({**values[0], **_parse_settings("--compare", compare)})
-    configured = [_build_machine(path, topology, one, here=given is None) for one in values]
-    first, counted_by, hinted, adopted = configured[0]
+    configured = [_build_machine(path, topology, v, is_local=source is None) for v in values]
+    model, slots_name, hinted, adopted = configured[0]
     devices = (
-        None if inventory is None else _read_device_inventory(inventory, topology, tree, counted_by)
+        None if inventory is None else _read_device_inventory(inventory, topology, tree, slots_name)
     )
-    # Nothing is shown while manifests may be typed in.
+    # No progress is shown while manifests may be typed in.
     reading_them = nullcontext() if "-" in pods else show_progress("reading manifests")
     with reading_them, _combine_errors("the manifests"):
-        manifests = read_manifests(pods, counted_by, devices)
+        manifests = read_manifests(pods, slots_name, devices)
         planned = plan_actions(manifests.workloads)
     _require_pods(manifests)
 
     with show_progress(f"placing {len(planned)} pods"):
         runs = [
-            run(one, planned, reading=reading, keep_going=keep_going, inventory=devices)
-            for one, *_ in configured
+            run(m, planned, reading=reading, keep_going=keep_going, inventory=devices)
+            for m, *_ in configured
         ]
-    result, other = runs[0], runs[1] if compare else None
-    refused = any(one.first_refused is not None for one in runs)
-    mistaken = ineffective_annotation_sentences(manifests.workloads, first.settings.prefix)
+    result, comparison = runs[0], runs[1] if compare else None
+    refused = any(r.first_refused is not None for r in runs)
+    mistaken = ineffective_annotation_sentences(manifests.workloads, model.settings.prefix)
     notes = [*adopted, *manifests.notes, *mistaken, *topology.warnings]
     notes += [*_outcome_warnings(result), *_memory_policy_notes(result)]
     if devices is not None and not hinted:
@@ -169,44 +169,44 @@ def simulate(
             "devices.enabled is off in the configuration. This simulation takes it to be on, "
             "because an inventory of devices was given"
         )
-    if given is None and refused:
+    if source is None and refused:
         notes.append(
             f"This machine has {count_text(len(topology.online), 'CPU')} on "
             f"{count_text(len(topology.numa_nodes), 'NUMA node')}; --machine simulates another "
             "one, "
             "captured or synthetic: see --help."
         )
-    described = given or "this machine"
-    if other is None:
+    described = source or "this machine"
+    if comparison is None:
         lines = view.report_lines(described, result, notes, verbose=verbose)
     else:
-        lines = view.comparison_lines(described, result, other, compare, notes)
+        lines = view.comparison_lines(described, result, comparison, compare, notes)
     write_document_or_lines(
-        view.simulation_document(described, result, other, compare, notes), output, lines
+        view.simulation_document(described, result, comparison, compare, notes), output, lines
     )
     if mistaken or refused:
         ctx.exit(2 if mistaken else 1)
 
 
 @contextmanager
-def _combine_errors(where: str) -> Iterator[None]:
-    """Every mistake that is found, one on each line."""
+def _combine_errors(subject: str) -> Iterator[None]:
+    """Turn the problems of manifests into an `InputError`, one on each line."""
     from nri_numa.cluster.manifests import ManifestError
 
     try:
         yield
     except ManifestError as error:
-        raise InputError(problems_text(error.problems, where)) from error
+        raise InputError(problems_text(error.problems, subject)) from error
 
 
 def _require_pods(manifests: Manifests) -> None:
-    """Refuse manifests without a pod: it is the wrong file."""
+    """Reject manifests without a pod, because it is the wrong file."""
     if not manifests.workloads:
         raise InputError(problems_text(manifests.notes, "the manifests: there is no pod to place"))
 
 
 def _outcome_warnings(result: Simulation) -> list[str]:
-    """What is probably not meant, once for each container."""
+    """Return the warnings of all containers."""
     return [
         f"{event.pod.full_name}, container {outcome.container}: {warning}"
         for event in result.events
@@ -216,7 +216,7 @@ def _outcome_warnings(result: Simulation) -> list[str]:
 
 
 def _memory_policy_notes(result: Simulation) -> list[str]:
-    """Who sets the memory policies that were asked for: any runtime is taken for one that does."""
+    """Return the requirements of the memory policies; the simulation assumes that they are met."""
     from nri_numa.model.workload import MIN_KERNEL_VERSIONS, MIN_RUNTIMES_TEXT, MemoryPolicy
 
     modes = {
@@ -240,7 +240,7 @@ def _memory_policy_notes(result: Simulation) -> list[str]:
 def _simulate_cluster(
     cluster: str, pods: tuple[str, ...], path: str | None, settings: Iterable[str], output: str
 ) -> int:
-    """Judge the pods in a cluster; the exit code."""
+    """Simulate the pods in a cluster; return the exit code."""
     from nri_numa import config as configuration
     from nri_numa.cli.simulate_cluster import simulate_cluster
     from nri_numa.config.derived import slots_resource
@@ -256,61 +256,61 @@ def _simulate_cluster(
     return simulate_cluster(cluster, manifests.workloads, config, output)
 
 
-def _read_free_memory_and_hugepages(given: str | None, topology: Topology) -> MeasuredFree:
-    """What the machine's kernel has left."""
+def _read_free_memory_and_hugepages(path: str | None, topology: Topology) -> MeasuredFree:
+    """Read the free memory and huge pages from the machine's kernel."""
     from nri_numa.engine.node_model import MeasuredFree
     from nri_numa.machine.sysfs import read_memory
 
-    nodes = read_memory(given or "/", topology).numa_nodes
+    nodes = read_memory(path or "/", topology).numa_nodes
     return MeasuredFree(
-        memory={i: one.available_bytes for i, one in nodes.items()},
-        hugepages={i: dict(one.free_hugepages) for i, one in nodes.items()},
+        memory={i: n.available_bytes for i, n in nodes.items()},
+        hugepages={i: dict(n.free_hugepages) for i, n in nodes.items()},
     )
 
 
 def _read_device_inventory(
-    path: str, topology: Topology, tree: Tree | None, counted_by: str
+    path: str, topology: Topology, tree: Tree | None, slots_name: str
 ) -> DeviceInventory:
-    """The devices that an inventory says the machine has."""
+    """Read the machine's devices from an inventory."""
     from nri_numa.machine.pci import list_pci_devices
     from nri_numa.simulate.devices import read_inventory
 
     with translate_errors():
         pci = () if tree is None else list_pci_devices(tree)
     with _combine_errors("the inventory of devices"):
-        return read_inventory(path, topology, pci, counted_by)
+        return read_inventory(path, topology, pci, slots_name)
 
 
 def _parse_settings(option: str, texts: Iterable[str]) -> dict[str, object]:
-    """Configuration keys and values, read as the file would be."""
+    """Parse configuration keys and values as in the file."""
     from nri_numa import safe_yaml
     from nri_numa.config.sections import config_keys
 
-    found: dict[str, object] = {}
+    values: dict[str, object] = {}
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals:
             raise click.UsageError(f"{option} {text}: expected KEY=VALUE, such as strategy=pack")
         leaf = config_keys().get(key)
         if leaf is None:
-            near = difflib.get_close_matches(key, config_keys(), n=2)
-            hint = f", did you mean {' or '.join(near)}?" if near else ""
+            matches = difflib.get_close_matches(key, config_keys(), n=2)
+            hint = f", did you mean {' or '.join(matches)}?" if matches else ""
             raise click.UsageError(f"{option} {text}: there is no configuration key {key!r}{hint}")
-        if key in found:
+        if key in values:
             raise click.UsageError(f"{option} {text}: {key} is given twice; expected it once")
         try:
-            found[key] = value if isinstance(leaf.default, str) else safe_yaml.parse_yaml12(value)
+            values[key] = value if isinstance(leaf.default, str) else safe_yaml.parse_yaml12(value)
         except safe_yaml.YAMLProblem as problem:
             raise click.UsageError(f"{option} {text}: {problem}") from problem
-    return found
+    return values
 
 
 def _build_machine(
-    path: str | None, topology: Topology, values: Mapping[str, object], *, here: bool
+    path: str | None, topology: Topology, values: Mapping[str, object], *, is_local: bool
 ) -> tuple[NodeModel, str, bool, tuple[str, ...]]:
-    """The machine and how to use it, what counts exclusive CPUs, and whether devices are on.
+    """Return the node model, the resource of exclusive CPUs, whether devices are on, and notes.
 
-    And notes on the kubelet's configuration, which counts where both are here.
+    The notes are about the kubelet's configuration, which counts if this is the local machine.
     """
     from nri_numa import config as configuration
     from nri_numa.config.derived import slots_resource
@@ -324,14 +324,15 @@ def _build_machine(
         problems = configuration.validate_config(config, topology)
         if problems:
             raise ConfigError(path or "configuration", problems)
-    one, ours = config.kubelet, AdoptedSettings(settings=configuration.derive_settings(config))
-    found = read_kubelet_config(
-        one.config if here else CONFIG_OFF, one.config_dir, config.kubelet_root
+    section = config.kubelet
+    adopted = AdoptedSettings(settings=configuration.derive_settings(config))
+    kubelet = read_kubelet_config(
+        section.config if is_local else CONFIG_OFF, section.config_dir, config.kubelet_root
     )
-    if found.facts is not None:
-        ours = adopt_kubelet_settings(
-            ours.settings, config, found.facts, topology, build_allocator_index(topology)
+    if kubelet.facts is not None:
+        adopted = adopt_kubelet_settings(
+            adopted.settings, config, kubelet.facts, topology, build_allocator_index(topology)
         )
-    machine = NodeModel(topology=topology, settings=ours.settings)
-    notes = (*ours.adopted, *found.problems)
+    machine = NodeModel(topology=topology, settings=adopted.settings)
+    notes = (*adopted.adopted, *kubelet.problems)
     return machine, slots_resource(config), config.devices.enabled, notes

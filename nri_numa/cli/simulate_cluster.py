@@ -1,7 +1,7 @@
-"""``nri-numa simulate --cluster FILE``: would pods fit in a cluster, and where.
+"""``nri-numa simulate --cluster FILE``: the nodes of a cluster on which pods would fit.
 
-The file is what ``kubectl get noderesourcetopologies,nodes,pods -A -o json`` prints. It is read as
-the scheduler's watches would bring it (`nri_numa.cluster`).
+The file is the output of ``kubectl get noderesourcetopologies,nodes,pods -A -o json``. It is read
+in the same way as the scheduler's watches (`nri_numa.cluster`).
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from nri_numa.simulate.manifests import load_yaml_documents, read_input_text
 from nri_numa.text import escape_unprintable
 
 MAX_CAPTURE_BYTES: Final = 256 << 20
-"""Bytes of a capture: 5,000 nodes with 20 pods each are below it without managed fields."""
+"""Maximum size of a capture; 5,000 nodes with 20 pods each fit without managed fields."""
 MAX_YAML_CHARS: Final = 16 << 20
-"""Characters: YAML is read a hundred times slower than JSON."""
+"""Maximum characters of YAML, which is read a hundred times slower than JSON."""
 MAX_NAMED_NODES: Final = 5
-"""Nodes that a line names."""
+"""Maximum nodes that a line names."""
 CAPTURE_COMMAND: Final = "kubectl get noderesourcetopologies,nodes,pods --all-namespaces -o json"
 _CAPTURED_KINDS: Final = ("NodeResourceTopology", "Node", "Pod")
 NOT_JUDGED_NOTE: Final = (
@@ -64,14 +64,14 @@ Document = Mapping[str, Any]
 
 
 class CaptureError(AgentError):
-    """What was given is no capture of a cluster; the text says what was expected."""
+    """A file that is no capture of a cluster; the text says what was expected."""
 
 
 class CapturedCluster(Struct, frozen=True):
-    """A cluster, and what was odd in its capture.
+    """A cluster, and notes about its capture.
 
-    The names, in order, are those of all nodes, without an object too; ``pods`` counts all that
-    have not ended.
+    ``names`` are all nodes in order, also those without an object; ``pods`` is the number of pods
+    that have not ended.
     """
 
     state: ClusterState
@@ -80,7 +80,7 @@ class CapturedCluster(Struct, frozen=True):
     notes: tuple[str, ...]
 
     def exclusion(self, name: str, spec: Document) -> Exclusion | None:
-        """Why a node takes no pod with this spec; None where it does, or no Node is known."""
+        """Return why a node takes no pod with this spec; None if it does, or without a Node."""
         facts = self.state.facts(name)
         return None if facts is None else node_admits(facts, spec)
 
@@ -88,13 +88,13 @@ class CapturedCluster(Struct, frozen=True):
 def simulate_cluster(
     file: str, workloads: Sequence[Workload], config: AgentConfig, output: str
 ) -> int:
-    """Judge pods one after another, each in what the others leave; the exit code.
+    """Evaluate pods in order, each with the resources that are still free; return the exit code.
 
-    The file is a capture, ``-`` for standard input, and the configuration that of the nodes.
+    The file is a capture, ``-`` for standard input, and the configuration is that of the nodes.
 
     Raises:
         InputError: the file is no capture.
-        Unreachable: it cannot be read.
+        Unreachable: the file cannot be read.
     """
     reader = PodReader(config)
     with show_progress(f"reading {file}"):
@@ -107,12 +107,12 @@ def simulate_cluster(
     pods = [pod for workload in workloads for pod in workload.pods]
     mistaken = ineffective_annotation_sentences(workloads, config.annotation_prefix)
     state, candidates = cluster.state, VerdictCache(cluster.state, config.strategy)
-    claimed = config.dra.enabled and any(one.claims for pod in pods for one in pod.containers)
+    claimed = config.dra.enabled and any(c.claims for pod in pods for c in pod.containers)
     with show_progress(f"judging {len(pods)} pods on {len(cluster.names)} nodes"):
-        facts = [one for name in cluster.names if (one := state.facts(name)) is not None]
+        facts = [f for name in cluster.names if (f := state.facts(name)) is not None]
         about = {
             "nodes": len(cluster.names),
-            "cordoned": [one.name for one in facts if one.unschedulable],
+            "cordoned": [f.name for f in facts if f.unschedulable],
             "unknown": {
                 name: candidates.unreadable_reason(name) or "it has no NodeResourceTopology"
                 for name in cluster.names
@@ -121,47 +121,47 @@ def simulate_cluster(
             "pods": cluster.pods,
             "onTheirWay": len(state.assumed_pods),
         }
-        judged = [
+        results = [
             _evaluate_pod(pod, reader.build_pod_request(pod), cluster, candidates) for pod in pods
         ]
     notes = [*mistaken, *cluster.notes, *([CLAIMS_NOT_JUDGED_TEXT] if claimed else [])]
-    document = {"cluster": about, "pods": judged, "notes": [*notes, NOT_JUDGED_NOTE]}
+    document = {"cluster": about, "pods": results, "notes": [*notes, NOT_JUDGED_NOTE]}
     write_document_or_lines(document, output, report_lines(document))
-    return 2 if mistaken else int(not all(one["fits"] for one in judged))
+    return 2 if mistaken else int(not all(r["fits"] for r in results))
 
 
 # --- the capture ----------------------------------------------------------------------------------
 
 
 def parse_capture(documents: Iterable[object], reader: PodReader) -> CapturedCluster:
-    """Read a capture: lists of objects, or objects, as kubectl prints them.
+    """Parse a capture: lists of objects, or objects, as kubectl prints them.
 
     Raises:
-        CaptureError: it is something else, or has no NodeResourceTopology.
+        CaptureError: it is neither, or has no NodeResourceTopology.
     """
-    found: dict[str, dict[str, Document]] = {kind: {} for kind in _CAPTURED_KINDS}
-    others: set[str] = set()
-    for one in _flatten_objects(documents):
-        kind = one.get("kind")
-        if not isinstance(kind, str) or kind not in found:
-            others.add(kind[:60] if isinstance(kind, str) else "something without a kind")
+    objects: dict[str, dict[str, Document]] = {kind: {} for kind in _CAPTURED_KINDS}
+    skipped_names: set[str] = set()
+    for document in _flatten_objects(documents):
+        kind = document.get("kind")
+        if not isinstance(kind, str) or kind not in objects:
+            skipped_names.add(kind[:60] if isinstance(kind, str) else "something without a kind")
             continue
-        name = text_in_section(one, "metadata", "name")
+        name = text_in_section(document, "metadata", "name")
         if not name:
             raise CaptureError(
                 f"a {kind} has no metadata.name; expected what {CAPTURE_COMMAND} prints"
             )
-        namespace = text_in_section(one, "metadata", "namespace")
-        found[kind][f"{namespace}/{name}" if kind == "Pod" else name] = one
-    topologies, nodes, pods = (found[kind] for kind in _CAPTURED_KINDS)
+        namespace = text_in_section(document, "metadata", "namespace")
+        objects[kind][f"{namespace}/{name}" if kind == "Pod" else name] = document
+    topologies, nodes, pods = (objects[kind] for kind in _CAPTURED_KINDS)
     if not topologies:
-        seen = sorted([*others, *(kind for kind in _CAPTURED_KINDS if found[kind])])
+        kind_names = sorted([*skipped_names, *(kind for kind in _CAPTURED_KINDS if objects[kind])])
         raise CaptureError(
-            f"has no NodeResourceTopology, but {', '.join(seen) or 'nothing'}; expected what "
+            f"has no NodeResourceTopology, but {', '.join(kind_names) or 'nothing'}; expected what "
             f"{CAPTURE_COMMAND} prints, where nri-numa publish writes them "
             "(publish.nodeResourceTopology)"
         )
-    pods = {name: one for name, one in sorted(pods.items()) if not is_finished(one)}
+    pods = {name: document for name, document in sorted(pods.items()) if not is_finished(document)}
     state = ClusterState.from_documents(
         [*topologies.values(), *nodes.values(), *pods.values()], reader
     )
@@ -169,15 +169,15 @@ def parse_capture(documents: Iterable[object], reader: PodReader) -> CapturedClu
         state=state,
         names=tuple(sorted(nodes or topologies)),
         pods=len(pods),
-        notes=tuple(_capture_notes(others, topologies.keys(), nodes.keys(), pods.keys())),
+        notes=tuple(_capture_notes(skipped_names, topologies.keys(), nodes.keys(), pods.keys())),
     )
 
 
 def _capture_notes(
-    others: Set[str], topologies: Set[str], nodes: Set[str], pods: Set[str]
+    skipped_names: Set[str], topologies: Set[str], nodes: Set[str], pods: Set[str]
 ) -> Iterator[str]:
-    if others:
-        yield f"Passed over: {', '.join(sorted(others))}."
+    if skipped_names:
+        yield f"Passed over: {', '.join(sorted(skipped_names))}."
     if not nodes:
         yield (
             "It has no Nodes: all nodes with a NodeResourceTopology count as ready, and without "
@@ -185,8 +185,8 @@ def _capture_notes(
         )
     if not pods:
         yield "It has no pods: those on their way to a node are not known."
-    if nodes and (lost := topologies - nodes):
-        yield f"NodeResourceTopology without a Node, passed over: {_names_text(sorted(lost))}."
+    if nodes and (orphans := topologies - nodes):
+        yield f"NodeResourceTopology without a Node, passed over: {_names_text(sorted(orphans))}."
 
 
 def _read_cluster_documents(file: str) -> Iterator[object]:
@@ -209,31 +209,31 @@ def _read_cluster_documents(file: str) -> Iterator[object]:
                 f"{CAPTURE_COMMAND} prints"
             ) from error
         return
-    decoder, at = json.JSONDecoder(), 0
-    while at < len(text):
+    decoder, offset = json.JSONDecoder(), 0
+    while offset < len(text):
         try:
-            document, at = decoder.raw_decode(text, at)
+            document, offset = decoder.raw_decode(text, offset)
         except (ValueError, RecursionError) as error:
             raise CaptureError(f"is no JSON: {str(error)[:100]}") from error
         yield document
-        while at < len(text) and text[at].isspace():
-            at += 1
+        while offset < len(text) and text[offset].isspace():
+            offset += 1
 
 
 def _flatten_objects(documents: Iterable[object]) -> Iterator[Document]:
-    for one in documents:
-        if not isinstance(one, Mapping):
-            raise CaptureError(f"is {value_text(one)}, expected what {CAPTURE_COMMAND} prints")
-        items = one.get("items")
-        if isinstance(items, list) and str(one.get("kind", "List")).endswith("List"):
-            # The kind of a typed list's items is not written on each of them.
-            kind = str(one.get("kind", "")).removesuffix("List")
+    for document in documents:
+        if not isinstance(document, Mapping):
+            raise CaptureError(f"is {value_text(document)}, expected what {CAPTURE_COMMAND} prints")
+        items = document.get("items")
+        if isinstance(items, list) and str(document.get("kind", "List")).endswith("List"):
+            # The items of a typed list have no kind of their own.
+            kind = str(document.get("kind", "")).removesuffix("List")
             yield from _flatten_objects(
                 {"kind": kind, **item} if kind and isinstance(item, Mapping) else item
                 for item in items
             )
         else:
-            yield one
+            yield document
 
 
 # --- one pod --------------------------------------------------------------------------------------
@@ -245,7 +245,7 @@ def _evaluate_pod(
     cluster: CapturedCluster,
     candidates: VerdictCache,
 ) -> dict[str, Any]:
-    """Where a pod fits, which it then takes, and why not elsewhere."""
+    """Return the nodes on which a pod fits and the reasons of the others; assume it on the best."""
     excluded = {
         name: reason
         for name in cluster.names
@@ -297,18 +297,18 @@ def _evaluate_pod(
 
 
 def _group_by_reason(reasons: Mapping[str, str], hopeless: Set[str]) -> list[dict[str, Any]]:
-    """Nodes of one reason together, the most first; then by reason."""
+    """Group nodes by reason, the largest group first; then by reason."""
     groups: dict[str, list[str]] = {}
-    for name, why in reasons.items():
-        groups.setdefault(why, []).append(name)
+    for name, reason in reasons.items():
+        groups.setdefault(reason, []).append(name)
     return [
-        {"reason": why, "hopeless": nodes[0] in hopeless, "nodes": nodes}
-        for why, nodes in sorted(groups.items(), key=lambda one: (-len(one[1]), one[0]))
+        {"reason": reason, "hopeless": nodes[0] in hopeless, "nodes": nodes}
+        for reason, nodes in sorted(groups.items(), key=lambda one: (-len(one[1]), one[0]))
     ]
 
 
 def nodes_by_container(verdict: Fit) -> dict[str, str]:
-    """NUMA nodes by container."""
+    """Return the NUMA nodes by container."""
     return {name: str(numa_nodes) for name, numa_nodes in verdict.numa_nodes}
 
 
@@ -316,20 +316,20 @@ def nodes_by_container(verdict: Fit) -> dict[str, str]:
 
 
 def report_lines(document: Mapping[str, Any]) -> list[str]:
-    """The document for people."""
+    """Return the document as lines for people."""
     cluster = document["cluster"]
     head = f"{count_text(cluster['nodes'], 'node')} with {count_text(cluster['pods'], 'pod')}"
     if cluster["onTheirWay"]:
         head += f", {cluster['onTheirWay']} of them on their way"
     lines = [head + "."]
     pods = document["pods"]
-    for _, alike in groupby(pods, key=lambda one: list(_verdict_lines(one, ""))):
-        group = [*alike]
-        names = [f"{one['namespace']}/{one['pod']}" for one in group]
-        who = names[0] if len(names) == 1 else f"Each of {len(names)} pods ({_names_text(names)})"
-        lines += ["", *_verdict_lines(group[0], who)]
+    for _, members in groupby(pods, key=lambda pod: list(_verdict_lines(pod, ""))):
+        group = [*members]
+        names = [f"{pod['namespace']}/{pod['pod']}" for pod in group]
+        name = names[0] if len(names) == 1 else f"Each of {len(names)} pods ({_names_text(names)})"
+        lines += ["", *_verdict_lines(group[0], name)]
     if len(pods) > 1:
-        lines += ["", f"{sum(one['fits'] for one in pods)} of {len(pods)} pods fit."]
+        lines += ["", f"{sum(pod['fits'] for pod in pods)} of {len(pods)} pods fit."]
     width = max(30, terminal_width())
     return [
         part
@@ -339,28 +339,28 @@ def report_lines(document: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _verdict_lines(one: Mapping[str, Any], name: str) -> Iterator[str]:
-    if not one["asks"]:
-        others = "every other node fits" if one["fits"] else "no node takes it"
-        fits = others if one["refused"] else "every node fits"
+def _verdict_lines(pod: Mapping[str, Any], name: str) -> Iterator[str]:
+    if not pod["asks"]:
+        result_text = "every other node fits" if pod["fits"] else "no node takes it"
+        fits = result_text if pod["refused"] else "every node fits"
         yield f"{name} asks for nothing that nri-numa decides: {fits}."
-    elif one["fits"]:
+    elif pod["fits"]:
         yield (
-            f"{name} fits on {count_text(len(one['nodes']), 'node')}; it would go to {one['node']}"
+            f"{name} fits on {count_text(len(pod['nodes']), 'node')}; it would go to {pod['node']}"
         )
-        for node in one["nodes"][:MAX_NAMED_NODES]:
-            after = ", after movable containers of it moved" if node["afterMoving"] else ""
+        for node in pod["nodes"][:MAX_NAMED_NODES]:
+            condition = ", after movable containers of it moved" if node["afterMoving"] else ""
             yield (
                 f"  {node['name']}: {_numa_nodes_text(node['numaNodes'])}, score "
-                f"{node['score']}{after}"
+                f"{node['score']}{condition}"
             )
-        if len(one["nodes"]) > MAX_NAMED_NODES:
-            yield f"  and {len(one['nodes']) - MAX_NAMED_NODES} more"
+        if len(pod["nodes"]) > MAX_NAMED_NODES:
+            yield f"  and {len(pod['nodes']) - MAX_NAMED_NODES} more"
     else:
         yield f"{name} fits on no node"
-    for refused in one["refused"]:
-        never = ", and waiting does not help" if refused["hopeless"] else ""
-        yield f"  refused by {_names_text(refused['nodes'])}: {refused['reason']}{never}"
+    for refused in pod["refused"]:
+        suffix = ", and waiting does not help" if refused["hopeless"] else ""
+        yield f"  refused by {_names_text(refused['nodes'])}: {refused['reason']}{suffix}"
 
 
 def _numa_nodes_text(numa_nodes: Mapping[str, str]) -> str:
@@ -369,5 +369,5 @@ def _numa_nodes_text(numa_nodes: Mapping[str, str]) -> str:
 
 
 def _names_text(names: Sequence[str]) -> str:
-    more = f" and {len(names) - MAX_NAMED_NODES} more" if len(names) > MAX_NAMED_NODES else ""
-    return f"{', '.join(names[:MAX_NAMED_NODES])}{more}"
+    suffix = f" and {len(names) - MAX_NAMED_NODES} more" if len(names) > MAX_NAMED_NODES else ""
+    return f"{', '.join(names[:MAX_NAMED_NODES])}{suffix}"

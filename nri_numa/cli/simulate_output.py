@@ -1,4 +1,4 @@
-"""How ``nri-numa simulate`` shows what happened: to eyes as a story, to programs as a document."""
+"""Output of ``nri-numa simulate``: lines for people, a document for programs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from nri_numa.simulate.simulator import (
 from nri_numa.text import human_bytes
 
 MAX_NAMED_CONTAINERS: Final = 3
-"""Containers that moved along with another are named up to this many, then counted."""
+"""Maximum number of changed containers that are named; the others are counted."""
 _CPUS_COLUMN: Final = Column("CPUS", CellWrapping.LIST)
 _MEMORY_FREE_COLUMN: Final = Column("MEMORY FREE", drop_rank=1)
 _FILL_COLUMNS: Final = (
@@ -60,17 +60,17 @@ _FINAL_FILL_COMPARISON_COLUMNS: Final = (
     *(Column("B AFTER", drop_rank=4), Column("CPUS FREE"), _MEMORY_FREE_COLUMN),
 )
 MIN_WIDE_TERMINAL_COLUMNS: Final = 72
-"""Width of a terminal below which reasons stand under the table, not beside the CPUs."""
+"""Terminal width below which reasons are listed below the table, not in a column."""
 
 
 def report_lines(
     machine: str, result: Simulation, notes: Sequence[str], *, verbose: bool = False
 ) -> Iterator[str]:
-    """Everything that happened, in lines that fit the terminal."""
+    """Yield all events, in lines that fit the terminal."""
     yield from _machine_summary_lines(machine, result.machine.topology)
     yield ""
-    several = _several_namespaces(result)
-    rows = [row for event in result.events for row in _event_rows(event, several=several)]
+    namespaced = _several_namespaces(result)
+    rows = [row for event in result.events for row in _event_rows(event, namespaced=namespaced)]
     if rows:
         yield from _decision_lines(rows)
         yield ""
@@ -100,7 +100,7 @@ def comparison_lines(
     changed: Sequence[str],
     notes: Sequence[str],
 ) -> Iterator[str]:
-    """Two runs side by side."""
+    """Yield two runs side by side."""
     yield from _machine_summary_lines(machine, first.machine.topology)
     yield ""
     yield "A: as configured"
@@ -124,31 +124,31 @@ def comparison_lines(
     yield from render_table(_FINAL_FILL_COMPARISON_COLUMNS, rows)
     yield ""
     for label, result in (("A", first), ("B", second)):
-        total, *rest = _verdict_lines(result, trace=False)
+        total, *other_lines = _verdict_lines(result, trace=False)
         yield from wrap_text(f"{label}: {total}")
-        yield from filter(None, rest)
+        yield from filter(None, other_lines)
     yield from _note_lines(notes)
 
 
 def simulation_document(
     machine: str,
     result: Simulation,
-    other: Simulation | None,
+    second: Simulation | None,
     changed: Sequence[str],
     notes: Sequence[str],
 ) -> dict[str, Any]:
-    """The same for programs; field names stay as they are over versions."""
-    found: dict[str, Any] = {
+    """Return the document for programs; field names stay the same over versions."""
+    document: dict[str, Any] = {
         "machine": machine,
         "notes": list(notes),
         **_simulated_run_document(result),
     }
-    if other is not None:
-        found["comparedWith"] = {"settings": list(changed), **_simulated_run_document(other)}
-    return found
+    if second is not None:
+        document["comparedWith"] = {"settings": list(changed), **_simulated_run_document(second)}
+    return document
 
 
-# --- parts of the story ---------------------------------------------------------------------------
+# --- parts of the lines ---------------------------------------------------------------------------
 
 
 def _machine_summary_lines(machine: str, topology: Topology) -> Iterator[str]:
@@ -165,7 +165,7 @@ def _machine_summary_lines(machine: str, topology: Topology) -> Iterator[str]:
 
 
 def _decision_lines(rows: list[list[str]]) -> Iterator[str]:
-    """What each container got and why, in a table or, on a narrow terminal, below one."""
+    """Yield a table of placements with their reasons, which a narrow terminal has below it."""
     head = (
         Column(""),
         "POD",
@@ -184,8 +184,8 @@ def _decision_lines(rows: list[list[str]]) -> Iterator[str]:
         yield from wrap_text(f"{number} {row[2]}: {row[-1]}", "  ", "    ")
 
 
-def _event_rows(event: SimulatedEvent, *, several: bool) -> Iterator[list[str]]:
-    name = event.pod.full_name if several else event.pod.name
+def _event_rows(event: SimulatedEvent, *, namespaced: bool) -> Iterator[list[str]]:
+    name = event.pod.full_name if namespaced else event.pod.name
     if event.action is PodAction.REMOVE:
         yield [str(event.number), name, "", "", "", "removed"]
     for number, outcome in enumerate(event.outcomes):
@@ -199,38 +199,38 @@ def _event_rows(event: SimulatedEvent, *, several: bool) -> Iterator[list[str]]:
 
 
 def _several_namespaces(*results: Simulation) -> bool:
-    """Whether a pod's name alone may not be enough."""
-    return len({event.pod.namespace for one in results for event in one.events}) > 1
+    """Return True if a pod's name alone may be ambiguous."""
+    return len({event.pod.namespace for r in results for event in r.events}) > 1
 
 
 def _cpu_change_text(outcome: ContainerOutcome) -> str:
     if outcome.verdict is SimulatedOutcome.REJECTED:
         return outcome.previous_cpus
-    now = outcome.cpus or "any"
+    cpus = outcome.cpus or "any"
     return (
-        f"{outcome.previous_cpus} -> {now}"
-        if outcome.previous_cpus and outcome.previous_cpus != now
-        else now
+        f"{outcome.previous_cpus} -> {cpus}"
+        if outcome.previous_cpus and outcome.previous_cpus != cpus
+        else cpus
     )
 
 
 def _container_outcome_text(event: SimulatedEvent, outcome: ContainerOutcome) -> str:
     if outcome.verdict is SimulatedOutcome.REJECTED:
         return f"REFUSED: {outcome.reason}"
-    what = "resized: " if event.action is PodAction.RESIZE else ""
+    action = "resized: " if event.action is PodAction.RESIZE else ""
     role = f"{outcome.role}: " if outcome.role is not ContainerRole.APP else ""
     because = ""
     if outcome.allocation is not None and outcome.allocation.kind is Placement.SHARED:
         because = explaining.shared_cpu_reason(explaining.explanation_input_of(outcome.trace))
-    return f"{what}{role}{outcome.reason}{because and f', because {because}'}"
+    return f"{action}{role}{outcome.reason}{because and f', because {because}'}"
 
 
 def _device_lines(event: SimulatedEvent) -> Iterator[str]:
     for outcome in event.outcomes:
         for resource, devices in outcome.devices.items():
-            at = ", ".join(f"{one.id} ({_device_nodes_text(one)})" for one in devices)
+            text = ", ".join(f"{d.id} ({_device_nodes_text(d)})" for d in devices)
             head = f"{event.number}: {event.pod.full_name}/{outcome.container}"
-            yield from wrap_text(f"{head}: {resource} {at}", "  ", "     ")
+            yield from wrap_text(f"{head}: {resource} {text}", "  ", "     ")
 
 
 def _device_nodes_text(device: Device) -> str:
@@ -246,35 +246,35 @@ def _changed_cpus_lines(event: SimulatedEvent) -> Iterator[str]:
 
 
 def _node_fill_rows(result: Simulation) -> Iterator[list[object]]:
-    for i, after in result.final_fill.items():
-        before = result.initial_fill[i]
-        idle = f" (+{after.idle_siblings} idle)" if after.idle_siblings else ""
+    for i, final in result.final_fill.items():
+        initial = result.initial_fill[i]
+        siblings_text = f" (+{final.idle_siblings} idle)" if final.idle_siblings else ""
         yield [
             i,
             *_dashes_if_no_total(
-                after.cpus,
-                str(after.cpus),
-                human_cpu_number(before.cpu_allocated_milli),
-                human_cpu_number(after.cpu_allocated_milli) + idle,
-                human_cpu_number(after.cpu_free_milli),
+                final.cpus,
+                str(final.cpus),
+                human_cpu_number(initial.cpu_allocated_milli),
+                human_cpu_number(final.cpu_allocated_milli) + siblings_text,
+                human_cpu_number(final.cpu_free_milli),
             ),
             *_dashes_if_no_total(
-                after.memory_bytes,
-                human_bytes(after.memory_bytes),
-                human_bytes(after.memory_allocated_bytes),
-                human_bytes(after.memory_free_bytes, free=True),
+                final.memory_bytes,
+                human_bytes(final.memory_bytes),
+                human_bytes(final.memory_allocated_bytes),
+                human_bytes(final.memory_free_bytes, free=True),
             ),
         ]
 
 
-def _usage_cells(room: NUMANodeFill) -> Sequence[str]:
-    cpus = human_cpu_number(room.cpu_allocated_milli), human_cpu_number(room.cpu_free_milli)
-    memory = human_bytes(room.memory_free_bytes, free=True)
-    return [*_dashes_if_no_total(room.cpus, *cpus), *_dashes_if_no_total(room.memory_bytes, memory)]
+def _usage_cells(fill: NUMANodeFill) -> Sequence[str]:
+    cpus = human_cpu_number(fill.cpu_allocated_milli), human_cpu_number(fill.cpu_free_milli)
+    memory = human_bytes(fill.memory_free_bytes, free=True)
+    return [*_dashes_if_no_total(fill.cpus, *cpus), *_dashes_if_no_total(fill.memory_bytes, memory)]
 
 
 def _dashes_if_no_total(total: int, *texts: str) -> Sequence[str]:
-    """Nothing is free, and nothing used up, of what a NUMA node never had."""
+    """Return dashes instead of the texts if the NUMA node has none of the resource."""
     return texts if total else ["-"] * len(texts)
 
 
@@ -288,8 +288,8 @@ def _verdict_lines(result: Simulation, *, trace: bool = True) -> Iterator[str]:
         }
     )
     extra = "".join(
-        f", {count_text(result.count_by_outcome[verdict], 'container')} {how}"
-        for verdict, how in (
+        f", {count_text(result.count_by_outcome[verdict], 'container')} {label}"
+        for verdict, label in (
             (SimulatedOutcome.MISALIGNED, "wider than ideal"),
             (SimulatedOutcome.SHORTFALL, "with less than asked for"),
             (SimulatedOutcome.UNPINNED, "not pinned"),
@@ -304,8 +304,8 @@ def _verdict_lines(result: Simulation, *, trace: bool = True) -> Iterator[str]:
         )
         return
     total = sum(1 for e in result.events if e.first_rejected_container is not None)
-    left = f", {count_text(result.skipped_pods, 'step')} not tried" if result.skipped_pods else ""
-    verdict = f"{count_text(pods, 'pod')} placed{extra}, {count_text(total, 'refusal')}{left}."
+    note = f", {count_text(result.skipped_pods, 'step')} not tried" if result.skipped_pods else ""
+    verdict = f"{count_text(pods, 'pod')} placed{extra}, {count_text(total, 'refusal')}{note}."
     yield from wrap_text(verdict) if trace else [verdict]
     outcome = refused.first_rejected_container
     assert outcome is not None  # noqa: S101  # first_refused has one
@@ -320,11 +320,11 @@ def _verdict_lines(result: Simulation, *, trace: bool = True) -> Iterator[str]:
 
 
 def explain_outcome(outcome: ContainerOutcome) -> dict[str, Any]:
-    """How a decision came about, as the running agent would explain it."""
-    known = explaining.stored_explanation(outcome.trace)
+    """Explain a decision in the same form as the running agent."""
+    stored = explaining.stored_explanation(outcome.trace)
     if outcome.allocation is None:
-        return explaining.explain_rejection(known, outcome.reason, outcome.message)
-    return explaining.explain_allocation(outcome.allocation, known, outcome.cpus)
+        return explaining.explain_rejection(stored, outcome.reason, outcome.message)
+    return explaining.explain_allocation(outcome.allocation, stored, outcome.cpus)
 
 
 def _explanation_lines(outcome: ContainerOutcome) -> list[str]:
@@ -333,16 +333,16 @@ def _explanation_lines(outcome: ContainerOutcome) -> list[str]:
 
 def _comparison_rows(first: Simulation, second: Simulation) -> Iterator[list[str]]:
     a, b = _outcomes_by_container(first), _outcomes_by_container(second)
-    several = _several_namespaces(first, second)
-    last = None
-    for place in {**a, **b}:
-        number, pod, container = place
-        row = [str(number), pod if several else pod.partition("/")[2], container]
-        if last == (number, pod):
+    namespaced = _several_namespaces(first, second)
+    previous = None
+    for key in {**a, **b}:
+        number, pod, container = key
+        row = [str(number), pod if namespaced else pod.partition("/")[2], container]
+        if previous == (number, pod):
             row[:2] = ["", ""]
-        last = number, pod
+        previous = number, pod
         for outcomes in (a, b):
-            outcome = outcomes.get(place)
+            outcome = outcomes.get(key)
             if outcome is None:
                 row += ["not tried", ""]
             elif outcome.verdict is SimulatedOutcome.REJECTED:
@@ -388,8 +388,8 @@ def _simulated_run_document(result: Simulation) -> dict[str, Any]:
             for a, cpus in result.running_containers
         ],
         "numaNodes": [
-            {"id": i, "before": to_builtins(result.initial_fill[i]), "after": to_builtins(room)}
-            for i, room in result.final_fill.items()
+            {"id": i, "before": to_builtins(result.initial_fill[i]), "after": to_builtins(fill)}
+            for i, fill in result.final_fill.items()
         ],
     }
 
@@ -409,7 +409,7 @@ def _event_document(event: SimulatedEvent) -> dict[str, Any]:
 
 def _outcome_document(outcome: ContainerOutcome) -> dict[str, Any]:
     explanation = explain_outcome(outcome)
-    found: dict[str, Any] = {
+    document: dict[str, Any] = {
         "container": outcome.container,
         "role": outcome.role.value,
         "verdict": outcome.verdict.value,
@@ -421,13 +421,13 @@ def _outcome_document(outcome: ContainerOutcome) -> dict[str, Any]:
         "explanation": explanation,
     }
     if outcome.devices:
-        found["devices"] = [
-            {"resource": resource, "id": one.id, "numaNodes": str(NUMASet(one.numa_nodes))}
+        document["devices"] = [
+            {"resource": resource, "id": d.id, "numaNodes": str(NUMASet(d.numa_nodes))}
             for resource, devices in outcome.devices.items()
-            for one in devices
+            for d in devices
         ]
     if (a := outcome.allocation) is not None:
         names = ("kind", "policy", "numaNodes", "idle", "preferred")
-        found |= {name: explanation["result"][name] for name in names}
-        found |= {"cpuMilli": a.cpu_milli, "memoryBytes": a.memory_bytes}
-    return found
+        document |= {name: explanation["result"][name] for name in names}
+        document |= {"cpuMilli": a.cpu_milli, "memoryBytes": a.memory_bytes}
+    return document

@@ -1,4 +1,4 @@
-"""``nri-numa status``: who has which CPUs and memory nodes."""
+"""``nri-numa status``: CPUs and memory nodes of all containers."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ from nri_numa.text import escape_unprintable, human_bytes
 Object = dict[str, Any]
 
 _MAX_REFUSALS_SHOWN: Final = 10
-"""On a terminal; a pipe gets them all."""
+"""Maximum on a terminal; a pipe gets all rejections."""
 _MAX_DRIFT_LINES: Final = 20
 DRIFT_MARK: Final = "!"
-"""Stands behind CPUs or memory nodes that are meant and not there."""
+"""Mark after desired CPUs or memory nodes that differ from the actual ones."""
 
 
 @click.command()
@@ -103,13 +103,13 @@ def status(
     if watch and output not in ("table", "wide", "json"):
         raise click.UsageError(f"--watch goes with -o table, wide or json, not with -o {output}")
     agent = new_agent_client(api, token_file, ca_file, config_path)
-    only = f" of pod {pod}" if pod is not None else ""
-    only += f" in namespace {namespace}" if namespace is not None else ""
+    filter_text = f" of pod {pod}" if pod is not None else ""
+    filter_text += f" in namespace {namespace}" if namespace is not None else ""
 
     def render_status(document: dict[str, Any]) -> str:
         wide = output == "wide"
         return "\n".join(
-            status_lines(document, time.time(), wide=wide, only=escape_unprintable(only))
+            status_lines(document, time.time(), wide=wide, only=escape_unprintable(filter_text))
         )
 
     if watch:
@@ -136,7 +136,7 @@ def status(
 def fetch_status_document(
     agent: AgentClient, namespace: str | None = None, pod: str | None = None
 ) -> Any:
-    """Status, assignments and refusals in one document, of one namespace or pod where given."""
+    """Fetch status, assignments and rejections in one document, of one namespace or pod if set."""
     query = "&".join(
         f"{name}={quote_path_segment(value)}"
         for name, value in (("namespace", namespace), ("pod", pod))
@@ -148,30 +148,30 @@ def fetch_status_document(
         **agent.get_document("/v1/refusals"),
     }
     document["refusals"] = [
-        one
-        for one in document["refusals"]
-        if namespace in (None, one["namespace"]) and pod in (None, one["pod"])
+        r
+        for r in document["refusals"]
+        if namespace in (None, r["namespace"]) and pod in (None, r["pod"])
     ]
     return document
 
 
 def _reprint_text_on_change(
-    look: Callable[[], str], interval: float, *, documents: bool
+    render: Callable[[], str], interval: float, *, documents: bool
 ) -> NoReturn:
-    """Show the text whenever it changes; what reads documents expects one a line, nothing else."""
-    shown = ""
+    """Print the text whenever it changes; a reader of documents gets only one document a line."""
+    previous = ""
     try:
         while True:
-            trouble = False
+            is_failure = False
             try:
-                text = look()
+                text = render()
             except Failure as error:
-                trouble, text = True, f"nri-numa: {error.message}\n(trying again)"
-            if text != shown:
+                is_failure, text = True, f"nri-numa: {error.message}\n(trying again)"
+            if text != previous:
                 if not documents:
                     click.clear()
-                click.echo(text, err=trouble and documents)
-                shown = text
+                click.echo(text, err=is_failure and documents)
+                previous = text
             time.sleep(interval)
     except KeyboardInterrupt:
         raise SystemExit(0) from None
@@ -180,7 +180,7 @@ def _reprint_text_on_change(
 def status_lines(
     document: dict[str, Any], now: float, *, wide: bool = False, only: str = ""
 ) -> Iterator[str]:
-    """The tables of a document of `fetch_status_document`, which was narrowed to ``only``."""
+    """Yield the tables of `fetch_status_document`; ``only`` describes its filter in a sentence."""
     yield from _agent_lines(document["status"], now)
     yield ""
     yield from numa_node_table_lines(document["numaNodes"], wide=wide)
@@ -193,28 +193,28 @@ def status_lines(
         yield f"No containers{only}."
     refusals = document["refusals"]
     if refusals:
-        shown = refusals[:_MAX_REFUSALS_SHOWN] if sys.stdout.isatty() and not wide else refusals
+        rows = refusals[:_MAX_REFUSALS_SHOWN] if sys.stdout.isatty() and not wide else refusals
         yield ""
         yield f"Refused lately{only} ({len(refusals)}); see `nri-numa explain NAMESPACE/POD`:"
-        yield from _status_table_lines(_REJECTION_COLUMNS, shown, now, wide=wide)
-        if len(shown) < len(refusals):
-            yield f"  and {len(refusals) - len(shown)} more; -o wide shows all"
+        yield from _status_table_lines(_REJECTION_COLUMNS, rows, now, wide=wide)
+        if len(rows) < len(refusals):
+            yield f"  and {len(refusals) - len(rows)} more; -o wide shows all"
 
 
 def numa_node_table_lines(nodes: Sequence[Object], *, wide: bool = False) -> Iterator[str]:
-    """NUMA nodes and what is free on each, of ``/v1/assignments``."""
+    """Return the table of NUMA nodes with their free resources, of ``/v1/assignments``."""
     return _status_table_lines(_NUMA_NODE_COLUMNS, nodes, 0.0, wide=wide)
 
 
 def _agent_lines(status: dict[str, Any], now: float) -> Iterator[str]:
     link = status["link"]
     runtime = f" to {link['runtime']} {link['runtimeVersion']}" if link["runtime"] else ""
-    over = f" over {link['over'].upper()}" if link.get("over") else ""
+    runtime += f" over {link['over'].upper()}" if link.get("over") else ""
     state = "ready" if status["ready"] else "NOT READY"
     mode = ", observing only" if status["observe"] else ""
     node = f" on {status['nodeName']}" if status.get("nodeName") else ""
     yield escape_unprintable(
-        f"nri-numa {status['version']}{node}: {state}{mode}, link{runtime}{over} {link['state']}, "
+        f"nri-numa {status['version']}{node}: {state}{mode}, link{runtime} {link['state']}, "
         f"up {human_age(status['startedAt'], now)}"
     )
     if link.get("problem"):
@@ -229,8 +229,8 @@ def _agent_lines(status: dict[str, Any], now: float) -> Iterator[str]:
     counts = [f"{count} {kind}" for kind, count in status["containers"].items() if count]
     total = sum(status["containers"].values())
     yield count_text(total, "container") + (f": {', '.join(counts)}" if counts else "")
-    if theirs := status.get("kubeletCPUs"):
-        yield f"exclusive by the kubelet's static policy: {cpus_text(theirs)}"
+    if kubelet_cpus := status.get("kubeletCPUs"):
+        yield f"exclusive by the kubelet's static policy: {cpus_text(kubelet_cpus)}"
     if contested := status.get("contested"):
         yield (
             f"{count_text(contested, 'container')} whose cpuset the kubelet writes too; "
@@ -247,7 +247,7 @@ def _agent_lines(status: dict[str, Any], now: float) -> Iterator[str]:
 
 
 class _StatusColumn(NamedTuple):
-    """A column, its cell of an object at a time, and whether these objects have it at all."""
+    """A column, its cell for an object at a time, and the condition for showing the column."""
 
     column: Column
     cell: Callable[[Object, float], object]
@@ -256,37 +256,37 @@ class _StatusColumn(NamedTuple):
 
 
 def _status_table_lines(
-    shown: Sequence[_StatusColumn], objects: Sequence[Object], now: float, *, wide: bool
+    definitions: Sequence[_StatusColumn], objects: Sequence[Object], now: float, *, wide: bool
 ) -> Iterator[str]:
-    """A table that fits the terminal; columns that had to be left out are named below it."""
-    chosen = [one for one in shown if (wide or not one.wide_output_only) and one.condition(objects)]
-    made = fit_table(
-        [one.column for one in chosen],
-        [[one.cell(each, now) for one in chosen] for each in objects],
+    """Yield a table that fits the terminal; the dropped columns are named below it."""
+    columns = [c for c in definitions if (wide or not c.wide_output_only) and c.condition(objects)]
+    table = fit_table(
+        [c.column for c in columns],
+        [[c.cell(document, now) for c in columns] for document in objects],
         None if wide else max_table_width(),
     )
-    yield from made.lines
-    if made.dropped_columns:
-        yield f"(no room for {', '.join(made.dropped_columns)}; -o wide shows all columns)"
+    yield from table.lines
+    if table.dropped_columns:
+        yield f"(no room for {', '.join(table.dropped_columns)}; -o wide shows all columns)"
 
 
 def _cell_getter(key: str, text: Callable[[Any], str] = str) -> Callable[[Object, float], object]:
-    return lambda one, _: text(one[key]) if one.get(key) else "-"
+    return lambda c, _: text(c[key]) if c.get(key) else "-"
 
 
 def _any_row_has(key: str) -> Callable[[Sequence[Object]], bool]:
-    return lambda objects: any(one.get(key) not in (None, "") for one in objects)
+    return lambda objects: any(o.get(key) not in (None, "") for o in objects)
 
 
 def _percent_text(percent: float | None) -> str:
-    """A question mark where it is not known."""
+    """Format a percentage; a question mark if it is not known."""
     return "?" if percent is None else f"{percent:g} %"
 
 
 def _late_pinning_text(container: Object) -> str:
-    """By how much it started before its CPUs were set; over CRI only."""
-    late = container.get("late")
-    return "?" if late is None else "no" if late <= 0 else f"{late * 1000:.0f} ms"
+    """Return the delay between a container's start and its pinning; over CRI only."""
+    delay_s = container.get("late")
+    return "?" if delay_s is None else "no" if delay_s <= 0 else f"{delay_s * 1000:.0f} ms"
 
 
 def _waiting_threads_text(container: Object) -> str:
@@ -297,7 +297,7 @@ def _waiting_threads_text(container: Object) -> str:
 def _free_of_capacity_getter(
     available: str, capacity: str, text: Callable[[int], str]
 ) -> Callable[..., object]:
-    """Free of all; a NUMA node without CPUs or without memory is not one that is used up."""
+    """Return the getter of a cell: free of capacity, or a dash if the NUMA node has none."""
     return lambda n, _: f"{text(n[available])} of {text(n[capacity])}" if n[capacity] else "-"
 
 
@@ -399,51 +399,51 @@ _NUMA_NODE_COLUMNS: Final = (
 )
 
 
-# --- Containers that have something else than meant ----------------------------------------------
+# --- Containers whose actual cpuset differs from the desired one ---------------------------------
 
 
 def actual_cpuset_text(actual: Mapping[str, Any], now: float) -> str:
-    """``meant 4-7, has 0-7 since 12 s, on exclusive CPUs of shop/db/server``."""
+    """Return ``meant 4-7, has 0-7 since 12 s, on exclusive CPUs of shop/db/server``."""
     seconds = max(0.0, now - actual["since"])
-    since = f"{int(seconds)} s" if seconds < 60 else human_duration(seconds)
+    duration = f"{int(seconds)} s" if seconds < 60 else human_duration(seconds)
     return escape_unprintable(
-        drift_text(actual["text"], since, actual["owners"], given_up=actual["givenUp"])
+        drift_text(actual["text"], duration, actual["owners"], given_up=actual["givenUp"])
     )
 
 
-def _drift_mark(one: Mapping[str, Any], key: str) -> str:
-    """Behind ``CPUs`` or ``Mems``: a mark where the container has others, or is not on its own."""
-    if key == "CPUs" and one.get("displaced"):
+def _drift_mark(container: Mapping[str, Any], key: str) -> str:
+    """Return the mark for ``CPUs`` or ``Mems`` if they differ, or if the CPUs are displaced."""
+    if key == "CPUs" and container.get("displaced"):
         return DRIFT_MARK
-    actual = one.get("actual") or {f"meant{key}": "", "intruder": False}
+    actual = container.get("actual") or {f"meant{key}": "", "intruder": False}
     return DRIFT_MARK if actual[f"meant{key}"] or (key == "CPUs" and actual["intruder"]) else ""
 
 
 def _drift_lines(containers: Sequence[Mapping[str, Any]], now: float) -> Iterator[str]:
-    """Below the table: what is moving, and each container that differs, the worst first."""
-    moving = [one for one in containers if one.get("moving")]
-    if moving:
+    """Yield migrations and drifted containers, those on exclusive CPUs of others first."""
+    migrations = [c for c in containers if c.get("moving")]
+    if migrations:
         yield ""
-    for one in moving:
-        name = f"{one['namespace']}/{one['pod']}/{one['container']}"
-        yield from wrap_text(f"{name}: its memory moves {one['moving']}", "", "    ")
-    differing = [one for one in containers if one.get("actual") or one.get("displaced")]
+    for c in migrations:
+        name = f"{c['namespace']}/{c['pod']}/{c['container']}"
+        yield from wrap_text(f"{name}: its memory moves {c['moving']}", "", "    ")
+    differing = [c for c in containers if c.get("actual") or c.get("displaced")]
     if not differing:
         return
-    differing.sort(key=lambda one: not (one.get("actual") or {}).get("intruder"))
+    differing.sort(key=lambda c: not (c.get("actual") or {}).get("intruder"))
     count = len(differing)
-    have = "has" if count == 1 else "have"
+    verb = "has" if count == 1 else "have"
     yield ""
     yield from wrap_text(
-        f"{DRIFT_MARK} {count_text(count, 'container')} {have} something else than meant:",
+        f"{DRIFT_MARK} {count_text(count, 'container')} {verb} something else than meant:",
         "",
         "    ",
     )
-    shown = _MAX_DRIFT_LINES if sys.stdout.isatty() else count
-    for one in differing[:shown]:
-        parts = [displaced_text(one["displaced"])] if one.get("displaced") else []
-        parts += [actual_cpuset_text(one["actual"], now)] if one.get("actual") else []
-        name = f"{one['namespace']}/{one['pod']}/{one['container']}"
+    max_lines = _MAX_DRIFT_LINES if sys.stdout.isatty() else count
+    for c in differing[:max_lines]:
+        parts = [displaced_text(c["displaced"])] if c.get("displaced") else []
+        parts += [actual_cpuset_text(c["actual"], now)] if c.get("actual") else []
+        name = f"{c['namespace']}/{c['pod']}/{c['container']}"
         yield from wrap_text(f"{name}: {'; '.join(parts)}", "  ", "    ")
-    if count > shown:
-        yield f"  and {count - shown} more"
+    if count > max_lines:
+        yield f"  and {count - max_lines} more"

@@ -416,8 +416,8 @@ class ClusterPage:
                 CLUSTER_PAGE_PATH.rstrip("/"),
                 lambda _: Response(308, b"", TEXT_CONTENT_TYPE, [("Location", CLUSTER_PAGE_PATH)]),
             ),
-            *page_routes("nri_numa.web", *SHARED_PAGE_FILES, at=CLUSTER_PAGE_PATH),
-            *page_routes("nri_numa.controller", at=CLUSTER_PAGE_PATH),
+            *page_routes("nri_numa.web", *SHARED_PAGE_FILES, prefix=CLUSTER_PAGE_PATH),
+            *page_routes("nri_numa.controller", prefix=CLUSTER_PAGE_PATH),
         ]
 
     async def _get_overview(self, request: HTTPRequest) -> Response:

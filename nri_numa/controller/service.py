@@ -242,7 +242,7 @@ class ControllerService:
             self._address[0] if self._address else "",
             version=__version__,
             metrics=self.render_metrics,
-            not_ready=self.unready_reason,
+            unready_reason=self.unready_reason,
             certificate=self._certificate,
             routes=[
                 *(

@@ -1,9 +1,9 @@
-"""The life of the device plugin: count, serve, register, and again whenever the kubelet restarts.
+"""The device plugin: it counts, serves and registers, and repeats this when the kubelet restarts.
 
-The kubelet removes every socket of the directory when it starts, ours too, and makes its own anew.
-Both are looked at every second. inotify would tell sooner, but the kernel gives all programs of
-root together few instances of it (``fs.inotify.max_user_instances``, 128), and a node's status is
-computed every ten seconds anyway.
+When the kubelet starts, it removes every socket of the directory, the plugin's too, and creates its
+own again. Both are polled every second. inotify would be faster, but all programs of root share a
+small number of instances (``fs.inotify.max_user_instances``, 128), and a node's status is computed
+only every ten seconds.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from nri_numa.observe.logs import get_logger
 from nri_numa.web.responses import ExclusiveCPUSlotsDocument
 
 # --- The gRPC service that the kubelet calls, on one socket ---------------------------------------
-# Nothing waits in a handler: Allocate and GetPreferredAllocation have no deadline in the kubelet,
-# and while one of them hangs no pod of the node is admitted.
+# No handler waits: Allocate and GetPreferredAllocation have no deadline in the kubelet, and no pod
+# of the node is admitted while one of them hangs.
 
 
 log = get_logger("device-plugin")
@@ -41,51 +41,51 @@ UNHEALTHY_STATE: Final = "Unhealthy"
 _PLUGIN_SERVICE: Final = "v1beta1.DevicePlugin"
 _REGISTER_METHOD: Final = "/v1beta1.Registration/Register"
 _REGISTER_TIMEOUT_S: Final = 15.0
-"""Seconds. The kubelet dials us inside the call, for up to ten."""
+"""Seconds. The kubelet dials the plugin inside the call, for up to ten."""
 _CHANNEL_OPTIONS: Final = (
-    # Go servers check the :authority header, which for a unix socket would be its path.
+    # Go servers check the :authority header, which would be the path of a unix socket.
     ("grpc.default_authority", "localhost"),
     ("grpc.enable_http_proxy", 0),
 )
 
 
 def encode_devices(slots: tuple[Slot, ...]) -> pb.ListAndWatchResponse:
-    """The whole list as the kubelet takes it."""
+    """Encode the whole list for the kubelet."""
     answer = pb.ListAndWatchResponse()
     for slot in slots:
         device = answer.devices.add(
             ID=slot.id, health=HEALTHY_STATE if slot.healthy else UNHEALTHY_STATE
         )
         if slot.numa_node is not None:
-            # Not even an empty one where nothing is known: PodResources would lose the device.
+            # Left unset if unknown: with an empty topology PodResources would lose the device.
             device.topology.nodes.add(ID=slot.numa_node)
     return answer
 
 
 class SlotService:
-    """Serves `SlotList` on a unix socket, from `start` to `stop`; usable once.
+    """gRPC service of a `SlotList` on a unix socket, from `start` to `stop`; usable once.
 
-    A socket that is left there by a process that was killed is removed.
+    The socket of a killed process is removed.
 
     Attributes:
-        streams: how many lists the kubelet is watching at present.
+        streams: number of lists that the kubelet is watching now.
     """
 
     def __init__(
-        self, path: str, slots: SlotList, *, now: Callable[[], float] = time.monotonic
+        self, path: str, slots: SlotList, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.path = path
         self._slots = slots
-        self._now = now
+        self._clock = clock
         self._server: grpc.aio.Server | None = None
         self._changed = asyncio.Event()
         self.streams = 0
 
     async def start(self) -> None:
-        """Listen.
+        """Listen on the socket.
 
         Raises:
-            RuntimeUnavailable: the socket cannot be had.
+            RuntimeUnavailable: the socket cannot be created.
         """
         server = grpc.aio.server()
         handlers = {
@@ -114,13 +114,13 @@ class SlotService:
         self._server = server
 
     async def stop(self) -> None:
-        """End every call and close; returns when the kubelet can see it."""
+        """End every call and close; returns when the kubelet can detect it."""
         server, self._server = self._server, None
         if server is not None:
             await server.stop(None)
 
     def notify_slots_changed(self) -> None:
-        """The list is another one: send it to the kubelet."""
+        """Send the changed list to the kubelet."""
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -145,19 +145,19 @@ class SlotService:
         self, request: pb.PreferredAllocationRequest, context: Any
     ) -> pb.PreferredAllocationResponse:
         answer = pb.PreferredAllocationResponse()
-        for one in request.container_requests:
-            must, size = list(one.must_include_deviceIDs), one.allocation_size
-            chosen = self._slots.preferred_ids(one.available_deviceIDs, must, size)
-            answer.container_responses.add(deviceIDs=chosen)
+        for container in request.container_requests:
+            required, size = list(container.must_include_deviceIDs), container.allocation_size
+            ids = self._slots.preferred_ids(container.available_deviceIDs, required, size)
+            answer.container_responses.add(deviceIDs=ids)
         return answer
 
     async def _allocate_slots(
         self, request: pb.AllocateRequest, context: Any
     ) -> pb.AllocateResponse:
         answer = pb.AllocateResponse()
-        for one in request.container_requests:
+        for container in request.container_requests:
             try:
-                text = self._slots.allocate_slots(list(one.devices_ids), self._now())
+                text = self._slots.allocate_slots(list(container.devices_ids), self._clock())
             except UnknownSlots as error:
                 log.warning("allocation refused", problem=str(error))
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
@@ -176,10 +176,10 @@ def _unary_rpc_handler(method: Any, request: Any) -> Any:
 
 
 def unlink_socket(path: str) -> None:
-    """Take a socket away that an earlier process left.
+    """Remove the socket of an earlier process.
 
     Raises:
-        OSError: it cannot be taken away, or is no socket.
+        OSError: it cannot be removed, or is no socket.
     """
     try:
         mode = os.lstat(path).st_mode
@@ -191,12 +191,12 @@ def unlink_socket(path: str) -> None:
 
 
 async def register_with_kubelet(kubelet_socket: str, endpoint: str, resource: str) -> None:
-    """Register a plugin that serves already: the kubelet dials back before it answers.
+    """Register a plugin that already serves: the kubelet dials back before it answers.
 
     ``endpoint`` is the file name of the plugin's socket, in the directory of the kubelet's.
 
     Raises:
-        RuntimeUnavailable: it does not answer in time, or refuses; the message has its words.
+        RuntimeUnavailable: it does not answer in time or refuses; its message is included.
     """
     request = pb.RegisterRequest(
         version=DEVICE_PLUGIN_API_VERSION, endpoint=endpoint, resource_name=resource
@@ -227,15 +227,14 @@ class PluginTiming(msgspec.Struct, frozen=True, kw_only=True):
     """Times in seconds.
 
     Attributes:
-        agent_interval_s: between two questions to the agent.
-        poll: between two looks at the directory.
-        agent_timeout_s: how long the agent may be silent before nothing new is offered. It restarts
-            in less, and its containers keep what they have.
+        agent_interval_s: between two queries of the agent.
+        poll: between two checks of the directory.
+        agent_timeout_s: until an unreachable agent stops new offers. A restart takes less, and
+            containers keep their slots.
         settle: between the end of one registration and the next. Kubelets up to 1.36.3 take the
             end of an old stream for the end of the new one (kubernetes #121994, #127803).
-        watched: how long the kubelet may take to watch the list once it has registered us, and how
-            long it may be without doing so.
-        retry_delays_s: before the next registration, after one that failed or did not last.
+        watched: until the kubelet must watch the list after a registration, or watch it again.
+        retry_delays_s: before the next registration, after one that failed or ended early.
     """
 
     agent_interval_s: float = 2.0
@@ -247,34 +246,33 @@ class PluginTiming(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DevicePlugin:
-    """Advertises the agent's count to the kubelet of this node.
+    """Device plugin that advertises the agent's count to the kubelet of this node.
 
-    ``ask`` fetches the agent's ``/v1/slots``, and may raise any of our exceptions; ``allocated``
-    returns the ids that the kubelet has allocated already, and is called once at the start. Both
-    may block.
+    ``fetch`` returns the agent's ``/v1/slots``, or raises an `AgentError`; ``allocated`` returns
+    the ids that the kubelet has allocated already, and is called once at the start. Both may block.
 
     Attributes:
-        registered: how often the kubelet took a registration.
+        registered: number of successful registrations.
     """
 
     def __init__(
         self,
         directory: str,
         resource: str,
-        ask: Callable[[], Mapping[str, Any]],
+        fetch: Callable[[], Mapping[str, Any]],
         slots: SlotList,
         *,
         allocated: Callable[[], Iterable[str]] = tuple,
-        pace: PluginTiming | None = None,
+        times: PluginTiming | None = None,
     ) -> None:
         self._directory = directory
         self._kubelet_socket = os.path.join(directory, KUBELET_SOCKET_NAME)
         self._own_socket = os.path.join(directory, PLUGIN_SOCKET_NAME)
         self._resource = resource
-        self._ask = ask
+        self._fetch = fetch
         self._slots = slots
         self._allocated = allocated
-        self._pace = pace or PluginTiming()
+        self._times = times or PluginTiming()
         self._service: SlotService | None = None
         self._has_count = asyncio.Event()
         self._counted_at = time.monotonic()
@@ -285,8 +283,8 @@ class DevicePlugin:
         """Serve until cancelled.
 
         Raises:
-            DevicePluginBusy: another one serves this directory.
-            RuntimeUnavailable: there is no such directory, or it may not be written to.
+            DevicePluginBusy: another plugin serves this directory.
+            RuntimeUnavailable: the directory is missing or not writable.
         """
         with _exclusive_lock(os.path.join(self._directory, LOCK_FILE)):
             ids = await asyncio.to_thread(self._allocated)
@@ -300,28 +298,30 @@ class DevicePlugin:
     async def _poll_agent(self) -> None:
         while True:
             self._apply_counts(await self._query_slot_counts())
-            await asyncio.sleep(self._pace.agent_interval_s)
+            await asyncio.sleep(self._times.agent_interval_s)
 
     async def _query_slot_counts(self) -> ExclusiveCPUSlotsDocument | str:
-        """What it counts, or why that is nothing."""
+        """Return the agent's counts, or the reason why there are none."""
         try:
-            found = msgspec.convert(await asyncio.to_thread(self._ask), ExclusiveCPUSlotsDocument)
+            counts = msgspec.convert(
+                await asyncio.to_thread(self._fetch), ExclusiveCPUSlotsDocument
+            )
         except AgentError as error:
             return str(error)
         except msgspec.ValidationError as error:
             return f"/v1/slots cannot be read: {error}"
-        return found if found.ready else found.reason
+        return counts if counts.ready else counts.reason
 
-    def _apply_counts(self, found: ExclusiveCPUSlotsDocument | str) -> None:
+    def _apply_counts(self, counts: ExclusiveCPUSlotsDocument | str) -> None:
         now, reason = time.monotonic(), ""
-        if not isinstance(found, str):
+        if not isinstance(counts, str):
             self._counted_at = now
-            changed = self._slots.apply_counts(found, now)
-        elif not self._has_count.is_set() or now - self._counted_at < self._pace.agent_timeout_s:
-            self._report_problem(found, "")
+            changed = self._slots.apply_counts(counts, now)
+        elif not self._has_count.is_set() or now - self._counted_at < self._times.agent_timeout_s:
+            self._report_problem(counts, "")
             return
         else:
-            reason, changed = found, self._slots.stop_offering(now)
+            reason, changed = counts, self._slots.stop_offering(now)
         self._has_count.set()
         self._report_problem(reason, "; what is free is unhealthy until it is")
         if changed:
@@ -332,8 +332,8 @@ class DevicePlugin:
             if self._service is not None:
                 self._service.notify_slots_changed()
 
-    def _report_problem(self, reason: str, then: str) -> None:
-        text = reason + then if reason else ""
+    def _report_problem(self, reason: str, consequence: str) -> None:
+        text = reason + consequence if reason else ""
         if text and text != self._reported:
             log.warning("the agent does not count", problem=text)
         elif self._reported and not text:
@@ -354,38 +354,38 @@ class DevicePlugin:
                     )
                     self.registered += 1
                     log.info("registered", resource=self._resource, number=self.registered)
-                    begin = time.monotonic()
-                    why = await self._watch_sockets(service, kubelet)
-                lasted = time.monotonic() - begin > max(self._pace.retry_delays_s)
-                failures = 0 if lasted or not why.is_retry else failures + 1
-                log.warning("registering again", reason=why.text)
+                    registered_at = time.monotonic()
+                    reason = await self._watch_sockets(service, kubelet)
+                lasted = time.monotonic() - registered_at > max(self._times.retry_delays_s)
+                failures = 0 if lasted or not reason.is_retry else failures + 1
+                log.warning("registering again", reason=reason.text)
             except RuntimeUnavailable as error:
                 failures += 1
-                if failures <= len(self._pace.retry_delays_s):
+                if failures <= len(self._times.retry_delays_s):
                     log.warning("not registered", problem=str(error))
-            await asyncio.sleep(self._pace.settle)
+            await asyncio.sleep(self._times.settle)
             if failures:
                 await self._wait_same_kubelet(
-                    self._pace.retry_delays_s[min(failures, len(self._pace.retry_delays_s)) - 1],
+                    self._times.retry_delays_s[min(failures, len(self._times.retry_delays_s)) - 1],
                     kubelet,
                 )
 
     async def _wait_same_kubelet(self, seconds: float, kubelet: object) -> None:
-        """Wait, but not while another kubelet is there: it knows nothing of what failed."""
-        end = time.monotonic() + seconds
-        while (left := end - time.monotonic()) > 0:
+        """Wait, unless the kubelet restarts: a new one has not seen the failure."""
+        deadline = time.monotonic() + seconds
+        while (remaining_s := deadline - time.monotonic()) > 0:
             if _socket_identity(self._kubelet_socket) not in (None, kubelet):
                 return
-            await asyncio.sleep(min(left, self._pace.poll))
+            await asyncio.sleep(min(remaining_s, self._times.poll))
 
     async def _wait_for_kubelet(self) -> object:
-        """Which kubelet is there; waits for one."""
+        """Wait for the kubelet's socket and return its identity."""
         reported = False
         while (kubelet := _socket_identity(self._kubelet_socket)) is None:
             if not reported:
                 log.warning("no kubelet", problem=f"{self._kubelet_socket} is not there")
             reported = True
-            await asyncio.sleep(self._pace.poll)
+            await asyncio.sleep(self._times.poll)
         return kubelet
 
     @contextlib.asynccontextmanager
@@ -400,23 +400,23 @@ class DevicePlugin:
             await service.stop()
 
     async def _watch_sockets(self, service: SlotService, kubelet: object) -> _ReregisterReason:
-        """Look at the directory until there is a reason to register again."""
-        own, watched = _socket_identity(self._own_socket), time.monotonic()
+        """Poll the directory until there is a reason to register again."""
+        plugin_socket, watched_at = _socket_identity(self._own_socket), time.monotonic()
         while True:
-            await asyncio.sleep(self._pace.poll)
+            await asyncio.sleep(self._times.poll)
             now = time.monotonic()
-            there = _socket_identity(self._kubelet_socket)
-            if there not in (None, kubelet):
+            kubelet_socket = _socket_identity(self._kubelet_socket)
+            if kubelet_socket not in (None, kubelet):
                 return _ReregisterReason("the kubelet restarted", is_retry=False)
-            if _socket_identity(self._own_socket) != own:
-                # Both are gone while a kubelet starts.
+            if _socket_identity(self._own_socket) != plugin_socket:
+                # Both are missing while a kubelet starts.
                 return _ReregisterReason(
-                    f"{self._own_socket} was taken away", is_retry=there is not None
+                    f"{self._own_socket} was taken away", is_retry=kubelet_socket is not None
                 )
-            if service.streams or there is None:
-                # Without its socket there is no kubelet to register with: the list is served on.
-                watched = now
-            elif now - watched > self._pace.watched:
+            if service.streams or kubelet_socket is None:
+                # Without its socket no kubelet can be registered with: the list is still served.
+                watched_at = now
+            elif now - watched_at > self._times.watched:
                 return _ReregisterReason(
                     "the kubelet does not watch the list any more; perhaps another plugin "
                     f"registers {self._resource} too",
@@ -430,22 +430,22 @@ class _ReregisterReason(msgspec.Struct, frozen=True):
 
 
 def _socket_identity(path: str) -> object:
-    """Which socket is there: another object for another one; None for none.
+    """Return an identity of the socket at a path, which differs for a new one; None without one.
 
-    The number alone is not enough: a file system gives it to the next file.
+    The inode number alone is not enough: a file system reuses it for the next file.
     """
     try:
-        found = os.lstat(path)
+        status = os.lstat(path)
     except OSError:
         return None
-    if not stat.S_ISSOCK(found.st_mode):
+    if not stat.S_ISSOCK(status.st_mode):
         return None
-    return found.st_dev, found.st_ino, found.st_ctime_ns
+    return status.st_dev, status.st_ino, status.st_ctime_ns
 
 
 @contextlib.contextmanager
 def _exclusive_lock(path: str) -> Iterator[None]:
-    """Be the only one of this directory; the kernel lets go when the process ends, however."""
+    """Hold the lock of this directory; the kernel releases it at the end of the process."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:

@@ -1,11 +1,11 @@
-"""The list of slots: which ids are offered, which of them containers hold, which go first.
+"""List of slots: the ids that are offered, those that containers hold, and their order.
 
-An id says nothing about a CPU. ``slot-7`` is one of so many exclusive CPUs of the machine,
-``numa1-slot-7`` one of so many of a NUMA node; the agent chooses the CPU when the container is
-created. So all that counts is how many ids there are, and that none is removed that a container
-holds: the kubelet does not start a container again whose id has gone or is unhealthy.
+An id does not name a CPU. ``slot-7`` stands for any exclusive CPU of the machine, ``numa1-slot-7``
+for any of a NUMA node; the agent chooses the CPU when the container is created. So only the number
+of ids matters, and that no id of a container is removed: the kubelet does not restart a container
+whose id is missing or unhealthy.
 
-Pure: times are handed in.
+Pure: times are parameters.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from nri_numa.errors import UnknownSlots
 from nri_numa.web.responses import ExclusiveCPUSlotsDocument
 
 PENDING_SLOT_TIMEOUT_S: Final = 600.0
-"""Seconds in which an id that was allocated counts as taken although no container shows up with it:
-the image may have to be pulled first."""
+"""Seconds in which an allocated id counts as taken although no container has it yet: its image may
+have to be pulled first."""
 
 _SLOT_NUMA_PREFIX_PATTERN: Final = re.compile(r"numa([0-9]{1,4})-")
 
@@ -32,8 +32,8 @@ class Slot(msgspec.Struct, frozen=True):
 
     Attributes:
         id: its name.
-        healthy: new containers may get it. One that is held is healthy, come what may.
-        numa_node: announced with it; None where none is.
+        healthy: True if new containers may get it. An id that a container holds is always healthy.
+        numa_node: the NUMA node that is announced with it, or None.
     """
 
     id: str
@@ -42,123 +42,125 @@ class Slot(msgspec.Struct, frozen=True):
 
 
 def numa_node_of_slot(id: str) -> int | None:
-    """The NUMA node that an id names."""
-    found = _SLOT_NUMA_PREFIX_PATTERN.match(id)
-    return int(found[1]) if found else None
+    """Return the NUMA node that an id names, or None."""
+    match = _SLOT_NUMA_PREFIX_PATTERN.match(id)
+    return int(match[1]) if match else None
 
 
 class SlotList:
-    """What is advertised, from what the agent counts and what the kubelet allocated.
+    """Advertised slots, from the agent's counts and the kubelet's allocations.
 
     Args:
-        topology: announce the NUMA node of each slot, which binds the agent to it.
-        pack: of several NUMA nodes with enough slots prefer the one with fewest, not with most.
+        topology: announce the NUMA node of each slot, which the agent must then use.
+        pack: prefer the NUMA node with the fewest sufficient slots, not the one with the most.
     """
 
     def __init__(self, *, topology: bool = False, pack: bool = False) -> None:
         self._topology = topology
         self._pack = pack
-        self._counted: ExclusiveCPUSlotsDocument | None = None
+        self._counts: ExclusiveCPUSlotsDocument | None = None
         self._ready = False
-        self._under_way: dict[str, float] = {}
-        self._known: dict[str, int | None] = {}
+        self._pending_slots: dict[str, float] = {}
+        self._node_by_slot: dict[str, int | None] = {}
         self.slots: tuple[Slot, ...] = ()
 
     @property
     def annotation_key(self) -> str:
-        """The annotation that an answer to Allocate carries."""
-        return "" if self._counted is None else self._counted.annotation
+        """Key of the annotation in an answer to Allocate."""
+        return "" if self._counts is None else self._counts.annotation
 
-    def record_allocated(self, ids: Iterable[str], now: float) -> None:
-        """Ids that the kubelet has allocated, as far as it says when we start."""
-        self._under_way.update(dict.fromkeys(ids, now))
-        self._known.update({id: numa_node_of_slot(id) for id in self._under_way})
+    def record_allocated(self, ids: Iterable[str], allocated_at: float) -> None:
+        """Record the ids that the kubelet reports as allocated at the start."""
+        self._pending_slots.update(dict.fromkeys(ids, allocated_at))
+        self._node_by_slot.update({id: numa_node_of_slot(id) for id in self._pending_slots})
 
-    def apply_counts(self, counted: ExclusiveCPUSlotsDocument, now: float) -> bool:
-        """Take what the agent counts while it is ready; whether the list is another one now."""
-        self._counted, self._ready = counted, True
+    def apply_counts(self, counts: ExclusiveCPUSlotsDocument, now: float) -> bool:
+        """Apply the counts of a ready agent; True if the list changed."""
+        self._counts, self._ready = counts, True
         return self._rebuild_slots(now)
 
     def stop_offering(self, now: float) -> bool:
-        """The agent is not ready: nothing new is offered, and what is held stays."""
+        """Stop offering free slots, because the agent is not ready; True if the list changed."""
         self._ready = False
         return self._rebuild_slots(now)
 
     def _rebuild_slots(self, now: float) -> bool:
-        if self._counted is None:
+        if self._counts is None:
             return False
-        held = set(self._counted.ids)
-        self._under_way = {
-            id: since
-            for id, since in self._under_way.items()
-            if id not in held and now - since < PENDING_SLOT_TIMEOUT_S
+        held_ids = set(self._counts.ids)
+        self._pending_slots = {
+            id: allocated_at
+            for id, allocated_at in self._pending_slots.items()
+            if id not in held_ids and now - allocated_at < PENDING_SLOT_TIMEOUT_S
         }
-        kept = held | self._under_way.keys()
-        made = {
-            id: Slot(id, numa_node=self._announced_numa_node(numa_node_of_slot(id))) for id in kept
+        ids = held_ids | self._pending_slots.keys()
+        slots = {
+            id: Slot(id, numa_node=self._announced_numa_node(numa_node_of_slot(id))) for id in ids
         }
-        room = {one.id: max(0, one.free) for one in self._counted.numa_nodes}
+        counts = {item.id: max(0, item.free) for item in self._counts.numa_nodes}
         if not self._topology:
-            room = {-1: sum(room.values())}
-        for id in self._under_way:
+            counts = {-1: sum(counts.values())}
+        for id in self._pending_slots:
             # The agent still counts its CPU as free.
             node = numa_node_of_slot(id)
-            where = node if self._topology and node in room else max(room, key=lambda i: room[i])
-            room[where] -= 1
-        for i, free in sorted(room.items()):
+            target = (
+                node if self._topology and node in counts else max(counts, key=lambda i: counts[i])
+            )
+            counts[target] -= 1
+        for i, free_count in sorted(counts.items()):
             prefix, numbers = (f"numa{i}-slot-" if self._topology else "slot-"), count()
-            for _ in range(free):
-                id = next(f"{prefix}{n}" for n in numbers if f"{prefix}{n}" not in made)
-                made[id] = Slot(
+            for _ in range(free_count):
+                id = next(f"{prefix}{n}" for n in numbers if f"{prefix}{n}" not in slots)
+                slots[id] = Slot(
                     id, self._ready, self._announced_numa_node(i if self._topology else None)
                 )
-        before, self.slots = self.slots, tuple(made[id] for id in sorted(made, key=_slot_sort_key))
-        self._known.update((slot.id, slot.numa_node) for slot in self.slots)
-        return before != self.slots
+        prior, self.slots = self.slots, tuple(slots[id] for id in sorted(slots, key=_slot_sort_key))
+        self._node_by_slot.update((slot.id, slot.numa_node) for slot in self.slots)
+        return prior != self.slots
 
     def _announced_numa_node(self, node: int | None) -> int | None:
         return node if self._topology else None
 
-    def allocate_slots(self, ids: Sequence[str], now: float) -> str:
-        """The kubelet gives these ids to one container; returns the annotation's text.
+    def allocate_slots(self, ids: Sequence[str], allocated_at: float) -> str:
+        """Record the kubelet's allocation for one container; return the annotation's text.
 
         Raises:
-            UnknownSlots: one of them was never offered.
+            UnknownSlots: one of the ids was never offered.
         """
-        strange = [id for id in ids if id not in self._known]
-        if strange or not ids:
+        unknown_ids = [id for id in ids if id not in self._node_by_slot]
+        if unknown_ids or not ids:
             offered = f"{len(self.slots)} ids such as {self.slots[0].id}" if self.slots else "none"
-            shown = ", ".join(repr(id[:64]) for id in strange[:3]) or "no ids"
-            raise UnknownSlots(f"Allocate of {shown}, expected ids that were offered: {offered}")
-        # Also of one that is held by the last count: the kubelet knows first that its pod ended.
-        self._under_way.update(dict.fromkeys(ids, now))
+            ids_text = ", ".join(repr(id[:64]) for id in unknown_ids[:3]) or "no ids"
+            raise UnknownSlots(f"Allocate of {ids_text}, expected ids that were offered: {offered}")
+        # Also an id that a container held at the last count: the kubelet knows first of its end.
+        self._pending_slots.update(dict.fromkeys(ids, allocated_at))
         return ",".join(sorted(ids, key=_slot_sort_key))
 
-    def preferred_ids(self, available: Iterable[str], must: Sequence[str], size: int) -> list[str]:
-        """Which of the available ids a container should get: few NUMA nodes, low numbers."""
-        chosen = list(must)
+    def preferred_ids(self, ids: Iterable[str], required: Sequence[str], size: int) -> list[str]:
+        """Return the ids that a container should get: on few NUMA nodes, with low numbers."""
+        chosen_ids = list(required)
         by_node: dict[int | None, list[str]] = {}
-        for id in sorted(set(available) - set(must), key=_slot_sort_key):
-            by_node.setdefault(self._known.get(id, numa_node_of_slot(id)), []).append(id)
-        near = {self._known.get(id, numa_node_of_slot(id)) for id in must}
-        while len(chosen) < size and by_node:
-            need = size - len(chosen)
-            # Beside what it must include; where all of it fits, by the strategy; then the lowest.
+        for id in sorted(set(ids) - set(required), key=_slot_sort_key):
+            by_node.setdefault(self._node_by_slot.get(id, numa_node_of_slot(id)), []).append(id)
+        required_nodes = {self._node_by_slot.get(id, numa_node_of_slot(id)) for id in required}
+        while len(chosen_ids) < size and by_node:
+            need = size - len(chosen_ids)
+            # On a node of the required ids; with enough slots, by the strategy; then the lowest.
             node = min(
                 by_node,
                 key=lambda i: (
-                    i not in near,
+                    i not in required_nodes,
                     len(by_node[i]) < need,
                     len(by_node[i]) if self._pack and len(by_node[i]) >= need else -len(by_node[i]),
                     -1 if i is None else i,
                 ),
             )
-            chosen += by_node.pop(node)[:need]
-        return chosen
+            chosen_ids += by_node.pop(node)[:need]
+        return chosen_ids
 
 
 def _slot_sort_key(id: str) -> tuple[int, int, str]:
-    """By NUMA node, then by number, then by text."""
+    """Return the key that sorts by NUMA node, then by number, then by text."""
     node, number = numa_node_of_slot(id), id.rpartition("-")[2]
-    short = number.isascii() and number.isdigit() and len(number) < 10
-    return -1 if node is None else node, int(number) if short else 0, id
+    is_number = number.isascii() and number.isdigit() and len(number) < 10
+    return -1 if node is None else node, int(number) if is_number else 0, id

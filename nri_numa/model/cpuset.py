@@ -1,7 +1,7 @@
 """Immutable sets of CPU and NUMA node ids, in the kernel's list format.
 
 The text form is the *list format* of cpuset(7): ``0-3,8``. A set is backed by one integer, bit *i*
-set when id *i* is a member, so that algebra, equality and hashing cost a machine word or a few.
+set if id *i* is a member, so algebra, equality and hashing take a few machine words.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ _RANGE_PATTERN = re.compile(r"([0-9]+)(?:-([0-9]+))?", re.ASCII)
 
 
 class ListFormatError(ValueError):
-    """A text is not in the kernel's list format; the message says where and why."""
+    """A text that is not in the kernel's list format; the message has the item and the reason."""
 
 
 @lru_cache(maxsize=1024)
 def _format_id_list(bits: int) -> str:
-    # A node has few different sets at any time, and says them in every line it writes.
+    # A node has few different sets at any time, and every log line has some of them.
     parts: list[str] = []
     base = 0
     while bits:
@@ -41,11 +41,11 @@ def _cached_ids_of(bits: int) -> tuple[int, ...]:
 
 
 def ids_of(bits: int) -> Iterator[int]:
-    """The ids whose bits are set, ascending."""
+    """Yield the ids whose bits are set, ascending."""
     while bits:
-        low = bits & -bits
-        yield low.bit_length() - 1
-        bits ^= low
+        bit = bits & -bits
+        yield bit.bit_length() - 1
+        bits ^= bit
 
 
 _new_object = object.__new__
@@ -60,7 +60,7 @@ class _IdSet:
     __slots__ = ("bits",)
 
     LIMIT: ClassVar[int] = 1024
-    """Ids are below this; guards memory against a list such as ``0-4000000000``."""
+    """Exclusive upper bound of ids; guards memory against a list such as ``0-4000000000``."""
     NOUN: ClassVar[str] = "id"
 
     bits: int
@@ -75,7 +75,7 @@ class _IdSet:
 
     @classmethod
     def from_bits(cls, bits: int) -> Self:
-        """Wrap an integer whose bit *i* stands for id *i*."""
+        """Return the set of an integer whose bit *i* stands for id *i*."""
         self = _new_object(cls)
         self.bits = bits
         return self
@@ -99,16 +99,16 @@ class _IdSet:
                     else "there is an empty item between commas"
                 )
             low_text, high_text = match.groups()
-            # int() of thousands of digits is slow and, past a limit, an error of another kind.
+            # int() of thousands of digits is slow and, beyond a limit, raises another error.
             if max(len(low_text), len(high_text or "")) > 9:
                 raise ListFormatError(f"{cls.NOUN} {item[:24]} is above {cls.LIMIT - 1}")
-            low = int(low_text)
-            high = low if high_text is None else int(high_text)
-            if high < low:
+            low_id = int(low_text)
+            high_id = low_id if high_text is None else int(high_text)
+            if high_id < low_id:
                 raise ListFormatError(f"range {item[:24]} runs backwards")
-            if high >= cls.LIMIT:
-                raise ListFormatError(f"{cls.NOUN} {high} is above {cls.LIMIT - 1}")
-            bits |= (1 << (high + 1)) - (1 << low)
+            if high_id >= cls.LIMIT:
+                raise ListFormatError(f"{cls.NOUN} {high_id} is above {cls.LIMIT - 1}")
+            bits |= (1 << (high_id + 1)) - (1 << low_id)
         return cls.from_bits(bits)
 
     def __str__(self) -> str:
@@ -132,8 +132,8 @@ class _IdSet:
     def __hash__(self) -> int:
         return hash(self.bits)
 
-    def __eq__(self, other: object) -> bool:
-        return self.bits == other.bits if isinstance(other, type(self)) else NotImplemented
+    def __eq__(self, value: object) -> bool:
+        return self.bits == value.bits if isinstance(value, type(self)) else NotImplemented
 
     def __and__(self, other: Self) -> Self:
         return self.from_bits(self.bits & other.bits)
@@ -144,21 +144,21 @@ class _IdSet:
     def __sub__(self, other: Self) -> Self:
         return self.from_bits(self.bits & ~other.bits)
 
-    def __le__(self, other: Self) -> bool:
-        return not self.bits & ~other.bits
+    def __le__(self, superset: Self) -> bool:
+        return not self.bits & ~superset.bits
 
-    def __lt__(self, other: Self) -> bool:
-        return self.bits != other.bits and not self.bits & ~other.bits
+    def __lt__(self, superset: Self) -> bool:
+        return self.bits != superset.bits and not self.bits & ~superset.bits
 
-    def __ge__(self, other: Self) -> bool:
-        return not other.bits & ~self.bits
+    def __ge__(self, subset: Self) -> bool:
+        return not subset.bits & ~self.bits
 
     @property
     def first_id(self) -> int:
-        """The lowest id.
+        """Lowest id.
 
         Raises:
-            ValueError: when the set is empty.
+            ValueError: the set is empty.
         """
         if not self.bits:
             raise ValueError("an empty set has no first id")

@@ -1,7 +1,7 @@
 """The machine as a value: sockets, NUMA nodes, caches, cores, threads.
 
-A `Topology` is fixed until the machine is discovered again. Nothing here reads anything; see
-`nri_numa.machine.sysfs`. Odd machines are ordinary: ids with holes, NUMA nodes without CPUs or
+A `Topology` is fixed until the machine is discovered again. Nothing here does I/O; see
+`nri_numa.machine.sysfs`. Unusual machines are supported: ids with holes, NUMA nodes without CPUs or
 without memory, CPUs that belong to no NUMA node, cores with different numbers of threads, several
 NUMA nodes per socket and several sockets per NUMA node.
 """
@@ -20,13 +20,13 @@ from nri_numa.text import human_bytes
 
 
 class PCIDevice(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """One device.
+    """A PCI device.
 
     Attributes:
-        address: of PCI.
-        kind: what people call it.
-        vendor, device: ids of PCI, four hexadecimal digits; empty where they are not known.
-        numa_node: None where the kernel knows none.
+        address: its PCI address.
+        kind: its kind in everyday language.
+        vendor, device: PCI ids, four hexadecimal digits; empty if not known.
+        numa_node: None if the kernel knows none.
     """
 
     address: str
@@ -37,7 +37,7 @@ class PCIDevice(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class CoreKind(StrEnum):
-    """What the kernel says about a core of a hybrid processor."""
+    """Kind of a core of a hybrid processor, as the kernel reports it."""
 
     STANDARD = "standard"
     PERFORMANCE = "performance"
@@ -51,7 +51,7 @@ class CPU(msgspec.Struct, frozen=True, kw_only=True):
         id: the kernel's number.
         core: id of its `Core` (unique over the machine; the lowest CPU id among its threads).
         socket: the kernel's physical package id.
-        numa_node: its NUMA node, or None when the kernel names none.
+        numa_node: its NUMA node, or None if the kernel reports none.
         l3: id of its `L3Group` (the lowest CPU id that shares the cache), or None.
     """
 
@@ -96,9 +96,9 @@ class NUMANode(msgspec.Struct, frozen=True, kw_only=True):
         memory_bytes: MemTotal; 0 for a node without memory.
         distances: SLIT distance to each NUMA node, itself included (10 is local).
         hugepages: bytes of pre-allocated huge pages, by page size in bytes.
-        initiators: the NUMA nodes with CPUs from which its memory is best reached, as far as the
-            kernel tells (firmware's HMAT).
-        tier: the kernel's memory tier; lower is faster. None where the kernel tells none.
+        initiators: the NUMA nodes with CPUs that have the fastest access to its memory, if the
+            kernel reports them (firmware's HMAT).
+        tier: the kernel's memory tier; lower is faster. None if the kernel reports none.
     """
 
     id: int
@@ -111,10 +111,10 @@ class NUMANode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CgroupPartitionKind(StrEnum):
-    """What a cgroup is that has CPUs for itself.
+    """Kind of a cgroup that has CPUs for itself.
 
-    ROOT and ISOLATED as ``cpuset.cpus.partition`` says (version 2), ISOLATED without load
-    balancing; EXCLUSIVE has ``cpuset.cpu_exclusive`` (version 1).
+    ROOT and ISOLATED are values of ``cpuset.cpus.partition`` (version 2), ISOLATED without load
+    balancing. EXCLUSIVE has ``cpuset.cpu_exclusive`` (version 1).
     """
 
     ROOT = "root"
@@ -123,12 +123,12 @@ class CgroupPartitionKind(StrEnum):
 
 
 class Partition(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """A cgroup beside the pods' that has CPUs for itself, or was meant to.
+    """A cgroup outside the pods' that has CPUs for itself, or should have.
 
     Attributes:
         cgroup: its path, without a leading slash.
-        cpus: its CPUs; those that it was meant to have where there is a problem.
-        problem: why the kernel makes it none, in the kernel's words; else empty.
+        cpus: its CPUs; the desired ones if there is a problem.
+        problem: why the kernel does not make it a partition, in the kernel's words; else empty.
     """
 
     cgroup: str
@@ -143,16 +143,16 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     Attributes:
         cpus: online CPUs by id.
         cores: by core id.
-        l3_groups: by group id; empty when the kernel tells no caches.
+        l3_groups: by group id; empty if the kernel reports no caches.
         sockets: by id.
         numa_nodes: by id, never empty (a machine without NUMA has node 0 with everything).
         online, present, possible, isolated: as the files of /sys/devices/system/cpu say.
-        allowed: the online CPUs that may be given to containers at all (our own cpuset, when the
-            agent runs in a narrower one).
+        allowed: the online CPUs that containers may use (the agent's own cpuset if it is smaller
+            than the machine's).
         withheld_memory: NUMA nodes whose memory the same limit does not allow.
         nohz_full: CPUs whose timer tick stops while one thread runs (``nohz_full=`` of the kernel).
         partitions: cgroups that keep CPUs from containers, by path; `allowed` is without them.
-        warnings: what was odd about the machine, one sentence each.
+        warnings: sentences about what is unusual about the machine.
     """
 
     cpus: Mapping[int, CPU]
@@ -177,26 +177,26 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def memory_nodes(self) -> NUMASet:
-        """The NUMA nodes that have memory for us; only these may stand in cpuset.mems."""
+        """NUMA nodes with memory that containers may use; only these may be in cpuset.mems."""
         with_memory = NUMASet(i for i, n in self.numa_nodes.items() if n.memory_bytes > 0)
         return with_memory - self.withheld_memory
 
     @cached_property
     def cpu_nodes(self) -> NUMASet:
-        """The NUMA nodes that have online CPUs."""
+        """NUMA nodes that have online CPUs."""
         return NUMASet(i for i, n in self.numa_nodes.items() if n.cpus)
 
     @cached_property
     def threads_per_core(self) -> int:
-        """The largest number of online threads on one core."""
+        """Largest number of online threads on one core."""
         return max((len(c.cpus) for c in self.cores.values()), default=1)
 
     def cpus_of(self, numa_nodes: NUMASet) -> CPUSet:
-        """Online CPUs of these NUMA nodes."""
+        """Return the online CPUs of these NUMA nodes."""
         return CPUSet.from_bits(self.cpu_bits_of(numa_nodes.bits))
 
     def cpu_bits_of(self, numa_bits: int) -> int:
-        """The bits of the online CPUs of NUMA nodes, given as bits themselves."""
+        """Return the bits of the online CPUs of NUMA nodes, which are bits too."""
         bits = 0
         for i in self.numa_nodes:
             if numa_bits >> i & 1:
@@ -204,16 +204,16 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return bits
 
     def numa_of(self, cpus: CPUSet) -> NUMASet:
-        """NUMA nodes that these CPUs belong to (CPUs without a node add nothing)."""
+        """Return the NUMA nodes of these CPUs (CPUs without a node add nothing)."""
         return NUMASet(self.cpu_count_by_node(cpus))
 
     def cpu_count_by_node(self, cpus: CPUSet) -> dict[int, int]:
-        """By NUMA node, how many of these CPUs it has; without those that have none."""
-        found = {i: (n.cpus.bits & cpus.bits).bit_count() for i, n in self.numa_nodes.items()}
-        return {i: count for i, count in found.items() if count}
+        """Return the number of these CPUs by NUMA node; without nodes that have none."""
+        counts = {i: (n.cpus.bits & cpus.bits).bit_count() for i, n in self.numa_nodes.items()}
+        return {i: count for i, count in counts.items() if count}
 
     def siblings_of(self, cpus: CPUSet) -> CPUSet:
-        """All online threads of every core that these CPUs touch, themselves included."""
+        """Return all online threads of the cores of these CPUs, these CPUs included."""
         bits = 0
         for i in cpus:
             cpu = self.cpus.get(i)
@@ -222,7 +222,7 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return CPUSet.from_bits(bits)
 
     def distance(self, a: int, b: int) -> int:
-        """SLIT distance from ``a`` to ``b``; where none is known, 10 to itself and 20 to others."""
+        """Return the SLIT distance from ``a`` to ``b``; if unknown, 10 to itself, else 20."""
         try:
             return self._distances_by_node[a][b]
         except KeyError:
@@ -230,7 +230,7 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def _distances_by_node(self) -> dict[int, Mapping[int, int]]:
-        """As the NUMA nodes tell them: every decision asks for some."""
+        """Distances of the NUMA nodes, cached because every decision reads some."""
         return {i: n.distances for i, n in self.numa_nodes.items()}
 
     @cached_property
@@ -242,13 +242,13 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
 
 class NUMAMemoryReading(msgspec.Struct, frozen=True, kw_only=True):
-    """What the kernel says about the memory of one NUMA node right now.
+    """Memory of one NUMA node as the kernel reports it now.
 
     Attributes:
         total_bytes: MemTotal.
         free_bytes: MemFree; pages in huge page pools are not free.
-        reclaimable_bytes: page cache and slab that the kernel would give up before it kills,
-            less what it keeps in any case.
+        reclaimable_bytes: page cache and slab that the kernel would reclaim before it kills a
+            process, less what it always keeps.
         free_hugepages: bytes of unused pre-allocated huge pages, by page size in bytes.
     """
 
@@ -259,12 +259,12 @@ class NUMAMemoryReading(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def available_bytes(self) -> int:
-        """What a new container could use: free and reclaimable."""
+        """Bytes that a new container could use: free and reclaimable."""
         return self.free_bytes + self.reclaimable_bytes
 
 
 class MachineMemoryReading(msgspec.Struct, frozen=True, kw_only=True):
-    """One look at the memory of all NUMA nodes, by NUMA node id."""
+    """Memory of all NUMA nodes at one moment, by NUMA node id."""
 
     numa_nodes: Mapping[int, NUMAMemoryReading]
 
@@ -277,7 +277,7 @@ IdSetOrText = CPUSet | NUMASet | str
 
 
 def inflect_for_ids(ids: IdSetOrText, singular: str, plural: str) -> str:
-    """The form of a word that goes with a list: ``is`` or ``are``."""
+    """Return the form of a word that goes with a list: ``is`` or ``are``."""
     return singular if str(ids).isdigit() else plural
 
 
@@ -290,7 +290,7 @@ def cpus_text(ids: IdSetOrText, *verb: str) -> str:
 
 def numa_text(ids: IdSetOrText, *verb: str) -> str:
     """``NUMA node 1``, ``NUMA nodes 0-1``; with a verb's two forms as `cpus_text`."""
-    # A digit or not tells one from several: on the way of every request, nothing is counted.
+    # Digits alone mean one node: this is on the path of every request, so nothing is counted.
     text = str(ids)
     if not text:
         text = "no NUMA node"
@@ -310,18 +310,18 @@ def join_words(parts: Sequence[str]) -> str:
 
 
 def human_cpu_number(milli: int) -> str:
-    """Thousandths of CPUs as a number of them: ``2``, ``0.25``."""
+    """Format thousandths of CPUs as a number of CPUs: ``2``, ``0.25``."""
     return f"{milli / 1000:.3f}".rstrip("0").rstrip(".")
 
 
 def human_milli(milli: int) -> str:
-    """Thousandths of CPUs: ``2 CPUs``, ``0.5 CPUs``."""
+    """Format thousandths of CPUs with the noun: ``2 CPUs``, ``0.5 CPUs``."""
     text = human_cpu_number(milli)
     return f"{text} CPU" if text == "1" else f"{text} CPUs"
 
 
 class Unit(StrEnum):
-    """The unit of a resource's amounts, and how they read."""
+    """Unit of a resource's amounts, and their text."""
 
     CPUS = "cpus"
     MILLI_CPUS = "millicpu"
@@ -331,17 +331,17 @@ class Unit(StrEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> Unit:
-        """Show amounts of a later version's unit, in what that version stored, as numbers."""
+        """Treat a unit that only a later version knows as a plain number."""
         return cls.NUMBER
 
     def amount_text(self, amount: int, *, free: bool = False) -> str:
-        """``1.5 GiB``, ``0.5 CPUs``, ``3``; what is free is rounded down."""
+        """Format an amount: ``1.5 GiB``, ``0.5 CPUs``, ``3``; free amounts are rounded down."""
         if self in _MILLI_BY_UNIT:
             return human_milli(_MILLI_BY_UNIT[self] * amount)
         return human_bytes(amount, free=free) if self is Unit.BYTES else str(amount)
 
     def amount_text_without_cpu_noun(self, amount: int, *, free: bool = False) -> str:
-        """The same without the word for CPUs: ``1.5 GiB``, ``0.5``, ``3``."""
+        """Format an amount without the noun for CPUs: ``1.5 GiB``, ``0.5``, ``3``."""
         if self in _MILLI_BY_UNIT:
             return human_cpu_number(_MILLI_BY_UNIT[self] * amount)
         return self.amount_text(amount, free=free)
@@ -352,14 +352,14 @@ class Unit(StrEnum):
         return " for exclusive use" if self is Unit.CPUS else ""
 
     def free_text(self, amount: int) -> str:
-        """``1.5 GiB free``, ``2 CPUs free for exclusive use``."""
+        """Format a free amount: ``1.5 GiB free``, ``2 CPUs free for exclusive use``."""
         return f"{self.amount_text(amount, free=True)} free{self.use_text}"
 
 
 _MILLI_BY_UNIT: Final = {Unit.CPUS: 1000, Unit.MILLI_CPUS: 1}
 
 
-# --- What the kernel says of one container's cgroup, as a value -----------------------------------
+# --- One container's cgroup as the kernel reports it, as a value ----------------------------------
 
 
 NO_CFS_QUOTA: Final = -1
@@ -367,16 +367,16 @@ NO_CFS_QUOTA: Final = -1
 
 
 class ActualCgroup(msgspec.Struct, frozen=True, kw_only=True):
-    """The cpuset, and where it matters the CPU limit, of one container's real cgroup.
+    """Cpuset of one container's cgroup as the kernel has it, and its CPU limit if needed.
 
     Attributes:
         cpus, mems: ``cpuset.cpus`` and ``cpuset.mems`` as written; on cgroup v2 empty means
-            whatever the parent has.
-        effective_cpus, effective_mems: what it can really use; on cgroup v1 the same.
-        quota: CFS quota in microseconds per period, `NO_CFS_QUOTA` for none; None where it was not
+            those of the parent.
+        effective_cpus, effective_mems: those that it can use; on cgroup v1 the same.
+        quota: CFS quota in microseconds per period, `NO_CFS_QUOTA` for none; None if it was not
             read.
-        above: which cgroup above leaves less of it, in words; empty when none does, or where
-            it was not read.
+        above: the ancestor cgroup that restricts it, in words; empty if none does, or if it was
+            not read.
     """
 
     cpus: CPUSet
@@ -387,7 +387,7 @@ class ActualCgroup(msgspec.Struct, frozen=True, kw_only=True):
     above: str = ""
 
 
-# --- a machine as a document: what the API and ``nri-numa topology -o json`` answer ---------------
+# --- a machine as a document, for the API and ``nri-numa topology -o json`` -----------------------
 
 
 def topology_document(
@@ -396,10 +396,10 @@ def topology_document(
     reserved: CPUSet = NO_CPUS,
     devices: Sequence[PCIDevice] | None = None,
 ) -> dict[str, Any]:
-    """Describe a machine with the names of fields that stay the same over versions.
+    """Describe a machine with field names that stay the same over versions.
 
     Id sets are texts in list format, sizes are bytes; every list is sorted by id. A NUMA node's
-    ``distances`` are in the order of ``numaNodes``; without ``devices`` it says nothing of devices.
+    ``distances`` are in the order of ``numaNodes``; without ``devices`` there are no devices in it.
     """
     return {
         "id": topology.fingerprint,
@@ -432,7 +432,7 @@ def topology_document(
                     {"sizeBytes": size, "count": total // size}
                     for size, total in sorted(n.hugepages.items())
                 ],
-                "distances": [topology.distance(n.id, other) for other in topology.numa_ids],
+                "distances": [topology.distance(n.id, i) for i in topology.numa_ids],
             }
             for _, n in sorted(topology.numa_nodes.items())
         ],
@@ -445,7 +445,7 @@ def topology_document(
 
 
 def _documents_sorted_by_id(by_id: Mapping[int, object]) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = msgspec.to_builtins(
-        [one for _, one in sorted(by_id.items())], enc_hook=str
+    documents: list[dict[str, Any]] = msgspec.to_builtins(
+        [value for _, value in sorted(by_id.items())], enc_hook=str
     )
-    return found
+    return documents

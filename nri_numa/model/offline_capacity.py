@@ -1,13 +1,13 @@
 """Capacity factors from outside the node: their documents, read as hostile input. Pure.
 
-Two annotations of the Node say how much of a NUMA node's CPUs is there. The controller writes
+Two annotations of the Node set the usable part of a NUMA node's CPUs. The controller writes
 ``offline-capacity``, a JSON object::
 
     {"zones": {"0": 0.5}, "until": "2026-11-22T15:00:00Z", "source": "put"}
 
-and operators write ``drained``, a list of NUMA nodes such as ``0-1``. They have a key each, so that
-neither overwrites the other. ``nri-numa publish`` hands both texts to the agent in one file, and
-all that read any of it read it here.
+and operators write ``drained``, a list of NUMA nodes such as ``0-1``. Each has a key of its own, so
+neither overwrites the other. ``nri-numa publish`` passes both texts to the agent in one file, and
+every reader of them parses them here.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from nri_numa.model.cpuset import CPUSet
 OFFLINE_CAPACITY_KEY: Final = "offline-capacity"
 DRAINED_ANNOTATION: Final = "drained"
 NODE_EXISTING_NUMA_IDS_ANNOTATION: Final = "numa-ids"
-"""Keys of annotations on the Node, below the prefix. The last one says which NUMA nodes there are,
-and that this node honours the other two."""
+"""Keys of annotations on the Node, below the prefix. The last one lists the NUMA nodes, and states
+that this node honours the other two."""
 
 MAX_CAPACITY_DOCUMENT_BYTES: Final = 65536
-"""Bytes of one document; 1,024 NUMA nodes take less than half."""
+"""Maximum size of one document in bytes; 1,024 NUMA nodes take less than half."""
 NUMA_NODE_ID_LIMIT: Final = 1024
-"""NUMA node ids are below it, as in the kernel's largest builds."""
+"""Exclusive upper bound of NUMA node ids, as in the kernel's largest builds."""
 CPU_ID_LIMIT: Final = 65536
-"""CPU ids are below it."""
+"""Exclusive upper bound of CPU ids."""
 MAX_CAPACITY_VALIDITY_S: Final = 7 * 86400.0
-"""Seconds from now to ``until`` at most: a mistake in a date must not last for ever."""
+"""Maximum seconds from now to ``until``: a wrong date must not stay in force without limit."""
 
 _ZONE_NAME_PATTERN: Final = re.compile(r"(?:node-)?(0|[1-9][0-9]{0,3})", re.ASCII)
 _SOURCE_NAME_PATTERN: Final = re.compile(r"[a-z0-9,-]{0,64}", re.ASCII)
@@ -47,16 +47,16 @@ _UTC_TIMESTAMP_PATTERN: Final = re.compile(
 
 
 class BadCapacity(ValueError):
-    """A document is not as expected; the text names the thing, the value and what was expected."""
+    """An invalid document; the text names the thing, the value and what was expected."""
 
 
 class OfflineCapacity(msgspec.Struct, frozen=True):
-    """What the controller says of a node.
+    """Capacity of a node as the controller reports it.
 
     Attributes:
-        zones: by NUMA node, the part of its CPUs that is there, 0 to 1.
-        expires_at: Unix time in seconds when it ends to be true.
-        source: who measured it.
+        zones: usable part of the CPUs by NUMA node, 0 to 1.
+        expires_at: Unix time in seconds until which it is valid.
+        source: name of the source that measured it.
     """
 
     zones: Mapping[int, float] = msgspec.field(default_factory=dict)
@@ -65,29 +65,29 @@ class OfflineCapacity(msgspec.Struct, frozen=True):
 
 
 def parse_zone_id(name: object) -> int:
-    """The id of a NUMA node that is named ``1`` or ``node-1``.
+    """Parse the id of a NUMA node, ``1`` or ``node-1``.
 
     Raises:
-        BadCapacity: it is no such name.
+        BadCapacity: the name is neither.
     """
     if isinstance(name, int) and not isinstance(name, bool) and 0 <= name < NUMA_NODE_ID_LIMIT:
         return name
-    found = (
+    match = (
         _ZONE_NAME_PATTERN.fullmatch(name) if isinstance(name, str) and len(name) <= 16 else None
     )
-    if found is None or int(found[1]) >= NUMA_NODE_ID_LIMIT:
+    if match is None or int(match[1]) >= NUMA_NODE_ID_LIMIT:
         raise BadCapacity(
             f"{_value_text(name)} names no NUMA node, expected 0 to {NUMA_NODE_ID_LIMIT - 1}, or "
             "node-0 and so on"
         )
-    return int(found[1])
+    return int(match[1])
 
 
 def parse_capacity_factor(value: object) -> float:
-    """A capacity factor.
+    """Parse a capacity factor.
 
     Raises:
-        BadCapacity: it is no number from 0 to 1.
+        BadCapacity: the value is no number from 0 to 1.
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise BadCapacity(f"{_value_text(value)} is no number, expected a number from 0 to 1")
@@ -97,7 +97,7 @@ def parse_capacity_factor(value: object) -> float:
 
 
 def parse_zone_factors(value: object) -> dict[int, float]:
-    """Factors by NUMA node.
+    """Parse factors by NUMA node.
 
     Raises:
         BadCapacity: with the first mistake.
@@ -108,23 +108,23 @@ def parse_zone_factors(value: object) -> dict[int, float]:
         )
     if len(value) > NUMA_NODE_ID_LIMIT:
         raise BadCapacity(f"zones: has {len(value)} entries, expected {NUMA_NODE_ID_LIMIT} at most")
-    found: dict[int, float] = {}
-    for name, one in value.items():
+    factors: dict[int, float] = {}
+    for name, factor in value.items():
         try:
             i = parse_zone_id(name)
-            if i in found:
+            if i in factors:
                 raise BadCapacity(f"NUMA node {i} stands there twice")
-            found[i] = parse_capacity_factor(one)
+            factors[i] = parse_capacity_factor(factor)
         except BadCapacity as error:
             raise BadCapacity(f"zones.{_value_text(name)}: {error}") from None
-    return found
+    return factors
 
 
 def parse_offline_capacity(text: str) -> OfflineCapacity:
-    """Read the text of the annotation ``offline-capacity``; an empty one says nothing.
+    """Parse the annotation ``offline-capacity``; an empty text sets nothing.
 
     Raises:
-        BadCapacity: it is not as expected.
+        BadCapacity: the text is invalid.
     """
     if not text:
         return OfflineCapacity()
@@ -142,7 +142,7 @@ def parse_offline_capacity(text: str) -> OfflineCapacity:
 
 
 def encode_offline_capacity(capacity: OfflineCapacity) -> str:
-    """The text of the annotation; the same for the same content."""
+    """Return the text of the annotation; the same for the same content."""
     return json.dumps(
         {
             "zones": {str(i): capacity.zones[i] for i in sorted(capacity.zones)},
@@ -156,29 +156,29 @@ def encode_offline_capacity(capacity: OfflineCapacity) -> str:
 
 
 def parse_id_list(text: str, limit: int = NUMA_NODE_ID_LIMIT) -> frozenset[int]:
-    """Read a list of NUMA nodes such as ``0-1,4``; an empty one names none.
+    """Parse a list of NUMA nodes such as ``0-1,4``; an empty text is an empty list.
 
     Lists of CPUs have the same form and another limit.
 
     Raises:
-        BadCapacity: it is no such list, or an id is not below ``limit``.
+        BadCapacity: the text is no such list, or an id is not below ``limit``.
     """
-    found: set[int] = set()
+    ids: set[int] = set()
     if len(text) > MAX_CAPACITY_DOCUMENT_BYTES:
         raise BadCapacity(f"has {len(text)} bytes, expected {MAX_CAPACITY_DOCUMENT_BYTES} at most")
     for part in text.split(",") if text.strip() else ():
         match = _ID_RANGE_PATTERN.fullmatch(part.strip())
-        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
-        if first > last or last >= limit:
+        low_id, high_id = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if low_id > high_id or high_id >= limit:
             raise BadCapacity(
                 f"{_value_text(part)}, expected ids as a list such as 0-1,4, below {limit}"
             )
-        found.update(range(first, last + 1))
-    return frozenset(found)
+        ids.update(range(low_id, high_id + 1))
+    return frozenset(ids)
 
 
 def parse_ids_or_empty(text: object, limit: int = NUMA_NODE_ID_LIMIT) -> frozenset[int]:
-    """Read a list as `parse_id_list` does; one that cannot be read names none."""
+    """Parse a list as `parse_id_list` does; an invalid one gives no ids."""
     try:
         return parse_id_list(text, limit) if isinstance(text, str) else frozenset()
     except BadCapacity:
@@ -186,15 +186,15 @@ def parse_ids_or_empty(text: object, limit: int = NUMA_NODE_ID_LIMIT) -> frozens
 
 
 def format_id_list(ids: frozenset[int] | set[int]) -> str:
-    """The shortest list of these NUMA nodes, as `parse_id_list` reads it."""
+    """Return the shortest list of these ids, as `parse_id_list` reads it."""
     return str(CPUSet.from_bits(sum(1 << i for i in ids)))
 
 
 def parse_json_object(text: str) -> dict[str, object]:
-    """Read a JSON object of another program.
+    """Parse a JSON object of another program.
 
     Raises:
-        BadCapacity: it is none, too long, or not to be read.
+        BadCapacity: the text is too long, no JSON, or no object.
     """
     if len(text) > MAX_CAPACITY_DOCUMENT_BYTES:
         raise BadCapacity(
@@ -228,7 +228,7 @@ def _parse_expiry(value: object) -> float:
 
 
 def _value_text(value: object) -> str:
-    """A value of another program in a sentence: short, one line, and nothing a terminal obeys."""
+    """Return another program's value for a sentence: short, one line, safe for a terminal."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return ascii(value)[:60]

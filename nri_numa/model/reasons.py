@@ -1,8 +1,7 @@
-"""Why a container is rejected, as values; the sentences about it are made from them.
+"""Reasons for rejections, as values; the sentences are made from them.
 
-The kubelet repeats a rejection as ``Reason: message``, and that word is all that reaches those who
-read the cluster and not the node: `read_reason_and_detail` is the one place where a text is read
-back.
+The kubelet repeats a rejection as ``Reason: message``, and only that text reaches readers of the
+cluster: `read_reason_and_detail` is the one place where a text is read back.
 """
 
 from __future__ import annotations
@@ -14,10 +13,10 @@ import msgspec
 
 
 class RetryCondition(StrEnum):
-    """What makes a later attempt of the same container succeed."""
+    """Condition under which a later attempt of the same container can succeed."""
 
     NEVER = "never"
-    """Nothing on this node: the pod, the node or its software has to be changed."""
+    """Nothing on this node: the pod, the node or its software must be changed."""
     ROOM = "room"
     """Another container of the node ends, shrinks or moves."""
     NODE_CHANGE = "node-change"
@@ -28,22 +27,22 @@ _NEVER, _ROOM, _NODE_CHANGE = RetryCondition
 
 
 class RejectionReason(StrEnum):
-    """The reason of a rejection: metric label, first word of the message, anchor of its remedy.
+    """Reason for a rejection: metric label, first word of the message, anchor of its remedy.
 
-    What each means stands in docs/troubleshooting.md, under its word.
+    docs/troubleshooting.md explains each of them.
 
     Attributes:
-        retry: what has to happen for a later attempt to succeed.
-        allows_moves: others are moved to make room for it.
+        retry: condition under which a later attempt can succeed.
+        allows_moves: True if other containers are moved to make room.
     """
 
     retry: RetryCondition
     allows_moves: bool
 
-    def __new__(cls, word: str, retry: RetryCondition, allows_moves: bool = False) -> Self:
-        """Make a member of its word and its properties."""
-        member = str.__new__(cls, word)
-        member._value_, member.retry, member.allows_moves = word, retry, allows_moves
+    def __new__(cls, value: str, retry: RetryCondition, allows_moves: bool = False) -> Self:
+        """Build a member with its properties."""
+        member = str.__new__(cls, value)
+        member._value_, member.retry, member.allows_moves = value, retry, allows_moves
         return member
 
     TOPOLOGY_AFFINITY = "TopologyAffinityError", _ROOM, True
@@ -80,12 +79,12 @@ class RejectionReason(StrEnum):
 
 
 class Rejection(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found wrong with a request, or what there is too little of.
+    """A mistake in a request, or a shortage.
 
     Attributes:
         detail: one line for the pod's author, without pod and container: the thing, its value and
-            what was expected, or what was needed, what there was, and which rule said no.
-        allows_best_effort: a wider place may do, where ``on-failure`` says so.
+            what was expected, or the demand, the free amount and the rule.
+        allows_best_effort: True if more NUMA nodes may do, if ``on-failure`` permits it.
     """
 
     reason: RejectionReason
@@ -95,10 +94,10 @@ class Rejection(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_reason_and_detail(text: str, pod: str, container: str) -> tuple[str, str] | None:
-    """Read a rejection's reason and detail out of what runtime and kubelet wrap around it.
+    """Read a rejection's reason and detail from the message of runtime and kubelet.
 
-    ``pod`` is ``namespace/name``. The reason is that of whatever version runs on the node.
+    ``pod`` is ``namespace/name``. The reason is that of the version that runs on the node.
     """
-    before, found, detail = text.partition(f": pod {pod}, container {container}: ")
-    reason = before.rpartition(" ")[2].rpartition('"')[2]
-    return (reason, detail) if found and reason.isalpha() else None
+    prefix, separator, detail = text.partition(f": pod {pod}, container {container}: ")
+    reason = prefix.rpartition(" ")[2].rpartition('"')[2]
+    return (reason, detail) if separator and reason.isalpha() else None

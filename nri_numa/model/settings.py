@@ -1,6 +1,6 @@
-"""What the operator may set about decisions, as the engine sees it.
+"""The operator's settings for decisions, in the form that the engine uses.
 
-The configuration file is read and checked by `nri_numa.config`, which builds a `Settings`.
+`nri_numa.config` reads and checks the configuration file and builds a `Settings`.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ ANY_ANNOTATION_KEY: Final = "*"
 
 
 class OnDenied(StrEnum):
-    """What happens to an annotation that is not permitted."""
+    """Treatment of an annotation that is not permitted."""
 
     REFUSE = "refuse"
     IGNORE = "ignore"
 
 
 class AnnotationPermission(msgspec.Struct, frozen=True, kw_only=True):
-    """What the pods that it matches may ask for by annotation.
+    """Annotations that the matching pods may use.
 
     Attributes:
         name: for sentences: ``permissions[1]``.
         namespaces: shell-style patterns; empty matches every namespace.
         keys: annotation keys without prefix that may be used; `ANY_ANNOTATION_KEY` for all.
-        values: by key, the only values it may have. Lists of CPUs and NUMA nodes may name no
-            others than these together.
+        values: permitted values by key. Lists of CPUs and NUMA nodes may only name ids of the
+            union of these.
     """
 
     name: str
@@ -53,7 +53,7 @@ class AnnotationPermission(msgspec.Struct, frozen=True, kw_only=True):
 
 
 DEFAULT_PERMISSION: Final = AnnotationPermission(name=BUILT_IN_PERMISSION_NAME)
-"""For pods that no entry matches: every key, but exclusive CPUs only for paid requests."""
+"""Permission of pods that no entry matches: every key, but only CPUs that are requested."""
 
 
 class CPUAmount(msgspec.Struct, frozen=True):
@@ -67,7 +67,7 @@ class CPUAmount(msgspec.Struct, frozen=True):
     percent: float | None = None
 
     def cpus_of_total(self, total: int) -> int:
-        """The number of CPUs on a machine where containers may use ``total``."""
+        """Return the number of CPUs on a machine where containers may use ``total``."""
         return self.cpus if self.percent is None else int(total * self.percent / 100)
 
     def __str__(self) -> str:
@@ -78,11 +78,11 @@ ALL_CPUS_AMOUNT: Final = CPUAmount(percent=100)
 
 
 class CPUWithholdingQuota(msgspec.Struct, frozen=True, kw_only=True):
-    """How many CPUs may be withheld from others.
+    """Limits of CPUs that are unavailable to other containers.
 
     Attributes:
-        exclusive: owned CPUs, siblings that are kept idle for their owners included.
-        listed: CPUs in shared lists (``numacpu``) that cannot be owned.
+        exclusive: exclusive CPUs, their idle siblings included.
+        listed: CPUs in shared lists (``numacpu``), which cannot become exclusive.
     """
 
     exclusive: CPUAmount = ALL_CPUS_AMOUNT
@@ -90,7 +90,7 @@ class CPUWithholdingQuota(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NamespacePatternQuota(msgspec.Struct, frozen=True, kw_only=True):
-    """A quota for each namespace by itself that one of the patterns matches."""
+    """Quota of each single namespace that one of the patterns matches."""
 
     name: str
     namespaces: tuple[str, ...]
@@ -101,11 +101,11 @@ class QuotasAndPoolFloor(msgspec.Struct, frozen=True, kw_only=True):
     """Quotas and the floor of the shared pool.
 
     Attributes:
-        quota: for everybody together. Lists that a CPU request pays for are counted and never
-            refused.
-        idle_siblings: siblings kept idle, for all together: no container pays for them.
-        pool: CPUs that stay in the shared pool of the machine, at least 1; None for what
-            `nri_numa.engine.node_model.NodeModel.pool_floor` works out.
+        quota: limit of all namespaces together. Lists that a CPU request covers are counted and
+            never rejected.
+        idle_siblings: limit of idle siblings of all namespaces together: no request covers them.
+        pool: CPUs that stay in the shared pool of the machine, at least 1; None for the result of
+            `nri_numa.engine.node_model.NodeModel.pool_floor`.
     """
 
     quota: CPUWithholdingQuota = CPUWithholdingQuota(listed=CPUAmount(percent=50))
@@ -116,19 +116,17 @@ class QuotasAndPoolFloor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KubeletRules(msgspec.Struct, frozen=True, kw_only=True):
-    """Rules of the kubelet that are kept instead of the agent's own.
+    """Rules of the kubelet that apply instead of the agent's own.
 
     Attributes:
-        ties: equally good masks are ordered by their integer value only, instead of by
-            ``strategy``.
-        cpus: only whole CPUs of one's own are aligned and counted; everybody else runs on all
-            shared CPUs.
-        memory: groups of NUMA nodes never overlap, only Guaranteed pods are accounted, and a
-            request that fits nowhere counts as *no wish*.
-        static_cpus: without a policy too, give Guaranteed containers with a whole number of CPUs
-            CPUs of their own.
+        ties: order equally good masks by their integer value only, instead of by ``strategy``.
+        cpus: align and count exclusive CPUs only; all other containers run on all shared CPUs.
+        memory: groups of NUMA nodes never overlap, only Guaranteed pods are charged, and a request
+            that fits nowhere gives no hint.
+        static_cpus: assign exclusive CPUs to Guaranteed containers with a whole number of CPUs
+            without a policy, too.
         cpu_order: the kubelet's packed order of CPUs, averages included. Without it whole NUMA
-            nodes, L3 groups and cores are kept free for the next pod, judged by what they have.
+            nodes, L3 groups and cores are kept free for the next pod, by their actual sizes.
         distribute_cpus_across_numa: spread an exclusive request evenly over the NUMA nodes it
             needs.
         distribute_cpus_across_cores: with the kubelet's order, take single CPUs by number instead
@@ -147,10 +145,10 @@ class KubeletRules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IsolatedCPUs(StrEnum):
-    """What to do with CPUs of the kernel's isolcpus list.
+    """Treatment of CPUs of the kernel's isolcpus list.
 
-    With all but ``any`` they are no part of the shared pool, while it has others; ``only`` gives
-    exclusive containers no others.
+    Except with ``any`` they are not in the shared pool while it has others. With ``only`` exclusive
+    containers get no other CPUs.
     """
 
     ANY = "any"
@@ -160,7 +158,7 @@ class IsolatedCPUs(StrEnum):
 
 
 class NohzFullCPUs(StrEnum):
-    """What to do with CPUs of the kernel's nohz_full list in exclusive assignments."""
+    """Treatment of CPUs of the kernel's nohz_full list in exclusive assignments."""
 
     ANY = "any"
     PREFER = "prefer"
@@ -168,7 +166,7 @@ class NohzFullCPUs(StrEnum):
 
 
 class PreferredCores(StrEnum):
-    """Which cores of a hybrid processor exclusive assignments take first."""
+    """Cores of a hybrid processor that exclusive assignments take first."""
 
     ANY = "any"
     PERFORMANCE = "performance"
@@ -176,7 +174,7 @@ class PreferredCores(StrEnum):
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
-    """Matches pods and sets annotation keys for them.
+    """A rule that sets annotation keys for the pods that it matches.
 
     Attributes:
         namespaces: shell-style patterns; empty matches every namespace.
@@ -194,20 +192,20 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything a decision depends on besides machine, state and request.
+    """Inputs of a decision other than machine, state and request.
 
     Attributes:
-        defaults: annotation key to value, weakest source.
-        cpu_overcommit: factor on the CPUs of each NUMA node for shared accounting, at least 1.
+        defaults: annotation key to value, the weakest source.
+        cpu_overcommit: factor on the CPUs of each NUMA node for shared containers, at least 1.
         capacity_factor: by NUMA node, 0..1; missing is 1. 0 drains the node.
-        strict_reserved: reserved CPUs leave the shared pool too.
-        reserved_memory: bytes by NUMA node that are never promised to containers.
-        reserved_hugepages: by NUMA node, bytes by page size that are never promised either.
+        strict_reserved: True if reserved CPUs leave the shared pool too.
+        reserved_memory: bytes by NUMA node that are never allocated to containers.
+        reserved_hugepages: by NUMA node, bytes by page size that are never allocated either.
         prefer_closest: compare equally wide masks by average distance first.
         memory_only_nodes: NUMA nodes without CPUs that computed assignments may use (HBM, CXL).
         memory_tiers: memory tiers of the kernel whose NUMA nodes without CPUs may be used.
-        rebalance_moves: movable containers that move at most to make room for one.
-        kubelet_reserved: CPUs that the kubelet's static CPU Manager never grants, where known.
+        rebalance_moves: maximum number of movable containers that move to make room for one.
+        kubelet_reserved: CPUs that the kubelet's static CPU Manager never grants, if known.
     """
 
     prefix: str = "numa.kubernetes.io"
@@ -239,5 +237,5 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def without_socket_alignment(self) -> Settings:
-        """For what stays on single NUMA nodes of a socket."""
+        """Settings for containers that stay on single NUMA nodes of a socket."""
         return replace(self, kubelet=replace(self.kubelet, align_by_socket=False))

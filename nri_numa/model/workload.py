@@ -1,8 +1,7 @@
-"""What the runtime says of a pod and a container, what they ask for, and what it is answered.
+"""Pods and containers as the runtime reports them, their placement options, and the answers to it.
 
 These are the engine's own types; protobuf stops at `nri_numa.nri.conversion`. In answers an empty
-text or None means
-*leave as it is*: the protocol has no way to take a cpuset back, only to write another one.
+text or None means *leave as it is*: the protocol cannot reset a cpuset, only write another one.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
 
 
 class MemoryPolicy(StrEnum):
-    """What annotations call the kernel's memory policies; ``default`` sets none."""
+    """Memory policy of the kernel, by its name in annotations; ``default`` sets none."""
 
     DEFAULT = "default"
     LOCAL = "local"
@@ -31,12 +30,12 @@ class MemoryPolicy(StrEnum):
 
     @property
     def needs_nodes(self) -> bool:
-        """Whether it is about certain NUMA nodes; the others name none."""
+        """True if the policy is for certain NUMA nodes."""
         return self not in (MemoryPolicy.DEFAULT, MemoryPolicy.LOCAL)
 
     @property
     def is_interleaved(self) -> bool:
-        """Whether memory comes from its NUMA nodes in turn."""
+        """True if pages are taken from the NUMA nodes in turn."""
         return self in (MemoryPolicy.INTERLEAVE, MemoryPolicy.WEIGHTED_INTERLEAVE)
 
 
@@ -48,39 +47,39 @@ class MemoryPolicySetting(msgspec.Struct, frozen=True):
 
 
 class MemoryPolicies(msgspec.Struct, frozen=True):
-    """Which memory policies containers can be given on this node.
+    """Memory policies that containers can have on this node.
 
     Attributes:
-        refused: for those that cannot be had, who does not know it and what is needed, as a clause
+        refused: by unsupported policy, what does not support it and what is needed, as a clause
             after *but*.
-        weights: of the kernel for ``weighted-interleave``, by NUMA node; 1 where none is given.
+        weights: the kernel's weights for ``weighted-interleave``, by NUMA node; 1 if missing.
     """
 
     refused: Mapping[MemoryPolicy, str] = msgspec.field(default_factory=dict)
     weights: Mapping[int, int] = msgspec.field(default_factory=dict)
 
     def interleave_weight(self, mode: MemoryPolicy, numa_node: int) -> int:
-        """How many pages come from a NUMA node in its turn."""
+        """Return the number of pages that are taken from a NUMA node at a time."""
         return self.weights.get(numa_node, 1) if mode is MemoryPolicy.WEIGHTED_INTERLEAVE else 1
 
 
 MIN_RUNTIMES_TEXT: Final = (
     "containerd 2.3 or newer, or another runtime with NRI 0.12, and runc 1.4 or newer"
 )
-"""Who hands a memory policy on."""
+"""Runtimes that apply a memory policy."""
 
 MIN_KERNEL_VERSIONS: Final = {
     MemoryPolicy.PREFERRED_MANY: (5, 15),
     MemoryPolicy.WEIGHTED_INTERLEAVE: (6, 9),
 }
-"""Kernels that have what not every kernel has, set_mempolicy(2)."""
+"""First kernels that support a memory policy, set_mempolicy(2); the others are older."""
 
 EVERY_MEMORY_POLICY: Final = MemoryPolicies()
-"""Nothing says that any of them is missing."""
+"""Every policy is supported, as far as known."""
 
 
 ENDED_POD_PHASES: Final = frozenset({"Succeeded", "Failed"})
-"""Phases of pods that have nothing any more."""
+"""Phases of pods that no longer use resources."""
 
 
 class QoSClass(StrEnum):
@@ -92,18 +91,18 @@ class QoSClass(StrEnum):
 
     @classmethod
     def of_cgroup(cls, cgroup_parent: str) -> QoSClass | None:
-        """The class by the pod's cgroup; None when the kubelet did not make it.
+        """Return the class that follows from the pod's cgroup; None if the kubelet did not make it.
 
         The kubelet puts pods under ``kubepods/burstable``, ``kubepods/besteffort`` or, Guaranteed,
-        ``kubepods`` itself; with the systemd driver these are parts of slice names, joined by
-        dashes, and only the last slice may be given.
+        ``kubepods`` itself. With the systemd driver these are parts of slice names, joined by
+        dashes, and sometimes only the last slice is given.
         """
-        _, found, below = cgroup_parent.partition("kubepods")
-        if not found:
+        _, kubepods, path = cgroup_parent.partition("kubepods")
+        if not kubepods:
             return None
-        if "burstable" in below:
+        if "burstable" in path:
             return cls.BURSTABLE
-        return cls.BEST_EFFORT if "besteffort" in below else cls.GUARANTEED
+        return cls.BEST_EFFORT if "besteffort" in path else cls.GUARANTEED
 
 
 class Policy(StrEnum):
@@ -116,14 +115,14 @@ class Policy(StrEnum):
 
 
 class Scope(StrEnum):
-    """Align each container by itself, or all containers of the pod together."""
+    """Scope of an alignment: each container by itself, or all containers of the pod together."""
 
     CONTAINER = "container"
     POD = "pod"
 
 
 class Bind(StrEnum):
-    """What a computed assignment may touch."""
+    """Parts of a cgroup that a computed assignment may write."""
 
     NONE = "none"
     CPU = "cpu"
@@ -131,14 +130,14 @@ class Bind(StrEnum):
 
 
 class CPUMode(StrEnum):
-    """Share the CPUs of the NUMA nodes, or own whole CPUs."""
+    """Use of CPUs: the shared pool of the NUMA nodes, or exclusive CPUs."""
 
     SHARED = "shared"
     EXCLUSIVE = "exclusive"
 
 
 class SMT(StrEnum):
-    """What to do about hyperthread siblings."""
+    """Treatment of hyperthread siblings."""
 
     ANY = "any"
     SPREAD = "spread"
@@ -148,7 +147,7 @@ class SMT(StrEnum):
 
 
 class OnFailure(StrEnum):
-    """What happens when the request cannot be met."""
+    """Outcome if the request cannot be met."""
 
     REJECT = "reject"
     BEST_EFFORT = "widen"
@@ -156,17 +155,17 @@ class OnFailure(StrEnum):
 
 
 class DeviceAlignmentMode(StrEnum):
-    """Whether the devices that a container has say where its CPUs and memory should be."""
+    """Influence of a container's devices on the placement of its CPUs and memory."""
 
     ALIGN = "align"
     IGNORE = "ignore"
 
 
 class Strategy(StrEnum):
-    """Which of several equally good NUMA nodes.
+    """Choice among equally good NUMA nodes.
 
-    ``spread``: the emptiest, ``pack``: the fullest that fits, both by what is scarcest there;
-    ``most-left``: the one with the most memory free, or without memory the most CPU.
+    ``spread`` takes the emptiest and ``pack`` the fullest that fits, both by the scarcest resource.
+    ``most-left`` takes the one with the most free memory, or without memory the most free CPU.
     """
 
     SPREAD = "spread"
@@ -175,7 +174,7 @@ class Strategy(StrEnum):
 
 
 class BusySchedule(msgspec.Struct, frozen=True):
-    """How busy a container is, and when.
+    """Minutes of the day in which a container is busy.
 
     Attributes:
         busy_intervals: minutes of the day as half-open intervals ``(start, end)``, sorted, not
@@ -184,9 +183,9 @@ class BusySchedule(msgspec.Struct, frozen=True):
 
     busy_intervals: tuple[tuple[int, int], ...]
 
-    def overlaps(self, other: BusySchedule) -> bool:
-        """Say whether both are busy at some same minute."""
-        return any(a < d and c < b for a, b in self.busy_intervals for c, d in other.busy_intervals)
+    def overlaps(self, load: BusySchedule) -> bool:
+        """Return True if both are busy in at least one minute."""
+        return any(a < d and c < b for a, b in self.busy_intervals for c, d in load.busy_intervals)
 
 
 BUILT_IN_PERMISSION_NAME = "the built-in permission"
@@ -196,16 +195,16 @@ NEVER_BUSY_SCHEDULE = BusySchedule(())
 
 
 MAX_CONTAINER_DEVICES: Final = 64
-"""Devices of one container that are looked at; one with more has the machine's, not some."""
+"""Devices that are read of one container; one with more has all of the machine's."""
 
 MAX_DEVICE_MENTION_CHARS: Final = 4096
-"""Of one variable or annotation; 64 UUIDs are 2600."""
+"""Length of one variable or annotation; 64 UUIDs are 2600."""
 
 PCI_VARIABLE_PREFIX: Final = "PCIDEVICE_"
-"""Variables of the SR-IOV network device plugin begin so; ``…_INFO`` holds JSON for programs."""
+"""Prefix of the SR-IOV network device plugin's variables; ``…_INFO`` holds JSON for programs."""
 NVIDIA_VARIABLE: Final = "NVIDIA_VISIBLE_DEVICES"
 CLAIM_VARIABLE_PREFIX: Final = "NRI_NUMA_CLAIM_"
-"""How the variable begins by which a container is known to belong to a ResourceClaim of ours."""
+"""Prefix of the variable that ties a container to a ResourceClaim of this driver."""
 DEVICE_VARIABLE_PREFIXES: Final = (PCI_VARIABLE_PREFIX, NVIDIA_VARIABLE, CLAIM_VARIABLE_PREFIX)
 CDI_ANNOTATION_PREFIX: Final = "cdi.k8s.io/"
 
@@ -219,14 +218,14 @@ class DeviceFile(NamedTuple):
 
 
 class DeviceMentions(msgspec.Struct, frozen=True, kw_only=True):
-    """The devices that a message mentions.
+    """Devices that a message mentions.
 
     Attributes:
         nodes: device files; empty for a privileged container, which gets those of the host.
         variables: environment variables that device plugins set, by name.
         cdi: names of the Container Device Interface, ``vendor/class=device``.
-        claims: names of the variables of our ResourceClaims.
-        unread: how many device files and names there were beyond `MAX_CONTAINER_DEVICES`.
+        claims: names of the variables of ResourceClaims, `CLAIM_VARIABLE_PREFIX`.
+        unread: number of device files and names beyond `MAX_CONTAINER_DEVICES`.
     """
 
     nodes: tuple[DeviceFile, ...] = ()
@@ -246,9 +245,9 @@ def find_device_mentions(
     annotations: Mapping[str, str],
     names: Iterable[str] = (),
 ) -> DeviceMentions:
-    """Read what a container has, at most `MAX_CONTAINER_DEVICES` of each sort.
+    """Find the devices that a container mentions, at most `MAX_CONTAINER_DEVICES` of each kind.
 
-    ``names`` are CDI names that the runtime gives beside those in annotations.
+    ``names`` are CDI names that the runtime sends in addition to those in annotations.
     """
     variables: dict[str, str] = {}
     claims: list[str] = []
@@ -261,7 +260,7 @@ def find_device_mentions(
         elif not name.endswith("_INFO") and (
             name in variables or len(variables) < MAX_CONTAINER_DEVICES
         ):
-            variables[name] = value  # as in an environment, the last one counts
+            variables[name] = value  # the last one counts, as in an environment
     cdi = list(names)
     for key, value in annotations.items():
         if key.startswith(CDI_ANNOTATION_PREFIX) and len(value) <= MAX_DEVICE_MENTION_CHARS:
@@ -301,12 +300,12 @@ class PodSandbox(msgspec.Struct, frozen=True, kw_only=True):
     """A pod as the runtime knows it.
 
     Attributes:
-        uid: the Kubernetes pod UID (falls back to the sandbox id when the runtime tells none).
-        resources: the sum over the pod's containers as the kubelet gave it to the runtime; nothing
-            when the runtime does not say.
-        network_namespace: its path, where it was read; empty for a pod on the host's network.
-        cgroups_path: where its own cgroup is, in the form of a container's; empty where the runtime
-            does not say.
+        uid: the Kubernetes pod UID, or the sandbox id if the runtime does not report one.
+        resources: the sum over the pod's containers as the kubelet sent it to the runtime; empty
+            if the runtime does not report it.
+        network_namespace: its path, if it was read; empty for a pod on the host's network.
+        cgroups_path: path of its own cgroup, in the form of a container's; empty if the runtime
+            does not report it.
     """
 
     id: str
@@ -332,13 +331,13 @@ class Container(msgspec.Struct, frozen=True, kw_only=True):
     """A container as the runtime knows it.
 
     Attributes:
-        labels: only of containers that are being made up; the runtime's are not read.
+        labels: only of simulated containers; the runtime's are not read.
         oom_score_adj: encodes the memory request of Burstable pods (kubelet's formula).
-        pod_devices: those of all containers of its pod, where more is known than its own; they
-            count where the pod is placed as a whole.
-        device_notes: sentences about what it was said to have and gives no hint.
-        claim_problem: why the CPUs of its ResourceClaim are not its own; empty where they are.
-        starting: created, and its program did not run when we were called.
+        pod_devices: devices of all containers of its pod, if more than its own are known; they
+            count if the pod is placed as a whole.
+        device_notes: sentences about devices that it mentions and that give no hint.
+        claim_problem: why the CPUs of its ResourceClaim are not its own; empty if they are.
+        starting: True if it is created and its program did not run yet when the event was sent.
     """
 
     id: str
@@ -359,7 +358,7 @@ class Container(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def container_subject(pod: PodSandbox, container: Container) -> str:
-    """The start of a message about a container."""
+    """Return the start of a message about a container."""
     return f"pod {pod.full_name}, container {container.name}"
 
 
@@ -371,7 +370,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeviceRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request for ``count`` devices of one resource: all that the container has, each id once."""
+    """A request for ``count`` devices of one resource: all of the container's, each id once."""
 
     resource: str
     count: int
@@ -379,14 +378,14 @@ class DeviceRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KnownContainerDevices(msgspec.Struct, frozen=True):
-    """What is known of the devices of a container at some moment."""
+    """Known devices of a container at one moment."""
 
     devices: tuple[DeviceRequest, ...] = ()
     pod_devices: tuple[DeviceRequest, ...] = ()
     notes: tuple[str, ...] = ()
 
     def apply_to(self, container: Container) -> Container:
-        """The container with them, in the place of what it had."""
+        """Return the container with these devices in place of its own."""
         return replace(
             container,
             devices=self.devices,
@@ -396,16 +395,16 @@ class KnownContainerDevices(msgspec.Struct, frozen=True):
 
 
 GrantHolder = tuple[str, str]
-"""Pod UID and container name; of kubelets before 1.18 the empty text and the container's id."""
+"""Pod UID and container name; for kubelets before 1.18 the empty text and the container's id."""
 
 MAX_REMEMBERED_SHARED_CPUSETS = 8
-"""Shared sets of the kubelet that are remembered: what it sends may be a few changes old."""
+"""Shared sets of the kubelet that are remembered: its updates may be a few changes old."""
 
 
 class KubeletGrantOverriders(StrEnum):
-    """Who may take a container away from the kubelet's static managers.
+    """Pods that may override a grant of the kubelet's static managers.
 
-    ``never``: no pod. ``annotated``: its pod, by the annotation ``numacpu`` or ``numamem``.
+    ``never``: no pod. ``annotated``: a pod with the annotation ``numacpu`` or ``numamem``.
     """
 
     NEVER = "never"
@@ -413,14 +412,14 @@ class KubeletGrantOverriders(StrEnum):
 
 
 class KubeletGrants(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """Everything the kubelet's CPU Manager and Memory Manager granted on this node.
+    """All grants of the kubelet's CPU Manager and Memory Manager on this node.
 
     Attributes:
-        shared: sets that the CPU Manager gives to containers without a grant, the one in force
-            first, then those it gave before.
+        shared: sets that the CPU Manager assigns to containers without a grant, the current one
+            first, then the previous ones.
         cpus: granted CPUs by holder.
         pods: CPUs granted to whole pods, by pod UID; containers without a grant of their own run
-            on what their pod has.
+            on their pod's CPUs.
     """
 
     cpu_policy: str = ""
@@ -443,27 +442,27 @@ class KubeletGrants(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def is_empty(self) -> bool:
-        """Whether no container has CPUs or memory by a grant."""
+        """True if no container has granted CPUs or memory."""
         return not (self.cpus or self.mems or self.pods or self.pod_mems)
 
     def cpus_of(self, pod_uid: str, container: str, container_id: str) -> CPUSet:
-        """CPUs granted to one container, or to its pod; empty when it shares with everybody."""
+        """Return the CPUs granted to one container or its pod; empty if it uses shared CPUs."""
         if not self.granted_cpus:
             return NO_CPUS
-        own = self.cpus.get((pod_uid, container)) or self.cpus.get(("", container_id))
-        return own or self.pods.get(pod_uid, NO_CPUS)
+        cpus = self.cpus.get((pod_uid, container)) or self.cpus.get(("", container_id))
+        return cpus or self.pods.get(pod_uid, NO_CPUS)
 
     def mems_of(self, pod_uid: str, container: str) -> NUMASet:
-        """NUMA nodes of the memory granted to one container, or to its pod."""
-        own = self.mems.get((pod_uid, container))
-        return own or self.pod_mems.get(pod_uid, NO_NUMA_NODES)
+        """Return the NUMA nodes of the memory granted to one container or its pod."""
+        mems = self.mems.get((pod_uid, container))
+        return mems or self.pod_mems.get(pod_uid, NO_NUMA_NODES)
 
     def without_container(self, pod_uid: str, container: str, container_id: str) -> KubeletGrants:
-        """The same without what this container, and its pod as a whole, was granted."""
+        """Return the grants without those of this container and of its whole pod."""
         holders = (pod_uid, container), ("", container_id)
         return replace(
             self,
-            cpus={who: cpus for who, cpus in self.cpus.items() if who not in holders},
+            cpus={holder: cpus for holder, cpus in self.cpus.items() if holder not in holders},
             pods={uid: cpus for uid, cpus in self.pods.items() if uid != pod_uid},
         )
 
@@ -472,31 +471,31 @@ NO_GRANTS = KubeletGrants()
 
 
 class PodTable:
-    """The pods that the runtime reports, by sandbox id.
+    """Pods that the runtime reports, by sandbox id.
 
-    A container that is known is compared with what is remembered of it, and of its pod nothing asks
-    more than the UID. So a pod is made at the first question, and only once.
+    A known container is compared with its record, which needs only the UID of its pod. So a pod is
+    built on first access, and only once.
     """
 
-    __slots__ = ("_made", "_make", "uids")
+    __slots__ = ("_build_pod", "_pods", "uids")
 
-    def __init__(self, uids: Mapping[str, str], make: Callable[[str], PodSandbox]) -> None:
+    def __init__(self, uids: Mapping[str, str], build_pod: Callable[[str], PodSandbox]) -> None:
         """Name the pods."""
         self.uids = uids
-        self._make = make
-        self._made: dict[str, PodSandbox] = {}
+        self._build_pod = build_pod
+        self._pods: dict[str, PodSandbox] = {}
 
     @classmethod
     def from_pods(cls, pods: Iterable[PodSandbox]) -> PodTable:
-        """Pods that are made already; of two with one sandbox id the later counts."""
+        """Return a table of built pods; of two with one sandbox id the later counts."""
         by_id = {pod.id: pod for pod in pods}
         return cls({pod.id: pod.uid for pod in by_id.values()}, by_id.__getitem__)
 
     def __getitem__(self, pod_id: str) -> PodSandbox:
-        """The pod with a sandbox id."""
-        pod = self._made.get(pod_id)
+        """Return the pod with a sandbox id."""
+        pod = self._pods.get(pod_id)
         if pod is None:
-            pod = self._made[pod_id] = self._make(pod_id)
+            pod = self._pods[pod_id] = self._build_pod(pod_id)
         return pod
 
 
@@ -504,9 +503,9 @@ class ContainerAdjustment(msgspec.Struct, frozen=True, kw_only=True):
     """Changes to the container that is being created.
 
     Attributes:
-        cpus, mems: kernel lists; empty leaves what the request says.
+        cpus, mems: kernel lists; empty leaves those of the request.
         quota: CFS quota in microseconds per period, `NO_CFS_QUOTA` to lift it, None to leave it.
-        mounts: paths in the container, and what of the host is bound there, read-only.
+        mounts: paths in the container and host paths that are bound there, read-only.
     """
 
     cpus: str = ""
@@ -519,14 +518,14 @@ class ContainerAdjustment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ContainerUpdate(NamedTuple):
-    """Changes to a container that exists already.
+    """Changes to an existing container.
 
-    A tuple, since a changed shared pool makes hundreds of them within one request, each in a
-    quarter of the time of a frozen dataclass.
+    It is a tuple because a change of the shared pool builds hundreds of them within one request,
+    each in a quarter of the time of a frozen dataclass.
 
     Attributes:
         cpu_quota, cpu_period: microseconds; `NO_CFS_QUOTA` lifts the quota, None leaves it.
-        cpu_shares: cgroup v1 scale, None leaves them.
+        cpu_shares: on the cgroup v1 scale, None leaves them.
         memory_limit: bytes, None leaves it.
     """
 
@@ -540,20 +539,20 @@ class ContainerUpdate(NamedTuple):
 
     @property
     def is_empty(self) -> bool:
-        """Whether it changes nothing at all."""
+        """True if it changes nothing."""
         return all(value in (None, "") for value in self[1:])
 
     def merge_onto(self, earlier: ContainerUpdate) -> ContainerUpdate:
-        """Both in one; where both change something, this one counts."""
-        rest = {k: v for k, v in earlier._asdict().items() if getattr(self, k) in (None, "")}
-        return self._replace(**rest)
+        """Merge two updates. This one wins where both set a field."""
+        fields = {k: v for k, v in earlier._asdict().items() if getattr(self, k) in (None, "")}
+        return self._replace(**fields)
 
 
 NO_ADJUSTMENT: Final = ContainerAdjustment()
 
 
 class ChangedStateIds(msgspec.Struct, frozen=True):
-    """What a step may have changed of the state; the store writes what really differs."""
+    """Ids that a step may have changed in the state; the store writes those that differ."""
 
     containers: tuple[str, ...] = ()
     pods: tuple[str, ...] = ()

@@ -207,7 +207,7 @@ class Publisher:
             self._address[0] if self._address else "",
             version=__version__,
             metrics=self.metrics.render_metrics,
-            not_ready=lambda: self.problem,
+            unready_reason=lambda: self.problem,
         )
         for output in outputs:
             self._update_output_metrics(output)

@@ -381,7 +381,7 @@ class Extender:
             host,
             version=__version__,
             metrics=self.render_metrics,
-            not_ready=self.health_problem,
+            unready_reason=self.health_problem,
             certificate=self._certificate,
             routes=[
                 Route(
@@ -393,8 +393,8 @@ class Extender:
                 )
                 for path, verb in verbs.items()
             ],
-            counted=count_call,
-            most=MAX_EXTENDER_CONNECTIONS,
+            count_request=count_call,
+            max_connections=MAX_EXTENDER_CONNECTIONS,
         )
 
     # --- life -------------------------------------------------------------------------------------

@@ -1,1 +1,1 @@
-"""What outlives the agent: the checkpoint, its journal and documents, and the files they are in."""
+"""Data that outlives the agent: the checkpoint, its journal and documents, and their files."""

@@ -1,9 +1,9 @@
-"""What was meant for each container, kept over a death of the agent at any line.
+"""Checkpoint: the allocation of each container, which survives a crash of the agent at any line.
 
 On disk it is a journal (`nri_numa.store.journal`) of JSON documents by key, one for each container
-and pod, and one line for each request. A line is written by a single write(2), which survives the
-death of the process; what it does not survive, the death of the kernel, no container survives
-either. See docs/adr/0006-checkpoint.md.
+and pod, and one line for each request. A line is written by a single write(2), which survives a
+crash of the process. It does not survive a crash of the kernel, but neither does a container. See
+docs/adr/0006-checkpoint.md.
 """
 
 from __future__ import annotations
@@ -49,40 +49,40 @@ LOCK_FILE_NAME: Final = "lock"
 
 _CORRUPT_PREFIX: Final = "checkpoint.corrupt-"
 _MAX_CHECKPOINT_BYTES: Final = 64 * 1024 * 1024
-"""10,000 containers are 10 MB, and a journal is compacted at four times that; a larger file is not
-ours, and is not read."""
+"""Maximum size of a file that is read; 10,000 containers are 10 MB, and a journal is compacted at
+four times that."""
 _MIN_COMPACTED_BYTES: Final = 64 * 1024
-"""Compacting a smaller journal would not pay: it is read in a millisecond."""
+"""Size below which a journal is not compacted: it is read in a millisecond."""
 
 
 def read_checkpoint(path: str) -> JournalContents:
-    """Read a checkpoint file without changing anything; for commands, beside a running agent.
+    """Read a checkpoint file and change nothing; for commands, while an agent may run.
 
     Raises:
-        CheckpointTooNew: a newer version wrote it.
-        CheckpointCorrupt: nothing in it can be used.
-        CheckpointError: it cannot be read.
+        CheckpointTooNew: a newer version wrote the file.
+        CheckpointCorrupt: nothing in the file can be used.
+        CheckpointError: the file cannot be read.
     """
     try:
-        found = parse_journal(read_file(path, _MAX_CHECKPOINT_BYTES, ours=False))
+        contents = parse_journal(read_file(path, _MAX_CHECKPOINT_BYTES, check_owner=False))
     except OSError as error:
         raise _checkpoint_error(path, "read", error) from error
-    unusable = _unusable_journal_error(path, found)
+    unusable = _unusable_journal_error(path, contents)
     if unusable is not None:
         raise unusable
-    if found.torn:
-        found.problems.append(f"the last {found.torn} bytes are an unfinished record")
-    return found
+    if contents.torn:
+        contents.problems.append(f"the last {contents.torn} bytes are an unfinished record")
+    return contents
 
 
-def _unusable_journal_error(path: str, found: JournalContents) -> CheckpointError | None:
-    if found.newer:
+def _unusable_journal_error(path: str, contents: JournalContents) -> CheckpointError | None:
+    if contents.newer:
         return CheckpointTooNew(
             path,
-            f"is in format {found.newer}, expected at most {JOURNAL_FORMAT}: "
+            f"is in format {contents.newer}, expected at most {JOURNAL_FORMAT}: "
             "a newer version of nri-numa wrote it",
         )
-    if not found.head:
+    if not contents.head:
         return CheckpointCorrupt(
             path, "is no checkpoint, expected a first line with the version that wrote it"
         )
@@ -116,18 +116,19 @@ def _checkpoint_error(path: str, action: str, error: OSError) -> CheckpointError
 
 
 class CheckpointStore:
-    """The journal in one directory, which is made. Used from one thread.
+    """Journal in one directory, which is created. Used from one thread.
 
-    It remembers what it could not write: the next record that can be written writes everything. A
-    node without a checkpoint places containers as well as before; what is lost is the intent after
-    a crash, and that is what the metric and the log line are for.
+    It retains documents that it could not write: the next successful write includes them. Without a
+    checkpoint a node places containers as well as before, but after a crash it does not know their
+    desired CPUs: so a metric and a log line report it.
 
-    The identity says who writes: every value but ``version`` (machine, boot) must be the same for a
-    checkpoint to be used again.
+    The identity names the writer: every value but ``version`` (machine, boot) must be equal before
+    a checkpoint is used again.
 
     Attributes:
-        trusted: only root and we can write to the directory; else nothing in it is used.
-        error: why not everything is on disk; None when it is.
+        trusted: True if only root and this user can write to the directory; else nothing in it is
+            used.
+        error: why not everything is on disk; None if it is.
         written_at: Unix time of the last record of a step; None before the first.
     """
 
@@ -151,31 +152,31 @@ class CheckpointStore:
         self._size = 0
         self._compacted_size = 0
         self._sequence = 0
-        self._keep_aside = False
+        self._keep_corrupt = False
         self.trusted = True
         self.error: CheckpointError | None = None
 
     @property
     def has_lock(self) -> bool:
-        """Whether the directory is ours alone."""
+        """True if this agent has the lock of the directory."""
         return self._lock_fd >= 0
 
     @property
     def is_healthy(self) -> bool:
-        """Whether everything recorded is on disk; `error` says why not."""
+        """True if everything is on disk; else `error` has the reason."""
         return self.error is None and self._fd >= 0
 
     @property
     def write_problem(self) -> str:
-        """Why not everything is on disk; empty when it is."""
+        """Reason why not everything is on disk; empty if it is."""
         return "" if self.error is None else str(self.error)
 
     def load(self) -> JournalContents:
-        """Take the directory, read what is there, and start a clean journal.
+        """Lock the directory, read the journal, and start a clean one.
 
-        Nothing found on disk makes this fail: what cannot be used is said in ``problems`` and kept
-        aside as ``checkpoint.corrupt-<n>``, unless another boot wrote it. A directory that cannot
-        be written is said too; the store then runs on in memory, and tries with every record.
+        No content on disk makes this fail: an unusable file is reported in ``problems`` and renamed
+        to ``checkpoint.corrupt-<n>``, unless another boot wrote it. A directory that cannot be
+        written is reported too; the store then runs in memory, and retries with every record.
 
         Raises:
             StateDirectoryBusy: another agent uses the directory.
@@ -199,55 +200,55 @@ class CheckpointStore:
         return loaded
 
     def _read_journal(self) -> JournalContents:
-        """Read the journal and decide what of it may be used; it is kept aside where not all is."""
+        """Read the usable part of the journal; the file is kept if not everything is usable."""
         if not self.trusted:
-            self._keep_aside = True
+            self._keep_corrupt = True
             return JournalContents()
         unusable: CheckpointError | None
         try:
-            found = parse_journal(read_file(self.path, _MAX_CHECKPOINT_BYTES))
-            unusable = _unusable_journal_error(self.path, found)
+            journal = parse_journal(read_file(self.path, _MAX_CHECKPOINT_BYTES))
+            unusable = _unusable_journal_error(self.path, journal)
         except (FileNotFoundError, NotADirectoryError):
             return JournalContents()
         except OSError as error:
-            found, unusable = JournalContents(), _checkpoint_error(self.path, "read", error)
+            journal, unusable = JournalContents(), _checkpoint_error(self.path, "read", error)
         foreign = {
-            key: f"its {key} is {_value_text(found.head.get(key))}, expected {_value_text(value)}"
+            key: f"its {key} is {_value_text(journal.head.get(key))}, expected {_value_text(value)}"
             for key, value in self._identity.items()
-            if key != "version" and found.head.get(key) != value
+            if key != "version" and journal.head.get(key) != value
         }
         if unusable is None and foreign:
-            why = "is of another machine or boot: " + ", ".join(foreign.values())
-            unusable = CheckpointError(self.path, why)
-            if list(foreign) == ["boot"]:  # its containers ended with it
+            problem = "is of another machine or boot: " + ", ".join(foreign.values())
+            unusable = CheckpointError(self.path, problem)
+            if list(foreign) == ["boot"]:  # its containers ended with that boot
                 return JournalContents(
                     problems=[f"{unusable}; it is not used, a new one replaces it"]
                 )
         if unusable is not None:
-            self._keep_aside = True
+            self._keep_corrupt = True
             return JournalContents(problems=[f"{unusable}; it is not used"])
-        if found.problems:
-            self._keep_aside = True
-            said = "; ".join(found.problems[:5]) + " and more" * (len(found.problems) > 5)
-            found.problems = [f"{self.path}: {said}; the intact lines are used"]
-        if found.torn:
-            found.problems.append(
-                f"{self.path}: the last {found.torn} bytes are an unfinished record, now cut off"
+        if journal.problems:
+            self._keep_corrupt = True
+            text = "; ".join(journal.problems[:5]) + " and more" * (len(journal.problems) > 5)
+            journal.problems = [f"{self.path}: {text}; the intact lines are used"]
+        if journal.torn:
+            journal.problems.append(
+                f"{self.path}: the last {journal.torn} bytes are an unfinished record, now cut off"
             )
-        return found
+        return journal
 
-    def write_change(self, before: NodeState, after: NodeState, change: ChangedStateIds) -> None:
-        """Write what one step changed, before it is answered; said once when it cannot be."""
-        changes = changed_documents(before, after, change)
+    def write_change(self, previous: NodeState, state: NodeState, change: ChangedStateIds) -> None:
+        """Write the changes of one step, before it is answered; a failure is logged once."""
+        changes = changed_documents(previous, state, change)
         if changes or self.error is not None:
-            started = time.perf_counter()
+            start_time = time.perf_counter()
             if self._attempt_write(partial(self.append_documents, changes)):
                 self.written_at = self._clock()
                 if self.metrics is not None:
-                    self.metrics.checkpoint_write.observe(time.perf_counter() - started)
+                    self.metrics.checkpoint_write.observe(time.perf_counter() - start_time)
 
     def retry_or_compact(self) -> None:
-        """Between requests: try again what failed, and shrink the journal when it has grown."""
+        """Retry a failed write, or compact the journal if it is too large; between requests."""
         failed = self.error is not None
         if self._attempt_write(self.compact_if_needed) and failed:
             self.written_at = self._clock()
@@ -267,13 +268,13 @@ class CheckpointStore:
         return True
 
     def append_documents(self, changes: Mapping[str, Document | None]) -> None:
-        """Write down new documents by key, together with all that could not be written so far.
+        """Write new documents by key, together with those that could not be written so far.
 
-        The documents are encoded at once and may be changed by the caller afterwards; None forgets
-        what stands under a key, and no changes only try again.
+        The documents are encoded at once and may be changed by the caller afterwards. None removes
+        a key; without changes only the failed write is retried.
 
         Raises:
-            CheckpointError: it is remembered but is not on disk; the next record tries again.
+            CheckpointError: it is in memory but not on disk; the next record retries.
         """
         encoded: dict[str, msgspec.Raw | None] = {
             key: None if document is None else msgspec.Raw(encode(document))
@@ -291,23 +292,23 @@ class CheckpointStore:
             self._append_line(encoded)
 
     def compact_if_needed(self) -> bool:
-        """Shrink the journal when it has outgrown what it says; whether a new one was written.
+        """Compact the journal if it is much larger than its contents; True if it was rewritten.
 
-        Also notices that the file was taken away or replaced, and tries again what failed before.
+        It also detects a removed or replaced file, and retries a failed write.
 
         Raises:
             CheckpointError: it could not be written; the old one stays in use.
         """
         self._close_replaced_file()
-        # Four times: with less, a node whose containers only ever change would compact all day.
-        grown = self._size > max(_MIN_COMPACTED_BYTES, 4 * self._compacted_size)
-        if self.is_healthy and not grown:
+        # Four times: with less, a node with frequent changes would compact all the time.
+        is_oversized = self._size > max(_MIN_COMPACTED_BYTES, 4 * self._compacted_size)
+        if self.is_healthy and not is_oversized:
             return False
         self._rewrite_journal()
         return True
 
     def close(self) -> None:
-        """Let the directory go; the journal stays."""
+        """Release the directory; the journal stays."""
         self._close_journal_file()
         if self._lock_fd >= 0:
             os.close(self._lock_fd)
@@ -316,16 +317,16 @@ class CheckpointStore:
     # --- files ---
 
     def _take_lock(self) -> None:
-        """Become the only user of the directory.
+        """Lock the directory.
 
         Raises:
-            StateDirectoryBusy: another agent is.
-            CheckpointError: the directory cannot be made or written.
+            StateDirectoryBusy: another agent uses it.
+            CheckpointError: the directory cannot be created or written.
         """
         if self._lock_fd >= 0:
             if os.fstat(self._lock_fd).st_nlink:
                 return
-            # The directory was taken away: a lock on a file without a name keeps no agent out.
+            # The directory was removed: a lock on an unlinked file excludes no agent.
             os.close(self._lock_fd)
             self._lock_fd = -1
         path = os.path.join(self.directory, LOCK_FILE_NAME)
@@ -336,7 +337,7 @@ class CheckpointStore:
             self.trusted = not problem
             if problem:
                 remedy = f"chown and chmod it, or {_STATE_DIR_HINT}"
-                raise self._build_and_remember_error(self.directory, problem, remedy)
+                raise self._record_error(self.directory, problem, remedy)
             fd = os.open(path, flags, 0o600)
         except OSError as error:
             self.error = _checkpoint_error(self.directory, "use as state directory", error)
@@ -344,11 +345,9 @@ class CheckpointStore:
         problem = file_obstacle(os.fstat(fd))
         if problem:
             os.close(fd)
-            raise self._build_and_remember_error(
-                path, problem, f"take it away, or {_STATE_DIR_HINT}"
-            )
+            raise self._record_error(path, problem, f"take it away, or {_STATE_DIR_HINT}")
         try:
-            # The kernel lets go of it when we die, however we die.
+            # The kernel releases it when this process ends for any reason.
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             number, _, pod = os.pread(fd, 400, 0).decode(errors="replace").strip().partition("\n")
@@ -358,20 +357,20 @@ class CheckpointStore:
             self.error = StateDirectoryBusy(self.directory, owner)
             raise self.error from error
         self._lock_fd = fd
-        # In another pod the number of a process says nothing. On a full disk the lock holds all the
-        # same, only its owner's name is missing.
+        # In another pod the pid means nothing. On a full disk the lock works too, only the name of
+        # its owner is missing.
         pod = "/".join(os.environ.get(name, "") for name in ("POD_NAMESPACE", "POD_NAME"))
-        named = f"pod {pod}\n" if len(pod) > 1 else ""
+        pod_line = f"pod {pod}\n" if len(pod) > 1 else ""
         with contextlib.suppress(OSError):
             os.ftruncate(fd, 0)
-            os.pwrite(fd, f"{os.getpid()}\n{named}".encode(), 0)
+            os.pwrite(fd, f"{os.getpid()}\n{pod_line}".encode(), 0)
 
-    def _build_and_remember_error(self, path: str, problem: str, remedy: str) -> CheckpointError:
+    def _record_error(self, path: str, problem: str, remedy: str) -> CheckpointError:
         self.error = CheckpointError(path, f"{problem}; {remedy}")
         return self.error
 
     def _close_replaced_file(self) -> None:
-        """Let the file go that is no longer the one which the next start will read."""
+        """Close the file if it is no longer the one that the next start will read."""
         try:
             if self._fd < 0 or os.path.samestat(os.fstat(self._fd), os.lstat(self.path)):
                 return
@@ -397,27 +396,27 @@ class CheckpointStore:
             if written != len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
-            self._close_journal_file()  # half a line may be in it: the next record writes a new one
+            self._close_journal_file()  # it may have half a line: the next record rewrites it
             self.error = _checkpoint_error(self.path, "write", error)
             raise self.error from error
         self._size += len(line)
         self._sequence += 1
 
     def _rewrite_journal(self) -> list[str]:
-        """Write everything to a new file and put it in place of the old one.
+        """Write everything to a new file and replace the old one with it.
 
-        A kill anywhere in here leaves either the old file or the new one under the name. Gives a
-        sentence where an unusable old file is kept; usually none.
+        A kill at any point leaves either the old file or the new one. Return a sentence if an
+        unusable old file is kept; usually none.
         """
         self._take_lock()
         lines = [JournalLine(head=self._identity, written_at=self._clock())]
         # One line for each container: damage costs that container alone.
         lines += [JournalLine(updates={key: raw}) for key, raw in self._entries.items()]
         data = b"".join(frame_line(number, line) for number, line in enumerate(lines, 1))
-        said: list[str] = []
+        notes: list[str] = []
         try:
-            if self._keep_aside:
-                said = self._rename_corrupt()
+            if self._keep_corrupt:
+                notes = self._rename_corrupt()
             fd = replace_file(self.path, data)
         except OSError as error:
             self.error = _checkpoint_error(self.path, "write", error)
@@ -427,23 +426,23 @@ class CheckpointStore:
         self._size = self._compacted_size = len(data)
         self._sequence = len(lines)
         self.error = None
-        return said
+        return notes
 
     def _rename_corrupt(self) -> list[str]:
-        """Give the old file a name under which it is never touched again."""
+        """Rename the old file to a name that is never written again."""
         numbers = [
             int(name.removeprefix(_CORRUPT_PREFIX))
             for name in os.listdir(self.directory)
             if name.startswith(_CORRUPT_PREFIX) and name.removeprefix(_CORRUPT_PREFIX).isdecimal()
         ]
-        aside = os.path.join(self.directory, f"{_CORRUPT_PREFIX}{max(numbers, default=0) + 1}")
+        path = os.path.join(self.directory, f"{_CORRUPT_PREFIX}{max(numbers, default=0) + 1}")
         try:
-            # A second name first: a kill now leaves the old file where it was.
-            os.link(self.path, aside, follow_symlinks=False)
+            # A link first: a kill now leaves the old file in place.
+            os.link(self.path, path, follow_symlinks=False)
         except OSError:
-            os.rename(self.path, aside)  # a directory, or a file system without hard links
-        self._keep_aside = False
-        return [f"the old checkpoint is kept as {aside}"]
+            os.rename(self.path, path)  # a directory, or a file system without hard links
+        self._keep_corrupt = False
+        return [f"the old checkpoint is kept as {path}"]
 
 
 def _value_text(value: str | None) -> str:

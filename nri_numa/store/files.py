@@ -1,12 +1,12 @@
-"""Files of the state directory: whether they are ours, and the key that signs annotations.
+"""Files of the state directory: checks of their owner, and the key that signs annotations.
 
-Who can write the state directory can say which container owns which CPUs, and who can put
-a FIFO or a link there can make a start wait for ever or write elsewhere. Files are judged by the
-descriptor that is used afterwards, so nothing can be put in their place in between.
+A user who can write the state directory can assign exclusive CPUs, and one who can create a FIFO or
+a link there can block a start without limit or redirect a write. Files are checked by the
+descriptor that is used afterwards, so nobody can replace them in between.
 
-The key is made once and lives as long as the directory: on ``/run``, until the next boot, as
-containers do. Where it is lost, the annotations of older containers are believed only as far as
-their pods could be given the same today (`nri_numa.engine.assigned`).
+The key is created once and lives as long as the directory: on ``/run`` until the next boot, as
+containers do. If it is lost, the annotation of an older container is adopted only if its pod could
+get the same assignment now (`nri_numa.engine.assigned`).
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ _FILE_TYPE_TEXTS: Final = (
 _SHARED_WRITE_BITS: Final = stat.S_IWGRP | stat.S_IWOTH
 
 
-def file_obstacle(status: os.stat_result, *, ours: bool = True, secret: bool = False) -> str:
-    """Why an opened file is not used, as the end of a sentence; empty when it is.
+def file_obstacle(status: os.stat_result, *, check_owner: bool = True, secret: bool = False) -> str:
+    """Return why an opened file is not used, as the end of a sentence; empty if it is.
 
-    One of ours belongs to us or to root, and only they may write it; a secret one only they read.
+    With ``check_owner`` it must belong to this user or root, and only they may write it. Only they
+    may read a secret one.
     """
     if not stat.S_ISREG(status.st_mode):
         return f"is {_file_type(status.st_mode)}, expected a regular file"
-    problem = _ownership_problem(status) if ours else ""
+    problem = _ownership_problem(status) if check_owner else ""
     if not problem and secret and status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         mode = stat.S_IMODE(status.st_mode)
         problem = f"has mode {mode:04o}, expected one that is for its owner only, such as 0600"
@@ -43,17 +44,17 @@ def file_obstacle(status: os.stat_result, *, ours: bool = True, secret: bool = F
 
 
 def directory_problem(status: os.stat_result) -> str:
-    """Say why a directory is not used for the state, as `file_obstacle`."""
+    """Return why a directory is not used for the state, as `file_obstacle`."""
     if not stat.S_ISDIR(status.st_mode):
         return f"is {_file_type(status.st_mode)}, expected a directory"
     return _ownership_problem(status)
 
 
 def _ownership_problem(status: os.stat_result) -> str:
-    me = os.geteuid()
-    if status.st_uid not in (0, me):
-        whom = "root" if me == 0 else f"user {me} or root"
-        return f"belongs to user {status.st_uid}, expected {whom}"
+    euid = os.geteuid()
+    if status.st_uid not in (0, euid):
+        owners = "root" if euid == 0 else f"user {euid} or root"
+        return f"belongs to user {status.st_uid}, expected {owners}"
     if status.st_mode & _SHARED_WRITE_BITS:
         mode = stat.S_IMODE(status.st_mode)
         return f"has mode {mode:04o}, expected one that only its owner may write, such as 0700"
@@ -61,34 +62,34 @@ def _ownership_problem(status: os.stat_result) -> str:
 
 
 def _file_type(mode: int) -> str:
-    return next((name for is_it, name in _FILE_TYPE_TEXTS if is_it(mode)), "a regular file")
+    return next((name for is_type, name in _FILE_TYPE_TEXTS if is_type(mode)), "a regular file")
 
 
-def read_file(path: str, most: int, *, ours: bool = True, secret: bool = False) -> bytes:
-    """A file of at most so many bytes, see `file_obstacle`; never waits for a FIFO's writer.
+def read_file(path: str, limit: int, *, check_owner: bool = True, secret: bool = False) -> bytes:
+    """Read a file of at most ``limit`` bytes, see `file_obstacle`; a FIFO never blocks it.
 
     Raises:
-        OSError: it cannot be read, or it is another file than that.
+        OSError: it cannot be read, is too large, or has an obstacle.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         status = os.fstat(fd)
-        if problem := file_obstacle(status, ours=ours, secret=secret):
+        if problem := file_obstacle(status, check_owner=check_owner, secret=secret):
             raise OSError(errno.EINVAL, problem, path)
-        if status.st_size > most:
-            raise OSError(errno.EFBIG, f"is larger than {most} bytes", path)
+        if status.st_size > limit:
+            raise OSError(errno.EFBIG, f"is larger than {limit} bytes", path)
         with open(fd, "rb", closefd=False) as file:
-            return file.read(most)
+            return file.read(limit)
     finally:
         os.close(fd)
 
 
 def replace_file(path: str, data: bytes, *, sync: bool = False, mode: int | None = None) -> int:
-    """Put a file in place of another, or of none; its descriptor, for more at its end.
+    """Create or replace a file and return its descriptor, for appending.
 
-    A failure or a kill leaves the old one or the new one; with ``sync`` so does the end of the
-    machine, which no container outlives: for files that a user names, where no device is replaced,
-    and no link, which may be another user's. Without a mode it is its owner's alone.
+    A failure or a kill leaves the old file or the new one. With ``sync`` a crash of the machine
+    does too; this is for files that a user names, and it replaces no device and no link, which may
+    be another user's. Without a mode only the owner can access it.
     """
     if sync and os.path.lexists(path) and (os.path.islink(path) or not os.path.isfile(path)):
         raise OSError(errno.EINVAL, "is no regular file", path)
@@ -100,9 +101,9 @@ def replace_file(path: str, data: bytes, *, sync: bool = False, mode: int | None
     try:
         if mode is not None:  # the agent is not allowed to call fchmod(2)
             os.fchmod(fd, mode)
-        left = memoryview(data)
-        while left:
-            left = left[os.write(fd, left) :]
+        view = memoryview(data)
+        while view:
+            view = view[os.write(fd, view) :]
         if sync:
             os.fsync(fd)
         os.rename(temporary, path)
@@ -115,21 +116,21 @@ def replace_file(path: str, data: bytes, *, sync: bool = False, mode: int | None
 
 
 def remove_flat_directory(path: str) -> None:
-    """Remove a directory that holds nothing but files; `OSError` where that cannot be."""
+    """Remove a directory that contains only files; `OSError` if that fails."""
     for name in os.listdir(path):
         os.unlink(os.path.join(path, name))
     os.rmdir(path)
 
 
-# --- The key that signs what is written on containers ---
+# --- The key that signs annotations of containers ---
 
 SIGNING_KEY_FILE_NAME: Final = "key"
 _SIGNING_KEY_BYTES: Final = 32
-"""As long as the hash, what RFC 2104 recommends."""
+"""Length of the hash, as RFC 2104 recommends."""
 
 
 def read_key(directory: str) -> bytes:
-    """The key of a state directory; empty where there is none that can be used."""
+    """Read the key of a state directory; empty if there is no usable one."""
     with contextlib.suppress(OSError):
         return _read_signing_key_or_raise(os.path.join(directory, SIGNING_KEY_FILE_NAME))
     return b""
@@ -138,10 +139,10 @@ def read_key(directory: str) -> bytes:
 def load_or_create_signing_key(
     directory: str, *, trusted: bool, writable: bool
 ) -> tuple[bytes, list[str]]:
-    """Read the key, or make one; and a sentence for each thing that was wrong.
+    """Read the key, or create one; also return a sentence for each problem.
 
-    Where the directory is not trusted nothing is read nor written; where it is not ours to write, a
-    new key lasts as long as this process.
+    If the directory is not trusted, nothing is read or written. If it is not writable, a new key
+    lasts as long as this process.
     """
     path, problems = os.path.join(directory, SIGNING_KEY_FILE_NAME), []
     if trusted:

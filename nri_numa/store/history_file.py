@@ -1,13 +1,13 @@
-"""The file of what is remembered of decisions: notices, rejections, and traces of live containers.
+"""The file of recorded decisions: notices, rejections, and traces of live containers.
 
-A journal (`nri_numa.store.journal`) of one document a line, whose key begins with its kind. Damage
-costs the lines that it is in; kinds and fields of other versions are passed over.
+It is a journal (`nri_numa.store.journal`) of one document a line, whose key begins with its kind.
+Only damaged lines are lost; kinds and fields of other versions are skipped.
 
-A notice is appended after the answer to the runtime has left and before anybody else can have read
-it, so a number that a reader saw is never given out again. Now and then everything is encoded in a
-thread and written anew: rejections and traces come into the file only then, so a killed agent loses
-those of the last seconds. The file is not synced: it need not outlive the machine. What cannot be
-read begins a new sequence of notices, which readers notice by its name.
+A notice is appended after the answer to the runtime was sent and before anybody else can read it,
+so a number that a reader has seen is never used again. At intervals everything is encoded in a
+thread and the file is rewritten. Rejections and traces are written only then, so a killed agent
+loses those of the last seconds. The file is not synced: it need not survive a crash of the machine.
+An unreadable file starts a new sequence of notices with another name, which readers detect.
 """
 
 from __future__ import annotations
@@ -43,40 +43,40 @@ log = get_logger("history")
 
 HISTORY_FILE_NAME: Final = "history"
 MAX_HISTORY_BYTES: Final = 4 << 20
-"""Of a file written anew, and of what is appended until then; the youngest traces are kept, six
-thousand of the usual size."""
+"""Maximum size of a rewritten file, and of the lines appended to it; it holds the six thousand
+youngest traces of the usual size."""
 _MAX_HISTORY_FILE_BYTES: Final = 3 * MAX_HISTORY_BYTES
 _PREVIOUS_FILE_NAMES: Final = ("notices", "explanations")
-"""Files of the version before, which had two; they are read once."""
+"""The two files of the previous version; they are read once."""
 
 
 class RecordedDecisions(Protocol):
-    """What the file keeps, and where it is restored to."""
+    """Source of the file's contents, and the target of their restoration."""
 
     @property
     def notices(self) -> NoticeLog:
-        """What happened to containers."""
+        """Notices about containers."""
 
     @property
     def rejections(self) -> tuple[Rejection, ...]:
-        """Rejections of pods that are there, oldest first."""
+        """Rejections of existing pods, oldest first."""
 
     def packed_traces(self) -> dict[str, tuple[PackedTrace, Allocation]]:
-        """Traces by container id, with the allocations that they explain."""
+        """Return traces by container id, with the allocations that they explain."""
 
     def restore(self, traces: Mapping[str, PackedTrace], rejections: tuple[Rejection, ...]) -> None:
-        """Know again what an earlier run kept; only before the first event."""
+        """Restore the records of an earlier run; only before the first event."""
 
 
 class _SavedTrace(msgspec.Struct, frozen=True):
-    """A trace; ``allocation_digest`` is of the allocation that it explains."""
+    """A trace, with the digest of the allocation that it explains."""
 
     allocation_digest: int
     trace: PackedTrace
 
 
 class HistorySnapshot(msgspec.Struct, frozen=True):
-    """What there is to save; equal to another one when nothing changed."""
+    """Contents to save; equal to the previous ones if nothing changed."""
 
     number: int
     notices: list[Notice]
@@ -84,9 +84,9 @@ class HistorySnapshot(msgspec.Struct, frozen=True):
     traces: dict[str, tuple[PackedTrace, Allocation]]
 
     def documents(self) -> Iterator[tuple[str, msgspec.Struct]]:
-        """By key, in the order in which they are missed: of each kind the youngest first."""
-        yield from ((f"notice/{one.id}", one) for one in reversed(self.notices))
-        yield from ((f"rejection/{n}", one) for n, one in enumerate(reversed(self.rejections)))
+        """Yield documents by key, the most important first: of each kind the youngest first."""
+        yield from ((f"notice/{notice.id}", notice) for notice in reversed(self.notices))
+        yield from ((f"rejection/{n}", r) for n, r in enumerate(reversed(self.rejections)))
         # Latest first, then by container id.
         traces = sorted(self.traces.items(), key=lambda item: (-item[1][1].assigned_at, item[0]))
         for container_id, (trace, allocation) in traces:
@@ -94,9 +94,9 @@ class HistorySnapshot(msgspec.Struct, frozen=True):
 
 
 class HistoryFile:
-    """Keeps what one agent remembers of decisions, and restores it at the next start.
+    """File of one agent's recorded decisions, which are restored at the next start.
 
-    The identity is the checkpoint's; but for ``version`` it must be the same for the file to be
+    The identity is the checkpoint's: every value but ``version`` must be equal before the file is
     used again.
     """
 
@@ -115,17 +115,17 @@ class HistoryFile:
     def restore_and_open(
         self, allocations: Mapping[str, Allocation], *, writable: bool = True
     ) -> str:
-        """Restore what the last run knew, and write from now on; a sentence if not all is used.
+        """Restore the records of the last run and open the file; a sentence if some are lost.
 
-        Nothing is read nor kept where the directory is not ours alone.
+        Without ``writable``, if another agent has the directory, nothing is read or written.
         """
         self._notices.restore_notices(secrets.token_hex(4))
         self._writable = writable
         if not writable:
             return ""
-        problem = self._load(allocations)
+        problem = self._load_file(allocations)
         self._notices.keep = self._keep_notice
-        self._rewrite(self._snapshot())
+        self._rewrite_file(self._current_snapshot())
         if not self._failed:
             for name in _PREVIOUS_FILE_NAMES:
                 with suppress(OSError):
@@ -133,61 +133,61 @@ class HistoryFile:
         return problem
 
     def save_soon(self) -> None:
-        """Write the file anew, if something changed and the last time is over."""
+        """Rewrite the file in a task, if something changed and no other save is running."""
         if not self._is_saving() and (snapshot := self._unsaved_snapshot()) is not None:
-            self._saving = asyncio.create_task(self._save(snapshot), name="history")
+            self._saving = asyncio.create_task(self._save_snapshot(snapshot), name="history")
 
     async def save_last_changes(self) -> None:
-        """Write what changed since the last time; the agent ends."""
+        """Write the changes since the last save, at the end of the agent."""
         if self._saving is not None:
             await asyncio.gather(self._saving, return_exceptions=True)
         if (snapshot := self._unsaved_snapshot()) is not None:
-            self._rewrite(snapshot)
+            self._rewrite_file(snapshot)
 
     def close(self) -> None:
-        """Write nothing any more."""
+        """Stop writing."""
         self._notices.keep = lambda notice: None
         self._close_file()
 
     # --- reading ----------------------------------------------------------------------------------
 
-    def _load(self, allocations: Mapping[str, Allocation]) -> str:
+    def _load_file(self, allocations: Mapping[str, Allocation]) -> str:
         try:
-            found = _read_previous_files(os.path.dirname(self.path))
-            if not found.head:
-                found = parse_journal(read_file(self.path, _MAX_HISTORY_FILE_BYTES))
+            contents = _read_previous_files(os.path.dirname(self.path))
+            if not contents.head:
+                contents = parse_journal(read_file(self.path, _MAX_HISTORY_FILE_BYTES))
         except FileNotFoundError:
             return ""
         except OSError as error:
             return f"{self.path}: cannot be read: {error.strerror or error}; it is not used"
-        if not found.head:
+        if not contents.head:
             return f"{self.path}: is damaged or of a newer version; it is not used"
-        if any(found.head.get(k) != v for k, v in self._identity.items() if k != "version"):
+        if any(contents.head.get(k) != v for k, v in self._identity.items() if k != "version"):
             return f"{self.path}: is of another machine or boot; it is not used"
-        damaged = len(found.problems) + self._restore(found, allocations)
+        damaged = len(contents.problems) + self._restore(contents, allocations)
         return f"{self.path}: is damaged; {damaged} of its lines are left out" if damaged else ""
 
-    def _restore(self, found: JournalContents, allocations: Mapping[str, Allocation]) -> int:
-        """Hand on what was found; how many of the documents could not be read."""
+    def _restore(self, contents: JournalContents, allocations: Mapping[str, Allocation]) -> int:
+        """Restore the documents; return the number of unreadable ones."""
         notices: list[Notice] = []
         rejections: list[Rejection] = []
         traces: dict[str, PackedTrace] = {}
         damaged = 0
-        for key in found.entries:
+        for key in contents.entries:
             kind, _, name = key.partition("/")
             try:
                 if kind == "notice":
-                    notices.append(msgspec.json.decode(found.raw[key], type=Notice))
+                    notices.append(msgspec.json.decode(contents.raw[key], type=Notice))
                 elif kind == "rejection":
-                    rejections.append(msgspec.json.decode(found.raw[key], type=Rejection))
+                    rejections.append(msgspec.json.decode(contents.raw[key], type=Rejection))
                 elif kind == "trace" and name in allocations:
-                    saved = msgspec.json.decode(found.raw[key], type=_SavedTrace)
-                    # One that has changed since is explained by nothing that we know.
+                    saved = msgspec.json.decode(contents.raw[key], type=_SavedTrace)
+                    # No trace explains an allocation that has changed since.
                     if saved.allocation_digest == _allocation_digest(allocations[name]):
                         traces[name] = saved.trace
             except DECODE_ERRORS:
                 damaged += 1
-        instance, number = found.head.get("instance"), found.head.get("number", "")
+        instance, number = contents.head.get("instance"), contents.head.get("number", "")
         if instance and number.isdecimal() and int(number) <= MAX_JSON_INTEGER:
             self._notices.restore_notices(instance, notices, int(number))
         self._history.restore(traces, tuple(reversed(rejections)))
@@ -195,7 +195,7 @@ class HistoryFile:
 
     # --- writing ----------------------------------------------------------------------------------
 
-    def _snapshot(self) -> HistorySnapshot:
+    def _current_snapshot(self) -> HistorySnapshot:
         return HistorySnapshot(
             self._notices.number,
             self._notices.notices_after(),
@@ -204,8 +204,8 @@ class HistoryFile:
         )
 
     def _unsaved_snapshot(self) -> HistorySnapshot | None:
-        """What there is to save; None if nothing changed or nothing may be written."""
-        snapshot = self._snapshot() if self._writable else None
+        """Return the contents to save; None if nothing changed or nothing may be written."""
+        snapshot = self._current_snapshot() if self._writable else None
         return None if snapshot == self._saved else snapshot
 
     def _is_saving(self) -> bool:
@@ -213,14 +213,14 @@ class HistoryFile:
 
     def _keep_notice(self, notice: Notice) -> None:
         if self._appended_bytes > MAX_HISTORY_BYTES and not self._is_saving():
-            self._rewrite(self._snapshot())  # holds the new one too
-        elif self._fd >= 0:  # else it is written with everything
+            self._rewrite_file(self._current_snapshot())  # it contains the new notice too
+        elif self._fd >= 0:  # else the next save writes it
             self._append_notice(notice)
 
     def _append_notice(self, notice: Notice) -> None:
         line = _document_line(self._lines + 1, f"notice/{notice.id}", notice)
         try:
-            if os.write(self._fd, line) != len(line):  # the next would be on the same line
+            if os.write(self._fd, line) != len(line):  # the next notice would continue this line
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             self._close_file()
@@ -229,20 +229,20 @@ class HistoryFile:
         self._lines += 1
         self._appended_bytes += len(line)
 
-    def _rewrite(self, snapshot: HistorySnapshot) -> None:
-        self._replace(self._encode(snapshot), snapshot)
+    def _rewrite_file(self, snapshot: HistorySnapshot) -> None:
+        self._replace_file(self._encode_snapshot(snapshot), snapshot)
 
-    async def _save(self, snapshot: HistorySnapshot) -> None:
-        self._replace(await asyncio.to_thread(self._encode, snapshot), snapshot)
+    async def _save_snapshot(self, snapshot: HistorySnapshot) -> None:
+        self._replace_file(await asyncio.to_thread(self._encode_snapshot, snapshot), snapshot)
 
-    def _encode(self, snapshot: HistorySnapshot) -> list[bytes]:
-        place = {"instance": self._notices.instance, "number": str(snapshot.number)}
-        return encode_lines({**self._identity, **place}, snapshot)
+    def _encode_snapshot(self, snapshot: HistorySnapshot) -> list[bytes]:
+        position = {"instance": self._notices.instance, "number": str(snapshot.number)}
+        return encode_lines({**self._identity, **position}, snapshot)
 
-    def _replace(self, lines: list[bytes], snapshot: HistorySnapshot) -> None:
-        """Put a new file in place of the old one, with what was noted since its snapshot."""
-        for one in self._notices.notices_after(snapshot.number):
-            lines.append(_document_line(len(lines) + 1, f"notice/{one.id}", one))
+    def _replace_file(self, lines: list[bytes], snapshot: HistorySnapshot) -> None:
+        """Replace the file, with the notices since the snapshot appended."""
+        for notice in self._notices.notices_after(snapshot.number):
+            lines.append(_document_line(len(lines) + 1, f"notice/{notice.id}", notice))
         try:
             fd = replace_file(self.path, b"".join(lines))
         except OSError as error:
@@ -258,7 +258,7 @@ class HistoryFile:
         self._fd = -1
 
     def _report_failure(self, error: OSError) -> None:
-        """Say once that not everything is kept; the next save tries again."""
+        """Log once that not everything is saved; the next save retries."""
         if not self._failed:
             problem = f"{self.path}: cannot be written: {error.strerror or error}"
             log.warning("history not saved", problem=problem)
@@ -266,35 +266,35 @@ class HistoryFile:
 
 
 def _read_previous_files(directory: str) -> JournalContents:
-    """What the version before left in two files; without a head if that is nothing to use."""
+    """Read the two files of the previous version; without a head if they are unusable."""
     notices, explanations = (os.path.join(directory, name) for name in _PREVIOUS_FILE_NAMES)
-    found = JournalContents()
+    contents = JournalContents()
     with suppress(OSError, KeyError, TypeError, *DECODE_ERRORS):
         head, *lines = read_file(notices, MAX_HISTORY_BYTES).split(b"\n")
         document = msgspec.json.decode(head)
-        found.head = {"instance": document["instance"], "number": str(document["number"])}
-        found.head |= document["identity"]
+        contents.head = {"instance": document["instance"], "number": str(document["number"])}
+        contents.head |= document["identity"]
         for line in filter(None, lines):
             document = msgspec.json.decode(line)
-            found.entries[f"notice/{document['id']}"] = document
+            contents.entries[f"notice/{document['id']}"] = document
     with suppress(OSError, TypeError, *DECODE_ERRORS):
-        head, _, rest = read_file(explanations, MAX_HISTORY_BYTES).partition(b"\n")
-        if head.endswith(b" %08x" % crc32(rest)):
-            identity, traces, rejections, *_ = msgspec.msgpack.decode(rest)
-            found.head |= identity
+        head, _, body = read_file(explanations, MAX_HISTORY_BYTES).partition(b"\n")
+        if head.endswith(b" %08x" % crc32(body)):
+            identity, traces, rejections, *_ = msgspec.msgpack.decode(body)
+            contents.head |= identity
             for container_id, digest, trace in traces:
                 document = {"allocation_digest": digest, "trace": trace}
-                found.entries[f"trace/{container_id}"] = document
+                contents.entries[f"trace/{container_id}"] = document
             for number, rejection in enumerate(reversed(rejections)):
-                found.entries[f"rejection/{number}"] = rejection
-    found.raw = {key: msgspec.Raw(encode(one)) for key, one in found.entries.items()}
-    return found
+                contents.entries[f"rejection/{number}"] = rejection
+    contents.raw = {key: msgspec.Raw(encode(value)) for key, value in contents.entries.items()}
+    return contents
 
 
 def encode_lines(
     head: dict[str, str], snapshot: HistorySnapshot, limit: int = MAX_HISTORY_BYTES
 ) -> list[bytes]:
-    """The file's lines, at most ``limit`` bytes after the first."""
+    """Return the file's lines, at most ``limit`` bytes after the first line."""
     lines = [frame_line(1, JournalLine(head=head))]
     for key, document in snapshot.documents():
         line = _document_line(len(lines) + 1, key, document)
@@ -310,5 +310,5 @@ def _document_line(number: int, key: str, document: msgspec.Struct) -> bytes:
 
 
 def _allocation_digest(allocation: Allocation) -> int:
-    """Another one for each decision about a container, also after a restart."""
+    """Return a checksum that differs for each decision about a container, after a restart too."""
     return crc32(encode(allocation_document(allocation)))

@@ -1,4 +1,4 @@
-r"""The form of a checkpoint: a journal of lines that can be judged one by one. Without I/O.
+r"""Format of a checkpoint: a journal of lines that are checked one by one. Without I/O.
 
 ::
 
@@ -8,8 +8,8 @@ r"""The form of a checkpoint: a journal of lines that can be judged one by one. 
     1 2 61 0f6c33d0 {"set":{"c/3f2a…":{"cpus":"2-3"}}}
     1 3 17 9a01e7bb {"del":["c/3f2a…"]}
 
-A document is one `Allocation` or `PodRecord`, without what has its default. Reading is strict about
-what is there and lenient about what is not, so that older checkpoints load. See
+A document is one `Allocation` or `PodRecord`, without fields that have their default. Reading is
+strict about fields that are present and lenient about missing ones, so older checkpoints load. See
 docs/adr/0006-checkpoint.md.
 """
 
@@ -41,9 +41,10 @@ from nri_numa.model.workload import ChangedStateIds
 
 JOURNAL_FORMAT: Final = 1
 _MAX_PROBLEMS_BEFORE_STOPPING: Final = 1000
-"""A failing device damages a few lines; a list of millions would take more memory than the file."""
+"""Limit of reported problems: a failing device damages a few lines, and a list of millions would
+take more memory than the file."""
 MAX_JSON_INTEGER: Final = 1 << 53
-"""Bytes, thousandths of a CPU and the like; JSON knows no larger whole numbers for sure."""
+"""Largest amount; not every JSON reader has larger integers."""
 CONTAINER_KEY_PREFIX: Final = "c/"
 POD_KEY_PREFIX: Final = "p/"
 
@@ -51,16 +52,16 @@ Document = dict[str, Any]
 
 
 class JournalContents(msgspec.Struct, kw_only=True):
-    """Everything intact in a journal, and what was not.
+    """Intact documents of a journal, and its problems.
 
     Attributes:
-        head: who wrote it; empty when the first line does not say.
+        head: identity of the writer; empty if the first line has none.
         written_at: Unix time of the last compaction.
         records: number of intact lines.
         raw, entries: document by key, as it was written and as it is read.
-        problems: what was wrong, and where it was read for use, what was done about it.
+        problems: sentences about damage and, if the store loads the journal, what it did about it.
         torn: bytes of an unfinished last line.
-        newer: the format, when a newer version wrote it.
+        newer: the format, if a newer version wrote it.
     """
 
     head: dict[str, str] = {}
@@ -74,7 +75,7 @@ class JournalContents(msgspec.Struct, kw_only=True):
 
 
 class JournalLine(msgspec.Struct, frozen=True, omit_defaults=True, rename={"delete": "del"}):
-    """The JSON part of one line: who wrote the journal and when, what is set and what deleted."""
+    """JSON part of one line: the journal's writer and time, documents to set, keys to delete."""
 
     head: dict[str, str] | None = None
     written_at: float = msgspec.field(name="at", default=0.0)
@@ -87,7 +88,7 @@ _decode_line: Final = msgspec.json.Decoder(JournalLine).decode
 _decode_document: Final = msgspec.json.Decoder(Document).decode
 DECODE_ERRORS: Final = (msgspec.MsgspecError, ValueError, RecursionError)
 FORMAT_VERSION_PATTERN: Final = re.compile(rb"([0-9]{1,9}) ")
-"""All that later formats must keep: the first line starts with the number of the format."""
+"""Start of the first line, the number of the format; later formats must keep it."""
 _FRAME_PATTERN: Final = re.compile(rb"([0-9]{1,9}) ([0-9]{1,18}) ([0-9]{1,9}) ([0-9a-f]{8}) ")
 
 
@@ -99,22 +100,22 @@ def frame_line(sequence: int, line: JournalLine) -> bytes:
 
 
 def parse_journal(data: bytes) -> JournalContents:
-    """Read a journal; never raises, whatever the bytes.
+    """Parse a journal; never raises, whatever the bytes.
 
     An unfinished last line is *torn*: the writer was killed. Any other line that is not intact is
-    *damage*; the intact lines after it still count, because each stands for itself and is newer.
-    Nothing counts without the first line, and nothing after very much damage. Line by line, so
-    that rubbish takes no more memory than its bytes.
+    *damage*; the intact lines after it still count, because each is independent and newer. Nothing
+    counts without the first line, and nothing after very much damage. It works line by line, so
+    garbage takes no more memory than its bytes.
     """
     contents = JournalContents()
-    expected, number, end = 1, 0, -1
-    while end < len(data):
-        start, number = end + 1, number + 1
+    serial, number, end_offset = 1, 0, -1
+    while end_offset < len(data):
+        start, number = end_offset + 1, number + 1
         line_end = data.find(b"\n", start)
-        is_last = line_end < 0
-        end = len(data) if is_last else line_end
-        line = data[start:end]
-        if (is_last and not line) or (number == 2 and not contents.head):
+        is_last_line = line_end < 0
+        end_offset = len(data) if is_last_line else line_end
+        line = data[start:end_offset]
+        if (is_last_line and not line) or (number == 2 and not contents.head):
             break
         if len(contents.problems) >= _MAX_PROBLEMS_BEFORE_STOPPING:
             contents.problems.append(f"everything from line {number} on is not read")
@@ -125,7 +126,7 @@ def parse_journal(data: bytes) -> JournalContents:
             break
         frame = _check_frame(line)
         if frame is None:
-            if is_last:
+            if is_last_line:
                 contents.torn = len(line)
             else:
                 contents.problems.append(f"line {number} is damaged")
@@ -136,9 +137,9 @@ def parse_journal(data: bytes) -> JournalContents:
         except DECODE_ERRORS as error:
             contents.problems.append(f"line {number} is intact but is no record: {error}")
             continue
-        if sequence != expected and contents.records and not contents.problems:
-            contents.problems.append(f"line {number} has number {sequence} instead of {expected}")
-        expected = sequence + 1
+        if sequence != serial and contents.records and not contents.problems:
+            contents.problems.append(f"line {number} has number {sequence} instead of {serial}")
+        serial = sequence + 1
         contents.records += 1
         if record.head is not None:
             contents.head, contents.written_at = record.head, record.written_at
@@ -150,7 +151,7 @@ def parse_journal(data: bytes) -> JournalContents:
 
 
 def _check_frame(line: bytes) -> tuple[int, bytes] | None:
-    """Number and payload of an intact line."""
+    """Return number and payload of an intact line."""
     match = _FRAME_PATTERN.match(line)
     if match is None:
         return None
@@ -173,7 +174,7 @@ def _decode_raw_documents(contents: JournalContents) -> None:
 
 _REQUIRED_ALLOCATION_KEYS: Final = frozenset(("kind", "qos", "since", "reason"))
 _OMITTED_EMPTY_TYPES: Final = (CPUSet, NUMASet, dict)
-"""Types of which nothing is left out too."""
+"""Types whose empty values are left out too."""
 _ALLOCATION_FIELDS: Final = [
     f for f in msgspec.structs.fields(Allocation) if f.name != "container_id"
 ]
@@ -187,7 +188,7 @@ _allocation_values = attrgetter(*(f.name for f in _ALLOCATION_FIELDS))
 
 
 def allocation_document(a: Allocation) -> Document:
-    """One container, as `encode` takes it: fields that are not as usual."""
+    """Return the document of one container for `encode`, without fields that have defaults."""
     document = {
         key: value
         for (key, default), value in zip(_KEY_DEFAULTS, _allocation_values(a), strict=True)
@@ -199,20 +200,20 @@ def allocation_document(a: Allocation) -> Document:
 
 
 def allocation_from(container_id: str, document: Mapping[str, Any]) -> Allocation:
-    """Read one container back.
+    """Decode one container.
 
     Raises:
         ValueError, KeyError, TypeError, msgspec.MsgspecError: the document is damaged.
     """
-    found = {key: document[key] for key in _DEFAULT_BY_KEY if key in document}
-    if found.get("load") is not None:
-        found["load"] = {"busy_intervals": found["load"]}
-    missing = _REQUIRED_ALLOCATION_KEYS - found.keys()
+    fields = {key: document[key] for key in _DEFAULT_BY_KEY if key in document}
+    if fields.get("load") is not None:
+        fields["load"] = {"busy_intervals": fields["load"]}
+    missing = _REQUIRED_ALLOCATION_KEYS - fields.keys()
     if missing:
         raise KeyError(min(missing))
-    found["container_id"] = container_id
-    found = {**_facts_of_old_caption(found), **found}
-    a = msgspec.convert(found, Allocation, dec_hook=_decode_kernel_list, str_keys=True)
+    fields["container_id"] = container_id
+    fields = {**_facts_of_old_caption(fields), **fields}
+    a = msgspec.convert(fields, Allocation, dec_hook=_decode_kernel_list, str_keys=True)
     for amount in _amounts_to_check(a):
         if not 0 <= amount <= MAX_JSON_INTEGER:
             raise ValueError(f"expected 0 to {MAX_JSON_INTEGER}, not {str(amount)[:40]}")
@@ -222,13 +223,13 @@ def allocation_from(container_id: str, document: Mapping[str, Any]) -> Allocatio
 
 
 def _facts_of_old_caption(document: Document) -> Document:
-    """By key, what older versions said in the caption alone."""
+    """Return by key the facts that older versions wrote in the caption only."""
     facts = facts_of_caption(document["reason"]) if isinstance(document["reason"], str) else {}
     return {_KEY_BY_FIELD[name]: value for name, value in facts.items()}
 
 
 def _amounts_to_check(a: Allocation) -> Iterator[int]:
-    """All that is summed up: sums stay within 64 bits."""
+    """Yield all amounts that are summed; sums stay within 64 bits."""
     yield from (a.cpu_milli, a.memory_bytes, *a.hugepages, *a.hugepages.values())
     yield 0 if a.lifted_quota is None else a.lifted_quota + 1
     for charge in a.charges.values():
@@ -246,15 +247,15 @@ _RESERVATION_FIELDS: Final = {
     "init": "may_be_init",
     "stopped": "stopped_at",
 }
-"""Fields by their keys, which older checkpoints do not have: nothing more is to come, then."""
+"""Field by key; older checkpoints do not have these keys, so no container is pending."""
 
 
 def pod_document(record: PodRecord) -> Document | None:
-    """What is worth remembering of a pod beyond its containers; None when nothing is."""
-    is_told = record.told_sum is not None or record.grown_container_names
+    """Return the facts of a pod that its containers do not have; None if there are none."""
+    has_resize = record.told_sum is not None or record.grown_container_names
     is_reserving = record.pending_milli or record.stopped_at
-    is_worth = record.previous or record.sandbox_cgroup or is_told or is_reserving
-    if record.affinity is None and not is_worth:
+    has_details = record.previous or record.sandbox_cgroup or has_resize or is_reserving
+    if record.affinity is None and not has_details:
         return None
     document: Document = {"pod_id": record.pod_id}
     if record.affinity is not None:
@@ -275,7 +276,7 @@ def pod_document(record: PodRecord) -> Document | None:
 
 
 def pod_record_from(uid: str, document: Mapping[str, Any]) -> PodRecord:
-    """Read one pod back; damaged documents raise as in `allocation_from`."""
+    """Decode one pod; damaged documents raise as in `allocation_from`."""
     affinity, cgroup = document.get("affinity"), document.get("cgroup", "")
     for text in (document["pod_id"], cgroup):
         if not isinstance(text, str):
@@ -300,28 +301,28 @@ def pod_record_from(uid: str, document: Mapping[str, Any]) -> PodRecord:
 
 
 def changed_documents(
-    before: NodeState, after: NodeState, change: ChangedStateIds
+    previous: NodeState, state: NodeState, change: ChangedStateIds
 ) -> dict[str, Document | None]:
-    """By key, what to write for one step that may have changed these; None where it goes away."""
+    """Return by key the documents that one step changed; None for those to delete."""
     documents: dict[str, Document | None] = {}
     for container_id in change.containers:
-        allocation = after.allocations.get(container_id)
-        if allocation is not before.allocations.get(container_id):
+        allocation = state.allocations.get(container_id)
+        if allocation is not previous.allocations.get(container_id):
             documents[CONTAINER_KEY_PREFIX + container_id] = (
                 None if allocation is None else allocation_document(allocation)
             )
     for uid in change.pods:
-        record, old = after.pods.get(uid), before.pods.get(uid)
-        if record is old:
+        record, old_record = state.pods.get(uid), previous.pods.get(uid)
+        if record is old_record:
             continue
         document = None if record is None else pod_document(record)
-        if document != (None if old is None else pod_document(old)):
+        if document != (None if old_record is None else pod_document(old_record)):
             documents[POD_KEY_PREFIX + uid] = document
     return documents
 
 
 def state_from(documents: Mapping[str, Mapping[str, Any]]) -> tuple[NodeState, list[str]]:
-    """Put a state together again; and a sentence for each document that was left out."""
+    """Build a state from documents; also return a sentence for each one that was left out."""
     allocations: list[Allocation] = []
     records: list[PodRecord] = []
     problems: list[str] = []
@@ -339,9 +340,9 @@ def state_from(documents: Mapping[str, Mapping[str, Any]]) -> tuple[NodeState, l
 
 
 def _with_pod_pools(allocations: list[Allocation]) -> list[Allocation]:
-    """Mark who shares a pod's pool, which older checkpoints do not: they have less than they may.
+    """Mark containers in a pod pool, which older checkpoints do not mark.
 
-    One that is alone there with all of its pod's CPUs cannot be told from an owner.
+    A single container with all of its pod's CPUs cannot be distinguished from their holder.
     """
     counts = Counter((a.pod_uid, a.cpus) for a in allocations if a.kind is ContainerKind.EXCLUSIVE)
     return [

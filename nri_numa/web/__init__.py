@@ -1,1 +1,1 @@
-"""The HTTP side: metrics, health, the API and the page; read-only, imported only when it is on."""
+"""HTTP server: metrics, health, the API and the page; read-only, imported only if it is on."""

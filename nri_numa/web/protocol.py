@@ -1,4 +1,4 @@
-"""Requests, answers and routes as plain values, and one connection that brings them over h11."""
+"""Requests, responses and routes as plain values, and a connection that exchanges them over h11."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ CONTENT_SECURITY_POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""No inline code and nothing from elsewhere: a hostile name stays text."""
+"""No inline code and no foreign sources: a hostile name stays text."""
 
 REQUEST_TIMEOUT_S = 10.0
-"""Seconds for a whole request, from its first byte (the first: from the connection) to its last."""
+"""Seconds for a whole request from its first byte; the first one counts from the connection."""
 IDLE_TIMEOUT_S: Final = 60.0
 WRITE_TIMEOUT_S: Final = 30.0
 MAX_HEADER_BYTES: Final = 16 << 10
 MAX_IGNORED_BODY_BYTES: Final = 4 << 10
-"""Bytes of a body that is thrown away where none is expected."""
+"""Maximum bytes of a discarded body of a request that should have none."""
 MAX_DISCARDED_BODY_BYTES: Final = 1 << 20
-"""The same where the request is refused: a client that is still sending would not read why."""
+"""The same for a rejected request: a client that is still sending does not read the answer."""
 
 Headers = list[tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
 class HTTPRequest:
-    """A request as far as handlers care.
+    """A request in the form that handlers use.
 
     Attributes:
-        segments: the path's, decoded.
-        query: the last of equal parameters wins.
-        headers: by name in small letters.
-        local: it came over a unix socket.
-        certified: its client has shown a certificate that we trust.
+        segments: decoded segments of the path.
+        query: parameters by name; the last of equal ones counts.
+        headers: by name in lower case.
+        local: True if it came over a unix socket.
+        certified: True if the client has a certificate of the trusted authority.
     """
 
     method: str
@@ -60,8 +60,8 @@ class HTTPRequest:
     certified: bool = False
 
     @classmethod
-    def from_method_and_target(cls, method: str, target: bytes, **more: object) -> HTTPRequest:
-        """The request for a target; `APIError` where no client of ours sends such a one."""
+    def from_method_and_target(cls, method: str, target: bytes, **fields: object) -> HTTPRequest:
+        """Parse the target of a request; `APIError` if no client may send it."""
         text = target.decode("latin-1")
         path, _, query = text.partition("?")
         if not path.startswith("/") or len(text) > 4096:
@@ -72,16 +72,16 @@ class HTTPRequest:
         except ValueError as error:
             problem = "path or query is not valid UTF-8, or has more than 16 parameters"
             raise APIError(400, "BadRequest", problem) from error
-        return cls(method, path, segments, dict(pairs), **more)  # type: ignore[arg-type]
+        return cls(method, path, segments, dict(pairs), **fields)  # type: ignore[arg-type]
 
     def header_value(self, name: bytes) -> bytes:
-        """A header's value; empty when it is not there."""
+        """Return a header's value; empty if it is missing."""
         return self.headers.get(name, b"")
 
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """An answer; its body is whole, or pieces that are sent as they are made."""
+    """An answer; its body is bytes, or chunks that are sent as they are produced."""
 
     status: int
     body: bytes | AsyncIterator[bytes]
@@ -90,7 +90,7 @@ class Response:
 
 
 class APIError(Exception):
-    """A request that is refused, or an answer that cannot be made."""
+    """An error that is sent as the response to a request."""
 
     def __init__(self, status: int, reason: str, message: str, headers: Headers | None = None):
         super().__init__(message)
@@ -98,14 +98,14 @@ class APIError(Exception):
         self.headers = headers or []
 
     def error_response(self) -> Response:
-        """The answer: an `Error` document."""
+        """Return the response, an `Error` document."""
         body = msgspec.json.encode(Error(error=ErrorBody(reason=self.reason, message=self.message)))
         return Response(self.status, body + b"\n", headers=self.headers)
 
 
-def too_many_open_error(what: str) -> APIError:
-    """The refusal where a limit is reached."""
-    return APIError(503, "Busy", f"too many {what} are open", [("Retry-After", "5")])
+def too_many_open_error(items: str) -> APIError:
+    """Return the error for a limit that is reached."""
+    return APIError(503, "Busy", f"too many {items} are open", [("Retry-After", "5")])
 
 
 Handler = Callable[[HTTPRequest], Awaitable[Response] | Response]
@@ -113,13 +113,13 @@ Handler = Callable[[HTTPRequest], Awaitable[Response] | Response]
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """What is done at a path.
+    """A handler of one method at one path.
 
     Attributes:
         path: with ``{name}`` for any one segment.
-        max_body_bytes: bytes of the body; 0 where it has none.
+        max_body_bytes: maximum bytes of the body; 0 if it must have none.
         admit: called before the body is read; raises `APIError`.
-        query: the parameters that it knows; None where the handler sees to them.
+        query: names of the known parameters; None if the handler checks them.
     """
 
     method: str
@@ -130,7 +130,7 @@ class Route:
     query: tuple[str, ...] | None = None
 
     def matches_path(self, segments: tuple[str, ...]) -> bool:
-        """Whether a path is one of this route, whatever the method."""
+        """Return True if a path belongs to this route, for any method."""
         pattern = self.path.split("/")[1:]
         return len(pattern) == len(segments) and all(
             bool(s) if p.startswith("{") else p == s for p, s in zip(pattern, segments, strict=True)
@@ -144,25 +144,25 @@ class Routes:
     every_route: tuple[Route, ...]
 
     def routes_for_path(self, request: HTTPRequest) -> list[Route]:
-        """The routes of a path, of all methods."""
+        """Return the routes of the request's path, for all methods."""
         return [route for route in self.every_route if route.matches_path(request.segments)]
 
     def resolve_route(self, request: HTTPRequest) -> Route:
-        """The route of a request; `APIError` where it has none."""
-        there = self.routes_for_path(request)
-        if not there:
+        """Return the route of a request; `APIError` if there is none."""
+        routes = self.routes_for_path(request)
+        if not routes:
             raise APIError(404, "NotFound", "there is no such path")
         method = "GET" if request.method == "HEAD" else request.method
-        for route in there:
+        for route in routes:
             if route.method == method:
                 break
         else:
-            allowed = ", ".join("GET, HEAD" if r.method == "GET" else r.method for r in there)
+            allowed = ", ".join("GET, HEAD" if r.method == "GET" else r.method for r in routes)
             raise APIError(405, "MethodNotAllowed", f"expected {allowed}", [("Allow", allowed)])
         for name in request.query if route.query is not None else ():
-            if name not in (known := route.query or ()):
-                expected = f"expected {' or '.join(known)}" if known else "this path has none"
-                problem = f"unknown query parameter {name[:80]!r}; {expected}"
+            if name not in (names := route.query or ()):
+                hint = f"expected {' or '.join(names)}" if names else "this path has none"
+                problem = f"unknown query parameter {name[:80]!r}; {hint}"
                 raise APIError(400, "BadRequest", problem)
         return route
 
@@ -175,8 +175,8 @@ _FILE_CONTENT_TYPES: Final = {
 }
 
 
-def page_routes(room: str, *names: str, at: str = "/") -> Iterator[Route]:
-    """The files of a room's page, or some of them; read once, so that no request names a file."""
+def page_routes(room: str, *names: str, prefix: str = "/") -> Iterator[Route]:
+    """Yield a route for each file of a room's page, or for some; files are read once, here."""
     for file in resources.files(room).joinpath("static").iterdir():
         kind = _FILE_CONTENT_TYPES.get(file.name.rpartition(".")[2])
         if kind is not None and (not names or file.name in names):
@@ -184,7 +184,7 @@ def page_routes(room: str, *names: str, at: str = "/") -> Iterator[Route]:
             tag = f'"{hashlib.sha256(data).hexdigest()[:20]}"'
             for name in ("", "index.html") if file.name == "index.html" else (file.name,):
                 yield Route(
-                    "GET", at + name, partial(_page_file_response, data, kind, tag), query=()
+                    "GET", prefix + name, partial(_page_file_response, data, kind, tag), query=()
                 )
 
 
@@ -201,10 +201,10 @@ def _page_file_response(data: bytes, kind: str, tag: str, request: HTTPRequest) 
 
 
 class HTTPConnection:
-    """Requests in, answers out; ``limit`` is the deadline of whatever is under way.
+    """Requests in, responses out; ``limit`` is the deadline of the current step.
 
-    ``said`` is what the client has sent already; ``turn`` returns when the next piece of an answer
-    may be made.
+    ``first_bytes`` are those that were read before; ``next_round`` returns when the next chunk of a
+    response may be produced.
     """
 
     def __init__(
@@ -212,40 +212,41 @@ class HTTPConnection:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         limit: asyncio.Timeout,
-        said: bytes = b"",
-        turn: Callable[[], Awaitable[None]] = lambda: asyncio.sleep(0),
+        first_bytes: bytes = b"",
+        next_round: Callable[[], Awaitable[None]] = lambda: asyncio.sleep(0),
     ) -> None:
-        self._reader, self._writer, self._limit, self._turn = reader, writer, limit, turn
+        self._reader, self._writer, self._limit = reader, writer, limit
+        self._next_round = next_round
         self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEADER_BYTES)
         self._head: dict[bytes, bytes] = {}
         self._idle = False
-        if said:
-            self._h11.receive_data(said)
+        if first_bytes:
+            self._h11.receive_data(first_bytes)
 
     async def read_request_head(self) -> h11.Request | None:
-        """The next request as it came; None when the client has no more.
+        """Return the head of the next request; None if the client has no more.
 
         Raises:
             h11.RemoteProtocolError: it is no HTTP.
         """
         while (event := self._h11.next_event()) is h11.NEED_DATA:
             await self._receive_data()
-        # Else ConnectionClosed, or PAUSED after a protocol switch that we never accept.
+        # Else ConnectionClosed, or PAUSED after a protocol switch, which is never accepted.
         return event if isinstance(event, h11.Request) else None
 
     def parse_request_head(self, event: h11.Request, *, local: bool) -> HTTPRequest:
-        """That request without its body.
+        """Return the request without its body.
 
         Raises:
-            APIError: no server must answer it as if it were clear.
+            APIError: the head is too long, or its body has two lengths.
         """
         self._head = {bytes(name): bytes(value) for name, value in event.headers}
         size = len(event.target) + sum(len(n) + len(v) + 4 for n, v in event.headers)
-        if size > MAX_HEADER_BYTES:  # it came in one piece, so h11 did not have to wait for it
+        if size > MAX_HEADER_BYTES:  # h11 checks this only if the head comes in several reads
             problem = f"expected headers of at most {MAX_HEADER_BYTES} bytes"
             raise APIError(431, "BadRequest", problem)
         if b"content-length" in self._head and b"transfer-encoding" in self._head:
-            # A proxy may believe the other one, and see two requests (RFC 9112, section 6.1).
+            # A proxy may use the other length and so see two requests (RFC 9112, section 6.1).
             raise APIError(400, "BadRequest", "Content-Length and Transfer-Encoding, expected one")
         certified = bool(self._writer.get_extra_info("peercert"))
         method = event.method.decode("ascii", "replace")
@@ -253,40 +254,40 @@ class HTTPConnection:
             method, event.target, headers=self._head, local=local, certified=certified
         )
 
-    def body_bytes_to_reserve(self, largest: int) -> int:
-        """Bytes that the body of this request has, if it may have so many."""
+    def body_bytes_to_reserve(self, max_bytes: int) -> int:
+        """Return the bytes to reserve for the body of this request, at most ``max_bytes``."""
         if b"transfer-encoding" in self._head:
-            return largest
-        return min(int(self._head.get(b"content-length", b"0")), largest)
+            return max_bytes
+        return min(int(self._head.get(b"content-length", b"0")), max_bytes)
 
-    async def read_body(self, largest: int) -> bytes:
-        """The body of the request, or `APIError`; where none is expected (0), it is thrown away."""
-        most = largest or MAX_IGNORED_BODY_BYTES
-        expected = f"a body of at most {largest} bytes" if largest else "no body"
-        error = APIError(413, "BodyTooLarge", f"expected {expected}")
-        if int(self._head.get(b"content-length", b"0")) > most:
+    async def read_body(self, max_bytes: int) -> bytes:
+        """Read the body of the request, or raise `APIError`; with a limit of 0 it is discarded."""
+        size_limit = max_bytes or MAX_IGNORED_BODY_BYTES
+        expectation = f"a body of at most {max_bytes} bytes" if max_bytes else "no body"
+        error = APIError(413, "BodyTooLarge", f"expected {expectation}")
+        if int(self._head.get(b"content-length", b"0")) > size_limit:
             raise error
         if self._h11.they_are_waiting_for_100_continue:
-            if not largest:
+            if not max_bytes:
                 raise error
             self._write_h11_events(h11.InformationalResponse(status_code=100, headers=[]))
         body = bytearray()
-        async for piece in self._read_body_pieces():
-            body += piece
-            if len(body) > most:
+        async for chunk in self._read_body_chunks():
+            body += chunk
+            if len(body) > size_limit:
                 raise error
         self._limit.reschedule(None)
-        return bytes(body) if largest else b""
+        return bytes(body) if max_bytes else b""
 
     async def discard_body(self) -> None:
-        """Read a body that is refused, unless it is too long or has not been sent."""
+        """Read the body of a rejected request, unless it is too long or was not sent."""
         size = 0
         if not self._h11.they_are_waiting_for_100_continue:
-            async for piece in self._read_body_pieces():
-                if (size := size + len(piece)) > MAX_DISCARDED_BODY_BYTES:
+            async for chunk in self._read_body_chunks():
+                if (size := size + len(chunk)) > MAX_DISCARDED_BODY_BYTES:
                     break
 
-    async def _read_body_pieces(self) -> AsyncIterator[bytes]:
+    async def _read_body_chunks(self) -> AsyncIterator[bytes]:
         while not isinstance(event := self._h11.next_event(), h11.EndOfMessage):
             if event is h11.NEED_DATA:
                 await self._receive_data()
@@ -294,7 +295,7 @@ class HTTPConnection:
                 yield event.data
 
     async def _receive_data(self) -> None:
-        """Read some more; a deadline does not move with what trickles in."""
+        """Read more bytes; a deadline does not move with each byte that arrives."""
         data = await self._reader.read(MAX_HEADER_BYTES)
         if self._idle and data:
             self._start_request_deadline()
@@ -305,9 +306,9 @@ class HTTPConnection:
         self._limit.reschedule(asyncio.get_running_loop().time() + REQUEST_TIMEOUT_S)
 
     async def send_response(
-        self, response: Response, server: str, *, head: bool, last: bool
+        self, response: Response, server: str, *, head: bool, shutdown: bool
     ) -> None:
-        """Write an answer; a broken request makes it the last one, and so does ``last``."""
+        """Write a response; after a broken request or with ``shutdown`` it is the last one."""
         if self._h11.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             return
         body = response.body
@@ -320,44 +321,44 @@ class HTTPConnection:
         }
         if isinstance(body, bytes) and response.status != 204:
             headers["Content-Length"] = str(len(body))
-        if last or self._h11.their_state is not h11.DONE:
+        if shutdown or self._h11.their_state is not h11.DONE:
             headers["Connection"] = "close"
         raw = [
             (name.encode(), value.encode("latin-1", "replace")) for name, value in headers.items()
         ]
         start = h11.Response(status_code=response.status, headers=raw)
         if isinstance(body, bytes):
-            whole = () if head or not body else (h11.Data(data=body),)
-            self._write_h11_events(start, *whole, h11.EndOfMessage())
+            data_events = () if head or not body else (h11.Data(data=body),)
+            self._write_h11_events(start, *data_events, h11.EndOfMessage())
         else:
             self._write_h11_events(start)
             try:
                 if not head:
-                    await self._send_pieces(
+                    await self._send_chunks(
                         body, flush=response.content_type == EVENT_STREAM_CONTENT_TYPE
                     )
             finally:
-                await body.aclose()  # type: ignore[attr-defined]  # ours are generators
+                await body.aclose()  # type: ignore[attr-defined]  # always a generator
             self._write_h11_events(h11.EndOfMessage())
         await self._drain_writer()
 
-    async def _send_pieces(self, body: AsyncIterator[bytes], *, flush: bool) -> None:
-        async for piece in body:
-            if piece:
-                self._write_h11_events(h11.Data(data=piece))
+    async def _send_chunks(self, body: AsyncIterator[bytes], *, flush: bool) -> None:
+        async for chunk in body:
+            if chunk:
+                self._write_h11_events(h11.Data(data=chunk))
             if flush and self._reader.at_eof():
                 raise EOFError
             await self._drain_writer()
-            # drain() returns at once while the buffer has room: here the runtime has its turn
-            # (`nri_numa.agent.loop`), and other clients.
-            await self._turn()
+            # drain() returns at once while the buffer has room: this yields to the runtime
+            # (`nri_numa.agent.loop`) and to other clients.
+            await self._next_round()
 
     def prepare_next_request(self) -> bool:
-        """Get ready for another request; False when the connection must be closed."""
+        """Prepare for another request; False if the connection must be closed."""
         if not (self._h11.our_state is h11.DONE and self._h11.their_state is h11.DONE):
             return False
         if self._h11.trailing_data[0]:
-            self._start_request_deadline()  # it came along with the one before
+            self._start_request_deadline()  # it was read together with the previous one
         else:
             self._idle = True
             self._limit.reschedule(asyncio.get_running_loop().time() + IDLE_TIMEOUT_S)

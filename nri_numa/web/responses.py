@@ -31,7 +31,7 @@ class HugePages(Document, frozen=True, kw_only=True):
 
 
 class NUMANodeAllocation(Document, frozen=True, kw_only=True):
-    """One NUMA node: who has its CPUs, and what is free there."""
+    """Allocation of one NUMA node: the sets of its CPUs, and its free amounts."""
 
     id: int
     cpus: IdList
@@ -56,7 +56,7 @@ class NUMANodeAllocation(Document, frozen=True, kw_only=True):
 
 
 class ActualCpuset(Document, frozen=True, kw_only=True):
-    """What a container really has, as its cgroup says, where that is not what it should have."""
+    """Actual cpuset of a container, from its cgroup, if it differs from the desired one."""
 
     cpus: Annotated[str, "CPUs that it can really run on."]
     mems: Annotated[str, "Memory nodes that it can really use."]
@@ -96,7 +96,7 @@ class ContainerMemory(Document, frozen=True, kw_only=True):
 
 
 class ContainerCPUPressure(Document, frozen=True, kw_only=True):
-    """How much a container waits for CPUs, as last read."""
+    """Waiting of a container for CPUs, as last read."""
 
     pressure_percent: Annotated[
         float | None,
@@ -113,7 +113,7 @@ class ContainerCPUPressure(Document, frozen=True, kw_only=True):
 
 
 class Assignment(Document, frozen=True, kw_only=True):
-    """One container and what it should have."""
+    """One container with its desired CPUs and memory nodes."""
 
     id: str
     pod_uid: str
@@ -177,7 +177,7 @@ class Assignment(Document, frozen=True, kw_only=True):
 
 
 class WholeNodeAllocation(Document, frozen=True, kw_only=True):
-    """The node as a whole; the head of the list of assignments."""
+    """Allocation of the whole node; these fields precede the list of assignments."""
 
     serial: Annotated[int, "Grows with every change of the state."]
     shared_pool: IdList
@@ -191,7 +191,7 @@ class Assignments(WholeNodeAllocation, frozen=True, kw_only=True):
 
 
 class RejectionRecord(Document, frozen=True, kw_only=True):
-    """A container that was refused."""
+    """Rejection of a container."""
 
     namespace: str
     pod: str
@@ -206,7 +206,7 @@ class RejectionRecord(Document, frozen=True, kw_only=True):
 
 
 class Rejections(Document, frozen=True, kw_only=True):
-    """The latest refusals of pods that are there, newest first; by container and reason."""
+    """Latest rejections of existing pods, newest first; one for each container and reason."""
 
     rejections: tuple[RejectionRecord, ...] = field(name="refusals")
 
@@ -250,7 +250,7 @@ class DecidedRequests(Document, frozen=True, kw_only=True):
 
 
 class NUMANodeLoad(Document, frozen=True, kw_only=True):
-    """What is really used of one NUMA node; histories are oldest first, as many as there are."""
+    """Actual usage of one NUMA node; histories are oldest first, with all samples so far."""
 
     id: int
     cpu_percent: Annotated[int | None, "Of its CPUs' time; null when not known."]
@@ -267,7 +267,7 @@ class NUMANodeLoad(Document, frozen=True, kw_only=True):
 
 
 class NodeUsage(Document, frozen=True, kw_only=True):
-    """What is really used, as the kernel counts it, and was within the last minutes."""
+    """Actual usage of the node, as the kernel counts it, now and in the last minutes."""
 
     sampled_at: Annotated[
         float | None, "Of the last sample, seconds since the epoch; null before."
@@ -279,7 +279,7 @@ class NodeUsage(Document, frozen=True, kw_only=True):
 
 
 class MeasuredContainer(Document, frozen=True, kw_only=True):
-    """What one container really uses, measured now."""
+    """Actual usage of one container, measured now."""
 
     namespace: str
     pod: str
@@ -294,13 +294,13 @@ class MeasuredContainer(Document, frozen=True, kw_only=True):
 
 
 class MeasuredContainersOfName(Document, frozen=True, kw_only=True):
-    """What the containers of one name in a pod use; one but for a moment of a restart."""
+    """Usage of the containers of one name in a pod: one, except for a moment of a restart."""
 
     containers: tuple[MeasuredContainer, ...]
 
 
 class Explanation(Document, frozen=True, kw_only=True):
-    """Why one container is where it is, or why it was refused."""
+    """Explanation of one container's placement or rejection."""
 
     namespace: str
     pod: str
@@ -320,7 +320,7 @@ class Explanation(Document, frozen=True, kw_only=True):
 
 
 class PodExplanations(Document, frozen=True, kw_only=True):
-    """What is known about the containers of a pod, or about one of them."""
+    """Explanations for the containers of a pod, or for one of them."""
 
     explanations: tuple[Explanation, ...]
 
@@ -382,7 +382,7 @@ class Status(Document, frozen=True, kw_only=True):
 
 
 class KubeletGrant(Document, frozen=True, kw_only=True):
-    """What the kubelet's static managers granted to one container, or to a whole pod."""
+    """Grant of the kubelet's static managers to one container, or to a whole pod."""
 
     pod_uid: str
     container: Annotated[str, "Its name; empty for a whole pod."]
@@ -412,7 +412,7 @@ class KubeletConflict(Document, frozen=True, kw_only=True):
 
 
 class KubeletDocument(Document, frozen=True, kw_only=True):
-    """The kubelet beside us: what its managers granted, and where it and we disagree."""
+    """State of the kubelet: grants of its managers, and conflicts with the agent."""
 
     cpu_policy: Annotated[str, "none or static; empty when unknown."] = ""
     memory_policy: Annotated[str, "None or Static; empty when unknown."] = ""
@@ -434,14 +434,14 @@ class KubeletDocument(Document, frozen=True, kw_only=True):
 
 
 class Readiness(Document, frozen=True, kw_only=True):
-    """Whether containers are being placed."""
+    """Readiness: True if containers are being placed."""
 
     ready: bool
     reason: Annotated[str, "Why not; empty when ready."]
 
 
 class ErrorBody(Document, frozen=True, kw_only=True):
-    """What went wrong."""
+    """Reason and message of an error."""
 
     reason: Annotated[str, "A short CamelCase name."]
     message: str
@@ -493,14 +493,14 @@ class ZoneDevices(Document, frozen=True, kw_only=True):
 
 
 class Distance(Document, frozen=True, kw_only=True):
-    """How far a NUMA node is, in the firmware's measure; 10 is itself."""
+    """Distance of a NUMA node, from the firmware's SLIT table; 10 is itself."""
 
     id: int
     value: int
 
 
 class Zone(Document, frozen=True, kw_only=True):
-    """One NUMA node: what it has, what containers may have of it, and what is left."""
+    """One NUMA node with its total, allocatable and available amounts."""
 
     id: int
     socket: Annotated[int | None, "Socket of its CPUs; null without CPUs, or with several."]
@@ -551,7 +551,7 @@ class CountedContainer(Document, frozen=True, kw_only=True):
 
 
 class Zones(Document, frozen=True, kw_only=True):
-    """Every NUMA node as who schedules counts it, and the pods that are there."""
+    """Every NUMA node as schedulers count it, and the pods of the node."""
 
     serial: Annotated[int, "Grows with every change of the state."]
     ready: Annotated[bool, "Containers are being placed, and really pinned."]

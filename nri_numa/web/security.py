@@ -1,4 +1,4 @@
-"""Who may make requests: bearer token, certificate, and the Host header."""
+"""Authentication of requests: bearer token, certificate, and the Host header."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ _HOST_HEADER_PATTERN: Final = re.compile(
 
 
 class TokenFile:
-    """The bearer token, read again when its file changes.
+    """Bearer token that is read again when its file changes.
 
-    ``setting`` is the section of the configuration; a file that cannot be read or is empty at the
+    ``setting`` is the section of the configuration. A file that is empty or cannot be read at the
     start is a `ConfigError`.
     """
 
     def __init__(self, path: str, *, setting: str = "http") -> None:
         self._path, self._setting = path, setting
-        self._seen: tuple[int, int, int] | None = None
+        self._version: tuple[int, int, int] | None = None
         self._token = b""
         if problem := self._refresh_token():
             raise ConfigError("configuration", [f"{setting}.tokenFile: {problem}"])
@@ -43,11 +43,11 @@ class TokenFile:
     def check_request_token(self, request: HTTPRequest) -> None:
         """Raise `APIError` unless the Authorization header carries the token.
 
-        When the file became unreadable the last token stays in force.
+        If the file becomes unreadable, the last token stays in force.
         """
         self._refresh_token()
-        scheme, _, given = request.header_value(b"authorization").partition(b" ")
-        if scheme.lower() != b"bearer" or not hmac.compare_digest(given.strip(), self._token):
+        scheme, _, token = request.header_value(b"authorization").partition(b" ")
+        if scheme.lower() != b"bearer" or not hmac.compare_digest(token.strip(), self._token):
             raise APIError(
                 401,
                 "Unauthorized",
@@ -59,8 +59,8 @@ class TokenFile:
     def _refresh_token(self) -> str:
         try:
             info = os.stat(self._path)
-            seen = (info.st_mtime_ns, info.st_size, info.st_ino)
-            if seen == self._seen:
+            version = (info.st_mtime_ns, info.st_size, info.st_ino)
+            if version == self._version:
                 return ""
             with open(self._path, "rb") as file:
                 token = file.read(4096).strip()
@@ -68,23 +68,22 @@ class TokenFile:
             return f"{self._path} cannot be read: {error.strerror or error}"
         if len(token) < 16:
             return f"{self._path} holds fewer than 16 characters, expected a token"
-        self._seen, self._token = seen, token
+        self._version, self._token = version, token
         return ""
 
 
 class Certificate:
-    """The server's certificate, loaded again when its files change.
+    """Certificate of the server, loaded again when its files change.
 
-    Clients with a certificate are certified by ``client_ca``; it is empty where none is expected.
-    ``setting`` is the section of the configuration, for the `ConfigError` of files that are no
-    certificate and key.
+    ``client_ca`` certifies clients; it is empty if no client certificate is expected. ``setting``
+    is the section of the configuration, for the `ConfigError` about unusable files.
     """
 
     context: ssl.SSLContext
 
     def __init__(self, cert: str, key: str, client_ca: str = "", *, setting: str = "http") -> None:
         self._files = (cert, key, *((client_ca,) if client_ca else ()))
-        self._seen: tuple[int, ...] = ()
+        self._mtimes: tuple[int, ...] = ()
         self._problem = ""
         try:
             self._refresh_context()
@@ -95,11 +94,11 @@ class Certificate:
             ) from error
 
     def current_context(self) -> ssl.SSLContext:
-        """What the next connection is made with: that of changed files, if they can be used."""
+        """Return the context for the next connection; changed files are loaded if usable."""
         problem = ""
         try:
             self._refresh_context()
-        except OSError as error:  # a rotation half done, say: the old pair stays in force
+        except OSError as error:  # such as an unfinished rotation: the old pair stays in force
             problem = f"{self._files[0]}: {error}"
         if problem and problem != self._problem:
             log.warning("certificate not renewed", problem=problem)
@@ -107,40 +106,40 @@ class Certificate:
         return self.context
 
     def certificate_sha256(self) -> bytes:
-        """SHA-256 of the certificate; `OSError` or `ValueError` where the file holds none."""
+        """Return the certificate's SHA-256; `OSError` or `ValueError` if the file has none."""
         import ssl
 
         with open(self._files[0], encoding="ascii") as file:
             text = file.read()
-        begin, end = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
-        first = text[text.index(begin) : text.index(end)] + end
-        return hashlib.sha256(ssl.PEM_cert_to_DER_cert(first)).digest()
+        header, footer = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
+        pem = text[text.index(header) : text.index(footer)] + footer
+        return hashlib.sha256(ssl.PEM_cert_to_DER_cert(pem)).digest()
 
     def expired_problem(self) -> str:
-        """Says so when clients will refuse the certificate; it is served all the same."""
-        left = certificate_seconds_left(self._files[0], time.time())
-        if left is None or left >= 0:
+        """Return a problem if the certificate has expired, else empty; it is served anyway."""
+        seconds = certificate_seconds_left(self._files[0], time.time())
+        if seconds is None or seconds >= 0:
             return ""
-        return f"{self._files[0]} expired {int(-left // 86400)} days ago, clients will refuse it"
+        return f"{self._files[0]} expired {int(-seconds // 86400)} days ago, clients will refuse it"
 
     def _refresh_context(self) -> None:
         import ssl
 
-        seen = tuple(os.stat(path).st_mtime_ns for path in self._files)
-        if seen == self._seen:
+        mtimes = tuple(os.stat(path).st_mtime_ns for path in self._files)
+        if mtimes == self._mtimes:
             return
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.load_cert_chain(*self._files[:2])
         for authority in self._files[2:]:
             context.load_verify_locations(authority)
-            # Probes and scrapers have none; routes that need one say so.
+            # Probes and scrapers have none; routes that need one reject them.
             context.verify_mode = ssl.CERT_OPTIONAL
-        self.context, self._seen = context, seen
+        self.context, self._mtimes = context, mtimes
 
 
 def certificate_seconds_left(cert: str, now: float) -> float | None:
-    """Seconds until the first certificate of a PEM file expires; None when that is not known."""
+    """Return the seconds until the first certificate of a PEM file expires; None if unknown."""
     import ssl
 
     try:
@@ -152,18 +151,18 @@ def certificate_seconds_left(cert: str, now: float) -> float | None:
 
 
 def is_expected_host(header: bytes, configured: str) -> bool:
-    """Guard a loopback listener against names that another's DNS points at it.
+    """Return False if a loopback listener is addressed by a foreign name.
 
     A web page can make a browser send requests to 127.0.0.1 under the page's own name (DNS
-    rebinding); such a request carries that name in its Host header. Addresses and ``localhost``
+    rebinding); such a request has that name in its Host header. Addresses and ``localhost``
     cannot be rebound.
     """
     if not is_loopback(configured):
         return True
-    found = _HOST_HEADER_PATTERN.fullmatch(header.decode("latin-1").lower())
-    if found is None:
+    match = _HOST_HEADER_PATTERN.fullmatch(header.decode("latin-1").lower())
+    if match is None:
         return False
-    numbers, name = found["ipv6"], found["name"]
+    numbers, name = match["ipv6"], match["name"]
     if name in ("", "localhost", configured.lower()):
         return True
     try:

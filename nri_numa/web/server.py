@@ -1,16 +1,15 @@
-"""The HTTP server of all our processes: listeners, places by peer, deadlines, TLS, probes.
+"""HTTP server of all processes: listeners, connection slots by peer, deadlines, TLS, probes.
 
-A client pays for what it does before we pay for it: it gets a place before anything of it is read,
-no TLS and no stream before its first byte, and no memory for a body before it may bring one. What
-the process pays for clients is bounded by the number of places, whatever they do with them. When
-there is no free one, a connection that waits between two requests makes room first, then one of the
-client that has more than its share. A newcomer without a place is in the *reserve* for a moment,
-where only probes are answered: a plugin under attack must not be restarted for it.
+Nothing is allocated for a client before it is due: a connection gets a slot before anything is read
+from it, TLS and a stream only after its first byte, and memory for a body only after admission. So
+the number of slots bounds the cost of all clients. If no slot is free, the longest idle connection
+is closed, else the oldest one of the peer with the most connections. A new connection without a
+slot is in the *reserve* for a moment, where only probes are answered: the kubelet must not restart
+a plugin because it is under attack.
 
-Who waits in the kernel's queue cannot be told from a probe, so each round of the loop accepts
-whoever waits, up to `MAX_ACCEPTS_PER_ROUND`, and reads what they have said. A probe is answered at
-once; everything else takes `TurnQueue`: one connection is begun in a round, and one request
-answered.
+A connection in the kernel's queue may be a probe, so each round of the loop accepts all of them, up
+to `MAX_ACCEPTS_PER_ROUND`, and reads their first bytes. A probe is answered at once. All others
+pass a `TurnQueue`: each round starts one connection and answers one request.
 """
 
 from __future__ import annotations
@@ -54,66 +53,65 @@ log = get_logger("http")
 
 MAX_ORDINARY_CONNECTIONS = 128
 MAX_RESERVE_CONNECTIONS = 1024
-"""As many as the kernel's queue has: who is here with an ordinary request does not come again."""
+"""As many as the kernel's queue holds: a client with an ordinary request need not retry."""
 MAX_TLS_RESERVE_CONNECTIONS: Final = 64
-"""Places of the reserve behind TLS, where one byte is enough for a handshake."""
+"""Slots of the reserve behind TLS, where one byte starts a handshake."""
 PROBE_PATHS: Final = frozenset(("/healthz", "/readyz"))
-"""Open to everybody, and answered even when there is no place for anything else."""
+"""Paths that need no token and are answered even if no slot is free."""
 _PROBE_STARTS: Final = tuple(f"GET {path}".encode() for path in sorted(PROBE_PATHS))
 _HEAD_END_PATTERN: Final = re.compile(rb"\n\r?\n")
 _PROBE_REQUEST_PATTERN: Final = re.compile(
     rb"(?:%s)(?:\?[^ \r\n]*)? HTTP/1\.[01]\r?\n(?:[^\r\n]+\r?\n)*\r?\n" % b"|".join(_PROBE_STARTS)
 )
-"""All that the client of a probe says: whoever adds more requests is no kubelet."""
+"""A complete probe: a client that sends further requests is no kubelet."""
 MAX_ACCEPTS_PER_ROUND: Final = 64
 """Connections in one round of the loop: 0.1 ms each."""
 PROBE_TIMEOUT_S: Final = 2.0
 """Seconds for everything, TLS handshake included, on a connection in the reserve."""
 RESERVE_GRACE_S: Final = 0.02
-"""Seconds that a newcomer in the reserve has at least, if that needs a pause in accepting."""
+"""Minimum seconds of a connection in the reserve; accepting pauses if needed."""
 MAX_PROBE_BYTES: Final = 4096
 """Bytes of a request in the reserve; a probe has a tenth of that."""
 CLOSE_TIMEOUT_S: Final = 1.0
-"""Seconds for the end of a connection: a TLS client may never say good-bye."""
+"""Seconds for the end of a connection: a TLS client may never send close_notify."""
 MAX_REQUESTS_PER_CONNECTION = 1000
-"""Requests of one connection; a client that has more connects again, and queues with the rest."""
+"""Requests of one connection; a client with more must connect again and queue."""
 MAX_BODY_BYTES_TOTAL: Final = 32 << 20
-"""Bytes of all bodies that are read at a time."""
+"""Bytes of all bodies that are read at the same time."""
 LISTEN_BACKLOG: Final = 1024
 EXHAUSTION_ERRNOS: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 EXHAUSTION_RETRY_S = 1.0
 EXHAUSTION_LOG_INTERVAL_S: Final = 60.0
 UNIX_PEER: Final = "unix"
-"""The address of every client that comes over a unix socket."""
+"""Address of every client that connects over a unix socket."""
 sslproto.SSLProtocol.max_size = 32 << 10
-# asyncio has buffers of so many bytes for each TLS connection, 256 KiB if nothing is set, and two
-# of TLS's own records are enough: with 512 connections that is 16 MiB and not 128.
+# Size of asyncio's buffers for each TLS connection, by default 256 KiB. Two records of TLS are
+# enough: with 512 connections that is 16 MiB instead of 128.
 
 
 @dataclass(eq=False, slots=True)
 class ConnectionSlot:
-    """One connection's right to be there.
+    """Slot of one connection.
 
     Attributes:
-        is_reserve: only probes are answered, and one request.
-        idle_since: when it began to wait for its next request; None while it has one, or has not
-            made its first.
-        first_bytes: what was read before there is a stream.
-        timer: ends the connection until there is one.
+        is_reserve: True if only probes are answered, and only one request.
+        answered_at: time of the last response; None during a request and before the first one.
+        first_bytes: bytes that were read before the stream exists.
+        timer: closes the connection if no stream exists in time.
     """
 
     peer: str
     accepted_at: float
     close_connection: Callable[[], object] = lambda: None
     is_reserve: bool = False
-    idle_since: float | None = None
+    answered_at: float | None = None
     answered: int = 0
     first_bytes: bytes = b""
     timer: asyncio.TimerHandle | None = None
 
 
 class ConnectionLimiter:
-    """All of them: ``limit`` for everybody, and a ``reserve`` in which probes are answered."""
+    """All slots: ``limit`` ordinary ones, and a ``reserve`` in which only probes are answered."""
 
     def __init__(self, limit: int, reserve: int, clock: Callable[[], float]) -> None:
         self.limit, self.reserve, self._clock = limit, reserve, clock
@@ -126,114 +124,114 @@ class ConnectionLimiter:
 
     @property
     def has_reserve_connections(self) -> bool:
-        """Whether there are newcomers without a place, and with them maybe a probe."""
+        """True if connections are in the reserve; one of them may be a probe."""
         return bool(self._reserve)
 
     def accept_pause_s(self) -> float:
-        """Seconds until one more newcomer can be in the reserve without cutting another short."""
+        """Return the seconds until the oldest connection in the reserve had its grace period."""
         if len(self._ordinary) < self.limit or len(self._reserve) < self.reserve:
             return 0.0
         return max(0.0, next(iter(self._reserve)).accepted_at + RESERVE_GRACE_S - self._clock())
 
     def acquire_slot(self, peer: str) -> ConnectionSlot:
-        """A place for a newcomer; another connection may lose its own for it."""
-        place = ConnectionSlot(peer, self._clock())
+        """Return a slot for a new connection; another connection may be closed for it."""
+        slot = ConnectionSlot(peer, self._clock())
         if len(self._ordinary) >= self.limit:
             victim = self._longest_idle_slot() or self._oldest_slot_of_top_peer(peer)
             if victim is None:
-                place.is_reserve = True
+                slot.is_reserve = True
                 if len(self._reserve) >= self.reserve:
                     self._close_slot(next(iter(self._reserve)))
-                self._reserve[place] = None
-                return place
+                self._reserve[slot] = None
+                return slot
             self._close_slot(victim)
-        self._ordinary[place] = None
+        self._ordinary[slot] = None
         self._peers[peer] += 1
-        return place
+        return slot
 
-    def release_slot(self, place: ConnectionSlot) -> None:
-        """A connection ended; once more does no harm."""
-        place.close_connection = lambda: None  # it knows the connection, which knows its place
-        if place.timer is not None:
-            place.timer.cancel()
-        self._reserve.pop(place, None)
-        if place in self._ordinary:
-            del self._ordinary[place]
-            self._peers -= Counter((place.peer,))
+    def release_slot(self, slot: ConnectionSlot) -> None:
+        """Release the slot of a connection that ended; a repeated call has no effect."""
+        slot.close_connection = lambda: None  # breaks the reference cycle with the connection
+        if slot.timer is not None:
+            slot.timer.cancel()
+        self._reserve.pop(slot, None)
+        if slot in self._ordinary:
+            del self._ordinary[slot]
+            self._peers -= Counter((slot.peer,))
 
     def close_all_connections(self) -> None:
-        """End every connection."""
-        for place in [*self._ordinary, *self._reserve]:
-            self._close_slot(place)
+        """Close every connection."""
+        for slot in [*self._ordinary, *self._reserve]:
+            self._close_slot(slot)
 
-    def _close_slot(self, place: ConnectionSlot) -> None:
-        close = place.close_connection
-        self.release_slot(place)
-        close()
+    def _close_slot(self, slot: ConnectionSlot) -> None:
+        close_connection = slot.close_connection
+        self.release_slot(slot)
+        close_connection()
 
     def _longest_idle_slot(self) -> ConnectionSlot | None:
-        """The one that waits longest for its next request; its client can connect again."""
-        waiting = [(p.idle_since, n, p) for n, p in enumerate(self._ordinary) if p.idle_since]
-        return min(waiting)[2] if waiting else None
+        """Return the slot that is idle longest; its client can connect again."""
+        idle_slots = [(p.answered_at, n, p) for n, p in enumerate(self._ordinary) if p.answered_at]
+        return min(idle_slots)[2] if idle_slots else None
 
     def _oldest_slot_of_top_peer(self, newcomer: str) -> ConnectionSlot | None:
-        """The oldest connection of the peer with most of them, where a newcomer has fewer."""
-        peer, most = self._peers.most_common(1)[0]
-        if most <= self._peers[newcomer] + 1:
+        """Return the oldest slot of the peer with the most, if the newcomer has fewer."""
+        peer, count = self._peers.most_common(1)[0]
+        if count <= self._peers[newcomer] + 1:
             return None
         return next(p for p in self._ordinary if p.peer == peer)
 
 
 class TurnQueue:
-    """One step of work in each round of the loop: what goes first, and then the rest, as they ask.
+    """Queue that runs one step in each round of the loop: priority steps first, then in order.
 
-    One and no more, because the agent's loop pays back a round's CPU time before the next one, and
-    that pause is bounded (`nri_numa.agent.loop`): what rounds cost beyond it would be forgiven.
+    It is one step only, because the agent's loop sleeps for a round's CPU time before the next one,
+    and that sleep is bounded (`nri_numa.agent.loop`): longer rounds would exceed the CPU budget.
     """
 
     def __init__(self) -> None:
-        self._first: OrderedDict[Hashable, Callable[[], object]] = OrderedDict()
-        self._rest: OrderedDict[Hashable, Callable[[], object]] = OrderedDict()
+        self._priority_queue: OrderedDict[Hashable, Callable[[], object]] = OrderedDict()
+        self._queue: OrderedDict[Hashable, Callable[[], object]] = OrderedDict()
         self._scheduled = False
 
     def enqueue_step(
-        self, who: Hashable, step: Callable[[], object], *, first: bool = False
+        self, key: Hashable, callback: Callable[[], object], *, priority: bool = False
     ) -> None:
-        """Call ``step`` in its turn, which is in the next round or later."""
-        (self._first if first else self._rest)[who] = step
+        """Call ``callback`` in one of the next rounds."""
+        (self._priority_queue if priority else self._queue)[key] = callback
         self._schedule_next()
 
-    def withdraw(self, who: Hashable) -> None:
-        """Take no turn after all; once more does no harm."""
-        self._first.pop(who, None)
-        self._rest.pop(who, None)
+    def cancel_step(self, key: Hashable) -> None:
+        """Remove a step from the queue; a repeated call has no effect."""
+        self._priority_queue.pop(key, None)
+        self._queue.pop(key, None)
 
-    async def wait_for_turn(self, *, first: bool = False) -> None:
-        """Return in the caller's turn."""
-        turn = asyncio.Event()
-        self.enqueue_step(turn, turn.set, first=first)
+    async def wait_for_round(self, *, priority: bool = False) -> None:
+        """Wait until the queue reaches the caller."""
+        event = asyncio.Event()
+        self.enqueue_step(event, event.set, priority=priority)
         try:
-            await turn.wait()
+            await event.wait()
         finally:
-            self.withdraw(turn)
+            self.cancel_step(event)
 
     def _schedule_next(self) -> None:
-        if not self._scheduled and (self._first or self._rest):
+        if not self._scheduled and (self._priority_queue or self._queue):
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._run_next_step)
 
     def _run_next_step(self) -> None:
         self._scheduled = False
-        if waiting := self._first or self._rest:
-            _, step = waiting.popitem(last=False)
+        if queue := self._priority_queue or self._queue:
+            _, callback = queue.popitem(last=False)
             self._schedule_next()
-            step()
+            callback()
 
 
 class Server:
-    """Listens, and answers requests by its routes; a kind of server adds to `admit` and the like.
+    """A server that answers requests by its routes; subclasses override the methods below.
 
-    ``host`` is where it listens; ``most`` are its connections, where that is not the usual number.
+    ``host`` is the address to listen on; ``max_connections`` replaces `MAX_ORDINARY_CONNECTIONS`.
     """
 
     def __init__(
@@ -243,85 +241,85 @@ class Server:
         *,
         version: str,
         certificate: Certificate | None = None,
-        most: int | None = None,
+        max_connections: int | None = None,
     ) -> None:
         self._host, self._certificate = host, certificate
         self._name = f"nri-numa/{version}"
         self.routes = Routes(tuple(routes))
-        self._places = ConnectionLimiter(
-            most or MAX_ORDINARY_CONNECTIONS,
+        self._limiter = ConnectionLimiter(
+            max_connections or MAX_ORDINARY_CONNECTIONS,
             MAX_TLS_RESERVE_CONNECTIONS if certificate else MAX_RESERVE_CONNECTIONS,
             lambda: asyncio.get_running_loop().time(),  # deadlines are set by the loop's clock
         )
-        # Half of the files that may be open are for other things than clients, as the checkpoint.
-        share = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4
-        if share > 0:  # not RLIM_INFINITY
-            self._places.limit = min(self._places.limit, share)
-            self._places.reserve = min(self._places.reserve, share)
+        # Half of the file descriptors are left for other uses, such as the checkpoint.
+        fd_share = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4
+        if fd_share > 0:  # not RLIM_INFINITY
+            self._limiter.limit = min(self._limiter.limit, fd_share)
+            self._limiter.reserve = min(self._limiter.reserve, fd_share)
         self._listeners: dict[socket.socket, asyncio.TimerHandle | None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._starts, self._answers = TurnQueue(), TurnQueue()
+        self._start_queue, self._answer_queue = TurnQueue(), TurnQueue()
         self._exhausted_at = -EXHAUSTION_LOG_INTERVAL_S
-        self._bodies = 0
+        self._body_bytes = 0
         self.address: tuple[str, int] | None = None
 
     @property
     def listening_port(self) -> int:
-        """That it listens on; 0 as long as it does not."""
+        """Port that it listens on; 0 before it does."""
         return self.address[1] if self.address else 0
 
-    # --- what a kind of server adds -----------------------------------------------------------
+    # --- methods for subclasses ---------------------------------------------------------------
 
     def check_request_allowed(self, request: HTTPRequest) -> None:
-        """Raise `APIError` where a request may not be made, whatever its path."""
+        """Raise `APIError` if a request is forbidden, whatever its path."""
 
     def error_response(self, error: APIError) -> Response:
-        """The answer that says an error."""
+        """Return the response for an error."""
         return error.error_response()
 
     def on_request_answered(self, request: HTTPRequest | None, status: int) -> None:
-        """A request was answered; None when it was no HTTP."""
+        """Handle an answered request; it is None if it was no HTTP."""
 
     def on_connection_dropped(self) -> None:
-        """A connection was closed because it had no place or was too slow."""
+        """Handle a connection that was closed because it had no slot or was too slow."""
 
     def on_connection_count(self, count: int, *, crowded: bool) -> None:
-        """So many connections are open now; `ConnectionLimiter.has_reserve_connections`."""
+        """Handle a new number of open connections; crowded as `has_reserve_connections`."""
 
     # --- listeners ----------------------------------------------------------------------------
 
     def listen_on_port(self, port: int) -> None:
-        """Serve on every address of the host, of the machine for an empty one; or `OSError`."""
-        found = socket.getaddrinfo(
+        """Serve on all addresses of the host, of the machine if it is empty; raises `OSError`."""
+        addresses = socket.getaddrinfo(
             self._host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
-        with contextlib.ExitStack() as made:
-            sockets = [made.enter_context(one) for one in take_systemd_sockets()]
-            for host, at, *_ in (one.getsockname() for one in sockets):
-                if (host, at) not in {address[:2] for *_, address in found}:
-                    raise OSError(errno.EINVAL, f"ListenStream= of the socket unit is {host}:{at}")
+        with contextlib.ExitStack() as stack:
+            sockets = [stack.enter_context(s) for s in take_systemd_sockets()]
+            for host, n, *_ in (s.getsockname() for s in sockets):
+                if (host, n) not in {address[:2] for *_, address in addresses}:
+                    raise OSError(errno.EINVAL, f"ListenStream= of the socket unit is {host}:{n}")
             sockets = sockets or [
-                made.enter_context(
+                stack.enter_context(
                     socket.create_server(address, family=family, backlog=LISTEN_BACKLOG)
                 )
-                for family, _, _, _, address in dict.fromkeys(found)
-                # Each family has a socket of its own, where the kernel has both.
+                for family, _, _, _, address in dict.fromkeys(addresses)
+                # Each family has a socket of its own if the kernel supports both.
                 if family == socket.AF_INET or socket.has_dualstack_ipv6()
             ]
-            made.pop_all()
+            stack.pop_all()
         if not sockets:
             raise OSError(errno.EADDRNOTAVAIL, "no address")
         self.address = sockets[0].getsockname()[:2]
         for sock in sockets:
-            # Connections inherit it. asyncio sets it only where the protocol is named, and without
-            # it an answer after a TLS handshake waits 40 ms for the client's acknowledgement.
+            # Connections inherit it. asyncio sets it only if the protocol is named. Without it an
+            # answer after a TLS handshake waits 40 ms for the client's acknowledgement.
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._serve_at(sock)
 
     def listen_on_unix_socket(self, path: str) -> None:
-        """Serve on a unix socket, for its user and for the group of its directory; or `OSError`.
+        """Serve on a unix socket, for its user and the group of its directory; raises `OSError`.
 
-        One that an earlier process left behind is removed.
+        A socket that an earlier process left is removed.
         """
         self._serve_at(unix_listener(path))
 
@@ -338,43 +336,41 @@ class Server:
                 paused.cancel()
             listener.close()
         self._listeners.clear()
-        self._places.close_all_connections()
+        self._limiter.close_all_connections()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _accept_connection(self, listener: socket.socket) -> None:
-        """Take whoever waits, up to `MAX_ACCEPTS_PER_ROUND`.
+        """Accept all connections of the kernel's queue, up to `MAX_ACCEPTS_PER_ROUND`.
 
-        A probe in the reserve has 16 rounds until newcomers end it. Behind TLS it is known after
-        the handshake, 2 ms of CPU time: there the next one waits for its round.
+        A probe in the reserve has 16 rounds until new connections replace it. Behind TLS a probe is
+        known only after the handshake, 2 ms of CPU time: so there one is accepted in each round.
         """
-        most = min(MAX_ACCEPTS_PER_ROUND, max(1, self._places.reserve // 16))
-        for _ in range(1 if self._certificate and listener.family != socket.AF_UNIX else most):
+        limit = min(MAX_ACCEPTS_PER_ROUND, max(1, self._limiter.reserve // 16))
+        for _ in range(1 if self._certificate and listener.family != socket.AF_UNIX else limit):
             try:
                 sock, peer = listener.accept()
             except OSError as error:
                 if error.errno in EXHAUSTION_ERRNOS:
                     self._report_exhaustion(error)
                     self._pause_listener(listener, EXHAUSTION_RETRY_S)
-                break  # nobody waits, or the client left the queue
+                break  # the queue is empty, or the client has left it
             self._assign_slot(sock, str(peer[0]) if peer else UNIX_PEER)
-            if pause := self._places.accept_pause_s():
+            if pause := self._limiter.accept_pause_s():
                 self._pause_listener(listener, pause)
                 break
-        self.on_connection_count(len(self._places), crowded=self._places.has_reserve_connections)
+        self.on_connection_count(len(self._limiter), crowded=self._limiter.has_reserve_connections)
 
     def _assign_slot(self, sock: socket.socket, peer: str) -> None:
-        """Give a place to a connection."""
+        """Assign a slot to a connection."""
         sock.setblocking(False)
-        place = self._places.acquire_slot(peer)
-        place.close_connection = partial(self._close_unserved, sock, place)
+        slot = self._limiter.acquire_slot(peer)
+        slot.close_connection = partial(self._close_unserved, sock, slot)
         loop = asyncio.get_running_loop()
-        place.timer = loop.call_at(_first_request_deadline(place), place.close_connection)
-        loop.add_reader(sock, self._receive_first_bytes, sock, place)
-        self._receive_first_bytes(
-            sock, place
-        )  # a client that is in earnest has made its request by now
+        slot.timer = loop.call_at(_first_request_deadline(slot), slot.close_connection)
+        loop.add_reader(sock, self._receive_first_bytes, sock, slot)
+        self._receive_first_bytes(sock, slot)  # most clients have sent their request already
 
     def _pause_listener(self, listener: socket.socket, seconds: float) -> None:
         loop = asyncio.get_running_loop()
@@ -387,59 +383,59 @@ class Server:
             log.warning(
                 "no more connections can be taken",
                 problem=error.strerror,
-                open=len(self._places),
+                open=len(self._limiter),
                 remedy="raise the limit of open files (LimitNOFILE) to 1024 or more",
             )
 
     # --- connections --------------------------------------------------------------------------
 
-    def _receive_first_bytes(self, sock: socket.socket, place: ConnectionSlot) -> None:
-        """Nothing is made for a connection before its client has said something.
+    def _receive_first_bytes(self, sock: socket.socket, slot: ConnectionSlot) -> None:
+        """Read the first bytes of a connection, for which nothing is allocated before.
 
-        In the reserve it must be a whole request, as far as that can be read: thousands may come
-        there one after the other. So must a probe, which begins without waiting for a turn.
+        In the reserve they must be a whole request, up to `MAX_PROBE_BYTES`, because thousands of
+        connections may pass it. So must a probe, which is served without the queue.
         """
-        tls = self._uses_tls(place)
+        tls = self._uses_tls(slot)
         try:
-            said = sock.recv(1, socket.MSG_PEEK) if tls else sock.recv(MAX_PROBE_BYTES)
+            data = sock.recv(1, socket.MSG_PEEK) if tls else sock.recv(MAX_PROBE_BYTES)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
-            said = b""
+            data = b""
         if not tls:
-            place.first_bytes += said
-        whole = (
-            _HEAD_END_PATTERN.search(place.first_bytes) or len(place.first_bytes) >= MAX_PROBE_BYTES
+            slot.first_bytes += data
+        is_complete = (
+            _HEAD_END_PATTERN.search(slot.first_bytes) or len(slot.first_bytes) >= MAX_PROBE_BYTES
         )
-        if not said or (place.is_reserve and len(place.first_bytes) >= MAX_PROBE_BYTES):
-            self._close_unserved(sock, place)
-        elif tls or _PROBE_REQUEST_PATTERN.fullmatch(place.first_bytes):
-            self._begin_serving(sock, place)
-        elif whole or not (place.is_reserve or _can_be_probe(place.first_bytes)):
+        if not data or (slot.is_reserve and len(slot.first_bytes) >= MAX_PROBE_BYTES):
+            self._close_unserved(sock, slot)
+        elif tls or _PROBE_REQUEST_PATTERN.fullmatch(slot.first_bytes):
+            self._begin_serving(sock, slot)
+        elif is_complete or not (slot.is_reserve or _can_be_probe(slot.first_bytes)):
             asyncio.get_running_loop().remove_reader(sock)
-            begin = partial(self._begin_serving, sock, place)
-            self._starts.enqueue_step(place, begin, first=not place.is_reserve)
+            callback = partial(self._begin_serving, sock, slot)
+            self._start_queue.enqueue_step(slot, callback, priority=not slot.is_reserve)
 
-    def _begin_serving(self, sock: socket.socket, place: ConnectionSlot) -> None:
-        """Serve a connection whose client has said something."""
+    def _begin_serving(self, sock: socket.socket, slot: ConnectionSlot) -> None:
+        """Serve a connection whose client has sent its first bytes."""
         asyncio.get_running_loop().remove_reader(sock)
-        if place.timer is not None:
-            place.timer.cancel()
-        task = asyncio.create_task(self._serve_connection(sock, place))
-        place.close_connection = task.cancel
+        if slot.timer is not None:
+            slot.timer.cancel()
+        task = asyncio.create_task(self._serve_connection(sock, slot))
+        slot.close_connection = task.cancel
         self._tasks.add(task)
-        task.add_done_callback(lambda task: self._on_task_done(task, sock, place))
+        task.add_done_callback(lambda task: self._on_task_done(task, sock, slot))
 
-    def _close_unserved(self, sock: socket.socket, place: ConnectionSlot) -> None:
-        """End a connection that has said too little, or had no turn in time."""
-        self._starts.withdraw(place)
+    def _close_unserved(self, sock: socket.socket, slot: ConnectionSlot) -> None:
+        """Close a connection that has sent too little, or that the queue did not reach in time."""
+        self._start_queue.cancel_step(slot)
         asyncio.get_running_loop().remove_reader(sock)
         sock.close()
         self.on_connection_dropped()
-        self._release_slot(place)
+        self._release_slot(slot)
 
     def _on_task_done(
-        self, task: asyncio.Task[None], sock: socket.socket, place: ConnectionSlot
+        self, task: asyncio.Task[None], sock: socket.socket, slot: ConnectionSlot
     ) -> None:
         self._tasks.discard(task)
         sock.close()
@@ -447,32 +443,31 @@ class Server:
             self.on_connection_dropped()
         elif (error := task.exception()) is not None:
             log.error("http connection failed", error=repr(error))
-        self._release_slot(place)
+        self._release_slot(slot)
 
-    def _release_slot(self, place: ConnectionSlot) -> None:
-        self._places.release_slot(place)
-        self.on_connection_count(len(self._places), crowded=self._places.has_reserve_connections)
+    def _release_slot(self, slot: ConnectionSlot) -> None:
+        self._limiter.release_slot(slot)
+        self.on_connection_count(len(self._limiter), crowded=self._limiter.has_reserve_connections)
 
-    def _uses_tls(self, place: ConnectionSlot) -> bool:
-        return self._certificate is not None and place.peer != UNIX_PEER
+    def _uses_tls(self, slot: ConnectionSlot) -> bool:
+        return self._certificate is not None and slot.peer != UNIX_PEER
 
-    async def _serve_connection(self, sock: socket.socket, place: ConnectionSlot) -> None:
-        """One connection from its first byte to its end."""
+    async def _serve_connection(self, sock: socket.socket, slot: ConnectionSlot) -> None:
+        """Serve one connection from its first byte to its end."""
         writer: asyncio.StreamWriter | None = None
         try:
-            async with asyncio.timeout_at(_first_request_deadline(place)) as limit:
-                reader, writer = await self._open_streams(sock, tls=self._uses_tls(place))
-                turn = partial(
-                    self._answers.wait_for_turn, first=True
-                )  # an answer that was begun is ended
-                connection = HTTPConnection(reader, writer, limit, place.first_bytes, turn)
-                while await self._serve_request(connection, place):
+            async with asyncio.timeout_at(_first_request_deadline(slot)) as limit:
+                reader, writer = await self._open_streams(sock, tls=self._uses_tls(slot))
+                # A response that was started is completed first.
+                next_round = partial(self._answer_queue.wait_for_round, priority=True)
+                connection = HTTPConnection(reader, writer, limit, slot.first_bytes, next_round)
+                while await self._serve_request(connection, slot):
                     pass
         except TimeoutError as error:
-            self.on_connection_dropped()  # too slow: its loss, and nothing to report
+            self.on_connection_dropped()  # the client is too slow: nothing to log
             _clear_tracebacks(error)
         except (OSError, EOFError, h11.LocalProtocolError) as error:
-            _clear_tracebacks(error)  # the client went away: its loss too
+            _clear_tracebacks(error)  # the client has disconnected
         except asyncio.CancelledError as error:
             if writer is not None:
                 writer.transport.abort()
@@ -486,7 +481,7 @@ class Server:
     async def _open_streams(
         self, sock: socket.socket, *, tls: bool
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """The streams of an accepted connection, behind the TLS handshake where there is one."""
+        """Open the streams of an accepted connection, after the TLS handshake if there is one."""
         loop = asyncio.get_running_loop()
         context = (
             self._certificate.current_context() if tls and self._certificate is not None else None
@@ -496,26 +491,26 @@ class Server:
         try:
             transport, _ = await loop.connect_accepted_socket(lambda: streams, sock, ssl=context)
         except asyncio.CancelledError:
-            # asyncio waits for the client's good-bye where the handshake is over already.
+            # asyncio waits for the client's close_notify if the handshake is complete.
             if streams.transport is not None:
                 streams.transport.abort()
             raise
         return reader, asyncio.StreamWriter(transport, streams, reader, loop)
 
-    async def _serve_request(self, connection: HTTPConnection, place: ConnectionSlot) -> bool:
-        """One request and its answer; False when the connection is finished."""
+    async def _serve_request(self, connection: HTTPConnection, slot: ConnectionSlot) -> bool:
+        """Serve one request; False if it was the last one of the connection."""
         request: HTTPRequest | None = None
         try:
             event = await connection.read_request_head()
-            place.idle_since = None
+            slot.answered_at = None
             if event is None:
                 return False
-            # Without a turn: the only request of the reserve, which had one, and a probe.
-            if place.answered or not (place.is_reserve or _path_of(event) in PROBE_PATHS):
-                await self._answers.wait_for_turn()
-            request = connection.parse_request_head(event, local=place.peer == UNIX_PEER)
+            # Not queued again: the only request of the reserve, and a probe.
+            if slot.answered or not (slot.is_reserve or _path_of(event) in PROBE_PATHS):
+                await self._answer_queue.wait_for_round()
+            request = connection.parse_request_head(event, local=slot.peer == UNIX_PEER)
             try:
-                if place.is_reserve and request.path not in PROBE_PATHS:
+                if slot.is_reserve and request.path not in PROBE_PATHS:
                     raise protocol.too_many_open_error("connections")
                 route = self._admitted_route(request)
             except APIError:
@@ -538,22 +533,22 @@ class Server:
                 APIError(500, "Internal", "a mistake of ours; see the log")
             )
         self.on_request_answered(request, response.status)
-        place.answered += 1
-        last = place.is_reserve or place.answered >= MAX_REQUESTS_PER_CONNECTION
+        slot.answered += 1
+        shutdown = slot.is_reserve or slot.answered >= MAX_REQUESTS_PER_CONNECTION
         head = request is not None and request.method == "HEAD"
-        await connection.send_response(response, self._name, head=head, last=last)
-        place.idle_since = time.monotonic()
+        await connection.send_response(response, self._name, head=head, shutdown=shutdown)
+        slot.answered_at = time.monotonic()
         return connection.prepare_next_request()
 
     def _admitted_route(self, request: HTTPRequest) -> Route:
-        """The route of a request that may be made."""
+        """Return the route of a request, or raise `APIError` if it is not allowed."""
         if not (request.local or is_expected_host(request.header_value(b"host"), self._host)):
             problem = "this server is only reachable as localhost or by its address"
             raise APIError(421, "MisdirectedRequest", problem)
         self.check_request_allowed(request)
         route = self.routes.resolve_route(request)
         if route.method != "GET" and (origin := request.header_value(b"origin")):
-            # Browsers send some requests for foreign pages, and our own page sends none of these.
+            # Browsers send such requests for foreign pages; the agent's own page never does.
             page = origin[:80].decode("latin-1")
             raise APIError(403, "Forbidden", f"the page {page} asks, expected no page")
         route.admit(request)
@@ -561,28 +556,28 @@ class Server:
 
     @contextlib.contextmanager
     def _reserve_body(self, size: int) -> Iterator[None]:
-        """Memory for a body while it is read and answered."""
-        if self._bodies + size > MAX_BODY_BYTES_TOTAL:
+        """Reserve memory for a body while it is read and answered."""
+        if self._body_bytes + size > MAX_BODY_BYTES_TOTAL:
             raise protocol.too_many_open_error("request bodies")
-        self._bodies += size
+        self._body_bytes += size
         try:
             yield
         finally:
-            self._bodies -= size
+            self._body_bytes -= size
 
 
 class _Streams(asyncio.StreamReaderProtocol):
-    """Knows its transport as long as it has one."""
+    """Stream protocol with its transport, while it has one."""
 
     transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """As in the base class."""
+        """Store the transport."""
         self.transport = cast(asyncio.Transport, transport)
         super().connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """As in the base class; a circle would wait for the collector (`_clear_tracebacks`)."""
+        """Drop the transport; a cycle would stay until garbage collection."""
         self.transport = None
         super().connection_lost(exc)
 
@@ -590,8 +585,8 @@ class _Streams(asyncio.StreamReaderProtocol):
 class MetricsAndProbeServer(Server):
     """A server of routes, metrics and probes; its errors are documents with one sentence.
 
-    ``not_ready`` says why, and is empty when it is ready; ``counted`` is called with path and
-    status of each request to one of the routes.
+    ``unready_reason`` returns an empty text if it is ready; ``count_request`` is called with path
+    and status of each request to one of the routes.
     """
 
     def __init__(
@@ -601,13 +596,13 @@ class MetricsAndProbeServer(Server):
         *,
         version: str,
         metrics: Callable[[], bytes],
-        not_ready: Callable[[], str],
+        unready_reason: Callable[[], str],
         certificate: Certificate | None = None,
-        counted: Callable[[str, int], object] = lambda path, status: None,
-        most: int | None = None,
+        count_request: Callable[[str, int], object] = lambda path, status: None,
+        max_connections: int | None = None,
     ) -> None:
         def serve_readyz(request: HTTPRequest) -> Response:
-            problem = not_ready()
+            problem = unready_reason()
             return Response(
                 503 if problem else 200, f"{problem or 'ok'}\n".encode(), TEXT_CONTENT_TYPE
             )
@@ -618,64 +613,66 @@ class MetricsAndProbeServer(Server):
             Route("GET", "/healthz", lambda request: Response(200, b"ok\n", TEXT_CONTENT_TYPE)),
             Route("GET", "/readyz", serve_readyz),
         ]
-        super().__init__(host, routes, version=version, certificate=certificate, most=most)
-        self._counted = counted
+        super().__init__(
+            host, routes, version=version, certificate=certificate, max_connections=max_connections
+        )
+        self._count_request = count_request
 
     def error_response(self, error: APIError) -> Response:
-        """An error as a document with one sentence."""
+        """Return an error as a document with one sentence."""
         body = json.dumps({"error": error.message}).encode()
         return Response(error.status, body, headers=error.headers)
 
     def on_request_answered(self, request: HTTPRequest | None, status: int) -> None:
-        """Count it."""
+        """Count the request."""
         for route in self.routes.routes_for_path(request)[:1] if request is not None else ():
-            self._counted(route.path, status)
+            self._count_request(route.path, status)
 
 
 def take_systemd_sockets() -> list[socket.socket]:
-    """Those that the service manager opened for us: sd_listen_fds(3)."""
+    """Take over the sockets that the service manager has opened, sd_listen_fds(3)."""
     if os.environ.get("LISTEN_PID") != str(os.getpid()):
         return []
     return [socket.socket(fileno=os.dup(3 + n)) for n in range(int(os.environ["LISTEN_FDS"]))]
 
 
 def unix_listener(path: str) -> socket.socket:
-    """A socket that listens at a path; `Server.listen_on_unix_socket`."""
+    """Open a socket that listens at a path; `Server.listen_on_unix_socket`."""
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
             raise FileExistsError(errno.EEXIST, "there is something else than a socket", path)
         os.unlink(path)
-    with contextlib.ExitStack() as made:
-        sock = made.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-        before = os.umask(0o177)
+    with contextlib.ExitStack() as stack:
+        sock = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        umask = os.umask(0o177)
         try:
             sock.bind(path)
         finally:
-            os.umask(before)
+            os.umask(umask)
         with contextlib.suppress(OSError):  # without CAP_CHOWN: the directory's setgid bit did it
             os.chown(path, -1, os.stat(os.path.dirname(path)).st_gid)
         os.chmod(path, 0o660)
         sock.listen(LISTEN_BACKLOG)
-        made.pop_all()
+        stack.pop_all()
     return sock
 
 
-def _can_be_probe(said: bytes) -> bool:
-    """Whether this may be the beginning of a probe."""
-    return any(start[: len(said)] == said[: len(start)] for start in _PROBE_STARTS)
+def _can_be_probe(data: bytes) -> bool:
+    """Return True if this may be the start of a probe."""
+    return any(start[: len(data)] == data[: len(start)] for start in _PROBE_STARTS)
 
 
 def _path_of(event: h11.Request) -> str:
     return event.target.partition(b"?")[0].decode("latin-1")
 
 
-def _first_request_deadline(place: ConnectionSlot) -> float:
-    """Of the first request of a connection, TLS handshake included, in the loop's time."""
-    return place.accepted_at + (PROBE_TIMEOUT_S if place.is_reserve else protocol.REQUEST_TIMEOUT_S)
+def _first_request_deadline(slot: ConnectionSlot) -> float:
+    """Return the deadline of the first request, TLS handshake included, in the loop's time."""
+    return slot.accepted_at + (PROBE_TIMEOUT_S if slot.is_reserve else protocol.REQUEST_TIMEOUT_S)
 
 
 async def _close_writer(writer: asyncio.StreamWriter) -> None:
-    """End a connection in good form, and in time."""
+    """Close a connection gracefully, within `CLOSE_TIMEOUT_S`."""
     writer.close()
     try:
         async with asyncio.timeout(CLOSE_TIMEOUT_S):
@@ -687,13 +684,13 @@ async def _close_writer(writer: asyncio.StreamWriter) -> None:
 
 
 def _clear_tracebacks(error: BaseException) -> None:
-    """Let go of what the frames of an exception hold.
+    """Clear the frames of an exception and of its causes.
 
-    asyncio leaves futures and exceptions that refer to each other, and with them a connection with
-    its buffers (300 kB behind TLS), to the collector, which does not look at the older ones for
-    minutes: a client that begins handshakes and ends none would fill the memory meanwhile.
+    asyncio leaves reference cycles of futures and exceptions to the garbage collector, and with
+    them a connection with its buffers (300 kB behind TLS). Old cycles are not collected for
+    minutes: a client that starts many handshakes and completes none would fill the memory.
     """
-    one: BaseException | None = error
-    while one is not None:
-        traceback.clear_frames(one.__traceback__)
-        one = one.__cause__ or one.__context__
+    cause: BaseException | None = error
+    while cause is not None:
+        traceback.clear_frames(cause.__traceback__)
+        cause = cause.__cause__ or cause.__context__

@@ -53,7 +53,7 @@ class ClusterPage(LoopThread):
             "127.0.0.1",
             version="1",
             metrics=lambda: b"",
-            not_ready=lambda: "this replica does not lead",
+            unready_reason=lambda: "this replica does not lead",
             routes=[*page.http_routes()],
         )
         self.serve()

@@ -134,7 +134,7 @@ def test_handshakes_that_come_to_nothing_leave_nothing(
         async with serving(**certified(tmp_path)) as (server, address):
             for _ in range(4):
                 await asyncio.gather(*(one(address) for _ in range(8)))
-            while len(server._places):
+            while len(server._limiter):
                 await asyncio.sleep(0.01)
             # A transport ends some rounds after its place is free, and what was leaked stays.
             async with asyncio.timeout(30):
@@ -159,7 +159,7 @@ async def test_silent_clients_do_not_get_as_far_as_tls(
     make_certificate(tmp_path, "first")
     async with serving(**certified(tmp_path)) as (server, address):
         silent = [await asyncio.open_connection(*address) for _ in range(40)]
-        while len(server._places) < 12:
+        while len(server._limiter) < 12:
             await asyncio.sleep(0.01)
         gc.collect()  # what clients of other tests left
         assert held("SSLProtocol") == 0

@@ -106,7 +106,7 @@ class HeldCPUSlots(msgspec.Struct, frozen=True, kw_only=True):
     """Exclusive CPUs that the scheduler counted; see `nri_numa.engine.request.demand`.
 
     Attributes:
-        by_node: how many on each NUMA node; empty where the kubelet has chosen none.
+        by_node: count on each NUMA node; empty if the kubelet has chosen none.
     """
 
     ids: str
@@ -115,7 +115,7 @@ class HeldCPUSlots(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SourceKind(StrEnum):
-    """Who said what a key of a container's placement is."""
+    """Kind of source that set a key of a container's placement."""
 
     ANNOTATION = "annotation"
     RULE = "rule"
@@ -127,11 +127,11 @@ class SourceKind(StrEnum):
 
 
 class OptionSource(msgspec.Struct, frozen=True):
-    """Where a key's value came from.
+    """Source of a key's value.
 
     Attributes:
-        name: of the annotation, the rule's number, or what is held of slots or of a claim.
-        is_for_container: the annotation names the container, and is not for its whole pod.
+        name: the annotation, the rule's number, or the slots or claim that the container holds.
+        is_for_container: True if the annotation names the container, not its whole pod.
     """
 
     kind: SourceKind

@@ -36,7 +36,7 @@ def screen(monkeypatch: pytest.MonkeyPatch, *, terminal: bool) -> Screen:
 
 def test_what_takes_long_is_said_and_wiped_away(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = screen(monkeypatch, terminal=True)
-    with show_progress("asking \x1b[31mnode", after=0.01) as at:
+    with show_progress("asking \x1b[31mnode", delay_s=0.01) as at:
         assert shown.written.wait(30)
         assert re.search(r"asking \\x1b\[31mnode … \d+ s", shown.getvalue())
         at("waiting for the runtime")
@@ -49,14 +49,14 @@ def test_what_takes_long_is_said_and_wiped_away(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("terminal", [True, False])
 def test_what_is_quick_is_not_mentioned(monkeypatch: pytest.MonkeyPatch, *, terminal: bool) -> None:
     shown = screen(monkeypatch, terminal=terminal)
-    with show_progress("asking", after=600):
+    with show_progress("asking", delay_s=600):
         pass
     assert shown.getvalue() == ""
 
 
 def test_no_pipe_and_no_log_gets_any_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = screen(monkeypatch, terminal=False)
-    with show_progress("asking", after=0.001) as at:
+    with show_progress("asking", delay_s=0.001) as at:
         at("something else")
         assert not shown.written.wait(0.05)
     assert shown.getvalue() == ""
@@ -66,7 +66,7 @@ def test_a_failure_leaves_no_line_behind(monkeypatch: pytest.MonkeyPatch) -> Non
     shown = screen(monkeypatch, terminal=True)
 
     def work() -> None:
-        with show_progress("asking", after=0.01):
+        with show_progress("asking", delay_s=0.01):
             assert shown.written.wait(30)
             raise ValueError("broken")
 

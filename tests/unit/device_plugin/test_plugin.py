@@ -67,7 +67,7 @@ async def running(
     pace: PluginTiming = QUICK,
 ) -> AsyncIterator[DevicePlugin]:
     plugin = DevicePlugin(
-        str(directory), RESOURCE, agent.ask, SlotList(), allocated=allocated, pace=pace
+        str(directory), RESOURCE, agent.ask, SlotList(), allocated=allocated, times=pace
     )
     task = asyncio.create_task(plugin.run())
     try:

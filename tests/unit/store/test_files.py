@@ -168,7 +168,7 @@ def test_other_users_expect_themselves_or_root(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert file_obstacle(roots) == file_obstacle(mine) == ""
     assert file_obstacle(status) == "belongs to user 77, expected user 1000 or root"
-    assert file_obstacle(status, ours=False) == ""
+    assert file_obstacle(status, check_owner=False) == ""
     assert directory_problem(status) == "is a regular file, expected a directory"
 
 

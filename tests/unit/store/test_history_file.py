@@ -452,7 +452,7 @@ def test_the_file_is_bounded_and_the_youngest_are_kept(tmp_path: Path, open_for:
     for n in range(40):
         of = pod(f"p{n}", {"policy": "best-effort", "cpus": "shared"})
         full.create_container(of, container(of, wants=resources(0.1, 0.01)))
-    snapshot = open_for(tmp_path, full)[0]._snapshot()
+    snapshot = open_for(tmp_path, full)[0]._current_snapshot()
     lines = encode_lines({}, snapshot, 10_000)
     assert sum(map(len, lines[1:])) <= 10_000 < sum(map(len, encode_lines({}, snapshot)))
     kept = [next(iter(json.loads(one.split(b" ", 4)[4])["set"])) for one in lines[1:]]

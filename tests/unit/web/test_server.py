@@ -48,7 +48,7 @@ class Counting(FakeView):
 
 async def has_places(server: AgentServer, count: int) -> None:
     """Wait until so many connections have a place."""
-    while len(server._places) < count:
+    while len(server._limiter) < count:
         await asyncio.sleep(0.001)
 
 
@@ -558,7 +558,7 @@ async def test_clients_take_half_of_the_files_that_may_be_open_at_most() -> None
         async with serving() as (server, address):
             others = [socket.create_connection(address) for _ in range(quarter + 10)]
             await has_places(server, quarter + 10)
-            assert (server._places.limit, server._places.reserve) == (quarter, quarter)
+            assert (server._limiter.limit, server._limiter.reserve) == (quarter, quarter)
             assert (await get(address, "/healthz")).status == 200
             assert (await get(address, "/v1/status")).status == 503
             for other in others:

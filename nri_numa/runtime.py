@@ -192,7 +192,7 @@ class CallTimer:
     """Own calls that wait for the runtime, and since when: one that hangs says nothing at all.
 
     containerd (2.1.9, 2.4.2) hangs for good when a plugin registers while a sandbox is removed
-    together with containers in it (docs/testing.md). No pod starts from then on, and no request
+    together with containers in it (tests/README.md). No pod starts from then on, and no request
     arrives, as on a quiet node. What shows it is a call of ours: a registration that is not
     answered.
     """

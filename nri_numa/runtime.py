@@ -191,7 +191,7 @@ class CallTimer:
     """Calls that wait for the runtime, and their start times: a hanging runtime shows nothing else.
 
     containerd (2.1.9, 2.4.2) hangs permanently if a plugin registers while a sandbox is removed
-    together with containers in it (docs/testing.md). No pod starts from then on, and no request
+    together with containers in it (tests/README.md). No pod starts from then on, and no request
     arrives, as on a quiet node. Only an unanswered call of the plugin shows it, its registration.
     """
 

@@ -25,7 +25,7 @@ README: Final = CHART / "README.md"
 _INTRODUCTION: Final = """
 nri-numa answers the container runtime before a container starts: which CPUs and which memory nodes
 it may use. This chart runs it on every node. How to build the image, what the pods get of the host,
-how to upgrade and how to uninstall is in `docs/install.md` of the sources.
+how to upgrade and how to uninstall is in `docs/install-cluster.md` of the sources.
 
     helm install nri-numa config/helm/nri-numa --namespace nri-numa --create-namespace \\
       --set image.repository=registry.example/nri-numa \\

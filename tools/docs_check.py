@@ -25,8 +25,13 @@ _ID = re.compile(r"\{[^}]*#([\w-]+)[^}]*\}\s*$")
 
 
 def pages(root: Path = REPOSITORY) -> list[Path]:
-    """The Markdown files that people read: at the top, and below docs/."""
-    return [*sorted(root.glob("*.md")), *sorted((root / "docs").rglob("*.md"))]
+    """The Markdown files that people read: at the top, below docs/, and of the tests."""
+    tests = root / "tests" / "README.md"
+    return [
+        *sorted(root.glob("*.md")),
+        *sorted((root / "docs").rglob("*.md")),
+        *tests.parent.glob(tests.name),
+    ]
 
 
 def prose(text: str) -> Iterator[tuple[int, str]]:

@@ -348,7 +348,7 @@ def check_host_processes(config: AgentConfig, topology: Topology) -> Iterator[Fi
         yield _warning_finding(
             _HOST_PROCESSES_SUBJECT,
             "no CPUs are reserved for them, so they also run on exclusive CPUs",
-            "Set reservedCPUs. See docs/operations.md, host processes.",
+            "Set reservedCPUs. See docs/quiet-cpus.md, host processes.",
         )
         return
     mount = Path(config.cgroup_root)
@@ -376,7 +376,7 @@ def check_host_processes(config: AgentConfig, topology: Topology) -> Iterator[Fi
         _HOST_PROCESSES_SUBJECT,
         f"{cpus_text(reserved, 'is', 'are')} reserved for them, and they run elsewhere too: {said}",
         "; ".join(f"systemctl set-property {name} AllowedCPUs={reserved}" for name in wider)
-        + ". See docs/operations.md, host processes.",
+        + ". See docs/quiet-cpus.md, host processes.",
     )
 
 

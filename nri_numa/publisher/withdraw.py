@@ -2,7 +2,7 @@
 
 The kubelet keeps an extended resource that it does not know for ever, and the scheduler counts by
 it; the annotation says that capacity from outside counts on a node. Run once, with rights of its
-own: docs/install.md.
+own: docs/install-cluster.md.
 """
 
 from __future__ import annotations

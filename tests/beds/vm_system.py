@@ -2,7 +2,7 @@
 
 The image is made once, by debootstrap, and kept in the cache; what a machine writes goes to a file
 of its own that ends with it. What is tested comes from the checkout, which the guest mounts
-read-only at ``/opt/nri-numa``, where docs/install.md puts one.
+read-only at ``/opt/nri-numa``, where docs/install-node.md puts one.
 """
 
 from __future__ import annotations

@@ -165,8 +165,8 @@ BEDS = (
         reserved="0-1",
         populate=four,
         pictures=(
-            ("page-4", 1440, False, row("latency-0")),
-            ("page-4-dark", 1440, True, row("solver-0")),
+            ("page-4", 1440, False, nothing),
+            ("page-4-dark", 1440, True, nothing),
             ("page-4-narrow", 375, True, nothing),
         ),
         busy=True,

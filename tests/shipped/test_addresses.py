@@ -27,7 +27,7 @@ def test_one_command_writes_all_addresses(tmp_path: Path) -> None:
     for path in files(tmp_path):
         assert not re.search(r"nri-numa\.example|localhost/nri-numa(?!/)", path.read_text()), path
     alerts = (tmp_path / "config/prometheus/alerts.yaml").read_text()
-    assert f"runbook_url: {PUBLISHED['documentation']}/operations.html#" in alerts
+    assert f"runbook_url: {PUBLISHED['documentation']}/alerts.html#" in alerts
     # And back: nothing else was touched.
     write(addresses(), tmp_path)
     for path in files():

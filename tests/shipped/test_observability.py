@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ALERTS = ROOT / "config" / "prometheus" / "alerts.yaml"
 ALERTS_TEST = ALERTS.with_name("alerts_test.yaml")
 DASHBOARD = ROOT / "config" / "grafana" / "nri-numa.json"
-OPERATIONS = ROOT / "docs" / "operations.md"
+PAGE = ROOT / "docs" / "alerts.md"
 # About no node: there is nothing that a label could name.
 OF_THE_CLUSTER = frozenset({"NRINUMAAbsent", "NRINUMADaemonSetUnavailable", "NRINUMANoLeader"})
 LABELS = frozenset({"job", "instance"})  # given by Prometheus
@@ -110,7 +110,7 @@ def test_every_metric_and_label_of_alerts_and_panels_exists() -> None:
 def test_a_page_has_every_metric_of_a_service(metrics: ServiceMetrics, page: str) -> None:
     exposed = metrics.render_metrics().decode()
     for name in re.findall(r"^# TYPE (nri_numa_\w+) ", exposed, re.MULTILINE):
-        assert f"| `{name}` |" in OPERATIONS.with_name(page).read_text()
+        assert f"| `{name}` |" in PAGE.with_name(page).read_text()
 
 
 def test_every_metric_of_ours_is_shown_or_watched() -> None:
@@ -181,12 +181,18 @@ def test_every_alert_says_what_it_means_and_what_to_do() -> None:
 
 
 def test_every_alert_leads_to_its_section() -> None:
-    headings = re.findall(r"^### (NRINUMA\w+)$", OPERATIONS.read_text(), re.MULTILINE)
+    headings = re.findall(
+        r"^##+ (NRINUMA\w+|Critical|Warning|Info)$", PAGE.read_text(), re.MULTILINE
+    )
     for rule in alerts():
         base, _, anchor = rule["annotations"]["runbook_url"].partition("#")
-        assert base == "https://docs.nri-numa.example/operations.html", rule["alert"]
+        assert base == "https://docs.nri-numa.example/alerts.html", rule["alert"]
         assert anchor == rule["alert"].lower()
-    assert [rule["alert"] for rule in alerts()] == headings
+    expected: list[str] = []
+    for severity in ("critical", "warning", "info"):
+        names = [rule["alert"] for rule in alerts() if rule["labels"]["severity"] == severity]
+        expected += [severity.capitalize(), *names]
+    assert headings == expected
 
 
 def test_every_alert_is_tried() -> None:

@@ -52,9 +52,6 @@ HARD = {
 
 ALLOWED = (
     ("docs/glossary.md", ".*", "lists the old words"),
-    ("docs/install.md", "kubelet's own CPU manager", "the manager, not the CPU"),
-    ("docs/testing.md", "upper bound", "mathematics"),
-    ("docs/performance.md", "(upper|lower) bound", "mathematics"),
     ("*", "its owner (may|only)", "the user whose file it is"),
     ("nri_numa/machine/tree.py", r"\(book\|drawer\)", "a level of s390 machines"),
     ("nri_numa/engine/*.py", "^no wish$", "a value in stored explanations"),

@@ -49,7 +49,7 @@ _SLOW = "[Service]\nTimeoutStartSec=300\nTimeoutStopSec=60\nWatchdogSec=120\n"
 
 
 class UnitPlugin(GuestPlugin):
-    """The plugin as docs/install.md installs it: the shipped unit, under the guest's systemd."""
+    """The plugin as docs/install-node.md installs it: the unit, under the guest's systemd."""
 
     def __init__(self, nri_socket: Path, log: Path) -> None:
         super().__init__(Path("/etc/nri-numa"), nri_socket, log)

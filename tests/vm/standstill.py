@@ -5,7 +5,7 @@ containerd's that does not answer within a tenth of a second is taken for dead: 
 a new one, and its containers die when containerd starts again. A case that failed while the machine
 stood still for longer than that says something of the host and nothing of nri-numa, so it is tried
 again; one that failed otherwise has failed. Whoever passes says what happened before
-(docs/testing.md).
+(tests/README.md).
 """
 
 from __future__ import annotations

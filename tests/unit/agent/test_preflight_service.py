@@ -19,7 +19,7 @@ UNIT = "etc/systemd/system/nri-numa.service"
 
 
 def install(root: Path, venv: str, *, drop_in: str = "") -> None:
-    """Our unit, the link of docs/install.md, and a virtual environment below ``venv``."""
+    """Our unit, the link of docs/install-node.md, and a virtual environment below ``venv``."""
     script = f"{venv}/bin/nri-numa"
     write_tree(root, {UNIT: OURS.read_text(), script: f"#!/{venv}/bin/python\n"})
     (root / "usr/local/bin").mkdir(parents=True)

@@ -208,7 +208,7 @@ async def test_a_resize_that_cannot_be_had_moves_nobody_and_is_said_once(listed:
         (refused,) = listed.world.history.rejections
         assert "resize refused" in refused.message
         assert (runtime.cpus("owner"), runtime.cpus("neighbour")) == ("0", "1-3")
-        assert runtime.containers["owner"].cpu["quota"] == 900_000, "as docs/install.md says"
+        assert runtime.containers["owner"].cpu["quota"] == 900_000, "as docs/runtimes.md says"
         cpus, mems = CPUSet.parse("0"), NUMASet.parse("0")
         observed = ActualCgroup(
             cpus=cpus, mems=mems, effective_cpus=cpus, effective_mems=mems, quota=900_000

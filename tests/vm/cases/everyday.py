@@ -334,8 +334,8 @@ systemctl start containerd
 
 
 def _commands(section: str, first: str = "") -> str:
-    """What a section of docs/install.md has the reader type, from the block that begins so."""
-    text = (REPOSITORY / "docs/install.md").read_text().partition(f"\n## {section}\n")[2]
+    """What a section of docs/install-node.md has the reader type, from the block that begins so."""
+    text = (REPOSITORY / "docs/install-node.md").read_text().partition(f"\n## {section}\n")[2]
     blocks = re.findall(r"\n\n((?: {4}.*\n)+)", "\n" + text.partition("\n## ")[0])
     return textwrap.dedent(next(block for block in blocks if block.lstrip().startswith(first)))
 
@@ -376,7 +376,7 @@ def _upgraded(plugin: UnitPlugin, type_in: Callable[[str], str]) -> None:
     limit_s=800,  # a score of programs and three restarts
 )
 def installed_by_the_page(guest: Guest) -> None:
-    """docs/install.md as it stands, on Debian's own containerd: from ``check`` to ``release``.
+    """docs/install-node.md as it stands, on Debian's own containerd: from ``check`` to ``release``.
 
     All but ``make node`` and its link, which the image has already. In `make test-all` the package
     takes the place of the page's units in between.

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.beds.embedded_node import Node
-
-THOROUGH = os.environ.get("NRI_NUMA_FAULTS") == "all"
-"""Every step and every byte, instead of a selection that takes a minute."""
 
 
 @pytest.fixture

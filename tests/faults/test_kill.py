@@ -14,8 +14,7 @@ import pytest
 
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from tests.beds.embedded.runtime import EmbeddedContainer
-from tests.beds.embedded_node import CRIError, Node, until
-from tests.faults.conftest import THOROUGH
+from tests.beds.embedded_node import THOROUGH, CRIError, Node, until
 
 MOMENTS = ("before", "half", "after")
 

@@ -13,8 +13,7 @@ import pytest
 
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.nri.wire.pb import nri_pb2 as pb
-from tests.beds.embedded_node import CRIError, Node, until
-from tests.faults.conftest import THOROUGH
+from tests.beds.embedded_node import THOROUGH, CRIError, Node, until
 
 
 def life(node: Node, name: str) -> None:

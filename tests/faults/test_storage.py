@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.beds.embedded_node import Node, until
-from tests.faults.conftest import THOROUGH
+from tests.beds.embedded_node import THOROUGH, Node, until
 
 
 @pytest.fixture

@@ -22,10 +22,10 @@ from tests.beds.kube.dra import (
     template,
     wait_slice,
 )
+from tests.beds.kube.managers import NONE, STATIC, granted
 from tests.beds.kube.manifests import container, pod
 from tests.beds.kube.node import Node
 from tests.beds.kube.publisher import Publisher
-from tests.kube.test_kubelet_managers import NONE, STATIC, granted
 from tests.machines.cpus import MACHINE
 
 pytestmark = [

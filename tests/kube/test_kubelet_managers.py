@@ -9,38 +9,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 from nri_numa.model.cpuset import CPUSet
 from tests.beds.cri import poll
 from tests.beds.kube.client import Client, JsonObject
+from tests.beds.kube.managers import MAY_LIST, NONE, STATIC, configure, first_line, granted
 from tests.beds.kube.manifests import EXCLUSIVE, asks, container, pod
 from tests.beds.kube.node import Node
 from tests.machines.cpus import FIRST, LAST, MACHINE
 
 pytestmark = pytest.mark.kube
 
-# Half a CPU makes one that the static policy does not give away; the rest of it can be requested.
-STATIC = {
-    "cpuManagerPolicy": "static",
-    "systemReserved": {"cpu": "500m"},
-    "cpuManagerReconcilePeriod": "2s",
-}
-NONE = {
-    "cpuManagerPolicy": "none",
-    "memoryManagerPolicy": "None",
-    "systemReserved": {},
-    "reservedMemory": [],
-}
 MEMORY = {
     "memoryManagerPolicy": "Static",
     "systemReserved": {"cpu": "500m", "memory": "100Mi"},
     "reservedMemory": [{"numaNode": 0, "limits": {"memory": "100Mi"}}],
 }
-# A pod may list the CPU that the kubelet reserves, which is reserved for us as well then.
-MAY_LIST = {"permissions": [{"reservedCPUs": True}]}
 # A pod may own a CPU that its request does not pay for: there is not enough to request.
 MAY_OWN = {"permissions": [{"unpaidCPUs": True}]}
 
@@ -53,29 +39,6 @@ def static_node(client: Client, node: Node) -> Iterator[Node]:
     client.delete_pods()
     node.restart_kubelet(NONE)
     configure(node, {})
-
-
-def configure(node: Node, plugin: dict[str, Any]) -> None:
-    """Have nri-numa run with this configuration."""
-    begin = len(node.plugin.records())
-    node.plugin.reload(plugin)
-    poll(
-        lambda: [r for r in node.plugin.records()[begin:] if "reloaded" in r.get("msg", "")],
-        "reloaded",
-    )
-
-
-def granted(node: Node, of: JsonObject) -> CPUSet:
-    """What the kubelet's state file says that it granted a pod's container."""
-    notes = json.loads((node.kubelet_root / "cpu_manager_state").read_text("utf-8"))
-    entries = notes.get("entries", {}).get(of["metadata"]["uid"], {})
-    return CPUSet.parse(entries.get("main", ""))
-
-
-def first_line(client: Client, name: str) -> CPUSet:
-    """CPUs of a container's first instruction."""
-    line = client.said(name).split()[0]
-    return CPUSet.parse(line.removeprefix("cpus="))
 
 
 def kind(node: Node, name: str) -> str:

@@ -45,8 +45,8 @@ from nri_numa.store.checkpoint import CheckpointStore
 from tests.beds.device_tree import GPU_CLASS, DeviceTree
 from tests.beds.device_watch import Watch
 from tests.beds.nri_requests import NRIRequests
+from tests.beds.waiting_loop import WaitingLoop
 from tests.beds.world import PREFIX, StillClock, agent_of, container, pod, resources
-from tests.unit.observe.test_logs import Loop
 
 
 class Still(StillClock):
@@ -197,9 +197,9 @@ STOP_CALLS = 82
 
 
 @pytest.fixture
-def loop() -> Iterator[Loop]:
+def loop() -> Iterator[WaitingLoop]:
     """One that log lines wait for as well; nobody reads them."""
-    loop = Loop()
+    loop = WaitingLoop()
     with open(os.devnull, "w", encoding="utf-8") as nobody:
         logs.setup_logging(stream=nobody)
         logs.defer_formatting(loop)
@@ -209,7 +209,7 @@ def loop() -> Iterator[Loop]:
 
 
 def test_what_follows_the_answers_of_a_pods_life_stays_within_its_number(
-    loop: Loop, monkeypatch: pytest.MonkeyPatch
+    loop: WaitingLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Counting, logging, packing the trace: the seven requests of a pod that shares CPUs."""
     node = Node(100, policy="best-effort", later=loop.call_soon)

@@ -12,7 +12,7 @@ import pytest
 
 from nri_numa.dra.claims import CLAIM_PARAMETERS
 from nri_numa.engine.request.annotations import OPTION_KEYS
-from tests.shipped.test_install_manifests import BASE, charted, documents
+from tests.beds.install_manifests import BASE, charted, documents
 
 STATIC, MISTAKES = "admission/policies.yaml", "admission/mistakes.yaml"
 

@@ -15,8 +15,8 @@ from nri_numa.engine.request.annotations import OPTION_KEYS, check_value, resolv
 from nri_numa.model.reasons import Rejection, RejectionReason
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import Container, PodSandbox
+from tests.beds.option_values import OPTION_ENUMS
 from tests.checks.docs_refusals import REFUSALS, line
-from tests.unit.engine.request.test_annotations import CHOICES
 from tools import remedies
 from tools.docs_regions import DOCS, generators, replaced
 from tools.openapi import describe
@@ -74,7 +74,7 @@ def test_every_annotation_key_is_described_and_no_other() -> None:
     assert tuple(rows) == OPTION_KEYS
 
 
-@pytest.mark.parametrize(("key", "values"), CHOICES.items())
+@pytest.mark.parametrize(("key", "values"), OPTION_ENUMS.items())
 def test_the_values_of_a_key_are_those_of_the_code(key: str, values: type[StrEnum]) -> None:
     row = re.search(rf"^\| \[`{key}`\].*$", page("annotations.md"), re.MULTILINE)
     assert row is not None

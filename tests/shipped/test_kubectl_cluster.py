@@ -16,9 +16,9 @@ import yaml
 
 from nri_numa.cluster.node_resources import NodeResources
 from nri_numa.cluster.topology_reader import decode_topology
+from tests.beds.objects import PREFIX, topology
 from tests.shipped.test_kubectl_plugin import PROGRAM, Run
 from tests.shipped.test_kubectl_plugin import run as run
-from tests.unit.scheduler.objects import PREFIX, topology
 from tools import kubectl_plugin
 
 REFUSED = (

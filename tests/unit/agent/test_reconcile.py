@@ -17,12 +17,19 @@ from nri_numa.machine.cgroups import CgroupReader, CgroupWriter, SystemdScopes
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.workload import Container, ContainerUpdate, PodSandbox, QoSClass
-from tests.beds.cgroup_bed import CgroupBed, Result, Writer, real, tree
+from tests.beds.cgroup_bed import (
+    READ_ONLY,
+    CgroupBed,
+    ConfigInForce,
+    DriftBed,
+    Result,
+    Writer,
+    real,
+    tree,
+)
 from tests.beds.cgroup_tree import CgroupTree
 from tests.beds.systemd_bus import SystemdBus, systemd
 from tests.beds.world import World, container, pod, resources
-from tests.unit.agent import test_verify
-from tests.unit.agent.test_verify import READ_ONLY, Configured
 
 __all__ = ["real", "systemd", "tree"]  # fixtures
 
@@ -30,18 +37,10 @@ BUSY = "the runtime is busy"
 
 
 @dataclass
-class Bed(test_verify.Bed):
+class Bed(DriftBed):
     """Looked at now and then; all containers have run for an hour."""
 
-    def run(self, of: PodSandbox, made: Container | None = None, has: str = "") -> None:
-        super().run(of, made, has)
-        for container_id in self.world.live:
-            self.settle(container_id)
-        self.clock += 3600
-        self.world.agent.cgroups.checks.since.clear()
-
-    def drift(self, container_id: str, cpus: str, mems: str = "") -> None:
-        self.tree.write(f"/pods/{container_id}", cpus, mems)
+    aged: bool = True
 
     def listed_drifts(self) -> None:
         self.drift("listed-app", "0-7", "0")
@@ -50,20 +49,6 @@ class Bed(test_verify.Bed):
         """A container has drifted, and nobody can put it right."""
         self.writer.problem, self.failing = READ_ONLY, BUSY
         self.listed_drifts()
-
-    def many(self, number: int) -> int:
-        """So many containers, all of which have drifted."""
-        names = [f"n{i:02}" for i in range(number)]
-        for name in names:
-            self.run(pod(name, {"numacpu": "1"}))
-        for name in names:
-            self.drift(f"{name}-app", "0")
-        return number
-
-    def round(self, **options: float) -> RoundResult:
-        done = asyncio.run(self.reconciler.reconcile(**options))  # type: ignore[arg-type]
-        asyncio.run(self.systemd.sync_systemd())
-        return done
 
     def counts(self) -> tuple[float, float, float]:
         found, repaired, fights = (
@@ -141,14 +126,14 @@ def test_drift_is_found_repaired_read_back_counted_and_said(bed: Bed) -> None:
 
 
 def test_many_are_pushed_in_pieces(bed: Bed) -> None:
-    number = bed.many(PUSH_BATCH + 5)
+    number = bed.drift_many(PUSH_BATCH + 5)
     bed.writer.problem = READ_ONLY
     assert len(bed.round().repaired) == number
     assert [len(push) for push in bed.pushes] == [PUSH_BATCH, 5]
 
 
 def test_a_thousand_drifts_are_not_a_thousand_lines(bed: Bed) -> None:
-    number = bed.many(reconcile.MAX_CONTAINER_LINES_PER_ROUND + 7)
+    number = bed.drift_many(reconcile.MAX_CONTAINER_LINES_PER_ROUND + 7)
     assert len(bed.round().repaired) == number
     assert bed.counts() == (number, number, 0)
     assert bed.log.count('msg="drift found"') == reconcile.MAX_CONTAINER_LINES_PER_ROUND
@@ -209,7 +194,7 @@ def test_only_repairs_within_the_window_count(
 
 
 def test_of_a_push_that_fails_on_the_way_the_rest_is_told(bed: Bed) -> None:
-    bed.many(PUSH_BATCH + 5)
+    bed.drift_many(PUSH_BATCH + 5)
     bed.writer.problem = READ_ONLY
 
     def dies() -> None:
@@ -451,7 +436,7 @@ def test_seconds_on_owned_cpus_are_counted_while_they_pass(bed: Bed) -> None:
 
     bed.on_sleep = tick
     with pytest.raises(asyncio.CancelledError):
-        asyncio.run(bed.reconciler.run_periodic_rounds(Configured("5s")))
+        asyncio.run(bed.reconciler.run_periodic_rounds(ConfigInForce("5s")))
     assert counted[20] >= 10
     assert counted[60] - counted[20] == pytest.approx(40)
     bed.settle("free-app")
@@ -545,15 +530,15 @@ def test_a_plan_interrupted_anywhere_is_finished_by_the_next_round(
 
 
 def test_the_task_keeps_its_interval_and_survives_a_mistake(bed: Bed) -> None:
-    now = Configured("1s")
+    now = ConfigInForce("1s")
     rounds: list[float] = []
     started = bed.clock
 
     def tick() -> None:
         if bed.clock >= started + 4:
-            now.config = Configured("5s").config
+            now.config = ConfigInForce("5s").config
         if bed.clock >= started + 30:
-            now.config = Configured("0").config  # reloaded: off
+            now.config = ConfigInForce("0").config  # reloaded: off
         if bed.clock >= started + 100:
             raise asyncio.CancelledError
 
@@ -731,7 +716,7 @@ def test_systemd_hears_of_what_was_written_at_a_start(bed: Bed, systemd: Systemd
     bed.world.place(of, made)
     bed.tree.write("/pods/new-app", bed.world.has("new-app")[0])
     unit = bed.scope(systemd, "new-app")
-    test_verify.own(bed, "next", 1)
+    bed.own("next", 1)
     bed.world.agent.start_container(of, made)
     asyncio.run(bed.systemd.sync_systemd())
     bed.world.agent.post_start_container(of, made)

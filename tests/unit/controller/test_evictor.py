@@ -22,9 +22,9 @@ from nri_numa.controller.evictor import (
 )
 from nri_numa.controller.service import ControllerService
 from nri_numa.kube.requests import APIRequest, Outcome, OutcomeKind, Resource, Verb
+from tests.beds import objects
+from tests.beds.objects import PREFIX
 from tests.unit.controller.evictions import EvictingCluster
-from tests.unit.scheduler import objects
-from tests.unit.scheduler.objects import PREFIX
 
 TOLD = {f"{PREFIX}/numa-ids": "0-1", f"{PREFIX}/numacpu": "0-3|4-7"}
 ONE = {**TOLD, f"{PREFIX}/drained": "1"}

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from nri_numa.config.sections import CPUStealEviction, EvictionSection, StuckPodEviction
+from tests.beds.objects import topology
 from tests.unit.controller import test_evictor as stolen
 from tests.unit.controller import test_stuck_pods as stuck
 from tests.unit.controller.replica import Cluster, node, started, until
-from tests.unit.scheduler.objects import topology
 
 
 def stuck_pods(cluster: Cluster, *pods: dict[str, Any], **spec: Any) -> None:

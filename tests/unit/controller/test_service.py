@@ -25,10 +25,10 @@ from nri_numa.config.sections import Prometheus as Query
 from nri_numa.controller.service import ControllerService
 from nri_numa.errors import ConfigError
 from tests.beds.certificates import make_certificate
+from tests.beds.objects import PREFIX, topology
 from tests.beds.plugin_process import free_port
 from tests.beds.watch_clients import event_line, watch_of
 from tests.unit.controller.replica import TOKEN, Cluster, World, node, started, until
-from tests.unit.scheduler.objects import PREFIX, topology
 
 
 @pytest.fixture

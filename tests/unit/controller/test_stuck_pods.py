@@ -25,8 +25,8 @@ from nri_numa.kube.requests import APIRequest, Outcome, OutcomeKind, Resource, V
 from nri_numa.model.workload import Strategy
 from nri_numa.scheduler.candidates import VerdictCache
 from nri_numa.scheduler.fit import MAX_NODE_WORK, Verdict, WorkBudget, evaluate_fit
+from tests.beds.objects import PREFIX, container, single, topology
 from tests.unit.controller.evictions import EvictingCluster
-from tests.unit.scheduler.objects import PREFIX, container, single, topology
 
 SAID = (
     "InsufficientCPUs: pod shop/{0}, container main: needs 4 exclusive CPUs; "

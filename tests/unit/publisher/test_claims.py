@@ -11,7 +11,7 @@ from nri_numa.dra.handover import ClaimFileRequester, ClaimFileResponder
 from nri_numa.kube.api import KubeAPI
 from nri_numa.publisher.claims import ClaimRequestAnswerer
 from tests.beds.fake_api_server import Asked, Said, fake, status
-from tests.unit.dra.test_claims import UID, claim
+from tests.beds.resource_claims import UID, claim
 
 PATH = "/apis/resource.k8s.io/v1/namespaces/shop/resourceclaims/four"
 

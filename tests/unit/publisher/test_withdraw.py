@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.beds.cli import invoke
 from tests.beds.fake_api_server import Asked, Said, fake, status
-from tests.unit.cli.conftest import invoke
 
 OURS, THEIRS = "numa.example.com/exclusive-cpu", "example.com/gpu"
 IDS = "numa.kubernetes.io/numa-ids"

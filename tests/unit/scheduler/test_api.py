@@ -22,7 +22,7 @@ from nri_numa.scheduler.extender import WATCHED_KINDS, Extender, SchedulerMetric
 from nri_numa.scheduler.protocol import BindingArgs
 from nri_numa.scheduler.watcher import TOPOLOGIES_PATH, PodActivator
 from tests.beds.fake_api_server import Asked, FakeAPIServer, LeaseServer, Said, fake, status
-from tests.unit.scheduler.objects import PREFIX, container, pod, single, topology
+from tests.beds.objects import PREFIX, container, pod, single, topology
 
 DONE = Said(201, {"kind": "Status", "apiVersion": "v1", "status": "Success"})
 

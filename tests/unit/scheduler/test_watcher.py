@@ -19,7 +19,7 @@ from nri_numa.kube.requests import KubeError
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.scheduler.watcher import PodWatcher
 from tests.beds.fake_api_server import Asked, Said, fake
-from tests.unit.scheduler.objects import PREFIX, Watched, container, pod, single, table, topology
+from tests.beds.objects import PREFIX, Watched, container, pod, single, table, topology
 
 READER = PodReader(AgentConfig())
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import StrEnum
 
 import pytest
 from msgspec.structs import replace
@@ -31,20 +30,15 @@ from nri_numa.model.settings import ALL_CPUS_AMOUNT, AnnotationPermission, CPUAm
 from nri_numa.model.workload import (
     ALWAYS_BUSY_SCHEDULE,
     NEVER_BUSY_SCHEDULE,
-    SMT,
-    Bind,
     BusySchedule,
     Container,
-    CPUMode,
-    DeviceAlignmentMode,
-    MemoryPolicy,
-    OnFailure,
     PlacementOptions,
     PodSandbox,
     Policy,
     QoSClass,
     Scope,
 )
+from tests.beds.option_values import OPTION_ENUMS
 from tests.machines import named as machines
 
 PREFIX = "numa.kubernetes.io"
@@ -91,22 +85,10 @@ def ours(**keys: str) -> dict[str, str]:
 # --- good ones --------------------------------------------------------------------------------
 
 
-CHOICES: dict[str, type[StrEnum]] = {
-    "bind": Bind,
-    "policy": Policy,
-    "scope": Scope,
-    "cpus": CPUMode,
-    "smt": SMT,
-    "on-failure": OnFailure,
-    "devices": DeviceAlignmentMode,
-    "mempolicy": MemoryPolicy,
-}
-
-
 @pytest.mark.parametrize(
     ("key", "value", "expected"),
     [
-        *((key, one.value, one) for key, kind in CHOICES.items() for one in kind),
+        *((key, one.value, one) for key, kind in OPTION_ENUMS.items() for one in kind),
         ("numacpu", "0-3,8", "0-3,8"),
         ("numamem", "0-1", "0-1"),
         ("load", "high", ALWAYS_BUSY_SCHEDULE),

@@ -137,7 +137,7 @@ class Pinned:
     mems: str
 
 
-class Node(LoopThread):
+class EmbeddedNode(LoopThread):
     """One node; a context manager that ends everything it started.
 
     Args:
@@ -460,7 +460,7 @@ class Node(LoopThread):
         until(lambda: text in self.plugin.log(), f"a log line with {text!r}")
 
 
-__all__ = ["CRIError", "FaultyPlugin", "Node", "Pinned", "until"]
+__all__ = ["CRIError", "EmbeddedNode", "FaultyPlugin", "Pinned", "until"]
 
 
 THOROUGH = os.environ.get("NRI_NUMA_FAULTS") == "all"

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from tests.beds.certificates import make_certificate
-from tests.beds.processes import Bed
+from tests.beds.processes import ProcessBed
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class LeaseServer:
         return str(self.lease["spec"]["holderIdentity"])
 
 
-class FakeAPIServer(Bed):
+class FakeAPIServer(ProcessBed):
     """A context manager that listens on loopback.
 
     Args:

@@ -26,7 +26,7 @@ MANY = min(2, len(MACHINE) - 1)
 
 
 @dataclass
-class Node:
+class LifecyclePods:
     """Three pods that stand for all: an owner, one with a list, one that shares."""
 
     owner: Container
@@ -35,7 +35,7 @@ class Node:
     seen: list[CPUSet] = field(default_factory=list)
 
     @classmethod
-    def create(cls, cri: CRI) -> Node:
+    def create(cls, cri: CRI) -> LifecyclePods:
         shared = cri.run(cri.run_pod("shared", qos=QoS.BURSTABLE), resources=burstable(0.5))
         listed = cri.pod("listed", **LISTED)
         owner = cri.owner()
@@ -61,7 +61,7 @@ class Node:
 @pytest.mark.core
 @pytest.mark.parametrize("kill", [False, True], ids=["sigterm", "sigkill"])
 def test_plugin_restart_moves_nothing(cri: CRI, plugin: PluginProcess, kill: bool) -> None:
-    node = Node.create(cri)
+    node = LifecyclePods.create(cri)
     plugin.restart(kill=kill)
     assert node.now(cri) == node.seen
     plugin.restart(kill=kill)
@@ -144,7 +144,7 @@ def test_containerd_restart_loses_nothing(
     containerd: Containerd, cri: CRI, plugin: PluginProcess, kill: bool
 ) -> None:
     """The plugin comes back by itself, its process untouched, and goes on where it was."""
-    node = Node.create(cri)
+    node = LifecyclePods.create(cri)
     process = plugin.pid
     if kill:
         containerd.kill()

@@ -9,7 +9,7 @@ from urllib.request import urlopen
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
-from tests.beds.embedded_node import CRIError, Node, limits, until
+from tests.beds.embedded_node import CRIError, EmbeddedNode, limits, until
 from tests.beds.plugin_process import free_port, plugin_environment
 from tests.beds.processes import Daemon
 from tests.beds.trace_receiver import receive_traces, values
@@ -24,7 +24,7 @@ def test_what_was_decided_is_a_span_below_the_runtimes(tmp_path: Path) -> None:
         socket = {"socket": str(tmp_path / "agent.sock")}
         address = f"127.0.0.1:{free_port()}"
         publish = {"otlpEndpoint": receiver.url, "address": address, **off}
-        with Node(tmp_path, config={"http": socket, "publish": publish}) as node:
+        with EmbeddedNode(tmp_path, config={"http": socket, "publish": publish}) as node:
             faults = node.runtime.faults
             faults.metadata = {"traceparent": f"00-{TRACE}-{ABOVE}-01"}
             node.start()

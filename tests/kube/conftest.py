@@ -23,7 +23,7 @@ from tests.beds.cri import poll
 from tests.beds.images import build_agent_image
 from tests.beds.kube.bed import KubeBed
 from tests.beds.kube.client import Client
-from tests.beds.kube.node import Node
+from tests.beds.kube.node import KubeNode
 from tests.beds.kube.service import Numa
 from tests.beds.plugin_process import REPOSITORY
 from tests.beds.reports import attach_if_failed, pytest_runtest_makereport  # noqa: F401  # the hook
@@ -110,7 +110,7 @@ def client(bed: KubeBed) -> Client:
 
 
 @pytest.fixture
-def node(bed: KubeBed) -> Node:
+def node(bed: KubeBed) -> KubeNode:
     """The node of `bed`."""
     return bed.node
 

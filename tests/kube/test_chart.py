@@ -21,7 +21,7 @@ from tests.beds.kube.bed import OTHER_NODES, KubeBed
 from tests.beds.kube.client import Client, JsonObject, KubeError, is_ready
 from tests.beds.kube.events import wait_event
 from tests.beds.kube.manifests import PREFIX, asks, container, pod
-from tests.beds.kube.node import Node
+from tests.beds.kube.node import KubeNode
 from tests.beds.kube.release import Release, ServiceAddress
 from tests.beds.kube.service import MANIFESTS
 from tests.beds.kube.topologies import NRT
@@ -267,7 +267,7 @@ def test_a_release_is_installed_upgraded_rolled_back_and_uninstalled(
         ],
     }
 
-    def has_key(node: Node, key: str) -> bool:
+    def has_key(node: KubeNode, key: str) -> bool:
         found = client.ask("GET", f"/api/v1/nodes/{node.name}")
         return key in (
             found["status"]["capacity"] if key == SLOTS else found["metadata"]["annotations"]

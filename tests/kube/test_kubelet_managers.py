@@ -17,7 +17,7 @@ from tests.beds.cri import poll
 from tests.beds.kube.client import Client, JsonObject
 from tests.beds.kube.managers import MAY_LIST, NONE, STATIC, configure, first_line, granted
 from tests.beds.kube.manifests import EXCLUSIVE, asks, container, pod
-from tests.beds.kube.node import Node
+from tests.beds.kube.node import KubeNode
 from tests.machines.cpus import FIRST, LAST, MACHINE
 
 pytestmark = pytest.mark.kube
@@ -32,7 +32,7 @@ MAY_OWN = {"permissions": [{"unpaidCPUs": True}]}
 
 
 @pytest.fixture
-def static_node(client: Client, node: Node) -> Iterator[Node]:
+def static_node(client: Client, node: KubeNode) -> Iterator[KubeNode]:
     """The node with the kubelet's static policy for the time of the test."""
     node.restart_kubelet(STATIC)
     yield node
@@ -41,13 +41,13 @@ def static_node(client: Client, node: Node) -> Iterator[Node]:
     configure(node, {})
 
 
-def kind(node: Node, name: str) -> str:
+def kind(node: KubeNode, name: str) -> str:
     """What nri-numa calls the containers of a pod."""
     (kind,) = {one["kind"] for one in node.plugin.json(f"/v1/assignments?pod={name}")["containers"]}
     return str(kind)
 
 
-def adopted(node: Node, words: str) -> None:
+def adopted(node: KubeNode, words: str) -> None:
     """Wait until something of the kubelet's configuration is nri-numa's too."""
     poll(
         lambda: any(words in one for one in node.plugin.json("/v1/kubelet")["adopted"]),
@@ -56,7 +56,7 @@ def adopted(node: Node, words: str) -> None:
 
 
 def test_what_the_kubelet_grants_is_its_own_and_nobody_elses(
-    client: Client, static_node: Node
+    client: Client, static_node: KubeNode
 ) -> None:
     before = client.run(pod("before"))
     owner = client.run(pod("owner", container(cpus="1")))
@@ -94,7 +94,7 @@ def test_what_the_kubelet_grants_is_its_own_and_nobody_elses(
 
 
 def test_a_list_against_a_grant_is_refused_unless_overriding_is_allowed(
-    client: Client, static_node: Node
+    client: Client, static_node: KubeNode
 ) -> None:
     configure(static_node, MAY_LIST)
     document = pod("listed", container(cpus="1"), annotations=asks(numacpu=FIRST))
@@ -120,7 +120,7 @@ def test_a_list_against_a_grant_is_refused_unless_overriding_is_allowed(
     assert static_node.cpus(listed) == CPUSet.parse(FIRST)
 
 
-def test_granted_memory_is_known(client: Client, static_node: Node) -> None:
+def test_granted_memory_is_known(client: Client, static_node: KubeNode) -> None:
     """One NUMA node shows that a real state file is read; the rest is in the scenarios."""
     static_node.restart_kubelet({**STATIC, **MEMORY})
     owner = client.run(pod("owner", container(cpus="300m")))
@@ -132,7 +132,7 @@ def test_granted_memory_is_known(client: Client, static_node: Node) -> None:
     adopted(static_node, "reservedMemory 0: 104857600 bytes")
 
 
-def test_a_grant_of_a_whole_pod_is_known(client: Client, static_node: Node) -> None:
+def test_a_grant_of_a_whole_pod_is_known(client: Client, static_node: KubeNode) -> None:
     """The third form of the state file, behind a gate of the kubelet's: ``podEntries``."""
     gates = {"PodLevelResources": True, "PodLevelResourceManagers": True}
     scope = {"topologyManagerScope": "pod", "topologyManagerPolicy": "best-effort"}
@@ -162,7 +162,9 @@ def test_a_grant_of_a_whole_pod_is_known(client: Client, static_node: Node) -> N
         static_node.configuration.update(topologyManagerPolicy="none")
 
 
-def test_both_ways_of_the_migration_with_containers_that_stay(client: Client, node: Node) -> None:
+def test_both_ways_of_the_migration_with_containers_that_stay(
+    client: Client, node: KubeNode
+) -> None:
     """The guide drains the node; what stays all the same ends on the configured side."""
     owner = client.run(pod("owner", container(cpus="1"), annotations=EXCLUSIVE))
     own = node.cpus(owner)

@@ -58,7 +58,7 @@ class Store(CheckpointStore):
         self.documents += len(changes)
 
 
-class Node:
+class CountingNode:
     """An agent and the requests that a runtime would send; what may wait is never done."""
 
     def __init__(
@@ -132,7 +132,7 @@ def test_a_container_costs_the_same_however_many_there_are(
     """As long as nobody must be told."""
     kind, _, value = residents.partition("=")
     counts = []
-    for node in (Node(count, policy=value, kind=kind) for count in (10, 1000)):
+    for node in (CountingNode(count, policy=value, kind=kind) for count in (10, 1000)):
         node.create("first", policy, cpus=cpus)
         node.stop("first")
         request = node.request("new", policy, cpus=cpus)
@@ -144,14 +144,14 @@ def test_a_container_costs_the_same_however_many_there_are(
 def test_telling_others_costs_a_few_calls_for_each_of_them() -> None:
     """A narrower pool must be said to everybody who runs in it; once, and briefly."""
 
-    def create(node: Node, of: PodSandbox, wanted: Container) -> None:
+    def create(node: CountingNode, of: PodSandbox, wanted: Container) -> None:
         made = node.agent.create_container(of, wanted)
         assert isinstance(made, Admitted)
         conversion.add_updates(response, made.updates)
 
     counts = []
     for residents in (100, 1100):
-        node, response = Node(residents, policy=""), pb.CreateContainerResponse()
+        node, response = CountingNode(residents, policy=""), pb.CreateContainerResponse()
         request = node.request("new", "single-numa-node", cpus=4)
         counts.append(calls(partial(create, node, *request)))
         assert len(response.update) == residents
@@ -159,7 +159,7 @@ def test_telling_others_costs_a_few_calls_for_each_of_them() -> None:
 
 
 def test_one_request_writes_one_document() -> None:
-    node = Node(200, policy="best-effort")
+    node = CountingNode(200, policy="best-effort")
     before = node.store.documents
     node.create("new", "best-effort")
     assert node.store.documents == before + 1
@@ -193,7 +193,7 @@ def test_a_synchronized_container_costs_the_same_however_many_there_are(asks: bo
             for of, made in zip(pods, live, strict=True):
                 of.annotations.clear()
                 made.ClearField("linux")
-        node = Node(0, policy="")
+        node = CountingNode(0, policy="")
         requests = NRIRequests(AgentHandler(node.agent, Metrics("test")))
         strangers.append(calls(partial(requests.synchronize, pods, live)))
         for made in live if asks else ():  # the runtime does as it was told
@@ -208,7 +208,7 @@ def test_a_synchronized_container_costs_the_same_however_many_there_are(asks: bo
 
 
 def _created_with(annotations: dict[str, str]) -> int:
-    node = Node(0, policy="")
+    node = CountingNode(0, policy="")
     of, wanted = node.request("new", "")
     of = replace(of, annotations=annotations)
     return calls(partial(node.agent.create_container, of, wanted))

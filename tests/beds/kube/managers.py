@@ -8,7 +8,7 @@ from typing import Any
 from nri_numa.model.cpuset import CPUSet
 from tests.beds.cri import poll
 from tests.beds.kube.client import Client, JsonObject
-from tests.beds.kube.node import Node
+from tests.beds.kube.node import KubeNode
 
 # Half a CPU makes one that the static policy does not give away; the rest of it can be requested.
 STATIC = {
@@ -30,7 +30,7 @@ NONE = {
 MAY_LIST = {"permissions": [{"reservedCPUs": True}]}
 
 
-def configure(node: Node, plugin: dict[str, Any]) -> None:
+def configure(node: KubeNode, plugin: dict[str, Any]) -> None:
     """Have nri-numa run with this configuration."""
     begin = len(node.plugin.records())
     node.plugin.reload(plugin)
@@ -40,7 +40,7 @@ def configure(node: Node, plugin: dict[str, Any]) -> None:
     )
 
 
-def granted(node: Node, of: JsonObject) -> CPUSet:
+def granted(node: KubeNode, of: JsonObject) -> CPUSet:
     """What the kubelet's state file says that it granted a pod's container."""
     notes = json.loads((node.kubelet_root / "cpu_manager_state").read_text("utf-8"))
     entries = notes.get("entries", {}).get(of["metadata"]["uid"], {})

@@ -22,7 +22,7 @@ from tests.beds.kube.client import PATIENCE_S, KubeError
 from tests.beds.kube.namespaces import ADDRESS
 from tests.beds.kube.service import Service
 from tests.beds.plugin_process import REPOSITORY
-from tests.beds.processes import Bed, Daemon
+from tests.beds.processes import Daemon, ProcessBed
 
 _FORWARD: Final = """
 import socketserver, socket, threading
@@ -67,7 +67,7 @@ class ServiceAddress(Daemon):
 CHART: Final = REPOSITORY / "config/helm/nri-numa"
 
 
-class Release(Bed):
+class Release(ProcessBed):
     """One installation; a context manager.
 
     Args:

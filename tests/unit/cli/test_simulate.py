@@ -291,7 +291,8 @@ def test_this_machine_is_the_default() -> None:
 
 
 def test_what_the_kubelet_of_this_machine_reserves_is_not_given() -> None:
-    kubelet = {"kind": "KubeletConfiguration", "kubeReserved": {"memory": "1Gi"}}
+    head = {"apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration"}
+    kubelet = {**head, "kubeReserved": {"memory": "1Gi"}}
     Path("kubelet.yaml").write_text(json.dumps(kubelet))
     Path("agent.yaml").write_text(f"kubelet: {{config: {Path('kubelet.yaml').resolve()}}}")
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import sys
 import threading
 from collections.abc import Callable
@@ -119,7 +118,6 @@ class HTTPThread:
         from nri_numa.agent.http_api import AgentServer
         from nri_numa.agent.usage import UsageWatches
 
-        gc.freeze()  # what was imported stays for ever
         config, agent, clock = self._config, self._agent, self._clock
         watches = UsageWatches.from_config(config, agent, clock)
         tasks = watches.start_watches()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from copy import copy
 from functools import cached_property
 
 import msgspec
@@ -148,8 +147,8 @@ class NodeModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """The same machine with its tables, none of which depends on memory policies."""
         if policies == self.memory_policies:
             return self
-        model = copy(self)
-        msgspec.structs.force_setattr(model, "memory_policies", policies)
+        model = replace(self, memory_policies=policies)
+        model.__dict__.update(self.__dict__)
         return model
 
     @cached_property

@@ -11,57 +11,12 @@ CPU list. Facts of one container stand in ``nri_numa_container_info`` only.
 from __future__ import annotations
 
 import platform
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
-from types import ModuleType
 from typing import Final
 
 import msgspec
-
-from nri_numa.engine.foreign_pins import shown_kind
-from nri_numa.engine.state import Allocation, NodeState
-from nri_numa.observe import logs
-from nri_numa.text import escape_unprintable
-
-UNUSED_MODULES: Final = (
-    *("gzip", "http.server", "socketserver", "urllib.error", "urllib.request"),
-    "wsgiref.simple_server",
-)
-"""Modules that `prometheus_client.exposition` imports for its servers and its push client."""
-
-
-class _PlaceholderModule(ModuleType):
-    """Stands in for a module; has a class of whatever name."""
-
-    def __getattr__(self, name: str) -> type:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return type(name, (), {})
-
-
-def _import_prometheus_client() -> None:
-    """Import it without the HTTP servers and clients that its package imports.
-
-    They are 2.5 MiB for ever, and never used here. Where it needs more of them than we know of, it
-    is imported as it is.
-    """
-    unused = {name: _PlaceholderModule(name) for name in UNUSED_MODULES if name not in sys.modules}
-    sys.modules.update(unused)
-    try:
-        import prometheus_client  # noqa: F401
-    except Exception:
-        for name in [n for n in sys.modules if n.partition(".")[0] == "prometheus_client"]:
-            del sys.modules[name]
-    finally:
-        for name, module in unused.items():
-            if sys.modules.get(name) is module:
-                del sys.modules[name]
-
-
-_import_prometheus_client()
-
-from prometheus_client import (  # noqa: E402
+from prometheus_client import (
     CollectorRegistry,
     Counter,
     Gauge,
@@ -69,7 +24,12 @@ from prometheus_client import (  # noqa: E402
     ProcessCollector,
     disable_created_metrics,
 )
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest  # noqa: E402
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+
+from nri_numa.engine.foreign_pins import shown_kind
+from nri_numa.engine.state import Allocation, NodeState
+from nri_numa.observe import logs
+from nri_numa.text import escape_unprintable
 
 METRICS_CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
 

@@ -126,7 +126,7 @@ class _Instant(KubeAPI):
     """An API server that takes no time: what is left is what binding costs here."""
 
     async def refresh_credentials(self) -> None:
-        """There is none to renew."""
+        """There are none to renew."""
 
     async def request_json(
         self, method: str, path: str, document: object = None, **how: Any
@@ -160,10 +160,10 @@ def extender(
     nodes: int = NODES, seed: int = 1, *, narrow: bool = False, zones: int = ZONES
 ) -> tuple[Extender, list[str]]:
     """One in this process that has read all nodes."""
-    made = Extender(AgentConfig(scheduler=Scheduling(filter_to_best=narrow)))
+    api = _Instant("", "bench")
+    made = Extender(AgentConfig(scheduler=Scheduling(filter_to_best=narrow)), api, api)
     made.topologies.synced.set()
     made.pods.synced.set()
-    made.binder._api = _Instant("", "bench")
     draw = random.Random(seed)
     names = [f"node-{n:05d}.example.internal" for n in range(nodes)]
     for name in names:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.stats import ms, summary, table, us
-from nri_numa.kube.api import WatchHandler
+from nri_numa.kube.api import KubeAPI, WatchHandler
 from tests.beds.fake_api_server import Asked, FakeAPIServer, Said
 from tests.beds.watch_clients import NAMES, event_line, watch_of
 
@@ -74,7 +74,7 @@ def _burst(name: str, count: int) -> Iterator[bytes]:
 
 async def _follow(name: str, credentials: str, count: int) -> tuple[float, float, list[float]]:
     """Seconds from the first event to the last, the CPU in them, and the age of each event."""
-    watch = watch_of(name, credentials)
+    watch = watch_of(name, KubeAPI(credentials, "bench"))
     arrivals = watch._watched = _Arrivals(watch._watched, count)
     task = asyncio.create_task(watch.run())
     try:

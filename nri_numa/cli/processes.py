@@ -218,10 +218,15 @@ def withdraw(what: tuple[str, ...], config_path: str | None) -> None:
     """
     import asyncio
 
-    from nri_numa.publisher.withdraw import withdraw_from_all_nodes as withdraw_from_nodes
+    from nri_numa.kube.api import KubeAPI
+    from nri_numa.publisher.withdraw import withdraw_from_all_nodes
+
+    async def withdraw_kinds(config: AgentConfig) -> int:
+        api = KubeAPI(config.publish.credentials, "nri-numa-withdraw")
+        return await withdraw_from_all_nodes(config, api, frozenset(what))
 
     def run(config: AgentConfig) -> int:
-        return 1 if asyncio.run(withdraw_from_nodes(config, frozenset(what))) else 0
+        return 1 if asyncio.run(withdraw_kinds(config)) else 0
 
     sys.exit(run_service(load_command_config(config_path), run))
 

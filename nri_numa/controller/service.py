@@ -40,7 +40,7 @@ from nri_numa.controller.sources import FileSource, PrometheusSource
 from nri_numa.controller.stuck_pods import REJECTION_EVENT_SELECTOR, StuckPodEvictor
 from nri_numa.kube.api import KubeAPI, Watch, WatchHandler, name_of, read_pod_namespace, uid_of
 from nri_numa.kube.lease import Lease, reachable_address
-from nri_numa.kube.requests import APIRequest, Outcome, OutcomeKind, Resource
+from nri_numa.kube.requests import APIRequest, KubeClient, Outcome, OutcomeKind, Resource
 from nri_numa.model.offline_capacity import MAX_CAPACITY_VALIDITY_S, BadCapacity
 from nri_numa.observe.logs import get_logger
 from nri_numa.publisher.writer import Writer, WriterMetrics
@@ -143,13 +143,14 @@ class ControllerService:
     def __init__(
         self,
         config: AgentConfig,
+        api: KubeClient,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         section, prefix = config.controller, config.annotation_prefix
         self._section, self._clock = section, clock
         self._metrics = ControllerMetrics(__version__)
-        self._api = KubeAPI(section.credentials, "nri-numa-controller")
+        self._api = api
         self.capacity = OfflineCapacityAnnotationOutput(
             prefix,
             capacity.CapacityRules(
@@ -531,4 +532,10 @@ def run_controller(config: AgentConfig) -> int:
     Raises:
         ConfigError: a file of the configuration cannot be used.
     """
-    return service.run_service(lambda: ControllerService(config), log, address="controller.address")
+
+    def create_controller() -> ControllerService:
+        return ControllerService(
+            config, KubeAPI(config.controller.credentials, "nri-numa-controller")
+        )
+
+    return service.run_service(create_controller, log, address="controller.address")

@@ -29,14 +29,15 @@ import msgspec
 
 from nri_numa import __version__
 from nri_numa.kube.requests import (
-    HTTP_METHODS,
-    APIRequest,
+    ACCEPT_METADATA,
+    ACCEPT_METADATA_LIST,
+    ACCEPT_WHOLE_OBJECT,
+    REQUEST_STEP_TIMEOUT_S,
+    WATCH_DURATION_S,
+    WATCH_OPENED,
     ContentType,
+    KubeClient,
     KubeError,
-    Outcome,
-    OutcomeKind,
-    Verb,
-    classify_error,
     mapping_or_empty,
     text_in_section,
 )
@@ -46,16 +47,8 @@ MAX_API_SERVER_CONNECTIONS: Final = 32
 """Bindings at a time; more wait for their turn, because a handshake costs both sides more."""
 IDLE_CONNECTION_KEPT_S: Final = 45.0
 """Seconds that an idle connection is kept; the API server keeps it for 90 (IdleTimeout)."""
-REQUEST_STEP_TIMEOUT_S: Final = 10.0
-"""Seconds for each step of a request; a silent server must not hold us for ever."""
-LIST_PAGE_TIMEOUT_S: Final = 60.0
-"""The same for a page of a list, which a busy server takes longer for; its own limit is as long."""
-LIST_PAGE_SIZE: Final = 500
-"""Objects in one answer to a list; 5,000 nodes are ten of them, of about a megabyte each."""
 WATCH_COALESCE_S: Final = 0.02
 """Seconds between two reads of a watch: what comes meanwhile is read at once."""
-WATCH_DURATION_S: Final = 300
-"""Seconds after which the API server ends a watch, which is then resumed."""
 _WATCH_TIMEOUT_MARGIN_S: Final = 60.0
 """Seconds after the end of a watch without an answer: the connection is dead."""
 PIECE_BYTES: Final = 1 << 15
@@ -74,12 +67,6 @@ _UNAUTHORIZED_STATUS, _NOT_FOUND_STATUS, _GONE_STATUS, _TOO_MANY_REQUESTS_STATUS
     410,
     429,
 )
-ACCEPT_WHOLE_OBJECT: Final = "application/json"
-ACCEPT_METADATA: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
-ACCEPT_METADATA_LIST: Final = ACCEPT_METADATA.replace("Metadata;", "MetadataList;")
-"""What is accepted: an object, or its metadata alone; of a list that of each object."""
-WATCH_OPENED: Final = ""
-"""What a watch says first: the server follows."""
 _BOOKMARK_EVENT: Final = "BOOKMARK"
 
 
@@ -104,13 +91,12 @@ class _WatchEvent(msgspec.Struct):
     object: dict[str, Any]
 
 
-class KubeAPI:
+class KubeAPI(KubeClient):
     """Asks the API server as one of our services.
 
     Args:
         credentials: directory with ``token`` and ``ca.crt``, as a pod has it.
         service: names us in its audit log, and in the objects that we write.
-        skewed: is called at each answer with the seconds that our clock is ahead.
     """
 
     def __init__(
@@ -119,10 +105,8 @@ class KubeAPI:
         service: str,
         *,
         wall: Callable[[], float] = time.time,
-        skewed: Callable[[float], object] | None = None,
     ) -> None:
-        self._directory, self._service = Path(credentials), service
-        self._wall, self._skewed = wall, skewed
+        self._directory, self._service, self._wall = Path(credentials), service, wall
         self._session: aiohttp.ClientSession | None = None
         self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
         self._server = self._bearer = ""
@@ -134,26 +118,6 @@ class KubeAPI:
         """Seconds since the epoch by the server's clock, a second off at most."""
         return self._wall() - self._ahead
 
-    async def execute(self, request: APIRequest) -> Outcome:
-        """Do one request; every failure is a value."""
-        path = request.url_path
-        try:
-            if request.verb is Verb.LIST:
-                chosen = ",".join(f"{key}={one}" for key, one in request.field_selector.items())
-                documents = await self.list_objects(path, chosen)
-            else:
-                form = request.form if request.verb is Verb.PATCH else ContentType.FULL_OBJECT
-                accept = ACCEPT_METADATA if request.metadata else ACCEPT_WHOLE_OBJECT
-                method = HTTP_METHODS[request.verb]
-                documents = [
-                    await self.request_json(method, path, request.body, form=form, accept=accept)
-                ]
-            if not all(isinstance(one.get("metadata", {}), dict) for one in documents):
-                raise KubeError("cannot read the answer: its metadata is no mapping", 200)
-        except KubeError as error:
-            return classify_error(request, error)
-        return Outcome(result=OutcomeKind.SUCCEEDED, documents=tuple(documents))
-
     async def request_json(
         self,
         method: str,
@@ -164,14 +128,7 @@ class KubeAPI:
         accept: str = ACCEPT_WHOLE_OBJECT,
         seconds: float = REQUEST_STEP_TIMEOUT_S,
     ) -> dict[str, Any]:
-        """Do one request; what comes back, read as JSON.
-
-        The path is quoted; the content type `form` of the document says how a patch is meant.
-        After so many `seconds` without a byte there is no answer.
-
-        Raises:
-            KubeError: the server says no, or nothing came back.
-        """
+        """Do one request, signed, over HTTPS."""
         body = None
         if document is not None:
             body = msgspec.json.encode(document)
@@ -186,40 +143,9 @@ class KubeAPI:
         return found
 
     async def refresh_credentials(self) -> None:
-        """Have credentials, of now or of a second ago.
-
-        Raises:
-            KubeError: there are none.
-        """
+        """Read token and ca.crt where the last look at them is a second old."""
         with self._translate_errors():
             await self._open_session()
-
-    async def list_objects(self, path: str, fields: str = "") -> list[dict[str, Any]]:
-        """Read a list, of a field selector.
-
-        Raises:
-            KubeError: see `ask`.
-        """
-        pages = self.list_pages(path, {"fieldSelector": fields} if fields else {})
-        return [one async for _, items in pages for one in items]
-
-    async def list_pages(
-        self, path: str, parameters: Mapping[str, str], *, accept: str = ACCEPT_WHOLE_OBJECT
-    ) -> AsyncIterator[tuple[Mapping[str, Any], list[dict[str, Any]]]]:
-        """Read a long list: metadata and objects of each page.
-
-        Raises:
-            KubeError: see `ask`.
-        """
-        asked = {**parameters, "limit": str(LIST_PAGE_SIZE)}
-        while True:
-            url = f"{path}?{urlencode(asked)}"
-            found = await self.request_json("GET", url, accept=accept, seconds=LIST_PAGE_TIMEOUT_S)
-            metadata = mapping_or_empty(found.get("metadata"))
-            yield metadata, _decode_items(found)
-            if not metadata.get("continue"):
-                return
-            asked["continue"] = str(metadata["continue"])
 
     async def watch_events(
         self,
@@ -229,11 +155,7 @@ class KubeAPI:
         *,
         accept: str = ACCEPT_WHOLE_OBJECT,
     ) -> AsyncGenerator[tuple[str, dict[str, Any]]]:
-        """Follow a watch until the server ends it: `WATCH_OPENED`, then event and object.
-
-        Raises:
-            KubeError: the server says no, be it in the middle, or the connection was lost.
-        """
+        """Follow a watch, a piece of its answer at a time."""
         asked = {**parameters, "watch": "true", "timeoutSeconds": str(seconds)}
         url, silence = f"{path}?{urlencode(asked)}", seconds + _WATCH_TIMEOUT_MARGIN_S
         headers = {"Accept": accept}
@@ -338,8 +260,6 @@ class KubeAPI:
         with contextlib.suppress(ValueError):
             server = parsedate_to_datetime(answer.headers.get("Date", "")).timestamp()
             self._ahead = self._wall() - server
-            if self._skewed is not None:
-                self._skewed(self._ahead)
 
     def _read_token(self) -> str:
         return f"Bearer {(self._directory / 'token').read_text('utf-8').strip()}"
@@ -414,13 +334,6 @@ def error_from_response(code: int, body: bytes, retry_after: str = "") -> KubeEr
     return KubeError(found.message or f"status {code}", found.code or code, causes, seconds)
 
 
-def _decode_items(document: Mapping[str, Any]) -> list[dict[str, Any]]:
-    items = document.get("items") or []
-    if not isinstance(items, list) or not all(isinstance(one, dict) for one in items):
-        raise KubeError("cannot read the answer: it is no list of objects")
-    return items
-
-
 def _decode_watch_event(line: bytes) -> tuple[str, dict[str, Any]]:
     try:
         found = msgspec.json.decode(line, type=_WatchEvent)
@@ -466,7 +379,7 @@ class Watch:
 
     def __init__(
         self,
-        api: KubeAPI,
+        api: KubeClient,
         path: str,
         watched: WatchHandler,
         *,

@@ -1,11 +1,12 @@
-"""One request to the API server as a value, and what came of it. Pure."""
+"""Requests to the API server as values, what came of them, and the client that does them. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from abc import abstractmethod
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
-from typing import Any, Final
+from typing import Any, Final, Protocol
 from urllib.parse import quote, urlencode
 
 
@@ -222,6 +223,139 @@ def classify_error(request: APIRequest, error: KubeError) -> Outcome:
         retry_after = retry_after or 1.0
     text = f"{request.verb} {request.target_text}: {code}: {api_text[:500]}{remedy}"
     return Outcome(result=result, text=text, retry_after=retry_after)
+
+
+# --- the client -----------------------------------------------------------------------------------
+
+REQUEST_STEP_TIMEOUT_S: Final = 10.0
+"""Seconds for each step of a request; a silent server must not hold us for ever."""
+LIST_PAGE_TIMEOUT_S: Final = 60.0
+"""The same for a page of a list, which a busy server takes longer for; its own limit is as long."""
+LIST_PAGE_SIZE: Final = 500
+"""Objects in one answer to a list; 5,000 nodes are ten of them, of about a megabyte each."""
+WATCH_DURATION_S: Final = 300
+"""Seconds after which the API server ends a watch, which is then resumed."""
+ACCEPT_WHOLE_OBJECT: Final = "application/json"
+ACCEPT_METADATA: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+ACCEPT_METADATA_LIST: Final = ACCEPT_METADATA.replace("Metadata;", "MetadataList;")
+"""What is accepted: an object, or its metadata alone; of a list that of each object."""
+WATCH_OPENED: Final = ""
+"""What a watch says first: the server follows."""
+
+
+class KubeClient(Protocol):
+    """An API server as processes use it; `nri_numa.kube.api.KubeAPI` reaches one over HTTP.
+
+    A subclass does single requests and watches, of which lists and outcomes are made here.
+    """
+
+    @abstractmethod
+    async def request_json(
+        self,
+        method: str,
+        path: str,
+        document: object = None,
+        *,
+        form: str = ContentType.FULL_OBJECT,
+        accept: str = ACCEPT_WHOLE_OBJECT,
+        seconds: float = REQUEST_STEP_TIMEOUT_S,
+    ) -> dict[str, Any]:
+        """Do one request; what comes back, read as JSON.
+
+        The path is quoted; the content type `form` of the document says how a patch is meant.
+        After so many `seconds` without a byte there is no answer.
+
+        Raises:
+            KubeError: the server says no, or nothing came back.
+        """
+
+    @abstractmethod
+    def watch_events(
+        self,
+        path: str,
+        parameters: Mapping[str, str],
+        seconds: int = WATCH_DURATION_S,
+        *,
+        accept: str = ACCEPT_WHOLE_OBJECT,
+    ) -> AsyncGenerator[tuple[str, dict[str, Any]]]:
+        """Follow a watch until the server ends it: `WATCH_OPENED`, then event and object.
+
+        Raises:
+            KubeError: the server says no, be it in the middle, or the connection was lost.
+        """
+
+    @abstractmethod
+    def server_time(self) -> float:
+        """Seconds since the epoch by the server's clock, a second off at most."""
+
+    @abstractmethod
+    async def refresh_credentials(self) -> None:
+        """Have credentials, of now or of a second ago.
+
+        Raises:
+            KubeError: there are none.
+        """
+
+    @abstractmethod
+    async def close(self) -> None:
+        """End the connections; the next request reads everything again."""
+
+    async def execute(self, request: APIRequest) -> Outcome:
+        """Do one request; every failure is a value."""
+        path = request.url_path
+        try:
+            if request.verb is Verb.LIST:
+                selector = ",".join(f"{key}={x}" for key, x in request.field_selector.items())
+                documents = await self.list_objects(path, selector)
+            else:
+                form = request.form if request.verb is Verb.PATCH else ContentType.FULL_OBJECT
+                accept = ACCEPT_METADATA if request.metadata else ACCEPT_WHOLE_OBJECT
+                method = HTTP_METHODS[request.verb]
+                documents = [
+                    await self.request_json(method, path, request.body, form=form, accept=accept)
+                ]
+            if not all(isinstance(one.get("metadata", {}), dict) for one in documents):
+                raise KubeError("cannot read the answer: its metadata is no mapping", 200)
+        except KubeError as error:
+            return classify_error(request, error)
+        return Outcome(result=OutcomeKind.SUCCEEDED, documents=tuple(documents))
+
+    async def list_objects(self, path: str, fields: str = "") -> list[dict[str, Any]]:
+        """Read a list, of a field selector.
+
+        Raises:
+            KubeError: see `request_json`.
+        """
+        pages = self.list_pages(path, {"fieldSelector": fields} if fields else {})
+        return [document async for _, items in pages for document in items]
+
+    async def list_pages(
+        self, path: str, parameters: Mapping[str, str], *, accept: str = ACCEPT_WHOLE_OBJECT
+    ) -> AsyncIterator[tuple[Mapping[str, Any], list[dict[str, Any]]]]:
+        """Read a long list: metadata and objects of each page.
+
+        Raises:
+            KubeError: see `request_json`.
+        """
+        asked = {**parameters, "limit": str(LIST_PAGE_SIZE)}
+        while True:
+            url = f"{path}?{urlencode(asked)}"
+            page = await self.request_json("GET", url, accept=accept, seconds=LIST_PAGE_TIMEOUT_S)
+            metadata = mapping_or_empty(page.get("metadata"))
+            yield metadata, _decode_items(page)
+            if not metadata.get("continue"):
+                return
+            asked["continue"] = str(metadata["continue"])
+
+
+def _decode_items(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+    items = document.get("items") or []
+    if not isinstance(items, list) or not all(isinstance(one, dict) for one in items):
+        raise KubeError("cannot read the answer: it is no list of objects")
+    return items
+
+
+# --- documents ------------------------------------------------------------------------------------
 
 
 def annotations_of(document: Mapping[str, Any]) -> Mapping[str, str]:

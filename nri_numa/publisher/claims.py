@@ -8,8 +8,7 @@ from typing import Any, Final
 
 from nri_numa.dra.claims import prune_claim
 from nri_numa.dra.handover import ClaimFileResponder
-from nri_numa.kube.api import KubeAPI
-from nri_numa.kube.requests import APIRequest, OutcomeKind, Resource, Verb
+from nri_numa.kube.requests import APIRequest, KubeClient, OutcomeKind, Resource, Verb
 from nri_numa.observe.logs import get_logger
 
 log = get_logger("publish")
@@ -26,7 +25,7 @@ class ClaimRequestAnswerer:
     """
 
     def __init__(
-        self, handover: ClaimFileResponder, api: KubeAPI, registered: Callable[[], object]
+        self, handover: ClaimFileResponder, api: KubeClient, registered: Callable[[], object]
     ) -> None:
         self._handover, self._api, self._driver_registered = handover, api, registered
         self._said = ""

@@ -21,7 +21,14 @@ from nri_numa.config import AgentConfig, parse_duration, split_address
 from nri_numa.dra.handover import ClaimFileResponder, write_file_atomically
 from nri_numa.errors import ConfigError
 from nri_numa.kube.api import KubeAPI, Watch, WatchHandler, name_of, uid_of
-from nri_numa.kube.requests import APIRequest, Outcome, OutcomeKind, Resource, text_in_section
+from nri_numa.kube.requests import (
+    APIRequest,
+    KubeClient,
+    Outcome,
+    OutcomeKind,
+    Resource,
+    text_in_section,
+)
 from nri_numa.observe.logs import get_logger
 from nri_numa.publisher import desired_objects, numatopology, slices
 from nri_numa.publisher.claims import ClaimRequestAnswerer
@@ -106,12 +113,18 @@ class BoundPods(WatchHandler):
     named that nothing is charged for yet.
     """
 
-    def __init__(self, api: KubeAPI, node: str, changed: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        api: KubeClient,
+        node: str,
+        changed: Callable[[], object],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         fields = f"spec.nodeName={node},status.phase=Pending"
         self.watch = Watch(
             api, Resource.PODS.object_or_list_path(), self, fields=fields, key=uid_of
         )
-        self._changed = changed
+        self._changed, self._clock = changed, clock
         self._pods: dict[str, tuple[float, NodePod]] = {}
 
     def on_update(self, document: Mapping[str, Any]) -> None:
@@ -120,7 +133,7 @@ class BoundPods(WatchHandler):
         if qos == GUARANTEED_QOS and uid not in self._pods:
             namespace = text_in_section(document, "metadata", "namespace")
             pod = NodePod(namespace=namespace, name=name_of(document), qos=qos)
-            self._pods[uid] = time.monotonic(), pod
+            self._pods[uid] = self._clock(), pod
             self._changed()
             asyncio.get_running_loop().call_later(BOUND_POD_TIMEOUT_S, self._changed)
 
@@ -131,7 +144,7 @@ class BoundPods(WatchHandler):
 
     def with_bound_pods(self, found: Zones) -> Zones:
         """The agent's document with these pods too, but for those that do not come to start."""
-        since = time.monotonic() - BOUND_POD_TIMEOUT_S
+        since = self._clock() - BOUND_POD_TIMEOUT_S
         known = {(one.namespace, one.name) for one in found.pods}
         more = {(pod.namespace, pod.name): pod for at, pod in self._pods.values() if at > since}
         late = tuple(pod for who, pod in sorted(more.items()) if who not in known)
@@ -139,7 +152,7 @@ class BoundPods(WatchHandler):
 
 
 class Publisher:
-    """One node's publisher; `settle` is `AGENT_CHANGE_DEBOUNCE_S` but for tests.
+    """One node's publisher.
 
     Raises:
         ConfigError: there is no socket to read.
@@ -149,10 +162,11 @@ class Publisher:
         self,
         config: AgentConfig,
         node: str,
+        api: KubeClient,
         *,
+        clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
         jitter: Callable[[], float] = random.random,
-        settle: float = AGENT_CHANGE_DEBOUNCE_S,
     ) -> None:
         if not config.http.socket:
             problem = "http.socket: is empty; nri-numa publish reads the agent there"
@@ -160,15 +174,13 @@ class Publisher:
         publish, prefix = config.publish, config.annotation_prefix
         self._publish = publish
         self._prefix = prefix
-        self._wall, self._jitter = wall, jitter
-        self._settle = (
-            min(settle, TOPOLOGY_DEBOUNCE_S) if publish.node_resource_topology else settle
+        self._clock, self._wall, self._jitter = clock, wall, jitter
+        self._debounce_s = (
+            TOPOLOGY_DEBOUNCE_S if publish.node_resource_topology else AGENT_CHANGE_DEBOUNCE_S
         )
         self.metrics = PublishMetrics(__version__)
         self._source = AgentSource(config.http.socket)
-        self._api = KubeAPI(
-            publish.credentials, "nri-numa-publish", wall=wall, skewed=self._report_clock_skew
-        )
+        self._api = api
         self._bound_changed = asyncio.Event()
         outputs = self._create_outputs(config, node)
         self._handover_file, self._handed = config.offline_capacity.file, ""
@@ -179,7 +191,7 @@ class Publisher:
             "publish",
             rate=publish.rate,
             burst=REQUEST_BURST,
-            clock=time.monotonic,
+            clock=clock,
             jitter=jitter,
         )
         self._writer.written, self._writer.again = self._on_request_done, self._schedule_recheck
@@ -224,7 +236,7 @@ class Publisher:
         if publish.pod_annotation:
             self._pods = PodAnnotationOutput(node, prefix)
             if self._topology is not None:
-                self._bound = BoundPods(self._api, node, self._bound_changed.set)
+                self._bound = BoundPods(self._api, node, self._bound_changed.set, self._clock)
         if publish.capacity:
             self._capacity = NodeCapacityOutput(node, config.device_plugin.resource_name)
         if publish.numatopology:
@@ -293,7 +305,7 @@ class Publisher:
             try:
                 async for changed in self._source.watch_changes():
                     # A sandbox and its containers come one after another, and are one write.
-                    await asyncio.sleep(self._settle)
+                    await asyncio.sleep(self._debounce_s)
                     await self._fetch_changed_documents(changed)
                     failures = 0
                     self._report_agent_state("")
@@ -377,7 +389,7 @@ class Publisher:
 
     def _schedule_slice_rechecks(self) -> None:
         if self._slices is not None:
-            self._slices.schedule_rechecks(time.monotonic())
+            self._slices.schedule_rechecks(self._clock())
             self._wake.set()
 
     async def _fetch_notices(self, events: EventOutput) -> None:
@@ -400,6 +412,7 @@ class Publisher:
     # --- the API server's side --------------------------------------------------------------------
 
     def _on_request_done(self, request: APIRequest, outcome: Outcome) -> None:
+        self._report_clock_skew(self._wall() - self._api.server_time())
         for output in self.queue.outputs:
             self._update_output_metrics(output)
         if outcome.result in (OutcomeKind.SUCCEEDED, OutcomeKind.EXISTS):
@@ -492,7 +505,7 @@ def run_publisher(config: AgentConfig, node: str) -> int:
     """
 
     def create_publisher() -> Publisher:
-        publisher = Publisher(config, node)
+        publisher = Publisher(config, node, KubeAPI(config.publish.credentials, "nri-numa-publish"))
         log.info("publishing", version=__version__, node=node, socket=config.http.socket)
         return publisher
 

@@ -11,9 +11,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from nri_numa.config import AgentConfig
-from nri_numa.kube.api import KubeAPI, name_of
+from nri_numa.kube.api import name_of
 from nri_numa.kube.requests import (
     APIRequest,
+    KubeClient,
     Outcome,
     OutcomeKind,
     Resource,
@@ -31,9 +32,10 @@ WITHDRAWABLE_KINDS: Final = (WITHDRAW_CAPACITY, NODE_EXISTING_NUMA_IDS_ANNOTATIO
 """What can be withdrawn: the extended resource of exclusive CPUs, and the annotation."""
 
 
-async def withdraw_from_all_nodes(config: AgentConfig, kinds: frozenset[str]) -> int:
+async def withdraw_from_all_nodes(
+    config: AgentConfig, api: KubeClient, kinds: frozenset[str]
+) -> int:
     """Take what is named off every Node; the result is how many requests failed."""
-    api = KubeAPI(config.publish.credentials, "nri-numa-withdraw")
     outcomes: list[Outcome] = []
     try:
         listed = await api.execute(

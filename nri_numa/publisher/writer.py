@@ -7,10 +7,10 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from nri_numa.kube.api import KubeAPI
 from nri_numa.kube.requests import (
     SERVER_WIDE_RESULTS,
     APIRequest,
+    KubeClient,
     Outcome,
     OutcomeKind,
     Resource,
@@ -54,7 +54,7 @@ class Writer:
 
     def __init__(
         self,
-        api: KubeAPI,
+        api: KubeClient,
         outputs: Sequence[Output],
         metrics: WriterMetrics,
         service: str,

@@ -20,8 +20,8 @@ from nri_numa.engine.request.annotations import (
     SCHEDULED_NODES_KEY,
     format_scheduled_nodes,
 )
-from nri_numa.kube.api import KubeAPI, uid_of
-from nri_numa.kube.requests import KubeError, Resource, text_in_section
+from nri_numa.kube.api import uid_of
+from nri_numa.kube.requests import KubeClient, KubeError, Resource, text_in_section
 from nri_numa.observe.logs import get_logger
 from nri_numa.scheduler.candidates import VerdictCache
 from nri_numa.scheduler.fit import Unfit
@@ -41,7 +41,7 @@ class Binder:
 
     def __init__(
         self,
-        api: KubeAPI,
+        api: KubeClient,
         nodes: ClusterState,
         candidates: VerdictCache,
         reader: PodReader,

@@ -16,7 +16,7 @@ from nri_numa.config import AgentConfig, split_address
 from nri_numa.config.sections import MissingTopologyAction
 from nri_numa.kube.api import KubeAPI, Watch, read_pod_namespace, uid_of
 from nri_numa.kube.lease import Lease, reachable_address
-from nri_numa.kube.requests import KubeError
+from nri_numa.kube.requests import KubeClient, KubeError
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import ServiceMetrics
 from nri_numa.scheduler import protocol
@@ -110,6 +110,10 @@ class SchedulerMetrics(ServiceMetrics):
 class Extender:
     """All of it.
 
+    Args:
+        api: for lists, watches and bindings.
+        lease_api: with connections of its own, because renewing must not wait behind these.
+
     Raises:
         ConfigError: a certificate cannot be read.
     """
@@ -117,6 +121,8 @@ class Extender:
     def __init__(
         self,
         config: AgentConfig,
+        api: KubeClient,
+        lease_api: KubeClient,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -128,9 +134,7 @@ class Extender:
             else None
         )
         self.metrics = SchedulerMetrics(__version__)
-        self.api = KubeAPI(section.credentials, "nri-numa-scheduler")
-        # On a connection of its own: renewing must not wait behind lists and bindings.
-        self.lease_api = KubeAPI(section.credentials, "nri-numa-scheduler")
+        self.api, self.lease_api = api, lease_api
         self.election = (
             Lease(
                 section.lease,
@@ -484,4 +488,9 @@ class Extender:
 
 def run_extender(config: AgentConfig) -> int:
     """Run until SIGTERM; the result is the exit code."""
-    return service.run_service(lambda: Extender(config), log, address="scheduler.address")
+
+    def create_extender() -> Extender:
+        apis = (KubeAPI(config.scheduler.credentials, "nri-numa-scheduler") for _ in range(2))
+        return Extender(config, *apis)
+
+    return service.run_service(create_extender, log, address="scheduler.address")

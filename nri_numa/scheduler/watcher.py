@@ -15,9 +15,10 @@ from nri_numa.cluster.node_resources import NodeResources, UnreadableTopology
 from nri_numa.cluster.pod_reader import PodReader
 from nri_numa.cluster.pods import is_finished
 from nri_numa.config import AgentConfig, parse_duration
-from nri_numa.kube.api import KubeAPI, WatchHandler, name_of, uid_of
+from nri_numa.kube.api import WatchHandler, name_of, uid_of
 from nri_numa.kube.requests import (
     ContentType,
+    KubeClient,
     KubeError,
     Resource,
     mapping_or_empty,
@@ -64,7 +65,7 @@ class PodActivator:
 
     def __init__(
         self,
-        api: KubeAPI,
+        api: KubeClient,
         config: AgentConfig,
         wakes: Counter,
         *,
@@ -234,7 +235,7 @@ class PodWatcher(WatchHandler):
 
     def __init__(
         self,
-        api: KubeAPI,
+        api: KubeClient,
         nodes: ClusterState,
         reader: PodReader,
         activator: PodActivator,

@@ -115,9 +115,7 @@ class ConnectionSlot:
 class ConnectionLimiter:
     """All of them: ``limit`` for everybody, and a ``reserve`` in which probes are answered."""
 
-    def __init__(
-        self, limit: int, reserve: int, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, limit: int, reserve: int, clock: Callable[[], float]) -> None:
         self.limit, self.reserve, self._clock = limit, reserve, clock
         self._ordinary: dict[ConnectionSlot, None] = {}
         self._reserve: dict[ConnectionSlot, None] = {}
@@ -253,6 +251,7 @@ class Server:
         self._places = ConnectionLimiter(
             most or MAX_ORDINARY_CONNECTIONS,
             MAX_TLS_RESERVE_CONNECTIONS if certificate else MAX_RESERVE_CONNECTIONS,
+            lambda: asyncio.get_running_loop().time(),  # deadlines are set by the loop's clock
         )
         # Half of the files that may be open are for other things than clients, as the checkpoint.
         share = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4

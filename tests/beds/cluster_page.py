@@ -15,9 +15,10 @@ from nri_numa.config.sections import Controller
 from nri_numa.controller.overview import ClusterPage as ServedPage
 from nri_numa.controller.overview import Overview
 from nri_numa.controller.service import TOPOLOGIES_PATH
-from nri_numa.kube.api import KubeAPI, Watch
+from nri_numa.kube.api import Watch
 from nri_numa.scheduler.candidates import VerdictCache
 from nri_numa.web.server import MetricsAndProbeServer
+from tests.beds.cluster_objects import ClusterObjects
 from tests.beds.loop_thread import LoopThread
 
 PREFIX = "numa.kubernetes.io"
@@ -45,7 +46,7 @@ class ClusterPage(LoopThread):
         self._nodes = ClusterState(PREFIX)
         candidates = VerdictCache(self._nodes, config.strategy)
         self._overview = Overview(config, self._nodes, candidates, PodReader(config))
-        self._watch = Watch(KubeAPI("", "test"), TOPOLOGIES_PATH, _Unwatched())
+        self._watch = Watch(ClusterObjects(), TOPOLOGIES_PATH, _Unwatched())
         page = ServedPage(config, self._overview, self._watch)
         super().__init__()
         self._server = MetricsAndProbeServer(

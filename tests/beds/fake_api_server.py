@@ -1,4 +1,7 @@
-"""An API server that answers what a test tells it to, over TLS, in threads of its own."""
+"""An API server that answers what a test tells it to, over TLS, in threads of its own.
+
+For tests of the client itself; processes have `tests.beds.cluster_objects`.
+"""
 
 from __future__ import annotations
 
@@ -58,46 +61,6 @@ def status(code: int, message: str, *causes: str, **headers: str) -> Said:
         "details": {"causes": [{"reason": one, "message": message} for one in causes]},
     }
     return Said(code, body, {name.replace("_", "-"): text for name, text in headers.items()})
-
-
-class LeaseServer:
-    """Keeps one Lease, as the API server would."""
-
-    def __init__(self) -> None:
-        self.down = False
-        self.lease: dict[str, Any] | None = None
-        self._version = 0
-        self.between: Callable[[], object] = lambda: None
-
-    def answer(self, asked: Asked) -> Said:
-        if self.down:
-            return status(503, "etcd is away")
-        if asked.method == "GET":
-            said = Said(200, self.lease) if self.lease else status(404, "no such Lease")
-            self.between()
-            return said
-        if asked.method == "POST":
-            if self.lease is not None:
-                return status(409, "the Lease exists")
-        elif self.lease is None:
-            return status(404, "no such Lease")
-        elif (
-            asked.body["metadata"].get("resourceVersion")
-            != (self.lease["metadata"]["resourceVersion"])
-        ):
-            return status(409, "the object has been modified")
-        self.write(asked.body)
-        return Said(200, self.lease)
-
-    def write(self, body: dict[str, Any]) -> None:
-        self._version += 1
-        metadata = {**body["metadata"], "resourceVersion": str(self._version)}
-        self.lease = {**body, "metadata": metadata}
-
-    @property
-    def holder(self) -> str:
-        assert self.lease is not None
-        return str(self.lease["spec"]["holderIdentity"])
 
 
 class FakeAPIServer(ProcessBed):

@@ -11,12 +11,12 @@ from nri_numa.cluster.pod_reader import PodReader
 from nri_numa.cluster.topology_reader import decode_topology
 from nri_numa.config import AgentConfig
 from nri_numa.config.sections import Scheduling
-from nri_numa.kube.api import KubeAPI
 from nri_numa.model.counted_containers import (
     COUNTED_CONTAINERS_NRT_ATTRIBUTE,
     encode_counted_container_hashes,
 )
 from nri_numa.scheduler.watcher import NodeWatcher, PodActivator, PodWatcher
+from tests.beds.cluster_objects import ClusterObjects
 
 PREFIX = "numa.kubernetes.io"
 GIB = 1 << 30
@@ -37,15 +37,16 @@ class Recorder(PodActivator):
 
 
 class Watched:
-    """Both watchers with a clock that is set."""
+    """Both watchers with a clock that is set, and an API server that is asked after pods."""
 
-    def __init__(self, *, settle: float = 10, api: Any = None) -> None:
+    def __init__(self, *, settle: float = 10, api: Any = None, **section: Any) -> None:
         self.now = 0.0
         self.activator = Recorder()
         self.nodes = ClusterState(PREFIX)
         self.reader = PodReader(AgentConfig())
-        config = AgentConfig(scheduler=Scheduling(settle=settle))
-        api = api or KubeAPI("/nonexistent", "test")
+        config = AgentConfig(scheduler=Scheduling(settle=settle, **section))
+        self.cluster = ClusterObjects()
+        api = api or self.cluster
         self.topologies = NodeWatcher(self.nodes, self.activator, lambda: self.now)
         self.pods = PodWatcher(
             api, self.nodes, self.reader, self.activator, config, lambda: self.now

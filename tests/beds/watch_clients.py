@@ -10,11 +10,11 @@ from nri_numa.config.sections import (
     ClusterPageSection,
     Controller,
     EvictionSection,
-    Scheduling,
     StuckPodEviction,
 )
 from nri_numa.controller.service import ControllerService
-from nri_numa.kube.api import KubeAPI, Watch
+from nri_numa.kube.api import Watch
+from nri_numa.kube.requests import KubeClient
 from nri_numa.publisher.publisher import BoundPods
 from nri_numa.scheduler.extender import Extender
 
@@ -29,20 +29,19 @@ NAMES = (
 )
 
 
-def watch_of(name: str, credentials: str) -> Watch:
+def watch_of(name: str, api: KubeClient) -> Watch:
     """One of `NAMES`, with whatever its service does at each event."""
     service, _, kind = name.partition(": ")
     if service == "publisher":
-        return BoundPods(KubeAPI(credentials, "test"), "n1", lambda: None).watch
+        return BoundPods(api, "n1", lambda: None).watch
     if service == "extender":
-        extender = Extender(AgentConfig(scheduler=Scheduling(credentials=credentials)))
+        extender = Extender(AgentConfig(), api, api)
         return extender.topologies if kind != "pods" else extender.pods
     section = Controller(
-        credentials=credentials,
         page=ClusterPageSection(enabled=True),
         evictions=EvictionSection(stuck_pods=StuckPodEviction(evict=True, include_running=True)),
     )
-    watches = ControllerService(AgentConfig(controller=section))._watches
+    watches = ControllerService(AgentConfig(controller=section), api)._watches
     return next(one for one in watches if one._path.endswith(f"/{kind}"))
 
 

@@ -21,6 +21,7 @@ from nri_numa.controller.capacity import (
 from nri_numa.controller.service import ControllerService
 from nri_numa.kube.requests import Outcome, OutcomeKind
 from nri_numa.model.offline_capacity import BadCapacity, OfflineCapacity, encode_offline_capacity
+from tests.beds.cluster_objects import ClusterObjects
 
 WALL = 1_795_000_000.0
 KEY, IDS = "numa.kubernetes.io/offline-capacity", "numa.kubernetes.io/numa-ids"
@@ -132,7 +133,7 @@ async def test_what_a_silent_source_leaves_is_configured(
     tmp_path: Path, silent: str, zones: object
 ) -> None:
     cluster, section = Cluster(), Controller(credentials=str(tmp_path), on_stale_source=silent)
-    cluster.output = ControllerService(AgentConfig(controller=section)).capacity
+    cluster.output = ControllerService(AgentConfig(controller=section), ClusterObjects()).capacity
     cluster.see()
     cluster.says(n0=0.5)
     cluster.until(600)

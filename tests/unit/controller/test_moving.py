@@ -1,4 +1,4 @@
-"""What evicts, in a replica on real sockets: watches in, evictions and Events out."""
+"""What evicts, in a replica: watches in, evictions and Events out."""
 
 from __future__ import annotations
 
@@ -8,81 +8,86 @@ from typing import Any
 import pytest
 
 from nri_numa.config.sections import CPUStealEviction, EvictionSection, StuckPodEviction
+from nri_numa.kube.requests import Resource
+from tests.beds.cluster_objects import ClusterObjects
+from tests.beds.controller_bed import ControllerBed, node
+from tests.beds.evicted_pods import (
+    NODE_ANNOTATIONS,
+    assigned_pod,
+    measured_topology,
+    partly_stuck_pod,
+    rejection_event,
+    stuck_pod,
+)
 from tests.beds.objects import topology
-from tests.unit.controller import test_evictor as stolen
-from tests.unit.controller import test_stuck_pods as stuck
-from tests.unit.controller.replica import Cluster, node, started, until
+from tests.beds.stepped_loop import until
 
 
-def stuck_pods(cluster: Cluster, *pods: dict[str, Any], **spec: Any) -> None:
+def stuck_pods(cluster: ClusterObjects, *pods: dict[str, Any], **spec: Any) -> None:
     """These are refused by a Node that is full, and another one, with this spec, is free."""
-    cluster.nodes = {"full": node("full"), "free": {**node("free"), "spec": spec}}
-    cluster.topologies = [topology(n, n, of=8, name=name) for name, n in (("full", 2), ("free", 8))]
-    cluster.pending = list(pods)
+    cluster.put(Resource.NODES, node("full"), {**node("free"), "spec": spec})
+    for name, n in (("full", 2), ("free", 8)):
+        cluster.put(Resource.TOPOLOGIES, topology(n, n, of=8, name=name))
+    cluster.put(Resource.PODS, *pods)
 
 
 @pytest.mark.parametrize("dry", [False, True])
 async def test_a_stuck_pod_and_one_whose_time_is_taken_go(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, dry: bool
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, dry: bool
 ) -> None:
-    def prepare(cluster: Cluster) -> None:
-        stuck_pods(cluster, stuck.pod("web"))
-        cluster.nodes["n"] = node("n", **stolen.TOLD)
-        cluster.topologies.append(stolen.topology("n", "0.6", None))
-        cluster.running = [stolen.pod("slow", "0-1")]
-
     evicting = EvictionSection(
         max_per_minute=600.0,
         dry_run=dry,
         stuck_pods=StuckPodEviction(evict=True, delay=0),
         cpu_steal=CPUStealEviction(evict=True, delay=0, max_affected_fraction=1.0),
     )
-    async with started(tmp_path, monkeypatch, prepare, evictions=evicting) as world:
-        await until(lambda: len(world.cluster.events) == 2)
-        metrics = (await world.ask("GET", "/metrics"))[1]
-    assert sorted(world.cluster.evicted) == ["slow", "web"]
+    bed = ControllerBed(tmp_path, evictions=evicting)
+    stuck_pods(bed.cluster, stuck_pod("web"))
+    bed.cluster.put(Resource.NODES, node("n", **NODE_ANNOTATIONS))
+    bed.cluster.put(Resource.TOPOLOGIES, measured_topology("n", "0.6", None))
+    bed.cluster.put(Resource.PODS, assigned_pod("slow", "0-1"))
+    async with bed.running():
+        await until(lambda: len(bed.cluster.all(Resource.EVENTS)) == 2)
+        metrics = (await bed.get("/metrics"))[1]
+    assert bed.evicted() == ["slow", "web"]
     wanted = "would be evicted (dry run)" if dry else "evicted"
     said = [(r.message, vars(r)["fields"]["pod"]) for r in caplog.records if "evicted" in r.message]
     assert sorted(said) == [(wanted, "shop/slow"), (wanted, "shop/web")]
-    assert {one["reason"] for one in world.cluster.events} == {"NUMAPodMoved", "NUMANodeStolen"}
-    assert all(one["eventTime"] > "2020" for one in world.cluster.events)
+    assert {one["reason"] for one in bed.cluster.all(Resource.EVENTS)} == {
+        "NUMAPodMoved",
+        "NUMANodeStolen",
+    }
+    assert all(one["eventTime"] > "2020" for one in bed.cluster.all(Resource.EVENTS))
     assert "nri_numa_controller_stolen_numa_nodes 1.0" in metrics
     assert "nri_numa_controller_stuck_pods 0.0" in metrics
 
 
 @pytest.mark.parametrize("on", [True, False])
 async def test_a_pod_of_which_a_container_runs_goes_where_that_is_wanted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on: bool
+    tmp_path: Path, on: bool
 ) -> None:
-    def prepare(cluster: Cluster) -> None:
-        stuck_pods(cluster, stuck.pod("web"))
-        cluster.running = [stuck.partly("half")]
-        about = {"kind": "Pod", "namespace": "shop", "name": "half", "uid": "uid-half"}
-        said = f"Error: failed to create: {stuck.SAID.format('half')}"
-        cluster.told = [{"metadata": {"uid": "e"}, "involvedObject": about, "message": said}]
-
     evicting = EvictionSection(
         max_per_minute=600.0,
         stuck_pods=StuckPodEviction(evict=True, delay=0, include_running=on),
     )
     wanted = ["half", "web"] if on else ["web"]
-    async with started(tmp_path, monkeypatch, prepare, evictions=evicting) as world:
-        await until(lambda: len(world.cluster.events) == len(wanted))
-    assert sorted(world.cluster.evicted) == wanted
+    bed = ControllerBed(tmp_path, evictions=evicting)
+    stuck_pods(bed.cluster, stuck_pod("web"), partly_stuck_pod("half"))
+    event = {"metadata": {"name": "e", "uid": "e"}, **rejection_event("half")}
+    bed.cluster.put("/api/v1/events", event)
+    async with bed.running():
+        await until(lambda: len(bed.cluster.all(Resource.EVENTS)) == len(wanted))
+    assert bed.evicted() == wanted
 
 
-async def test_a_tainted_node_is_no_way_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_tainted_node_is_no_way_out(tmp_path: Path) -> None:
     """And one taint that the pod bears is: so it is known that taints were read."""
-
-    def prepare(cluster: Cluster) -> None:
-        bears = stuck.pod("b-bears", tolerations=[{"key": "a", "operator": "Exists"}])
-        taint = {"key": "a", "value": "b", "effect": "NoSchedule"}
-        stuck_pods(cluster, stuck.pod("a-web"), bears, taints=[taint])
-
     evicting = EvictionSection(stuck_pods=StuckPodEviction(evict=True, delay=0))
-    async with started(tmp_path, monkeypatch, prepare, evictions=evicting) as world:
-        await until(lambda: world.cluster.events)
-        assert "nri_numa_controller_stuck_pods 1.0" in (await world.ask("GET", "/metrics"))[1]
-    assert world.cluster.evicted == ["b-bears"]
+    bed = ControllerBed(tmp_path, evictions=evicting)
+    bears = stuck_pod("b-bears", tolerations=[{"key": "a", "operator": "Exists"}])
+    taint = {"key": "a", "value": "b", "effect": "NoSchedule"}
+    stuck_pods(bed.cluster, stuck_pod("a-web"), bears, taints=[taint])
+    async with bed.running():
+        await until(lambda: bed.cluster.all(Resource.EVENTS))
+        assert "nri_numa_controller_stuck_pods 1.0" in (await bed.get("/metrics"))[1]
+    assert bed.evicted() == ["b-bears"]

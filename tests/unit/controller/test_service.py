@@ -1,4 +1,4 @@
-"""A replica on real sockets: what is said to it and what it writes, and what ends it."""
+"""A replica: what is said to it over HTTP and what it writes, and what ends it."""
 
 from __future__ import annotations
 
@@ -22,83 +22,86 @@ from nri_numa.config.sections import (
     StuckPodEviction,
 )
 from nri_numa.config.sections import Prometheus as Query
-from nri_numa.controller.service import ControllerService
+from nri_numa.controller.service import LEASE_NAME, ControllerService
 from nri_numa.errors import ConfigError
+from nri_numa.kube.requests import Resource
 from tests.beds.certificates import make_certificate
+from tests.beds.cluster_objects import ClusterObjects
+from tests.beds.controller_bed import TOKEN, ControllerBed
 from tests.beds.objects import PREFIX, topology
 from tests.beds.plugin_process import free_port
+from tests.beds.stepped_loop import step, until
 from tests.beds.watch_clients import event_line, watch_of
-from tests.unit.controller.replica import TOKEN, Cluster, World, node, started, until
 
 
 @pytest.fixture
-async def world(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> AsyncIterator[World]:
-    def prepare(cluster: Cluster) -> None:
-        cluster.topologies = [topology(8, 4, name="n1")]
-        valid = {f"{PREFIX}/renewed": "12:00", f"{PREFIX}/valid-seconds": "1"}
-        cluster.topologies[0]["metadata"]["annotations"] = valid
+async def bed(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[ControllerBed]:
+    bed, published = ControllerBed(tmp_path, **getattr(request, "param", {})), topology(8, 4)
+    valid = {f"{PREFIX}/renewed": "12:00", f"{PREFIX}/valid-seconds": "1"}
+    published["metadata"]["annotations"] = valid
+    bed.cluster.put(Resource.TOPOLOGIES, published)
+    async with bed.running():
+        yield bed
 
-    async with started(tmp_path, monkeypatch, prepare, **getattr(request, "param", {})) as made:
-        yield made
+
+def controller(section: Controller) -> ControllerService:
+    return ControllerService(AgentConfig(controller=section), ClusterObjects())
 
 
 PATH = "/v1/nodes/n1/offline-capacity"
 
 
-async def test_what_is_put_is_written_shown_and_taken_away(world: World) -> None:
-    code, text = await world.ask("PUT", PATH, {"zones": {"0": 0.625}, "validity": 60})
+async def test_what_is_put_is_written_shown_and_taken_away(bed: ControllerBed) -> None:
+    code, text = await bed.ask("PUT", PATH, {"zones": {"0": 0.625}, "validity": 60})
     assert code == 200, text
     assert json.loads(text) == {
         "node": "n1", "zones": {"0": 0.625}, "seconds": 60, "source": "put", "warning": ""
     }  # fmt: skip
-    await until(lambda: world.cluster.zones("n1") == {"0": 0.625})
-    whole = await world.ask("PUT", PATH.replace("n1", "n2"), {"zones": {"0": 1}})
+    await until(lambda: bed.zones("n1") == {"0": 0.625})
+    whole = await bed.ask("PUT", PATH.replace("n1", "n2"), {"zones": {"0": 1}})
     assert whole[0] == 200
-    code, text = await world.ask("GET", PATH)
+    code, text = await bed.ask("GET", PATH)
     assert json.loads(text)["zones"] == {"0": 0.625}
-    _, metrics = await world.ask("GET", "/metrics", token=None)
+    _, metrics = await bed.get("/metrics")
     assert "nri_numa_controller_leader 1.0" in metrics
     assert "nri_numa_controller_lowered_nodes 1.0" in metrics
     assert 'offers_total{result="accepted",source="put"} 2.0' in metrics
-    assert (await world.ask("DELETE", PATH))[0] == 204
-    await until(lambda: world.cluster.zones("n1") is None)
+    assert (await bed.ask("DELETE", PATH))[0] == 204
+    await until(lambda: bed.zones("n1") is None)
     nothing = {"node": "n1", "zones": {}, "seconds": 0, "source": ""}
-    assert json.loads((await world.ask("GET", PATH))[1]) == nothing
-    assert (await world.ask("GET", "/readyz", token=None))[0] == 200
-    assert len(world.cluster.patches) == 2
-    await world.stop()
-    assert world.cluster.leases.lease is not None
-    assert world.cluster.leases.lease["spec"]["holderIdentity"] == "", "given back at the end"
+    assert json.loads((await bed.ask("GET", PATH))[1]) == nothing
+    assert (await bed.get("/readyz"))[0] == 200
+    assert len(bed.writes()) == 2
+    await bed.stop()
+    assert bed.lease["spec"]["holderIdentity"] == "", "given back at the end"
 
 
 @pytest.mark.parametrize(
-    ("world", "whole"),
+    ("bed", "whole"),
     [
         ({}, False),
         ({"page": ClusterPageSection(enabled=True, node_url="http://{address}:9890")}, True),
         ({"evictions": EvictionSection(stuck_pods=StuckPodEviction(evict=True))}, True),
     ],
-    indirect=["world"],
+    indirect=["bed"],
 )
 async def test_of_nodes_only_the_metadata_is_read_where_that_will_do(
-    world: World, whole: bool
+    bed: ControllerBed, whole: bool
 ) -> None:
-    def asked() -> set[tuple[bool, str]]:
+    def asked() -> set[tuple[str, str]]:
         return {
-            ("watch=true" in one.path, one.accept.replace(";g=meta.k8s.io;v=v1", ""))
-            for one in world.asked
-            if one.path.startswith("/api/v1/nodes?")
+            (one.method, one.accept.replace(";g=meta.k8s.io;v=v1", ""))
+            for one in bed.cluster.requests
+            if one.path == "/api/v1/nodes"
         }
 
     await until(lambda: len(asked()) == 2)
     only = "application/json;as=PartialObjectMetadata"
-    every = {(False, "application/json"), (True, "application/json")}
-    assert asked() == (every if whole else {(False, f"{only}List"), (True, only)})
+    every = {("GET", "application/json"), ("WATCH", "application/json")}
+    assert asked() == (every if whole else {("GET", f"{only}List"), ("WATCH", only)})
 
 
-async def test_bad_requests_are_refused_with_a_sentence(world: World) -> None:
+async def test_bad_requests_are_refused_with_a_sentence(bed: ControllerBed) -> None:
     good = {"zones": {"0": 0.5}}
     cases: list[tuple[str, str, object, str | None, int, str]] = [
         ("PUT", PATH, good, None, 401, "expected the header Authorization"),
@@ -127,57 +130,49 @@ async def test_bad_requests_are_refused_with_a_sentence(world: World) -> None:
         ("GET", "/v1/secrets", None, TOKEN, 404, "there is no such path"),
     ]
     for method, path, body, token, code, said in cases:
-        found, text = await world.ask(method, path, body, token)
+        found, text = await bed.ask(method, path, body, token)
         assert (found, said in text) == (code, True), (body, text)
     # Each of 13 sound documents; what is no document or has no token is no offer.
-    metrics = (await world.ask("GET", "/metrics", token=None))[1]
+    metrics = (await bed.get("/metrics"))[1]
     assert 'offers_total{result="refused",source="put"} 13.0' in metrics
-    assert world.cluster.patches == []
+    assert bed.writes() == []
 
 
-@pytest.mark.parametrize("world", [{"token_file": ""}], indirect=True)
-async def test_without_a_token_nobody_puts(world: World) -> None:
-    code, text = await world.ask("PUT", PATH, {"zones": {"0": 0.5}})
+@pytest.mark.parametrize("bed", [{"token_file": ""}], indirect=True)
+async def test_without_a_token_nobody_puts(bed: ControllerBed) -> None:
+    code, text = await bed.ask("PUT", PATH, {"zones": {"0": 0.5}})
     assert code == 403
     assert "controller.tokenFile is not set" in text
-    assert (await world.ask("GET", "/healthz"))[0] == 200
+    assert (await bed.ask("GET", "/healthz"))[0] == 200
 
 
 async def test_an_api_server_that_is_away_is_said_once_and_waited_for(
-    world: World, caplog: pytest.LogCaptureFixture
+    bed: ControllerBed, caplog: pytest.LogCaptureFixture
 ) -> None:
     def said(text: str) -> int:
         return len([record for record in caplog.records if text in record.message])
 
-    world.cluster.down = True
+    bed.cluster.fail(503, "shutting down", on="^PATCH")
     for factor in (0.5, 0.25):
-        assert (await world.ask("PUT", PATH, {"zones": {"0": factor}}))[0] == 200
-        asked = world.cluster.refused
-        await until(lambda asked=asked: world.cluster.refused > asked)
-    assert "nri_numa_controller_api_up 0.0" in (await world.ask("GET", "/metrics"))[1]
+        assert (await bed.ask("PUT", PATH, {"zones": {"0": factor}}))[0] == 200
+        refused = len(bed.writes())
+        await until(lambda refused=refused: len(bed.writes()) > refused)
+    assert "nri_numa_controller_api_up 0.0" in (await bed.ask("GET", "/metrics"))[1]
     assert said("the API server cannot be used for now") == 1
-    world.cluster.down = False
-    await until(lambda: world.cluster.zones("n1") == {"0": 0.25})
+    bed.cluster.recover()
+    await until(lambda: bed.zones("n1") == {"0": 0.25})
     await until(lambda: said("the API server answers again"))
 
 
-def lose(world: World, holder: str) -> None:
-    """Another replica holds the Lease."""
-    assert world.cluster.leases.lease is not None
-    world.cluster.leases.lease["spec"]["holderIdentity"] = holder
-    world.cluster.leases.lease["metadata"]["resourceVersion"] = "900"
-
-
-async def test_who_does_not_lead_takes_nothing(world: World) -> None:
-    lose(world, "other")
-    await until(lambda: world.service.unready_reason())
-    code, text = await world.ask("PUT", PATH, {"zones": {"0": 0.5}})
+async def test_who_does_not_lead_takes_nothing(bed: ControllerBed) -> None:
+    bed.cluster.patch(Resource.LEASES, LEASE_NAME, {"spec": {"holderIdentity": "other"}}, "default")
+    await until(lambda: bed.service.unready_reason())
+    code, text = await bed.ask("PUT", PATH, {"zones": {"0": 0.5}})
     assert code == 503
     assert "another replica leads, and says no address: other" in text
-    assert (await world.ask("GET", "/readyz", token=None))[0] == 503
-    assert world.cluster.patches == []
-    assert world.cluster.leases.lease is not None
-    assert world.cluster.leases.lease["spec"]["holderIdentity"] == "other"
+    assert (await bed.get("/readyz"))[0] == 503
+    assert bed.writes() == []
+    assert bed.lease["spec"]["holderIdentity"] == "other"
 
 
 @pytest.mark.parametrize("secure", [False, True])
@@ -197,24 +192,18 @@ async def test_who_does_not_lead_is_ready_and_hands_on_what_is_put(
             "tls_cert": f"{tmp_path}/{name}/cert.pem", "tls_key": f"{tmp_path}/{name}/key.pem",
         }  # fmt: skip
 
-    def follower(name: str) -> World:
-        made = World(tmp_path, address=f"127.0.0.1:{free_port()}", **files.get(name, {}))
-        made.cluster = leader.cluster
-        return made
-
-    def prepare(cluster: Cluster) -> None:
-        cluster.nodes["n1"] = node("n1")
+    def follower(name: str) -> ControllerBed:
+        address = f"127.0.0.1:{free_port()}"
+        return ControllerBed(tmp_path, leader.cluster, address=address, **files.get(name, {}))
 
     at = f"127.0.0.1:{free_port()}"
-    async with started(
-        tmp_path, monkeypatch, prepare, address=at, **files.get("ours", {})
-    ) as leader:
+    async with ControllerBed(tmp_path, address=at, **files.get("ours", {})).running() as leader:
         async with (one := follower("ours")).running():
             assert (one.service.lease.leader_address, one.service.lease.is_leader) == (at, False)
-            assert (await one.ask("GET", "/readyz", token=None))[0] == 200
+            assert (await one.get("/readyz"))[0] == 200
             code, text = await one.ask("PUT", PATH, {"zones": {"0": 0.5}})
             assert (code, json.loads(text)["zones"]) == (200, {"0": 0.5})
-            await until(lambda: leader.cluster.zones("n1") == {"0": 0.5})
+            await until(lambda: leader.zones("n1") == {"0": 0.5})
             assert (await one.ask("PUT", PATH, {"zones": {"0": 9}}))[0] == 422
             assert (await one.ask("PUT", PATH, {}, token="nobody's"))[0] == 401
             assert await one.ask("DELETE", PATH) == (204, "")
@@ -228,9 +217,8 @@ async def test_who_does_not_lead_is_ready_and_hands_on_what_is_put(
 
 
 async def test_a_file_is_read_again_when_it_changes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("nri_numa.controller.sources.FileSource.interval", 0.05)
     file = tmp_path / "capacity.yaml"
     file.write_text("nodes:\n  n1: {0: 0.5}\n  n2: {0: 9}\n  nobody: {0: 1}\n")
 
@@ -238,19 +226,21 @@ async def test_a_file_is_read_again_when_it_changes(
         (tmp_path / "new").write_text(text)
         (tmp_path / "new").replace(file)
 
-    async with started(tmp_path, monkeypatch, capacity_file=str(file)) as world:
-        await until(lambda: world.cluster.zones("n1") == {"0": 0.5})
+    async with ControllerBed(tmp_path, capacity_file=str(file)).running() as bed:
+        await until(lambda: bed.zones("n1") == {"0": 0.5})
         said = [one for one in caplog.records if "not as expected" in one.message]
         assert len(said) == 2, "n2 and nobody, once"
         put("nodes: {n2: {node-1: 0}}")
-        await until(lambda: world.cluster.zones("n2") == {"1": 0.0})
-        await until(lambda: world.cluster.zones("n1") is None)
+        await until(lambda: bed.zones("n2") == {"1": 0.0})
+        await until(lambda: bed.zones("n1") is None)
         put("nodes: [")
-        await until(lambda: not world.service._metrics.source_up.labels("file")._value.get())
-        assert world.cluster.zones("n2") == {"1": 0.0}, "it counts until its time is over"
+        await until(lambda: not bed.service._metrics.source_up.labels("file")._value.get())
+        assert bed.zones("n2") == {"1": 0.0}, "it counts until its time is over"
 
 
-async def test_a_query_of_a_server_that_answers_nonsense(world: World, tmp_path: Path) -> None:
+async def test_a_query_of_a_server_that_answers_nonsense(
+    bed: ControllerBed, tmp_path: Path
+) -> None:
     """Each of many answers is survived, and a sound one counts."""
     sample = {"metric": {"node": "n1", "numa_node": "0"}, "value": [1, "0.25"]}
     sound = {"status": "success", "data": {"resultType": "vector", "result": [sample]}}
@@ -276,14 +266,14 @@ async def test_a_query_of_a_server_that_answers_nonsense(world: World, tmp_path:
     secret.write_text("secret\n")
     query = Query(url=f"http://127.0.0.1:{port}/", query="x", token_file=str(secret))
     up: list[bool] = []
-    source = PrometheusSource(query, world.service._record_reports, up.append)
+    source = PrometheusSource(query, bed.service._record_reports, up.append)
     for _ in range(7):
         await source.poll_once()
     server.close()
     assert up == [False] * 6 + [True]
     await source.poll_once()
     assert up[-1] is False, "nobody listens any more"
-    await until(lambda: world.cluster.zones("n1") == {"0": 0.25})
+    await until(lambda: bed.zones("n1") == {"0": 0.25})
     assert b"Authorization: Bearer secret" in asked[0]
     assert b"GET /api/v1/query?query=x " in asked[0]
 
@@ -292,7 +282,7 @@ def test_a_token_that_is_not_there_is_an_error_of_the_configuration(tmp_path: Pa
     section = Controller(token_file=str(tmp_path / "nothing"), credentials=str(tmp_path))
 
     async def make() -> None:
-        ControllerService(AgentConfig(controller=section))
+        controller(section)
 
     with pytest.raises(ConfigError) as wrong:
         asyncio.run(make())
@@ -305,35 +295,33 @@ def test_an_address_that_somebody_has_ends_it(tmp_path: Path) -> None:
         port = server.sockets[0].getsockname()[1]
         section = Controller(address=f"127.0.0.1:{port}", credentials=str(tmp_path))
         with pytest.raises(OSError, match="Address already in use"):
-            await ControllerService(AgentConfig(controller=section)).run()
+            await controller(section).run()
         server.close()
 
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("world", [{"page": ClusterPageSection(enabled=True)}], indirect=True)
-async def test_the_page_of_the_cluster_is_there_where_switched_on(world: World) -> None:
-    assert (await world.ask("GET", "/cluster/", token=None))[0] == 200
+@pytest.mark.parametrize("bed", [{"page": ClusterPageSection(enabled=True)}], indirect=True)
+async def test_the_page_of_the_cluster_is_there_where_switched_on(bed: ControllerBed) -> None:
+    assert (await bed.get("/cluster/"))[0] == 200
 
     async def nodes() -> Any:
-        while (found := await world.ask("GET", "/v1/cluster", token=None))[0] != 200:
+        while (found := await bed.get("/v1/cluster"))[0] != 200:
             assert found[0] == 503, found
-            await asyncio.sleep(0.05)
+            await step(0.05)
         return json.loads(found[1])["nodes"]
 
-    async with asyncio.timeout(180):
-        one, other = await nodes()
-        while (await nodes())[0]["agentReady"]:  # until nobody renewed what it publishes
-            await asyncio.sleep(0.05)
+    one, other = await nodes()
+    assert one["agentReady"]
+    await step(2)
+    assert not (await nodes())[0]["agentReady"], "nobody renewed what it publishes"
     assert (one["name"], one["largestExclusiveRequest"]) == ("n1", 8)
     assert (other["name"], other["zones"]) == ("n2", [])
     # The token of the PUT is not asked for, and nothing of it is told.
-    assert TOKEN not in (await world.ask("GET", "/v1/cluster", token=None))[1]
+    assert TOKEN not in (await bed.get("/v1/cluster"))[1]
 
 
-def test_an_object_is_read_once_for_page_and_refused_pods(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_object_is_read_once_for_page_and_refused_pods(monkeypatch: pytest.MonkeyPatch) -> None:
     """Twice, it was 4,800 events in a second of CPU."""
     seen = list[Any]()
     monkeypatch.setattr(
@@ -341,14 +329,14 @@ def test_an_object_is_read_once_for_page_and_refused_pods(
         lambda *of: seen.append(of) or decode_topology(*of),
     )
     name = "controller: noderesourcetopologies"
-    watch = watch_of(name, str(tmp_path))
+    watch = watch_of(name, ClusterObjects())
     watch._watched.on_update(json.loads(event_line(name, 1))["object"])
     assert len(seen) == 1
 
 
-async def test_without_it_nothing_is_asked_of_the_api_server(world: World) -> None:
+async def test_without_it_nothing_is_asked_of_the_api_server(bed: ControllerBed) -> None:
     for path in ("/cluster/", "/v1/cluster"):
-        assert (await world.ask("GET", path, token=None))[0] == 404
+        assert (await bed.ask("GET", path, token=None))[0] == 404
 
 
 def test_a_renewed_certificate_is_served(tmp_path: Path) -> None:
@@ -368,7 +356,7 @@ def test_a_renewed_certificate_is_served(tmp_path: Path) -> None:
         section = Controller(
             address="127.0.0.1:0", credentials=str(tmp_path), tls_cert=str(cert), tls_key=str(key)
         )
-        service = ControllerService(AgentConfig(controller=section))
+        service = controller(section)
         service.server.listen_on_port(0)
         first = await shown(service.server.listening_port)
         assert first.strip() == cert.read_bytes().strip()
@@ -388,4 +376,4 @@ def test_files_that_are_no_certificate_end_it(tmp_path: Path) -> None:
     file.write_text("nothing")
     section = Controller(credentials=str(tmp_path), tls_cert=str(file), tls_key=str(file))
     with pytest.raises(ConfigError, match=r"controller\.tlsCert: .* cannot be used"):
-        ControllerService(AgentConfig(controller=section))
+        controller(section)

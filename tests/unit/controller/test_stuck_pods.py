@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -21,52 +20,16 @@ from nri_numa.controller.stuck_pods import (
     StuckPodEvictor,
     plugin_rejection,
 )
-from nri_numa.kube.requests import APIRequest, Outcome, OutcomeKind, Resource, Verb
+from nri_numa.kube.requests import Outcome, OutcomeKind, Resource
 from nri_numa.model.workload import Strategy
 from nri_numa.scheduler.candidates import VerdictCache
 from nri_numa.scheduler.fit import MAX_NODE_WORK, Verdict, WorkBudget, evaluate_fit
+from tests.beds.controller_bed import EvictorBed
+from tests.beds.evicted_pods import SAID
+from tests.beds.evicted_pods import partly_stuck_pod as partly
+from tests.beds.evicted_pods import rejection_event as event
+from tests.beds.evicted_pods import stuck_pod as pod
 from tests.beds.objects import PREFIX, container, single, topology
-from tests.unit.controller.evictions import EvictingCluster
-
-SAID = (
-    "InsufficientCPUs: pod shop/{0}, container main: needs 4 exclusive CPUs; "
-    "most free for exclusive use: 2"
-)
-
-
-def pod(
-    name: str,
-    *,
-    said: str = "",
-    workload: str = "",
-    version: str = "7",
-    owners: list[dict[str, Any]] | None = None,
-    annotations: Mapping[str, str] | None = None,
-    **spec: Any,
-) -> dict[str, Any]:
-    """A pod that `full` refuses, of a workload of its own where nothing else is said."""
-    said = f"failed to create: {said or SAID.format(name)}"
-    waiting = {"reason": "CreateContainerError", "message": said}
-    owner = {"kind": "ReplicaSet", "uid": workload or f"rs-{name}", "controller": True}
-    made = single(4, name=name, node="full")
-    made["metadata"] |= {"namespace": "shop", "resourceVersion": version}
-    made["metadata"]["ownerReferences"] = [owner] if owners is None else owners
-    made["metadata"]["annotations"] |= annotations or {}
-    made["spec"] |= spec
-    made["status"]["containerStatuses"] = [{"name": "main", "state": {"waiting": waiting}}]
-    return made
-
-
-def partly(name: str, *, phase: str = "Running", **keys: Any) -> dict[str, Any]:
-    """The same, of which a container `helper` runs that has two exclusive CPUs.
-
-    In the phase Running, unless the other one never ran.
-    """
-    made = pod(name, **keys)
-    made["spec"]["containers"].append(container("helper", "2"))
-    made["status"]["containerStatuses"].append({"name": "helper", "state": {"running": {}}})
-    made["status"]["phase"] = phase
-    return made
 
 
 def node(name: str, *taints: tuple[str, str, str], cordoned: bool = False, **labels: str) -> Any:
@@ -76,13 +39,8 @@ def node(name: str, *taints: tuple[str, str, str], cordoned: bool = False, **lab
     return {"metadata": {"name": name, "labels": labels}, "spec": spec}
 
 
-class Cluster(EvictingCluster):
-    """Nodes by what they publish, and the output that is asked once a second.
-
-    Attributes:
-        pods: that the API server has, by name.
-        listed: what comes of a list instead of the pods.
-    """
+class StuckPodBed(EvictorBed):
+    """The output among nodes that are known by what they publish."""
 
     def __init__(
         self, nodes: dict[str, tuple[int, ...]], *others: Any, most: int = 3, **rules: Any
@@ -104,8 +62,6 @@ class Cluster(EvictingCluster):
             self.node(node(name))
         for one in others:
             self.node(one)
-        self.pods: dict[str, dict[str, Any]] = {}
-        self.listed: OutcomeKind | None = None
 
     def node(self, document: Any) -> None:
         self.nodes.update_node(document["metadata"]["name"], document)
@@ -115,6 +71,8 @@ class Cluster(EvictingCluster):
         self.nodes.update_topology(name, told, self.now)
 
     def see(self, *pods: dict[str, Any]) -> None:
+        """These are there, and the watch brings them."""
+        self.put_pods(*pods)
         for one in pods:
             self.output.on_pod(one, self.now)
 
@@ -122,29 +80,17 @@ class Cluster(EvictingCluster):
         self.see(*seen)
         super().run(seconds)
 
-    def answer(self, request: APIRequest) -> Outcome:
-        if request.verb is Verb.LIST:
-            found = self.pods.get(request.field_selector["metadata.name"])
-            result = self.listed or OutcomeKind.SUCCEEDED
-            return Outcome(result=result, documents=() if found is None else (found,))
-        result = OutcomeKind.SUCCEEDED
-        if request.resource is Resource.EVICTIONS:
-            result = self.answers.get(request.name, OutcomeKind.SUCCEEDED)
-            if result is OutcomeKind.SUCCEEDED:
-                self.evicted.append((request.name, self.now))
-        return Outcome(result=result)
-
 
 ROOM = {"full": (2, 2), "free": (8, 8)}
 
 
 def test_who_is_refused_for_a_while_goes_where_there_is_room() -> None:
-    cluster = Cluster(ROOM)
-    cluster.see(pod("web"))
-    assert cluster.output.pending_count() == 1
-    cluster.run(200)
-    assert cluster.evicted == [("web", 60.0)]
-    eviction, event = cluster.requests
+    bed = StuckPodBed(ROOM)
+    bed.see(pod("web"))
+    assert bed.output.pending_count() == 1
+    bed.run(200)
+    assert bed.evicted == [("web", 60.0)]
+    eviction, event = bed.requests
     assert eviction.body["deleteOptions"] == {
         "preconditions": {"uid": "uid-web", "resourceVersion": "7"}
     }
@@ -153,44 +99,44 @@ def test_who_is_refused_for_a_while_goes_where_there_is_room() -> None:
         "evicted: node full has refused it for 60 s, and free has room; "
         "InsufficientCPUs: needs 4 exclusive CPUs; most free for exclusive use: 2"
     )
-    assert cluster.output.pending_count() == 0
+    assert bed.output.pending_count() == 0
 
 
 def test_the_watch_may_tell_of_its_end_before_the_answer_comes() -> None:
-    cluster = Cluster(ROOM, most=1)
-    cluster.see(pod("web", workload="web"))
-    request = cluster.output.next_request(60.0)
+    bed = StuckPodBed(ROOM, most=1)
+    bed.see(pod("web", workload="web"))
+    request = bed.output.next_request(60.0)
     assert request is not None
-    cluster.output.on_pod_removed("uid-web")
-    cluster.output.on_outcome(request, Outcome(result=OutcomeKind.SUCCEEDED), 60.0, 0.5)
-    cluster.now = 61.0
-    cluster.run(1)
-    (event,) = cluster.requests
+    bed.output.on_pod_removed("uid-web")
+    bed.output.on_outcome(request, Outcome(result=OutcomeKind.SUCCEEDED), 60.0, 0.5)
+    bed.now = 61.0
+    bed.run(1)
+    (event,) = bed.requests
     assert event.body["regarding"]["uid"] == "uid-web"
-    cluster.run(200, pod("next", workload="web"))
-    assert cluster.evicted == [], "it counts for its workload"
+    bed.run(200, pod("next", workload="web"))
+    assert bed.evicted == [], "it counts for its workload"
 
 
 def test_its_time_is_counted_over_changes_of_its_status() -> None:
-    cluster = Cluster(ROOM)
-    cluster.run(40, pod("web"))
+    bed = StuckPodBed(ROOM)
+    bed.run(40, pod("web"))
     # It was resized in place, to more than any node has, and back.
-    cluster.run(40, pod("web", version="8", containers=single(9)["spec"]["containers"]))
-    assert cluster.evicted == []
-    cluster.run(40, pod("web", version="9"))
-    assert cluster.evicted == [("web", 80.0)]
-    assert cluster.requests[0].body["deleteOptions"]["preconditions"]["resourceVersion"] == "9"
+    bed.run(40, pod("web", version="8", containers=single(9)["spec"]["containers"]))
+    assert bed.evicted == []
+    bed.run(40, pod("web", version="9"))
+    assert bed.evicted == [("web", 80.0)]
+    assert bed.requests[0].body["deleteOptions"]["preconditions"]["resourceVersion"] == "9"
 
 
 def test_who_starts_meanwhile_stays() -> None:
-    cluster = Cluster(ROOM)
+    bed = StuckPodBed(ROOM)
     one, other, third = pod("one"), pod("other"), pod("third")
-    cluster.run(30, one, other, third)
+    bed.run(30, one, other, third)
     for uid in ("uid-one", "uid-third", "uid-nobody"):
-        cluster.output.on_pod_removed(uid)  # it is Pending no more
+        bed.output.on_pod_removed(uid)  # it is Pending no more
     other["status"]["containerStatuses"][0]["state"] = {"running": {}}
-    cluster.run(100, other)
-    assert cluster.requests == []
+    bed.run(100, other)
+    assert bed.requests == []
 
 
 @pytest.mark.parametrize(
@@ -203,17 +149,17 @@ def test_who_starts_meanwhile_stays() -> None:
     ],
 )
 def test_nobody_goes_in_vain(nodes: dict[str, tuple[int, ...]], why: str) -> None:
-    cluster = Cluster(nodes)
-    cluster.run(200, pod("web"))
-    assert cluster.requests == [], why
+    bed = StuckPodBed(nodes)
+    bed.run(200, pod("web"))
+    assert bed.requests == [], why
 
 
 def test_it_goes_when_another_node_gets_room() -> None:
-    cluster = Cluster({"full": (2, 2), "free": (3, 3)})
-    cluster.run(200, pod("web"))
-    cluster.publish("free", 8, 3)
-    cluster.run(20)
-    ((name, at),) = cluster.evicted
+    bed = StuckPodBed({"full": (2, 2), "free": (3, 3)})
+    bed.run(200, pod("web"))
+    bed.publish("free", 8, 3)
+    bed.run(20)
+    ((name, at),) = bed.evicted
     assert (name, at <= 200 + STUCK_POD_CHECK_INTERVAL_S) == ("web", True)
 
 
@@ -226,15 +172,15 @@ def test_it_goes_when_another_node_gets_room() -> None:
     ],
 )
 def test_a_node_that_it_may_not_go_to_does_not_count(closed: Any, keys: dict[str, Any]) -> None:
-    cluster = Cluster(ROOM, closed)
-    cluster.run(200, pod("web", **keys))
-    assert cluster.requests == []
-    cluster.node(node("free", disk="ssd"))
-    cluster.run(20)
-    assert cluster.names == ["web"]
-    cluster.nodes.remove_node("free")
-    cluster.run(100, pod("next"))
-    assert cluster.names == ["web"]
+    bed = StuckPodBed(ROOM, closed)
+    bed.run(200, pod("web", **keys))
+    assert bed.requests == []
+    bed.node(node("free", disk="ssd"))
+    bed.run(20)
+    assert bed.names == ["web"]
+    bed.nodes.remove_node("free")
+    bed.run(100, pod("next"))
+    assert bed.names == ["web"]
 
 
 def test_a_look_for_another_node_has_turns(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,80 +196,80 @@ def test_a_look_for_another_node_has_turns(monkeypatch: pytest.MonkeyPatch) -> N
         return found
 
     monkeypatch.setattr("nri_numa.scheduler.candidates.evaluate_fit", counted)
-    cluster = Cluster({"full": (2,) * 8})
+    bed = StuckPodBed({"full": (2,) * 8})
     for n in range(256):
-        cluster.publish(f"n{n:03}", *(3 + n // 4**i % 4 for i in range(4)), 1, 1, 1, 1)
-        cluster.node(node(f"n{n:03}"))
+        bed.publish(f"n{n:03}", *(3 + n // 4**i % 4 for i in range(4)), 1, 1, 1, 1)
+        bed.node(node(f"n{n:03}"))
     wide = {f"{PREFIX}/policy": "best-effort", f"{PREFIX}/on-failure": "reject"}
     parts = [container(f"c{n}", cpu="15", memory="1Gi") for n in range(2)]
     for name in ("one", "two"):
-        cluster.see(pod(name, annotations=wide, containers=parts))
-    now = cluster.now = 60.0
-    while (cluster.output.next_due_at() <= now) and len(seen) < 99:
+        bed.see(pod(name, annotations=wide, containers=parts))
+    now = bed.now = 60.0
+    while (bed.output.next_due_at() <= now) and len(seen) < 99:
         seen.append(0)
-        assert cluster.output.next_request(now) is None
+        assert bed.output.next_request(now) is None
     assert max(seen) <= TARGET_SEARCH_STEP_WORK + MAX_NODE_WORK
     assert len(seen) >= 5
     assert sum(seen) < 257 * 30, "the second one's verdicts are remembered"
-    cluster.publish("n255", *(8,) * 8)
-    cluster.run(60)
-    assert [name for name, _ in cluster.evicted] == ["one", "two"]
+    bed.publish("n255", *(8,) * 8)
+    bed.run(60)
+    assert [name for name, _ in bed.evicted] == ["one", "two"]
 
 
 def test_a_node_whose_object_nobody_renews_is_no_way_out() -> None:
-    cluster = Cluster(ROOM)
+    bed = StuckPodBed(ROOM)
     told = topology(8, 8, of=8, name="free")
     told["metadata"]["annotations"] = {f"{PREFIX}/renewed": "1", f"{PREFIX}/valid-seconds": "9"}
-    cluster.nodes.update_topology("free", told, 0.0)
-    assert cluster.nodes.expire_topologies(9.0) == ["free"]
-    cluster.run(200, pod("web"))
-    assert cluster.requests == []
-    cluster.publish("free", 8, 8)
-    cluster.run(20)
-    assert cluster.names == ["web"]
-    cluster.publish("full", 2, 2, agent="not-ready")  # nothing says that it has no room
-    cluster.run(100, pod("next"))
-    assert cluster.names == ["web"]
-    cluster.nodes.remove_topology("full")
-    cluster.run(100, pod("next"))
-    assert cluster.names == ["web"]
+    bed.nodes.update_topology("free", told, 0.0)
+    assert bed.nodes.expire_topologies(9.0) == ["free"]
+    bed.run(200, pod("web"))
+    assert bed.requests == []
+    bed.publish("free", 8, 8)
+    bed.run(20)
+    assert bed.names == ["web"]
+    bed.publish("full", 2, 2, agent="not-ready")  # nothing says that it has no room
+    bed.run(100, pod("next"))
+    assert bed.names == ["web"]
+    bed.nodes.remove_topology("full")
+    bed.run(100, pod("next"))
+    assert bed.names == ["web"]
 
 
 def test_one_vacancy_moves_one_pod() -> None:
     """The others would be refused by the extender, or by the node, again."""
-    cluster = Cluster({"full": (2, 2), "free": (4, 0)})
-    cluster.run(115, pod("a"), pod("b"), pod("c"))
-    assert cluster.names == ["a"]
-    cluster.run(20)
-    assert cluster.names == ["a", "b"], "no successor came for a minute"
-    cluster.publish("free", 0, 0)  # its successor is there
-    cluster.run(200)
-    assert cluster.names == ["a", "b"]
+    bed = StuckPodBed({"full": (2, 2), "free": (4, 0)})
+    bed.run(115, pod("a"), pod("b"), pod("c"))
+    assert bed.names == ["a"]
+    bed.run(20)
+    assert bed.names == ["a", "b"], "no successor came for a minute"
+    bed.publish("free", 0, 0)  # its successor is there
+    bed.run(200)
+    assert bed.names == ["a", "b"]
 
 
 def test_one_workload_goes_so_often_and_then_stays() -> None:
     """The successors are refused again: what nobody here sees keeps them from the other node."""
-    cluster = Cluster(ROOM, most=2)
+    bed = StuckPodBed(ROOM, most=2)
     for number in range(6):
-        cluster.see(pod(f"web-{number}", workload="web"))
-        cluster.run(200)
-    assert cluster.names == ["web-0", "web-1"]
-    cluster.run(3600)
-    assert cluster.names == ["web-0", "web-1", "web-2", "web-3"]
+        bed.see(pod(f"web-{number}", workload="web"))
+        bed.run(200)
+    assert bed.names == ["web-0", "web-1"]
+    bed.run(3600)
+    assert bed.names == ["web-0", "web-1", "web-2", "web-3"]
 
 
 def test_what_is_remembered_of_evicted_pods_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nri_numa.controller.evictor.MAX_EVICTION_RECORDS", 3)
     monkeypatch.setattr("nri_numa.controller.stuck_pods.MAX_STUCK_PODS", 2)
     monkeypatch.setattr("nri_numa.controller.evictor.WORKLOAD_WINDOW_S", 300.0)
-    cluster = Cluster(ROOM)
-    cluster.see(pod("a"), pod("b"), pod("c"))
-    assert cluster.output.pending_count() == 2
-    cluster.output.pods.clear()
+    bed = StuckPodBed(ROOM)
+    bed.see(pod("a"), pod("b"), pod("c"))
+    assert bed.output.pending_count() == 2
+    bed.output.pods.clear()
     for number in range(9):
-        cluster.run(100, pod(f"web-{number}"))
-    assert len(cluster.names) == 9
-    assert (len(cluster.output._evicted), len(cluster.output._budget._evictions) <= 5) == (3, True)
+        bed.run(100, pod(f"web-{number}"))
+    assert len(bed.names) == 9
+    assert (len(bed.output._evicted), len(bed.output._budget._evictions) <= 5) == (3, True)
 
 
 @pytest.mark.parametrize(
@@ -341,26 +287,26 @@ def test_what_is_remembered_of_evicted_pods_has_an_end(monkeypatch: pytest.Monke
 )
 def test_who_would_not_be_better_off_is_left_alone(keys: dict[str, Any]) -> None:
     """No successor elsewhere, a wish that no node grants, or somebody else's error."""
-    cluster = Cluster(ROOM)
-    cluster.run(200, pod("web", **keys))
-    assert (cluster.requests, cluster.output.pending_count()) == ([], 0)
+    bed = StuckPodBed(ROOM)
+    bed.run(200, pod("web", **keys))
+    assert (bed.requests, bed.output.pending_count()) == ([], 0)
 
 
 def test_a_pod_that_changed_meanwhile_is_looked_at_again() -> None:
-    cluster = Cluster(ROOM)
-    cluster.answers["web"] = OutcomeKind.EXISTS  # 409: another resourceVersion
-    cluster.run(150, pod("web"))
-    assert 2 <= len(cluster.requests) <= 8
-    cluster.answers.clear()
-    cluster.run(100)
-    assert cluster.names == ["web"]
+    bed = StuckPodBed(ROOM)
+    bed.answers["web"] = OutcomeKind.EXISTS  # 409: another resourceVersion
+    bed.run(150, pod("web"))
+    assert 2 <= len(bed.requests) <= 8
+    bed.answers.clear()
+    bed.run(100)
+    assert bed.names == ["web"]
 
 
 def test_a_dry_run_asks_once_and_says_so() -> None:
-    cluster = Cluster(ROOM, dry_run=True)
-    cluster.run(100, pod("web"))
-    cluster.run(300, pod("web", version="8"))
-    eviction, event = cluster.requests
+    bed = StuckPodBed(ROOM, dry_run=True)
+    bed.run(100, pod("web"))
+    bed.run(300, pod("web", version="8"))
+    eviction, event = bed.requests
     assert eviction.body["deleteOptions"]["dryRun"] == ["All"]
     assert event.body["note"].startswith("would be evicted (dry run)")
 
@@ -394,12 +340,12 @@ def test_init_containers_are_refused_too() -> None:
 
 
 def test_a_pod_of_which_one_container_runs_goes_as_well() -> None:
-    cluster = Cluster(ROOM)
-    cluster.run(30, partly("web"))
-    cluster.output.on_pod_removed("uid-web")  # it is Pending no more
-    cluster.run(100, partly("web", version="8"))
-    assert cluster.evicted == [("web", 60.0)]
-    eviction, event = cluster.requests
+    bed = StuckPodBed(ROOM)
+    bed.run(30, partly("web"))
+    bed.output.on_pod_removed("uid-web")  # it is Pending no more
+    bed.run(100, partly("web", version="8"))
+    assert bed.evicted == [("web", 60.0)]
+    eviction, event = bed.requests
     assert eviction.body["deleteOptions"]["preconditions"]["resourceVersion"] == "8"
     assert "node full has refused it for 60 s, and free" in event.body["note"]
 
@@ -415,47 +361,38 @@ def test_a_pod_of_which_one_container_runs_goes_as_well() -> None:
 def test_its_node_is_asked_for_what_is_missing_and_another_one_for_all(
     nodes: dict[str, tuple[int, ...]], why: str, phase: str
 ) -> None:
-    cluster = Cluster(nodes)
-    cluster.run(200, partly("web", phase=phase))
-    assert cluster.requests == [], why
-    cluster.publish("full", 2, 2)
-    cluster.publish("free", 8, 8)
-    cluster.run(20)
-    assert cluster.names == ["web"]
+    bed = StuckPodBed(nodes)
+    bed.run(200, partly("web", phase=phase))
+    assert bed.requests == [], why
+    bed.publish("full", 2, 2)
+    bed.publish("free", 8, 8)
+    bed.run(20)
+    assert bed.names == ["web"]
 
 
 def test_containers_that_belong_together_are_not_asked_for_twice() -> None:
     """Its node counts the one that runs: it need not have room for both."""
     together = {f"{PREFIX}/scope": "pod"}
-    cluster = Cluster({"full": (4, 0), "free": (8, 8)})
-    cluster.run(200, partly("web", annotations=together))
-    assert cluster.requests == []
-    cluster.publish("full", 3, 0)
-    cluster.run(20)
-    assert cluster.names == ["web"]
+    bed = StuckPodBed({"full": (4, 0), "free": (8, 8)})
+    bed.run(200, partly("web", annotations=together))
+    assert bed.requests == []
+    bed.publish("full", 3, 0)
+    bed.run(20)
+    assert bed.names == ["web"]
 
 
 def test_from_when_on_one_of_its_containers_runs_its_time_begins_again() -> None:
     """Another container waits, or for another reason."""
-    cluster = Cluster(ROOM)
-    cluster.run(40, pod("web"))
-    cluster.run(100, partly("web"))
-    assert cluster.evicted == [("web", 100.0)]
+    bed = StuckPodBed(ROOM)
+    bed.run(40, pod("web"))
+    bed.run(100, partly("web"))
+    assert bed.evicted == [("web", 100.0)]
 
 
 # --- pods in the phase Running, found by Events ---------------------------------------------------
 
 
-def event(name: str, said: str = "") -> dict[str, Any]:
-    """What the kubelet tells of a container that cannot be created."""
-    return {
-        "involvedObject": {"kind": "Pod", "namespace": "shop", "name": name},
-        "reason": "Failed",
-        "message": said or f"Error: failed to create containerd container: {SAID.format(name)}",
-    }
-
-
-class Watched(Cluster):
+class SuspectBed(StuckPodBed):
     """The same, where no other node has room, so that nothing but looks is asked for."""
 
     def __init__(self) -> None:
@@ -468,66 +405,68 @@ class Watched(Cluster):
 
 
 def test_a_pod_that_an_event_names_is_read_until_it_runs_as_a_whole() -> None:
-    cluster = Watched()
-    cluster.pods["web"] = partly("web")
-    assert cluster.at(0.0) == 0
-    cluster.output.on_rejection_event(event("web"), 1.0)
-    assert cluster.at(1.0) == 1
-    assert cluster.output.pending_count() == 1
-    assert cluster.at(STUCK_POD_CHECK_INTERVAL_S) == 0
-    assert cluster.at(1.0 + STUCK_POD_CHECK_INTERVAL_S) == 1
-    assert cluster.at(10 * SUSPECT_TIMEOUT_S) == 1, "as long as it waits"
-    cluster.pods["web"]["status"]["containerStatuses"][0]["state"] = {"running": {}}
-    assert cluster.at(11 * SUSPECT_TIMEOUT_S) == 1
-    assert cluster.output.pending_count() == 0
-    assert cluster.at(12 * SUSPECT_TIMEOUT_S) == 0, "nothing was told of it since"
+    bed = SuspectBed()
+    bed.put_pods(partly("web"))
+    assert bed.at(0.0) == 0
+    bed.output.on_rejection_event(event("web"), 1.0)
+    assert bed.at(1.0) == 1
+    assert bed.output.pending_count() == 1
+    assert bed.at(STUCK_POD_CHECK_INTERVAL_S) == 0
+    assert bed.at(1.0 + STUCK_POD_CHECK_INTERVAL_S) == 1
+    assert bed.at(10 * SUSPECT_TIMEOUT_S) == 1, "as long as it waits"
+    there = bed.cluster.get(Resource.PODS, "web", "shop")
+    there["status"]["containerStatuses"][0]["state"] = {"running": {}}
+    assert bed.at(11 * SUSPECT_TIMEOUT_S) == 1
+    assert bed.output.pending_count() == 0
+    assert bed.at(12 * SUSPECT_TIMEOUT_S) == 0, "nothing was told of it since"
 
 
 def test_a_status_may_come_after_the_event() -> None:
-    cluster = Watched()
-    cluster.pods["web"] = pod("web")  # Pending: it comes by the watch
-    cluster.output.on_rejection_event(event("web"), 0.0)
-    cluster.at(0.0)
-    assert cluster.output.pending_count() == 0
-    cluster.pods["web"] = partly("web")
-    cluster.output.on_rejection_event(event("web"), 1.0)
-    cluster.at(STUCK_POD_CHECK_INTERVAL_S)
-    assert cluster.output.pending_count() == 1
-    del cluster.pods["web"]
-    cluster.at(2 * STUCK_POD_CHECK_INTERVAL_S)
-    assert cluster.output.pending_count() == 0
-    assert cluster.at(3 * STUCK_POD_CHECK_INTERVAL_S) == 0
+    bed = SuspectBed()
+    bed.put_pods(pod("web"))  # Pending: it comes by the watch
+    bed.output.on_rejection_event(event("web"), 0.0)
+    bed.at(0.0)
+    assert bed.output.pending_count() == 0
+    bed.put_pods(partly("web"))
+    bed.output.on_rejection_event(event("web"), 1.0)
+    bed.at(STUCK_POD_CHECK_INTERVAL_S)
+    assert bed.output.pending_count() == 1
+    bed.cluster.remove(Resource.PODS, "web", "shop")
+    bed.at(2 * STUCK_POD_CHECK_INTERVAL_S)
+    assert bed.output.pending_count() == 0
+    assert bed.at(3 * STUCK_POD_CHECK_INTERVAL_S) == 0
 
 
 def test_another_pod_of_that_name_is_another_pod() -> None:
-    cluster = Watched()
-    cluster.pods["web"] = partly("web")
-    cluster.output.on_rejection_event(event("web"), 0.0)
-    cluster.at(0.0)
-    cluster.pods["web"] = partly("web")
-    cluster.pods["web"]["metadata"]["uid"] = "uid-next"
-    cluster.at(STUCK_POD_CHECK_INTERVAL_S)
-    assert list(cluster.output.pods) == ["uid-next"]
+    bed = SuspectBed()
+    bed.put_pods(partly("web"))
+    bed.output.on_rejection_event(event("web"), 0.0)
+    bed.at(0.0)
+    following = partly("web")
+    following["metadata"]["uid"] = "uid-next"
+    bed.put_pods(following)
+    bed.at(STUCK_POD_CHECK_INTERVAL_S)
+    assert list(bed.output.pods) == ["uid-next"]
 
 
 def test_events_of_other_things_are_passed_over() -> None:
-    cluster = Watched()
+    bed = SuspectBed()
     for one in (
         {}, {"involvedObject": 3}, event("web", "Error: ErrImagePull"),
         event("web", SAID.format("another")),
     ):  # fmt: skip
-        cluster.output.on_rejection_event(one, 0.0)
-    assert cluster.at(0.0) == 0
+        bed.output.on_rejection_event(one, 0.0)
+    assert bed.at(0.0) == 0
 
 
 def test_no_more_than_so_many_are_read_and_a_failed_look_comes_again() -> None:
-    cluster = Watched()
-    cluster.listed = OutcomeKind.FAILED
+    bed = SuspectBed()
+    bed.answers["pods"] = OutcomeKind.FAILED
     for number in range(MAX_RUNNING_PODS + 10):
-        cluster.output.on_rejection_event(event(f"web-{number}"), 0.0)
-    assert cluster.at(0.0) == MAX_RUNNING_PODS
-    cluster.listed = None
-    cluster.pods["web-0"] = partly("web-0")
-    assert cluster.at(STUCK_POD_CHECK_INTERVAL_S) == MAX_RUNNING_PODS
-    assert cluster.output.pending_count() == 1
-    assert cluster.at(2 * STUCK_POD_CHECK_INTERVAL_S) == 1
+        bed.output.on_rejection_event(event(f"web-{number}"), 0.0)
+    assert bed.at(0.0) == MAX_RUNNING_PODS
+    bed.answers.clear()
+    bed.put_pods(partly("web-0"))
+    assert bed.at(STUCK_POD_CHECK_INTERVAL_S) == MAX_RUNNING_PODS
+    assert bed.output.pending_count() == 1
+    assert bed.at(2 * STUCK_POD_CHECK_INTERVAL_S) == 1

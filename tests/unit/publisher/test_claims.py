@@ -8,52 +8,35 @@ from pathlib import Path
 import pytest
 
 from nri_numa.dra.handover import ClaimFileRequester, ClaimFileResponder
-from nri_numa.kube.api import KubeAPI
+from nri_numa.kube.requests import Resource
 from nri_numa.publisher.claims import ClaimRequestAnswerer
-from tests.beds.fake_api_server import Asked, Said, fake, status
+from tests.beds.cluster_objects import ClusterObjects
 from tests.beds.resource_claims import UID, claim
 
-PATH = "/apis/resource.k8s.io/v1/namespaces/shop/resourceclaims/four"
 
-
-def server(asked: Asked) -> Said:
-    if asked.path.partition("?")[0] == PATH:
-        document = claim()
-        return Said(body={"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", **document})
-    return status(404, "not found")
-
-
-async def answers(
-    directory: Path, monkeypatch: pytest.MonkeyPatch, question: str, told: list[str]
-) -> dict[str, object]:
+async def answers(handover: Path, question: str, told: list[str]) -> dict[str, object]:
     """What is answered to one question."""
-    credentials, handover = directory / "credentials", directory / "handover"
-    credentials.mkdir()
-    handover.mkdir()
     (handover / "ask-0000000000000000.json").write_text(question)
 
-    api = KubeAPI(str(credentials), "test")
+    cluster = ClusterObjects()
+    cluster.put(Resource.CLAIMS, claim())
     queue = ClaimRequestAnswerer(
-        ClaimFileResponder(str(handover)), api, lambda: told.append("taken")
+        ClaimFileResponder(str(handover)), cluster, lambda: told.append("taken")
     )
-    with fake(credentials, monkeypatch, server):
-        await queue.answer_pending()
-        await queue.answer_pending()
-        ClaimFileRequester(str(handover)).write_registration_marker()
-        await queue.answer_pending()
-        await api.close()
+    await queue.answer_pending()
+    await queue.answer_pending()
+    ClaimFileRequester(str(handover)).write_registration_marker()
+    await queue.answer_pending()
     found: dict[str, object] = json.loads(
         (handover / "answer-0000000000000000.json").read_text(encoding="utf-8")
     )
     return found
 
 
-async def test_a_claim_is_handed_over_without_what_nobody_reads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_claim_is_handed_over_without_what_nobody_reads(tmp_path: Path) -> None:
     told: list[str] = []
     question = json.dumps({"namespace": "shop", "name": "four", "uid": UID})
-    found = await answers(tmp_path, monkeypatch, question, told)
+    found = await answers(tmp_path, question, told)
     whole = claim()
     handed = found["claim"]
     assert isinstance(handed, dict)
@@ -77,7 +60,7 @@ async def test_a_claim_is_handed_over_without_what_nobody_reads(
     ],
 )
 async def test_what_cannot_be_had_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, question: dict[str, object], words: str
+    tmp_path: Path, question: dict[str, object], words: str
 ) -> None:
-    found = await answers(tmp_path, monkeypatch, json.dumps(question), [])
+    found = await answers(tmp_path, json.dumps(question), [])
     assert words in str(found["problem"])

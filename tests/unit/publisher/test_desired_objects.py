@@ -9,25 +9,10 @@ from msgspec.structs import replace
 
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.machine import topology_document
-from nri_numa.observe.notices import Notice
 from nri_numa.publisher import desired_objects
 from nri_numa.web.responses import MachineNUMAInfo, NUMAInfoData
 from tests.beds.http_view import HOSTILE, assignment
-
-NOTICE = Notice(
-    id="0a0b0c0d1f",
-    number=31,
-    notice_kind="refused",
-    reason="NoSuchCPU",
-    message="CPU 63 is not here",
-    namespace="shop",
-    pod="web-0",
-    pod_uid="8d7c",
-    container="main",
-    count=1,
-    first_time=1_700_000_000.25,
-    last_time=1_700_000_000.25,
-)
+from tests.beds.publisher_bed import NOTICE
 
 
 def test_the_node_is_announced_field_by_field() -> None:

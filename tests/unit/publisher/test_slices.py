@@ -6,19 +6,13 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from nri_numa.kube.requests import APIRequest, Outcome
+from nri_numa.kube.requests import APIRequest, Outcome, Resource
 from nri_numa.publisher.slices import SliceOutput, build_slice_devices
 from nri_numa.web.responses import NUMANodeExclusiveCPUSlots
 from tests.beds.http_view import FakeView
-from tests.unit.publisher.test_outputs import World
-from tests.unit.publisher.test_topology_output import Cluster
+from tests.beds.publisher_bed import ObjectBed
 
 DRIVER = "dra.example.com"
-
-
-def world_of() -> tuple[World, SliceOutput, Cluster]:
-    output, cluster = SliceOutput("n1", DRIVER), Cluster()
-    return World(output, answer=cluster), output, cluster
 
 
 def found(cpus: int = 3) -> list[dict[str, Any]]:
@@ -105,52 +99,55 @@ def test_sizes_of_pages_and_sockets_that_are_not_known() -> None:
 
 
 def test_it_belongs_to_the_node_and_is_written_when_it_changes() -> None:
-    world, output, cluster = world_of()
-    world.work(100)
-    assert world.server.requests == []
+    bed = ObjectBed(SliceOutput("n1", DRIVER), Resource.SLICES, f"00000-{DRIVER}-n1")
+    output = bed.output
+    bed.work(100)
+    assert bed.requests == []
     for cpus in (3, 3, 2):
         output.set_desired(found(cpus))
-        world.later(60)
+        bed.later(60)
         assert output.pending_count() == 0
-    assert world.server.verbs() == ["get", "patch", "patch"]
+    assert bed.verbs() == ["get", "patch", "patch"]
     owner = {"apiVersion": "v1", "kind": "Node", "name": "n1", "uid": "node-1", "controller": True}
-    assert cluster.metadata["name"] == f"00000-{DRIVER}-n1"
-    assert cluster.owner == owner
-    assert cluster.there["spec"]["pool"] == {
+    assert bed.metadata["name"] == f"00000-{DRIVER}-n1"
+    assert bed.owner == owner
+    assert bed.object["spec"]["pool"] == {
         "name": "n1", "generation": 1, "resourceSliceCount": 1,
     }  # fmt: skip
 
 
 def test_it_is_there_again_after_the_kubelet_deleted_it() -> None:
     """Whether that comes before or after the kubelet takes the driver."""
-    world, output, cluster = world_of()
+    bed = ObjectBed(SliceOutput("n1", DRIVER), Resource.SLICES, f"00000-{DRIVER}-n1")
+    output = bed.output
     output.set_desired(found())
-    world.work(10)
-    output.schedule_rechecks(world.now)
+    bed.work(10)
+    output.schedule_rechecks(bed.now)
     for after in (2.0, 20.0, 60.0):
-        cluster.there = {}
-        world.work(10 + after)
-        assert cluster.there, after
-    cluster.there = {}
-    world.work(1000)
-    assert not cluster.there  # nobody said anything
-    cluster.node_uid = "node-2"
+        bed.put_object()
+        bed.work(10 + after)
+        assert bed.object, after
+    bed.put_object()
+    bed.work(1000)
+    assert not bed.object  # nobody said anything
+    bed.put_node(uid="node-2")
     output.schedule_resync()
-    world.work(1010)
-    assert cluster.owner["uid"] == "node-2"
+    bed.work(1010)
+    assert bed.owner["uid"] == "node-2"
 
 
 def test_a_server_that_does_not_know_consumable_capacity_is_named() -> None:
-    world, output, cluster = world_of()
+    bed = ObjectBed(SliceOutput("n1", DRIVER), Resource.SLICES, f"00000-{DRIVER}-n1")
+    output = bed.output
 
     def old(request: APIRequest) -> Outcome:
         """Drops what it does not know."""
-        answer = cluster(request)
+        answer = bed.cluster.execute_at_once(request)
         for device in answer.documents[0].get("spec", {}).get("devices", ()):
             del device["allowMultipleAllocations"]
         return answer
 
-    world.server.answer = old
+    bed.answer = old
     output.set_desired(found())
-    world.work()
+    bed.work()
     assert "DRAConsumableCapacity" in output.problem

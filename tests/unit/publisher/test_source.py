@@ -13,7 +13,7 @@ from nri_numa.observe.metrics import Metrics
 from nri_numa.publisher.source import AgentSource, AgentUnavailable
 from nri_numa.web.responses import Assignments, Notices
 from tests.beds.http_view import FakeView
-from tests.unit.publisher.test_publisher import until
+from tests.beds.stepped_loop import until
 
 
 @pytest.mark.parametrize("body", [b'{"instance":"\xff"}', b"\xed\xa0\x80", b"[1]", b""])

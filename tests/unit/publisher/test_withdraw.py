@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
+from nri_numa.kube.requests import Resource
 from tests.beds.cli import invoke
-from tests.beds.fake_api_server import Asked, Said, fake, status
+from tests.beds.cluster_objects import ClusterObjects
 
 OURS, THEIRS = "numa.example.com/exclusive-cpu", "example.com/gpu"
 IDS = "numa.kubernetes.io/numa-ids"
@@ -17,6 +16,16 @@ def node(name: str, **capacity: str) -> dict[str, object]:
     status = {"capacity": {"cpu": "8", **capacity}, "allocatable": {"cpu": "8", **capacity}}
     annotations = {IDS: "0-1", "else": "x"} if capacity else {}
     return {"metadata": {"name": name, "annotations": annotations}, "status": status}
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> ClusterObjects:
+    """What the command finds by these credentials."""
+    cluster = ClusterObjects()
+    clients = {("/credentials", "nri-numa-withdraw"): cluster}
+    monkeypatch.setenv("NRI_NUMA_PUBLISH_CREDENTIALS", "/credentials")
+    monkeypatch.setattr("nri_numa.kube.api.KubeAPI", lambda *arguments: clients[arguments])
+    return cluster
 
 
 @pytest.mark.parametrize(
@@ -31,22 +40,13 @@ def node(name: str, **capacity: str) -> dict[str, object]:
     ],
 )
 def test_what_stays_on_nodes_is_taken_off_them(
-    what: list[str], paths: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    what: list[str], paths: list[str], cluster: ClusterObjects
 ) -> None:
-    def answer(asked: Asked) -> Said:
-        if asked.method == "GET":
-            nodes = [
-                node("a", **{OURS: "4", THEIRS: "1"}),
-                node("b"),
-                node("gone", **{THEIRS: "2"}),
-            ]
-            return Said(body={"metadata": {}, "items": nodes})
-        return status(404, "no such node") if "gone" in asked.path else Said()
-
-    monkeypatch.setenv("NRI_NUMA_PUBLISH_CREDENTIALS", str(tmp_path))
-    with fake(tmp_path, monkeypatch, answer) as server:
-        assert invoke("withdraw", *what).exit_code == 0
-    patches = {one.path.partition("?")[0]: one.body for one in server.asked if one.body}
+    nodes = node("a", **{OURS: "4", THEIRS: "1"}), node("b"), node("gone", **{THEIRS: "2"})
+    cluster.put(Resource.NODES, *nodes)
+    cluster.fail(404, "no such node", on="nodes/gone")
+    assert invoke("withdraw", *what).exit_code == 0
+    patches = {one.path: one.body for one in cluster.requests if one.body}
     assert list(patches) == paths
     none = {OURS: None}
     for path, body in patches.items():
@@ -56,8 +56,7 @@ def test_what_stays_on_nodes_is_taken_off_them(
             assert body == {"metadata": {"annotations": {IDS: None}}}
 
 
-def test_a_right_that_is_missing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NRI_NUMA_PUBLISH_CREDENTIALS", str(tmp_path))
-    with fake(tmp_path, monkeypatch, lambda asked: status(403, "nodes is forbidden")):
-        done = invoke("withdraw", "capacity")
+def test_a_right_that_is_missing_is_said(cluster: ClusterObjects) -> None:
+    cluster.fail(403, "nodes is forbidden")
+    done = invoke("withdraw", "capacity")
     assert (done.exit_code, "resources [nodes], verbs [list]" in done.output) == (1, True)

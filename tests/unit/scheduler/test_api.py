@@ -4,102 +4,55 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
-import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 import pytest
 
 from nri_numa.config import AgentConfig
-from nri_numa.config.sections import Scheduling
 from nri_numa.kube.api import KubeAPI, Watch, WatchHandler, name_of
-from nri_numa.scheduler.extender import WATCHED_KINDS, Extender, SchedulerMetrics
-from nri_numa.scheduler.protocol import BindingArgs
+from nri_numa.kube.requests import KubeClient, Resource
+from nri_numa.scheduler.extender import WATCHED_KINDS, SchedulerMetrics
 from nri_numa.scheduler.watcher import TOPOLOGIES_PATH, PodActivator
-from tests.beds.fake_api_server import Asked, FakeAPIServer, LeaseServer, Said, fake, status
+from tests.beds.cluster_objects import ClusterObjects, ServedRequest
+from tests.beds.extender_bed import ExtenderBed, working
 from tests.beds.objects import PREFIX, container, pod, single, topology
-
-DONE = Said(201, {"kind": "Status", "apiVersion": "v1", "status": "Success"})
-
-
-@pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeAPIServer]:
-    """Its answer is `DONE` unless a test says something else."""
-    with fake(tmp_path, monkeypatch, lambda asked: DONE) as made:
-        yield made
+from tests.beds.stepped_loop import step, until
 
 
 @pytest.fixture
-async def api(server: FakeAPIServer) -> AsyncIterator[KubeAPI]:
-    made = KubeAPI(str(server.directory), "test")
-    yield made
-    await made.close()
+def cluster() -> ClusterObjects:
+    return ClusterObjects()
 
 
 @pytest.fixture
-async def made(server: FakeAPIServer, request: pytest.FixtureRequest) -> AsyncIterator[Extender]:
+async def bed(request: pytest.FixtureRequest) -> ExtenderBed:
     """An extender with one node of twice four CPUs."""
-    # Not the 4 s of a real one: what is shown here is not how busy the machine is.
-    section = {"bind_timeout": "60s", **getattr(request, "param", {})}
-    scheduling = Scheduling(credentials=str(server.directory), **section)
-    made = Extender(AgentConfig(scheduler=scheduling))
-    made.topologies.synced.set()
-    made.pods.synced.set()
-    made.node_watcher.on_update(topology(4, 4))
-    yield made
-    await made.api.close()
-    await made.lease_api.close()
+    bed = ExtenderBed(**getattr(request, "param", {}))
+    bed.publish(topology(4, 4))
+    return bed
 
 
-@asynccontextmanager
-async def working(*work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """While it works, with time enough on a busy machine."""
-    tasks = [asyncio.create_task(one) for one in work]
-    try:
-        async with asyncio.timeout(180):
-            yield
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def reads(document: dict[str, Any], otherwise: Said = DONE) -> Callable[[Asked], Said]:
-    """An API server that has this pod, and says something else to whoever writes."""
-    return lambda asked: Said(200, document) if asked.method == "GET" else otherwise
-
-
-def binding(name: str = "p", node: str = "n1") -> BindingArgs:
-    return BindingArgs("default", name, f"uid-{name}", node)
-
-
-async def test_node_and_annotation_are_one_write(made: Extender, server: FakeAPIServer) -> None:
-    made.reader.read_pod_request(single(3))
-    assert await made.binder.bind(binding()) == ""
-    assert list(made.nodes.assumed_pods) == ["uid-p"]
-    (asked,) = server.asked
-    assert asked.method == "POST"
-    assert asked.path.startswith("/api/v1/namespaces/default/pods/p/binding")
-    assert asked.body["target"]["name"] == "n1"
-    assert asked.body["metadata"] == {
+async def test_node_and_annotation_are_one_write(bed: ExtenderBed) -> None:
+    bed.schedule(single(3))
+    assert await bed.bind() == ""
+    assert list(bed.nodes.assumed_pods) == ["uid-p"]
+    (request,) = bed.cluster.requests
+    assert request.path == "/api/v1/namespaces/default/pods/p/binding"
+    assert request.body["target"]["name"] == "n1"
+    assert request.body["metadata"] == {
         "name": "p", "uid": "uid-p", "annotations": {"numa.kubernetes.io/placed": '{"main":"0"}'},
     }  # fmt: skip
 
 
-async def test_its_node_learns_of_all_containers_with_the_binding(
-    made: Extender, server: FakeAPIServer
-) -> None:
+async def test_its_node_learns_of_all_containers_with_the_binding(bed: ExtenderBed) -> None:
     init = [container("prepare", cpu="2", memory="1Gi"), container("log", cpu="500m", memory="1Gi")]
     init[1]["restartPolicy"] = "Always"
     main = container(cpu="3", memory="1Gi")
-    made.reader.read_pod_request(pod(main, init=init, policy="single-numa-node"))
-    assert await made.binder.bind(binding()) == ""
-    text = server.asked[0].body["metadata"]["annotations"][f"{PREFIX}/containers"]
+    bed.schedule(pod(main, init=init, policy="single-numa-node"))
+    assert await bed.bind() == ""
+    text = bed.bindings()[0]["metadata"]["annotations"][f"{PREFIX}/containers"]
     assert json.loads(text) == {
         "prepare": {"cpu": "2000m", "memory": "1073741824", "ends": True},
         "log": {"cpu": "500m", "memory": "1073741824"},
@@ -107,62 +60,50 @@ async def test_its_node_learns_of_all_containers_with_the_binding(
     }
 
 
-async def test_an_ordinary_pod_is_bound_as_it_is(made: Extender, server: FakeAPIServer) -> None:
+async def test_an_ordinary_pod_is_bound_as_it_is(bed: ExtenderBed) -> None:
     """Also one that was not filtered here: another replica was asked."""
-    server.answer = reads(pod(container(cpu="250m", memory="1Gi")))
-    assert await made.binder.bind(binding()) == ""
-    assert not made.nodes.assumed_pods
-    assert [asked.method for asked in server.asked] == ["GET", "POST"]
-    assert "annotations" not in server.asked[1].body["metadata"]
+    bed.cluster.put(Resource.PODS, pod(container(cpu="250m", memory="1Gi")))
+    assert await bed.bind() == ""
+    assert not bed.nodes.assumed_pods
+    assert [request.method for request in bed.cluster.requests] == ["GET", "POST"]
+    assert "annotations" not in bed.bindings()[0]["metadata"]
 
 
-async def test_a_second_call_waits_for_the_first(made: Extender, server: FakeAPIServer) -> None:
-    made.reader.read_pod_request(single(3))
-    made.node_watcher.on_update(topology(4, 4, name="n2"))
-    found = await asyncio.gather(
-        made.binder.bind(binding()),
-        made.binder.bind(binding()),
-        made.binder.bind(binding(node="n2")),
-    )
-    assert found == ["", "", "is on n1 already"]
-    assert [hold.node for hold in made.nodes.assumed_pods.values()] == ["n1"]
-    assert len(server.asked) == 1
+async def test_a_second_call_waits_for_the_first(bed: ExtenderBed) -> None:
+    bed.schedule(single(3))
+    bed.publish(topology(4, 4, name="n2"))
+    problems = await asyncio.gather(bed.bind(), bed.bind(), bed.bind(node="n2"))
+    assert problems == ["", "", "is on n1 already"]
+    assert bed.assumed_nodes == ["n1"]
+    assert len(bed.cluster.requests) == 1
 
 
-async def test_what_is_held_is_looked_at_again_when_a_pod_is_bound(
-    made: Extender, server: FakeAPIServer
-) -> None:
-    for name in ("a", "b", "c"):
-        made.reader.read_pod_request(single(3, name=name))
-    assert await made.binder.bind(binding("a")) == ""
-    assert await made.binder.bind(binding("b")) == ""
-    why = await made.binder.bind(binding("c"))
+async def test_what_is_held_is_looked_at_again_when_a_pod_is_bound(bed: ExtenderBed) -> None:
+    bed.schedule(*(single(3, name=name) for name in ("a", "b", "c")))
+    assert await bed.bind("a") == ""
+    assert await bed.bind("b") == ""
+    why = await bed.bind("c")
     assert why == "needs 3 exclusive CPUs on one NUMA node; most free for exclusive use: 1"
-    assert len(made.nodes.assumed_pods) == 2
-    assert len(server.asked) == 2
+    assert len(bed.nodes.assumed_pods) == 2
+    assert len(bed.cluster.requests) == 2
 
 
-async def test_a_pod_on_two_numa_nodes_takes_from_both(
-    made: Extender, server: FakeAPIServer
-) -> None:
-    made.reader.read_pod_request(single(6, name="wide", policy="best-effort"))
-    for name, cpus in (("more", 3), ("rest", 2)):
-        made.reader.read_pod_request(single(cpus, name=name))
-    assert await made.binder.bind(binding("wide")) == ""
-    why = await made.binder.bind(binding("more"))
+async def test_a_pod_on_two_numa_nodes_takes_from_both(bed: ExtenderBed) -> None:
+    bed.schedule(single(6, name="wide", policy="best-effort"))
+    bed.schedule(single(3, name="more"), single(2, name="rest"))
+    assert await bed.bind("wide") == ""
+    why = await bed.bind("more")
     assert why == "needs 3 exclusive CPUs on one NUMA node; most free for exclusive use: 2"
-    assert await made.binder.bind(binding("rest")) == ""
-    placed = [asked.body["metadata"]["annotations"][f"{PREFIX}/placed"] for asked in server.asked]
+    assert await bed.bind("rest") == ""
+    placed = [sent["metadata"]["annotations"][f"{PREFIX}/placed"] for sent in bed.bindings()]
     assert placed == ['{"main":"0-1"}', '{"main":"1"}'], "the first NUMA node is full"
 
 
-async def test_a_binding_that_fails_for_sure_holds_nothing(
-    made: Extender, server: FakeAPIServer
-) -> None:
-    server.answer = lambda asked: status(403, "not allowed")
-    made.reader.read_pod_request(single(3))
-    assert "403: not allowed" in await made.binder.bind(binding())
-    assert not made.nodes.assumed_pods
+async def test_a_binding_that_fails_for_sure_holds_nothing(bed: ExtenderBed) -> None:
+    bed.cluster.fail(403, "not allowed")
+    bed.schedule(single(3))
+    assert "403: not allowed" in await bed.bind()
+    assert not bed.nodes.assumed_pods
 
 
 @pytest.mark.parametrize(
@@ -175,51 +116,47 @@ async def test_a_binding_that_fails_for_sure_holds_nothing(
     ],
 )
 async def test_after_a_conflict_the_pod_is_read(
-    made: Extender, server: FakeAPIServer, node: str, uid: str, held: bool, bound: bool
+    bed: ExtenderBed, node: str, uid: str, held: bool, bound: bool
 ) -> None:
-    found = single(3, node=node)
-    found["metadata"]["uid"] = uid
-    server.answer = reads(found, status(409, "is already assigned"))
-    made.reader.read_pod_request(single(3))
-    problem = await made.binder.bind(binding())
+    bed.schedule(single(3))
+    there = single(3, node=node)
+    there["metadata"]["uid"] = uid
+    bed.cluster.put(Resource.PODS, there)
+    bed.cluster.fail(409, "is already assigned", on="/binding")
+    problem = await bed.bind()
     assert (problem == "") == bound
-    assert bool(made.nodes.assumed_pods) == held
+    assert bool(bed.nodes.assumed_pods) == held
 
 
-async def test_a_pod_whose_binding_is_in_doubt_comes_back_to_its_node(
-    made: Extender, server: FakeAPIServer
-) -> None:
+async def test_a_pod_whose_binding_is_in_doubt_comes_back_to_its_node(bed: ExtenderBed) -> None:
     """It may still be written: its room is kept, and is not in the way of the pod itself."""
-    server.answer = reads(single(3), status(504, "late"))
-    made.node_watcher.on_update(topology(4, 4, name="n2"))
-    question = json.dumps({"Pod": single(3), "NodeNames": ["n1", "n2"]}).encode()
+    bed.cluster.put(Resource.PODS, single(3))
+    bed.cluster.fail(504, "late", on="/binding")
+    bed.publish(topology(4, 4, name="n2"))
     for _ in range(2):
-        assert "504" in await made.binder.bind(binding())
-        assert json.loads(await made.filter(question))["NodeNames"] == ["n1"]
-    made.node_watcher.on_update(topology(1, 1))
-    assert json.loads(await made.filter(question))["NodeNames"] == ["n2"]
+        assert "504" in await bed.bind()
+        assert (await bed.filter(single(3), "n1", "n2"))["NodeNames"] == ["n1"]
+    bed.publish(topology(1, 1))
+    assert (await bed.filter(single(3), "n1", "n2"))["NodeNames"] == ["n2"]
+    bed.publish(topology(4, 4))
+    assert "504" in await bed.bind()
+    bed.cluster.remove(Resource.PODS, "p", "default")
+    assert "504" in await bed.bind()
+    assert not bed.nodes.assumed_pods, "it cannot be written any more"
 
 
 @pytest.mark.parametrize(("code", "held"), [(409, "n1"), (403, "n1"), (404, "")])
 async def test_a_pod_that_has_its_node_keeps_what_is_held_there(
-    made: Extender, server: FakeAPIServer, code: int, held: str
+    bed: ExtenderBed, code: int, held: str
 ) -> None:
     """kube-scheduler calls bind again where the first call took too long, also for another node."""
-    bindings: list[str] = []
-
-    def answer(asked: Asked) -> Said:
-        if asked.method == "GET":
-            return Said(200, single(3, node="n1"))
-        bindings.append(asked.body["target"]["name"])
-        return DONE if len(bindings) == 1 else status(code, "is assigned to node n1")
-
-    server.answer = answer
-    made.node_watcher.on_update(topology(4, 4, name="n2"))
-    made.reader.read_pod_request(single(3))
-    assert await made.binder.bind(binding()) == ""
-    assert f"{code}" in await made.binder.bind(binding(node="n2"))
-    assert [hold.node for hold in made.nodes.assumed_pods.values()] == ([held] if held else [])
-    assert bindings == ["n1", "n2"]
+    bed.publish(topology(4, 4, name="n2"))
+    bed.schedule(single(3))
+    assert await bed.bind() == ""
+    bed.cluster.fail(code, "is assigned to node n1", on="/binding")
+    assert f"{code}" in await bed.bind(node="n2")
+    assert bed.assumed_nodes == ([held] if held else [])
+    assert [sent["target"]["name"] for sent in bed.bindings()] == ["n1", "n2"]
 
 
 def running(name: str, **keys: Any) -> dict[str, Any]:
@@ -227,239 +164,163 @@ def running(name: str, **keys: Any) -> dict[str, Any]:
     return single(3, name=name, node="n1", phase="Running", placed='{"main":"0"}', **keys)
 
 
-async def test_who_started_before_anybody_watched_is_not_overlooked(
-    made: Extender, server: FakeAPIServer
-) -> None:
+def lists_of(cluster: ClusterObjects, selector: str) -> int:
+    """How often pods of a field selector were listed."""
+    return sum(
+        request.method == "GET" and selector in request.query.get("fieldSelector", "")
+        for request in cluster.requests
+    )
+
+
+async def test_who_started_before_anybody_watched_is_not_overlooked(bed: ExtenderBed) -> None:
     """The kubelet says that it runs, the node's object is older than that: neither list has it."""
-    chosen = "fieldSelector=spec.nodeName=n1,"
-
-    def answer(asked: Asked) -> Said:
-        if asked.method == "POST":
-            return DONE
-        there = [running("early")] if chosen in unquote(asked.path) else []
-        watched = "watch=true" in asked.path
-        return Said(200, "" if watched else {"metadata": {"resourceVersion": "1"}, "items": there})
-
-    server.answer = answer
-    made.node_watcher.on_update(topology(4))
-    made.pods.synced.clear()
-    async with working(made.pods.run()):
-        await made.pods.synced.wait()
-    assert not made.nodes.assumed_pods
+    bed.cluster.put(Resource.PODS, running("early"))
+    bed.publish(topology(4))
+    watch = bed.extender.pods
+    watch.synced.clear()
+    async with working(watch.run()):
+        await watch.synced.wait()
+    assert not bed.nodes.assumed_pods
     for name in ("a", "b"):
-        made.reader.read_pod_request(single(3, name=name))
-        why = await made.binder.bind(binding(name))
+        bed.schedule(single(3, name=name))
+        why = await bed.bind(name)
         assert why == "needs 3 exclusive CPUs on one NUMA node; most free for exclusive use: 1"
-    assert list(made.nodes.assumed_pods) == ["uid-early"]
+    assert list(bed.nodes.assumed_pods) == ["uid-early"]
     # The agent counts it, and then it is gone.
-    made.node_watcher.on_update(topology(1, charged=[("uid-early", "main")]))
-    assert not made.nodes.assumed_pods
-    made.node_watcher.on_update(topology(4))
-    assert await made.binder.bind(binding("a")) == ""
-    assert sum(chosen in unquote(asked.path) for asked in server.asked) == 1, "once for each node"
+    bed.publish(topology(1, charged=[("uid-early", "main")]))
+    assert not bed.nodes.assumed_pods
+    bed.publish(topology(4))
+    assert await bed.bind("a") == ""
+    assert lists_of(bed.cluster, "spec.nodeName=n1,") == 1, "once for each node"
 
 
-async def test_where_it_cannot_be_told_who_runs_nothing_is_bound(
-    made: Extender, server: FakeAPIServer
-) -> None:
+async def test_where_it_cannot_be_told_who_runs_nothing_is_bound(bed: ExtenderBed) -> None:
     """But ordinary pods are, and the next try asks again."""
-    said: list[Said] = [
-        status(403, 'User "u" cannot list pods'), Said(200, "{"), Said(200, {"items": 3}),
-        Said(200, {"items": []}),
-    ]  # fmt: skip
-
-    def answer(asked: Asked) -> Said:
-        return DONE if asked.method == "POST" else said.pop(0)
-
-    server.answer = answer
-    made.pod_watcher.on_list(frozenset())
-    made.reader.read_pod_request(pod(container(cpu="250m", memory="1Gi"), name="ordinary"))
-    assert await made.binder.bind(binding("ordinary")) == ""
-    made.reader.read_pod_request(single(3))
-    assert "cannot list pods" in await made.binder.bind(binding())
-    assert await made.binder.bind(binding()) != ""
-    assert await made.binder.bind(binding()) != ""
-    assert not made.nodes.assumed_pods
-    assert await made.binder.bind(binding()) == ""
-    assert said == []
-
-
-def posted(server: FakeAPIServer) -> list[str]:
-    """Names of the pods that were bound."""
-    return [asked.body["metadata"]["name"] for asked in server.asked
-            if asked.path.partition("?")[0].endswith("/binding")]  # fmt: skip
-
-
-async def bind(made: Extender, name: str, node: str = "n1") -> str:
-    """Ask as kube-scheduler does; the result is why not."""
-    question = {"Pod": single(3, name=name), "NodeNames": [node]}
-    await made.filter(json.dumps(question).encode())
-    body = {"PodName": name, "PodNamespace": "default", "PodUID": f"uid-{name}", "Node": node}
-    return str(json.loads(await made.bind(json.dumps(body).encode()))["Error"])
+    for code, text in ((403, 'User "u" cannot list pods'), (200, "cannot read"), (0, "no answer")):
+        bed.cluster.fail(code, text, on="GET /api/v1/pods ", times=1)
+    bed.extender.pod_watcher.on_list(frozenset())
+    bed.schedule(pod(container(cpu="250m", memory="1Gi"), name="ordinary"))
+    assert await bed.bind("ordinary") == ""
+    bed.schedule(single(3))
+    assert "cannot list pods" in await bed.bind()
+    assert await bed.bind() == "cannot read"
+    assert await bed.bind() == "no answer"
+    assert not bed.nodes.assumed_pods
+    assert await bed.bind() == ""
 
 
 @pytest.mark.parametrize("late", [0.0, 13.0, 61.0, 3600.0])
-async def test_room_is_promised_once_however_late_an_object_is(
-    server: FakeAPIServer, late: float
-) -> None:
+async def test_room_is_promised_once_however_late_an_object_is(late: float) -> None:
     """The pod runs, and the object of its node is from before that."""
-    now = 0.0
-    made = Extender(
-        AgentConfig(scheduler=Scheduling(credentials=str(server.directory))), clock=lambda: now
-    )
-    server.answer = lambda asked: (
-        Said(200, {"items": []}) if "fieldSelector" in asked.path else DONE
-    )
-    made.node_watcher.on_update(topology(4, charged=[]))
-    made.topologies.synced.set()
-    made.pods.synced.set()
-    assert await bind(made, "a") == ""
+    bed = ExtenderBed()
+    bed.publish(topology(4, charged=[]))
+    assert await bed.filter_and_bind(single(3, name="a")) == ""
     pending = single(3, name="a", node="n1", placed='{"main":"0"}')
-    made.pod_watcher.on_update(pending)
-    made.pod_watcher.on_delete(pending)
-    now = late
-    made.pod_watcher.expire_assumed_pods()
-    assert "most free for exclusive use: 1" in await bind(made, "b")
-    made.node_watcher.on_update(topology(4, charged=[("uid-a", "main")]))  # of seven
-    assert await bind(made, "b") == ""
-    await made.api.close()
+    bed.extender.pod_watcher.on_update(pending)
+    bed.extender.pod_watcher.on_delete(pending)
+    bed.cluster.remove(Resource.PODS, "a", "default")  # nor does a list name it
+    await step(late)
+    bed.extender.pod_watcher.expire_assumed_pods()
+    assert "most free for exclusive use: 1" in await bed.filter_and_bind(single(3, name="b"))
+    bed.publish(topology(4, charged=[("uid-a", "main")]))  # of seven
+    assert await bed.filter_and_bind(single(3, name="b")) == ""
 
 
 @pytest.mark.parametrize("since", [1.0, 61.0, 3600.0])
-async def test_each_node_is_read_once_after_a_list_however_long_ago(
-    server: FakeAPIServer, since: float
-) -> None:
+async def test_each_node_is_read_once_after_a_list_however_long_ago(since: float) -> None:
     """Its publisher may be late by any time; where no Lease says who leads, after silence too."""
-    now, there = 0.0, [running("early")]
-    section = Scheduling(credentials=str(server.directory))
-    made = Extender(AgentConfig(scheduler=section), clock=lambda: now)
-    server.answer = lambda asked: (
-        DONE if asked.method == "POST" else Said(200, {"items": list(there)})
-    )
-    made.node_watcher.on_update(topology(4, charged=[]))
-    made.node_watcher.on_update(topology(4, 4, name="n2", charged=[]))
-    made.topologies.synced.set()
-    made.pods.synced.set()
-    made.pod_watcher.on_list(frozenset())
-    now = since
+    bed = ExtenderBed()
+    bed.cluster.put(Resource.PODS, running("early"))
+    bed.publish(topology(4, charged=[]), topology(4, 4, name="n2", charged=[]))
+    bed.extender.pod_watcher.on_list(frozenset())
+    await step(since)
     for _ in range(2):
-        assert "most free for exclusive use: 1" in await bind(made, "a")
-    assert len(server.asked) == 1
+        assert "most free for exclusive use: 1" in await bed.filter_and_bind(single(3, name="a"))
+    assert len(bed.cluster.requests) == 1
     # Another kube-scheduler led for a moment, and asked the extender beside it.
-    for name, at, why in (("b", 0.9, ""), ("c", 2.1, "most free for exclusive use: 1")):
-        there[:] = [single(3, name=f"other-{name}", node="n2", placed='{"main":"0"}')]
-        now = since + at
-        assert why in await bind(made, name, "n2")
-    assert posted(server) == ["b"]
-    await made.api.close()
+    for name, pause, why in (("b", 0.9, ""), ("c", 1.2, "most free for exclusive use: 1")):
+        other = single(3, name=f"other-{name}", node="n2", placed='{"main":"0"}')
+        bed.cluster.put(Resource.PODS, other)
+        await step(pause)
+        assert why in await bed.filter_and_bind(single(3, name=name), "n2")
+    assert [sent["metadata"]["name"] for sent in bed.bindings()] == ["b"]
 
 
-class LedServer:
-    """One node, its pods, and the Lease; `bound` is what another replica bound.
-
-    A binding takes a second where nobody waits for it, or gives its Lease back before.
-    """
-
-    def __init__(self, server: FakeAPIServer) -> None:
-        self.leases, self.bound = LeaseServer(), list[dict[str, Any]]()
-        self.written: list[str] = []
-        self.wait = threading.Event()
-        self.begun = threading.Event()
-        server.answer = self.answer
-
-    def answer(self, asked: Asked) -> Said:
-        path = asked.path.partition("?")[0]
-        if "/leases" in path:
-            self.written.append(asked.body.get("spec", {}).get("holderIdentity", "-"))
-            if self.written[-1] == "":
-                self.wait.set()
-            return self.leases.answer(asked)
-        if asked.method == "POST":
-            self.begun.set()
-            self.wait.wait(1)
-            self.written.append("binding")
-            return DONE
-        if "watch=true" in asked.path:
-            time.sleep(0.05)
-            return Said(200, "")
-        items = [topology(4, charged=[])] if "noderesource" in path else list(self.bound)
-        if "phase=Running" in unquote(asked.path):
-            items = []  # those that were bound are on their way
-        return Said(200, {"metadata": {"resourceVersion": "1"}, "items": items})
-
-    def give_lease(self, holder: str) -> None:
-        spec = {"holderIdentity": holder, "leaseDurationSeconds": 15}
-        self.leases.write({"metadata": {"name": "nri-numa-scheduler"}, "spec": spec})
+LEASE = "nri-numa-scheduler"
 
 
-async def test_who_begins_to_lead_lists_again_before_it_answers(server: FakeAPIServer) -> None:
-    """What it knew as a standby is older than the Lease, be it by a second or an hour."""
-    there = LedServer(server)
-    there.give_lease("other")
-    there.wait.set()
-    section = Scheduling(
-        address="127.0.0.1:0", credentials=str(server.directory), lease="nri-numa-scheduler"
+def give_lease(cluster: ClusterObjects, holder: str) -> None:
+    spec = {"holderIdentity": holder, "leaseDurationSeconds": 15}
+    cluster.put(
+        Resource.LEASES, {"metadata": {"name": LEASE, "namespace": "default"}, "spec": spec}
     )
-    made = Extender(AgentConfig(scheduler=section))
-    async with working(made.run()):
-        await made.pods.synced.wait()
-        while "another replica leads: other" not in (why := await bind(made, "a")):
-            await asyncio.sleep(0.01)
+
+
+async def test_who_begins_to_lead_lists_again_before_it_answers() -> None:
+    """What it knew as a standby is older than the Lease, be it by a second or an hour."""
+    bed = ExtenderBed(synced=False, lease=LEASE)
+    bed.cluster.put(Resource.TOPOLOGIES, topology(4, charged=[]))
+    give_lease(bed.cluster, "other")
+    bed.cluster.hold("^WATCH")  # none brings anything
+    async with working(bed.extender.run()):
+        await bed.extender.pods.synced.wait()
+        why = ""
+        while "another replica leads: other" not in why:
+            await step(0.25)
+            why = await bed.filter_and_bind(single(3, name="a"))
         # The leader binds a pod and is gone; no watch of this one has heard of either.
-        there.bound.append(single(3, name="early", node="n1", placed='{"main":"0"}'))
-        there.give_lease("")
+        early = single(3, name="early", node="n1", placed='{"main":"0"}')
+        bed.cluster.put(Resource.PODS, early)
+        give_lease(bed.cluster, "")
         while "leads" in why or "still being read" in why:
-            await asyncio.sleep(0.01)
-            why = await bind(made, "a")
+            await step(0.25)
+            why = await bed.filter_and_bind(single(3, name="a"))
     assert "most free for exclusive use: 1" in why
 
 
-async def test_bindings_end_before_the_lease_is_given_back(server: FakeAPIServer) -> None:
+async def test_bindings_end_before_the_lease_is_given_back() -> None:
     """Who leads next lists what is written, and nothing may be written after that."""
-    there = LedServer(server)
-    section = Scheduling(
-        address="127.0.0.1:0", credentials=str(server.directory), lease="nri-numa-scheduler"
-    )
-    made = Extender(AgentConfig(scheduler=section))
-    async with working(made.run()):
-        while made.unready_reason():
-            await asyncio.sleep(0.01)
-        asking = asyncio.create_task(bind(made, "a"))
-        await asyncio.to_thread(there.begun.wait)
-        asking.cancel()
-    assert there.written[-2:] == ["binding", ""]
+    bed = ExtenderBed(synced=False, lease=LEASE)
+    bed.cluster.put(Resource.TOPOLOGIES, topology(4, charged=[]))
+    gate = bed.cluster.hold("/binding")
+    running = asyncio.create_task(bed.extender.run())
+    await until(lambda: not bed.extender.unready_reason())
+    asking = asyncio.create_task(bed.filter_and_bind(single(3, name="a")))
+    await until(bed.bindings)
+    asking.cancel()
+    running.cancel()
+    await step(1)
+    assert bed.cluster.get(Resource.LEASES, LEASE, "default")["spec"]["holderIdentity"]
+    gate.set()
+    await asyncio.wait([running])
+    assert bed.cluster.get(Resource.PODS, "a", "default")["spec"]["nodeName"] == "n1"
+    assert bed.cluster.get(Resource.LEASES, LEASE, "default")["spec"]["holderIdentity"] == ""
 
 
-async def test_without_an_api_server_it_says_so(
-    made: Extender, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_without_an_api_server_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    made.reader.read_pod_request(single(3))
-    assert "no credentials" in await made.binder.bind(binding())
+    bed = ExtenderBed(api=KubeAPI("/nonexistent", "test"))
+    bed.schedule(single(3))
+    assert "no credentials" in await bed.bind()
 
 
-@pytest.mark.parametrize("made", [{"lease": "nri-numa-scheduler"}], indirect=True)
-async def test_who_does_not_lead_binds_nothing(made: Extender, server: FakeAPIServer) -> None:
-    body = {"PodName": "p", "PodNamespace": "default", "PodUID": "uid-p", "Node": "n1"}
-    assert (
-        "another replica leads" in json.loads(await made.bind(json.dumps(body).encode()))["Error"]
-    )
-    assert "another replica leads" in made.unready_reason()
-    assert not server.asked
+@pytest.mark.parametrize("bed", [{"lease": LEASE}], indirect=True)
+async def test_who_does_not_lead_binds_nothing(bed: ExtenderBed) -> None:
+    assert "another replica leads" in await bed.filter_and_bind(single(3))
+    assert "another replica leads" in bed.extender.unready_reason()
+    assert not bed.cluster.requests
 
 
 # --- the Lease --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("made", [{"lease": "nri-numa-scheduler"}], indirect=True)
-async def test_a_lease_that_may_not_be_read_is_why_nothing_is_bound(
-    made: Extender, server: FakeAPIServer
-) -> None:
+@pytest.mark.parametrize("bed", [{"lease": LEASE}], indirect=True)
+async def test_a_lease_that_may_not_be_read_is_why_nothing_is_bound(bed: ExtenderBed) -> None:
     """The sentence names the rule that is missing."""
-    server.answer = lambda asked: status(403, "leases is forbidden")
-    assert made.election is not None
-    await made.election.run_step()
-    why = made.unready_reason()
+    bed.cluster.fail(403, "leases is forbidden")
+    assert bed.extender.election is not None
+    await bed.extender.election.run_step()
+    why = bed.extender.unready_reason()
     assert "the Lease cannot be used" in why
     assert "lacks apiGroups ['coordination.k8s.io'], resources [leases], verbs [get]" in why
 
@@ -467,17 +328,11 @@ async def test_a_lease_that_may_not_be_read_is_why_nothing_is_bound(
 # --- lists and watches ------------------------------------------------------------------------
 
 
-def event(kind: str, document: dict[str, Any], version: str) -> str:
-    document = {**document, "metadata": {**document["metadata"], "resourceVersion": version}}
-    return json.dumps({"type": kind, "object": document}) + "\n"
-
-
 class Recorder(WatchHandler):
     """What a watch says."""
 
     def __init__(self) -> None:
         self.changes: list[tuple[str, Any]] = []
-        self.empty = asyncio.Event()
 
     def on_update(self, document: Mapping[str, Any]) -> None:
         self.changes.append(("put", name_of(document)))
@@ -490,91 +345,92 @@ class Recorder(WatchHandler):
 
     def on_list(self, keys: frozenset[str]) -> None:
         self.changes.append(("all", sorted(keys)))
-        if not keys:
-            self.empty.set()
+
+
+def put_topologies(cluster: ClusterObjects, *names: str) -> None:
+    cluster.put(Resource.TOPOLOGIES, *(topology(1, name=name) for name in names))
+
+
+def asked_for(cluster: ClusterObjects, method: str, key: str) -> list[str]:
+    """A parameter of each list (GET) or watch (WATCH)."""
+    return [one.query.get(key, "") for one in cluster.requests if one.method == method]
 
 
 async def test_pages_changes_and_a_second_list_after_410(
-    server: FakeAPIServer, api: KubeAPI
+    cluster: ClusterObjects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gone = {"type": "ERROR", "object": {"kind": "Status", "code": 410, "message": "too old"}}
-    watched: list[str] = []
-
-    def answer(asked: Asked) -> Said:
-        if "watch=true" in asked.path:
-            watched.append(asked.path)
-            if len(watched) == 1:
-                return Said(200, event("ADDED", topology(1, name="c"), "11")
-                            + event("DELETED", topology(1, name="a"), "12"))  # fmt: skip
-            return Said(200, json.dumps(gone) + "\n")
-        if "continue=" in asked.path:
-            return Said(200, {"metadata": {"resourceVersion": "10"},
-                              "items": [topology(1, name="b")]})  # fmt: skip
-        if watched:
-            return Said(200, {"metadata": {"resourceVersion": "20"}, "items": []})
-        return Said(200, {"metadata": {"resourceVersion": "10", "continue": "more"},
-                          "items": [topology(1, name="a")]})  # fmt: skip
-
-    server.answer = answer
+    monkeypatch.setattr("nri_numa.kube.requests.LIST_PAGE_SIZE", 1)
+    put_topologies(cluster, "a", "b")
+    listed = str(cluster.version)
     objects = Recorder()
-    async with working(Watch(api, TOPOLOGIES_PATH, objects).run()):
-        await objects.empty.wait()
-    assert objects.changes[:9] == [
+    async with working(Watch(cluster, TOPOLOGIES_PATH, objects).run()):
+        await until(lambda: len(objects.changes) == 3)
+        put_topologies(cluster, "c")
+        cluster.remove(Resource.TOPOLOGIES, "a")
+        seen = str(cluster.version)
+        await until(lambda: len(objects.changes) == 6)
+        cluster.end_watches()
+        for name in ("b", "c"):
+            cluster.remove(Resource.TOPOLOGIES, name)
+        cluster.compact()
+        await until(lambda: ("all", []) in objects.changes)
+    assert objects.changes == [
         ("put", "a"), ("put", "b"), ("all", ["a", "b"]), ("put", "c"), ("removed", "a"),
         ("gone", "a"), ("gone", "b"), ("gone", "c"), ("all", []),
     ]  # fmt: skip
-    assert "resourceVersion=10" in watched[0]
-    assert "resourceVersion=12" in watched[1]
+    assert asked_for(cluster, "WATCH", "resourceVersion")[:2] == [listed, seen]
 
 
-async def test_a_list_goes_on_at_the_page_that_failed(server: FakeAPIServer, api: KubeAPI) -> None:
+async def test_a_list_goes_on_at_the_page_that_failed(
+    cluster: ClusterObjects, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A busy server's pages are not thrown away; a place that it does not know any more is."""
-    answers = [
-        Said(200, {"metadata": {"resourceVersion": "9", "continue": "two"},
-                   "items": [topology(1, name="a")]}),
-        status(500, "the request timed out"),
-        Said(200, {"metadata": {"resourceVersion": "9", "continue": "three"},
-                   "items": [topology(1, name="b")]}),
-        status(410, "the continue token is too old"),
-        Said(200, {"metadata": {"resourceVersion": "20"}, "items": [topology(1, name="c")]}),
-    ]  # fmt: skip
-    watched = json.dumps({"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "30"}}})
-    server.answer = lambda asked: answers.pop(0) if answers else Said(200, watched + "\n")
+    monkeypatch.setattr("nri_numa.kube.requests.LIST_PAGE_SIZE", 1)
+    put_topologies(cluster, "a", "b", "d")
+    cluster.fail(500, "the request timed out", on="continue=1", times=1)
+    cluster.fail(410, "the continue token is too old", on="continue=2", times=1)
+
+    def forget(request: ServedRequest) -> None:
+        if "continue=2" in request.text:
+            for name in ("a", "b", "d"):
+                cluster.remove(Resource.TOPOLOGIES, name)
+            put_topologies(cluster, "c")
+
+    cluster.on_request = forget
     objects = Recorder()
-    follower = Watch(api, TOPOLOGIES_PATH, objects, jitter=lambda: 0.0)
+    follower = Watch(cluster, TOPOLOGIES_PATH, objects, jitter=lambda: 0.0)
     async with working(follower.run()):
-        while len(server.asked) < 7:
-            await asyncio.sleep(0.01)
+        await until(lambda: asked_for(cluster, "WATCH", "resourceVersion"))
+        bookmark = cluster.bookmark()
+        await step()
+        cluster.end_watches()
+        await until(lambda: len(asked_for(cluster, "WATCH", "resourceVersion")) == 2)
     assert objects.changes == [
         ("put", "a"), ("put", "b"), ("put", "c"), ("gone", "a"), ("gone", "b"), ("all", ["c"]),
     ]  # fmt: skip
-    places = [asked.path.partition("continue=")[2].partition("&")[0] for asked in server.asked[:5]]
-    assert places == ["", "two", "two", "three", ""]
-    assert "allowWatchBookmarks=true" in server.asked[5].path
-    assert "resourceVersion=30" in server.asked[6].path, "it goes on from the bookmark"
+    assert asked_for(cluster, "GET", "continue") == ["", "1", "1", "2", ""]
+    assert asked_for(cluster, "WATCH", "allowWatchBookmarks") == ["true", "true"]
+    versions = asked_for(cluster, "WATCH", "resourceVersion")
+    assert versions[1] == bookmark, "it goes on from the bookmark"
 
 
 @pytest.mark.parametrize("code", [410, 429])
 async def test_who_may_not_watch_is_told_once(
-    server: FakeAPIServer, api: KubeAPI, caplog: pytest.LogCaptureFixture, code: int
+    cluster: ClusterObjects, caplog: pytest.LogCaptureFixture, code: int
 ) -> None:
     """Also where the list before it is answered each time; not before the server wants it again."""
-    gone: list[float] = []
-
-    def answer(asked: Asked) -> Said:
-        if "watch=true" not in asked.path:
-            return Said(200, {"metadata": {"resourceVersion": "1"}, "items": []})
-        gone.append(time.monotonic())
-        after = {"Retry-After": "2"} if len(gone) == 1 else {}
-        return status(code, "not now", **after) if len(gone) < 4 else Said(200, "")
-
-    server.answer = answer
-    follower = Watch(api, TOPOLOGIES_PATH, Recorder(), jitter=lambda: 0.0)
+    times: list[float] = []
+    cluster.fail(code, on="^WATCH", times=1, retry_after=2)
+    cluster.fail(code, on="^WATCH", times=2)
+    loop = asyncio.get_running_loop()
+    cluster.on_request = lambda request: request.method == "WATCH" and times.append(loop.time())
+    follower = Watch(cluster, TOPOLOGIES_PATH, Recorder(), jitter=lambda: 0.0)
     with caplog.at_level("INFO"):
         async with working(follower.run()):
-            while len(gone) < 5:
-                await asyncio.sleep(0.01)
-    assert (gone[1] - gone[0] >= 2, gone[3] - gone[1] >= 1.5) == (True, True), "longer each time"
+            await until(lambda: len(times) == 4)
+            await step()
+    assert times[1] - times[0] >= 2
+    assert times[3] - times[1] > 1.4, "longer each time"
     said = [
         one for one in ("cannot follow", "answers again") for _ in range(caplog.text.count(one))
     ]
@@ -582,136 +438,99 @@ async def test_who_may_not_watch_is_told_once(
     assert follower.failing is None
 
 
-async def test_an_old_view_of_the_cluster_is_said(server: FakeAPIServer) -> None:
+async def test_an_old_view_of_the_cluster_is_said() -> None:
     """The API server is away, or stands still; bindings go on as far as it does."""
-    now = 0.0
-    made = Extender(
-        AgentConfig(scheduler=Scheduling(credentials=str(server.directory))), clock=lambda: now
-    )
-    made.topologies.synced.set()
-    made.pods.synced.set()
-    server.answer = lambda asked: status(503, "not now")
-    try:
-        async with working(made.topologies.run(), made._probe_api_server()):
-            while made.topologies.failing is None:
-                await asyncio.sleep(0.01)
-            assert made.health_problem() == ""
-            now = 15.0
-            assert (
-                "noderesourcetopologies: 503: not now; what is known is 15 s old"
-                in made.health_problem()
-            )
-            assert made.unready_reason() == ""
-            known = 'nri_numa_scheduler_known_age_seconds{kind="noderesourcetopologies"} 15.0'
-            assert known in made.render_metrics().decode()
-        made.topologies.failing = None
-        assert made.health_problem() == "the API server has not answered for 15 s"
-    finally:
-        await made.api.close()
-        await made.lease_api.close()
+    bed = ExtenderBed()
+    extender = bed.extender
+    bed.cluster.fail(503, "not now")
+    async with working(extender.topologies.run(), extender._probe_api_server()):
+        await step()
+        assert extender.topologies.failing is not None
+        assert extender.health_problem() == ""
+        await step(15)
+        assert (
+            "noderesourcetopologies: 503: not now; what is known is 15 s old"
+            in extender.health_problem()
+        )
+        assert extender.unready_reason() == ""
+        known = 'nri_numa_scheduler_known_age_seconds{kind="noderesourcetopologies"} 15.0'
+        assert known in bed.metrics()
+    extender.topologies.failing = None
+    assert extender.health_problem() == "the API server has not answered for 15 s"
 
 
 @pytest.mark.parametrize("kind", WATCHED_KINDS)
-async def test_how_late_an_object_is_read_is_measured(
-    made: Extender, server: FakeAPIServer, kind: str
-) -> None:
-    """By the API server's clock, which is an hour ahead; a binding is written to a condition."""
-    server.skew = 3600.0
-    late = datetime.fromtimestamp(time.time() + server.skew - 66, UTC).strftime("%FT%TZ")
-    watch, document = made.topologies, topology(4)
+async def test_how_late_an_object_is_read_is_measured(bed: ExtenderBed, kind: str) -> None:
+    """By the API server's clock; a binding is written to a condition."""
+    bed.cluster.wall = lambda: 1_800_000_000.0
+    late = datetime.fromtimestamp(bed.cluster.wall() - 66, UTC).strftime("%FT%TZ")
     long_ago = {"time": "2026-11-01T00:00:00Z"}
+    watch, resource, document = bed.extender.topologies, Resource.TOPOLOGIES, topology(4)
+    removed = topology(1, name="gone")
     if kind == "pods":
-        watch, document = made.pods, running("p")
+        watch, resource = bed.extender.pods, Resource.PODS
+        document, removed = (single(3, name=name, node="n1") for name in ("p", "gone"))
         document["status"]["conditions"] = [{"lastTransitionTime": late}]
     document["metadata"]["managedFields"] = [{"time": late} if kind != "pods" else {}, long_ago]
-    asked: list[Asked] = []
-
-    def answer(request: Asked) -> Said:
-        if "watch=true" not in request.path:
-            return Said(200, {"metadata": {"resourceVersion": "10"}, "items": []})
-        asked.append(request)
-        removed = topology(1, name="gone")
-        removed["metadata"]["managedFields"] = [long_ago]
-        text = event("DELETED", removed, "11") + event("ADDED", document, "12")
-        return Said(200, text) if len(asked) == 1 else status(503, "later")
-
-    server.answer = answer
+    removed["metadata"]["managedFields"] = [long_ago]
+    bed.cluster.put(resource, removed)
     async with working(watch.run()):
-        while len(asked) < 2:
-            await asyncio.sleep(0.01)
+        await until(lambda: asked_for(bed.cluster, "WATCH", "resourceVersion"))
+        bed.cluster.remove(resource, "gone", removed["metadata"].get("namespace", ""))
+        bed.cluster.put(resource, document)
+        await step()
     bucket = f'nri_numa_scheduler_event_age_seconds_bucket{{kind="{kind}",le="%s"}} %s'
-    text = made.render_metrics().decode()
+    text = bed.metrics()
     assert bucket % ("60.0", "0.0") in text
     assert bucket % ("300.0", "1.0") in text
     assert bucket % ("+Inf", "1.0") in text
 
 
-async def test_a_watch_that_ends_is_resumed_soon(server: FakeAPIServer, api: KubeAPI) -> None:
+async def test_a_watch_that_ends_is_resumed_soon(cluster: ClusterObjects) -> None:
     """Each goes on in a quarter of a second, so that a dozen need no minutes."""
-    watched: list[str] = []
-
-    def answer(asked: Asked) -> Said:
-        if "watch=true" not in asked.path:
-            return Said(200, {"metadata": {"resourceVersion": "10"}, "items": []})
-        watched.append(asked.path)
-        name = f"n{len(watched)}"
-        return Said(200, event("ADDED", topology(1, name=name), str(10 + len(watched))))
-
-    server.answer = answer
-    enough = asyncio.Event()
-
-    class Counted(Recorder):
-        def on_update(self, document: Mapping[str, Any]) -> None:
-            super().on_update(document)
-            if len(self.changes) == 14:  # the empty list is one
-                enough.set()
-
-    async with working(Watch(api, TOPOLOGIES_PATH, Counted(), jitter=lambda: 0.0).run()):
-        await enough.wait()
+    objects = Recorder()
+    async with working(Watch(cluster, TOPOLOGIES_PATH, objects, jitter=lambda: 0.0).run()):
+        for number in range(13):
+            put_topologies(cluster, f"n{number}")
+            await until(lambda number=number: ("put", f"n{number}") in objects.changes)
+            cluster.end_watches()
+    assert asyncio.get_running_loop().time() < 13 * 0.35
+    assert len(asked_for(cluster, "GET", "limit")) == 1
 
 
-async def test_a_kind_that_is_not_installed_has_no_objects(
-    server: FakeAPIServer, api: KubeAPI
-) -> None:
+async def test_a_kind_that_is_not_installed_has_no_objects(cluster: ClusterObjects) -> None:
     """Ordinary pods are not kept waiting for it."""
-    server.answer = lambda asked: status(404, "could not find the resource")
-    follower = Watch(api, TOPOLOGIES_PATH, Recorder())
+    cluster.fail(404, "could not find the resource")
+    follower = Watch(cluster, TOPOLOGIES_PATH, Recorder())
     async with working(follower.run()):
         await follower.synced.wait()
         assert "404" in follower.problem
 
 
-async def test_rights_that_are_missing_are_named_and_questions_wait(
-    made: Extender, server: FakeAPIServer
-) -> None:
+async def test_rights_that_are_missing_are_named_and_questions_wait(bed: ExtenderBed) -> None:
     """Ordinary pods do not: nothing has to be known for them."""
     text = 'noderesourcetopologies.topology.node.k8s.io is forbidden: User "u" cannot list'
-    server.answer = lambda asked: status(403, text)
-    made.topologies.synced.clear()
-    async with working(made.topologies.run()):
-        while not made.topologies.problem:
-            await asyncio.sleep(0.01)
-    asked = {"Pod": single(2), "NodeNames": ["n1"]}
-    assert text in json.loads(await made.filter(json.dumps(asked).encode()))["Error"]
-    assert "noderesourcetopologies: 403" in made.unready_reason()
-    asked["Pod"] = pod(container(cpu="250m", memory="1Gi"))
-    assert json.loads(await made.filter(json.dumps(asked).encode()))["NodeNames"] == ["n1"]
+    bed.cluster.fail(403, text)
+    bed.extender.topologies.synced.clear()
+    async with working(bed.extender.topologies.run()):
+        await until(lambda: bed.extender.topologies.problem)
+    assert text in (await bed.filter(single(2), "n1"))["Error"]
+    assert "noderesourcetopologies: 403" in bed.extender.unready_reason()
+    ordinary = pod(container(cpu="250m", memory="1Gi"))
+    assert (await bed.filter(ordinary, "n1"))["NodeNames"] == ["n1"]
 
 
 # --- waking -----------------------------------------------------------------------------------
 
 
-def activator(api: KubeAPI, clock: Callable[[], float]) -> PodActivator:
+def activator(api: KubeClient, clock: Callable[[], float]) -> PodActivator:
     wakes = SchedulerMetrics("test").wakes
     return PodActivator(api, AgentConfig(), wakes, clock=clock, wall=lambda: 1.5)
 
 
-async def test_room_wakes_who_was_refused_and_nobody_else(
-    server: FakeAPIServer, api: KubeAPI, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("nri_numa.scheduler.watcher.MIN_POD_WAKE_INTERVAL_S", 0.01)
+async def test_room_wakes_who_was_refused_and_nobody_else(cluster: ClusterObjects) -> None:
     now = 0.0
-    made = activator(api, lambda: now)
+    made = activator(cluster, lambda: now)
     made.on_free_increased("n0")  # no pod waits
     made.record_unschedulable("a")
     made.drop_pod("a")
@@ -727,24 +546,23 @@ async def test_room_wakes_who_was_refused_and_nobody_else(
     made.on_free_increased("n1")
     made.on_free_increased("gone")  # its Node is, its object not yet
     assert made.should_wake_again("c", 2.5)
-    answers = iter([status(404, "not found"), status(429, "slow down")])
-    server.answer = lambda asked: next(answers, Said(200, {}))
+    cluster.put(Resource.NODES, {"metadata": {"name": "n1"}})
+    cluster.fail(429, "slow down", on="nodes/n1", times=1)
     async with working(made.run(lambda: True)):
-        while len(server.asked) < 3:
-            await asyncio.sleep(0.01)
-    asked = server.asked[2]
-    assert (asked.method, asked.content_type) == ("PATCH", "application/merge-patch+json")
-    assert asked.path.startswith("/api/v1/nodes/n1")
-    assert asked.body == {"metadata": {"annotations": {"numa.kubernetes.io/room": "1500"}}}
+        await until(lambda: len(cluster.requests) == 3)
+        await step()
+    assert [one.path for one in cluster.requests] == [
+        "/api/v1/nodes/gone", "/api/v1/nodes/n1", "/api/v1/nodes/n1",
+    ]  # fmt: skip
+    request = cluster.requests[2]
+    assert (request.method, request.form) == ("PATCH", "application/merge-patch+json")
+    assert request.body == {"metadata": {"annotations": {"numa.kubernetes.io/room": "1500"}}}
 
 
-async def test_who_takes_over_wakes_the_pods_that_were_refused_before(
-    made: Extender, server: FakeAPIServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_who_takes_over_wakes_the_pods_that_were_refused_before(bed: ExtenderBed) -> None:
     """They are in the scheduler's queue, and whoever refused them is gone."""
-    monkeypatch.setattr("nri_numa.scheduler.extender.TICK_INTERVAL_S", 0.01)
-    server.answer = lambda asked: Said(200, asked.body)
-    async with working(made.run_ticks(), made.activator.run(made.is_leader)):
-        while "wakes_total 1.0" not in made.render_metrics().decode():
-            await asyncio.sleep(0.01)
-    assert [asked.path.partition("?")[0] for asked in server.asked] == ["/api/v1/nodes/n1"]
+    bed.cluster.put(Resource.NODES, {"metadata": {"name": "n1"}})
+    extender = bed.extender
+    async with working(extender.run_ticks(), extender.activator.run(extender.is_leader)):
+        await until(lambda: "wakes_total 1.0" in bed.metrics())
+    assert [request.path for request in bed.cluster.requests] == ["/api/v1/nodes/n1"]

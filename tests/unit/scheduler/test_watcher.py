@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from pathlib import Path
+import asyncio
 from typing import Any
 
 import pytest
@@ -13,13 +12,10 @@ from nri_numa.cluster.cluster_state import AssumedPod
 from nri_numa.cluster.node_resources import NodeResources, UnreadableTopology
 from nri_numa.cluster.pod_reader import PodReader
 from nri_numa.config import AgentConfig
-from nri_numa.config.sections import Scheduling
-from nri_numa.kube.api import KubeAPI
-from nri_numa.kube.requests import KubeError
+from nri_numa.kube.requests import Resource
 from nri_numa.model.cpuset import NUMASet
-from nri_numa.scheduler.watcher import PodWatcher
-from tests.beds.fake_api_server import Asked, Said, fake
 from tests.beds.objects import PREFIX, Watched, container, pod, single, table, topology
+from tests.beds.stepped_loop import step
 
 READER = PodReader(AgentConfig())
 
@@ -80,31 +76,17 @@ def counting_node(*charged: str, free: tuple[int, int] = (4, 4)) -> dict[str, An
     return topology(*free, charged=[("uid-p", name) for name in charged])
 
 
-class Answers:
-    """An API server that has one pod, or does not answer."""
-
-    def __init__(self, pod: dict[str, Any] | KubeError) -> None:
-        self.pod, self.asked = pod, 0
-
-    async def request_json(self, method: str, path: str) -> dict[str, Any]:
-        self.asked += 1
-        assert (method, path) == ("GET", "/api/v1/namespaces/default/pods/p")
-        if isinstance(self.pod, KubeError):
-            raise self.pod
-        return self.pod
-
-
 async def test_an_object_that_is_late_by_an_hour_gives_nothing_away() -> None:
     """The pod runs all the time; it is asked after, and less and less often."""
-    api = Answers(bound(phase="Running"))
-    watched = Watched(api=api)
+    watched = Watched()
+    watched.cluster.put(Resource.PODS, bound(phase="Running"))
     watched.topologies.on_update(counting_node())
     watched.pods.on_update(bound())
     watched.pods.on_delete(bound())
     for now in range(3600):
         assert watched.at(float(now)) == (4, 1)
         await watched.pods.query_overdue_pods()
-    assert 3600 / 60 <= api.asked <= 3600 / 60 + 5
+    assert 3600 / 60 <= len(watched.cluster.requests) <= 3600 / 60 + 5
     watched.topologies.on_update(counting_node("main", free=(4, 1)))
     assert not watched.nodes.assumed_pods
     watched.topologies.on_update(counting_node())
@@ -116,23 +98,22 @@ async def test_an_object_that_is_late_by_an_hour_gives_nothing_away() -> None:
 async def test_a_pod_that_ended_before_it_was_counted_is_held_no_more(
     phase: str, deleted: bool
 ) -> None:
-    now: dict[str, dict[str, Any] | KubeError] = {
-        "elsewhere": single(3, node="n2"),
-        "another": {**bound(), "metadata": {"uid": "another"}},
-        "404": KubeError("not found", 404),
-    }
-    api = Answers(KubeError("busy", 503))
-    watched = Watched(api=api)
+    another = bound()
+    another["metadata"]["uid"] = "another"
+    now = {"elsewhere": [single(3, node="n2")], "another": [another], "404": []}
+    watched = Watched()
+    watched.cluster.fail(503, "busy")
     watched.topologies.on_update(counting_node())
     watched.pods.on_update(bound())
     watched.pods.on_delete(ending() if deleted else bound())
     first = 0.0 if deleted else 10.0
     await watched.pods.query_overdue_pods()
-    assert api.asked == deleted, "one that was being deleted at once"
+    assert len(watched.cluster.requests) == deleted, "one that was being deleted at once"
     assert watched.at(first) == (4, 1)
     await watched.pods.query_overdue_pods()
     assert watched.at(first) == (4, 1), "nothing answered"
-    api.pod = now.get(phase, bound(phase=phase))
+    watched.cluster.recover()
+    watched.cluster.put(Resource.PODS, *now.get(phase, [bound(phase=phase)]))
     watched.at(first + 10)
     await watched.pods.query_overdue_pods()
     assert watched.free() == (4, 4)
@@ -140,8 +121,8 @@ async def test_a_pod_that_ended_before_it_was_counted_is_held_no_more(
 
 
 async def test_a_binding_that_was_never_written_is_held_no_more() -> None:
-    api = Answers(single(3))
-    watched = Watched(api=api)
+    watched = Watched()
+    watched.cluster.put(Resource.PODS, single(3))
     watched.topologies.on_update(counting_node())
     watched.nodes.assume_pod(replace(hold("p"), expires_at=60.0))
     for now in range(0, 600, 20):
@@ -154,7 +135,8 @@ async def test_a_binding_that_was_never_written_is_held_no_more() -> None:
 
 async def test_a_pod_that_seemed_to_have_left_is_held_as_before() -> None:
     """A list from before its binding, and then its status."""
-    watched = Watched(api=Answers(bound()))
+    watched = Watched()
+    watched.cluster.put(Resource.PODS, bound())
     watched.topologies.on_update(counting_node())
     watched.pods.on_update(bound())
     watched.pods.on_list(frozenset())
@@ -419,30 +401,18 @@ def test_an_init_container_alone_does_not_end_a_hold() -> None:
     assert watched.free() == (1, 4)
 
 
-async def test_no_binding_waits_longer_than_one_reading_may_take(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_no_binding_waits_longer_than_one_reading_may_take() -> None:
     """The API server does not answer: each asks anew."""
-    over = threading.Event()
-
-    def answer(asked: Asked) -> Said:
-        over.wait(60)
-        return Said(200, {"items": []})
-
-    watched = watched_node()
-    api = KubeAPI(str(tmp_path), "test")
-    config = AgentConfig(scheduler=Scheduling(bind_timeout=2))
-    pods = PodWatcher(api, watched.nodes, watched.reader, watched.activator, config, lambda: 0.0)
-    pods.on_list(frozenset())
-    with fake(tmp_path, monkeypatch, answer) as server:
-        try:
-            for _ in range(2):
-                with pytest.raises(TimeoutError):
-                    await pods.read_node("n1")
-        finally:
-            over.set()
-        await api.close()
-    assert len(server.asked) == 2
+    watched = Watched(bind_timeout=2)
+    watched.cluster.hold("")
+    watched.pods.on_list(frozenset())
+    for _ in range(2):
+        reading = asyncio.create_task(watched.pods.read_node("n1"))
+        await step(1.9)
+        assert not reading.done()
+        await step(0.2)
+        assert isinstance(reading.exception(), TimeoutError)
+    assert len(watched.cluster.requests) == 2
 
 
 @pytest.mark.parametrize("stale", [False, True])
@@ -452,7 +422,7 @@ def test_what_befalls_all_nodes_is_a_line_a_minute(
     """Each write of an object may be wrong in another way, and all publishers may stand still."""
     watched = Watched()
     for now in range(100):
-        for node in range(40):
+        for node in range(10):
             document = topology(4, name=f"n{node}")
             if stale:
                 document["metadata"]["annotations"] = {
@@ -464,4 +434,4 @@ def test_what_befalls_all_nodes_is_a_line_a_minute(
         watched.now = now + 1
         watched.tick()
     counts = [vars(record)["fields"]["count"] for record in caplog.records]
-    assert counts == [40, 60 * 40]
+    assert counts == [10, 60 * 10]

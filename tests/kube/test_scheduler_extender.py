@@ -597,22 +597,23 @@ def verdicts(there: Client, bed: KubeBed) -> Iterator[Controller]:
     files = ("controller-page/role.yaml", "controller-verdicts/role.yaml")
     there.kubectl("apply", *(f"--filename={MANIFESTS / file}" for file in files))
     space, version = "nri-numa", "rbac.authorization.k8s.io/v1"
-    service, port = (
-        {"name": "nri-numa-controller", "namespace": space},
-        {"name": "http", "port": PORT},
-    )
+    service = {"name": "nri-numa-controller", "namespace": space}
+    port = {"name": "http", "port": PORT}
     users = [{"kind": "User", "name": name, "apiGroup": "rbac.authorization.k8s.io"}
              for name in ("asker", "stranger")]  # fmt: skip
+    # The API server's proxy goes to addresses of pods of the Service's namespace alone.
+    target = {"kind": "Pod", "name": "controller", "namespace": space}
+    stand_in = pod("controller", nodeName=NODES[0], tolerations=[{"operator": "Exists"}])
+    stand_in["metadata"]["namespace"] = space
+    there.apply(stand_in)
+    path = f"/api/v1/namespaces/{space}/pods/controller"
+    status = {"podIP": ADDRESS, "podIPs": [{"ip": ADDRESS}]}
+    there.ask("PATCH", f"{path}/status", {"status": status})
     there.apply(
         {"apiVersion": "v1", "kind": "Service", "metadata": service, "spec": {"ports": [port]}},
         {
-            "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
-            "metadata": {**service, "labels": {"kubernetes.io/service-name": service["name"]}},
-            "endpoints": [{"addresses": [ADDRESS]}], "ports": [port],
-        },
-        {
             "apiVersion": "v1", "kind": "Endpoints", "metadata": service,
-            "subsets": [{"addresses": [{"ip": ADDRESS}], "ports": [port]}],
+            "subsets": [{"addresses": [{"ip": ADDRESS, "targetRef": target}], "ports": [port]}],
         },
         {
             "apiVersion": version, "kind": "RoleBinding", "subjects": users[:1],
@@ -632,6 +633,7 @@ def verdicts(there: Client, bed: KubeBed) -> Iterator[Controller]:
         poll(lambda: running.ask("GET", "/v1/cluster")[0] == 200, "what the controller watches")
         yield running
     there.kubectl("delete", "service", service["name"], f"--namespace={space}")
+    there.request("DELETE", f"{path}?gracePeriodSeconds=0")
 
 
 def test_kubectl_shows_what_the_objects_say_where_no_controller_answers(

@@ -83,7 +83,8 @@ def main() -> None:
         write(page, tool, text())
         sys.stdout.write(f"docs/{page}\n")
     remedies.PAGE.write_text(remedies.text())
-    kubectl_plugin.REASONS.write_text(kubectl_plugin.reasons())
+    plugin = kubectl_plugin.SOURCES / kubectl_plugin.PROGRAM
+    plugin.write_text(kubectl_plugin.program_with_reasons(plugin.read_text()))
     docs_rooms.DRAWING.write_text(docs_rooms.svg())
     sys.stdout.write(f"docs/img/{docs_rooms.DRAWING.name}\n")
 

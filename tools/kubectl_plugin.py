@@ -1,6 +1,6 @@
-"""Packs ``kubectl numa`` into one file: ``python -m tools.kubectl_plugin -o build/kubectl``.
+"""Packs ``kubectl numa``, one file, for krew: ``python -m tools.kubectl_plugin -o build/kubectl``.
 
-For krew there are an archive of it with the licence, and the manifest with the archive's checksum.
+There are an archive of it with the licence, and the manifest with the archive's checksum.
 The same tree gives the same bytes.
 """
 
@@ -9,48 +9,52 @@ from __future__ import annotations
 import argparse
 import gzip
 import hashlib
-import io
+import json
+import re
 import sys
-import zipfile
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from nri_numa.model.reasons import RejectionReason
+from nri_numa.model.reasons import RejectionReason, RetryCondition
 from tools.build_image import EPOCH, REPOSITORY, Rootfs, version
 
 SOURCES: Final = REPOSITORY / "config" / "kubectl"
 PROGRAM: Final = "kubectl-numa"
-MODULES: Final = (
-    "kubectl_numa_cluster.py",
-    "kubectl_numa_commands.py",
-    "kubectl_numa_reasons.py",
-    "kubectl_numa_why.py",
+_REASONS: Final = re.compile(
+    r"(# generated: python -m tools.docs_regions\n).*?(# end of generated\n)", re.DOTALL
 )
-"""What stands beside it, and is packed into it."""
-REASONS: Final = SOURCES / "kubectl_numa_reasons.py"
+_REASON_COLUMNS: Final = 92
 _CHECKSUM: Final = "0" * 64
 _VERSION: Final = "v0.0.0"
 
 
-def reasons() -> str:
-    """The module that says of each reason what its container waits for."""
-    rows = "".join(f'    "{one}": "{one.retry}",\n' for one in RejectionReason)
-    return (
-        '"""Reasons of rejections, and when the kubelet\'s next attempt can succeed.\n\n'
-        'Generated from nri_numa/model/reasons.py: ``python -m tools.docs_regions``.\n"""\n\n'
-        f"RETRY_CONDITIONS = {{\n{rows}}}\n"
-    )
+def program_with_reasons(text: str) -> str:
+    """The program with the reasons of rejections by what their containers wait for.
+
+    Raises:
+        ValueError: it has no place for them.
+    """
+    lines = ["REASONS = {"]
+    for condition in RetryCondition:
+        words = " ".join(one for one in RejectionReason if one.retry is condition)
+        pieces = textwrap.wrap(words, _REASON_COLUMNS, initial_indent=" " * (len(condition) + 4))
+        quoted = [json.dumps(f"{piece.strip()} ") for piece in pieces[:-1]]
+        quoted.append(json.dumps(pieces[-1].strip()))
+        lines.append(f'    "{condition}": {quoted[0]}')
+        lines += [f"    {piece}" for piece in quoted[1:]]
+        lines[-1] += ","
+    region = "\n".join([*lines, "}\n"])
+    made, count = _REASONS.subn(lambda match: match[1] + region + match[2], text)
+    if count != 1:
+        raise ValueError(f"{PROGRAM} has {count} regions for reasons, expected one")
+    return made
 
 
 def program() -> bytes:
-    """The program in one file, in the form of zipapp."""
-    packed = io.BytesIO(b"#!/usr/bin/env python3\n")
-    packed.seek(0, io.SEEK_END)
-    with zipfile.ZipFile(packed, "a") as files:
-        for name, source in (("__main__.py", PROGRAM), *((name, name) for name in MODULES)):
-            files.writestr(zipfile.ZipInfo(name), (SOURCES / source).read_bytes())
-    return packed.getvalue()
+    """The program."""
+    return (SOURCES / PROGRAM).read_bytes()
 
 
 def archive() -> bytes:

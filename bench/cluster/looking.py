@@ -194,7 +194,7 @@ def _commands(control: ControlPlane) -> Iterator[Row]:
     kubectl = str(control.programs / "kubectl")
     environment = {**control.environment, "KUBECTL_PATH": kubectl}
     enter = control.namespaces.enter(mounts=False)
-    for words in ([], ["-o", "wide"], ["-o", "json"]):
+    for words in ([], ["-o", "json"]):
         command = [*enter, sys.executable, str(COMMAND), "cluster", *words]
         yield _run(f"kubectl numa {' '.join(['cluster', *words])}", command, environment)
     for words in (["get", stream.NRT.rpartition("/")[2]], ["get", "nodes"]):

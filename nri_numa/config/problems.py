@@ -111,15 +111,21 @@ def _check_exposed_servers(config: AgentConfig) -> Iterator[str]:
         yield f"publish.address: {config.publish.address}, expected one on loopback, or off"
     page = controller.page
     if _is_exposed(controller.address):
-        if page.enabled and not page.token_file:
+        if page.enabled and not (page.token_file or page.allow_anonymous):
             yield (
                 f"controller.page.tokenFile: is not set, but {controller.address} is reached from "
-                "other machines; expected a file with a token"
+                "other machines; expected a file with a token, or controller.page.allowAnonymous: "
+                "true"
             )
         tokens = controller.token_file or (page.enabled and page.token_file)
         if tokens and not (controller.tls_cert or controller.allow_plaintext_token):
             key = "tokenFile" if controller.token_file else "page.tokenFile"
             yield _plaintext_token_text("controller", key, controller.address)
+    elif controller.verdicts.enabled:
+        yield (
+            f"controller.verdicts.enabled: is on, but the API server cannot reach "
+            f"{controller.address}; expected a controller.address such as 0.0.0.0:9893"
+        )
     if scheduler.address == "off":
         yield "scheduler.address: 'off', expected host:port, where kube-scheduler can reach it"
     if _is_exposed(scheduler.address) and not (scheduler.client_ca or scheduler.allow_anonymous):

@@ -490,10 +490,20 @@ class ClusterPageSection(Section, frozen=True):
     noderesourcetopologies."""
     token_file: str = ""
     """File with the bearer token of those who may look; another one than controller.tokenFile, with
-    which capacity is PUT. Needed wider than loopback."""
+    which capacity is PUT. Needed wider than loopback, but for allowAnonymous."""
+    allow_anonymous: bool = False
+    """Show the page to every client without a token, as kubectl numa cluster needs it."""
     node_url: Annotated[str, with_parser(values.check_node_page_url_template)] = ""
     """Where an agent's page is for those who look, such as https://{address}:9891/: {node} is the
     name of the node, {address} its InternalIP. Each node then links to its page."""
+
+
+class VerdictsSection(Section, frozen=True):
+    """Answers to why a Pending pod fits nowhere, for ``kubectl numa why``."""
+
+    enabled: bool = False
+    """Serve /v1/verdicts to the API server's service proxy; who asks must know the pod's UID. Needs
+    the rights to list and watch noderesourcetopologies and pods."""
 
 
 class Controller(Section, frozen=True):
@@ -529,6 +539,8 @@ class Controller(Section, frozen=True):
     """Time between two changes of one Node's annotation at least."""
     page: ClusterPageSection = ClusterPageSection()
     """A page of the whole cluster."""
+    verdicts: VerdictsSection = VerdictsSection()
+    """Where a Pending pod fits, and why not elsewhere."""
     evictions: EvictionSection = EvictionSection()
     """Moving pods to other nodes."""
     rate: Annotated[float, Meta(gt=0, le=100)] = 10.0

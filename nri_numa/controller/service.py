@@ -38,6 +38,7 @@ from nri_numa.controller.evictor import (
 from nri_numa.controller.overview import ClusterPage, Overview
 from nri_numa.controller.sources import FileSource, PrometheusSource
 from nri_numa.controller.stuck_pods import REJECTION_EVENT_SELECTOR, StuckPodEvictor
+from nri_numa.controller.verdicts import PodVerdicts
 from nri_numa.kube.api import KubeAPI, Watch, WatchHandler, name_of, read_pod_namespace, uid_of
 from nri_numa.kube.lease import Lease, reachable_address
 from nri_numa.kube.requests import APIRequest, KubeClient, Outcome, OutcomeKind, Resource
@@ -168,6 +169,12 @@ class ControllerService:
         self._overview = (
             Overview(config, self._cluster, candidates, reader) if section.page.enabled else None
         )
+        self._watches: list[Watch] = []
+        self._verdicts = (
+            PodVerdicts(self._cluster, candidates, reader, self._watches, clock)
+            if section.verdicts.enabled
+            else None
+        )
         self.drained = self.stolen = self.refused = None
         evictions = section.evictions
         budget = EvictionBudget(
@@ -222,7 +229,7 @@ class ControllerService:
             clock=clock,
         )
         self.lease.answered, self.lease.changed = self._writer.record_outcome, self._writer.wake.set
-        self._watches = self._build_watches(config)
+        self._watches += self._build_watches(config)
         self._token = (
             TokenFile(section.token_file, setting="controller") if section.token_file else None
         )
@@ -253,6 +260,7 @@ class ControllerService:
                     )
                 ),
                 *(self.page.http_routes() if self.page is not None else ()),
+                *(self._verdicts.http_routes() if self._verdicts is not None else ()),
             ],
         )
 
@@ -270,7 +278,8 @@ class ControllerService:
         node_changed: list[ObjectChanged] = [one.on_node_updated for one in parts]
         node_removed: list[Callable[[str], object]] = [one.on_node_removed for one in parts]
         changed, removed = list[ObjectChanged](), list[Callable[[str], object]]()
-        if self.refused is not None or overview is not None:
+        judges_pods = self.refused is not None or self._verdicts is not None
+        if judges_pods or overview is not None:
             node_changed.append(lambda name, node, _: cluster.update_node(name, node))
             node_removed.append(cluster.remove_node)
             changed.append(cluster.update_topology)
@@ -280,23 +289,28 @@ class ControllerService:
             removed.append(self.stolen.on_topology_removed)
         nodes = _ObjectEventFanout(clock, node_changed, node_removed)
         # Annotations, but for these two: specs of nodes, and the addresses of their pages.
-        whole = self.refused is not None or (overview is not None and overview.needs_node_addresses)
+        whole = judges_pods or (overview is not None and overview.needs_node_addresses)
         self._nodes = follow(NODES_PATH, nodes, metadata=not whole)
         self.page: ClusterPage | None = None
         if changed:
             topologies = follow(TOPOLOGIES_PATH, _ObjectEventFanout(clock, changed, removed))
             if overview is not None:
                 self.page = ClusterPage(config, overview, topologies)
+        pod_changed, pod_removed = list[ObjectChanged](), list[Callable[[str], object]]()
         if (refused := self.refused) is not None:
-            pods = _ObjectEventFanout(
-                clock, [lambda _, pod, now: refused.on_pod(pod, now)], [refused.on_pod_removed]
-            )
+            pod_changed.append(lambda _, pod, now: refused.on_pod(pod, now))
+            pod_removed.append(refused.on_pod_removed)
+        if (verdicts := self._verdicts) is not None:
+            pod_changed.append(lambda _, pod, now: verdicts.on_pod(pod))
+            pod_removed.append(verdicts.on_pod_removed)
+        if judges_pods:
+            pods = _ObjectEventFanout(clock, pod_changed, pod_removed)
             follow(PODS_PATH, pods, fields="status.phase=Pending", key=uid_of)
-            if self._section.evictions.stuck_pods.include_running:
-                events = _ObjectEventFanout(
-                    clock, [lambda _, event, now: refused.on_rejection_event(event, now)]
-                )
-                follow(EVENTS_PATH, events, fields=REJECTION_EVENT_SELECTOR, key=uid_of)
+        if refused is not None and self._section.evictions.stuck_pods.include_running:
+            events = _ObjectEventFanout(
+                clock, [lambda _, event, now: refused.on_rejection_event(event, now)]
+            )
+            follow(EVENTS_PATH, events, fields=REJECTION_EVENT_SELECTOR, key=uid_of)
         return watches
 
     async def run(self) -> None:

@@ -6,7 +6,7 @@ counts texts by equality, and the condition of a pod that is shown to people is 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from math import inf
 from typing import Final, TypeVar
 
@@ -70,6 +70,29 @@ class FilterResult(Struct):
     by_sums: int = 0
 
 
+class ReasonGroup(Struct, frozen=True):
+    """Nodes that a pod does not fit on for one class of reasons, with one text for all of them."""
+
+    text: str
+    unresolvable: bool
+    nodes: list[str]
+
+
+def group_reasons(unfit: Iterable[tuple[str, Unfit]]) -> list[ReasonGroup]:
+    """Group nodes by the class of their reason, in the order of the first of each class."""
+    groups: dict[tuple[object, ...], list[tuple[str, Unfit]]] = {}
+    for name, one in unfit:
+        groups.setdefault(one.reason_group, []).append((name, one))
+    return [
+        ReasonGroup(
+            members[0][1].reason_text(max(one.best_amount for _, one in members)),
+            members[0][1].unresolvable,
+            [name for name, _ in members],
+        )
+        for members in groups.values()
+    ]
+
+
 class VerdictCache:
     """Verdicts of nodes for pods. Each distinct room is judged once for equal pods.
 
@@ -121,7 +144,7 @@ class VerdictCache:
             return FilterResult(feasible=[again])
         result = FilterResult()
         grades: list[int] = []
-        groups: dict[tuple[object, ...], list[tuple[str, Unfit]]] = {}
+        unfit: list[tuple[str, Unfit]] = []
         narrow = self._narrow and request.has_placement_request
         enough = max(_MIN_FILTER_WORK, len(names) / 2) if narrow else inf
         most = _MAX_FITTING_NODES if narrow else inf
@@ -130,7 +153,7 @@ class VerdictCache:
             if found is None:
                 continue
             if isinstance(found, Unfit):
-                groups.setdefault(found.reason_group, []).append((name, found))
+                unfit.append((name, found))
             else:
                 result.feasible.append(name)
                 grades.append(found.score_key)
@@ -139,11 +162,9 @@ class VerdictCache:
             least = min_near_best_score_key(max(grades), self._strategy)
             fits = zip(result.feasible, grades, strict=True)
             result.feasible = [name for name, grade in fits if grade >= least]
-        for members in groups.values():
-            first = members[0][1]
-            text = first.reason_text(max(short.best_amount for _, short in members))
-            (result.unresolvable if first.unresolvable else result.failed).update(
-                dict.fromkeys([name for name, _ in members], text)
+        for one in group_reasons(unfit):
+            (result.unresolvable if one.unresolvable else result.failed).update(
+                dict.fromkeys(one.nodes, one.text)
             )
         return result
 

@@ -52,7 +52,8 @@ EVERYTHING: dict[str, Any] = {
             "tokenFile": "/etc/nri-numa-secret/token",
             "tlsCert": "/etc/nri-numa-secret/tls.crt",
             "tlsKey": "/etc/nri-numa-secret/tls.key",
-            "page": {"enabled": True},
+            "page": {"enabled": True, "allowAnonymous": True},
+            "verdicts": {"enabled": True},
             "evictions": {
                 key: {"evict": True} for key in ("drainedNUMANodes", "stuckPods", "cpuSteal")
             },

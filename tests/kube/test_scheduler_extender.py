@@ -27,6 +27,7 @@ from tests.beds.kube.controller import install as install_controller
 from tests.beds.kube.events import Thief, answers
 from tests.beds.kube.extender import ACCOUNT, SCHEDULER, Extender, install, make_certificate
 from tests.beds.kube.manifests import PREFIX, asks, container, pod
+from tests.beds.kube.namespaces import ADDRESS
 from tests.beds.kube.service import MANIFESTS, NAMESPACE, Numa
 from tests.beds.kube.topologies import NRT, applied, publish_topology
 from tests.beds.processes import wait_for
@@ -548,15 +549,100 @@ def test_a_burst_in_trouble(trouble: str, fleet: Client, bed: KubeBed) -> None:
 # --- who only looks -----------------------------------------------------------------------------
 
 
-def test_the_cluster_as_kubectl_shows_it(there: Client, numa: Numa) -> None:
-    """Every node has a row: those with an object its numbers, the others that they have none."""
+PORT = 19906
+
+
+@pytest.fixture
+def verdicts(there: Client, bed: KubeBed) -> Iterator[Controller]:
+    """A controller behind its Service, and users `asker` with the Role and `stranger` without."""
+    install_controller(there)
+    files = ("controller-page/role.yaml", "controller-verdicts/role.yaml")
+    there.kubectl("apply", *(f"--filename={MANIFESTS / file}" for file in files))
+    space, version = "nri-numa", "rbac.authorization.k8s.io/v1"
+    service = {"name": "nri-numa-controller", "namespace": space}
+    port = {"name": "http", "port": PORT}
+    users = [{"kind": "User", "name": name, "apiGroup": "rbac.authorization.k8s.io"}
+             for name in ("asker", "stranger")]  # fmt: skip
+    # The API server's proxy goes to addresses of pods of the Service's namespace alone.
+    target = {"kind": "Pod", "name": "controller", "namespace": space}
+    stand_in = pod("controller", nodeName=NODES[0], tolerations=[{"operator": "Exists"}])
+    stand_in["metadata"]["namespace"] = space
+    there.apply(stand_in)
+    path = f"/api/v1/namespaces/{space}/pods/controller"
+    status = {"podIP": ADDRESS, "podIPs": [{"ip": ADDRESS}]}
+    there.ask("PATCH", f"{path}/status", {"status": status})
+    there.apply(
+        {"apiVersion": "v1", "kind": "Service", "metadata": service, "spec": {"ports": [port]}},
+        {
+            "apiVersion": "v1", "kind": "Endpoints", "metadata": service,
+            "subsets": [{"addresses": [{"ip": ADDRESS, "targetRef": target}], "ports": [port]}],
+        },
+        {
+            "apiVersion": version, "kind": "RoleBinding", "subjects": users[:1],
+            "metadata": {"name": "asker", "namespace": space},
+            "roleRef": {"kind": "Role", "name": "nri-numa-controller-verdicts",
+                        "apiGroup": "rbac.authorization.k8s.io"},
+        },
+        {
+            "apiVersion": version, "kind": "ClusterRoleBinding", "subjects": users,
+            "metadata": {"name": "askers"},
+            "roleRef": {"kind": "ClusterRole", "name": "view",
+                        "apiGroup": "rbac.authorization.k8s.io"},
+        },
+    )  # fmt: skip
+    page = {"enabled": True, "allowAnonymous": True}
+    with Controller(bed, PORT, host=ADDRESS, page=page, verdicts={"enabled": True}) as running:
+        poll(lambda: running.ask("GET", "/v1/cluster")[0] == 200, "what the controller watches")
+        yield running
+    there.kubectl("delete", "service", service["name"], f"--namespace={space}")
+    there.request("DELETE", f"{path}?gracePeriodSeconds=0")
+
+
+def test_kubectl_shows_what_the_objects_say_where_no_controller_answers(
+    there: Client, numa: Numa
+) -> None:
     publish_topology(there, NODES[1], 2, 6)
     done = numa("cluster")
     assert done.returncode == 0, done.stderr
-    rows = {line.split()[0]: line for line in done.stdout.splitlines() if line.strip()}
-    assert "4+4" in rows[NODES[0]].split()
-    assert "2+6" in rows[NODES[1]].split()
-    assert "bed" in done.stdout
+    assert done.stdout.startswith("no verdict: no controller answers: ")
+    assert [f"{NODES[1]}/node-1", "6", "32Gi"] in [*map(str.split, done.stdout.splitlines())]
+    there.apply(wanting("unanswered", 12, annotations=SINGLE))
+    no_room(there, "unanswered", 12, 6)
+    done = numa("why", "unanswered")
+    assert (done.returncode, "no verdict: the controller does not answer" in done.stdout) == (
+        1,
+        True,
+    )
+    assert "most free for exclusive use: 6" in done.stdout, "the scheduler's words"
+
+
+def test_kubectl_has_the_controllers_verdict_by_the_role_and_the_uid(
+    there: Client, verdicts: Controller, numa: Numa
+) -> None:
+    publish_topology(there, NODES[1], 2, 6)
+    there.apply(wanting("asked", 12, annotations=SINGLE))
+    no_room(there, "asked", 12, 6)
+    reason = "2 nodes (numa-fake-a, numa-fake-b): needs 12 exclusive CPUs on one NUMA node; most"
+    done = poll(
+        lambda: told if "judged" in (told := numa("why", "asked", "--as=asker")).stdout else None,
+        "a verdict",
+    )
+    assert done.returncode == 1
+    assert "The controller says: it fits on 0 of 2 nodes." in done.stdout
+    assert reason in done.stdout
+    assert "not judged: affinity" in done.stdout, "the node of the bed"
+    done = numa("why", "asked", "--as=stranger")
+    assert (
+        "no verdict: the controller does not answer: Error from server (Forbidden)" in done.stdout
+    )
+    rows = [line.split()[:3] for line in numa("cluster", "--as=asker").stdout.splitlines()]
+    assert [NODES[1], "2", "2+6"] in rows
+    uid = there.ask("GET", "/api/v1/namespaces/default/pods/asked")["metadata"]["uid"]
+    question = "/v1/verdicts/default/{}?uid={}"
+    assert verdicts.ask("GET", question.format("asked", uid))[0] == 200
+    for name, wrong in (("asked", uid[::-1]), ("missing", uid), ("missing", "none")):
+        status, text = verdicts.ask("GET", question.format(name, wrong))
+        assert (status, "there is no Pending pod" in text) == (404, True)
 
 
 def test_the_cluster_as_the_controllers_page_shows_it(there: Client, bed: KubeBed) -> None:

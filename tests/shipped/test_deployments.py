@@ -251,6 +251,12 @@ READS = ("noderesourcetopologies", "list, watch")
             [("events", "list, watch")],
             "controller-stuck",
         ),
+        (
+            "controller-verdicts",
+            "verdicts.enabled",
+            [READS, ("pods", "list, watch")],
+            "controller-service",
+        ),
         ("controller-steal", "evictions.cpu_steal.evict", [READS, ("pods", "list"), *EVICTS], ""),
     ],
 )
@@ -261,21 +267,29 @@ def test_each_more_is_a_right_of_its_own(
 
     `below`: the component without which it means nothing.
     """
-    role, _ = documents(f"{component}/role.yaml")
+    role, *_ = documents(f"{component}/role.yaml")
     assert [(r["resources"][0], ", ".join(r["verbs"])) for r in role["rules"]] == more
     page = PAGE.read_text()
     assert all(f"| {resource} | {verbs} |" in page for resource, verbs in more)
     on = (
         *ON["controller"],
-        *(["--set=config.controller.evictions.stuckPods.evict=true"] if below else ()),
+        "--set=config.controller.address=:9893",
+        *(
+            ["--set=config.controller.evictions.stuckPods.evict=true"]
+            if "partly" in component
+            else ()
+        ),
     )
     keys = key.split(".")
     switch = f"--set=config.controller.{'.'.join(map(camel_case, keys))}=true"
     in_the_chart(charted(*on, switch), f"{component}/role.yaml")
     assert component not in helm(*on).stdout
-    (patch,) = documents(f"{component}/container.yaml")
-    (container,) = pod_of(patch)["containers"]
-    environment = {one["name"]: one["value"] for one in container["env"]}
+    environment = {
+        one["name"]: one["value"]
+        for patch in documents(*(f"{one}/container.yaml" for one in (below, component) if one))
+        for container in pod_of(patch)["containers"]
+        for one in container["env"]
+    }
     value: Any = configuration.load_config(None, environment).controller
     for name in keys:
         value = getattr(value, name)

@@ -84,6 +84,7 @@ from nri_numa.errors import ConfigError
             "controller: {address: ':1', page: {enabled: true}}",
             "controller.page.tokenFile: is not set",
         ),
+        ("controller: {verdicts: {enabled: true}}", "cannot reach 127.0.0.1:9893; expected a"),
         (
             "controller: {tokenFile: x, page: {enabled: true, tokenFile: x}}",
             "controller.page.tokenFile: 'x' is controller.tokenFile too",

@@ -258,6 +258,7 @@ def test_a_page_that_others_reach_has_a_token() -> None:
     page = Section(enabled=True)
     controller = Controller(address="0.0.0.0:9893", page=page)
     assert any("controller.page.tokenFile: is not set" in p for p in told(controller))
+    assert told(replace(controller, page=replace(page, allow_anonymous=True))) == []
     with_token = replace(controller, page=replace(page, token_file="/t"))
     assert any("unencrypted" in p for p in told(with_token))
     tls = {"tls_cert": "/c", "tls_key": "/k"}

@@ -110,7 +110,10 @@ group that selects it. What the whole cluster has to agree on stays in config. *
 {{- if .Values.controller.enabled }}{{ $_ := set $needs "controller.enabled" "publish.enabled=true" }}{{ end }}
 {{- end }}
 {{- $evictions := $controller.evictions | default dict }}
-{{- $switches := dict "page.enabled" ($controller.page | default dict).enabled }}
+{{- $switches := dict }}
+{{- range list "page" "verdicts" }}
+{{- $_ := set $switches (printf "%s.enabled" .) (get $controller . | default dict).enabled }}
+{{- end }}
 {{- range list "drainedNUMANodes" "stuckPods" "cpuSteal" }}
 {{- $_ := set $switches (printf "evictions.%s.evict" .) (get $evictions . | default dict).evict }}
 {{- end }}
@@ -121,6 +124,8 @@ group that selects it. What the whole cluster has to agree on stays in config. *
 {{- $_ := set $needs $name "controller.enabled=true" }}
 {{- else if and (ne $key "evictions.drainedNUMANodes.evict") (not $publish.nodeResourceTopology) }}
 {{- $_ := set $needs $name "config.publish.nodeResourceTopology=true" }}
+{{- else if and (eq $key "verdicts.enabled") (not (include "nri-numa.controller-port" $)) }}
+{{- $_ := set $needs $name "config.controller.address=:9893" }}
 {{- end }}
 {{- end }}
 {{- end }}

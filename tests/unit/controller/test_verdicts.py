@@ -1,0 +1,279 @@
+"""Why a Pending pod fits nowhere: what an answer says, who gets one, and what it may cost."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.controller.replica import Cluster, started, until
+
+from nri_numa.cluster.cluster_state import ClusterState
+from nri_numa.cluster.node_resources import NodeResources
+from nri_numa.cluster.pod_reader import PodReader
+from nri_numa.config import AgentConfig
+from nri_numa.config.sections import VerdictsSection
+from nri_numa.controller import verdicts
+from nri_numa.controller.verdicts import PodVerdicts
+from nri_numa.scheduler import candidates
+from nri_numa.scheduler.candidates import VerdictCache
+from nri_numa.scheduler.fit import Verdict, evaluate_fit
+from nri_numa.web.protocol import APIError, HTTPRequest
+from tests.beds.objects import PREFIX, container, pod, single, topology
+
+
+def node(name: str, **spec: Any) -> dict[str, Any]:
+    return {"metadata": {"name": name, "labels": {"zone": "secret-label"}}, "spec": spec}
+
+
+TAINT = {"key": "team", "value": "secret-value", "effect": "NoSchedule"}
+NOT_READY = {f"{PREFIX}/agent": "not-ready"}
+NODES: Mapping[str, tuple[Any, Any]] = {
+    "a": (node("a"), topology(4, 8, name="a")),
+    "b": (node("b"), topology(2, 2, name="b")),
+    "c": (node("c"), topology(1, 6, name="c")),
+    "cordoned": (node("cordoned", unschedulable=True), topology(16, name="cordoned")),
+    "mute": (node("mute"), None),
+    "resting": (node("resting"), topology(16, name="resting", attributes=NOT_READY)),
+    "tainted": (node("tainted", taints=[TAINT]), topology(16, name="tainted")),
+    "unreadable": (node("unreadable"), topology(16, name="unreadable") | {"zones": [17]}),
+}
+
+
+class Questions:
+    """Questions about one cluster, with a clock that tests move at each reading."""
+
+    def __init__(self, nodes: Mapping[str, tuple[Any, Any]] = NODES) -> None:
+        config, self.now, self.tick = AgentConfig(), 0.0, 0.0
+        self.cluster = ClusterState(PREFIX)
+        for name, (document, published) in nodes.items():
+            self.cluster.update_node(name, document)
+            if published is not None:
+                self.cluster.update_topology(name, published, 0.0)
+        cache = VerdictCache(self.cluster, config.strategy)
+        self.pods = PodVerdicts(self.cluster, cache, PodReader(config), (), self.clock)
+        (self.route,) = self.pods.http_routes()
+
+    def clock(self) -> float:
+        self.now += self.tick
+        return self.now
+
+    async def ask(self, name: str = "p", *, uid: str = "", target: str = "") -> Any:
+        target = target or f"default/{name}?uid={uid or 'uid-' + name}"
+        return await self.route.answer(  # type: ignore[misc]
+            HTTPRequest.from_method_and_target("GET", f"/v1/verdicts/{target}".encode())
+        )
+
+    async def document(self, asked: dict[str, Any]) -> Any:
+        self.now += 1
+        self.pods.on_pod(asked)
+        body = (await self.ask(asked["metadata"]["name"])).body
+        assert len(body) <= verdicts.MAX_ANSWER_BYTES
+        return json.loads(body)
+
+    async def refused(self, name: str = "p", **more: str) -> APIError:
+        with pytest.raises(APIError) as caught:
+            await self.ask(name, **more)
+        return caught.value
+
+
+async def test_an_answer_has_the_best_node_and_why_not_the_others() -> None:
+    found = await Questions().document(single(6))
+    assert found == {
+        "namespace": "default", "pod": "p", "uid": "uid-p", "phase": "Pending", "node": "",
+        "requests": [{"container": "main", "exclusiveCpus": 6, "sharedMilli": 0,
+                      "amounts": {"memory": 1 << 30}, "policy": "single-numa-node"}],
+        "verdict": "fits", "invalidReason": "", "fitting": 2, "judged": 3,
+        "bestNode": "a", "numaNodes": {"main": "1"}, "afterMoves": False,
+        "reasons": [{
+            "text": "needs 6 exclusive CPUs on one NUMA node; most free for exclusive use: 2",
+            "waiting": "room", "nodes": 1, "examples": ["b"],
+        }],
+        "excluded": [
+            {"by": "agent-not-ready", "nodes": 1, "examples": ["resting"]},
+            {"by": "cordoned", "nodes": 1, "examples": ["cordoned"]},
+            {"by": "no-topology", "nodes": 1, "examples": ["mute"]},
+            {"by": "taint", "nodes": 1, "examples": ["tainted"]},
+            {"by": "unreadable-topology", "nodes": 1, "examples": ["unreadable"]},
+        ],
+        "notJudged": ["sums of requests", "volumes", "pod affinity"], "stale": "",
+    }  # fmt: skip
+    assert "secret" not in json.dumps(found)
+
+
+def rejected(**keys: str) -> dict[str, Any]:
+    made = pod(container(cpu="6"), node="b", policy="single-numa-node", cpus="exclusive", **keys)
+    said = "NotEnoughCPUs: pod default/p, container main: needs 6 exclusive CPUs"
+    waiting = {"reason": "CreateContainerError", "message": said}
+    made["status"]["containerStatuses"] = [{"name": "main", "state": {"waiting": waiting}}]
+    return made
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        (single(12), {"verdict": "does-not-fit", "fitting": 0, "judged": 3, "bestNode": ""}),
+        (single(17), {"verdict": "does-not-fit", "fitting": 0, "judged": 3}),
+        (pod(container()), {"verdict": "unconstrained", "judged": 0, "excluded": []}),
+        (pod(container(), policy="often"), {"verdict": "invalid", "judged": 0, "reasons": []}),
+        (
+            rejected(),
+            {
+                "verdict": "rejected-by-node",
+                "node": "b",
+                "fitting": 2,
+                "judged": 2,
+                "bestNode": "a",
+            },
+        ),
+    ],
+)
+async def test_each_kind_of_verdict(asked: dict[str, Any], expected: dict[str, Any]) -> None:
+    found = await Questions().document(asked)
+    assert expected.items() <= found.items()
+    assert ("policy" in found["invalidReason"]) == (found["verdict"] == "invalid")
+    never = {one["waiting"] for one in found["reasons"]} == {"never"}
+    assert never == (asked == single(17))
+
+
+async def test_a_pod_goes_where_its_spec_allows() -> None:
+    tolerant = single(12)
+    tolerant["spec"]["tolerations"] = [{"key": "team", "operator": "Exists"}]
+    questions = Questions()
+    assert (await questions.document(tolerant))["bestNode"] == "tainted"
+    picky = single(2, name="picky")
+    picky["spec"]["nodeSelector"] = {"zone": "elsewhere"}
+    found = await questions.document(picky)
+    assert (found["judged"], found["verdict"]) == (0, "does-not-fit")
+    assert {"by": "affinity", "nodes": 6, "examples": ["a", "b", "c", "mute", "resting"]} in (
+        found["excluded"]
+    )
+
+
+async def test_only_who_knows_the_uid_gets_an_answer() -> None:
+    """A pod that does not exist and one with another UID are told apart by no word."""
+    questions = Questions()
+    questions.pods.on_pod(single(6))
+    questions.pods.on_pod(single(6, name="other"))
+    wrong, missing, others = (
+        await questions.refused(uid="x"),
+        await questions.refused("none", uid="x"),
+        await questions.refused(uid="uid-other"),
+    )
+    assert {one.status for one in (wrong, missing, others)} == {404}
+    assert wrong.message.replace("/p ", "/none ") == missing.message
+    assert others.message.replace("uid-other", "x") == wrong.message
+    questions.pods.on_pod_removed("uid-p")
+    assert (await questions.refused()).status == 404
+
+
+@pytest.mark.parametrize(
+    ("target", "problem"),
+    [
+        ("default/p", "uid is '', expected the pod's metadata.uid"),
+        ("default/p?uid=" + "u" * 129, "of at most 128 characters"),
+        ("Default/p?uid=u", "namespace is 'Default', expected a name of Kubernetes"),
+        ("default/%1b%5b?uid=u", "pod is '\\x1b[', expected a name of Kubernetes"),
+    ],
+)
+async def test_what_is_no_question_is_said(target: str, problem: str) -> None:
+    error = await Questions().refused(target=target)
+    assert (error.status, error.reason) == (400, "BadQuery")
+    assert problem in error.message
+
+
+async def test_one_question_at_a_time_and_five_a_second() -> None:
+    questions = Questions()
+    questions.pods.on_pod(single(6))
+    begun = asyncio.create_task(questions.ask())
+    await asyncio.sleep(0)
+    busy = await questions.refused()
+    assert (busy.status, busy.headers) == (429, [("Retry-After", "1")])
+    assert (await begun).status == 200
+    for _ in range(verdicts.MAX_QUESTIONS_PER_S - 1):
+        assert (await questions.ask()).status == 200
+    assert (await questions.refused()).status == 429
+    questions.now += 1
+    assert (await questions.ask()).status == 200
+
+
+async def test_after_its_time_no_further_node_is_judged() -> None:
+    questions = Questions({f"n{i}": (node(f"n{i}"), topology(2, name=f"n{i}")) for i in range(400)})
+    questions.tick = verdicts.MAX_ANSWER_S / 2
+    found = await questions.document(single(6))
+    assert (found["judged"], found["verdict"]) == (100, "does-not-fit")
+    assert found["stale"] == "300 nodes were not judged within 0.8 s"
+
+
+async def test_five_thousand_nodes_are_judged_by_their_distinct_rooms(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    judged: list[NodeResources] = []
+
+    def evaluate(room: NodeResources, *more: Any) -> Verdict:
+        judged.append(room)
+        return evaluate_fit(room, *more)
+
+    monkeypatch.setattr(candidates, "evaluate_fit", evaluate)
+    questions = Questions(
+        {f"n{i:04}": (node(f"n{i:04}"), topology(i % 5, 3, name=f"n{i:04}")) for i in range(5000)}
+    )
+    found = await questions.document(single(6))
+    assert (found["judged"], found["fitting"], found["stale"]) == (5000, 0, "")
+    (reason,) = found["reasons"]
+    assert (reason["nodes"], len(reason["examples"])) == (5000, verdicts.MAX_EXAMPLE_NODES)
+    assert len(judged) == 5
+
+
+async def test_the_largest_answer_stays_below_its_limit() -> None:
+    names = [f"example.com/{'d' * 50}-{i}" for i in range(60)]
+    large = single(1)
+    large["spec"]["containers"] = [
+        container(f"main-{i:02}" + "c" * 50, cpu="2", memory="1Gi") for i in range(60)
+    ]
+    for one in large["spec"]["containers"]:
+        one["resources"]["limits"] |= dict.fromkeys(names, "1")
+    found = await Questions().document(large)
+    assert (found["verdict"], found["requests"]) == ("does-not-fit", [])
+
+
+async def test_more_pods_than_are_remembered_have_no_verdict(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(verdicts, "MAX_PENDING_PODS", 1)
+    questions = Questions()
+    questions.pods.on_pod(single(6))
+    questions.pods.on_pod(single(6, name="second"))
+    assert (await questions.refused("second")).status == 404
+    assert (await questions.ask()).status == 200
+
+
+async def test_every_replica_answers_once_it_has_read_the_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def prepare(cluster: Cluster) -> None:
+        cluster.topologies = [topology(8, 4, name="n1")]
+        cluster.pending = [single(6)]
+
+    path = "/v1/verdicts/default/p?uid=uid-p"
+    on = VerdictsSection(enabled=True)
+    async with started(tmp_path, monkeypatch, prepare, verdicts=on) as world:
+        assert any("fieldSelector=status.phase" in one.path for one in world.asked)
+        await until(lambda: world.service.lease.is_leader)
+
+        async def answers() -> None:
+            code, text = 503, ""
+            while code == 503:
+                code, text = await world.ask("GET", path, token=None)
+            assert (code, json.loads(text)["bestNode"]) == (200, "n1"), text
+
+        await answers()
+        assert (await world.ask("GET", f"{path}&x=1", token=None))[0] == 400
+        assert world.cluster.leases.lease is not None
+        world.cluster.leases.lease["spec"]["holderIdentity"] = "other"
+        world.cluster.leases.lease["metadata"]["resourceVersion"] = "900"
+        await until(lambda: not world.service.lease.is_leader)
+        await answers()

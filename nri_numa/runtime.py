@@ -217,6 +217,28 @@ class CallTimer:
         return what, self._clock() - since
 
 
+class PodObserver:
+    """Follows pods and their containers."""
+
+    def on_synchronize(self, pods: PodTable, containers: Sequence[Container]) -> None:
+        """These are all pods and containers."""
+
+    def on_container(self, pod: PodSandbox, name: str) -> None:
+        """A container is created; the decision about it follows."""
+
+    def on_decided(self, pod_id: str) -> None:
+        """The decision about a container was made, or failed."""
+
+    def on_run_pod(self, pod: PodSandbox) -> None:
+        """A sandbox runs."""
+
+    def on_stop_pod(self, pod_id: str) -> None:
+        """A sandbox stops."""
+
+    def on_remove_pod(self, pod_id: str, uid: str) -> None:
+        """A sandbox is gone."""
+
+
 class RuntimeLink(ABC):
     """A connection to a runtime that is kept up.
 

@@ -1,20 +1,185 @@
-"""Builds parts of the agent, in the order in which they need each other.
+"""The composition root: functions that make the parts of the agent, and return them.
 
-`nri_numa.agent.daemon` puts them together with what talks to the outside.
+What a part needs is an argument of its function, so the order is what the types allow: the node,
+the agent on it, the link above the agent, and the loops around all of them. Nothing runs yet;
+`nri_numa.agent.daemon` does that.
 """
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from nri_numa import __version__
+from nri_numa import config as configuration
 from nri_numa.agent.agent import Agent, GrantSource
+from nri_numa.agent.assigned_files import AssignedFiles
+from nri_numa.agent.capacity import CapacityFactors, ExternalCapacity, StealWatch
 from nri_numa.agent.cgroup_updates import CgroupUpdates
+from nri_numa.agent.claims import ClaimStore, build_claim_store, serve_claims_to_kubelet
 from nri_numa.agent.containers import LiveContainers
 from nri_numa.agent.current_state import CurrentState
 from nri_numa.agent.drift_table import DriftTable
+from nri_numa.agent.handler import AgentHandler, PendingPods
 from nri_numa.agent.history import DecisionHistory
-from nri_numa.agent.loop import Clock, DeferredTasks
+from nri_numa.agent.interrupts import InterruptSteering
+from nri_numa.agent.kubelet_sync import KubeletConfigWatch, KubeletSync
+from nri_numa.agent.links import (
+    LinkReporter,
+    LinkStatus,
+    NodeDevices,
+    RuntimeOwnership,
+    runtime_lock_socket,
+)
+from nri_numa.agent.loop import Clock, DeferredTasks, LoopMonitor
+from nri_numa.agent.memory_migration import MemoryMigrator
+from nri_numa.agent.reconcile import Reconciler
+from nri_numa.agent.reload import (
+    MachineReloader,
+    Reloader,
+    apply_recomputed_settings,
+    build_tables,
+    report_polling,
+)
+from nri_numa.agent.runtime_lock import RuntimeLock
+from nri_numa.agent.serving import HTTPThread
 from nri_numa.agent.starts import ContainerStarts
-from nri_numa.machine.cgroups import CgroupWriter
+from nri_numa.agent.systemd_sync import SystemdSync
+from nri_numa.agent.unmatched_annotations import UnmatchedAnnotations
+from nri_numa.config import AgentConfig, InternalErrorAnswer, parse_plugin_index
+from nri_numa.config.sections import StealTimeMode
+from nri_numa.engine.node_model import NodeModel
+from nri_numa.engine.state import NodeState
+from nri_numa.errors import ConfigError
+from nri_numa.kubelet.configuration import registered_node_name
+from nri_numa.kubelet.state_files import KubeletStateFiles
+from nri_numa.machine import hotplug
+from nri_numa.machine.cgroups import CgroupReader, CgroupWriter, SystemdScopes
+from nri_numa.machine.sysfs import discover_topology
+from nri_numa.model.machine import Topology
+from nri_numa.nri.link import LinkSettings, NRILink, PreinstalledConnection
+from nri_numa.observe import logs
 from nri_numa.observe.metrics import Metrics
+from nri_numa.observe.notify import SystemdNotifier
+from nri_numa.runtime import RuntimeLink
+from nri_numa.store.checkpoint import CheckpointStore
+from nri_numa.store.files import load_or_create_signing_key
+from nri_numa.store.history_file import HistoryFile
+from nri_numa.store.journal import state_from
+
+if TYPE_CHECKING:
+    from nri_numa.agent.late_starts import LateStarts
+    from nri_numa.agent.usage import UsageWatches
+    from nri_numa.agent.view import LiveView
+    from nri_numa.devices.watch import DeviceWatch
+
+log = logs.get_logger("daemon")
+
+LoopFunction = Callable[[], Coroutine[Any, Any, None]]
+"""Runs until it is cancelled."""
+
+
+# --- The node -------------------------------------------------------------------------------------
+
+
+class NodeParts(msgspec.Struct, frozen=True):
+    """The node as it is now, and what is read of it; nothing here knows of the runtime.
+
+    Attributes:
+        name: of the Kubernetes Node.
+        start: Unix time of the agent's.
+    """
+
+    name: str
+    start: float
+    metrics: Metrics
+    clock: Clock
+    current: CurrentState
+    devices: NodeDevices
+    capacity: CapacityFactors
+    kubelet: KubeletSync
+    machine: MachineReloader
+    writer: CgroupWriter
+    drift: DriftTable
+
+
+def build_node(config: AgentConfig, metrics: Metrics, clock: Clock) -> NodeParts:
+    """Read the machine, the checkpoint and the kubelet's configuration.
+
+    Raises:
+        ConfigError: the configuration does not go with this machine.
+        TopologyError: the machine cannot be read.
+        StateDirectoryBusy: another agent uses the state directory.
+    """
+    start = clock.time()
+    metrics.record_config_reload(at=start)
+    name = config.node_name or registered_node_name(config.kubelet_root)
+    topology = _discover_valid_topology(config)
+    store = CheckpointStore(
+        config.state_dir, identity=checkpoint_identity(config), clock=clock.time, metrics=metrics
+    )
+    state, key = _load_checkpoint(config, store, metrics)
+    devices = NodeDevices(config)
+    outside = ExternalCapacity(config.offline_capacity.file, clock)
+    if config.offline_capacity.file:
+        outside.refresh_capacity(topology)
+    steal = StealWatch(config.measured_capacity, config.sysfs_root, metrics, clock)
+    capacity = CapacityFactors(outside, steal)
+    kubelet_config = KubeletConfigWatch(config.kubelet_root, capacity)
+    kubelet_config.read_config(config)
+    settings = kubelet_config.settings_with_kubelet_config(config, topology)
+    kubelet_config.report_config()
+    machine = build_tables(NodeModel(topology=topology, settings=settings, key=key))
+    current = CurrentState(machine, store, clock, observe=config.observe)
+    current.restore_state(state)
+    drift = DriftTable(metrics, clock, current.notify)
+    kubelet = KubeletSync(
+        current, drift, metrics, KubeletStateFiles(config.kubelet_root), kubelet_config, clock
+    )
+    reader = MachineReloader(config.sysfs_root, current, devices.device_counts, clock)
+    writer = CgroupWriter(CgroupReader(config.cgroup_root))
+    return NodeParts(
+        name, start, metrics, clock, current, devices, capacity, kubelet, reader, writer, drift
+    )
+
+
+def checkpoint_identity(config: AgentConfig) -> dict[str, str]:
+    """What a checkpoint must agree on to be ours: this boot of this machine."""
+    boot = ""
+    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
+        boot = file.read().strip()
+    return {"version": __version__, "machine": config.sysfs_root, "boot": boot}
+
+
+def _discover_valid_topology(config: AgentConfig) -> Topology:
+    topology = discover_topology(config.sysfs_root)
+    for warning in topology.warnings:
+        log.warning("odd machine", warning=warning)
+    if problems := configuration.validate_config(config, topology):
+        raise ConfigError("configuration", problems)
+    return topology
+
+
+def _load_checkpoint(
+    config: AgentConfig, store: CheckpointStore, metrics: Metrics
+) -> tuple[NodeState, bytes]:
+    """What was allocated before, and the key of annotations; what is damaged is logged."""
+    loaded = store.load()
+    key, doubts = load_or_create_signing_key(
+        config.state_dir, trusted=store.trusted, writable=store.has_lock
+    )
+    state, damaged = state_from(loaded.entries)
+    for problem in (*loaded.problems, *doubts, *damaged):
+        metrics.checkpoint_errors.inc()
+        log.warning("checkpoint", problem=problem)
+    return state, key
+
+
+# --- The agent ------------------------------------------------------------------------------------
 
 
 def build_agent(
@@ -50,3 +215,203 @@ def build_agent(
         clock=clock,
         kubelet=kubelet,
     )
+
+
+def restore_history(config: AgentConfig, node: NodeParts, agent: Agent) -> HistoryFile:
+    """The file of what is remembered of decisions, read into the agent's history."""
+    file = HistoryFile(
+        config.state_dir, identity=checkpoint_identity(config), history=agent.history
+    )
+    if problem := file.restore_and_open(
+        node.current.state.allocations, writable=node.current.store.has_lock
+    ):
+        log.warning("history", problem=problem)
+    return file
+
+
+# --- The link -------------------------------------------------------------------------------------
+
+
+class PodParts(msgspec.Struct, frozen=True):
+    """What follows pods beside the agent, and adds to what it decides about; None where off."""
+
+    claims: ClaimStore | None
+    device_watch: DeviceWatch | None
+    files: AssignedFiles | None
+    pending: PendingPods | None
+    unmatched: UnmatchedAnnotations
+
+
+class LinkParts(msgspec.Struct, frozen=True):
+    """The link to the runtime, and what stands between it and the agent."""
+
+    pods: PodParts
+    handler: AgentHandler
+    link: RuntimeLink
+    status: LinkStatus
+    ownership: RuntimeOwnership
+    reloader: Reloader
+    notifier: SystemdNotifier
+    late_starts: LateStarts | None
+    http: HTTPThread | None
+
+
+def build_link(
+    config: AgentConfig,
+    load: Callable[[str], AgentConfig],
+    node: NodeParts,
+    agent: Agent,
+    gaps: LoopMonitor,
+    *,
+    launched: PreinstalledConnection | None,
+    over_cri: bool,
+) -> LinkParts:
+    """The link to the runtime above the agent; the arguments are those of its parts."""
+    current, metrics, clock = node.current, node.metrics, node.clock
+    pods = _build_pod_parts(config, node, agent)
+    is_launched = launched is not None
+    status = LinkStatus(
+        current, metrics, clock, config.sysfs_root, over_cri=over_cri, is_launched=is_launched
+    )
+    late_starts: LateStarts | None = None
+    if over_cri:
+        from nri_numa.agent.late_starts import LateStarts
+
+        late_starts = LateStarts(agent, metrics, node.writer.reader, clock)
+    http: HTTPThread | None = None
+    if configuration.split_address(config.http.address) or config.http.socket:
+        new_view = partial(_build_view, node, agent, pods, status, late_starts)
+        http = HTTPThread(config, agent, metrics, new_view, clock=clock, gaps=gaps)
+    notifier = SystemdNotifier()
+    lock = RuntimeLock(runtime_lock_socket(config, launched=is_launched))
+    ownership = RuntimeOwnership(lock, agent)
+    source = node.kubelet.configuration
+    reloader = Reloader(config, load, agent, source, ownership, notifier, metrics, clock)
+    allow_http = http.allow_start if http else lambda: None
+    reporter = LinkReporter(current, notifier, clock, node.start, allow_http)
+    handler = _build_handler(agent, metrics, pods, status, reloader, reporter)
+    link = _build_runtime_link(config, handler, late_starts, launched)
+    return LinkParts(pods, handler, link, status, ownership, reloader, notifier, late_starts, http)
+
+
+def _build_pod_parts(config: AgentConfig, node: NodeParts, agent: Agent) -> PodParts:
+    current, clock = node.current, node.clock
+    claims = build_claim_store(config, node.name, current)
+    if claims is not None:
+        claims.load()
+    writes_files = config.assigned_files and current.store.trusted
+    return PodParts(
+        claims,
+        node.devices.new_device_watch(current),
+        AssignedFiles(config.state_dir, current, clock) if writes_files else None,
+        PendingPods(agent, clock) if config.publish.node_resource_topology else None,
+        UnmatchedAnnotations(agent, clock),
+    )
+
+
+def _build_handler(
+    agent: Agent,
+    metrics: Metrics,
+    pods: PodParts,
+    status: LinkStatus,
+    reloader: Reloader,
+    reporter: LinkReporter,
+) -> AgentHandler:
+    devices = [pods.device_watch] if pods.device_watch else []
+    claims = [pods.claims] if pods.claims else []
+    return AgentHandler(
+        agent,
+        metrics,
+        (status, reloader, reporter),
+        rejects_on_error=lambda: reloader.config.on_internal_error is InternalErrorAnswer.REJECT,
+        observers=[*([pods.pending] if pods.pending else []), pods.unmatched, *devices],
+        sources=[*devices, *claims],
+        extensions=[*claims, *([pods.files] if pods.files else [])],
+    )
+
+
+def _build_runtime_link(
+    config: AgentConfig,
+    handler: AgentHandler,
+    late_starts: LateStarts | None,
+    launched: PreinstalledConnection | None,
+) -> RuntimeLink:
+    if late_starts is not None:
+        from nri_numa.cri.link import CRILink
+
+        return CRILink(handler, late_starts, socket_path=config.runtime.cri_socket)
+    settings = LinkSettings(
+        name=launched.name if launched else config.runtime.plugin_name,
+        index=launched.index if launched else parse_plugin_index(config.runtime.plugin_index),
+        socket_path=config.runtime.nri_socket,
+        descriptor=launched.descriptor if launched else None,
+    )
+    return NRILink(handler, settings)
+
+
+def _build_view(
+    node: NodeParts,
+    agent: Agent,
+    pods: PodParts,
+    status: LinkStatus,
+    late_starts: LateStarts | None,
+    watches: UsageWatches,
+) -> LiveView:
+    from nri_numa.agent import view
+
+    more = view.OptionalParts(
+        kubelet=node.kubelet,
+        devices=node.devices,
+        measured=node.capacity.measured,
+        late_starts=late_starts,
+        pods=pods.pending,
+    )
+    about = view.ProcessInfo(__version__, node.name, node.start)
+    return view.LiveView(agent, about, status, more, watches, node.clock)
+
+
+# --- The loops ------------------------------------------------------------------------------------
+
+
+def build_loops(
+    config: AgentConfig, node: NodeParts, agent: Agent, link: LinkParts
+) -> Mapping[str, LoopFunction]:
+    """What runs beside the link, by name."""
+    current, clock, reloader = node.current, node.clock, link.reloader
+    outside, steal = node.capacity
+    apply_settings = partial(apply_recomputed_settings, agent, reloader, node.kubelet.configuration)
+    read_machine = partial(node.machine.read_machine, agent)
+    systemd = SystemdSync(current, agent.cgroups, SystemdScopes(), clock)
+    reconciler = Reconciler(
+        current,
+        agent.cgroups,
+        systemd,
+        node.drift,
+        link.status,
+        link.link.push_updates,
+        notices=agent.history.notices,
+        metrics=node.metrics,
+        clock=clock,
+    )
+    loops: dict[str, LoopFunction] = {
+        "reconcile": partial(reconciler.run_periodic_rounds, reloader),
+        "looks": partial(reconciler.run_checks, reloader),
+        "systemd": systemd.run_systemd_sync,
+        "mover": MemoryMigrator(agent, node.metrics, clock).run,
+        "kubelet's configuration": partial(
+            node.kubelet.configuration.watch_config, reloader, apply_settings
+        ),
+        "hotplug": partial(hotplug.watch_cpu_events, read_machine, report_polling),
+    }
+    if link.http is not None:
+        loops["http"] = link.http.run
+    steering, wanted = InterruptSteering(config.state_dir), config.interrupts_off_exclusive_cpus
+    if wanted or steering.needs_restore:
+        loops["interrupts"] = partial(steering.run_steering, current, clock, wanted=wanted)
+    if config.offline_capacity.file:
+        loops["capacity from outside"] = partial(outside.run, current, apply_settings)
+    if link.pods.claims is not None:
+        loops["DRA"] = partial(serve_claims_to_kubelet, config, link.pods.claims)
+    if config.measured_capacity.mode is not StealTimeMode.OFF:
+        loops["steal"] = partial(steal.run, current, apply_settings)
+    return loops

@@ -17,8 +17,9 @@ from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
+from nri_numa.agent.current_state import CurrentState
 from nri_numa.agent.loop import Clock
-from nri_numa.agent.reload import ConfigInForce, SettingsSource, apply_recomputed_settings
+from nri_numa.agent.reload import ApplySettings
 from nri_numa.config.sections import StealCapacity, StealTimeMode
 from nri_numa.config.values import parse_duration
 from nri_numa.errors import TopologyError
@@ -47,6 +48,7 @@ from nri_numa.model.offline_capacity import (
 from nri_numa.model.settings import Settings
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import CPUWaitGauges, Metrics
+from nri_numa.observe.reports import ReportOnce
 from nri_numa.store.files import read_file
 
 # --- From outside ---
@@ -72,18 +74,18 @@ class CapacityMonitor(ABC):
     def refresh_capacity(self, topology: Topology) -> bool:
         """Whether settings are different now; called in a thread."""
 
-    async def run(self, daemon: ConfigInForce, source: SettingsSource) -> None:
+    async def run(self, current: CurrentState, apply_settings: ApplySettings) -> None:
         """Look, and put in force what changed, until cancelled."""
         while True:
-            await self.apply_capacity(daemon, source)
+            await self.apply_capacity(current, apply_settings)
             await asyncio.sleep(self.interval)
 
-    async def apply_capacity(self, daemon: ConfigInForce, source: SettingsSource) -> None:
+    async def apply_capacity(self, current: CurrentState, apply_settings: ApplySettings) -> None:
         """Look once; where settings could not be put in force, they are the next time."""
-        if await asyncio.to_thread(self.refresh_capacity, daemon.agent.current.machine.topology):
+        if await asyncio.to_thread(self.refresh_capacity, current.machine.topology):
             self._in_force = False
         if not self._in_force:
-            self._in_force = await apply_recomputed_settings(daemon, source)
+            self._in_force = await apply_settings()
 
 
 class ExternalCapacity(CapacityMonitor):
@@ -174,6 +176,7 @@ class ExternalCapacity(CapacityMonitor):
 
 MIN_FACTOR_CHANGE: Final = 0.1
 """How far the average must be from a factor before it changes."""
+UNKNOWN_STEAL_EVENT: Final = "steal is not known here"
 STEAL_SOURCE: Final = "steal"
 """Where these factors come from, in log lines."""
 
@@ -192,7 +195,7 @@ class StealWatch(CapacityMonitor):
             half_life=parse_duration(config.half_life), step=MIN_FACTOR_CHANGE, floor=config.floor
         )
         self._last: tuple[float, Topology, CPUStealAndWaitTimes] | None = None
-        self._problem = ""
+        self._problems = ReportOnce(log)
 
     def enforced_factors(self) -> Mapping[int, float]:
         """By NUMA node, what was measured and is acted upon; any thread may ask."""
@@ -210,9 +213,7 @@ class StealWatch(CapacityMonitor):
             return self._report_unreadable(str(error))
         if not times.steal:
             return self._report_unreadable(f"{self._root.rstrip('/')}/proc/stat reports no steal")
-        if self._problem:
-            log.info("steal is known again")
-            self._problem = ""
+        self._problems.report(UNKNOWN_STEAL_EVENT, "", "steal is known again")
         last, self._last = self._last, (now, topology, times)
         # CPUs that moved to another NUMA node meanwhile would be counted there.
         if last is None or last[1] is not topology or now <= last[0]:
@@ -241,9 +242,8 @@ class StealWatch(CapacityMonitor):
         return changed and self._acts
 
     def _report_unreadable(self, problem: str) -> bool:
-        if problem != self._problem:
-            log.warning("steal is not known here", because=problem)
-        self._last, self._problem = None, problem
+        self._problems.report(UNKNOWN_STEAL_EVENT, problem, because=problem)
+        self._last = None
         return False
 
 

@@ -8,7 +8,6 @@ systemd. Nothing is written in a dry run.
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -18,6 +17,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
+from nri_numa.agent.confirmations import Confirmations, WriteTarget
 from nri_numa.agent.containers import LiveContainers
 from nri_numa.agent.current_state import CurrentState
 from nri_numa.agent.loop import TASK_BATCH, Clock, DeferredTasks
@@ -47,29 +47,6 @@ MAX_LOGGED_IDS: Final = 20
 """Containers whose ids one line has."""
 
 
-class ContainerQueue:
-    """Containers about which something is to be done soon.
-
-    Attributes:
-        since: by id, Unix time since when.
-        wake: set when one is added; cleared by who does it.
-    """
-
-    def __init__(self) -> None:
-        self.since: dict[str, float] = {}
-        self.wake = asyncio.Event()
-
-    def add(self, container_ids: Iterable[str], now: float) -> None:
-        """Queue these, unless they are, and wake who waits; without any it only wakes."""
-        for container_id in container_ids:
-            self.since.setdefault(container_id, now)
-        self.wake.set()
-
-    def remove(self, container_ids: Iterable[str]) -> dict[str, float]:
-        """Take these out; returns since when those of them are in that were."""
-        return {i: self.since.pop(i) for i in container_ids if i in self.since}
-
-
 class CgroupCheckResult(msgspec.Struct, frozen=True):
     """What a look at some containers showed.
 
@@ -90,8 +67,8 @@ class CgroupUpdates:
 
     Attributes:
         containers: where the cgroups are.
-        checks: containers to be compared soon.
-        systemd_queue: containers whose cgroup systemd made, and whose lists it is to be given.
+        confirmations: by target, what is to be compared soon, or given to systemd, and what came of
+            it.
     """
 
     def __init__(
@@ -105,7 +82,7 @@ class CgroupUpdates:
     ) -> None:
         self.containers, self.writer, self._current = containers, writer, current
         self._tasks, self._metrics, self._clock = tasks, metrics, clock
-        self.checks, self.systemd_queue = ContainerQueue(), ContainerQueue()
+        self.confirmations = {target: Confirmations() for target in WriteTarget}
 
     # --- moving -----------------------------------------------------------------------------------
 
@@ -163,7 +140,7 @@ class CgroupUpdates:
             places = self.containers.cgroup_places
             ids = [i for i in container_ids if i in places and places[i].is_systemd_managed]
             if ids:
-                self.systemd_queue.add(ids, self._clock.time())
+                self.confirmations[WriteTarget.SYSTEMD].require(ids, self._clock.time())
 
     def find_corrections(self, container_ids: Iterable[str]) -> tuple[Drift, ...]:
         """Which of these containers that run have something else than is meant now."""
@@ -276,7 +253,7 @@ class CgroupUpdates:
     def request_check(self, container_ids: Collection[str]) -> None:
         """Have these compared soon: what they should have may not have arrived."""
         if not self._current.observe:
-            self.checks.add(container_ids, self._clock.time())
+            self.confirmations[WriteTarget.CGROUP].require(container_ids, self._clock.time())
 
     # --- marks ------------------------------------------------------------------------------------
 

@@ -65,6 +65,7 @@ from nri_numa.model.workload import (
     Resources,
 )
 from nri_numa.observe.logs import get_logger
+from nri_numa.observe.reports import ReportOnce
 from nri_numa.store.files import remove_flat_directory
 
 if TYPE_CHECKING:
@@ -370,7 +371,7 @@ async def serve_claims_to_kubelet(config: AgentConfig, book: ClaimStore) -> None
 
     registry, endpoint = driver_sockets(config.kubelet_root, config.dra.driver)
     plugin = KubeletPlugin(config.dra.driver, registry, endpoint, book, book.on_driver_registered)
-    said = ""
+    problems = ReportOnce(log)
     try:
         while True:
             try:
@@ -378,9 +379,7 @@ async def serve_claims_to_kubelet(config: AgentConfig, book: ClaimStore) -> None
                 break
             except RuntimeUnavailable as error:
                 # Placement does not depend on it: the agent goes on, and tries again.
-                if str(error) != said:
-                    log.warning("the kubelet is not served", problem=str(error))
-                said = str(error)
+                problems.report("the kubelet is not served", str(error))
                 await asyncio.sleep(_SOCKET_RETRY_S)
         log.info("serving the kubelet", driver=config.dra.driver, socket=registry)
         await asyncio.Event().wait()

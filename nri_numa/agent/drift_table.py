@@ -12,30 +12,23 @@ from nri_numa.engine.desired import Drift
 from nri_numa.observe.metrics import Metrics
 
 
-class DriftStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What one container has instead of what is meant.
+class DriftStatus(msgspec.Struct, frozen=True):
+    """Drift of one container, as far as seen.
 
     Attributes:
-        cpus: kernel list that it can really use.
-        mems: kernel list of its memory nodes.
-        desired_cpus: kernel list that it should be able to use; empty where it is so.
-        desired_mems: kernel list of memory nodes, likewise.
-        observed_at: Unix time from which on it was so, as far as seen.
-        on_exclusive_cpus: it can run on CPUs that another container owns.
-        obstacle: which cgroup keeps it from what is meant; empty when none does.
-        finding: what the cgroup says, for people.
+        drift: what it has instead of what is meant.
+        observed_at: Unix time from which on it was so.
         repairs_abandoned: it was put right again and again, and is left to what rewrites it.
     """
 
-    cpus: str
-    mems: str
-    desired_cpus: str = ""
-    desired_mems: str = ""
+    drift: Drift
     observed_at: float
-    on_exclusive_cpus: bool
-    finding: str
-    obstacle: str = ""
     repairs_abandoned: bool = False
+
+    @property
+    def on_exclusive_cpus(self) -> bool:
+        """Whether it can run on CPUs that another container owns."""
+        return self.drift.rank == 0
 
     @property
     def difference_text(self) -> str:
@@ -43,14 +36,15 @@ class DriftStatus(msgspec.Struct, frozen=True, kw_only=True):
 
         What is neither is said as it was found.
         """
-        parts = []
-        if self.desired_cpus:
-            parts.append(f"meant {self.desired_cpus}, has {self.cpus or 'none'}")
-        if self.desired_mems:
-            parts.append(f"memory nodes: meant {self.desired_mems}, has {self.mems or 'none'}")
-        if parts and self.obstacle:
-            parts.append(self.obstacle)
-        return "; ".join(parts) or self.finding
+        drift, actual, parts = self.drift, self.drift.actual, list[str]()
+        if drift.desired_cpus:
+            parts.append(f"meant {drift.desired_cpus}, has {actual.effective_cpus or 'none'}")
+        if drift.desired_mems:
+            mems = actual.effective_mems or "none"
+            parts.append(f"memory nodes: meant {drift.desired_mems}, has {mems}")
+        if parts and drift.obstacle:
+            parts.append(drift.obstacle)
+        return "; ".join(parts) or drift.finding
 
 
 DriftById = Mapping[str, DriftStatus]
@@ -105,17 +99,7 @@ class DriftTable:
             if intruder and not (known and known.on_exclusive_cpus):
                 self._metrics.neighbours_seen.inc()
                 self._metrics.neighbour_seconds.inc(max(0.0, self._counted - began))
-            after[container_id] = DriftStatus(
-                cpus=str(one.actual.effective_cpus),
-                mems=str(one.actual.effective_mems),
-                desired_cpus=str(one.desired_cpus),
-                desired_mems=str(one.desired_mems),
-                observed_at=began,
-                on_exclusive_cpus=intruder,
-                finding=one.finding,
-                obstacle=one.obstacle,
-                repairs_abandoned=container_id in given_up,
-            )
+            after[container_id] = DriftStatus(one, began, container_id in given_up)
         self._replace_drift(after)
 
     def remove_repaired(self, *container_ids: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import Final, Protocol
 
 from nri_numa.agent.agent import Agent
 from nri_numa.agent.loop import Clock
@@ -26,10 +26,7 @@ from nri_numa.model.workload import (
 )
 from nri_numa.observe.logs import get_logger, operation
 from nri_numa.observe.metrics import Metrics
-from nri_numa.runtime import LinkState, RequestRejected, RuntimeInfo
-
-if TYPE_CHECKING:
-    from nri_numa.devices.watch import DeviceWatch
+from nri_numa.runtime import LinkState, PodObserver, RequestRejected, RuntimeInfo
 
 log = get_logger("nri")
 
@@ -42,28 +39,6 @@ node's numbers from the scheduler for ever."""
 
 FIRST_CONTAINER_DELAY_S: Final = 0.5
 """Seconds in which the first container follows where its image is there."""
-
-
-class PodObserver:
-    """Follows pods and their containers; an event that it does not define is not given to it."""
-
-    def on_synchronize(self, pods: PodTable, containers: Sequence[Container]) -> None:
-        """These are all pods and containers."""
-
-    def on_container(self, pod: PodSandbox, name: str) -> None:
-        """A container is created; the decision about it follows."""
-
-    def on_decided(self, pod_id: str) -> None:
-        """The decision about a container was made, or failed."""
-
-    def on_run_pod(self, pod: PodSandbox) -> None:
-        """A sandbox runs."""
-
-    def on_stop_pod(self, pod_id: str) -> None:
-        """A sandbox stops."""
-
-    def on_remove_pod(self, pod_id: str, uid: str) -> None:
-        """A sandbox is gone."""
 
 
 class ContainerSource(Protocol):
@@ -96,6 +71,7 @@ class AgentHandler:
     """Implements `nri_numa.runtime.RuntimeHandler` over an agent.
 
     Args:
+        link_observers: hear of the link; called in this order.
         rejects_on_error: True if a bug of ours is answered with an error, which fails the creation,
             instead of an empty adjustment.
         observers: follow pods; called in this order.
@@ -107,7 +83,7 @@ class AgentHandler:
         self,
         agent: Agent,
         metrics: Metrics,
-        link_observer: LinkObserver | None = None,
+        link_observers: Sequence[LinkObserver] = (),
         *,
         rejects_on_error: Callable[[], bool] = lambda: False,
         observers: Sequence[PodObserver] = (),
@@ -116,15 +92,9 @@ class AgentHandler:
     ) -> None:
         self._agent = agent
         self._metrics = metrics
-        self._link_observer = link_observer or LinkObserver()
+        self._link_observers = link_observers
         self._rejects_on_error = rejects_on_error
-        self._events = _PodEvents(
-            *(
-                tuple(getattr(o, event) for o in observers if _defines(o, event))
-                for event in _PodEvents._fields
-            )
-        )
-        self._sources = sources
+        self._observers, self._sources = observers, sources
         self._extensions = extensions
         # Pods by sandbox id: in Stop and Remove requests the pod may carry only its id.
         self._pod_uids: dict[str, str] = {}
@@ -140,7 +110,8 @@ class AgentHandler:
 
     def on_runtime_configured(self, info: RuntimeInfo) -> None:
         """The runtime introduced itself."""
-        self._link_observer.on_runtime_configured(info)
+        for observer in self._link_observers:
+            observer.on_runtime_configured(info)
         self._metrics.record_registration(info.name, info.version)
 
     def synchronize(
@@ -150,8 +121,8 @@ class AgentHandler:
         with operation():
             self._pod_uids = dict(pods.uids)
             self._failed.clear()
-            for on_synchronize in self._events.on_synchronize:
-                on_synchronize(pods, containers)
+            for observer in self._observers:
+                observer.on_synchronize(pods, containers)
             if self._sources:
                 pods, containers = self._complete_all(pods, containers)
             return self._agent.synchronize(pods, containers)
@@ -164,8 +135,8 @@ class AgentHandler:
             raise RequestRejected("InvalidRequest: the container has no id, expected the runtime's")
         with operation():
             self._pod_uids[pod.id] = pod.uid
-            for on_container in self._events.on_container:
-                on_container(pod, container.name)
+            for observer in self._observers:
+                observer.on_container(pod, container.name)
             try:
                 answer = self._agent.create_container(*self._complete(pod, container))
             except Exception:
@@ -174,8 +145,8 @@ class AgentHandler:
                 raise
             finally:
                 # Only now: in between the pod is published as pending or as charged.
-                for on_decided in self._events.on_decided:
-                    on_decided(pod.id)
+                for observer in self._observers:
+                    observer.on_decided(pod.id)
             if answer is None:
                 return NO_ADJUSTMENT, ()
             if isinstance(answer, Rejected):
@@ -235,8 +206,8 @@ class AgentHandler:
         """The sum of a pod with scope `pod` is kept from here on."""
         with operation():
             self._agent.run_pod(pod)
-            for on_run_pod in self._events.on_run_pod:
-                on_run_pod(pod)
+            for observer in self._observers:
+                observer.on_run_pod(pod)
 
     def update_pod(self, pod: PodSandbox, total: Resources) -> None:
         """Remember the pod's new sum."""
@@ -245,8 +216,8 @@ class AgentHandler:
 
     def stop_pod(self, pod: PodSandbox) -> None:
         """Give back what was kept for it; the pod is forgotten when it is removed."""
-        for on_stop_pod in self._events.on_stop_pod:
-            on_stop_pod(pod.id)
+        for observer in self._observers:
+            observer.on_stop_pod(pod.id)
         with operation():
             self._agent.stop_pod(self._pod_uids.get(pod.id, pod.uid), pod.id)
 
@@ -255,8 +226,8 @@ class AgentHandler:
         with operation():
             uid = self._pod_uids.pop(pod.id, pod.uid)
             self._agent.remove_pod(uid, pod.id)
-            for on_remove_pod in self._events.on_remove_pod:
-                on_remove_pod(pod.id, uid)
+            for observer in self._observers:
+                observer.on_remove_pod(pod.id, uid)
 
     def _complete(self, pod: PodSandbox, container: Container) -> tuple[PodSandbox, Container]:
         """Pod and container with what the sources know of the container."""
@@ -290,7 +261,8 @@ class AgentHandler:
         """Say where the link stands."""
         if state is not LinkState.ACTIVE and state is not LinkState.CONFIGURED:
             self._metrics.link_up.set(0)
-        self._link_observer.on_link_changed(state, detail)
+        for observer in self._link_observers:
+            observer.on_link_changed(state, detail)
 
     def on_protocol_broken(self) -> None:
         """Count it."""
@@ -315,46 +287,6 @@ def _rejection_error(refused: Rejected) -> RequestRejected:
     if not text.isprintable():
         text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
     return RequestRejected(text)
-
-
-class _PodEvents(NamedTuple):
-    """Who is to be called for an event, by its name."""
-
-    on_synchronize: tuple[Callable[[PodTable, Sequence[Container]], None], ...]
-    on_container: tuple[Callable[[PodSandbox, str], None], ...]
-    on_decided: tuple[Callable[[str], None], ...]
-    on_run_pod: tuple[Callable[[PodSandbox], None], ...]
-    on_stop_pod: tuple[Callable[[str], None], ...]
-    on_remove_pod: tuple[Callable[[str, str], None], ...]
-
-
-def _defines(observer: PodObserver, event: str) -> bool:
-    """True if it is called for an event, which would cost each request a call otherwise."""
-    return getattr(type(observer), event) is not getattr(PodObserver, event)
-
-
-class ContainerDevices(PodObserver):
-    """The devices of containers, as `nri_numa.devices.watch` knows them."""
-
-    def __init__(self, watch: DeviceWatch) -> None:
-        self._watch = watch
-
-    def on_synchronize(self, pods: PodTable, containers: Sequence[Container]) -> None:
-        """Find out about pods that are new."""
-        self._watch.retain_pods([pods[pod_id] for pod_id in pods.uids])
-
-    def on_run_pod(self, pod: PodSandbox) -> None:
-        """Find out ahead what its containers will have."""
-        self._watch.prepare_pod(pod)
-
-    def on_remove_pod(self, pod_id: str, uid: str) -> None:
-        """Forget it."""
-        self._watch.forget_pod(pod_id)
-
-    def complete(self, pod: PodSandbox, container: Container) -> tuple[PodSandbox, Container]:
-        """The container with what is known of its devices."""
-        known = self._watch.known_container_devices(pod.id, container.name, container.mentions)
-        return pod, known.apply_to(container)
 
 
 class PendingPods(PodObserver):

@@ -24,6 +24,7 @@ from nri_numa.config import split_address
 from nri_numa.errors import ConfigError
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import METRICS_CONTENT_TYPE, Metrics
+from nri_numa.observe.reports import ReportOnce
 from nri_numa.web import protocol
 from nri_numa.web import responses as shown
 from nri_numa.web.protocol import (
@@ -352,7 +353,7 @@ class AgentServer(Server):
 
     async def _listen_with_retry(self, listen: Callable[[], None], where: str, key: str) -> None:
         """Listen; while the address is in use, say so and try again."""
-        said = ""
+        problems = ReportOnce(log)
         while True:
             try:
                 listen()
@@ -364,13 +365,13 @@ class AgentServer(Server):
                     reason = "this machine has no such address"
                 elif error.errno == errno.EAFNOSUPPORT:
                     reason = "the service has no network of its own; install nri-numa.socket too"
-                if reason != said:  # said once, not every ten seconds
-                    log.error(
-                        "no http: containers are placed as usual",
-                        problem=f"cannot listen on {where}: {reason}",
-                        remedy=f"see {key}; tried again every {LISTEN_RETRY_S:.0f} s",
-                    )
-                said = reason
+                problems.report(
+                    "no http: containers are placed as usual",
+                    reason,
+                    say=log.error,
+                    problem=f"cannot listen on {where}: {reason}",
+                    remedy=f"see {key}; tried again every {LISTEN_RETRY_S:.0f} s",
+                )
                 await asyncio.sleep(LISTEN_RETRY_S)
             else:
                 return

@@ -24,6 +24,7 @@ from nri_numa.agent.current_state import CurrentState
 from nri_numa.agent.loop import Clock
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, ListFormatError
 from nri_numa.observe.logs import get_logger
+from nri_numa.observe.reports import ReportOnce
 from nri_numa.store.files import read_file, replace_file
 
 log = get_logger("interrupts")
@@ -63,7 +64,7 @@ class InterruptSteering:
         host = os.path.join(root, HOST_IRQ_DIRECTORY[1:])
         self._irqs = host if os.path.isdir(host) else os.path.join(root, "proc/irq")
         self._balancers = balancers
-        self._said = ""
+        self._problems = ReportOnce(log)
         self._kept = _OriginalAffinity()
         self._lock = threading.Lock()
         try:
@@ -124,10 +125,8 @@ class InterruptSteering:
         # It moves them by itself; what we wrote before it came is given back.
         problems += self._write_affinity_lists(NO_CPUS if balancers else exclusive, online)
         self._save_original_lists()
-        said = "; ".join(problems)
-        if said and said != self._said:
-            log.warning("interrupts may be on exclusive CPUs", cpus=str(exclusive), why=said[:900])
-        self._said = said
+        why, event = "; ".join(problems), "interrupts may be on exclusive CPUs"
+        self._problems.report(event, why, cpus=str(exclusive), why=why[:900])
 
     def _ban_exclusive_cpus(self, path: str, exclusive: CPUSet) -> None:
         if path not in self._kept.banned:

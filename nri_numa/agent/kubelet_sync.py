@@ -20,7 +20,7 @@ from nri_numa.agent.capacity import CapacityFactors
 from nri_numa.agent.current_state import CurrentState
 from nri_numa.agent.drift_table import DriftTable
 from nri_numa.agent.loop import Clock
-from nri_numa.agent.reload import ConfigInForce, apply_recomputed_settings
+from nri_numa.agent.reload import ApplySettings, ConfigInForce
 from nri_numa.config import AgentConfig
 from nri_numa.engine.cpus.index import build_allocator_index
 from nri_numa.engine.foreign_pins import parse_foreign_cpuset
@@ -136,12 +136,12 @@ class KubeletSync:
             allocation = state.allocations.get(container_id)
             if allocation is None or not one.repairs_abandoned:
                 continue
-            has = parse_foreign_cpuset(one.cpus)
+            has, desired = one.drift.actual.effective_cpus, one.drift.desired_cpus
             wants = state.kubelet.cpus_of(allocation.pod_uid, allocation.container, container_id)
             if has and (has == wants or has in state.kubelet.shared):
                 if container_id in self.conflicts:
                     continue
-                self._record_conflict(allocation, one.cpus, one.desired_cpus, "kubelet", "cgroup")
+                self._record_conflict(allocation, str(has), str(desired), "kubelet", "cgroup")
 
     def _record_conflict(
         self, allocation: Allocation, asked: str, kept: str, yields_to: str, seen_in: str
@@ -267,15 +267,15 @@ class KubeletConfigWatch:
                 level("the kubelet's configuration", says=sentence, file=self.discovered.path)
         self._said = frozenset(lines)
 
-    async def watch_config(self, daemon: ConfigInForce) -> None:
+    async def watch_config(self, in_force: ConfigInForce, apply_settings: ApplySettings) -> None:
         """Look every few seconds, and put in force what changed, until cancelled."""
         while True:
             await asyncio.sleep(CONFIG_CHECK_INTERVAL_S)
-            await self.refresh_config(daemon)
+            await self.refresh_config(in_force.config, apply_settings)
 
-    async def refresh_config(self, daemon: ConfigInForce) -> None:
+    async def refresh_config(self, config: AgentConfig, apply_settings: ApplySettings) -> None:
         """Read it in a thread; where something changed, containers get what follows."""
-        if await asyncio.to_thread(self.read_config, daemon.config):
-            if not await apply_recomputed_settings(daemon, self):
+        if await asyncio.to_thread(self.read_config, config):
+            if not await apply_settings():
                 self.discovered = DiscoveredConfig()  # once more
             self.report_config()

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from msgspec import UNSET
 
+from nri_numa.agent.agent import Agent
 from nri_numa.agent.current_state import CurrentState
-from nri_numa.agent.handler import AgentHandler
+from nri_numa.agent.handler import LinkObserver
 from nri_numa.agent.loop import Clock
+from nri_numa.agent.runtime_lock import RuntimeLock
 from nri_numa.config import AgentConfig, RuntimeLinkKind
+from nri_numa.errors import RuntimeBusy
 from nri_numa.model.workload import (
     MIN_KERNEL_VERSIONS,
     MIN_RUNTIMES_TEXT,
-    ContainerUpdate,
     MemoryPolicies,
     MemoryPolicy,
 )
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import Metrics
-from nri_numa.runtime import LinkState, PushResult, RuntimeInfo, RuntimeLink
+from nri_numa.observe.notify import SystemdNotifier
+from nri_numa.observe.reports import ReportOnce
+from nri_numa.runtime import CallTimer, LinkState, RuntimeInfo
 from nri_numa.runtime_profile import profile_of
 from nri_numa.text import parse_version, utc_text
 
@@ -51,11 +56,12 @@ def runtime_lock_socket(config: AgentConfig, *, launched: bool = False) -> str:
     return config.runtime.nri_socket
 
 
-class RuntimeConnection:
-    """The runtime as other parts see it: where the link stands, and what may be sent when.
+class LinkStatus(LinkObserver):
+    """The runtime as other parts see it: what it is, and where the link stands.
 
     Attributes:
-        status: state of the link, and a detail; set by `changed`.
+        over_cri: the runtime is reached over CRI.
+        status: state of the link, and a detail.
         down_since: Unix time of the end of the last link, or of the start; None while there is one.
         info: what the runtime said of itself; None before.
         unanswered: what the runtime has not answered for too long, as a sentence.
@@ -65,28 +71,29 @@ class RuntimeConnection:
         self,
         current: CurrentState,
         metrics: Metrics,
-        handler: AgentHandler,
-        link: RuntimeLink,
+        clock: Clock,
+        sysfs_root: str,
         *,
         over_cri: bool,
-        clock: Clock,
+        is_launched: bool,
     ) -> None:
-        self._current = current
-        self._metrics = metrics
-        self._handler = handler
-        self._link = link
+        self._current, self._metrics, self._time = current, metrics, clock.time
+        self._is_launched, self._sysfs_root = is_launched, Path(sysfs_root)
         self.over_cri = over_cri
         self.status: tuple[LinkState, str] = (LinkState.DISCONNECTED, "not dialled yet")
-        self._time = clock.time
         self.down_since: float | None = clock.time()
         self.info: RuntimeInfo | None = None
         self.unanswered = ""
 
-    def record_runtime(self, info: RuntimeInfo) -> None:
-        """The runtime introduced itself."""
+    def on_runtime_configured(self, info: RuntimeInfo) -> None:
+        """The runtime introduced itself: take what it can do into account."""
         self.info = info
+        policies = supported_memory_policies(
+            info, os.uname().release, over_cri=self.over_cri, sysfs_root=self._sysfs_root
+        )
+        self._current.set_runtime(policies, info.request_timeout)
 
-    def record_link_state(self, state: LinkState, detail: str) -> None:
+    def on_link_changed(self, state: LinkState, detail: str) -> None:
         """The link stands somewhere else."""
         self.status = state, detail
         if state is LinkState.ACTIVE:
@@ -99,9 +106,19 @@ class RuntimeConnection:
         """Registered and synchronized."""
         return self.status[0] is LinkState.ACTIVE
 
-    async def push_updates(self, updates: Sequence[ContainerUpdate]) -> PushResult:
-        """Send updates that no request asked for."""
-        return await self._link.push_updates(updates)
+    @property
+    def needs_resynchronize(self) -> bool:
+        """Whether the runtime synchronizes and does not say what runs: it launched this plugin.
+
+        NRI before 0.7 gives the plugins that it launched no picture of what runs, and no stop of
+        what is older than they are either.
+        """
+        return (
+            self._is_launched
+            and self.is_synchronized
+            and self.info is not None
+            and not profile_of(self.info).synchronizes_launched
+        )
 
     def link_document(self) -> RuntimeLinkStatus:
         """The link at this moment; any thread may ask."""
@@ -118,9 +135,9 @@ class RuntimeConnection:
             interface="cri" if self.over_cri else UNSET,
         )
 
-    def report_unanswered_calls(self, limit_s: float) -> None:
+    def report_unanswered_calls(self, calls: CallTimer, limit_s: float) -> None:
         """Say when the runtime does not answer a call of ours for so long, and when it does."""
-        what, seconds = self._link.watch.longest_pending()
+        what, seconds = calls.longest_pending()
         self._metrics.runtime_unanswered.set(seconds)
         hangs = bool(what) and seconds >= limit_s
         if hangs and not self.unanswered:
@@ -148,6 +165,80 @@ def _link_down_text(since: float, detail: str) -> str:
         f"there is no link to the runtime since {utc_text(since)}{why}: "
         "containers that start meanwhile are not known here and not pinned before the link is back"
     )
+
+
+class LinkReporter(LinkObserver):
+    """Says where the link stands, and to systemd when the agent is ready.
+
+    Args:
+        start: Unix time of the agent's.
+        allow_http: called once the link stands, or cannot be made now.
+    """
+
+    def __init__(
+        self,
+        current: CurrentState,
+        notifier: SystemdNotifier,
+        clock: Clock,
+        start: float,
+        allow_http: Callable[[], None],
+    ) -> None:
+        self._current, self._notifier, self._allow_http = current, notifier, allow_http
+        self._time, self._start = clock.time, start
+        self._is_ready = False
+
+    def on_link_changed(self, state: LinkState, detail: str) -> None:
+        """The link stands somewhere else."""
+        level = log.info if state in (LinkState.ACTIVE, LinkState.CONFIGURED) else log.warning
+        if state in (LinkState.REGISTERING, LinkState.STOPPED):
+            level = log.info
+        level("link", state=state.value, detail=detail)
+        if state not in (LinkState.REGISTERING, LinkState.CONFIGURED):
+            self._allow_http()
+        self._current.notify()
+        if state is LinkState.ACTIVE or (state is LinkState.DISCONNECTED and not self._is_ready):
+            # Without the runtime there is nothing to wait for at start: dialling goes on for ever,
+            # and systemd would kill a service that never gets ready.
+            self._notifier.notify_ready(f"link {state.value}")
+            if not self._is_ready and state is LinkState.ACTIVE:
+                log.info("ready", seconds=round(self._time() - self._start, 3))
+            elif not self._is_ready:
+                log.info("waiting for the runtime")
+            self._is_ready = True
+        else:
+            self._notifier.notify_status(f"link {state.value} {detail}".strip())
+
+
+class RuntimeOwnership:
+    """Whether the agent acts: not with ``observe``, nor while another one works on the runtime."""
+
+    def __init__(self, lock: RuntimeLock, agent: Agent) -> None:
+        self._lock, self._agent, self._problems = lock, agent, ReportOnce(log)
+
+    def update_observe(self, observe: bool) -> str:
+        """Who else works on the runtime, as a sentence; empty while it is ours or only observed.
+
+        What was only observed is put right once it need not be any more.
+        """
+        problem = ""
+        if observe:
+            self._lock.close()
+        else:
+            try:
+                self._lock.acquire()
+            except RuntimeBusy as error:
+                problem = str(error)
+        self._problems.report("another agent works on this runtime", problem, say=log.error)
+        current = self._agent.current
+        before = current.observe
+        current.set_observe(observe or bool(problem))
+        if before and not current.observe:
+            self._agent.cgroups.request_check(self._agent.containers.cgroup_places)
+        return problem
+
+    def close(self) -> None:
+        """Let another agent have the runtime."""
+        self._lock.close()
 
 
 # --- Memory policies that this node's runtime and kernel can set ---

@@ -10,6 +10,7 @@ import asyncio
 from typing import Final, NamedTuple
 
 from nri_numa.agent.agent import Agent
+from nri_numa.agent.confirmations import WriteTarget
 from nri_numa.agent.loop import Clock
 from nri_numa.engine.rebalance import move_purpose_text
 from nri_numa.engine.state import Allocation
@@ -57,23 +58,21 @@ class MemoryMigrator:
 
     def __init__(self, agent: Agent, metrics: Metrics, clock: Clock) -> None:
         self._agent, self._metrics, self._clock = agent, metrics, clock
-        self._wake = asyncio.Event()
-        self._began: dict[str, float] = {}
-        self._later: dict[str, float] = {}
-        agent.current.subscribe(self._wake.set)
+        self._confirmations = agent.cgroups.confirmations[WriteTarget.PAGES]
+        agent.current.subscribe(self._confirmations.wake.set)
 
     async def run(self) -> None:
         """Move memory until cancelled."""
+        confirmations = self._confirmations
         while True:
-            await self._wake.wait()
-            self._wake.clear()
+            await confirmations.wake.wait()
+            confirmations.wake.clear()
             now, known = self._clock.monotonic(), self._agent.current.state.allocations
-            for kept in (self._began, self._later):
-                for gone in kept.keys() - known.keys():
-                    del kept[gone]
-            for a in [a for a in known.values() if a.migrating_from]:
-                if self._later.get(a.container_id, now) <= now:
-                    await self._migrate_container(a.container_id)
+            for gone in confirmations.entries.keys() - known.keys():
+                del confirmations.entries[gone]
+            for container_id in [i for i, a in known.items() if a.migrating_from]:
+                if confirmations.entry(container_id).not_before <= now:
+                    await self._migrate_container(container_id)
 
     def _allocation_if_migrating(self, container_id: str) -> Allocation | None:
         agent = self._agent
@@ -122,7 +121,7 @@ class MemoryMigrator:
         a = self._allocation_if_migrating(container_id)
         if a is None:
             return
-        began = self._began.setdefault(container_id, self._clock.monotonic())
+        self._confirmations.require([container_id], self._clock.monotonic())
         (target,) = a.mems - a.migrating_from
         where = f"from {numa_text(a.migrating_from)} to {target}"
         moved = await self._migrate_pages(container_id, a.migrating_from, target)
@@ -130,7 +129,9 @@ class MemoryMigrator:
         if a is None:
             return
         if moved.unmigrated_bytes > TOLERATED_REMOTE_BYTES:
-            self._try_later(container_id, UNMOVED_RETRY_S)
+            entry = self._confirmations.entry(container_id)
+            entry.not_before = self._clock.monotonic() + UNMOVED_RETRY_S
+            self._clock.call_later(UNMOVED_RETRY_S, self._confirmations.wake.set)
             message = f"partly moved {where}: {moved.obstacle}"
             self._agent.history.notices.add_for_allocation(
                 a, NoticedEventKind.MOVED, message, reason=NoticeMessageReason.PARTLY_MOVED
@@ -141,7 +142,8 @@ class MemoryMigrator:
         # In a thread of its own: the kernel looks at every page once more.
         await asyncio.to_thread(self._agent.cgroups.writer.write_cgroup, wanted)
         self._agent.post_update_container(container_id)
-        del self._began[container_id]
+        began = self._confirmations.take([container_id])[container_id]
+        self._confirmations.entries.pop(container_id, None)
         seconds = self._clock.monotonic() - began
         self._agent.history.notices.add_for_allocation(
             a, NoticedEventKind.MOVED, f"moved {where} in {seconds:.1f} s{move_purpose_text(a)}"
@@ -150,7 +152,3 @@ class MemoryMigrator:
         if moved.unmigrated_bytes >= MIN_REPORTED_UNMOVED_BYTES:
             fields |= {"left": moved.unmigrated_bytes, "problem": moved.obstacle}
         log.info("memory moved", container=a.full_name, **fields)
-
-    def _try_later(self, container_id: str, seconds: float) -> None:
-        self._later[container_id] = self._clock.monotonic() + seconds
-        self._clock.call_later(seconds, self._wake.set)

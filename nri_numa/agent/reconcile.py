@@ -22,20 +22,16 @@ given the same set afterwards.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Final, Protocol
 
 import msgspec
 
 from nri_numa.agent.cgroup_updates import CgroupCheckResult, CgroupUpdates, observe_cgroups
+from nri_numa.agent.confirmations import TRY_COUNT_WINDOW_S, Confirmations, WriteTarget
 from nri_numa.agent.current_state import CurrentState
-from nri_numa.agent.drift_policy import (
-    REPAIR_COUNT_WINDOW_S,
-    RepairHistory,
-    RepairPlan,
-    plan_repairs,
-)
+from nri_numa.agent.drift_policy import RepairPlan, plan_repairs
 from nri_numa.agent.drift_table import DriftTable
 from nri_numa.agent.loop import Clock
 from nri_numa.agent.reload import ConfigInForce
@@ -48,6 +44,7 @@ from nri_numa.model.workload import ContainerUpdate
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import Metrics
 from nri_numa.observe.notices import NoticedEventKind, NoticeLog, NoticeMessageReason
+from nri_numa.observe.reports import ReportOnce
 from nri_numa.runtime import PushResult
 
 log = get_logger("reconcile")
@@ -89,8 +86,8 @@ class RoundResult(msgspec.Struct, frozen=True, kw_only=True):
     abandoned: tuple[str, ...] = ()
 
 
-class RuntimePush(Protocol):
-    """The runtime, as far as updates are sent to it that answer no event."""
+class RuntimeStatus(Protocol):
+    """How the runtime is reached, and whether it is."""
 
     over_cri: bool
 
@@ -98,38 +95,29 @@ class RuntimePush(Protocol):
     def is_synchronized(self) -> bool:
         """Registered and synchronized."""
 
-    async def push_updates(self, updates: Sequence[ContainerUpdate]) -> PushResult:
-        """Send updates."""
+
+PushUpdates = Callable[[Sequence[ContainerUpdate]], Awaitable[PushResult]]
+"""Sends the runtime updates that answer no event."""
 
 
 class DriftReports:
-    """Says what rounds found and did, once for as long as it stays the same.
-
-    Attributes:
-        repairs: when drift was repaired, by container.
-    """
+    """Says what rounds found and did, once for as long as it stays the same."""
 
     def __init__(
-        self, current: CurrentState, notices: NoticeLog, metrics: Metrics, clock: Clock
+        self,
+        current: CurrentState,
+        confirmations: Confirmations,
+        notices: NoticeLog,
+        metrics: Metrics,
+        clock: Clock,
     ) -> None:
-        self._current, self._notices = current, notices
+        self._current, self._confirmations, self._notices = current, confirmations, notices
         self._metrics, self._clock = metrics, clock
-        self.repairs = RepairHistory()
-        self._given_up: set[str] = set()
-        self._reported: dict[str, str] = {}
-        self._unmoved: set[str] = set()
-        self._unwritable = ""
 
     def report_failure(self) -> None:
         """Count and log the exception that ended a round."""
         self._metrics.internal_errors.inc()
         log.exception("reconcile failed")
-
-    def report_unwritable(self, problem: str) -> None:
-        """Say that a cgroup cannot be written."""
-        if problem != self._unwritable:
-            self._unwritable = problem
-            log.warning("cgroup not written: the runtime is asked instead", problem=problem)
 
     def report_late_repairs(self, right: Sequence[Drift], since: Mapping[str, float]) -> None:
         """Say which undelivered updates were repaired; ``since`` are Unix times."""
@@ -152,14 +140,20 @@ class DriftReports:
             },
         )
 
-    def record_drift(self, drifted: Sequence[Drift]) -> list[Drift]:
-        """Count and note drift, once for as long as it stays the same; what of it is new."""
-        new = [c for c in drifted if self._reported.get(c.container_id) != c.finding]
-        self._metrics.drift_found.inc(len(new))
-        self._reported.update((c.container_id, c.finding) for c in new)
+    def report_drift(self, drifted: Sequence[Drift]) -> None:
+        """Count, note and log drift, once for as long as it stays the same."""
+        new = [c for c in drifted if self._confirmations.record_finding(c.container_id, c.finding)]
         for correction in new:
             self._add_drift_notice(correction, correction.finding)
-        return new
+        self._metrics.drift_found.inc(len(new))
+        observed = self._current.observe
+        _log_each(
+            log.warning,
+            "drift found",
+            "more drift found",
+            new,
+            lambda c: {"repairable": not c.is_report_only, "observed": observed},
+        )
 
     def _add_drift_notice(
         self, correction: Drift, message: str, reason: str = NoticeMessageReason.NONE
@@ -170,14 +164,17 @@ class DriftReports:
                 allocation, NoticedEventKind.DRIFT, message, reason=reason
             )
 
-    def report_abandoned(self, plan: RepairPlan) -> set[str]:
-        """Say once which containers are left to what rewrites them; returns all of these."""
-        abandoned = {c.container_id for c in plan.abandoned}
-        self._given_up -= {c.container_id for c in plan.writes}
-        for correction in plan.abandoned:
-            if correction.container_id in self._given_up:
+    def report_abandoned(self, abandoned: Sequence[Drift], writes: Sequence[Drift]) -> None:
+        """Say once which containers are left to what rewrites them; ``writes`` are not any more."""
+        for written in writes:
+            if entry := self._confirmations.entries.get(written.container_id):
+                entry.is_abandoned = False
+        for correction in abandoned:
+            entry = self._confirmations.entry(correction.container_id)
+            if entry.is_abandoned:
                 continue
-            repairs = self.repairs.count(correction.container_id, self._clock.monotonic())
+            entry.is_abandoned = True
+            repairs = len(entry.recent_tries(self._clock.monotonic()))
             self._metrics.drift_fights.inc()
             message = f"{correction.finding}; put right {repairs} times and rewritten again"
             self._add_drift_notice(correction, message, NoticeMessageReason.REPAIRS_ABANDONED)
@@ -188,26 +185,17 @@ class DriftReports:
                 id=correction.container_id[:12],
                 found=correction.finding,
                 repairs=repairs,
-                window_seconds=round(REPAIR_COUNT_WINDOW_S),
+                window_seconds=round(TRY_COUNT_WINDOW_S),
             )
-        self._given_up |= abandoned
-        return abandoned
-
-    def retain_drifting(self, drifting: set[str]) -> None:
-        """Drop what is remembered of containers that are right again, or are not there any more."""
-        for container_id in self._reported.keys() - drifting:
-            del self._reported[container_id]
-        self._unmoved &= drifting
-        self.repairs.retain(drifting, self._current.state.allocations, self._clock.monotonic())
-        self._given_up = {i for i in self._given_up if i in drifting or i in self.repairs}
 
     def report_repaired(self, right: Sequence[Drift]) -> None:
         """Count repairs, and say whose drift they ended."""
         self._metrics.drift_repaired.inc(len(right))
-        for c in right:
-            self.repairs.add(c.container_id, self._clock.monotonic())
-            self._reported.pop(c.container_id, None)
-            self._unmoved.discard(c.container_id)
+        now = self._clock.monotonic()
+        for repaired in right:
+            entry = self._confirmations.entry(repaired.container_id)
+            entry.tries = (*entry.recent_tries(now), now)
+            entry.finding, entry.is_without_effect = "", False
         _log_each(log.info, "drift repaired", "more drift repaired", right)
 
     def report_without_effect(self, corrections: Sequence[Drift]) -> None:
@@ -215,9 +203,13 @@ class DriftReports:
 
         That is no repair: it is tried again in each round.
         """
-        new = [c for c in corrections if c.container_id not in self._unmoved]
-        self._unmoved.update(c.container_id for c in new)
-        for correction in new:
+        new = list[Drift]()
+        for correction in corrections:
+            entry = self._confirmations.entry(correction.container_id)
+            if entry.is_without_effect:
+                continue
+            entry.is_without_effect = True
+            new.append(correction)
             self._add_drift_notice(
                 correction, f"{correction.finding}; not put right: {UPDATE_WITHOUT_EFFECT_TEXT}"
             )
@@ -239,7 +231,8 @@ class Reconciler:
         cgroups: CgroupUpdates,
         systemd: SystemdSync,
         drift: DriftTable,
-        runtime: RuntimePush,
+        runtime: RuntimeStatus,
+        push_updates: PushUpdates,
         *,
         notices: NoticeLog,
         metrics: Metrics,
@@ -249,11 +242,12 @@ class Reconciler:
         self._cgroups = cgroups
         self._systemd = systemd
         self._drift = drift
-        self._runtime = runtime
+        self._runtime, self._push_updates = runtime, push_updates
         self._clock = clock
-        self._reports = DriftReports(current, notices, metrics, clock)
+        self._confirmations = cgroups.confirmations[WriteTarget.CGROUP]
+        self._reports = DriftReports(current, self._confirmations, notices, metrics, clock)
         self._written: set[str] = set()
-        self._unreadable = self._unwatched = ""
+        self._problems = ReportOnce(log)
         self._blind = 0
         if problem := cgroups.writer.unwritable_cpuset_reason():
             log.warning(
@@ -263,35 +257,39 @@ class Reconciler:
 
     # --- when to look -----------------------------------------------------------------------------
 
-    async def run_checks(self, daemon: ConfigInForce) -> None:
+    async def run_checks(self, in_force: ConfigInForce) -> None:
         """Look at what was written or may be late until cancelled.
 
         With ``reconcile.interval`` 0 nothing that others write is looked at.
         """
-        loop, checks = asyncio.get_running_loop(), self._cgroups.checks
+        loop, confirmations = asyncio.get_running_loop(), self._confirmations
         containers = self._cgroups.containers
         with CpusetWatch(self._cgroups.writer.reader) as watch:
             if watch.fd >= 0:
                 loop.add_reader(watch.fd, self._on_watch_readable, watch)
             try:
                 while True:
-                    await checks.wake.wait()
+                    await confirmations.wake.wait()
                     await self._clock.sleep(
                         WRITE_CHECK_INTERVAL_S
                     )  # who writes CPUs also writes memory nodes
-                    checks.wake.clear()
+                    confirmations.wake.clear()
                     began = self._clock.monotonic()
                     places, starting = containers.cgroup_places, containers.starting
                     watch.watch_containers({i: p for i, p in places.items() if i not in starting})
-                    self._report_watch_problem(watch.problem)
+                    self._problems.report(
+                        "some cpusets are not watched: their drift is found later", watch.problem
+                    )
                     # What is read now may be written over in a moment.
                     if self._cgroups.writer.is_write_held_up:
                         await self._clock.sleep(LOOP_POLL_INTERVAL_S)
-                        checks.wake.set()
+                        confirmations.wake.set()
                         continue
                     written, self._written = self._written, set()
-                    drifts = parse_duration(daemon.config.reconcile.interval) > 0
-                    await self._run_round(daemon, checks.since.keys() | (written if drifts else ()))
+                    drifts = parse_duration(in_force.config.reconcile.interval) > 0
+                    await self._run_round(
+                        in_force, {*confirmations.required(), *(written if drifts else ())}
+                    )
                     took = self._clock.monotonic() - began
                     await self._clock.sleep(max(WRITE_CHECK_INTERVAL_S, CHECK_REST_RATIO * took))
             finally:
@@ -299,28 +297,28 @@ class Reconciler:
 
     def _on_watch_readable(self, watch: CpusetWatch) -> None:
         self._written |= watch.pop_written()
-        self._cgroups.checks.wake.set()
+        self._confirmations.wake.set()
 
-    async def run_periodic_rounds(self, daemon: ConfigInForce) -> None:
+    async def run_periodic_rounds(self, in_force: ConfigInForce) -> None:
         """Look at everything in each ``reconcile.interval``, until cancelled; 0 is never."""
         waited = step = 0.0
         while True:
             # In small steps, so that a reloaded interval counts at once.
             await self._clock.sleep(step)
             self._drift.accumulate_seconds()
-            interval = parse_duration(daemon.config.reconcile.interval)
+            interval = parse_duration(in_force.config.reconcile.interval)
             waited = waited + step if interval > 0 else 0.0
             if interval > 0 and waited >= interval:
                 waited = 0.0
-                await self._run_round(daemon, None)
+                await self._run_round(in_force, None)
             step = (
                 min(LOOP_POLL_INTERVAL_S, interval - waited)
                 if interval > 0
                 else LOOP_POLL_INTERVAL_S
             )
 
-    async def _run_round(self, daemon: ConfigInForce, only: Collection[str] | None) -> None:
-        settings = daemon.config.reconcile
+    async def _run_round(self, in_force: ConfigInForce, only: Collection[str] | None) -> None:
+        settings = in_force.config.reconcile
         try:
             await self.reconcile(
                 max_repairs=settings.max_repairs,
@@ -340,7 +338,7 @@ class Reconciler:
     ) -> RoundResult:
         """Look at every container once, and repair what is not as meant.
 
-        One that was repaired ``max_repairs`` times within `REPAIR_COUNT_WINDOW_S` is left.
+        One that was repaired ``max_repairs`` times within `TRY_COUNT_WINDOW_S` is left.
         ``without_runtime`` repairs drift while the runtime cannot be reached; ``only`` looks at
         these containers instead.
         """
@@ -352,10 +350,10 @@ class Reconciler:
             i for i in (containers.cgroup_places if only is None else only)
             if containers.is_settled(i)
         ]  # fmt: skip
-        checks = cgroups.checks
-        requested = checks.remove(tuple(checks.since) if only is None else only)
-        late = {i: requested[i] for i in ids if i in requested}
-        looked = self._clock.time()
+        confirmations = self._confirmations
+        required = confirmations.take(tuple(confirmations.entries) if only is None else only)
+        late = {i: required[i] for i in ids if i in required}
+        began = dict.fromkeys(ids, self._clock.time()) | late
         first = await self._observe_cgroups(ids)
         if first is None:
             return RoundResult()
@@ -364,55 +362,64 @@ class Reconciler:
         if only is None:
             containers.unconfirmed_ids.clear()
             self._report_blindness(first.cgroup_count)
-            self._reports.retain_drifting(set(suspects))
-        drifted, new, abandoned = list[Drift](), list[Drift](), set[str]()
+            now = self._clock.monotonic()
+            confirmations.retain_drifting(set(suspects), current.state.allocations, now)
+        drifted, abandoned, writes = list[Drift](), list[Drift](), list[Drift]()
         right, left = list[Drift](), list[Drift]()
         for start in range(0, len(suspects), WRITE_BATCH):
             if start:
                 await self._clock.sleep(0)
+            may_repair = self._runtime.is_synchronized or without_runtime
             batch = suspects[start : start + WRITE_BATCH]
-            # From here to the write nothing else happens.
-            wrong = cgroups.find_corrections(batch)
-            plan = plan_repairs(
-                wrong,
-                self._reports.repairs,
-                self._clock.monotonic(),
-                late=late.keys(),
-                updating=containers.unconfirmed_ids | {self._systemd.target_id},
-                max_repairs=max_repairs,
-                observe=current.observe,
-                may_repair=self._runtime.is_synchronized or without_runtime,
-            )
-            new += self._reports.record_drift(plan.drifted)
-            abandoned |= self._reports.report_abandoned(plan)
-            began = dict.fromkeys(batch, looked) | late
-            self._drift.update_drift(batch, wrong, began, abandoned)
+            plan, done, failed = self._repair_batch(batch, late, began, max_repairs, may_repair)
             drifted += plan.drifted
-            done, failed = self._write_corrections(plan.writes)
+            abandoned += plan.abandoned
+            writes += plan.writes
             right += done
             left += failed
-        observed = current.observe
-        _log_each(
-            log.warning,
-            "drift found",
-            "more drift found",
-            new,
-            lambda c: {"repairable": not c.is_report_only, "observed": observed},
-        )
+        self._reports.report_drift(drifted)
+        self._reports.report_abandoned(abandoned, writes)
         right += await self._push_corrections(left)
         self._reports.report_late_repairs([c for c in right if c.container_id in late], late)
         repaired = [c for c in right if c in drifted]
         self._reports.report_repaired(repaired)
         if self._runtime.over_cri:  # no answer of ours changes its record, which may be older
-            await self._runtime.push_updates([c.to_update for c in repaired])
+            await self._push_updates([c.to_update for c in repaired])
         if only is None:
             cgroups.queue_systemd_sync(ids)
         return RoundResult(
             cgroup_count=first.cgroup_count,
             drifted=tuple(c.container_id for c in drifted),
             repaired=tuple(c.container_id for c in repaired),
-            abandoned=tuple(c.container_id for c in drifted if c.container_id in abandoned),
+            abandoned=tuple(c.container_id for c in abandoned),
         )
+
+    def _repair_batch(
+        self,
+        container_ids: Sequence[str],
+        late: Collection[str],
+        began: Mapping[str, float],
+        max_repairs: int,
+        may_repair: bool,
+    ) -> tuple[RepairPlan, list[Drift], list[Drift]]:
+        """Look at some once more and write them: nothing else happens in between.
+
+        Returns:
+            The plan, which are right now, and which the runtime has to be asked for.
+        """
+        now, count_tries = self._clock.monotonic(), self._confirmations.count_tries
+        wrong = self._cgroups.find_corrections(container_ids)
+        plan = plan_repairs(
+            wrong,
+            late=late,
+            updating=self._cgroups.containers.unconfirmed_ids | {self._systemd.target_id},
+            exhausted={i for i in container_ids if count_tries(i, now) >= max_repairs},
+            observe=self._current.observe,
+            may_repair=may_repair,
+        )
+        abandoned = {c.container_id for c in plan.abandoned}
+        self._drift.update_drift(container_ids, wrong, began, abandoned)
+        return plan, *self._write_corrections(plan.writes)
 
     # --- looking ----------------------------------------------------------------------------------
 
@@ -429,18 +436,9 @@ class Reconciler:
             return None
 
     def _report_unreadable(self, problem: str) -> None:
-        """Say once that drift cannot be found, and once that it can again."""
-        if problem and not self._unreadable:
-            log.warning("drift is not looked for", problem=problem)
-        elif self._unreadable and not problem:
-            log.info("drift is looked for again")
-        self._unreadable = problem
-
-    def _report_watch_problem(self, problem: str) -> None:
-        """Say once that drift is found by rounds alone."""
-        if problem and problem != self._unwatched:
-            log.warning("some cpusets are not watched: their drift is found later", problem=problem)
-        self._unwatched = problem
+        """Say that drift cannot be found, whyever, and that it can again."""
+        state, over = "unreadable" if problem else "", "drift is looked for again"
+        self._problems.report("drift is not looked for", state, over, problem=problem)
 
     def _report_blindness(self, seen: int) -> None:
         """Say once that no container has a cgroup, and once the end of that."""
@@ -465,7 +463,8 @@ class Reconciler:
             if one.problem and self._cgroups.writer.is_write_held_up:
                 continue
             if one.problem:
-                self._reports.report_unwritable(one.problem)
+                event = "cgroup not written: the runtime is asked instead"
+                self._problems.report(event, one.problem)
             if one.problem or correction.quota:
                 left.append(correction)
             elif not one.missing:
@@ -486,7 +485,7 @@ class Reconciler:
         sent: list[Drift] = []
         for start in range(0, len(wrong), PUSH_BATCH):
             chunk = wrong[start : start + PUSH_BATCH]
-            result = await self._runtime.push_updates([c.to_update for c in chunk])
+            result = await self._push_updates([c.to_update for c in chunk])
             if not result.succeeded:
                 left = len(wrong) - start
                 log.warning("containers not put right", containers=left, detail=result.detail)

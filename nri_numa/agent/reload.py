@@ -13,7 +13,8 @@ import asyncio
 import math
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
@@ -22,6 +23,8 @@ from msgspec.structs import replace
 from nri_numa import config as configuration
 from nri_numa.agent.agent import Agent
 from nri_numa.agent.current_state import CurrentState
+from nri_numa.agent.handler import LinkObserver
+from nri_numa.agent.links import RuntimeOwnership
 from nri_numa.agent.loop import Clock
 from nri_numa.config import AgentConfig
 from nri_numa.engine.node_model import MeasuredFree, NodeModel
@@ -30,10 +33,16 @@ from nri_numa.machine.hotplug import changed_texts_by_field, rediscover_topology
 from nri_numa.machine.sysfs import read_memory
 from nri_numa.model.machine import Topology
 from nri_numa.model.settings import Settings
-from nri_numa.observe.logs import get_logger
+from nri_numa.observe import logs
+from nri_numa.observe.metrics import Metrics
+from nri_numa.observe.notify import SystemdNotifier
+from nri_numa.observe.reports import ReportOnce
+from nri_numa.runtime import RuntimeInfo
 
 if TYPE_CHECKING:
     from nri_numa.devices.counts import CountsOrReason
+
+log = logs.get_logger("daemon")
 
 _YIELD_INTERVAL_S: Final = 0.0005
 """Seconds after which the thread lets the loop go on. A request asks for its turn at each of its
@@ -41,10 +50,15 @@ system calls, and with Python's 5 ms these added up to twice as long a wait."""
 
 
 class ConfigInForce(Protocol):
-    """The agent and its configuration, which a reload replaces."""
+    """The configuration, which a reload replaces."""
 
-    config: AgentConfig
-    agent: Agent
+    @property
+    def config(self) -> AgentConfig:
+        """In force at this moment."""
+
+
+ApplySettings = Callable[[], Awaitable[bool]]
+"""Makes settings anew and puts them in force; False: try again."""
 
 
 class SettingsSource(Protocol):
@@ -113,21 +127,31 @@ async def prepare_in_thread(
         sys.setswitchinterval(usual)
 
 
-async def apply_recomputed_settings(daemon: ConfigInForce, source: SettingsSource) -> bool:
-    """Have the agent decide by settings that are made anew; False: try again.
+async def apply_when_unchanged(agent: Agent, make: Callable[[NodeModel], NodeModel]) -> bool:
+    """Have the agent decide by what a thread makes of machine and settings; False: try again.
 
-    They are made in a thread, during which the machine may have changed for another reason.
+    They may have changed for another reason meanwhile.
     """
-    agent, before = daemon.agent, daemon.agent.current.machine
-    made = await asyncio.to_thread(
-        source.settings_with_kubelet_config, daemon.config, before.topology
-    )
-    if made != before.settings:
-        machine = await asyncio.to_thread(build_tables, replace(before, settings=made))
+    before = agent.current.machine
+    machine = await asyncio.to_thread(lambda: build_tables(make(before)))
+    if machine is not before:
         if agent.current.machine is not before:
             return False
         agent.apply_node_model(machine)
     return True
+
+
+async def apply_recomputed_settings(
+    agent: Agent, in_force: ConfigInForce, source: SettingsSource
+) -> bool:
+    """Have the agent decide by settings that are made anew; False: try again."""
+    config = in_force.config
+
+    def with_settings(machine: NodeModel) -> NodeModel:
+        settings = source.settings_with_kubelet_config(config, machine.topology)
+        return machine if settings == machine.settings else replace(machine, settings=settings)
+
+    return await apply_when_unchanged(agent, with_settings)
 
 
 def build_tables(machine: NodeModel) -> NodeModel:
@@ -141,14 +165,100 @@ def build_tables(machine: NodeModel) -> NodeModel:
     return machine
 
 
-# --- The machine ---
+class Reloader(LinkObserver):
+    """Puts the configuration's file in force again, and the runtime's drop-in over it.
 
-log = get_logger("daemon")
+    Args:
+        load: reads the configuration, given the text of the drop-in.
+
+    Attributes:
+        config: in force.
+    """
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        load: Callable[[str], AgentConfig],
+        agent: Agent,
+        source: SettingsSource,
+        ownership: RuntimeOwnership,
+        notifier: SystemdNotifier,
+        metrics: Metrics,
+        clock: Clock,
+    ) -> None:
+        self.config = config
+        self._load, self._agent, self._source = load, agent, source
+        self._ownership, self._notifier = ownership, notifier
+        self._metrics, self._clock = metrics, clock
+        self._drop_in, self._is_requested = "", False
+        self._task: asyncio.Task[None] | None = None
+
+    def on_runtime_configured(self, info: RuntimeInfo) -> None:
+        """The runtime may have handed us a configuration: it overrides the file."""
+        if not info.config or info.config == self._drop_in:
+            return
+        self._drop_in = info.config
+        load = partial(self._load, info.config)
+        try:
+            # At once: the containers that the runtime names next are decided by it.
+            prepared = prepare_config(load, self.config, self._agent.current.machine, self._source)
+            self._apply(prepared, late="the runtime's drop-in came too late for this key")
+        except ConfigError as error:
+            self._report_unusable(error, "drop-in configuration not used")
+
+    def request_reload(self) -> asyncio.Task[None]:
+        """Read the configuration again, once more when it is being read; returns who does it."""
+        self._is_requested = True
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._reload(), name="reload")
+        return self._task
+
+    async def _reload(self) -> None:
+        self._notifier.notify_reloading()
+        while self._is_requested:
+            self._is_requested = False
+            load, machine = partial(self._load, self._drop_in), self._agent.current.machine
+            try:
+                prepared = await prepare_in_thread(load, self.config, machine, self._source)
+            except ConfigError as error:
+                self._report_unusable(error, "configuration not reloaded")
+            except Exception:
+                self._metrics.record_config_reload(at=None)
+                self._metrics.internal_errors.inc()
+                log.exception("configuration not reloaded")
+            else:
+                # Of a machine that has changed since, capacity factors may have, too.
+                if self._agent.current.machine is machine:
+                    self._apply(prepared)
+                else:
+                    self._is_requested = True
+        self._notifier.notify_ready("reloaded")
+
+    def _report_unusable(self, error: ConfigError, event: str) -> None:
+        self._metrics.record_config_reload(at=None)
+        for problem in error.problems:
+            log.error(event, file=error.source, problem=problem)
+
+    def _apply(self, new: PreparedConfig, late: str = "this change needs a restart") -> None:
+        self._metrics.record_config_reload(at=self._clock.time())
+        for key in new.restart:
+            log.warning(late, key=key)
+        if new.live:
+            self.config = new.config
+            logs.set_level(new.config.log.level.value)
+            self._ownership.update_observe(new.config.observe)
+            self._agent.apply_node_model(new.machine)
+        log.info("configuration reloaded", changed=", ".join(new.live))
+
+
+# --- The machine ---
 
 MIN_LINE_INTERVAL_S: Final = 3600.0
 """Seconds between two lines about memory and huge pages."""
 FIELDS_LOGGED_HOURLY: Final = frozenset(("memory", "hugepages"))
 """Of what `nri_numa.machine.hotplug.changed_texts_by_field` finds; a balloon moves them always."""
+
+UNREADABLE_EVENT: Final = "machine cannot be read any more"
 
 
 def report_polling(error: OSError, were_there: bool) -> None:
@@ -173,7 +283,7 @@ class MachineReloader:
         self._device_counts, self._clock = device_counts, clock
         self._logged_topology: Topology | None = None  # as the log has it
         self._logged_at = -math.inf
-        self._is_readable = True
+        self._problems = ReportOnce(log)
 
     async def read_memory(self) -> None:
         """Read what is left of memory."""
@@ -199,22 +309,21 @@ class MachineReloader:
 
     async def read_machine(self, agent: Agent) -> None:
         """Read what else may have changed, and let the agent have it."""
-        before = agent.current.machine
-        known = before.topology
+        topology = known = agent.current.machine.topology
+
+        def with_topology(machine: NodeModel) -> NodeModel:
+            nonlocal topology
+            topology = rediscover_topology(self._root, known)
+            return machine if topology is known else replace(machine, topology=topology)
+
         try:
-            topology = await asyncio.to_thread(rediscover_topology, self._root, known)
+            is_in_force = await apply_when_unchanged(agent, with_topology)
         except (TopologyError, OSError) as error:
-            if self._is_readable:
-                log.warning("machine cannot be read any more", error=str(error))
-            self._is_readable = False
+            self._problems.report(UNREADABLE_EVENT, "unreadable", error=str(error))
             return
-        self._is_readable = True
-        if topology is not known:
-            machine = await asyncio.to_thread(build_tables, replace(before, topology=topology))
-            if agent.current.machine is not before:
-                return
-            agent.apply_node_model(machine)
-        self._log_changes(self._logged_topology or known, topology)
+        self._problems.report(UNREADABLE_EVENT, "")
+        if is_in_force:
+            self._log_changes(self._logged_topology or known, topology)
 
     def _log_changes(self, before: Topology, now: Topology) -> None:
         """Say what changed since the last line, of memory no more than a line an hour."""

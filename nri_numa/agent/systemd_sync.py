@@ -10,12 +10,14 @@ from functools import partial
 from typing import Final
 
 from nri_numa.agent.cgroup_updates import CgroupUpdates
+from nri_numa.agent.confirmations import WriteTarget
 from nri_numa.agent.current_state import CurrentState
 from nri_numa.agent.loop import Clock
 from nri_numa.engine.desired import NodeSnapshot
 from nri_numa.engine.state import ContainerKind
 from nri_numa.machine.cgroups import SystemdScopes
 from nri_numa.observe.logs import get_logger
+from nri_numa.observe.reports import ReportOnce
 
 log = get_logger("reconcile")
 
@@ -35,16 +37,17 @@ class SystemdSync:
     ) -> None:
         self._current, self._cgroups = current, cgroups
         self._scopes, self._clock = scopes, clock
-        self._problems: dict[str, str] = {}
+        self._confirmations = cgroups.confirmations[WriteTarget.SYSTEMD]
+        self._problems = ReportOnce(log)
         self.target_id = ""
 
     def pending_ids(self) -> set[str]:
         """Containers for which systemd may have other lists than their cgroups."""
-        return self._problems.keys() | self._cgroups.systemd_queue.since.keys()
+        return set(self._confirmations.entries)
 
     async def run_systemd_sync(self) -> None:
         """Give systemd what cgroups have, until cancelled: no request waits for it."""
-        wake = self._cgroups.systemd_queue.wake
+        wake = self._confirmations.wake
         while True:
             await wake.wait()
             await self._clock.sleep(SYNC_DELAY_S)
@@ -57,15 +60,13 @@ class SystemdSync:
         systemd writes the cgroup itself. So nothing is sent that was meant before the last write of
         ours, and where that comes while systemd is at work, the cgroup is put right afterwards.
         """
-        cgroups, had_problems = self._cgroups, bool(self._problems)
-        containers, queue = cgroups.containers, cgroups.systemd_queue
-        while queue.since:
+        cgroups, confirmations = self._cgroups, self._confirmations
+        containers = cgroups.containers
+        while (container_id := next(confirmations.required(), None)) is not None:
             if cgroups.writer.is_write_held_up:  # what they will have is not known
-                queue.wake.set()
+                confirmations.wake.set()
                 break
-            container_id = next(iter(queue.since))
-            del queue.since[container_id]
-            self._problems.pop(container_id, None)
+            del confirmations.entries[container_id]
             if not containers.is_settled(container_id):
                 continue
             write_count, self.target_id = containers.write_counts[container_id], container_id
@@ -74,10 +75,9 @@ class SystemdSync:
                 problem = await asyncio.to_thread(sync)
             except Exception as error:  # refused by the bus, whose errors are of several kinds, too
                 why = getattr(error, "strerror", None) or error
-                self._problems |= dict.fromkeys(
-                    [container_id, *queue.since], f"no answer over D-Bus: {why}"
-                )
-                queue.since.clear()  # each would wait as long
+                for unanswered_id in (container_id, *confirmations.take(confirmations.entries)):
+                    finding = f"no answer over D-Bus: {why}"  # each would wait as long
+                    confirmations.record_finding(unanswered_id, finding)
                 break
             finally:
                 self.target_id = ""
@@ -85,16 +85,17 @@ class SystemdSync:
                 cgroups.repair_cgroups([container_id])
                 cgroups.queue_systemd_sync([container_id])
             elif problem:
-                self._problems[container_id] = problem
-        places = containers.cgroup_places
-        self._problems = {i: why for i, why in self._problems.items() if i in places}
-        if self._problems and not had_problems:
-            count, problem = len(self._problems), next(iter(self._problems.values()))
-            log.warning(
-                "systemd has other CPUs for scopes than cgroups", count=count, problem=problem
-            )
-        elif had_problems and not self._problems:
-            log.info("systemd has the CPUs that cgroups have again")
+                confirmations.record_finding(container_id, problem)
+        for gone in confirmations.entries.keys() - containers.cgroup_places.keys():
+            del confirmations.entries[gone]
+        findings = [entry.finding for entry in confirmations.entries.values() if entry.finding]
+        self._problems.report(
+            "systemd has other CPUs for scopes than cgroups",
+            "different" if findings else "",
+            "systemd has the CPUs that cgroups have again",
+            count=len(findings),
+            problem=next(iter(findings), ""),
+        )
 
     def _sync_scope(self, container_id: str, desired: NodeSnapshot, write_count: int) -> str:
         """Compare systemd's properties with those that are meant, and set them; runs in a thread.

@@ -14,7 +14,6 @@ from math import inf
 from typing import Final
 
 from nri_numa.agent.agent import Agent
-from nri_numa.agent.handler import PodObserver
 from nri_numa.agent.loop import Clock
 from nri_numa.engine.request.annotations import (
     MAX_NAMED_CONTAINERS,
@@ -24,6 +23,7 @@ from nri_numa.engine.request.annotations import (
 )
 from nri_numa.model.workload import Container, PodSandbox, PodTable
 from nri_numa.observe.notices import NoticeMessageReason
+from nri_numa.runtime import PodObserver
 
 SETTLED_AFTER_S: Final = 120.0
 """Seconds without a container of a new name after which the last one is taken to be there."""

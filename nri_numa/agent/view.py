@@ -14,10 +14,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msgspec import UNSET, Struct, convert
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 from nri_numa.agent.agent import Agent
-from nri_numa.agent.drift_table import DriftById, DriftStatus
+from nri_numa.agent.drift_table import DriftById
 from nri_numa.agent.kubelet_sync import KubeletSync
 from nri_numa.agent.loop import Clock
 from nri_numa.agent.usage import (
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from nri_numa.agent.capacity import StealWatch
     from nri_numa.agent.handler import PendingPods
     from nri_numa.agent.late_starts import LateStarts
-    from nri_numa.agent.links import NodeDevices, RuntimeConnection
+    from nri_numa.agent.links import LinkStatus, NodeDevices
     from nri_numa.devices.counts import CountsOrReason
     from nri_numa.kubelet.configuration import KubeletFacts
 
@@ -100,7 +100,7 @@ class LiveView:
         self,
         agent: Agent,
         about: ProcessInfo,
-        runtime: RuntimeConnection,
+        runtime: LinkStatus,
         more: OptionalParts,
         watches: UsageWatches,
         clock: Clock,
@@ -477,31 +477,40 @@ class StateSnapshot:
 
     def drift_of(self, container_id: str) -> shown.ActualCpuset | None:
         """What this one has; None while it is as meant, and on no exclusive CPUs of others."""
-        one = self.known.get(container_id) or self._foreign_overlap(container_id)
-        if one is None:
-            return None
-        owners = (
-            self._holder_names(CPUSet.parse(one.cpus), container_id)
-            if one.on_exclusive_cpus
-            else ()
+        status = self.known.get(container_id)
+        if status is None:
+            return self._foreign_overlap(container_id)
+        drift, cpus = status.drift, status.drift.actual.effective_cpus
+        intrudes = status.on_exclusive_cpus
+        return shown.ActualCpuset(
+            cpus=str(cpus),
+            mems=str(drift.actual.effective_mems),
+            desired_cpus=str(drift.desired_cpus),
+            desired_mems=str(drift.desired_mems),
+            observed_at=status.observed_at,
+            text=status.difference_text,
+            finding=drift.finding,
+            on_exclusive_cpus=intrudes,
+            holders=self._holder_names(cpus, container_id) if intrudes else (),
+            repairs_abandoned=status.repairs_abandoned,
         )
-        fields = asdict(one)
-        del fields["obstacle"]  # it is in the text
-        return shown.ActualCpuset(**fields, text=one.difference_text, holders=owners)
 
-    def _foreign_overlap(self, container_id: str) -> DriftStatus | None:
+    def _foreign_overlap(self, container_id: str) -> shown.ActualCpuset | None:
         """One that was pinned, not by us, to CPUs that are exclusive to others."""
-        allocation = self.state.allocations.get(container_id)
-        if allocation is None or not allocation.foreign_cpus & (
-            self.state.exclusive | self.state.idle_siblings
-        ):
+        allocation, state = self.state.allocations.get(container_id), self.state
+        if not (allocation and allocation.foreign_cpus & (state.exclusive | state.idle_siblings)):
             return None
-        return DriftStatus(
+        return shown.ActualCpuset(
             cpus=str(allocation.foreign_cpus),
             mems=str(allocation.mems),
+            desired_cpus="",
+            desired_mems="",
             observed_at=allocation.assigned_at,
-            on_exclusive_cpus=True,
+            text=allocation.reason,
             finding=allocation.reason,
+            on_exclusive_cpus=True,
+            holders=self._holder_names(allocation.foreign_cpus, container_id),
+            repairs_abandoned=False,
         )
 
     def yielded_text(self, allocation: Allocation, cpus: CPUSet) -> str:

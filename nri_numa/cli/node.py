@@ -354,8 +354,8 @@ def release(
     import asyncio
     import signal
 
-    from nri_numa.agent import daemon
     from nri_numa.agent import release as releasing
+    from nri_numa.agent.build import checkpoint_identity
 
     config = load_command_config(config_path)
     ends = (signal.SIGTERM, signal.SIGINT)
@@ -365,7 +365,7 @@ def release(
         report = asyncio.run(
             releasing.release_all_containers(
                 config,
-                identity=daemon.checkpoint_identity(config),
+                identity=checkpoint_identity(config),
                 dry_run=dry_run,
                 timeout=timeout,
                 waiting=lambda: at("waiting for the runtime, which first lets containers end"),

@@ -15,6 +15,7 @@ from typing import Final
 from nri_numa.kubelet import pod_resources
 from nri_numa.kubelet.pod_resources import DeviceCount
 from nri_numa.observe.logs import get_logger
+from nri_numa.observe.reports import ReportOnce
 
 log = get_logger("devices")
 
@@ -42,7 +43,7 @@ class DeviceCounts:
         self._known: CountsOrReason = NO_KUBELET_ANSWER_TEXT
         self._asked = self._answered = float("-inf")
         self._under_way = False
-        self._said = ""
+        self._problems = ReportOnce(log)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="device counts")
 
     def known_counts(self) -> CountsOrReason:
@@ -66,8 +67,6 @@ class DeviceCounts:
                 found = tuple(one for one in found if one.resource != self._own)
             self._known, self._answered = found, self._clock()
             problem = found if isinstance(found, str) else ""
-            if problem and problem != self._said:
-                log.warning("devices are not counted", problem=problem)
-            self._said = problem
+            self._problems.report("devices are not counted", problem)
         finally:
             self._under_way = False

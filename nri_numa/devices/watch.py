@@ -13,24 +13,29 @@ container may use is not decided here.
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import os
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from nri_numa.devices import interfaces
 from nri_numa.devices.lookup import DeviceFinder, MissedHints, build_hints, read_nvidia_gpus
 from nri_numa.devices.sysfs import LocatedDevice
 from nri_numa.machine.pci import NIC
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.workload import (
     MAX_CONTAINER_DEVICES,
+    Container,
     DeviceMentions,
     KnownContainerDevices,
     PodSandbox,
+    PodTable,
 )
 from nri_numa.observe.logs import get_logger
+from nri_numa.runtime import PodObserver
 
 if TYPE_CHECKING:
     from nri_numa.config.sections import Devices as Sources
@@ -53,6 +58,11 @@ RATE_LIMIT_RETRY_S: Final = 0.1
 """Seconds after which a kubelet that was asked too often is asked once more."""
 
 
+CLONE_NEWNET: Final = 0x40000000
+INTERFACE_QUERY_TIMEOUT_S: Final = 1.0
+"""Seconds for an answer of the kernel, which is a matter of milliseconds."""
+
+
 DevicesByContainer = Mapping[str, tuple[LocatedDevice, ...]]
 """What the kubelet gave, by container; a device's kind is its resource."""
 
@@ -70,6 +80,9 @@ class PodDevices:
     pod: str
     network: tuple[tuple[LocatedDevice, ...], str]
     kubelet: tuple[DevicesByContainer, str]
+
+
+_UNKNOWN_POD: Final = PodDevices("", ((), ""), ({}, ""))
 
 
 def query_devices(
@@ -102,7 +115,7 @@ def query_devices(
     return found
 
 
-class DeviceWatch:
+class DeviceWatch(PodObserver):
     """Knows the devices of containers. Its methods are called in the loop and never wait."""
 
     def __init__(
@@ -153,7 +166,7 @@ class DeviceWatch:
 
     # --- called by the link -----------------------------------------------------------------------
 
-    def prepare_pod(self, pod: PodSandbox) -> None:
+    def on_run_pod(self, pod: PodSandbox) -> None:
         """A pod is being made: find out ahead what its containers will have."""
         network = pod.network_namespace
         looks, asks = bool(self._sources.network and network), self._sources.pod_resources
@@ -173,23 +186,28 @@ class DeviceWatch:
         if asks:
             self._submit_task(self._asking, self._query_kubelet, pod, entry)
 
-    def retain_pods(self, pods: Sequence[PodSandbox]) -> None:
+    def on_synchronize(self, pods: PodTable, containers: Sequence[Container]) -> None:
         """There are these pods and no others; those that are new to us are looked at."""
         # In one step: the threads look here whether a pod is still there.
-        self._pods = {pod.id: self._pods[pod.id] for pod in pods if pod.id in self._pods}
-        for pod in pods:
-            if pod.id not in self._pods:
-                self.prepare_pod(pod)
+        self._pods = {i: self._pods[i] for i in pods.uids if i in self._pods}
+        for pod_id in pods.uids:
+            if pod_id not in self._pods:
+                self.on_run_pod(pods[pod_id])
 
-    def forget_pod(self, pod_id: str) -> None:
+    def on_remove_pod(self, pod_id: str, uid: str) -> None:
         """A pod is removed."""
         self._pods.pop(pod_id, None)
+
+    def complete(self, pod: PodSandbox, container: Container) -> tuple[PodSandbox, Container]:
+        """The container with what is known of its devices."""
+        known = self.known_container_devices(pod.id, container.name, container.mentions)
+        return pod, known.apply_to(container)
 
     def known_container_devices(
         self, pod_id: str, name: str, mentions: DeviceMentions
     ) -> KnownContainerDevices:
         """What is known at this moment of the devices of the container ``name``."""
-        entry = self._pods.get(pod_id) or PodDevices(pod_id, ((), ""), ({}, ""))
+        entry = self._pods.get(pod_id, _UNKNOWN_POD)
         (cards, network_note), (given, kubelet_note) = entry.network, entry.kubelet
         lookup, missed = self._lookup, MissedHints()
         found = list(lookup.find_mentioned(mentions, missed))
@@ -213,7 +231,7 @@ class DeviceWatch:
             else ()
         )
         for note in mine.notes:
-            log.debug("device without hint", pod=entry.pod, container=name, why=note)
+            log.debug("device without hint", pod=entry.pod or pod_id, container=name, why=note)
         return KnownContainerDevices(mine.requests, together, mine.notes)
 
     # --- in threads -------------------------------------------------------------------------------
@@ -238,7 +256,7 @@ class DeviceWatch:
         if self._sources.cdi:
             self._read_cdi_files()
         if self._sources.network:
-            interfaces.preload_pyroute2()
+            import pyroute2  # noqa: F401 - so that the first question is quick
 
     def _refresh_links_and_cdi(self) -> None:
         self._refresh_waiting = False  # whatever changes from here on is another look's
@@ -258,7 +276,7 @@ class DeviceWatch:
     def _find_network_devices(self, pod: PodSandbox, entry: PodDevices) -> None:
         if self._pods.get(pod.id) is not entry:
             return  # it is gone; those behind it are waiting
-        parents = interfaces.list_interface_parents(pod.network_namespace)
+        parents = list_interface_parents(pod.network_namespace)
         if isinstance(parents, str):
             entry.network = (), f"its network interfaces cannot be looked at: {parents}"
             return
@@ -282,3 +300,73 @@ class DeviceWatch:
                 )  # the next lookup finds them remembered
             entry.kubelet = answer, ""
         time.sleep(MIN_KUBELET_QUERY_INTERVAL_S)  # of this thread, which nothing waits for
+
+
+# --- Network interfaces of a pod ---
+#
+# A network card that was moved into a pod is not in the host's sysfs any more, but the kernel still
+# names its device (``IFLA_PARENT_DEV_NAME``, Linux 5.14). The namespace is entered by a thread that
+# ends with the question: a thread that came back from elsewhere is of no use, one that stayed would
+# keep the namespace, and the card in it, after the pod has gone; and nothing is forked. Within its
+# thread pyroute2 is used as in any program.
+
+
+class ParentDevice(NamedTuple):
+    """The device of a network interface: its bus, and its name there."""
+
+    bus: str
+    name: str
+
+
+def list_interface_parents(
+    namespace: str, seconds: float = INTERFACE_QUERY_TIMEOUT_S
+) -> tuple[ParentDevice, ...] | str:
+    """The interfaces with a device in a network namespace, or why they are not known. Blocks.
+
+    ``namespace`` is a path such as ``/run/netns/cni-…`` or ``/proc/1234/ns/net``; our own gives
+    none.
+    """
+    answer: list[tuple[ParentDevice, ...] | str] = []
+
+    def list_interfaces() -> None:
+        try:
+            if os.stat(namespace).st_ino == os.stat("/proc/self/ns/net").st_ino:
+                answer.append(())  # it is on the host's network, whose cards belong to no pod
+                return
+            _enter_namespace(namespace)
+            answer.append(_list_parent_devices())
+        except OSError as error:
+            answer.append(f"{namespace}: {error.strerror or error}")
+        except Exception as error:  # pyroute2 has exceptions of many families
+            answer.append(f"{namespace}: {error!r}")
+
+    thread = threading.Thread(target=list_interfaces, name="network namespace", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return answer[0] if answer else f"{namespace}: the kernel did not answer within {seconds:g} s"
+
+
+def _enter_namespace(namespace: str) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    # Whatever is in the namespace's place must not make anybody wait.
+    descriptor = os.open(namespace, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        if libc.setns(descriptor, CLONE_NEWNET) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+    finally:
+        os.close(descriptor)
+
+
+def _list_parent_devices() -> tuple[ParentDevice, ...]:
+    import pyroute2
+
+    found: list[ParentDevice] = []
+    route: Any = pyroute2.IPRoute()
+    with route:
+        for link in route.get_links():
+            bus = link.get_attr("IFLA_PARENT_DEV_BUS_NAME")
+            name = link.get_attr("IFLA_PARENT_DEV_NAME")
+            if bus and name and len(found) < MAX_CONTAINER_DEVICES:
+                found.append(ParentDevice(bus, name))
+    return tuple(found)

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from nri_numa.agent.confirmations import Confirmations, WriteTarget
 from nri_numa.agent.loop import Clock
 from nri_numa.agent.reconcile import Reconciler, RoundResult
 from nri_numa.agent.systemd_sync import SystemdSync
@@ -143,6 +144,11 @@ class CgroupBed(Clock):
                     self.tree.limit(f"/pods/{update.container_id}", update.cpu_quota)
         return Result()
 
+    @property
+    def checks(self) -> Confirmations:
+        """What is to be compared."""
+        return self.world.agent.cgroups.confirmations[WriteTarget.CGROUP]
+
     def start_reconciler(self) -> None:
         """Begin to compare, with systemd as it is now."""
         agent = self.world.agent
@@ -153,6 +159,7 @@ class CgroupBed(Clock):
             self.systemd,
             agent.drift,
             self,
+            lambda updates: self.push_updates(updates),
             notices=agent.history.notices,
             metrics=self.world.metrics,
             clock=self.timing,
@@ -200,7 +207,7 @@ class DriftBed(CgroupBed):
             for container_id in self.world.live:
                 self.settle(container_id)
             self.clock += 3600
-            self.world.agent.cgroups.checks.since.clear()
+            self.checks.take(list(self.checks.required()))
 
     def own(self, name: str = "own", cpus: float = 2) -> None:
         """A pod with exclusive CPUs."""
@@ -209,7 +216,7 @@ class DriftBed(CgroupBed):
 
     def check(self) -> None:
         """Look at the containers for which a check is due."""
-        late = tuple(self.world.agent.cgroups.checks.since)
+        late = tuple(self.checks.required())
         asyncio.run(self.reconciler.reconcile(only=late))
 
     def round(self, **options: float) -> RoundResult:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.agent.handler import AgentHandler, ContainerDevices
+from nri_numa.agent.handler import AgentHandler
 from nri_numa.engine.explain.explanation import explain_allocation
 from nri_numa.engine.explain.sentences import explanation_sentences
 from nri_numa.engine.node_model import MeasuredFree
@@ -255,7 +255,7 @@ def test_containers_of_a_synchronize_are_beside_the_devices_that_their_messages_
     world.ends_whole = False
     tree = DeviceTree(tmp_path)
     tree.number("char", "226:0", tree.pci(GPU, 1, GPU_CLASS))
-    devices = ContainerDevices(Watch(tmp_path, world.agent))
+    devices = Watch(tmp_path, world.agent)
     handler = AgentHandler(world.agent, Metrics("test"), sources=[devices])
     sandbox = pb.PodSandbox(id="s", uid="u", namespace="shop", name="train")
     sandbox.annotations["numa.kubernetes.io/policy"] = "single-numa-node"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from nri_numa.agent.confirmations import WriteTarget
 from nri_numa.engine.state import ContainerKind
 from nri_numa.machine.cgroups import NO_CGROUP_OUTCOME, CgroupPlace, WriteOutcome
 from nri_numa.model.cpuset import CPUSet
@@ -153,7 +154,7 @@ def test_every_container_is_looked_at_as_soon_as_it_runs(node: StartingBed) -> N
     node.start("plain")
     assert node.cgroup("plain") == "0-3"
     node.started("plain")
-    assert list(node.agent.cgroups.checks.since) == ["plain-app"]
+    assert list(node.agent.cgroups.confirmations[WriteTarget.CGROUP].required()) == ["plain-app"]
 
 
 def test_a_container_that_was_created_before_we_came_may_be_anywhere_in_its_start() -> None:

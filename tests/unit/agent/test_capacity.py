@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.agent.capacity import CapacityFactors, ExternalCapacity, StealWatch
+from nri_numa.agent.reload import apply_recomputed_settings
 from nri_numa.config import AgentConfig
 from nri_numa.config.sections import StealCapacity, StealTimeMode
 from nri_numa.engine.node_model import NodeModel
@@ -48,6 +50,7 @@ class CapacityBed(AgentBed):
         section = StealCapacity(mode=mode, half_life=half_life) if mode else StealCapacity()
         self.watch = StealWatch(section, str(root), self.metrics, self.timing)
         self.all = CapacityFactors(self.outside, self.watch)
+        self.apply_settings = partial(apply_recomputed_settings, self.agent, self, self)
         self.ticks = dict.fromkeys(range(16), 0)
 
     def steal(self, steal: Mapping[int, float]) -> None:
@@ -58,7 +61,7 @@ class CapacityBed(AgentBed):
         total = round((self.now - NOW) * 100)
         lines = (f"cpu{cpu} 0 0 0 {total - t} 0 0 0 {t}" for cpu, t in self.ticks.items())
         (self.root / "proc/stat").write_text("\n".join(["cpu 0 0 0 0 0 0 0 0", *lines, ""]))
-        asyncio.run(self.watch.apply_capacity(self, self))
+        asyncio.run(self.watch.apply_capacity(self.agent.current, self.apply_settings))
 
     def says(self, zones: object = None, drained: object = "", **more: object) -> None:
         capacity = {"zones": zones, "until": UNTIL, "source": "put", **more}
@@ -66,7 +69,7 @@ class CapacityBed(AgentBed):
         self.path.write_text(json.dumps({"offline-capacity": text, "drained": drained}))
 
     def look(self) -> Mapping[int, float]:
-        asyncio.run(self.outside.apply_capacity(self, self))
+        asyncio.run(self.outside.apply_capacity(self.agent.current, self.apply_settings))
         return self.factors()
 
     def settings_with_kubelet_config(self, config: AgentConfig, topology: Topology) -> Settings:

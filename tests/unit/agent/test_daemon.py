@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.agent.daemon import Daemon
+from nri_numa.agent.daemon import build_daemon
 from nri_numa.agent.loop import LoopMonitor
 from nri_numa.agent.reload import prepare_in_thread
 from nri_numa.agent.runtime_lock import RuntimeLock
@@ -48,7 +48,7 @@ class DaemonBed:
         }
         self.output = io.StringIO()
         logs.setup_logging("info", stream=self.output)
-        self.daemon = Daemon(self.load(), self.load, LoopMonitor())
+        self.daemon = build_daemon(self.load(), self.load, LoopMonitor())
 
     def load(self, drop_in: str = "") -> AgentConfig:
         return load_config(text=json.dumps(self.file))
@@ -78,8 +78,8 @@ async def test_the_time_that_the_runtime_tells_counts_for_its_synchronisation(
 ) -> None:
     """Each look at the clock costs 0.25 s; what is decided later follows after the answer."""
     agent, looks = bed.daemon.agent, itertools.count()
-    bed.daemon.clock.monotonic = lambda: next(looks) / 4  # type: ignore[method-assign]
-    bed.daemon.handler.on_runtime_configured(
+    bed.daemon.node.clock.monotonic = lambda: next(looks) / 4  # type: ignore[method-assign]
+    bed.daemon.link.handler.on_runtime_configured(
         RuntimeInfo(
             name="containerd",
             version="2.2.0",
@@ -93,7 +93,7 @@ async def test_the_time_that_the_runtime_tells_counts_for_its_synchronisation(
     agent.synchronize(pods, [container(of, wants=resources(2, 1)) for of in pods])
     kinds = [allocation.kind for allocation in agent.current.state.allocations.values()]
     assert kinds.count(ContainerKind.EXCLUSIVE) == decided
-    bed.daemon.store.close()
+    bed.daemon.node.current.store.close()
 
 
 async def test_a_life(bed: DaemonBed) -> None:
@@ -119,9 +119,9 @@ async def test_a_life(bed: DaemonBed) -> None:
         none = await runtime.run_pod(sandbox("none", numacpu="9999"))
         with pytest.raises(CRIError, match="9999"):
             await runtime.create_container(none.id, app)
-        bed.daemon.runtime.report_unanswered_calls(
-            0.0
-        )  # runtime.hungAfter: 0, and it owes no answer
+        # runtime.hungAfter: 0, and it owes no answer
+        link = bed.daemon.link
+        link.status.report_unanswered_calls(link.link.watch, 0.0)
         status = await bed.ask("/v1/status")
         assert (status["ready"], status["link"]["problem"]) == (True, "")
         assert status["link"]["runtimeVersion"]
@@ -160,7 +160,7 @@ async def test_a_part_that_fails_ends_the_agent(
         if next(seconds) == 2:
             raise error
 
-    monkeypatch.setattr(bed.daemon.store, "retry_or_compact", maintain)
+    monkeypatch.setattr(bed.daemon.node.current.store, "retry_or_compact", maintain)
     with pytest.raises(error):
         await bed.daemon.run()
     other.close()
@@ -168,37 +168,33 @@ async def test_a_part_that_fails_ends_the_agent(
 
 
 async def test_a_reload_keeps_the_capacity_that_came_meanwhile(bed: DaemonBed) -> None:
-    daemon, agent, real = (
-        bed.daemon,
-        bed.daemon.agent,
-        bed.daemon._kubelet.settings_with_kubelet_config,
-    )
+    reloader, agent = bed.daemon.link.reloader, bed.daemon.agent
+    source, outside = bed.daemon.node.kubelet.configuration, bed.daemon.node.capacity.outside
+    real = source.settings_with_kubelet_config
 
     def settings(*of: Any) -> Settings:
         made = real(*of)
-        if not daemon._outside.factors:
-            daemon._outside.factors = {0: 0.5}
+        if not outside.factors:
+            outside.factors = {0: 0.5}
             agent.apply_node_model(replace(agent.current.machine, settings=real(*of)))
         return made
 
-    daemon._kubelet.settings_with_kubelet_config = settings  # type: ignore[method-assign]
+    source.settings_with_kubelet_config = settings  # type: ignore[method-assign]
     bed.file["oversale"] = 2
-    daemon._reload_requested = True
-    await daemon._reload_config()
+    await reloader.request_reload()
     used = agent.current.machine.settings
     assert (used.capacity_factor, used.cpu_overcommit) == ({0: 0.5}, 2)
-    daemon.store.close()
+    bed.daemon.node.current.store.close()
 
 
 async def test_a_reload_changes_the_kubelets_rules(bed: DaemonBed) -> None:
     daemon = bed.daemon
     for rules in ({"ties": True}, {"ties": False, "cpuOrder": True}):
         bed.file["kubeletCompatibility"] = {"except": rules}
-        daemon._reload_requested = True
-        await daemon._reload_config()
+        await daemon.link.reloader.request_reload()
         used = daemon.agent.current.machine.settings.kubelet
         assert (used.ties, used.cpu_order) == (rules["ties"], "cpuOrder" in rules)
-    daemon.store.close()
+    daemon.node.current.store.close()
 
 
 async def test_a_reload_gives_way_to_containers(bed: DaemonBed) -> None:
@@ -211,6 +207,11 @@ async def test_a_reload_gives_way_to_containers(bed: DaemonBed) -> None:
 
     daemon = bed.daemon
     with pytest.raises(ValueError):  # noqa: PT011 - its own
-        await prepare_in_thread(look, daemon.config, daemon.agent.current.machine, daemon._kubelet)
+        await prepare_in_thread(
+            look,
+            daemon.link.reloader.config,
+            daemon.agent.current.machine,
+            daemon.node.kubelet.configuration,
+        )
     assert meanwhile[0] < usual == sys.getswitchinterval()
-    daemon.store.close()
+    daemon.node.current.store.close()

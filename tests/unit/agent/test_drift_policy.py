@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from nri_numa.agent.drift_policy import REPAIR_COUNT_WINDOW_S, RepairHistory, plan_repairs
+from nri_numa.agent.confirmations import TRY_COUNT_WINDOW_S, Confirmations
+from nri_numa.agent.drift_policy import plan_repairs
 from nri_numa.engine.desired import Drift, recorded_actual
 from nri_numa.model.cpuset import CPUSet
 
@@ -23,20 +26,16 @@ def drift(name: str, cpus: str = "0") -> Drift:
         ({}, "fought new stuck", "fought", "late new updating"),
         ({"may_repair": False}, "fought new stuck", "fought", "late"),
         ({"observe": True}, "fought new stuck", "", ""),
-        ({"max_repairs": 3}, "fought new stuck", "", "fought late new updating"),
-        ({"now": NOW + REPAIR_COUNT_WINDOW_S}, "fought new stuck", "", "fought late new updating"),
+        ({"exhausted": ()}, "fought new stuck", "", "fought late new updating"),
     ],
-    ids=["usual", "without the runtime", "observe", "fewer repairs", "later"],
+    ids=["usual", "without the runtime", "observe", "fewer repairs"],
 )
 def test_what_is_late_or_being_updated_is_written_and_no_drift(
-    given: dict[str, float], drifted: str, abandoned: str, writes: str
+    given: dict[str, Any], drifted: str, abandoned: str, writes: str
 ) -> None:
-    history = RepairHistory()
-    for _ in range(2):
-        history.add("fought", NOW)
     found = [*map(drift, ("fought", "late", "new", "updating")), drift("stuck", "")]
-    usual = {"now": NOW, "max_repairs": 2, "observe": False, "may_repair": True}
-    plan = plan_repairs(found, history, late={"late"}, updating={"updating"}, **usual | given)
+    usual = {"exhausted": {"fought", "late"}, "observe": False, "may_repair": True}
+    plan = plan_repairs(found, late={"late"}, updating={"updating"}, **usual | given)
     for some, names in (
         (plan.drifted, drifted),
         (plan.abandoned, abandoned),
@@ -46,10 +45,11 @@ def test_what_is_late_or_being_updated_is_written_and_no_drift(
 
 
 def test_repairs_are_remembered_for_a_window_of_those_that_live() -> None:
-    history = RepairHistory()
+    confirmations = Confirmations()
     for name in ("drifting", "right", "gone"):
-        history.add(name, NOW)
-    history.retain({"drifting"}, {"right"}, NOW + 1)
-    assert [name in history for name in ("drifting", "right", "gone")] == [True, True, False]
-    history.retain({"drifting"}, {"right"}, NOW + REPAIR_COUNT_WINDOW_S)
-    assert [name in history for name in ("drifting", "right")] == [True, False]
+        confirmations.entry(name).tries = (NOW,)
+    confirmations.retain_drifting({"drifting"}, {"right"}, NOW + 1)
+    assert list(confirmations.entries) == ["drifting", "right"]
+    confirmations.retain_drifting({"drifting"}, {"right"}, NOW + TRY_COUNT_WINDOW_S)
+    assert list(confirmations.entries) == ["drifting"]
+    assert confirmations.count_tries("drifting", NOW + TRY_COUNT_WINDOW_S) == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ from msgspec.structs import replace
 from nri_numa.agent.current_state import CurrentState
 from nri_numa.agent.drift_table import DriftTable
 from nri_numa.agent.kubelet_sync import KubeletConfigWatch, KubeletSync
+from nri_numa.agent.reload import apply_recomputed_settings
 from nri_numa.agent.view import kubelet_document
 from nri_numa.config import AgentConfig
 from nri_numa.engine.desired import Drift, recorded_actual
@@ -208,7 +210,7 @@ def test_the_kubelets_configuration_is_followed_while_running(bed: KubeletBed) -
     ]
     watch = KubeletConfigWatch("/nowhere", read=lambda *_: found[-1])
     agent, config = bed.agent, AgentConfig()
-    daemon = SimpleNamespace(agent=agent, config=config)
+    apply = partial(apply_recomputed_settings, agent, SimpleNamespace(config=config), watch)
     watch.read_config(config)
     agent.current.machine = replace(
         agent.current.machine,
@@ -218,16 +220,16 @@ def test_the_kubelets_configuration_is_followed_while_running(bed: KubeletBed) -
     watch.report_config()
     assert str(agent.current.machine.settings.reserved_cpus) == "0"
     assert len(bed.log("reservedCPUs 0")) == 1
-    asyncio.run(watch.refresh_config(daemon))  # nothing changed
+    asyncio.run(watch.refresh_config(config, apply))  # nothing changed
     found.append(
         replace(found[0], facts=KubeletFacts(reserved_cpus=CPUSet.parse("0-1")), signature=(2,))
     )
-    asyncio.run(watch.refresh_config(daemon))
+    asyncio.run(watch.refresh_config(config, apply))
     assert str(agent.current.machine.settings.reserved_cpus) == "0-1"
     # What cannot be read changes nothing.
     found.append(DiscoveredConfig(path="k", problems=("k: cannot be read",), signature=(3,)))
     before = agent.current.machine
-    asyncio.run(watch.refresh_config(daemon))
+    asyncio.run(watch.refresh_config(config, apply))
     assert agent.current.machine is before
     assert bed.log("k: cannot be read")
     # What can be read beside it counts.
@@ -235,14 +237,14 @@ def test_the_kubelets_configuration_is_followed_while_running(bed: KubeletBed) -
     found.append(
         DiscoveredConfig(path="k", facts=facts, problems=("k.d: cannot be read",), signature=(9,))
     )
-    asyncio.run(watch.refresh_config(daemon))
+    asyncio.run(watch.refresh_config(config, apply))
     assert str(agent.current.machine.settings.reserved_cpus) == "0-2"
     # Nor does a kubelet that is being restarted.
     found.append(DiscoveredConfig(path="k", facts=KubeletFacts(), signature=(4,), running=True))
-    asyncio.run(watch.refresh_config(daemon))
+    asyncio.run(watch.refresh_config(config, apply))
     assert str(agent.current.machine.settings.reserved_cpus) == ""
     found.append(DiscoveredConfig())
     before = agent.current.machine
-    asyncio.run(watch.refresh_config(daemon))
+    asyncio.run(watch.refresh_config(config, apply))
     assert agent.current.machine is before
     assert watch.discovered.running

@@ -262,7 +262,7 @@ class KernelBed(CgroupBed):
         self.world.place(of, made)
         self.world.agent.post_start_container(of, made)
         self.clock += 3600
-        self.world.agent.cgroups.checks.since.clear()
+        self.checks.take(list(self.checks.required()))
 
     def drifts(self, name: str, said: str) -> None:
         """Round after round: found, named, not counted as repaired, and nobody blamed."""

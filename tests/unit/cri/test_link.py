@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from nri_numa.agent.handler import AgentHandler
+from nri_numa.agent.handler import AgentHandler, LinkObserver
 from nri_numa.cri.client import UpdateFailure
 from nri_numa.cri.link import ContainerSize, CRILink, DetectedResize, LiveContainer, UpdateQueue
 from nri_numa.cri.pb import cri_pb2
@@ -22,7 +22,7 @@ from nri_numa.machine.cgroups import NO_CGROUP_OUTCOME
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.machine import ActualCgroup
 from nri_numa.model.workload import ContainerUpdate, Resources
-from nri_numa.runtime import LinkState, RuntimeInfo
+from nri_numa.runtime import LinkState
 from tests.beds.small_cri import SmallCRI
 from tests.beds.world import World
 from tests.machines import named as machines
@@ -40,7 +40,7 @@ async def until(true: Callable[[], object], what: str) -> None:
 
 
 @dataclass
-class CRIBed:
+class CRIBed(LinkObserver):
     """A runtime, an agent, and the link between them."""
 
     runtime: SmallCRI
@@ -55,7 +55,7 @@ class CRIBed:
     states: list[LinkState] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.handler = AgentHandler(self.world.agent, self.world.metrics, self)
+        self.handler = AgentHandler(self.world.agent, self.world.metrics, [self])
         self.link = CRILink(
             self.handler,
             self,
@@ -63,9 +63,6 @@ class CRIBed:
             listing=0.02,
             delays=lambda: iter([0.01] * 10_000),
         )
-
-    def on_runtime_configured(self, info: RuntimeInfo) -> None:
-        """Nothing depends on it."""
 
     def on_link_changed(self, state: LinkState, detail: str) -> None:
         self.states.append(state)

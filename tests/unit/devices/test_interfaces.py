@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from nri_numa.devices import interfaces
+from nri_numa.devices import watch
 
 PATIENCE_S = 180.0
 
@@ -67,7 +67,7 @@ def test_the_cards_of_a_namespace_are_told_and_ours_are_not(namespace: str) -> N
     def look() -> None:
         import pyroute2
 
-        interfaces._enter_namespace(namespace)
+        watch._enter_namespace(namespace)
         with pyroute2.IPRoute() as route:
             seen.extend(link.get_attr("IFLA_IFNAME") for link in route.get_links())
 
@@ -75,13 +75,13 @@ def test_the_cards_of_a_namespace_are_told_and_ours_are_not(namespace: str) -> N
     thread.start()
     thread.join()
     assert sorted(seen) == ["lo", f"{name}p"]
-    assert interfaces.list_interface_parents(namespace, PATIENCE_S) == ()
+    assert watch.list_interface_parents(namespace, PATIENCE_S) == ()
 
 
 def test_looking_leaves_us_where_we_are_and_keeps_nothing(namespace: str) -> None:
     before = os.stat("/proc/self/ns/net").st_ino
     for _ in range(3):
-        assert interfaces.list_interface_parents(namespace, PATIENCE_S) == ()
+        assert watch.list_interface_parents(namespace, PATIENCE_S) == ()
     assert os.stat("/proc/self/ns/net").st_ino == before
     there = os.stat(namespace).st_ino
     end = time.monotonic() + PATIENCE_S
@@ -103,7 +103,7 @@ def _kept(namespace: int) -> list[str]:
 
 
 def test_our_own_namespace_is_the_hosts_whose_cards_are_nobodys() -> None:
-    assert interfaces.list_interface_parents("/proc/self/ns/net", PATIENCE_S) == ()
+    assert watch.list_interface_parents("/proc/self/ns/net", PATIENCE_S) == ()
 
 
 def test_a_card_with_a_device_is_told_by_its_name_on_the_bus() -> None:
@@ -119,7 +119,7 @@ def test_a_card_with_a_device_is_told_by_its_name_on_the_bus() -> None:
         pytest.skip("needs a network card with a device, which this machine has none of")
     if tuple(map(int, re.findall(r"\d+", os.uname().release)[:2])) < (5, 14):
         pytest.skip("needs Linux 5.14, where the kernel tells the device of an interface")
-    assert {tuple(parent) for parent in interfaces._list_parent_devices()} == expected
+    assert {tuple(parent) for parent in watch._list_parent_devices()} == expected
 
 
 WHAT = ["gone", "a file", "a pipe", "a directory"]
@@ -131,6 +131,6 @@ def test_what_is_no_namespace_is_said_and_nobody_waits(
 ) -> None:
     path = tmp_path / "ns"
     make(path)
-    answer = interfaces.list_interface_parents(str(path), PATIENCE_S)
+    answer = watch.list_interface_parents(str(path), PATIENCE_S)
     assert isinstance(answer, str)
     assert answer.startswith(f"{path}: ")

@@ -23,6 +23,7 @@ from nri_numa.model.workload import (
     DeviceMentions,
     KnownContainerDevices,
     PodSandbox,
+    PodTable,
 )
 from tests.beds.device_tree import GPU_CLASS, DeviceTree
 from tests.beds.fake_kubelet import pod_resources
@@ -124,7 +125,7 @@ def test_a_cdi_file_that_came_later_is_read_when_a_pod_begins_or_a_name_is_misse
     edits = {"deviceNodes": [node], "netDevices": [{"hostInterfaceName": "ens1"}]}
     device = {"name": "g0", "containerEdits": edits}
     (bed.root / "cdi/a.json").write_text(json.dumps({"kind": "x.com/gpu", "devices": [device]}))
-    watch.prepare_pod(POD)
+    watch.on_run_pod(POD)
     watch.wait_for_tasks()
     found = seen(watch, POD, container(POD), wanted)
     assert has(found) == {**ON_GPU, "NIC": {NIC_AT: {0}}}
@@ -165,7 +166,7 @@ def test_sources_that_are_off_are_not_looked_at(bed: DeviceBed) -> None:
         variables={"NVIDIA_VISIBLE_DEVICES": UUID, "PCIDEVICE_X": GPU_AT},
         cdi=("x.com/gpu=g0",),
     )
-    watch.prepare_pod(replace(POD, network_namespace=NETWORK))
+    watch.on_run_pod(replace(POD, network_namespace=NETWORK))
     assert watch.known_container_devices(POD.id, "app", mentions) == KnownContainerDevices()
 
 
@@ -204,7 +205,7 @@ def answer(*devices: tuple[str, str, str, tuple[int, ...]]) -> pb.GetPodResource
 def asked(bed: DeviceBed, message: pb.GetPodResourcesResponse, **kwargs: Any) -> DeviceWatch:
     with pod_resources(bed.root, lambda request, context: message, lambda request, context: None):
         watch = bed.watch(ASKED, **kwargs)
-        watch.prepare_pod(POD)
+        watch.on_run_pod(POD)
         watch.wait_for_tasks()
     return watch
 
@@ -251,7 +252,7 @@ def test_our_own_resource_is_cpus_and_no_device(bed: DeviceBed) -> None:
 
 def test_a_kubelet_that_is_not_there_is_said_and_nothing_else(bed: DeviceBed) -> None:
     watch = bed.watch(ASKED)
-    watch.prepare_pod(POD)
+    watch.on_run_pod(POD)
     watch.wait_for_tasks()
     found = seen(watch, POD, container(POD), DeviceMentions(variables={"PCIDEVICE_X": GPU_AT}))
     assert has(found) == ON_GPU
@@ -268,7 +269,7 @@ def test_while_the_kubelet_hangs_containers_are_seen_without_it(bed: DeviceBed) 
 
     with pod_resources(bed.root, hang, lambda request, context: None):
         watch = bed.watch(ASKED)
-        watch.prepare_pod(POD)
+        watch.on_run_pod(POD)
         found = seen(watch, POD, container(POD), NO_DEVICE_MENTIONS)
         assert found.devices == ()
         assert found.device_notes == ("the kubelet has not said yet what it gave: no hint of that",)
@@ -282,7 +283,7 @@ def test_while_the_kubelet_hangs_containers_are_seen_without_it(bed: DeviceBed) 
 
 def test_a_pod_whose_namespace_is_gone_is_said(bed: DeviceBed) -> None:
     watch = bed.watch(Devices(pod_resources=False))
-    watch.prepare_pod(replace(POD, network_namespace=str(bed.root / "gone")))
+    watch.on_run_pod(replace(POD, network_namespace=str(bed.root / "gone")))
     watch.wait_for_tasks()
     (note,) = seen(watch, POD, container(POD), NO_DEVICE_MENTIONS).device_notes
     assert note.startswith("its network interfaces cannot be looked at: ")
@@ -291,16 +292,16 @@ def test_a_pod_whose_namespace_is_gone_is_said(bed: DeviceBed) -> None:
 def test_what_is_known_of_a_pod_goes_with_it_and_stays_over_a_comparison(bed: DeviceBed) -> None:
     watch = asked(bed, answer(("app", "x.com/fpga", "f1", (1,))))
     other = pod("other")
-    watch.retain_pods([POD, other])
+    watch.on_synchronize(PodTable.from_pods([POD, other]), [])
     watch.wait_for_tasks()
     assert has(seen(watch, POD, container(POD), NO_DEVICE_MENTIONS)) == {"x.com/fpga": {"f1": {1}}}
     assert "the kubelet" in seen(watch, other, container(other), NO_DEVICE_MENTIONS).device_notes[0]
-    watch.forget_pod(POD.id)
-    watch.forget_pod(POD.id)
+    watch.on_remove_pod(POD.id, "")
+    watch.on_remove_pod(POD.id, "")
     assert (
         watch.known_container_devices(POD.id, "app", NO_DEVICE_MENTIONS) == KnownContainerDevices()
     )
-    watch.retain_pods([])
+    watch.on_synchronize(PodTable.from_pods([]), [])
     assert (
         watch.known_container_devices(other.id, "app", NO_DEVICE_MENTIONS)
         == KnownContainerDevices()
@@ -310,7 +311,7 @@ def test_what_is_known_of_a_pod_goes_with_it_and_stays_over_a_comparison(bed: De
 def test_after_the_end_nothing_is_asked_any_more(bed: DeviceBed) -> None:
     watch = bed.watch(ASKED)
     watch.close()
-    watch.prepare_pod(POD)
+    watch.on_run_pod(POD)
     found = seen(watch, POD, replace(container(POD), pid=7), NO_DEVICE_MENTIONS)
     assert found.devices == ()
     assert found.pid == 7
@@ -343,6 +344,6 @@ def test_what_is_out_of_date_is_noticed_with_the_next_sandbox(bed: DeviceBed) ->
     assert has(seen(watch, POD, container(POD), mentions)) == ON_GPU
     (bed.root / f"sys/bus/pci/devices/{GPU_AT}").unlink()
     assert has(seen(watch, POD, container(POD), mentions)) == ON_GPU
-    watch.prepare_pod(POD)
+    watch.on_run_pod(POD)
     watch.wait_for_tasks()
     assert has(seen(watch, POD, container(POD), mentions)) == {}

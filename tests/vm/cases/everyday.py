@@ -285,7 +285,7 @@ Restart=no
 WatchdogSec=0
 RuntimeDirectory=probe
 ExecStart=
-ExecStart={VENV}/bin/python -c "from nri_numa.devices.interfaces import list_interface_parents; \\
+ExecStart={VENV}/bin/python -c "from nri_numa.devices.watch import list_interface_parents; \\
     print(list_interface_parents('/run/netns/probe', 60))"
 Environment=PYTHONPATH={REPOSITORY}
 StandardOutput=append:/run/probe.log

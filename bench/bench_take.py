@@ -20,7 +20,7 @@ from nri_numa.engine.cpus.allocator import (
     build_allocator_index,
     take_cpus,
 )
-from nri_numa.engine.request.annotations import parse_load
+from nri_numa.engine.request.options import parse_load
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import Topology

@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from nri_numa.config import sections
 from nri_numa.config.layers import config_json_schema
+from nri_numa.engine.request import options
 
 TARGET = Path(__file__).resolve().parents[1] / "config" / "agent.schema.json"
 
@@ -39,6 +40,33 @@ def described() -> dict[str, Any]:
     return document
 
 
+def document() -> dict[str, Any]:
+    """The whole schema: in defaults, rules and permissions the keys of annotations too."""
+    made = copy.deepcopy(described())
+    definitions = made["$defs"]
+    keys = {
+        key: {
+            "description": f"{option.summary[0].upper()}{option.summary[1:]}.",
+            **(
+                {"enum": list(option.value_by_text)}
+                if option.value_by_text
+                else {"type": ["string", "integer"]}
+            ),
+        }
+        for key, option in options.TABLE.by_key.items()
+    }
+    for name, field in (("AgentConfig", "defaults"), ("RuleDocument", "set")):
+        definitions[name]["properties"][field] |= {
+            "properties": keys,
+            "additionalProperties": False,
+        }
+    definitions["PermissionDocument"]["properties"]["values"] |= {
+        "properties": {key: {"type": "array", "items": item} for key, item in keys.items()},
+        "additionalProperties": False,
+    }
+    return made
+
+
 def _texts() -> dict[tuple[str, str], str]:
     """By class and field, the text that stands below it."""
     found: dict[tuple[str, str], str] = {}
@@ -57,4 +85,4 @@ def _texts() -> dict[tuple[str, str], str]:
 
 
 if __name__ == "__main__":
-    TARGET.write_text(json.dumps(described(), indent=2) + "\n", encoding="utf-8")
+    TARGET.write_text(json.dumps(document(), indent=2) + "\n", encoding="utf-8")

@@ -57,9 +57,18 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 def generators() -> tuple[tuple[str, str, Callable[[], str]], ...]:
     """Page, module and what makes the text, for every region."""
-    from tools import docs_api, docs_cli, docs_config, docs_metrics, docs_rooms, licences
+    from tools import (
+        docs_api,
+        docs_cli,
+        docs_config,
+        docs_metrics,
+        docs_options,
+        docs_rooms,
+        licences,
+    )
 
     return (
+        ("annotations.md", "tools.docs_options", docs_options.text),
         ("configuration.md", "tools.docs_config", docs_config.text),
         ("metrics.md", "tools.docs_metrics", docs_metrics.text),
         ("cli.md", "tools.docs_cli", docs_cli.text),

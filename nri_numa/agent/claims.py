@@ -52,18 +52,13 @@ from nri_numa.engine.request.demand import (
     parse_claims,
     with_slots,
 )
+from nri_numa.engine.request.options import PlacementOptions
 from nri_numa.engine.state import Allocation
 from nri_numa.errors import RuntimeUnavailable
 from nri_numa.model.cpuset import NO_CPUS, CPUSet
 from nri_numa.model.machine import count_text, cpus_text, numa_text
 from nri_numa.model.reasons import Rejection
-from nri_numa.model.workload import (
-    Container,
-    ContainerAdjustment,
-    PlacementOptions,
-    PodSandbox,
-    Resources,
-)
+from nri_numa.model.workload import Container, ContainerAdjustment, PodSandbox, Resources
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.reports import ReportOnce
 from nri_numa.store.files import remove_flat_directory

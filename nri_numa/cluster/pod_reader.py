@@ -40,6 +40,7 @@ from nri_numa.engine.request.demand import (
     compute_demand,
     share_of_first_container,
 )
+from nri_numa.engine.request.options import PlacementOptions
 from nri_numa.engine.state import NO_CHARGE, Charge
 from nri_numa.kube.requests import annotations_of, mapping_or_empty
 from nri_numa.model.cpuset import NUMASet
@@ -50,7 +51,6 @@ from nri_numa.model.workload import (
     Container,
     DeviceAlignmentMode,
     OnFailure,
-    PlacementOptions,
     PodSandbox,
     Policy,
     QoSClass,

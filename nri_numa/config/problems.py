@@ -37,7 +37,8 @@ from nri_numa.config.values import (
     parse_pool_floor,
     split_address,
 )
-from nri_numa.engine.request.annotations import OPTION_KEYS, check_option_level, check_value
+from nri_numa.engine.request import options
+from nri_numa.engine.request.annotations import check_option_level, check_value
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.machine import Topology, cpus_text
 from nri_numa.model.settings import ANY_ANNOTATION_KEY
@@ -228,10 +229,10 @@ def _check_annotation_permissions(config: AgentConfig) -> Iterator[str]:
     for number, one in enumerate(config.permissions):
         path = f"permissions[{number}]"
         for key in one.keys:
-            if key != ANY_ANNOTATION_KEY and key not in OPTION_KEYS:
+            if key != ANY_ANNOTATION_KEY and key not in options.TABLE.by_key:
                 yield f"{path}.keys: {check_value(key, '')}"
         for key, values in one.values.items():
-            if key not in OPTION_KEYS:
+            if key not in options.TABLE.by_key:
                 yield f"{path}.values: {check_value(key, '')}"
                 continue
             if ANY_ANNOTATION_KEY not in one.keys and key not in one.keys:

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
+from nri_numa.engine.request import options
 from nri_numa.errors import AgentError
 from nri_numa.model.workload import CLAIM_VARIABLE_PREFIX
 from nri_numa.text import BadQuantity, parse_exact_quantity
@@ -21,16 +22,6 @@ MAX_CLAIM_BYTES: Final = 256 << 10
 MAX_CLAIM_RESULTS_PER_CONTAINER: Final = 32
 MAX_CPUS: Final = 8192
 """NR_CPUS of the largest kernels."""
-
-CLAIM_PARAMETERS: Final = ("bind", "devices", "load", "mempolicy", "numamem", "policy", "smt")
-"""Annotation keys that a claim may set."""
-FORBIDDEN_CLAIM_PARAMETERS: Final = {
-    "cpus": "the CPUs of a claim are exclusive",
-    "numacpu": "the scheduler counted CPUs, and the agent chooses which",
-    "on-failure": "a container has the CPUs of its claim, or waits for them",
-    "scope": "each request of a claim is for one container",
-}
-"""Annotation keys that it may not set, and why: the claim itself says so."""
 
 DRA_DRIVER_CPU_VARIABLE_PREFIX: Final = "DRA_CPUSET_"
 """How the variable begins that dra-driver-cpu sets to the CPUs of a claim; its UID follows."""
@@ -250,14 +241,14 @@ def _request_parameters(
         if opaque.get("driver") != driver:
             continue
         for key, value in _require_mapping(opaque.get("parameters"), "parameters").items():
-            expected = f"expected one of {', '.join(CLAIM_PARAMETERS)}"
-            if key in FORBIDDEN_CLAIM_PARAMETERS:
-                why = FORBIDDEN_CLAIM_PARAMETERS[key]
+            option = options.TABLE.by_key.get(key)
+            expected = f"expected one of {', '.join(options.TABLE.claim_parameters)}"
+            if option is None:
+                raise InvalidClaim(f"parameter {str(key)[:80]!r} is unknown, {expected}")
+            if why := option.claim_obstacle:
                 raise InvalidClaim(
                     f"parameter {key!r} is not for claims, because {why}; {expected}"
                 )
-            if key not in CLAIM_PARAMETERS:
-                raise InvalidClaim(f"parameter {str(key)[:80]!r} is unknown, {expected}")
             if not isinstance(value, str) or len(value) > 256:
                 shown = str(value)[:80]
                 raise InvalidClaim(

@@ -43,6 +43,7 @@ from nri_numa.engine.pod_reservation import (
     with_creation,
     with_reservation_renewed,
 )
+from nri_numa.engine.request import options
 from nri_numa.engine.request.demand import (
     check_claim_in_use,
     complete_options,
@@ -50,6 +51,7 @@ from nri_numa.engine.request.demand import (
     is_in_pod_pool,
     unpinned_memory_request,
 )
+from nri_numa.engine.request.options import PlacementOptions, Retention
 from nri_numa.engine.state import (
     COMPUTED_KINDS,
     NO_CHARGE,
@@ -62,7 +64,6 @@ from nri_numa.model.cpuset import NO_CPUS, CPUSet
 from nri_numa.model.machine import NO_CFS_QUOTA, numa_text
 from nri_numa.model.reasons import Rejection
 from nri_numa.model.workload import (
-    SMT,
     Bind,
     ChangedStateIds,
     Container,
@@ -70,7 +71,6 @@ from nri_numa.model.workload import (
     MemoryPolicy,
     MemoryPolicySetting,
     OnFailure,
-    PlacementOptions,
     PodSandbox,
     Policy,
     QoSClass,
@@ -601,27 +601,31 @@ def new_allocation(case: PlacementRequest, placed: Placement) -> Allocation:
     lifted = placed.exclusive and case.node.machine.settings.disable_cfs_quota and quota > 0
     if lifted and requested.list_is_pods and needs.own_cpu_milli < 1000 * len(placed.cpus):
         lifted = False  # others of its pod run there too
+    retention_applies = {
+        Retention.ALWAYS: True,
+        Retention.EXCLUSIVE: placed.exclusive,
+        Retention.COMPUTED: placed.kind in COMPUTED_KINDS,
+        Retention.SET: placed.memory_policy is not None,
+    }
     kept = dict(zip(Allocation.__struct_fields__, _allocation_fields(placed), strict=True)) | {
         "cpu_milli": needs.own_cpu_milli,
         "memory_bytes": needs.own_memory_bytes,
         "hugepages": needs.hugepages,
-        "smt": requested.smt if placed.exclusive else SMT.ANY,
-        "load": requested.load,
         "lifted_quota": quota if lifted else None,
         "slots": requested.slots.ids if requested.slots is not None and placed.exclusive else "",
         "assigned_at": case.node.now,
         "immovable": placed.kind in COMPUTED_KINDS and _is_immovable(case),
-        "movable": placed.kind in COMPUTED_KINDS and requested.movable,
         "uses_pod_resources": case.pod_share.uses_pod_resources,
         "is_in_pod_pool": case.pod_share.uses_pod_resources
         and is_in_pod_pool(case.pod, requested, case.pod_share),
     }
+    for field, retention, value_of in options.TABLE.retained:
+        if retention_applies[retention]:
+            kept[field] = value_of(requested)
     if placed.kind is ContainerKind.FOREIGN:
         kept["foreign_cpus"] = _container_foreign_or_granted_cpus(case)
     if case.pod.qos is not QoSClass.BEST_EFFORT and not placed.mems:
         kept["unpinned_memory"] = _unpinned_memory(case)
-    if placed.memory_policy is not None:
-        kept["mempolicy"] = placed.memory_policy.mode
     return Allocation(**kept)
 
 

@@ -39,6 +39,7 @@ from nri_numa.engine.request.demand import (
     share_of_first_container,
     unpinned_memory_request,
 )
+from nri_numa.engine.request.options import PlacementOptions
 from nri_numa.engine.state import (
     COMPUTED_KINDS,
     NO_CHARGE,
@@ -50,15 +51,7 @@ from nri_numa.engine.state import (
 from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
 from nri_numa.model.machine import NO_CFS_QUOTA, cpus_text, inflect_for_ids, numa_text
 from nri_numa.model.reasons import Rejection
-from nri_numa.model.workload import (
-    SMT,
-    Container,
-    CPUMode,
-    PlacementOptions,
-    PodSandbox,
-    Policy,
-    Resources,
-)
+from nri_numa.model.workload import SMT, Container, CPUMode, PodSandbox, Policy, Resources
 
 ASSIGNED_KEY: Final = "assigned"
 """Annotation key, below the prefix, that carries the decision on the container."""

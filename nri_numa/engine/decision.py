@@ -12,6 +12,7 @@ from nri_numa.engine.align.policies import Alignment
 from nri_numa.engine.desired import NodeSnapshot
 from nri_numa.engine.node_model import uses_kubelet_rules
 from nri_numa.engine.request.demand import NO_POD_SHARE, Demand, PodShare
+from nri_numa.engine.request.options import PlacementOptions
 from nri_numa.engine.state import (
     Allocation,
     ContainerKind,
@@ -31,7 +32,6 @@ from nri_numa.model.workload import (
     ContainerUpdate,
     MemoryPolicySetting,
     OnFailure,
-    PlacementOptions,
     PodSandbox,
     Policy,
     container_subject,

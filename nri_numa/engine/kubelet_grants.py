@@ -15,21 +15,19 @@ from msgspec.structs import replace
 
 from nri_numa.engine.request.annotations import quote_value
 from nri_numa.engine.request.demand import CLAIM_SLOT_MARK
+from nri_numa.engine.request.options import KUBELET_GRANT_SOURCE, HeldCPUSlots, PlacementOptions
 from nri_numa.engine.state import NodeState
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
 from nri_numa.model.machine import Topology, count_text, cpus_text, numa_text
 from nri_numa.model.reasons import Rejection, RejectionReason
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import (
-    KUBELET_GRANT_SOURCE,
     Bind,
     Container,
     CPUMode,
-    HeldCPUSlots,
     KubeletGrantOverriders,
     KubeletGrants,
     OnFailure,
-    PlacementOptions,
     PodSandbox,
 )
 

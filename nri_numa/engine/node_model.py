@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from nri_numa.engine.cpus.index import AllocatorIndex, build_allocator_index
 from nri_numa.engine.request.annotations import OptionsResolver, longest_list_chars
 from nri_numa.engine.request.demand import SLOTS_KEY
+from nri_numa.engine.request.options import PlacementOptions
 from nri_numa.engine.state import (
     NO_CHARGE,
     Allocation,
@@ -19,12 +20,7 @@ from nri_numa.engine.state import (
 from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
 from nri_numa.model.machine import Topology, numa_text
 from nri_numa.model.settings import IsolatedCPUs, Settings
-from nri_numa.model.workload import (
-    EVERY_MEMORY_POLICY,
-    CPUMode,
-    MemoryPolicies,
-    PlacementOptions,
-)
+from nri_numa.model.workload import EVERY_MEMORY_POLICY, CPUMode, MemoryPolicies
 
 
 class MemoryOnlyNodes(msgspec.Struct, frozen=True, kw_only=True):

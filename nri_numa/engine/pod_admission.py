@@ -44,6 +44,7 @@ from nri_numa.engine.request.demand import (
     SHARES_PER_CPU,
     pod_cpu_request_milli,
 )
+from nri_numa.engine.request.options import DEFAULT_SOURCE, PlacementOptions
 from nri_numa.engine.state import (
     COMPUTED_KINDS,
     POD_RESERVATION_NAME,
@@ -54,10 +55,8 @@ from nri_numa.engine.state import (
 from nri_numa.model.machine import human_milli
 from nri_numa.model.reasons import Rejection, RejectionReason, RetryCondition
 from nri_numa.model.workload import (
-    DEFAULT_SOURCE,
     ChangedStateIds,
     Container,
-    PlacementOptions,
     PodSandbox,
     Policy,
     QoSClass,

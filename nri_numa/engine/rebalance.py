@@ -33,6 +33,7 @@ from nri_numa.engine.desired import NodeSnapshot, updates_between
 from nri_numa.engine.place.needs import exclusive_cpu_count_text, pod_demand
 from nri_numa.engine.pod_admission import admission_work, admit_pod, count_expected_containers
 from nri_numa.engine.request.demand import Demand
+from nri_numa.engine.request.options import PlacementOptions
 from nri_numa.engine.state import (
     COMPUTED_KINDS,
     NO_CHARGE,
@@ -52,7 +53,6 @@ from nri_numa.model.workload import (
     Container,
     ContainerUpdate,
     CPUMode,
-    PlacementOptions,
     PodSandbox,
     Scope,
 )

@@ -78,6 +78,7 @@ from nri_numa.engine.request.demand import (
     unpinned_memory_request,
     with_slots,
 )
+from nri_numa.engine.request.options import PlacementOptions
 from nri_numa.engine.state import Allocation, ContainerKind, NodeState
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
 from nri_numa.model.machine import cpus_text, human_milli, numa_text
@@ -89,7 +90,6 @@ from nri_numa.model.workload import (
     Container,
     ContainerUpdate,
     OnFailure,
-    PlacementOptions,
     PodSandbox,
     Resources,
     container_subject,

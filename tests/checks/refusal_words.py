@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 
 from nri_numa.engine.decision import Rejected
-from nri_numa.engine.request.annotations import OPTION_KEYS
 from nri_numa.engine.request.demand import SLOTS_KEY
+from nri_numa.engine.request.options import TABLE
 
 _WHO = re.compile(r"(?:resize refused: )?pod \S+, container \S+: ")
 _RESOURCE = r"(?:cpu|memory|hugepages-\d+[KMG]i|[\w.-]+/[\w.-]+)"
 _SHORT = re.compile(rf"({_RESOURCE}): (.+?) needed, (.+)")
 _SEVERAL = re.compile(rf"{_RESOURCE}(?: and {_RESOURCE})+: (each fits, but|different numbers) .+")
 _TOGETHER = re.compile(r"policy [a-z-]+: its pod was placed on NUMA nodes? [\d,-]+, .+")
-_KEY = re.compile(rf"(?:{'|'.join((*OPTION_KEYS, SLOTS_KEY))}) is '.*?'.* \(.+?\)")
+_KEY = re.compile(rf"(?:{'|'.join((*TABLE.keys, SLOTS_KEY))}) is '.*?'.* \(.+?\)")
 _UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
 SHORTAGES = {

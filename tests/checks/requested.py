@@ -11,17 +11,12 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
-from nri_numa.engine.request.annotations import OPTION_KEYS, resolve_placement_options
+from nri_numa.engine.request.annotations import resolve_placement_options
 from nri_numa.engine.request.demand import MAX_CPU_SHARES, compute_demand, with_slots
+from nri_numa.engine.request.options import TABLE, PlacementOptions
 from nri_numa.model.reasons import Rejection, RejectionReason
 from nri_numa.model.settings import AnnotationPermission, OnDenied, Rule, Settings
-from nri_numa.model.workload import (
-    Container,
-    PlacementOptions,
-    PodSandbox,
-    QoSClass,
-    Resources,
-)
+from nri_numa.model.workload import Container, PodSandbox, QoSClass, Resources
 
 RECORDED: Final = Path(__file__).parents[1] / "golden" / "requested"
 KINDS: Final = ("one-key", "many-keys", "levels", "amounts", "slots")
@@ -53,14 +48,14 @@ def _value(random: Random, key: str, good: float) -> str:
 
 
 def _levels(random: Random, keys: int, good: float) -> dict[str, str]:
-    return {key: _value(random, key, good) for key in random.sample(OPTION_KEYS, keys)}
+    return {key: _value(random, key, good) for key in random.sample(TABLE.keys, keys)}
 
 
 def _annotations(random: Random, kind: str) -> dict[str, str]:
     prefix = "numa.kubernetes.io/"
     if kind == "one-key":
         key = random.choice(
-            (*OPTION_KEYS, *OPTION_KEYS, "Policy", "polcy", "numa-cpu", "x" * 400, "x" * 401)
+            (*TABLE.keys, *TABLE.keys, "Policy", "polcy", "numa-cpu", "x" * 400, "x" * 401)
         )
         before = random.choice(("", "", "main.", "other.", "example.org/"))
         return {f"{before}{prefix}{key}": _value(random, key, 0.5)}
@@ -88,7 +83,7 @@ def _settings(random: Random, kind: str) -> Settings:
         AnnotationPermission(
             name="permissions[0]",
             namespaces=("shop",),
-            keys=tuple(random.sample(OPTION_KEYS, 6)),
+            keys=tuple(random.sample(TABLE.keys, 6)),
             values={"smt": ("any", "full-core"), "numacpu": ("0-3", "6"), "numamem": ("0",)},
             on_denied=random.choice(list(OnDenied)),
             unpaid_cpus=random.random() < 0.5,

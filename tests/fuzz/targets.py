@@ -28,14 +28,15 @@ from nri_numa import safe_yaml
 from nri_numa.agent.handler import AgentHandler
 from nri_numa.engine.assigned import sign_document
 from nri_numa.engine.decision import Admitted, Rejected
-from nri_numa.engine.request.annotations import OPTION_KEYS, resolve_placement_options
+from nri_numa.engine.request.annotations import resolve_placement_options
+from nri_numa.engine.request.options import TABLE, PlacementOptions
 from nri_numa.engine.state import NodeState
 from nri_numa.errors import ConfigError
 from nri_numa.machine.cgroups import cgroup_relative_path
 from nri_numa.machine.hotplug import concerns_cpus
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.reasons import Rejection
-from nri_numa.model.workload import ChangedStateIds, PlacementOptions, QoSClass, Resources
+from nri_numa.model.workload import ChangedStateIds, QoSClass, Resources
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.nri.wire.session import PluginSession, RuntimeSession
 from nri_numa.nri.wire.versions import Event
@@ -206,7 +207,7 @@ class Annotations(Target):
             return self.feed(self.from_corpus(rng))
         annotations = {}
         for _ in range(rng.randrange(1, 5)):
-            key = rng.choice(OPTION_KEYS) if rng.random() < 0.9 else text(rng)
+            key = rng.choice(TABLE.keys) if rng.random() < 0.9 else text(rng)
             suffix = rng.choice(("", "", "", ".app", ".other", "."))
             name = f"{PREFIX}{key}{suffix}" if rng.random() < 0.9 else f"{key}.{PREFIX}pod"
             annotations[name] = text(rng)
@@ -422,7 +423,7 @@ class Requests(Target):
             if field.message_type is not None and field.message_type.GetOptions().map_entry:
                 mapping = getattr(message, field.name)
                 for _ in range(rng.randrange(3)):
-                    key = f"{PREFIX}{rng.choice(OPTION_KEYS)}" if rng.random() < 0.7 else "k"
+                    key = f"{PREFIX}{rng.choice(TABLE.keys)}" if rng.random() < 0.7 else "k"
                     value = field.message_type.fields_by_name["value"]
                     if value.type == FieldDescriptor.TYPE_STRING:
                         mapping[key] = clean(rng)

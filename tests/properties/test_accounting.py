@@ -17,6 +17,7 @@ from nri_numa.engine.desired import NodeSnapshot
 from nri_numa.engine.node_model import NodeModel
 from nri_numa.engine.place.needs import free_resources, free_resources_text
 from nri_numa.engine.request.demand import Demand
+from nri_numa.engine.request.options import PlacementOptions
 from nri_numa.engine.state import NodeState
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.machine import Topology
@@ -24,15 +25,7 @@ from nri_numa.model.settings import (
     IsolatedCPUs,
     Settings,
 )
-from nri_numa.model.workload import (
-    SMT,
-    Container,
-    PlacementOptions,
-    PodSandbox,
-    QoSClass,
-    Resources,
-    Strategy,
-)
+from nri_numa.model.workload import SMT, Container, PodSandbox, QoSClass, Resources, Strategy
 from tests.beds.placement_steps import MACHINES, Steps, lived, pods, setting
 from tests.beds.world import PREFIX, World, container, pod, resources
 from tests.machines import named as machines

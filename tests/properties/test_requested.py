@@ -8,21 +8,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nri_numa.engine.request.annotations import (
-    OPTION_KEYS,
     check_option_level,
     check_value,
-    parse_load,
     quote_value,
     resolve_placement_options,
 )
 from nri_numa.engine.request.demand import Demand, compute_demand
+from nri_numa.engine.request.options import TABLE, PlacementOptions, parse_load
 from nri_numa.model.reasons import Rejection
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import (
     BusySchedule,
     Container,
     MemoryPolicy,
-    PlacementOptions,
     PodSandbox,
     QoSClass,
     Resources,
@@ -31,17 +29,17 @@ from tests.checks.requested import GOOD
 
 PREFIX = "numa.kubernetes.io"
 VALUES = {**GOOD, "mempolicy": tuple(MemoryPolicy)}
-pairs = st.sampled_from(OPTION_KEYS).flatmap(
+pairs = st.sampled_from(TABLE.keys).flatmap(
     lambda key: st.tuples(st.just(key), st.sampled_from(VALUES[key]))
 )
 levels = st.lists(pairs, max_size=5).map(dict)
 texts = st.text(max_size=12)
 names = st.one_of(
     st.tuples(
-        st.sampled_from(OPTION_KEYS) | texts, st.sampled_from(["", ".main", ".side", "."])
+        st.sampled_from(TABLE.keys) | texts, st.sampled_from(["", ".main", ".side", "."])
     ).map(lambda parts: f"{PREFIX}/{parts[0]}{parts[1]}"),
     st.tuples(
-        st.sampled_from(OPTION_KEYS) | texts, st.sampled_from(["pod", "container.main", "x"])
+        st.sampled_from(TABLE.keys) | texts, st.sampled_from(["pod", "container.main", "x"])
     ).map(lambda parts: f"{parts[0]}.{PREFIX}/{parts[1]}"),
     texts.map(lambda text: f"{text}{PREFIX}/{text}"),
 )
@@ -91,7 +89,7 @@ def test_good_values_are_refused_only_where_one_level_contradicts_itself(
     assert check_option_level(heard) == []
 
 
-@given(st.sampled_from(OPTION_KEYS), texts)
+@given(st.sampled_from(TABLE.keys), texts)
 def test_what_the_check_lets_through_is_understood(key: str, value: str) -> None:
     found = asked({f"{PREFIX}/{key}": value})
     assert isinstance(found, PlacementOptions) is (check_value(key, value) is None)

@@ -13,11 +13,12 @@ from nri_numa.engine.cpus.allocator import ChosenCPUs, TakeRequest
 from nri_numa.engine.decision import PlacementRequest, Rejected
 from nri_numa.engine.desired import NodeSnapshot
 from nri_numa.engine.node_model import MeasuredFree, NodeModel
+from nri_numa.engine.request.options import PlacementOptions
 from nri_numa.engine.state import NodeState
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.settings import CPUAmount, QuotasAndPoolFloor, Settings
-from nri_numa.model.workload import SMT, PlacementOptions, QoSClass, Strategy
+from nri_numa.model.workload import SMT, QoSClass, Strategy
 from tests.beds.views import live_view
 from tests.beds.world import GIB, World, container, pod, resources, says, two_by_four
 from tests.machines import named as machines

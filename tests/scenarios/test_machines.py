@@ -12,13 +12,14 @@ from nri_numa.engine.explain.explanation import explain_allocation
 from nri_numa.engine.explain.sentences import explanation_sentences
 from nri_numa.engine.request.annotations import resolve_placement_options
 from nri_numa.engine.request.demand import Demand, compute_demand
+from nri_numa.engine.request.options import PlacementOptions
 from nri_numa.machine.synthetic import build_synthetic_topology, synthetic_sysfs_files
 from nri_numa.machine.sysfs import discover_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.machine import Topology
 from nri_numa.model.reasons import Rejection
 from nri_numa.model.settings import Settings
-from nri_numa.model.workload import PlacementOptions, QoSClass, Resources
+from nri_numa.model.workload import QoSClass, Resources
 from tests.beds.world import GIB, World, container, pod, resources, says
 from tests.machines import named as machines
 from tests.machines.named import write_tree

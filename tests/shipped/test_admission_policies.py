@@ -10,8 +10,7 @@ import re
 
 import pytest
 
-from nri_numa.dra.claims import CLAIM_PARAMETERS
-from nri_numa.engine.request.annotations import OPTION_KEYS
+from nri_numa.engine.request.options import TABLE
 from tests.beds.install_manifests import BASE, charted, documents
 
 STATIC, MISTAKES = "admission/policies.yaml", "admission/mistakes.yaml"
@@ -47,15 +46,16 @@ def test_a_policy_is_about_keys_that_there_are(
     policy, _ = (one["spec"] for one in documents(STATIC) if name in str(one))
     of_pods, of_claims = (one["expression"] for one in policy["validations"])
     found = set(re.findall(r"k == 'numa\.kubernetes\.io/([a-z-]+)'", of_pods))
-    assert found == keys <= set(OPTION_KEYS)
+    assert found == keys <= set(TABLE.keys)
     found = set(re.findall(r"'([a-z-]+)' in p|p\.\?([a-z-]+)", of_claims))
-    assert {one or other for one, other in found} == parameters == keys & set(CLAIM_PARAMETERS)
+    named = {one or other for one, other in found}
+    assert named == parameters == keys & set(TABLE.claim_parameters)
 
 
 def test_the_policy_for_mistakes_knows_every_key_and_never_refuses() -> None:
     policy, binding = documents(MISTAKES)
     keys = set(re.findall(r"\(([a-z|-]*numacpu[a-z|-]*)\)", json.dumps(policy)))
-    assert [set(one.split("|")) for one in keys] == [set(OPTION_KEYS)]
+    assert [set(one.split("|")) for one in keys] == [set(TABLE.keys)]
     assert policy["spec"]["failurePolicy"] == "Ignore"
     assert binding["spec"]["validationActions"] == ["Warn"]
 

@@ -15,7 +15,8 @@ from nri_numa import config
 from nri_numa.cli import COMMANDS, cli
 from nri_numa.config import layers
 from nri_numa.controller.service import ControllerMetrics
-from nri_numa.engine.request.annotations import OPTION_KEYS, SCHEDULED_NODES_KEY
+from nri_numa.engine.request.annotations import SCHEDULED_NODES_KEY
+from nri_numa.engine.request.options import TABLE
 from nri_numa.model.counted_containers import COUNTED_CONTAINERS_NRT_ATTRIBUTE
 from nri_numa.model.offline_capacity import DRAINED_ANNOTATION, OFFLINE_CAPACITY_KEY
 from nri_numa.publisher.desired_objects import NODE_ANNOTATIONS, NODE_LABELS
@@ -93,7 +94,7 @@ def test_annotations_exist(page: Path) -> None:
     for key in set(re.findall(r"numa\.kubernetes\.io/([a-z]+(?:-[a-z]+)*)", page.read_text())):
         if page.name != "annotations.md":  # which shows wrong ones on purpose
             assert key in (
-                *OPTION_KEYS,
+                *TABLE.keys,
                 *(
                     "assigned",
                     "slots",

@@ -20,9 +20,10 @@ import msgspec
 from nri_numa.engine.align.policies import Alignment, RejectedMask, ResourceSummary
 from nri_numa.engine.decision import DecisionTrace
 from nri_numa.engine.foreign_pins import RESERVATION_KIND
-from nri_numa.engine.request.annotations import format_load
+from nri_numa.engine.request import options
+from nri_numa.engine.request.options import PlacementOptions
 from nri_numa.engine.state import Allocation, ContainerKind
-from nri_numa.model.workload import MemoryPolicy, PlacementOptions, QoSClass, Scope
+from nri_numa.model.workload import MemoryPolicy, QoSClass, Scope
 
 ExplanationDocument = dict[str, Any]
 
@@ -189,17 +190,17 @@ def _explain_trace(stored: StoredExplanation | None) -> ExplanationDocument:
     if stored is None or stored.basis is None:
         return {"traced": False}
     basis, alignment = stored.basis, stored.alignment
-    options, memory_left = basis.requested or {}, basis.free_memory
+    requested, memory_left = basis.requested or {}, basis.free_memory
     return {
         "traced": True,
         "asked": [
             {"key": key, "value": value, "source": source}
-            for key, (value, source) in options.items()
+            for key, (value, source) in requested.items()
         ],
         "understood": basis.requested is not None,
         "demand": None
         if basis.demand is None
-        else _demand_document(basis.qos, options, basis.demand),
+        else _demand_document(basis.qos, requested, basis.demand),
         "alignment": None
         if alignment is None
         else {
@@ -231,25 +232,11 @@ def _explain_trace(stored: StoredExplanation | None) -> ExplanationDocument:
 
 def _requested_options(requested: PlacementOptions) -> dict[str, tuple[str, str]]:
     """Value and source by key, in the annotations' grammar; defaults of ours left out."""
-    values = {
-        "numacpu": requested.numacpu,
-        "numamem": requested.numamem,
-        "policy": requested.policy,
-        "scope": requested.scope,
-        "bind": requested.bind,
-        "cpus": requested.cpus,
-        "smt": requested.smt,
-        "load": None if requested.load is None else format_load(requested.load),
-        "on-failure": requested.on_failure,
-        "devices": requested.devices,
-        "mempolicy": requested.mempolicy,
-        "movable": "true" if requested.movable else "false",
-    }
     sources = requested.sources
     return {
-        key: (str(v), sources[key].text)
-        for key, v in values.items()
-        if key in sources and v is not None
+        key: (option.format(value), sources[key].text)
+        for key, option in options.TABLE.by_key.items()
+        if key in sources and (value := getattr(requested, option.field)) is not None
     }
 
 
@@ -282,10 +269,10 @@ def _demand_document(
 
 def shared_cpu_reason(basis: ExplanationInput) -> str:
     """The reason why a whole number of CPUs as a limit is no exclusive CPUs; else empty."""
-    options, demand = basis.requested or {}, basis.demand
-    if demand is None or demand.cpu_from != "limit" or demand.cpu_milli % 1000 or "cpus" in options:
+    asked, demand = basis.requested or {}, basis.demand
+    if demand is None or demand.cpu_from != "limit" or demand.cpu_milli % 1000 or "cpus" in asked:
         return ""
-    return _cpu_mode_reason(basis.qos, options, demand)
+    return _cpu_mode_reason(basis.qos, asked, demand)
 
 
 def _cpu_mode_reason(

@@ -18,6 +18,7 @@ from nri_numa.engine.explain.explanation import (
     ExplanationDocument,
 )
 from nri_numa.engine.foreign_pins import RESERVATION_KIND
+from nri_numa.engine.request import options
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.machine import Unit, count_text, cpus_text, join_words, numa_text
 from nri_numa.text import escape_unprintable, human_bytes, page_bytes_of_resource
@@ -38,44 +39,6 @@ _OTHER_VERSION_TEXT = (
 )
 _MAX_LISTED_NODES = 8  # NUMA nodes that are listed one by one
 _MAX_EXTERNAL_VALUE_CHARS = 120  # characters of a value from outside
-
-_POLICY_TEXTS = {
-    "single-numa-node": "on one NUMA node",
-    "restricted": "on no more NUMA nodes than an empty machine would need",
-    "best-effort": "on as few NUMA nodes as possible",
-    "none": "wherever there is room",
-}
-
-_OPTION_VALUE_TEXTS = {
-    ("bind", "cpu"): "only its CPUs are pinned, its memory is left alone",
-    ("bind", "cpu+mem"): "its CPUs and its memory are pinned",
-    ("bind", "none"): "it is left alone",
-    ("cpus", "exclusive"): "it asks for exclusive CPUs",
-    ("cpus", "shared"): "it shares CPUs with others",
-    ("scope", "pod"): "all containers of the pod go to the same NUMA nodes",
-    ("scope", "container"): "each container of the pod is placed by itself",
-    ("smt", "any"): "any CPUs will do",
-    ("smt", "spread"): "no two of its CPUs on one core while other cores are free",
-    ("smt", "full-core"): "whole cores only",
-    ("smt", "isolate"): "one CPU of each core, and the core's other CPUs stay idle",
-    ("smt", "pair"): "beside containers that are busy when it is not",
-    ("load", "high"): "it is busy all day",
-    ("load", "low"): "it is never busy",
-    ("on-failure", "reject"): "if that cannot be done, it is refused",
-    ("on-failure", "widen"): "if that cannot be done, it takes the narrowest place that works",
-    ("on-failure", "unpinned"): "if that cannot be done, it starts untouched",
-    ("devices", "align"): "the NUMA nodes of its devices count",
-    ("devices", "ignore"): "its devices do not matter",
-    ("movable", "true"): "it may be elsewhere later, to make room for others",
-    ("movable", "false"): "it stays where it is",
-    ("mempolicy", "default"): "the kernel's own memory policy",
-    ("mempolicy", "local"): "memory near the CPU that asks for it",
-    ("mempolicy", "preferred"): "memory of one NUMA node first",
-    ("mempolicy", "preferred-many"): "memory of its NUMA nodes first",
-    ("mempolicy", "bind"): "memory of its NUMA nodes only",
-    ("mempolicy", "interleave"): "its memory in turn from each of its NUMA nodes",
-    ("mempolicy", "weighted-interleave"): "its memory in turn from its NUMA nodes, the faster more",
-}
 
 
 def render_text(document: ExplanationDocument, width: int = 80, *, brief: bool = False) -> str:
@@ -162,8 +125,8 @@ def _outcome_sentences(document: ExplanationDocument) -> Iterator[str]:
     else:
         yield from _pinned_sentences(document)
     if mode := result.get("mempolicy"):
-        text = _OPTION_VALUE_TEXTS["mempolicy", mode]
-        yield f"The runtime was asked to start it with the memory policy {mode}: {text}."
+        meaning = _option_meaning("mempolicy", mode)
+        yield f"The runtime was asked to start it with the memory policy {mode}: {meaning}."
     if document.get("otherVersion"):
         yield f"{_OTHER_VERSION_TEXT}."
     elif not document["traced"] and kind not in ("unbound", "foreign"):
@@ -223,30 +186,28 @@ def _request_sentences(document: ExplanationDocument) -> Iterator[str]:
     if not document["understood"]:
         return
     demand = document["demand"]
-    options = {option["key"]: option for option in document["asked"]}
-    lists = [options.pop(key) for key in ("numacpu", "numamem") if key in options]
-    bind = options["bind"]["value"] if "bind" in options else ""
+    asked = {option["key"]: option for option in document["asked"]}
+    lists = [asked.pop(key) for key in ("numacpu", "numamem") if key in asked]
+    bind = asked["bind"]["value"] if "bind" in asked else ""
     if lists:
         list_texts = [_list_text(one, is_near=bind == "cpu") for one in lists]
         yield f"It asked for {join_words(list_texts)}."
-    if (
-        demand is None
-        and not lists
-        and not any(map(_is_explicit_placement_option, options.values()))
-    ):
+    if demand is None and not lists and not any(map(_is_explicit_placement_option, asked.values())):
         yield "It asked for nothing about CPUs or memory."
-    elif demand is not None and (not lists or _has_computed_cpus(options)):
-        policy = options.pop("policy", None)
+    elif demand is not None and (not lists or _has_computed_cpus(asked)):
+        policy = asked.pop("policy", None)
         value = policy["value"] if policy else "best-effort"
         source = f" ({_truncate_value(policy['source'])}: {value})" if policy else ""
-        yield f"It asked for {_demand_text(demand, bind)} {_POLICY_TEXTS[value]}{source}."
-    for key, one in options.items():
+        meaning = _option_meaning("policy", value)
+        yield f"It asked for {_demand_text(demand, bind)} {meaning}{source}."
+    for key, one in asked.items():
         if one["source"] == "default" and (
             lists or demand is None or _is_irrelevant_default(key, demand)
         ):
             continue
         value, source = _truncate_value(one["value"]), _truncate_value(one["source"])
-        yield f"{key}: {value} ({source}): {_option_value_text(key, one['value'])}."
+        verb = "it goes " if key == "policy" else ""
+        yield f"{key}: {value} ({source}): {verb}{_option_meaning(key, one['value'])}."
 
 
 def _list_text(option: ExplanationDocument, *, is_near: bool) -> str:
@@ -263,11 +224,11 @@ def _is_explicit_placement_option(option: ExplanationDocument) -> bool:
     return is_explicit and option["key"] in ("policy", "cpus", "smt", "mempolicy")
 
 
-def _option_value_text(key: str, value: str) -> str:
-    """The meaning of a value, as the end of a sentence."""
-    if key == "policy":
-        return f"it goes {_POLICY_TEXTS[value]}"
-    return _OPTION_VALUE_TEXTS.get((key, value), "when it is busy")
+def _option_meaning(key: str, value: str) -> str:
+    """The meaning of a value, as the end of a sentence; another version may have stored others."""
+    option = options.TABLE.by_key.get(key)
+    meanings = {} if option is None else option.meanings
+    return meanings.get(value, meanings.get("", "not known to this version"))
 
 
 def _has_computed_cpus(requested: Mapping[str, Mapping[str, Any]]) -> bool:

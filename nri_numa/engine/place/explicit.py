@@ -24,11 +24,12 @@ from nri_numa.engine.place.memory import cpu_and_memory_charges, hugepages_resou
 from nri_numa.engine.place.needs import per_node_text
 from nri_numa.engine.request.annotations import quote_value
 from nri_numa.engine.request.demand import Demand
+from nri_numa.engine.request.options import PlacementOptions
 from nri_numa.engine.state import STRICT_POLICIES, Allocation, Charge, ContainerKind, NodeState
 from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
 from nri_numa.model.machine import cpus_text, numa_text
 from nri_numa.model.reasons import Rejection, RejectionReason
-from nri_numa.model.workload import Bind, CPUMode, PlacementOptions
+from nri_numa.model.workload import Bind, CPUMode
 from nri_numa.text import human_bytes
 
 

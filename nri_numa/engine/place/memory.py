@@ -39,17 +39,12 @@ from nri_numa.engine.decision import Placement, PlacementRequest
 from nri_numa.engine.desired import NodeSnapshot
 from nri_numa.engine.node_model import NodeModel, closest_nodes, cpu_nodes_of
 from nri_numa.engine.request.demand import Demand
+from nri_numa.engine.request.options import PlacementOptions
 from nri_numa.engine.state import NO_CHARGE, Charge, ContainerKind
 from nri_numa.model.cpuset import NO_NUMA_NODES, NUMASet
 from nri_numa.model.machine import numa_text
 from nri_numa.model.reasons import Rejection, RejectionReason
-from nri_numa.model.workload import (
-    MemoryPolicy,
-    MemoryPolicySetting,
-    OnFailure,
-    PlacementOptions,
-    QoSClass,
-)
+from nri_numa.model.workload import MemoryPolicy, MemoryPolicySetting, OnFailure, QoSClass
 
 
 def widen_for_memory(

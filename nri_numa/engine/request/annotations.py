@@ -27,16 +27,24 @@ a pod that carries it of its own accord gets nothing that it could not get other
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from functools import partial
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
-import msgspec
 from msgspec.structs import replace
 
+from nri_numa.engine.request import options
+from nri_numa.engine.request.options import (
+    CONTRADICTIONS_BY_KEY,
+    DEFAULT_SOURCE,
+    LEVEL_CONTRADICTIONS_BY_KEY,
+    Contradiction,
+    ContradictionIndex,
+    OptionSource,
+    PlacementOptions,
+    SourceKind,
+)
 from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, ListFormatError, NUMASet
 from nri_numa.model.reasons import Rejection, RejectionReason
 from nri_numa.model.settings import (
@@ -47,27 +55,7 @@ from nri_numa.model.settings import (
     Rule,
     Settings,
 )
-from nri_numa.model.workload import (
-    ALWAYS_BUSY_SCHEDULE,
-    DEFAULT_SOURCE,
-    NEVER_BUSY_SCHEDULE,
-    SMT,
-    Bind,
-    BusySchedule,
-    Container,
-    CPUMode,
-    DeviceAlignmentMode,
-    MemoryPolicy,
-    OnFailure,
-    OptionSource,
-    PlacementOptions,
-    PodSandbox,
-    Policy,
-    Scope,
-    SourceKind,
-)
-
-_LIST_TYPE_BY_KEY: dict[str, type[CPUSet | NUMASet]] = {"numacpu": CPUSet, "numamem": NUMASet}
+from nri_numa.model.workload import Container, PodSandbox
 
 
 def permission_of(
@@ -100,7 +88,7 @@ def check_permission(permission: AnnotationPermission, key: str, value: str) -> 
     allowed = permission.values.get(key)
     if allowed is None or value in allowed:
         return None
-    kind = _LIST_TYPE_BY_KEY.get(key)
+    kind = options.TABLE.by_key[key].list_of
     if kind is None:
         return f"one of {', '.join(allowed)}"
     try:
@@ -153,76 +141,12 @@ def longest_list_chars(count: int) -> int:
 
 def check_value_length(key: str, value: str, list_limit: int) -> str | None:
     """Say what was expected of a value that is too long to be read; None if it is not."""
-    limit = list_limit if key in ("numacpu", "numamem") else MAX_VALUE_CHARS
+    is_list = options.TABLE.by_key[key].list_of is not None
+    limit = list_limit if is_list else MAX_VALUE_CHARS
     if len(value) <= limit:
         return None
-    return f"at most {limit} characters" + (
-        ", which is room for every id of this machine" if key in ("numacpu", "numamem") else ""
-    )
-
-
-_DAY_MINUTES = 1440  # minutes
-_LOAD_INTERVAL_PATTERN = re.compile(r"([0-9]{2}):([0-9]{2})-([0-9]{2}):([0-9]{2})", re.ASCII)
-_EXPECTED_LOAD_TEXT = (
-    "expected high, low, or daily peak hours such as 09:00-18:00, several separated by commas"
-)
-
-
-def parse_load(text: str) -> BusySchedule:
-    """Read ``high``, ``low``, or peak hours: ``09:00-18:00``, ``22:00-06:00,12:00-13:00``.
-
-    Hours are wall-clock times of the node. An interval that ends before it starts goes on past
-    midnight; ``24:00`` may end one. Overlapping and touching intervals are joined, so equal hours
-    give equal values however they were written. Anything else is a ValueError that names the
-    offending part and what was expected.
-    """
-    if text == "high":
-        return ALWAYS_BUSY_SCHEDULE
-    if text == "low":
-        return NEVER_BUSY_SCHEDULE
-    intervals: list[tuple[int, int]] = []
-    for item in text.split(","):
-        start, end = _parse_load_interval(item, text)
-        if start < end:
-            intervals.append((start, end))
-        else:
-            intervals += [(start, _DAY_MINUTES), (0, end)] if end else [(start, _DAY_MINUTES)]
-    return BusySchedule(_merge_intervals(intervals))
-
-
-def format_load(load: BusySchedule) -> str:
-    """Write a load so that `parse_load` reads the same value back."""
-    if load == ALWAYS_BUSY_SCHEDULE:
-        return "high"
-    if load == NEVER_BUSY_SCHEDULE:
-        return "low"
-    return ",".join(
-        f"{a // 60:02}:{a % 60:02}-{b // 60:02}:{b % 60:02}" for a, b in load.busy_intervals
-    )
-
-
-def _parse_load_interval(item: str, text: str) -> tuple[int, int]:
-    match = _LOAD_INTERVAL_PATTERN.fullmatch(item)
-    if match is None:
-        item_text = f" in {text!r}" if item != text else ""
-        raise ValueError(f"load {item!r}{item_text}: {_EXPECTED_LOAD_TEXT}")
-    h1, m1, h2, m2 = (int(g) for g in match.groups())
-    start_minute, end_minute = h1 * 60 + m1, h2 * 60 + m2
-    if m1 > 59 or m2 > 59 or start_minute >= _DAY_MINUTES or end_minute > _DAY_MINUTES:
-        raise ValueError(f"load {item!r}: expected times from 00:00 to 24:00")
-    if start_minute == end_minute:
-        raise ValueError(f"load {item!r}: starts when it ends; expected high for the whole day")
-    return start_minute, end_minute
-
-
-def _merge_intervals(intervals: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    joined: list[tuple[int, int]] = []
-    for start, end in sorted(intervals):
-        if joined and start <= joined[-1][1]:
-            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
-        else:
-            joined.append((start, end))
-    return tuple(joined)
+    suffix = ", which is room for every id of this machine" if is_list else ""
+    return f"at most {limit} characters{suffix}"
 
 
 SCHEDULED_NODES_KEY: Final = "placed"
@@ -271,8 +195,6 @@ CONTAINERS_KEY: Final = "containers"
 AGENT_WRITTEN_KEYS: Final = frozenset({"assigned", SCHEDULED_NODES_KEY, CONTAINERS_KEY})
 """Keys under our prefix that we write ourselves: no pod asks for anything with them."""
 
-NOTHING_REQUESTED: Final = PlacementOptions()
-
 _MAX_CACHED_REQUESTS: Final = 256
 """Different requests that a `OptionsResolver` remembers at a time."""
 _MAX_CACHED_VALUE_CHARS: Final = 512
@@ -305,60 +227,26 @@ def quote_value(value: str) -> str:
 # --- values -----------------------------------------------------------------------------------
 
 
-def _check_list(kind: type[CPUSet | NUMASet], expected: str, value: str) -> str | None:
-    if not value:
-        return f"{expected}, not an empty text"
-    try:
-        kind.parse(value)
-    except ListFormatError as error:
-        problem = str(error)
-        # The offending part is quoted in there, and may be as long as the value.
-        return f"{expected}: {problem if len(problem) <= 120 else problem[:120] + '…'}"
-    return None
-
-
-def _check_load(value: str) -> str | None:
-    try:
-        parse_load(value)
-    except ValueError:
-        return (
-            "high, low, or daily peak hours between 00:00 and 24:00 such as 09:00-18:00, "
-            "several separated by commas"
-        )
-    return None
-
-
-def _build_choice_check(kind: Iterable[str]) -> Callable[[str], str | None]:
-    choices = [str(value) for value in kind]
-    names = ", ".join(choices)
-
-    def check_choice(value: str) -> str | None:
+def _expected_text(key: str, value: str) -> str | None:
+    """Say what was expected of the value of a key; None when it is fine."""
+    option = options.TABLE.by_key[key]
+    if choices := option.value_by_text:
         if value in choices:
             return None
         matches = get_close_matches(value[:80].strip().lower(), choices, n=1)
-        return f"one of {names}" + (f" (did you mean {matches[0]}?)" if matches else "")
-
-    return check_choice
-
-
-_LIST_FORMAT_TEXT: Final = "in the kernel's format such as"
-_VALUE_CHECKS: Final[Mapping[str, Callable[[str], str | None]]] = {
-    "numacpu": partial(_check_list, CPUSet, f"a list of CPUs {_LIST_FORMAT_TEXT} 0-3,8"),
-    "numamem": partial(_check_list, NUMASet, f"a list of NUMA nodes {_LIST_FORMAT_TEXT} 0-1"),
-    "bind": _build_choice_check(Bind),
-    "policy": _build_choice_check(Policy),
-    "scope": _build_choice_check(Scope),
-    "cpus": _build_choice_check(CPUMode),
-    "smt": _build_choice_check(SMT),
-    "load": _check_load,
-    "on-failure": _build_choice_check(OnFailure),
-    "devices": _build_choice_check(DeviceAlignmentMode),
-    "mempolicy": _build_choice_check(MemoryPolicy),
-    "movable": _build_choice_check(("true", "false")),
-}
-
-OPTION_KEYS: Final[tuple[str, ...]] = tuple(_VALUE_CHECKS)
-"""Every key a pod, a rule or the defaults may set."""
+        suggestion = f" (did you mean {matches[0]}?)" if matches else ""
+        return f"one of {', '.join(choices)}{suggestion}"
+    if option.list_of is not None and not value:
+        return f"{option.expected}, not an empty text"
+    try:
+        (option.list_of.parse if option.list_of is not None else option.parse)(value)
+    except ListFormatError as error:
+        problem = str(error)
+        # The offending part is quoted in there, and may be as long as the value.
+        return f"{option.expected}: {problem if len(problem) <= 120 else problem[:120] + '…'}"
+    except ValueError:
+        return option.expected
+    return None
 
 
 def check_value(key: str, value: str) -> str | None:
@@ -366,83 +254,27 @@ def check_value(key: str, value: str) -> str | None:
 
     The same check serves annotations, rules and defaults. An unknown key is a problem too.
     """
-    check = _VALUE_CHECKS.get(key)
-    if check is None:
+    if key not in options.TABLE.by_key:
         return f"{quote_value(key)} is not a known key, expected {_known_keys_text(key)}"
-    expected = check_value_length(key, value, MAX_LIST_CHARS) or check(value)
+    expected = check_value_length(key, value, MAX_LIST_CHARS) or _expected_text(key, value)
     return None if expected is None else f"{quote_value(value)} is not valid, expected {expected}"
 
 
 def _known_keys_text(key: str) -> str:
     match = _closest_key(key.lower())
-    listed = "one of the keys " + ", ".join(OPTION_KEYS)
+    listed = "one of the keys " + ", ".join(options.TABLE.keys)
     return f"{listed} (did you mean {match}?)" if match else listed
 
 
 def _closest_key(word: str) -> str | None:
     """The key that a word resembles; None when there is none."""
-    matches = (
-        get_close_matches(word, OPTION_KEYS, n=1) if len(word) <= MAX_SUGGESTION_CHARS else None
-    )
-    return matches[0] if matches else None
+    if len(word) > MAX_SUGGESTION_CHARS:
+        return None
+    return next(iter(get_close_matches(word, options.TABLE.keys, n=1)), None)
 
 
 # --- contradictions ---------------------------------------------------------------------------
 
-
-class _Contradiction(msgspec.Struct, frozen=True):
-    """``values`` of a key do not go with ``other_values`` of another; None stands for any value."""
-
-    values: frozenset[str] | None
-    other_key: str
-    other_values: frozenset[str] | None
-    explanation: str
-
-
-_BIND_NONE_TEXT = "bind: none touches nothing"
-_BIND_CPU_TEXT = "bind: cpu leaves memory alone"
-_NUMACPU_FIXED_TEXT = "the CPUs of numacpu are taken as they are"
-
-# Promises that cannot both be kept. A preference without effect (smt: spread or pair beside
-# shared CPUs, scope without a policy, load without pair) is no contradiction.
-_OPTION_CONTRADICTIONS: Final = (
-    ("numacpu", None, "bind", {"none"}, _BIND_NONE_TEXT),
-    ("numamem", None, "bind", {"none"}, _BIND_NONE_TEXT),
-    ("policy", set(Policy) - {"none"}, "bind", {"none"}, _BIND_NONE_TEXT),
-    ("cpus", {"exclusive"}, "bind", {"none"}, _BIND_NONE_TEXT),
-    ("smt", {"full-core", "isolate"}, "bind", {"none"}, _BIND_NONE_TEXT),
-    ("numacpu", None, "policy", set(Policy) - {"none"}, _NUMACPU_FIXED_TEXT),
-    ("numacpu", None, "smt", {"full-core", "isolate"}, _NUMACPU_FIXED_TEXT),
-    ("numacpu", None, "on-failure", {"widen"}, _NUMACPU_FIXED_TEXT + " and cannot be widened"),
-    ("numamem", None, "on-failure", {"widen"}, "the NUMA nodes of numamem cannot be widened"),
-    ("mempolicy", set(MemoryPolicy) - {"default"}, "bind", {"none"}, _BIND_NONE_TEXT),
-    ("mempolicy", set(MemoryPolicy) - {"default"}, "bind", {"cpu"}, _BIND_CPU_TEXT),
-    ("smt", {"full-core", "isolate"}, "cpus", {"shared"}, "shared CPUs are exclusive to nobody"),
-)
-# On one level they ask for CPUs near that memory; between levels the stronger one counts.
-_LEVEL_CONTRADICTIONS: Final = (
-    *_OPTION_CONTRADICTIONS,
-    ("numamem", None, "bind", {"cpu"}, _BIND_CPU_TEXT),
-)
-
-
-_ContradictionIndex: TypeAlias = Mapping[str, tuple[_Contradiction, ...]]
-
-
-def _index_contradictions(
-    contradictions: Iterable[tuple[str, Collection[str] | None, str, Collection[str], str]],
-) -> _ContradictionIndex:
-    rows: dict[str, list[_Contradiction]] = {key: [] for key in OPTION_KEYS}
-    for key, values, other_key, other_values, reason in contradictions:
-        a = None if values is None else frozenset(values)
-        b = frozenset(other_values)
-        rows[key].append(_Contradiction(a, other_key, b, reason))
-        rows[other_key].append(_Contradiction(b, key, a, reason))
-    return {key: tuple(entries) for key, entries in rows.items()}
-
-
-_CONTRADICTIONS_BY_KEY: Final = _index_contradictions(_OPTION_CONTRADICTIONS)
-_LEVEL_CONTRADICTIONS_BY_KEY: Final = _index_contradictions(_LEVEL_CONTRADICTIONS)
 
 # Key to value and source.
 _OptionLevel: TypeAlias = dict[str, tuple[str, OptionSource]]
@@ -456,9 +288,9 @@ def _level_from_values(values: Mapping[str, str], source: OptionSource) -> _Opti
 
 
 def _find_contradiction(
-    key: str, value: str, level: _OptionLevel, contradictions: _ContradictionIndex
-) -> _Contradiction | None:
-    for row in contradictions[key]:
+    key: str, value: str, level: _OptionLevel, contradictions: ContradictionIndex
+) -> Contradiction | None:
+    for row in contradictions.get(key, ()):
         if row.other_key in level and (row.values is None or value in row.values):
             other_value = level[row.other_key][0]
             if row.other_values is None or other_value in row.other_values:
@@ -469,7 +301,7 @@ def _find_contradiction(
 def _find_level_contradiction(level: _OptionLevel) -> tuple[str, str] | None:
     """Find two keys of one level that exclude each other: the first of them and the expectation."""
     for key, (value, _) in level.items():
-        row = _find_contradiction(key, value, level, _CONTRADICTIONS_BY_KEY)
+        row = _find_contradiction(key, value, level, CONTRADICTIONS_BY_KEY)
         if row is not None:
             other_value, other_source = level[row.other_key]
             beside = f"{row.other_key} {quote_value(other_value)} ({other_source.text})"
@@ -508,7 +340,7 @@ def resolve_placement_options(
     marker = settings.prefix + "/"
     names = [name for name in pod.annotations if marker in name]
     if not names and not settings.rules and not settings.defaults:
-        return NOTHING_REQUESTED
+        return options.TABLE.nothing_requested
     levels: list[_OptionLevel] = []
     permission = permission_of(settings.permissions, pod)
     ignored: list[str] = []
@@ -525,12 +357,12 @@ def resolve_placement_options(
     ]
     if settings.defaults:
         levels.append(_level_from_values(settings.defaults, DEFAULT_SOURCE))
-    options: _OptionLevel = {}
+    resolved: _OptionLevel = {}
     for number, level in enumerate(levels):
         level_options: _OptionLevel = {}
         for key, one in level.items():
-            stronger = _find_contradiction(key, one[0], options, _LEVEL_CONTRADICTIONS_BY_KEY)
-            if key not in options and stronger is None:
+            stronger = _find_contradiction(key, one[0], resolved, LEVEL_CONTRADICTIONS_BY_KEY)
+            if key not in resolved and stronger is None:
                 level_options[key] = one
         # Rules and defaults were checked when the configuration was read.
         contradiction = _find_level_contradiction(level_options) if number < annotated else None
@@ -538,12 +370,12 @@ def resolve_placement_options(
             key, expected = contradiction
             value, source = level_options[key]
             return _invalid_value_rejection(key, value, expected, source)
-        options.update(level_options)
+        resolved.update(level_options)
     return _build_placement_options(
-        options,
+        resolved,
         permission,
         ignored,
-        pods_list="numacpu" in options and not (names and "numacpu" in levels[0]),
+        pods_list="numacpu" in resolved and not (names and "numacpu" in levels[0]),
         placed=scheduled_nodes(pod.annotations, settings.prefix, container.name)
         if marker + SCHEDULED_NODES_KEY in pod.annotations
         else NO_NUMA_NODES,
@@ -573,7 +405,7 @@ class OptionsResolver:
                 [n for n, rule in enumerate(settings.rules) if _rule_matches(rule, pod, container)]
             )
         if not annotations and not rules and not settings.defaults:
-            return NOTHING_REQUESTED
+            return options.TABLE.nothing_requested
         permission = permission_of(settings.permissions, pod)
         key = (container.name, annotations, rules, permission.name)
         resolved = self._known.get(key)
@@ -622,7 +454,7 @@ def _read_annotations(
             continue
         value = pod.annotations[name].removesuffix("\n")  # the end of a YAML block scalar
         source = OptionSource(SourceKind.ANNOTATION, name, target is not None)
-        if key not in _VALUE_CHECKS:
+        if key not in options.TABLE.by_key:
             expected = _known_keys_text(key)
         elif target == "":
             expected = f"{marker}{key}, or {marker}{key}.CONTAINER with the container's name"
@@ -643,7 +475,7 @@ def _read_annotations(
             if earlier[0] != value:
                 expected = f"the same as {quote_value(earlier[0])} ({earlier[1].text})"
             else:
-                problem = check_value_length(key, value, list_limit) or _VALUE_CHECKS[key](value)
+                problem = check_value_length(key, value, list_limit) or _expected_text(key, value)
                 if problem is None:
                     continue
                 expected = problem
@@ -676,7 +508,7 @@ def _parse_annotation_name(name: str, marker: str, *, guess: bool) -> tuple[str,
     # A domain below our prefix may well be another program's: only what is, or nearly is, one of
     # our keys is taken for ours.
     if name[start - 1] != "." or not (
-        key in AGENT_WRITTEN_KEYS or key in _VALUE_CHECKS or (guess and _closest_key(key))
+        key in AGENT_WRITTEN_KEYS or key in options.TABLE.by_key or (guess and _closest_key(key))
     ):
         return None
     if tail == "pod":
@@ -695,41 +527,32 @@ def _rule_matches(rule: Rule, pod: PodSandbox, container: Container) -> bool:
 
 
 def _build_placement_options(
-    options: _OptionLevel,
+    level: _OptionLevel,
     permission: AnnotationPermission,
     ignored: list[str],
     *,
     pods_list: bool,
     placed: NUMASet,
 ) -> PlacementOptions:
-    values = {key: value for key, (value, _) in options.items()}
-    load = values.get("load")
-    return PlacementOptions(
-        numacpu=values.get("numacpu"),
-        numamem=values.get("numamem"),
-        bind=Bind(values.get("bind", NOTHING_REQUESTED.bind)),
-        policy=Policy(values.get("policy", NOTHING_REQUESTED.policy)),
-        scope=Scope(values.get("scope", NOTHING_REQUESTED.scope)),
-        cpus=CPUMode(values["cpus"]) if "cpus" in values else None,
-        smt=SMT(values.get("smt", NOTHING_REQUESTED.smt)),
-        load=None if load is None else parse_load(load),
-        on_failure=OnFailure(values["on-failure"]) if "on-failure" in values else None,
-        devices=DeviceAlignmentMode(values["devices"])
-        if "devices" in values
-        else DeviceAlignmentMode.ALIGN,
-        mempolicy=MemoryPolicy(values.get("mempolicy", NOTHING_REQUESTED.mempolicy)),
-        movable="movable" in values and values["movable"] == "true",
+    table = options.TABLE
+    values: dict[str, Any] = {}
+    for key, (text, _) in level.items():
+        option = table.by_key[key]
+        values[option.field] = option.parse(text)
+    cpus, mems = values.get("numacpu"), values.get("numamem")
+    return table.record(
+        **values,
         explicit_keys=frozenset(
-            [key for key, (_, source) in options.items() if source is not DEFAULT_SOURCE]
+            [key for key, (_, source) in level.items() if source is not DEFAULT_SOURCE]
         ),
-        sources={key: source for key, (_, source) in options.items()},
+        sources={key: source for key, (_, source) in level.items()},
         ignored=tuple(ignored),
         unrequested_cpus=permission.unpaid_cpus,
         reserved_cpus=permission.reserved_cpus,
         ignores_denied=permission.on_denied is OnDenied.IGNORE,
         permission=permission.name,
-        listed_cpus=CPUSet.parse(values["numacpu"]) if "numacpu" in values else NO_CPUS,
-        listed_mems=NUMASet.parse(values["numamem"]) if "numamem" in values else NO_NUMA_NODES,
+        listed_cpus=NO_CPUS if cpus is None else CPUSet.parse(cpus),
+        listed_mems=NO_NUMA_NODES if mems is None else NUMASet.parse(mems),
         list_is_pods=pods_list,
         scheduled_nodes=placed,
     )
@@ -751,7 +574,7 @@ def annotated_container_names(annotations: Mapping[str, str], prefix: str) -> di
     for name in sorted([name for name in annotations if marker in name]):
         key, target = _parse_annotation_name(name, marker, guess=False) or ("", None)
         if (
-            key in OPTION_KEYS
+            key in options.TABLE.by_key
             and target
             and len(target) <= _MAX_NAME_CHARS
             and len(names) < MAX_NAMED_CONTAINERS
@@ -791,11 +614,13 @@ def misspelt_prefix_sentences(annotations: Mapping[str, str], prefix: str) -> li
 def _prefix_candidate(name: str) -> str:
     """The prefix in a name with one of our keys, in both spellings; else empty."""
     domain, _, tail = name.partition("/")
-    if tail.partition(".")[0] in _VALUE_CHECKS:
+    if tail.partition(".")[0] in options.TABLE.by_key:
         return domain
     key, _, suffix = domain.partition(".")
     return (
-        suffix if key in _VALUE_CHECKS and (tail == "pod" or tail.startswith("container.")) else ""
+        suffix
+        if key in options.TABLE.by_key and (tail == "pod" or tail.startswith("container."))
+        else ""
     )
 
 

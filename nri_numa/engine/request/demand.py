@@ -27,25 +27,27 @@ import msgspec
 from msgspec.structs import replace
 
 from nri_numa.engine.request.annotations import permission_of, quote_value
+from nri_numa.engine.request.options import (
+    DEFAULT_SOURCE,
+    STATIC_CPUS_SETTING_AS_SOURCE,
+    HeldCPUSlots,
+    OptionSource,
+    PlacementOptions,
+    SourceKind,
+)
 from nri_numa.engine.state import NO_CHARGE, Charge, NodeState
 from nri_numa.model.reasons import Rejection, RejectionReason
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import (
-    DEFAULT_SOURCE,
     SMT,
-    STATIC_CPUS_SETTING_AS_SOURCE,
     Bind,
     Container,
     CPUMode,
-    HeldCPUSlots,
-    OptionSource,
-    PlacementOptions,
     PodSandbox,
     Policy,
     QoSClass,
     Resources,
     Scope,
-    SourceKind,
 )
 
 SHARES_PER_CPU: Final = 1024

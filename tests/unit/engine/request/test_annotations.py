@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import StrEnum
 
 import pytest
 from msgspec.structs import replace
@@ -11,34 +12,36 @@ from nri_numa.engine.node_model import NodeModel
 from nri_numa.engine.request.annotations import (
     MAX_ANNOTATIONS,
     MAX_SUGGESTION_CHECKS,
-    OPTION_KEYS,
     OptionsResolver,
     annotated_container_names,
     check_option_level,
     check_value,
-    format_load,
     longest_list_chars,
     misspelt_prefix_sentences,
-    parse_load,
     quote_value,
     resolve_placement_options,
     unknown_container_sentence,
 )
+from nri_numa.engine.request.options import TABLE, PlacementOptions, format_load, parse_load
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.reasons import Rejection
 from nri_numa.model.settings import ALL_CPUS_AMOUNT, AnnotationPermission, CPUAmount, Rule, Settings
 from nri_numa.model.workload import (
     ALWAYS_BUSY_SCHEDULE,
     NEVER_BUSY_SCHEDULE,
+    SMT,
+    Bind,
     BusySchedule,
     Container,
-    PlacementOptions,
+    CPUMode,
+    DeviceAlignmentMode,
+    MemoryPolicy,
+    OnFailure,
     PodSandbox,
     Policy,
     QoSClass,
     Scope,
 )
-from tests.beds.option_values import OPTION_ENUMS
 from tests.machines import named as machines
 
 PREFIX = "numa.kubernetes.io"
@@ -85,10 +88,22 @@ def ours(**keys: str) -> dict[str, str]:
 # --- good ones --------------------------------------------------------------------------------
 
 
+CHOICES: dict[str, type[StrEnum]] = {
+    "bind": Bind,
+    "policy": Policy,
+    "scope": Scope,
+    "cpus": CPUMode,
+    "smt": SMT,
+    "on-failure": OnFailure,
+    "devices": DeviceAlignmentMode,
+    "mempolicy": MemoryPolicy,
+}
+
+
 @pytest.mark.parametrize(
     ("key", "value", "expected"),
     [
-        *((key, one.value, one) for key, kind in OPTION_ENUMS.items() for one in kind),
+        *((key, one.value, one) for key, kind in CHOICES.items() for one in kind),
         ("numacpu", "0-3,8", "0-3,8"),
         ("numamem", "0-1", "0-1"),
         ("load", "high", ALWAYS_BUSY_SCHEDULE),
@@ -238,7 +253,7 @@ def test_a_bad_value_is_refused_by_name(key: str, value: str, expectation: str) 
 
 
 def test_the_table_of_bad_values_covers_every_key() -> None:
-    assert {key for key, _, _ in BAD_VALUES} == set(OPTION_KEYS)
+    assert {key for key, _, _ in BAD_VALUES} == set(TABLE.keys)
 
 
 UNKNOWN_KEYS = [

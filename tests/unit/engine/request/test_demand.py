@@ -6,19 +6,21 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.engine.request.demand import Demand, compute_demand
-from nri_numa.model.workload import (
+from nri_numa.engine.request.options import (
     DEFAULT_SOURCE,
+    OptionSource,
+    PlacementOptions,
+    SourceKind,
+)
+from nri_numa.model.workload import (
     SMT,
     Bind,
     Container,
     CPUMode,
-    OptionSource,
-    PlacementOptions,
     PodSandbox,
     Policy,
     QoSClass,
     Resources,
-    SourceKind,
 )
 
 GiB = 1 << 30

@@ -29,7 +29,7 @@ from bench.beds import (
     scratch,
 )
 from bench.stats import Summary, summary, table, us
-from tests.beds.embedded_node import Node, until
+from tests.beds.embedded_node import EmbeddedNode, until
 
 RESIDENTS = (0, 100, 500)
 
@@ -180,7 +180,7 @@ def report(found: list[Measured]) -> str:
     )  # fmt: skip
 
 
-def _arrived(node: Node) -> bool:
+def _arrived(node: EmbeddedNode) -> bool:
     return all("-" not in one["mems"] for one in node.assignments().values())
 
 
@@ -196,7 +196,10 @@ def with_plan(rounds: int) -> str:
         topology = build()
         size = min(len(numa_node.cpus) for numa_node in topology.numa_nodes.values())
         for residents in (0, 100):
-            with scratch() as name, Node(Path(name), topology=topology, request_timeout=30) as node:
+            with (
+                scratch() as name,
+                EmbeddedNode(Path(name), topology=topology, request_timeout=30) as node,
+            ):
                 node.start()
                 for n in range(residents):
                     node.free(f"resident-{n}")

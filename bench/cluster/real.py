@@ -22,7 +22,7 @@ from tests.beds.kube.bed import KubeBed
 from tests.beds.kube.client import PATIENCE_S, Client, JsonObject
 from tests.beds.kube.control_plane import ControlPlane
 from tests.beds.kube.manifests import container, pod
-from tests.beds.kube.node import Node
+from tests.beds.kube.node import KubeNode
 
 NAME: Final = "bed"
 EVERY: Final = 30
@@ -49,7 +49,7 @@ def topology() -> Topology:
     return discover_topology(Path("/"))
 
 
-class _Lonely(Node):
+class _Lonely(KubeNode):
     """A node whose taint is taken off by hand: the other ones never report, so nobody else does."""
 
     def _takes_pods(self) -> bool:
@@ -69,7 +69,7 @@ class RealNode:
         node: that runs.
     """
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: KubeNode) -> None:
         self._node = node
 
     def granted(self, pods: Iterable[JsonObject]) -> dict[str, Sequence[int]]:

@@ -6,6 +6,7 @@ when somebody sleeps.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import fcntl
 import io
@@ -16,11 +17,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from nri_numa.agent.confirmations import Confirmations, WriteTarget
 from nri_numa.agent.loop import Clock
-from nri_numa.agent.reconcile import Reconciler
+from nri_numa.agent.reconcile import Reconciler, RoundResult
 from nri_numa.agent.systemd_sync import SystemdSync
+from nri_numa.config import AgentConfig
+from nri_numa.config.sections import Reconcile
 from nri_numa.machine import cgroups
 from nri_numa.machine.cgroups import (
     CgroupPlace,
@@ -33,10 +37,13 @@ from nri_numa.machine.cgroups import (
 )
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
-from nri_numa.model.workload import ContainerUpdate
+from nri_numa.model.workload import Container, ContainerUpdate, PodSandbox
 from nri_numa.observe import logs
 from tests.beds.cgroup_tree import CgroupTree
-from tests.beds.world import World
+from tests.beds.systemd_bus import SystemdBus
+from tests.beds.world import World, container, pod, resources
+
+READ_ONLY = "/cgroup: Read-only file system"
 
 
 @dataclass
@@ -164,14 +171,93 @@ class CgroupBed(Clock):
             self.tree.write(f"/pods/{container_id}", *self.world.has(container_id))
 
 
+class ConfigInForce:
+    """The configuration in force, with an interval of rounds."""
+
+    def __init__(self, interval: str) -> None:
+        self.config = AgentConfig(reconcile=Reconcile(interval=interval))
+
+
 @dataclass
-class ReconcilerBed(CgroupBed):
-    """With what compares cgroups with the node state."""
+class DriftBed(CgroupBed):
+    """With what compares cgroups with the node state.
+
+    Attributes:
+        aged: whether containers have run for an hour once `run` returns: no check is due.
+    """
+
+    aged: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.writer = Writer(self.tree, self.world)
         self.start_reconciler()
+
+    def run(self, of: PodSandbox, made: Container | None = None, has: str = "") -> None:
+        """Create a container and start it; its cgroup has what was answered, or something else."""
+        made = made or container(of)
+        made = replace(made, cgroups_path=f"/pods/{made.id}")
+        self.world.place(of, made)
+        self.settle(made.id)
+        self.world.agent.start_container(of, made)
+        if has:
+            self.tree.write(f"/pods/{made.id}", has)
+        self.world.agent.post_start_container(of, made)
+        if self.aged:
+            for container_id in self.world.live:
+                self.settle(container_id)
+            self.clock += 3600
+            self.checks.take(list(self.checks.required()))
+
+    def own(self, name: str = "own", cpus: float = 2) -> None:
+        """A pod with exclusive CPUs."""
+        of = pod(name, {"cpus": "exclusive"})
+        self.run(of, container(of, wants=resources(cpus, 1)))
+
+    def check(self) -> None:
+        """Look at the containers for which a check is due."""
+        late = tuple(self.checks.required())
+        asyncio.run(self.reconciler.reconcile(only=late))
+
+    def round(self, **options: float) -> RoundResult:
+        """Look at all containers, and tell systemd."""
+        done = asyncio.run(self.reconciler.reconcile(**options))  # type: ignore[arg-type]
+        asyncio.run(self.systemd.sync_systemd())
+        return done
+
+    def drift(self, container_id: str, cpus: str, mems: str = "") -> None:
+        """Somebody else writes a container's cgroup."""
+        self.tree.write(f"/pods/{container_id}", cpus, mems)
+
+    def drift_many(self, number: int) -> int:
+        """So many containers, all of which have drifted."""
+        names = [f"n{i:02}" for i in range(number)]
+        for name in names:
+            self.run(pod(name, {"numacpu": "1"}))
+        for name in names:
+            self.drift(f"{name}-app", "0")
+        return number
+
+    def scope(self, systemd: SystemdBus, name: str) -> str:
+        """Let systemd have made the cgroup of a container, with every CPU; gives its unit."""
+        if self.tree.version == 1:
+            pytest.skip("systemd has no property of cpusets of version 1")
+        unit, slice_ = f"cri-{name}.scope", self.tree.directory("/pods.slice")
+        slice_.mkdir(exist_ok=True)
+        (slice_ / unit).symlink_to(self.tree.directory(f"/pods/{name}"))
+        self.world.agent.containers.cgroup_places[name] = CgroupPlace(f"pods.slice:cri:{name}")
+        self.systemd._scopes = systemd.scopes
+        systemd.make(unit, AllowedCPUs="0-7", AllowedMemoryNodes="0-1")
+        return unit
+
+    def count(self, name: str) -> float:
+        return self.world.count(name)
+
+    def has(self, container_id: str) -> str:
+        return self.tree.cpus_of(f"/pods/{container_id}")
+
+    def lines(self, event: str) -> list[str]:
+        return [line for line in self.output.getvalue().splitlines() if event in line]
 
 
 @contextlib.contextmanager

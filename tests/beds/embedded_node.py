@@ -27,6 +27,7 @@ from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import NO_CPUS, CPUSet
 from nri_numa.model.machine import Topology
 from nri_numa.nri.wire.pb import nri_pb2 as pb
+from tests.beds import fault_prelude
 from tests.beds.cgroup_tree import CgroupTree
 from tests.beds.cri import poll as until
 from tests.beds.embedded.runtime import (
@@ -38,7 +39,6 @@ from tests.beds.embedded.runtime import (
 )
 from tests.beds.loop_thread import LoopThread
 from tests.beds.plugin_process import PluginProcess
-from tests.faults import prelude
 from tests.machines.named import write_sysfs
 
 PREFIX = "numa.kubernetes.io/"
@@ -84,7 +84,7 @@ class Forked:
     """A process of the fork server's, as far as `subprocess.Popen` would show it."""
 
     def __init__(self, *given: Any) -> None:
-        self._process = _FORKS.Process(target=prelude.forked, args=given, daemon=True)
+        self._process = _FORKS.Process(target=fault_prelude.forked, args=given, daemon=True)
         self._process.start()
         self.pid = self._process.pid or 0
 
@@ -106,7 +106,7 @@ class Forked:
 
 
 class FaultyPlugin(PluginProcess):
-    """A plugin whose process begins with a prelude that breaks something (see `prelude.py`).
+    """A plugin whose process begins with a prelude that breaks something (see `fault_prelude.py`).
 
     Attributes:
         fault: what to break at the next start; empty for nothing.
@@ -118,7 +118,7 @@ class FaultyPlugin(PluginProcess):
         if not self.fault:
             return super().words()
         python, _, _, *rest = super().words()
-        return [python, prelude.__file__, self.fault, *rest]
+        return [python, fault_prelude.__file__, self.fault, *rest]
 
     def _spawn(self) -> Any:
         # A clock has to jump, and rights to be missing, before anything is imported.
@@ -137,7 +137,7 @@ class Pinned:
     mems: str
 
 
-class Node(LoopThread):
+class EmbeddedNode(LoopThread):
     """One node; a context manager that ends everything it started.
 
     Args:
@@ -460,4 +460,8 @@ class Node(LoopThread):
         until(lambda: text in self.plugin.log(), f"a log line with {text!r}")
 
 
-__all__ = ["CRIError", "FaultyPlugin", "Node", "Pinned", "until"]
+__all__ = ["CRIError", "EmbeddedNode", "FaultyPlugin", "Pinned", "until"]
+
+
+THOROUGH = os.environ.get("NRI_NUMA_FAULTS") == "all"
+"""Every step and every byte, instead of a selection that takes a minute."""

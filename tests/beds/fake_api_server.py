@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from tests.beds.certificates import make_certificate
-from tests.beds.processes import Bed
+from tests.beds.processes import ProcessBed
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def status(code: int, message: str, *causes: str, **headers: str) -> Said:
     return Said(code, body, {name.replace("_", "-"): text for name, text in headers.items()})
 
 
-class FakeAPIServer(Bed):
+class FakeAPIServer(ProcessBed):
     """A context manager that listens on loopback.
 
     Args:

@@ -1,23 +1,23 @@
-"""Lives of pods drawn by a number, and what each event left behind, one line each.
+"""Lives of pods drawn by a number, and what each event left behind, a line of values each.
 
-``make recorded`` writes them down in ``tests/golden/lives``. Do that when other places are meant,
-and read the difference: it is what pods get that come after an upgrade.
+``make recorded`` writes them down in ``tests/golden/lives``, values and texts apart, and says what
+differs by class. Do that when other places are meant: the difference is what pods get that come
+after an upgrade.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
-from typing import Final
+from typing import Any, Final
 
 from msgspec.structs import replace
 
 from nri_numa.engine.decision import Admitted, Rejected
 from nri_numa.engine.explain import explanation, sentences
 from nri_numa.engine.explain.explanation import ExplanationDocument
-from nri_numa.engine.state import Allocation, ContainerKind
+from nri_numa.engine.state import Allocation
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.machine import Topology
 from nri_numa.model.settings import (
@@ -43,7 +43,7 @@ from nri_numa.model.workload import (
     Resources,
     Strategy,
 )
-from tests.beds.recorded import write_down
+from tests.beds.life_record import LifeRecord
 from tests.beds.world import GIB, World, container, pod, resources
 from tests.machines import named
 
@@ -91,9 +91,11 @@ class Life:
         settings = self._settings(topology)
         self.world = World(topology, settings)
         self.world.synchronize()
-        self.lines = [f"settings: {', '.join(recorded_settings(settings))}"]
-        self._had: dict[str, str] = {"kept for pods": ""}
+        self.record = LifeRecord()
+        self.record.add("0 settings", settings=list(recorded_settings(settings)))
+        self._had: dict[str, dict[str, Any]] = {}
         self._number = 0
+        self._event = 1
 
     def _settings(self, topology: Topology) -> Settings:
         random = self._random
@@ -145,11 +147,12 @@ class Life:
             else QuotasAndPoolFloor(),
         )
 
-    def lived(self) -> list[str]:
+    def live(self) -> LifeRecord:
+        """Let all happen, and return what was recorded."""
         events = (
             *((self._create, 11), (self._stop, 4), (self._resize, 4), (self._restart, 1)),
-            *((self._sets_a_cpuset, 1), (self._drain, 1), (self._loses_the_checkpoint, 1)),
-            *((self._granted, 1), (self._in_a_gap, 1)),
+            *((self._set_cpuset, 1), (self._drain, 1), (self._lose_checkpoint, 1)),
+            *((self._grant, 1), (self._create_unseen, 1)),
         )
         some = [event for event, _ in events]
         weights = [weight for _, weight in events]
@@ -158,8 +161,23 @@ class Life:
             if self.world.live or event == self._create:
                 event()
                 self._look()
+                self._event += 1
         self._explain()
-        return self.lines
+        return self.record
+
+    def _record(self, event: str, container_id: str = "", *texts: str, **values: object) -> None:
+        about = f"{self._event} {event} {container_id}".rstrip()
+        self.record.add(about, *texts, event=event, container=container_id, **values)
+
+    def _record_answer(
+        self, event: str, container_id: str, asked: str, rejected: Rejected | None, **values: object
+    ) -> None:
+        verdict, reason, text = "admitted", "", ""
+        if rejected is not None:
+            verdict, reason, text = "rejected", rejected.reason, rejected.message
+        self._record(
+            event, container_id, text, asked=asked, verdict=verdict, reason=reason, **values
+        )
 
     def _explain(self) -> None:
         """What is told of the first and the last container and of a refusal, and all notices."""
@@ -170,51 +188,65 @@ class Life:
             )
             for _, one in sorted(agent.current.state.allocations.items())
         ]
-        refused = [
+        rejected = [
             explanation.explain_rejection(
                 agent.history.explanation_of_rejection(one), one.reason, one.message
             )
             for one in agent.history.rejections
         ]
-        for document in self._told_at_the_end(documents, refused):
-            self.lines.append("explained:")
-            self.lines += [f"    {line}" for line in sentences.render_text(document).splitlines()]
-        self.lines.append("noted:")
+        for document in self._documents_of_the_end(documents, rejected):
+            text = sentences.render_text(document)
+            self.record.add(f"explained {document['pod']}/{document['container']}", text)
         for one in agent.history.notices.notices_after():
             who = f"{one.pod}/{one.container}"
-            self.lines.append(
-                f"    {one.notice_kind} {who} {one.count}: {one.reason} {one.message}".rstrip()
+            self.record.add(
+                f"notice {one.notice_kind} {who}",
+                one.message,
+                notice=one.notice_kind,
+                container=who,
+                count=one.count,
+                reason=one.reason,
             )
 
-    def _told_at_the_end(
-        self, documents: list[ExplanationDocument], refused: list[ExplanationDocument]
+    def _documents_of_the_end(
+        self, documents: list[ExplanationDocument], rejected: list[ExplanationDocument]
     ) -> list[ExplanationDocument]:
-        return [*documents[:1], *documents[-1:], *refused[-1:]]
+        return [*documents[:1], *documents[-1:], *rejected[-1:]]
 
     def _look(self) -> None:
-        """Whatever is other than it was, and the shared pool."""
+        """Record what is other than it was: containers, and the node's pool and reservations."""
         self.world.check()
-        state = self.world.agent.current.state
+        current = self.world.agent.current
         now = {
-            i: f"{_allocation(state.allocations[i])} | {self._runs_on(i)}"
-            for i in sorted(self.world.live)
+            i: {**_values_of(current.state.allocations[i]), "runs_on": self._runs_on(i)}
+            for i in self.world.live
         }
-        now["pool"] = str(self.world.agent.current.desired.pool)
-        now["kept for pods"] = "; ".join(
-            f"{uid} {one.affinity}{'' if one.affinity_is_preferred else ' not preferred'}"
-            for uid, one in sorted(state.pods.items())
-            if one.affinity is not None
-        )
+        now["node"] = {
+            "pool": str(current.desired.pool),
+            "reserved": {
+                uid: [str(one.affinity), one.affinity_is_preferred]
+                for uid, one in sorted(current.state.pods.items())
+                if one.affinity is not None
+            },
+        }
         for name in sorted(now.keys() | self._had.keys()):
-            if now.get(name) != self._had.get(name):
-                self.lines.append(f"    {name}: {now.get(name, 'gone')}")
+            had, has = self._had.get(name), now.get(name)
+            if has is None:
+                self.record.add(f"{self._event} {name}", gone=True)
+            elif has != had:
+                reason, moved = "", None
+                if name in self.world.live:
+                    reason = current.state.allocations[name].reason
+                    moved = (had is not None and _place(had) != _place(has)) or None
+                self.record.add(f"{self._event} {name}", reason, **has, moved=moved)
         self._had = now
 
-    def _runs_on(self, container_id: str) -> str:
+    def _runs_on(self, container_id: str) -> list[object]:
+        """CPUs, memory nodes and quota that the runtime has."""
         has = self.world.live[container_id].resources
         pool = self.world.agent.current.desired.pool
         cpus = "the pool" if has.cpus == str(pool) else has.cpus or "all"
-        return f"runs on {cpus}/{has.mems or 'all'} quota {has.cpu_quota}"
+        return [cpus, has.mems or "all", has.cpu_quota]
 
     def _wishes(self) -> dict[str, str]:
         random = self._random
@@ -288,18 +320,18 @@ class Life:
     def _create(self) -> None:
         of, made, asked = self._new()
         answer = self.world.create(of, made)
-        said = _refused(answer) if isinstance(answer, Rejected) else ""
-        self.lines.append(f"create {made.id}: {asked} {said}".rstrip())
-        self._answered(answer)
+        rejected = answer if isinstance(answer, Rejected) else None
+        self._record_answer("create", made.id, asked, rejected)
+        self._record_adjustment(made.id, answer)
 
-    def _answered(self, answer: Admitted | Rejected | None) -> None:
-        """More of an answer, where a life tells more."""
+    def _record_adjustment(self, container_id: str, answer: Admitted | Rejected | None) -> None:
+        """Record more of an answer, in a life that has more."""
 
-    def _in_a_gap(self) -> None:
+    def _create_unseen(self) -> None:
         of, made, asked = self._new()
         self.world.meet(of, made)
         self.world.synchronize()
-        self.lines.append(f"created while nobody looked, {made.id}: {asked}")
+        self._record("missed-start", made.id, asked=asked)
 
     def _pick(self) -> str:
         return self._random.choice(sorted(self.world.live))
@@ -308,32 +340,31 @@ class Life:
         one = self._pick()
         of = self.world.live[one].pod_id
         self.world.stop(one)
-        self.lines.append(f"stop {one}")
-        if of in self.world.pods and all(c.pod_id != of for c in self.world.live.values()):
+        last = of in self.world.pods and all(c.pod_id != of for c in self.world.live.values())
+        if last:
             self.world.remove_pod(self.world.pods[of])
-            self.lines[-1] += ", the last of its pod"
+        self._record("stop", one, pod_removed=last or None)
 
     def _resize(self) -> None:
         one = self._pick()
         cpus, memory = self._size()
-        refused = self.world.update(one, resources(cpus, memory))
-        said = _refused(refused) if refused else ""
-        self.lines.append(f"resize {one} to {cpus:g} CPUs {memory:g} GiB {said}".rstrip())
+        rejected = self.world.update(one, resources(cpus, memory))
+        self._record_answer("resize", one, f"{cpus:g} CPUs {memory:g} GiB", rejected)
 
     def _restart(self) -> None:
         self.world.restart()
-        self.lines.append("restart")
+        self._record("restart")
 
-    def _loses_the_checkpoint(self) -> None:
+    def _lose_checkpoint(self) -> None:
         self.world.restart(lost=True)
-        self.lines.append("restart without the checkpoint")
+        self._record("restart-without-checkpoint")
 
-    def _sets_a_cpuset(self) -> None:
+    def _set_cpuset(self) -> None:
         one = self._pick()
         allowed = sorted(self.world.topology.allowed)
         text = str(CPUSet(allowed[: self._random.choice((1, 2, 4))]))
         self.world.update(one, Resources(cpus=text))
-        self.lines.append(f"somebody sets {one} to {text}")
+        self._record("set-cpuset", one, asked=text)
 
     def _drain(self) -> None:
         numa_node = self._random.choice(sorted(self.world.topology.numa_nodes))
@@ -344,15 +375,15 @@ class Life:
                 replace(self.world.agent.current.machine, settings=self.world.settings)
             )
         )
-        self.lines.append(f"NUMA node {numa_node} is worth {factor:g}")
+        self._record("capacity-factor", asked=f"NUMA node {numa_node}: {factor:g}")
 
-    def _granted(self) -> None:
+    def _grant(self) -> None:
         pool = sorted(self.world.agent.current.desired.pool)
         if len(pool) < 4:
             return
         text = str(CPUSet(pool[-1:]))
         self.world.kubelet({("of-the-kubelet", "c"): text}, reserved="0")
-        self.lines.append(f"the kubelet grants {text}")
+        self._record("kubelet-grant", asked=text)
 
 
 class OddLife(Life):
@@ -475,37 +506,38 @@ class OddLife(Life):
         one = self._pick()
         wants, _ = self._wants()
         wants = replace(wants, hugepages={})
-        refused = self.world.update(one, wants)
-        said = f"refused: {refused.reason}: {refused.message}" if refused else ""
-        self.lines.append(f"resize {one} to {_resources(wants)} {said}".rstrip())
+        rejected = self.world.update(one, wants)
+        self._record_answer("resize", one, _resources(wants), rejected)
 
-    def _answered(self, answer: Admitted | Rejected | None) -> None:
+    def _record_adjustment(self, container_id: str, answer: Admitted | Rejected | None) -> None:
         if isinstance(answer, Admitted):
-            told = answer.adjustment
-            words = [f"{key}={value}" for key, value in sorted(told.env.items())]
-            self.lines += [f"    told {' '.join(words)}"] if words else []
-            if told.memory_policy is not None:
-                self.lines.append(f"    memory policy {told.memory_policy}")
-            self.lines += [f"    warned: {one}" for one in answer.warnings]
+            adjustment, policy = answer.adjustment, answer.adjustment.memory_policy
+            self.record.add(
+                f"{self._event} adjustment {container_id}",
+                *answer.warnings,
+                env=dict(sorted(adjustment.env.items())),
+                memory_policy=None if policy is None else str(policy),
+                warnings=len(answer.warnings) or None,
+            )
 
-    def _told_at_the_end(
-        self, documents: list[ExplanationDocument], refused: list[ExplanationDocument]
+    def _documents_of_the_end(
+        self, documents: list[ExplanationDocument], rejected: list[ExplanationDocument]
     ) -> list[ExplanationDocument]:
-        return [*documents[:4], *refused[-2:]]
+        return [*documents[:4], *rejected[-2:]]
 
     def _explain(self) -> None:
         super()._explain()
-        self.lines.append("stored:")
-        for key, document in sorted(self.world.store.documents.items()):
-            self.lines.append(f"    {key} {json.dumps(document, sort_keys=True)}")
-        self.lines.append("counted:")
+        for key, stored in sorted(self.world.store.documents.items()):
+            document = dict(sorted(stored.items()))
+            text, nodes = document.pop("reason", ""), document.pop("numa", None)
+            self.record.add(f"stored {key}", str(text), numa_nodes=nodes, **document)
         for metric in self.world.metrics.registry.collect():
             for name, labels, value, *_ in metric.samples:
                 if name in _OF_THE_PROCESS or not name.endswith("_total") or not value:
                     continue
                 if name.startswith("nri_numa"):
                     which = " ".join(f"{key}={each}" for key, each in sorted(labels.items()))
-                    self.lines.append(f"    {name} {which} {value:g}")
+                    self.record.add(f"counter {name} {which}".rstrip(), total=value)
 
 
 def _page_sizes(topology: Topology) -> list[int]:
@@ -517,10 +549,6 @@ def _resources(one: Resources) -> str:
     words.append(f"memory {one.memory_limit}")
     words += [f"{size}: {amount}" for size, amount in one.hugepages.items()]
     return " ".join(words)
-
-
-def _refused(one: Rejected) -> str:
-    return f"refused: {one.reason}: {one.message.partition(', container ')[2]}"
 
 
 RECORDED_SETTINGS: Final = {
@@ -546,31 +574,30 @@ def recorded_settings(settings: Settings) -> Iterator[str]:
             yield known if is_long else f"{known}={value}"
 
 
-def _allocation(one: Allocation) -> str:
-    words: list[object] = [one.kind, one.cpus or "-"]
-    if one.idle_siblings:
-        words.append(f"idle {one.idle_siblings}")
-    if one.exclusive and one.kind is not ContainerKind.EXCLUSIVE:
-        words.append("owned")
-    words.append(f"numa {one.numa_nodes or '-'} mems {one.mems or '-'} {one.policy} {one.smt}")
-    if not one.aligned:
-        words.append("not preferred")
-    if one.foreign_cpus:
-        words.append(f"pinned {one.foreign_cpus}")
-    if one.lifted_quota is not None:
-        words.append(f"lifted {one.lifted_quota}")
-    if one.reason:
-        words.append(f"({one.reason})")
-    for i, charge in sorted(one.charges.items()):
-        pages = "".join(f" {size}:{each / GIB:g}G" for size, each in charge.hugepages.items())
-        words.append(f"[{i}: {charge.cpu_milli}m {charge.memory / GIB:g}G{pages}]")
-    return " ".join(map(str, words))
+def _place(values: dict[str, Any]) -> tuple[object, object]:
+    return values["cpus"], values["mems"]
 
 
-def told(name: str) -> list[str]:
+def _values_of(one: Allocation) -> dict[str, Any]:
+    return {
+        "kind": one.kind,
+        "cpus": str(one.cpus),
+        "numa_nodes": str(one.numa_nodes),
+        "mems": str(one.mems),
+        "aligned": one.aligned,
+        "idle_siblings": str(one.idle_siblings),
+        "exclusive": one.exclusive or None,
+        "policy": one.policy,
+        "smt": one.smt,
+        "foreign_cpus": str(one.foreign_cpus),
+        "lifted_quota": one.lifted_quota,
+        "charges": {
+            i: [charge.cpu_milli, charge.memory, dict(charge.hugepages)]
+            for i, charge in sorted(one.charges.items())
+        },
+    }
+
+
+def record_life(name: str) -> LifeRecord:
     """What became of one of `LIVES`."""
-    return (Life if int(name.partition("-")[0]) < _ODD else OddLife)(name).lived()
-
-
-if __name__ == "__main__":
-    write_down(RECORDED, LIVES, told)
+    return (Life if int(name.partition("-")[0]) < _ODD else OddLife)(name).live()

@@ -11,7 +11,7 @@ from typing import Any
 from nri_numa.model.machine import Topology
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from tests.beds.embedded.runtime import CRIError
-from tests.beds.embedded_node import Node, limits, pod_message, until
+from tests.beds.embedded_node import EmbeddedNode, limits, pod_message, until
 from tests.beds.plugin_process import free_port
 
 
@@ -22,7 +22,7 @@ class PageNode:
         url: of the page; the same after the agent was started again, so that a tab finds it.
     """
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: EmbeddedNode) -> None:
         self._node, self.do = node, node.call
         self.runtime, self.plugin = node.runtime, node.plugin
         self.topology, self.machine = node.topology, node.sysfs_root
@@ -83,6 +83,8 @@ def page_node(topology: Topology, config: Mapping[str, Any] | None = None) -> It
     """A node whose agent is not started yet; gone afterwards."""
     with (
         tempfile.TemporaryDirectory(prefix="nri-numa-page-") as directory,
-        Node(Path(directory), topology=topology, config=config, mirrored=False, version=2) as node,
+        EmbeddedNode(
+            Path(directory), topology=topology, config=config, mirrored=False, version=2
+        ) as node,
     ):
         yield PageNode(node)

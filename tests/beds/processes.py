@@ -25,7 +25,7 @@ def prioritize(pid: int, nice: int) -> None:
         Path(f"/proc/{pid}/autogroup").write_text(str(nice))
 
 
-class Bed(abc.ABC):
+class ProcessBed(abc.ABC):
     """Starts on entry and is closed at the end, also where the start fails."""
 
     @abc.abstractmethod
@@ -48,7 +48,7 @@ class Bed(abc.ABC):
         self.close()
 
 
-class Daemon(Bed):
+class Daemon(ProcessBed):
     """A program that writes into a log file: started, asked whether it lives, and ended by its id.
 
     Args:

@@ -9,7 +9,7 @@ import shlex
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 
 class TestbedUnavailable(RuntimeError):
@@ -21,6 +21,16 @@ class TestbedUnavailable(RuntimeError):
         self.what = what
         self.remedy = remedy
         super().__init__(f"{what}; {remedy}")
+
+
+def skip_or_fail(error: object, *beds: str) -> NoReturn:
+    """Skip a test, or fail it where ``NRI_NUMA_REQUIRE_`` one of the beds is set."""
+    import pytest  # guests have none
+
+    for name in (f"NRI_NUMA_REQUIRE_{bed}" for bed in beds):
+        if os.environ.get(name) == "1":
+            pytest.fail(f"{name}=1, but {error}", pytrace=False)
+    pytest.skip(str(error))
 
 
 def cache_dir() -> Path:

@@ -137,7 +137,7 @@ def smaller(file: Path) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bed:
+class ScreenshotBed:
     """A machine, its pods, and the pictures: name, width, dark or not, what is chosen.
 
     With ``busy`` the machine says how busy its CPUs are, which takes most of a minute.
@@ -152,13 +152,13 @@ class Bed:
 
 PAGES = {2 << 20: 4 * GIB}
 BEDS = (
-    Bed(
+    ScreenshotBed(
         topology=build_synthetic_topology(sockets=1, numa_per_socket=1, memory_gib=32),
         reserved="0",
         populate=one,
         pictures=(("page-1", 1280, False, nothing), ("page-1-narrow", 375, False, nothing)),
     ),
-    Bed(
+    ScreenshotBed(
         topology=build_synthetic_topology(
             cores_per_numa=8, cores_per_l3=4, memory_gib=64, hugepages=PAGES, offline=CPUSet([31])
         ),
@@ -171,7 +171,7 @@ BEDS = (
         ),
         busy=True,
     ),
-    Bed(
+    ScreenshotBed(
         topology=build_synthetic_topology(
             numa_per_socket=8,
             cores_per_numa=8,
@@ -186,7 +186,7 @@ BEDS = (
             ("page-16-dark", 1440, True, row("hpc-0")),
         ),
     ),
-    Bed(
+    ScreenshotBed(
         topology=build_synthetic_topology(
             sockets=8, numa_per_socket=8, cores_per_numa=8, memory_gib=32
         ),

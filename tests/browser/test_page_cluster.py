@@ -10,8 +10,8 @@ import pytest
 from tests.beds.axe import axe_source, findings
 from tests.beds.browser import Page
 from tests.beds.cluster_page import ClusterPage, cluster_page
+from tests.beds.objects import PREFIX, topology
 from tests.checks.page_expressions import STICKING_OUT, fill
-from tests.unit.scheduler.objects import PREFIX, topology
 
 pytestmark = pytest.mark.browser
 

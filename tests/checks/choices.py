@@ -32,7 +32,6 @@ from nri_numa.model.settings import (
 )
 from nri_numa.model.workload import ALWAYS_BUSY_SCHEDULE, NEVER_BUSY_SCHEDULE, SMT, BusySchedule
 from tests.beds.lives import recorded_settings
-from tests.beds.recorded import write_down
 from tests.machines import named
 
 RECORDED: Final = Path(__file__).parents[1] / "golden" / "choices"
@@ -145,7 +144,3 @@ def _answer(found: ChosenCPUs | NotEnoughCPUs | SMTMisaligned) -> str:
         per_numa = " ".join(f"{i}:{count}" for i, count in sorted(found.per_numa.items()))
         return f"{found.free_cpus or 'none'} could be had, {found.current_count} held, {per_numa}"
     return f"whole cores: {found.available or 'none'}"
-
-
-if __name__ == "__main__":
-    write_down(RECORDED, MACHINES, told)

@@ -17,7 +17,6 @@ from nri_numa.engine.request.options import TABLE, PlacementOptions
 from nri_numa.model.reasons import Rejection, RejectionReason
 from nri_numa.model.settings import AnnotationPermission, OnDenied, Rule, Settings
 from nri_numa.model.workload import Container, PodSandbox, QoSClass, Resources
-from tests.beds.recorded import write_down
 
 RECORDED: Final = Path(__file__).parents[1] / "golden" / "requested"
 KINDS: Final = ("one-key", "many-keys", "levels", "amounts", "slots")
@@ -234,7 +233,3 @@ def _answer(pod: PodSandbox, found: object) -> str:
             text = str(value).replace("busy_intervals=", "busy=").replace("BusySchedule(", "Load(")
             words.append(f"{RECORDED_NAMES.get(name, name)}={_short(text)}")
     return " ".join(words)
-
-
-if __name__ == "__main__":
-    write_down(RECORDED, KINDS, told)

@@ -18,7 +18,6 @@ from nri_numa.engine.align.hints import DeviceDemand, HintProvider, ResourceDema
 from nri_numa.engine.align.policies import Alignment, AlignmentRequest, align_demands
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.workload import Device, DeviceRequest, Policy
-from tests.beds.recorded import write_down
 from tests.checks.merge_cases import additive_case, distances, random_case
 
 RECORDED: Final = Path(__file__).parents[1] / "golden" / "searches"
@@ -114,7 +113,3 @@ def _outcome(found: Alignment) -> str:
     if not found.exact:
         words.append("not exact")
     return " ".join([*words, f"after {found.search_steps} steps"])
-
-
-if __name__ == "__main__":
-    write_down(RECORDED, KINDS, told)

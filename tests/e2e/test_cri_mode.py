@@ -17,23 +17,23 @@ from nri_numa.cri.client import CRIClient
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.workload import ContainerUpdate
 from tests.beds.containerd import Containerd
+from tests.beds.containerds import ContainerdBeds, start_plugins, without_pods
 from tests.beds.cri import CRI, MIB, Container, Seen, guaranteed, poll
 from tests.beds.plugin_process import StartPlugin
-from tests.e2e.conftest import Beds, starting, without_pods
 from tests.machines.cpus import FIRST, LAST, MACHINE, NO_CPU
 
 pytestmark = pytest.mark.e2e
 
 
 @pytest.fixture
-def bed(request: pytest.FixtureRequest, beds: Beds, series: str) -> Iterator[Containerd]:
+def bed(request: pytest.FixtureRequest, beds: ContainerdBeds, series: str) -> Iterator[Containerd]:
     """A running containerd without pods, whose NRI is off."""
     yield from without_pods(request, beds, series, nri=False)
 
 
 @pytest.fixture
 def start(request: pytest.FixtureRequest, bed: Containerd) -> Iterator[StartPlugin]:
-    yield from starting(request, bed)
+    yield from start_plugins(request, bed)
 
 
 def over_cri(containerd: Containerd) -> dict[str, object]:

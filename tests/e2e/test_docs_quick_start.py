@@ -47,7 +47,7 @@ sys.exit(code)
 """
 
 
-class Node:
+class QuickStartNode:
     """What a kubelet and systemd would do, as far as the page asks for it."""
 
     def __init__(self, containerd: Containerd, checkout: Path) -> None:
@@ -150,7 +150,7 @@ def test_every_block_of_the_quick_start(containerd: Containerd, tmp_path: Path) 
     checkout = make_checkout(tmp_path)
     directory = Path(containerd.directory, "quick-start")
     with Containerd(containerd.binaries, directory, nri=False) as bed:
-        node = Node(bed, checkout)
+        node = QuickStartNode(bed, checkout)
         address = bed.directory / "ask.sock"
         shims = {
             name: _SHIM.format(python=sys.executable, address=str(address), name=name)

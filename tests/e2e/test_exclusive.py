@@ -10,9 +10,9 @@ import pytest
 
 from nri_numa.model.cpuset import CPUSet
 from tests.beds.containerd import Containerd
+from tests.beds.containerds import insist_on_refusal
 from tests.beds.cri import CRI, QoS, Resources, burstable, guaranteed, poll
 from tests.beds.plugin_process import PluginProcess, StartPlugin
-from tests.e2e.conftest import refused
 from tests.machines.cpus import LAST, MACHINE
 
 pytestmark = pytest.mark.e2e
@@ -122,7 +122,7 @@ def test_an_owner_that_exits_by_itself_has_its_cpus_again(cri: CRI, plugin: Plug
 def test_listed_cpus_of_an_owner_are_refused(cri: CRI, plugin: PluginProcess) -> None:
     owner = cri.owner()
     taken = cri.first_line(owner).cpus
-    said = refused(cri, "thief", numacpu=taken)
+    said = insist_on_refusal(cri, "thief", numacpu=taken)
     assert all(words in said for words in ("numacpu", taken, "default/owner/main"))
 
 

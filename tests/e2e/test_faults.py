@@ -12,6 +12,7 @@ import pytest
 
 from nri_numa.model.cpuset import CPUSet
 from tests.beds.containerd import Containerd
+from tests.beds.containerds import insist_on_refusal
 from tests.beds.cri import (
     BEST_EFFORT,
     CRI,
@@ -22,9 +23,8 @@ from tests.beds.cri import (
     poll,
     with_cpus,
 )
+from tests.beds.link_thread import LinkThread
 from tests.beds.plugin_process import PluginProcess
-from tests.e2e.conftest import refused
-from tests.e2e.test_nri_link import Plugin
 from tests.machines.cpus import MACHINE
 
 pytestmark = pytest.mark.e2e
@@ -47,7 +47,7 @@ def test_a_plugin_that_hangs_is_dropped_and_comes_back(cri: CRI, plugin: PluginP
     assert CPUSet.parse(cri.first_line(missed).cpus) == MACHINE
     cri.settles(missed, listed)
     assert cri.cpus(owner) == own
-    refused(cri, "late", numacpu=str(own))
+    insist_on_refusal(cri, "late", numacpu=str(own))
 
 
 @pytest.mark.parametrize("lost", ["checkpoint", "directory"])
@@ -86,7 +86,7 @@ def test_a_creation_that_another_plugin_spoils_is_said(
     containerd: Containerd, cri: CRI, plugin: PluginProcess
 ) -> None:
     """Both set the cpuset: the runtime fails the creation, and tells neither of them why."""
-    shared, other = cri.pod("shared"), Plugin(containerd)
+    shared, other = cri.pod("shared"), LinkThread(containerd)
     try:
         other.wait_active()
         pod = cri.run_pod("torn", annotations={**asks(cpus="exclusive"), "cpus": "0"})

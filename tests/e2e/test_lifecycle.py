@@ -12,9 +12,9 @@ import pytest
 
 from nri_numa.model.cpuset import NO_CPUS, CPUSet
 from tests.beds.containerd import Containerd
+from tests.beds.containerds import insist_on_refusal
 from tests.beds.cri import CRI, Container, CRIError, QoS, Resources, burstable, guaranteed, poll
 from tests.beds.plugin_process import PluginProcess
-from tests.e2e.conftest import refused
 from tests.machines.cpus import MACHINE
 
 pytestmark = [pytest.mark.e2e, pytest.mark.every_series]
@@ -26,7 +26,7 @@ MANY = min(2, len(MACHINE) - 1)
 
 
 @dataclass
-class Node:
+class LifecyclePods:
     """Three pods that stand for all: an owner, one with a list, one that shares."""
 
     owner: Container
@@ -35,7 +35,7 @@ class Node:
     seen: list[CPUSet] = field(default_factory=list)
 
     @classmethod
-    def create(cls, cri: CRI) -> Node:
+    def create(cls, cri: CRI) -> LifecyclePods:
         shared = cri.run(cri.run_pod("shared", qos=QoS.BURSTABLE), resources=burstable(0.5))
         listed = cri.pod("listed", **LISTED)
         owner = cri.owner()
@@ -51,7 +51,7 @@ class Node:
     def check(self, cri: CRI) -> None:
         """Nobody moved, and nobody gets what the owner has."""
         assert self.now(cri) == self.seen
-        refused(cri, "late", numacpu=str(self.seen[0]))
+        insist_on_refusal(cri, "late", numacpu=str(self.seen[0]))
         assert self.now(cri) == self.seen
         # Of a pod older than its runtime no stop is reported: the cgroup that is gone shows it.
         cri.remove_pod(self.owner.pod)
@@ -61,7 +61,7 @@ class Node:
 @pytest.mark.core
 @pytest.mark.parametrize("kill", [False, True], ids=["sigterm", "sigkill"])
 def test_plugin_restart_moves_nothing(cri: CRI, plugin: PluginProcess, kill: bool) -> None:
-    node = Node.create(cri)
+    node = LifecyclePods.create(cri)
     plugin.restart(kill=kill)
     assert node.now(cri) == node.seen
     plugin.restart(kill=kill)
@@ -144,7 +144,7 @@ def test_containerd_restart_loses_nothing(
     containerd: Containerd, cri: CRI, plugin: PluginProcess, kill: bool
 ) -> None:
     """The plugin comes back by itself, its process untouched, and goes on where it was."""
-    node = Node.create(cri)
+    node = LifecyclePods.create(cri)
     process = plugin.pid
     if kill:
         containerd.kill()
@@ -194,7 +194,7 @@ def test_a_failed_start_keeps_its_cpus_for_its_pod_alone(cri: CRI, plugin: Plugi
     assert len(own) == 1
     with pytest.raises(CRIError, match="missing"):
         cri.start(failed)
-    refused(cri, "late", numacpu=str(own))
+    insist_on_refusal(cri, "late", numacpu=str(own))
     again = cri.run(pod, resources=guaranteed(1), attempt=1)
     assert cri.cpus(again) == own
     cri.stop(again)

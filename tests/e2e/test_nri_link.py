@@ -2,87 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
-from nri_numa.model.workload import Container, PodSandbox
-from nri_numa.nri.link import LinkSettings, NRILink
-from nri_numa.nri.wire.versions import AGENT_EVENTS
-from nri_numa.runtime import LinkState, PushResult
 from tests.beds.containerd import Containerd
 from tests.beds.cri import CRI, Resources, allowed, poll
-from tests.beds.recording_plugin import Created, RecordingPlugin, adjusted, update
+from tests.beds.link_thread import LinkThread
 
 pytestmark = [pytest.mark.e2e, pytest.mark.every_series]
 
-_T = TypeVar("_T")
-
-
-def created(pod: PodSandbox, container: Container) -> Created:
-    """Pins to the CPUs in annotation ``cpus``, with as long a note as ``note`` says."""
-    wanted = pod.annotations
-    return adjusted(wanted.get("cpus", ""), note="n" * int(wanted.get("note", "0")))
-
-
-class Plugin:
-    """A link that runs in a thread with a loop of its own."""
-
-    def __init__(self, containerd: Containerd) -> None:
-        self.handler = RecordingPlugin(create_container=created)
-        self._containerd = containerd
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
-        self.link: NRILink = self.call(self._make())
-        self._run: asyncio.Task[None] = self.call(self._start())
-
-    async def _make(self) -> NRILink:
-        settings = LinkSettings(
-            name="link-test",
-            index="50",
-            socket_path=str(self._containerd.nri_socket),
-            events=AGENT_EVENTS,
-            push_interval=0.05,
-            # Pushes in the middle of everything: that they lock nothing is what is tried.
-            quiet_seconds=0.0,
-        )
-        return NRILink(self.handler, settings)
-
-    async def _start(self) -> asyncio.Task[None]:
-        return asyncio.create_task(self.link.run())
-
-    async def _stop(self) -> None:
-        self._run.cancel()
-        await asyncio.wait({self._run})
-
-    def call(self, work: Coroutine[Any, Any, _T], timeout_s: float = 180.0) -> _T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
-
-    def wait_active(self) -> None:
-        poll(lambda: self.link.state is LinkState.ACTIVE, f"active, {self.handler.states}")
-
-    def push(self, wanted: dict[str, str]) -> PushResult:
-        async def work() -> PushResult:
-            return await self.link.push_updates([update(*each) for each in wanted.items()])
-
-        return self.call(work())
-
-    def close(self) -> None:
-        self.call(self._stop())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
-        self._loop.close()
-
 
 @contextmanager
-def linked(containerd: Containerd) -> Iterator[Plugin]:
-    plugin = Plugin(containerd)
+def linked(containerd: Containerd) -> Iterator[LinkThread]:
+    plugin = LinkThread(containerd)
     try:
         plugin.wait_active()
         yield plugin
@@ -92,12 +29,12 @@ def linked(containerd: Containerd) -> Iterator[Plugin]:
 
 
 @pytest.fixture
-def link(containerd: Containerd) -> Iterator[Plugin]:
+def link(containerd: Containerd) -> Iterator[LinkThread]:
     with linked(containerd) as plugin:
         yield plugin
 
 
-def test_a_long_answer_arrives_whole(cri: CRI, link: Plugin) -> None:
+def test_a_long_answer_arrives_whole(cri: CRI, link: LinkThread) -> None:
     """100 kB leave as one frame of 4,096 bytes and one for the rest, as the Go side wants it."""
     pod = cri.run_pod(annotations={"cpus": "1", "note": "100000"})
     container = cri.run(pod)
@@ -105,7 +42,7 @@ def test_a_long_answer_arrives_whole(cri: CRI, link: Plugin) -> None:
     assert cri.first_line(container).cpus == "1"
 
 
-def test_every_event_of_a_life_is_seen(cri: CRI, link: Plugin) -> None:
+def test_every_event_of_a_life_is_seen(cri: CRI, link: LinkThread) -> None:
     pod = cri.run_pod()
     container = cri.run(pod)
     cri.update(container, Resources(shares=512))
@@ -135,7 +72,7 @@ def test_a_picture_of_many_megabytes_is_taken(containerd: Containerd, cri: CRI) 
         assert cri.first_line(cri.run(cri.run_pod(annotations={"cpus": "1"}))).cpus == "1"
 
 
-def test_pushes_arrive_and_never_lock_the_runtime(cri: CRI, link: Plugin) -> None:
+def test_pushes_arrive_and_never_lock_the_runtime(cri: CRI, link: LinkThread) -> None:
     """Pushes and CRI updates at once; with plain UpdateContainers 2.1.9 hangs within 3 s."""
     pod = cri.run_pod()
     pushed = [cri.run(pod, f"pushed{i}") for i in range(3)]

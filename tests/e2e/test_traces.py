@@ -10,20 +10,19 @@ import pytest
 from tests.beds.containerd import Containerd, find_binaries
 from tests.beds.cri import poll
 from tests.beds.plugin_process import StartPlugin
-from tests.beds.testbed import TestbedUnavailable
-from tests.e2e.conftest import unavailable
-from tests.integration.test_traces import receiving
+from tests.beds.testbed import TestbedUnavailable, skip_or_fail
+from tests.beds.trace_receiver import receive_traces
 
 
 @pytest.mark.e2e
 def test_a_decision_is_below_the_request_in_the_trace_of_containerd() -> None:
-    with tempfile.TemporaryDirectory(prefix="nri-numa-e2e-") as name, receiving() as receiver:
+    with tempfile.TemporaryDirectory(prefix="nri-numa-e2e-") as name, receive_traces() as receiver:
         try:
             bed = Containerd(find_binaries(), Path(name))
             bed.spans_to = receiver.url
             bed.start()
         except TestbedUnavailable as error:
-            unavailable(error)
+            skip_or_fail(error, "E2E")
         with bed:
             start = StartPlugin(bed.directory, bed.nri_socket)
             plugin = start({"publish": {"otlpEndpoint": receiver.url}})

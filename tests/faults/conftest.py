@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.beds.embedded_node import Node
-
-THOROUGH = os.environ.get("NRI_NUMA_FAULTS") == "all"
-"""Every step and every byte, instead of a selection that takes a minute."""
+from tests.beds.embedded_node import EmbeddedNode
 
 
 @pytest.fixture
-def bare(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Node]:
+def bare(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[EmbeddedNode]:
     """A node without pods; the plugin is not started yet."""
-    with Node(tmp_path, **getattr(request, "param", {})) as node:
+    with EmbeddedNode(tmp_path, **getattr(request, "param", {})) as node:
         yield node
 
 
 @pytest.fixture
-def node(bare: Node) -> Node:
+def node(bare: EmbeddedNode) -> EmbeddedNode:
     """With the plugin, and a container of each sort."""
     bare.start()
     bare.four()

@@ -21,9 +21,9 @@ from nri_numa.dra.handover import ClaimFileRequester, ClaimFileResponder
 from nri_numa.engine.node_model import NodeModel
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.settings import Settings
+from tests.beds.fault_prelude import BrokenOS
+from tests.beds.resource_claims import DRIVER, UID, claim, result
 from tests.beds.world import agent_of
-from tests.faults.prelude import BrokenOS
-from tests.unit.dra.test_claims import DRIVER, UID, claim, result
 
 STEPS = ("open", "fsync", "replace", "unlink", "makedirs")
 LIFE = ("load", "prepare", "prepare", "unprepare")

@@ -19,7 +19,7 @@ import pytest
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet
 from tests.beds import confinement
-from tests.beds.embedded_node import CRIError, Node, until
+from tests.beds.embedded_node import CRIError, EmbeddedNode, until
 
 ROOT = Path(__file__).resolve().parents[2]
 try:
@@ -30,22 +30,22 @@ PROFILE = ROOT / "config/security/nri-numa.json"
 
 
 @pytest.fixture
-def confined(tmp_path: Path) -> Iterator[Node]:
+def confined(tmp_path: Path) -> Iterator[EmbeddedNode]:
     """A node where the agent runs with these rights from its first instruction on."""
     config = {"reconcile": {"interval": "200ms"}}
-    with Node(tmp_path, config=config) as node:
+    with EmbeddedNode(tmp_path, config=config) as node:
         node.start(f"confined:{PROFILE}")
         yield node
 
 
-def test_the_agent_has_the_filter_and_no_capability(confined: Node) -> None:
+def test_the_agent_has_the_filter_and_no_capability(confined: EmbeddedNode) -> None:
     status = Path(f"/proc/{confined.plugin.pid}/status").read_text()
     assert "Seccomp:\t2\n" in status
     assert "NoNewPrivs:\t1\n" in status or os.geteuid() != 0
     assert "CapEff:\t0000000000000000\n" in status
 
 
-def test_the_whole_job_is_done_with_it(confined: Node) -> None:
+def test_the_whole_job_is_done_with_it(confined: EmbeddedNode) -> None:
     """Placement, repair, reload, checkpoint, restart of either side, HTTP, and an orderly end."""
     node = confined
     _, listed, _, _ = node.four()
@@ -69,7 +69,9 @@ def test_the_whole_job_is_done_with_it(confined: Node) -> None:
     assert refused == []
 
 
-def test_the_cgroup_of_a_container_that_started_without_it_is_marked(confined: Node) -> None:
+def test_the_cgroup_of_a_container_that_started_without_it_is_marked(
+    confined: EmbeddedNode,
+) -> None:
     node = confined
     node.plugin.kill()
     met = node.free()
@@ -87,7 +89,7 @@ def test_room_is_made_where_the_lists_of_containers_can_be_written(
     """The root directory can be written by nobody, as on each node with cgroups of version 2."""
     machine = build_synthetic_topology(sockets=1, cores_per_numa=8, threads=1, memory_gib=16)
     single = {"policy": "single-numa-node"}
-    with Node(tmp_path, topology=machine, version=2) as node:
+    with EmbeddedNode(tmp_path, topology=machine, version=2) as node:
         node.start(f"confined:{PROFILE}")
         for name in ("a", "b"):
             made = node.run(name, single | {"movable": "true", "bind": "cpu"}, cpus=3)

@@ -14,22 +14,21 @@ import pytest
 
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from tests.beds.embedded.runtime import EmbeddedContainer
-from tests.beds.embedded_node import CRIError, Node, until
-from tests.faults.conftest import THOROUGH
+from tests.beds.embedded_node import THOROUGH, CRIError, EmbeddedNode, until
 
 MOMENTS = ("before", "half", "after")
 
 
 @contextlib.contextmanager
-def fresh() -> Iterator[Node]:
+def fresh() -> Iterator[EmbeddedNode]:
     with (
         tempfile.TemporaryDirectory(prefix="nri-numa-kill-") as directory,
-        Node(Path(directory)) as node,
+        EmbeddedNode(Path(directory)) as node,
     ):
         yield node
 
 
-def started(node: Node) -> Callable[[], None]:
+def started(node: EmbeddedNode) -> Callable[[], None]:
     """Start the plugin, which may die from now on; returns what brings it back after each step."""
     node.start(node.plugin.fault, wait=False)
     revived = False
@@ -52,7 +51,7 @@ def started(node: Node) -> Callable[[], None]:
     return go_on
 
 
-def live_through(node: Node) -> None:
+def live_through(node: EmbeddedNode) -> None:
     """A life that changes the checkpoint in every way; the plugin may die anywhere in it."""
     go_on = started(node)
     go_on()
@@ -112,7 +111,7 @@ def test_at_every_change_of_a_file() -> None:
 
 
 @pytest.mark.parametrize("seed", range(6 if THOROUGH else 1))
-def test_at_random_under_churn(node: Node, seed: int) -> None:
+def test_at_random_under_churn(node: EmbeddedNode, seed: int) -> None:
     """Pods come and go without pause while the plugin is killed and started."""
     rng = random.Random(seed)
     kept = node.live

@@ -10,7 +10,7 @@ import pytest
 
 from nri_numa.model.cpuset import CPUSet
 from tests.beds.embedded.runtime import EmbeddedContainer
-from tests.beds.embedded_node import Node, until
+from tests.beds.embedded_node import EmbeddedNode, until
 
 REST = (
     "call:nri_numa.observe.decisions:DecisionReporter.log_placed_with_neighbours:before",
@@ -22,15 +22,15 @@ RELEASED = "call:nri_numa.observe.decisions:DecisionReporter.log_released:before
 
 
 @pytest.fixture
-def node(bare: Node) -> Node:
+def node(bare: EmbeddedNode) -> EmbeddedNode:
     return bare
 
 
-def died(node: Node) -> None:
+def died(node: EmbeddedNode) -> None:
     until(lambda: not node.plugin.running, "the plugin is dead")
 
 
-def has_its_own(node: Node, container: EmbeddedContainer) -> CPUSet:
+def has_its_own(node: EmbeddedNode, container: EmbeddedContainer) -> CPUSet:
     """The two CPUs of a container, by what the runtime was answered."""
     cpus = CPUSet.parse(container.message.linux.resources.cpu.cpus)
     assert len(cpus) == 2
@@ -38,7 +38,7 @@ def has_its_own(node: Node, container: EmbeddedContainer) -> CPUSet:
     return cpus
 
 
-def owned(node: Node) -> dict[str, CPUSet]:
+def owned(node: EmbeddedNode) -> dict[str, CPUSet]:
     """CPUs that somebody owns, by container, as the plugin says."""
     return {
         container_id: CPUSet.parse(one["cpus"])
@@ -48,7 +48,7 @@ def owned(node: Node) -> dict[str, CPUSet]:
 
 
 @pytest.mark.parametrize("fault", REST, ids=lambda fault: fault.split(":", 2)[2])
-def test_between_an_answer_and_the_rest(node: Node, fault: str) -> None:
+def test_between_an_answer_and_the_rest(node: EmbeddedNode, fault: str) -> None:
     """What is said, counted and packed is lost; what was answered is not."""
     node.start(fault)
     mine = node.owner("mine")
@@ -59,7 +59,7 @@ def test_between_an_answer_and_the_rest(node: Node, fault: str) -> None:
     assert owned(node) == {mine.id: cpus}
 
 
-def test_between_the_answer_to_a_stop_and_the_rest(node: Node) -> None:
+def test_between_the_answer_to_a_stop_and_the_rest(node: EmbeddedNode) -> None:
     """Its CPUs are free, and the runtime was told so."""
     node.start()
     mine = node.owner("mine")
@@ -75,7 +75,7 @@ def test_between_the_answer_to_a_stop_and_the_rest(node: Node) -> None:
     node.check()
 
 
-def restarted(node: Node, fault: str) -> EmbeddedContainer:
+def restarted(node: EmbeddedNode, fault: str) -> EmbeddedContainer:
     """A neighbour runs, and the plugin has a fault from now on."""
     node.start()
     free = node.free()
@@ -84,7 +84,7 @@ def restarted(node: Node, fault: str) -> EmbeddedContainer:
     return free
 
 
-def test_between_the_write_of_neighbours_and_the_answer(node: Node) -> None:
+def test_between_the_write_of_neighbours_and_the_answer(node: EmbeddedNode) -> None:
     """The runtime makes the container without us; it has its CPUs when we are back."""
     free = restarted(node, "call:nri_numa.agent.cgroup_updates:CgroupUpdates.write_updates:after")
     mine = node.owner("mine")
@@ -96,7 +96,7 @@ def test_between_the_write_of_neighbours_and_the_answer(node: Node) -> None:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_between_an_answer_and_the_widening(node: Node, fails: bool) -> None:
+def test_between_an_answer_and_the_widening(node: EmbeddedNode, fails: bool) -> None:
     """Whether the owner ended, or its creation failed after the answer."""
     free = restarted(
         node, "call:nri_numa.agent.cgroup_updates:CgroupUpdates._return_cpus_batch:before"

@@ -13,11 +13,10 @@ import pytest
 
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.nri.wire.pb import nri_pb2 as pb
-from tests.beds.embedded_node import CRIError, Node, until
-from tests.faults.conftest import THOROUGH
+from tests.beds.embedded_node import THOROUGH, CRIError, EmbeddedNode, until
 
 
-def life(node: Node, name: str) -> None:
+def life(node: EmbeddedNode, name: str) -> None:
     pod = node.pod(name, {"policy": "single-numa-node"})
     container = node.create(pod, cpus=2)
     node.begin(container)
@@ -31,7 +30,7 @@ def life(node: Node, name: str) -> None:
     node.call(node.runtime.remove_pod(pod.id))
 
 
-def test_a_reset_in_the_middle_of_every_message(node: Node) -> None:
+def test_a_reset_in_the_middle_of_every_message(node: EmbeddedNode) -> None:
     """The request is cut, the connection gone: the runtime goes on, and so do we."""
     life(node, "dry")
     # UpdatePodSandbox first: a runtime that hangs up soon after it was told which events we want
@@ -58,7 +57,7 @@ def test_a_reset_in_the_middle_of_every_message(node: Node) -> None:
 
 
 @pytest.mark.parametrize("bare", [{"request_timeout": 0.5}], indirect=True, ids=["impatient"])
-def test_a_plugin_that_hangs_is_dropped_and_recovers(node: Node) -> None:
+def test_a_plugin_that_hangs_is_dropped_and_recovers(node: EmbeddedNode) -> None:
     """What started meanwhile is found, pinned, counted and said; what ran does not move."""
     before = node.connections
     os.kill(node.plugin.pid, signal.SIGSTOP)
@@ -81,7 +80,7 @@ def test_a_plugin_that_hangs_is_dropped_and_recovers(node: Node) -> None:
     node.usable()
 
 
-def test_the_runtime_dies_and_comes_back(node: Node) -> None:
+def test_the_runtime_dies_and_comes_back(node: EmbeddedNode) -> None:
     process = node.plugin.pid
     for _ in range(3):
         before = node.connections
@@ -96,7 +95,7 @@ def test_the_runtime_dies_and_comes_back(node: Node) -> None:
 
 def test_a_runtime_that_answers_no_registration_is_said_until_it_does(tmp_path: Path) -> None:
     """No pod starts any more and no request comes: only a call of ours without an answer tells."""
-    with Node(tmp_path, config={"runtime": {"hungAfter": "1s"}}) as node:
+    with EmbeddedNode(tmp_path, config={"runtime": {"hungAfter": "1s"}}) as node:
         node.start()
         assert node.metric("nri_numa_runtime_unanswered_seconds") == 0
         node.runtime.faults.delays["Synchronize"] = 3600
@@ -120,7 +119,7 @@ INSTEAD = ["deaf socket", "file", "nothing", "directory", "dangling link"]
 
 
 @pytest.mark.parametrize("instead", INSTEAD if THOROUGH else INSTEAD[:2])
-def test_the_socket_is_replaced(node: Node, instead: str) -> None:
+def test_the_socket_is_replaced(node: EmbeddedNode, instead: str) -> None:
     """Whatever lies where the socket was: it is said, waited out, and the new socket is found."""
     before = node.connections
     node.call(node.runtime.stop())
@@ -150,7 +149,7 @@ def test_the_socket_is_replaced(node: Node, instead: str) -> None:
     node.check()
 
 
-def test_a_refusal_of_the_second_look_is_no_reason_to_start_unpinned(node: Node) -> None:
+def test_a_refusal_of_the_second_look_is_no_reason_to_start_unpinned(node: EmbeddedNode) -> None:
     """Cut while a container is refused: it is created without us, found, and stays visible."""
     with pytest.raises(CRIError, match="default/bad"):
         node.listed("bad", "3-1")
@@ -165,7 +164,7 @@ def test_a_refusal_of_the_second_look_is_no_reason_to_start_unpinned(node: Node)
     assert node.metric("nri_numa_gap_containers_total") == 1
 
 
-def test_garbage_from_the_runtime_is_counted_said_and_survived(node: Node) -> None:
+def test_garbage_from_the_runtime_is_counted_said_and_survived(node: EmbeddedNode) -> None:
     """The link is closed and dialled again; nothing that was placed is touched."""
     before = node.connections
     node.call(node.runtime.stop())

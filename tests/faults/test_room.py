@@ -12,7 +12,7 @@ from nri_numa.machine.migration import find_migration_problem
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from tests.beds.embedded.runtime import EmbeddedContainer
-from tests.beds.embedded_node import CRIError, Node, until
+from tests.beds.embedded_node import CRIError, EmbeddedNode, until
 
 if problem := find_migration_problem(CgroupReader("/nowhere")):
     pytest.skip(f"no memory moves here: {problem}", allow_module_level=True)
@@ -31,11 +31,11 @@ ON_THE_WAY = (
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Iterator[Node]:
+def node(tmp_path: Path) -> Iterator[EmbeddedNode]:
     """Two NUMA nodes of eight CPUs; on each a movable container has three, and one shares."""
     machine = build_synthetic_topology(sockets=1, cores_per_numa=8, threads=1, memory_gib=16)
     # What was not answered for is found by the look for drift, which is every half minute else.
-    with Node(tmp_path, topology=machine, config={"reconcile": {"interval": "1s"}}) as node:
+    with EmbeddedNode(tmp_path, topology=machine, config={"reconcile": {"interval": "1s"}}) as node:
         node.start()
         for name in ("a", "b"):
             node.run(name, SINGLE | {"movable": "true"}, cpus=3)
@@ -43,17 +43,17 @@ def node(tmp_path: Path) -> Iterator[Node]:
         yield node
 
 
-def mems(node: Node, container: EmbeddedContainer) -> str:
+def mems(node: EmbeddedNode, container: EmbeddedContainer) -> str:
     # Files are no cgroups: two that write at once leave 1-1.
     return str(NUMASet.parse(node.cgroups.mems_of(node.cgroup(container.id))))
 
 
-def moved(node: Node) -> list[str]:
+def moved(node: EmbeddedNode) -> list[str]:
     told = node.assignments().values()
     return [one["id"] for one in told if "moved to make room" in one["reason"]]
 
 
-def right(node: Node) -> None:
+def right(node: EmbeddedNode) -> None:
     """Nobody is on another's CPUs, and each owner has its CPUs and its memory on one NUMA node."""
 
     def settled() -> bool:
@@ -69,7 +69,7 @@ def right(node: Node) -> None:
 
 
 @pytest.mark.parametrize("fault", ON_THE_WAY, ids=lambda fault: fault.split(":", 1)[1])
-def test_killed_on_the_way(node: Node, fault: str) -> None:
+def test_killed_on_the_way(node: EmbeddedNode, fault: str) -> None:
     """The runtime makes the newcomer without us where no answer came; it has its CPUs later."""
     node.plugin.kill()
     node.start(f"call:nri_numa.{fault}")
@@ -84,7 +84,7 @@ def test_killed_on_the_way(node: Node, fault: str) -> None:
 
 
 @pytest.mark.parametrize("ends", ["the newcomer's creation fails", "the mover ends"])
-def test_somebody_ends_on_the_way(node: Node, ends: str) -> None:
+def test_somebody_ends_on_the_way(node: EmbeddedNode, ends: str) -> None:
     pod = node.pod("new", SINGLE)
     new = node.create(pod, cpus=6)
     if ends == "the mover ends":
@@ -97,7 +97,7 @@ def test_somebody_ends_on_the_way(node: Node, ends: str) -> None:
     node.usable()
 
 
-def test_what_cannot_be_written_goes_back(node: Node) -> None:
+def test_what_cannot_be_written_goes_back(node: EmbeddedNode) -> None:
     """The newcomer is refused, and everybody has what they had."""
     before = {i: one["cpus"] for i, one in node.assignments().items()}
     for container in node.live:
@@ -111,7 +111,7 @@ def test_what_cannot_be_written_goes_back(node: Node) -> None:
     assert {i: one["cpus"] for i, one in node.assignments().items()} == before
 
 
-def test_the_checkpoint_is_lost_on_the_way(node: Node) -> None:
+def test_the_checkpoint_is_lost_on_the_way(node: EmbeddedNode) -> None:
     """Who moved and who came stay where they are, and its memory still follows."""
     node.plugin.kill()
     node.start("call:nri_numa.agent.agent:Agent.finish_migration:before")

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.beds.embedded_node import Node, until
-from tests.faults.conftest import THOROUGH
+from tests.beds.embedded_node import THOROUGH, EmbeddedNode, until
 
 
 @pytest.fixture
@@ -46,7 +45,7 @@ def fill(path: Path) -> None:
             file.write(b"x" * 512)
 
 
-def churn(node: Node, count: int) -> None:
+def churn(node: EmbeddedNode, count: int) -> None:
     for number in range(count):
         node.remove(node.owner(f"churn{number}"))
 
@@ -57,7 +56,7 @@ def test_a_full_disk(tmp_path: Path, tiny: Path, *, room: bool) -> None:
 
     Without room until a kill, the containers themselves tell what was not written.
     """
-    with Node(tmp_path, state_directory=tiny) as node:
+    with EmbeddedNode(tmp_path, state_directory=tiny) as node:
         node.start()
         node.four()
         fill(tiny / "filler")
@@ -78,7 +77,7 @@ def test_a_full_disk(tmp_path: Path, tiny: Path, *, room: bool) -> None:
 
 def test_a_read_only_directory(tmp_path: Path, tiny: Path) -> None:
     """Without a lock, without a checkpoint: containers are placed, and it says so."""
-    with Node(tmp_path, state_directory=tiny) as node:
+    with EmbeddedNode(tmp_path, state_directory=tiny) as node:
         node.start()
         node.four()
         node.plugin.kill()
@@ -104,7 +103,7 @@ def test_a_read_only_directory(tmp_path: Path, tiny: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["file", "directory"])
-def test_the_checkpoint_is_taken_away(node: Node, what: str) -> None:
+def test_the_checkpoint_is_taken_away(node: EmbeddedNode, what: str) -> None:
     """It is noticed and written anew, before anybody has to rely on it."""
     if what == "file":
         node.plugin.checkpoint.unlink()
@@ -122,7 +121,7 @@ DAMAGES = [0.0, 0.3, 0.7, 0.99, *RUBBISH] if THOROUGH else [0.7, RUBBISH[0]]
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_checkpoint(node: Node, damage: float | bytes) -> None:
+def test_a_damaged_checkpoint(node: EmbeddedNode, damage: float | bytes) -> None:
     """What is left is used, the file is kept, it is said and counted, and nobody moves."""
     node.plugin.kill()
     data = node.plugin.checkpoint.read_bytes()
@@ -136,7 +135,7 @@ def test_a_damaged_checkpoint(node: Node, damage: float | bytes) -> None:
 
 
 @pytest.mark.parametrize("what", ["fifo", "open to all"])
-def test_a_state_directory_that_others_have_been_at(node: Node, what: str) -> None:
+def test_a_state_directory_that_others_have_been_at(node: EmbeddedNode, what: str) -> None:
     """Nobody waits for a FIFO, and what anybody may have written is not believed."""
     node.plugin.kill()
     if what == "fifo":

@@ -11,10 +11,10 @@ import pytest
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet
 from tests.beds.embedded.runtime import EmbeddedContainer
-from tests.beds.embedded_node import CRIError, FaultyPlugin, Node, until
+from tests.beds.embedded_node import CRIError, EmbeddedNode, FaultyPlugin, until
 
 
-def test_a_clock_that_jumps(bare: Node) -> None:
+def test_a_clock_that_jumps(bare: EmbeddedNode) -> None:
     """Backwards by years and forwards by days: time is for people only."""
     node = bare
     clock = node.directory / "clock"
@@ -37,7 +37,7 @@ def test_a_clock_that_jumps(bare: Node) -> None:
     node.usable()
 
 
-def test_a_second_instance_says_so_and_leaves(node: Node) -> None:
+def test_a_second_instance_says_so_and_leaves(node: EmbeddedNode) -> None:
     """It ends with 3 and the first one's process id, and disturbs nobody."""
     second = FaultyPlugin(
         node.directory / "second", node.socket, config=node.config, sysfs_root=node.sysfs_root
@@ -58,12 +58,12 @@ def test_a_second_instance_says_so_and_leaves(node: Node) -> None:
     node.check()
 
 
-def repaired(node: Node, times: int) -> None:
+def repaired(node: EmbeddedNode, times: int) -> None:
     """Wait until so many repairs are counted."""
     until(lambda: node.metric("nri_numa_drift_repaired_total") == times, "repaired")
 
 
-def drifts(node: Node, container: EmbeddedContainer, times: int) -> None:
+def drifts(node: EmbeddedNode, container: EmbeddedContainer, times: int) -> None:
     """Rewrite a cpuset until it was repaired as drift so many times.
 
     What is rewritten while the plugin still looks whether its own update has arrived is put right
@@ -77,14 +77,14 @@ def drifts(node: Node, container: EmbeddedContainer, times: int) -> None:
             return
 
 
-def _put_right(node: Node, times: int, late: float) -> bool:
+def _put_right(node: EmbeddedNode, times: int, late: float) -> bool:
     drift = node.metric("nri_numa_drift_repaired_total")
     return drift == times or node.metric("nri_numa_late_repairs_total") > late
 
 
 def test_a_rewritten_cpuset_is_repaired_counted_and_said(tmp_path: Path) -> None:
     config = {"reconcile": {"interval": "200ms", "maxRepairs": 2}}
-    with Node(tmp_path, config=config) as node:
+    with EmbeddedNode(tmp_path, config=config) as node:
         node.start()
         free, listed, _, owner = node.four()
         path = node.cgroup(listed.id)
@@ -110,7 +110,7 @@ def test_a_rewritten_cpuset_is_repaired_counted_and_said(tmp_path: Path) -> None
 
 def test_a_plugin_that_only_watches_leaves_drift_alone(tmp_path: Path) -> None:
     config = {"observe": True, "reconcile": {"interval": "200ms"}}
-    with Node(tmp_path, config=config) as node:
+    with EmbeddedNode(tmp_path, config=config) as node:
         node.start()
         listed = node.listed()
         assert listed.cpus == str(node.topology.online)
@@ -120,7 +120,7 @@ def test_a_plugin_that_only_watches_leaves_drift_alone(tmp_path: Path) -> None:
         assert listed.cpus == str(node.topology.online)
 
 
-def test_a_container_that_dies_between_create_and_start(node: Node) -> None:
+def test_a_container_that_dies_between_create_and_start(node: EmbeddedNode) -> None:
     """Its CPUs come back, also when the plugin is killed in between."""
     for number, kill in enumerate((False, True)):
         pod = node.pod(f"young{number}", {"policy": "single-numa-node"})
@@ -138,7 +138,7 @@ def test_a_container_that_dies_between_create_and_start(node: Node) -> None:
         node.check()
 
 
-def test_a_start_that_fails(node: Node) -> None:
+def test_a_start_that_fails(node: EmbeddedNode) -> None:
     """The kernel refuses the cpuset: the runtime reports it only when it removes the container."""
     pod = node.pod("young", {"policy": "single-numa-node"})
     container = node.create(pod, cpus=2)
@@ -156,7 +156,7 @@ def test_a_start_that_fails(node: Node) -> None:
     node.usable()
 
 
-def test_cpus_go_and_come_back(node: Node) -> None:
+def test_cpus_go_and_come_back(node: EmbeddedNode) -> None:
     """Nobody keeps CPUs that are not there, and everybody gets them back."""
     free, listed, shared, owner = node.live
     two = node.listed("two", "17-18", "3")

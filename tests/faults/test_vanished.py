@@ -9,30 +9,30 @@ import pytest
 
 from nri_numa.model.cpuset import CPUSet
 from tests.beds.embedded.runtime import EmbeddedContainer
-from tests.beds.embedded_node import Node, limits, until
+from tests.beds.embedded_node import EmbeddedNode, limits, until
 
 OWN = {"policy": "single-numa-node"}
 
 
-def stopped(node: Node, of: EmbeddedContainer) -> None:
+def stopped(node: EmbeddedNode, of: EmbeddedContainer) -> None:
     node.call(node.runtime.stop_container(of.id))
     node.call(node.runtime.stop_pod(of.pod_id))
 
 
-def sandbox_stopped(node: Node, of: EmbeddedContainer) -> None:
+def sandbox_stopped(node: EmbeddedNode, of: EmbeddedContainer) -> None:
     node.call(node.runtime.stop_pod(of.pod_id))
 
 
-def removed_by_force(node: Node, of: EmbeddedContainer) -> None:
+def removed_by_force(node: EmbeddedNode, of: EmbeddedContainer) -> None:
     node.call(node.runtime.remove_pod(of.pod_id))
 
 
-def container_removed_first(node: Node, of: EmbeddedContainer) -> None:
+def container_removed_first(node: EmbeddedNode, of: EmbeddedContainer) -> None:
     node.call(node.runtime.remove_container(of.id))
     node.call(node.runtime.stop_pod(of.pod_id))
 
 
-def sandbox_died(node: Node, of: EmbeddedContainer) -> None:
+def sandbox_died(node: EmbeddedNode, of: EmbeddedContainer) -> None:
     """Its process ended, and those of its containers: that is no call, and no event of a pod."""
     node.call(node.runtime.stop_container(of.id))
     node.runtime.pods[of.pod_id].stopped = True
@@ -41,27 +41,27 @@ def sandbox_died(node: Node, of: EmbeddedContainer) -> None:
 WAYS = (stopped, sandbox_stopped, removed_by_force, container_removed_first, sandbox_died)
 
 
-def agent_away(node: Node, end: Callable[[], None]) -> None:
+def agent_away(node: EmbeddedNode, end: Callable[[], None]) -> None:
     node.plugin.kill()
     end()
     node.plugin.start()
 
 
-def runtime_restarted(node: Node, end: Callable[[], None]) -> None:
+def runtime_restarted(node: EmbeddedNode, end: Callable[[], None]) -> None:
     before = node.connections
     node.restart_runtime()
     node.reconnected(before)
     end()
 
 
-def both_restarted(node: Node, end: Callable[[], None]) -> None:
+def both_restarted(node: EmbeddedNode, end: Callable[[], None]) -> None:
     node.plugin.kill()
     node.restart_runtime()
     node.plugin.start()
     end()
 
 
-def both_away(node: Node, end: Callable[[], None]) -> None:
+def both_away(node: EmbeddedNode, end: Callable[[], None]) -> None:
     node.plugin.kill()
     node.restart_runtime()
     end()
@@ -70,10 +70,10 @@ def both_away(node: Node, end: Callable[[], None]) -> None:
 
 @pytest.mark.parametrize("away", [agent_away, runtime_restarted, both_restarted, both_away])
 def test_what_a_pod_had_that_vanished_is_free(
-    tmp_path: Path, away: Callable[[Node, Callable[[], None]], None]
+    tmp_path: Path, away: Callable[[EmbeddedNode, Callable[[], None]], None]
 ) -> None:
     """Ten minutes long it was kept for pods that nobody could start any more."""
-    with Node(tmp_path) as node:
+    with EmbeddedNode(tmp_path) as node:
         node.start()
         neighbour = node.free()
         ran = [node.owner(way.__name__.replace("_", "-"), 1) for way in WAYS]

@@ -27,8 +27,8 @@ from nri_numa.model.workload import Strategy
 from nri_numa.scheduler import protocol
 from nri_numa.scheduler.candidates import VerdictCache, run_to_end
 from nri_numa.scheduler.fit import MAX_SCORE
+from tests.beds.objects import PREFIX, topology
 from tests.fuzz.targets import Target
-from tests.unit.scheduler.objects import PREFIX, topology
 
 
 def _json(text: str) -> Any:

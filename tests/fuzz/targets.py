@@ -46,8 +46,8 @@ from nri_numa.store import journal
 from nri_numa.store.checkpoint import CheckpointStore
 from tests.beds import peer_bytes
 from tests.beds.nri_requests import NRIRequests
+from tests.beds.wire_sessions import feed
 from tests.beds.world import PREFIX, World, container, pod, resources
-from tests.properties.test_protocol_properties import feed
 
 CORPUS = Path(__file__).with_name("corpus")
 MACHINE = build_synthetic_topology(sockets=2, numa_per_socket=1, cores_per_numa=4, memory_gib=8)

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from schemathesis.core.result import Ok
 from schemathesis.specs.openapi.schemas import OpenApiSchema
 
-from tests.beds.embedded_node import CRIError, Node, until
+from tests.beds.embedded_node import CRIError, EmbeddedNode, until
 from tests.beds.http_view import HOSTILE
 
 # An event stream has no end; tests/unit/web reads it.
@@ -25,7 +25,7 @@ HEADERS = {"Authorization": f"Bearer {TOKEN}"}
 @pytest.fixture(scope="module", params=["open", "token"])
 def node(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Node]:
+) -> Iterator[EmbeddedNode]:
     """A plugin that placed containers of each kind, and refused one."""
     directory = tmp_path_factory.mktemp("api")
     config = {}
@@ -34,7 +34,7 @@ def node(
         secret.write_text(TOKEN)
         secret.chmod(0o600)
         config = {"http": {"tokenFile": str(secret)}}
-    with Node(directory, config=config) as node:
+    with EmbeddedNode(directory, config=config) as node:
         node.start()
         node.listed()
         node.owner()
@@ -47,15 +47,15 @@ def node(
         yield node
 
 
-def address(node: Node) -> str:
+def address(node: EmbeddedNode) -> str:
     return f"http://{node.plugin.address}"
 
 
-def schema_of(node: Node) -> OpenApiSchema:
+def schema_of(node: EmbeddedNode) -> OpenApiSchema:
     return schemathesis.openapi.from_url(f"{address(node)}/openapi.yaml", headers=HEADERS)
 
 
-def test_every_operation_answers_as_documented(node: Node) -> None:
+def test_every_operation_answers_as_documented(node: EmbeddedNode) -> None:
     """Status, headers and bodies, for good requests and bad ones, with and without a token."""
     schema = schema_of(node)
     seen = set()
@@ -75,7 +75,7 @@ def test_every_operation_answers_as_documented(node: Node) -> None:
     assert len(seen) >= 10
 
 
-def test_what_is_there_is_answered_as_documented(node: Node) -> None:
+def test_what_is_there_is_answered_as_documented(node: EmbeddedNode) -> None:
     """Made-up names are mostly not there: these are."""
     schema = schema_of(node)
     for pod in ("owner", "listed", "shared", "free", "refused", NASTY):

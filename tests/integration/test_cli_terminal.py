@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.beds.embedded_node import Node, until
+from tests.beds.embedded_node import EmbeddedNode, until
 
 PROGRAM = Path(sys.executable).parent / "nri-numa"
 
@@ -54,14 +54,14 @@ class Terminal:
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Iterator[Node]:
-    with Node(tmp_path) as node:
+def node(tmp_path: Path) -> Iterator[EmbeddedNode]:
+    with EmbeddedNode(tmp_path) as node:
         node.start()
         until(node.plugin.responsive, "its HTTP server answers")
         yield node
 
 
-def test_a_watched_status_follows_the_node_until_it_is_interrupted(node: Node) -> None:
+def test_a_watched_status_follows_the_node_until_it_is_interrupted(node: EmbeddedNode) -> None:
     terminal = Terminal(
         str(PROGRAM), "status", "--watch", "--interval=0.2", f"--api={node.plugin.address}"
     )
@@ -82,7 +82,7 @@ def test_a_watched_status_follows_the_node_until_it_is_interrupted(node: Node) -
 LONG = "checkout-service-with-a-long-name-7d4b9c6f5d-x2x1z-0123456789-abcdef"
 
 
-def test_a_narrow_terminal_shows_names_whole_and_a_pipe_one_row_a_line(node: Node) -> None:
+def test_a_narrow_terminal_shows_names_whole_and_a_pipe_one_row_a_line(node: EmbeddedNode) -> None:
     """The next command needs every letter of the name; a pipe finds it in one piece."""
     node.listed(LONG)
     command = (str(PROGRAM), "status", f"--api={node.plugin.address}")
@@ -151,7 +151,7 @@ def test_bash_completes(words: str, expected: str) -> None:
     assert completed(words) == [expected]
 
 
-def test_shells_complete_the_names_of_the_live_plugin(node: Node) -> None:
+def test_shells_complete_the_names_of_the_live_plugin(node: EmbeddedNode) -> None:
     """Bash itself, and what the scripts of the others set: they are in the tests below."""
     for name in ("database-0", "web"):
         node.listed(name)

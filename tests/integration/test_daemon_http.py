@@ -20,7 +20,7 @@ import pytest
 
 from bench.attacker import flood, linger
 from nri_numa.model.cpuset import CPUSet
-from tests.beds.embedded_node import CRIError, EmbeddedContainer, Node, limits, until
+from tests.beds.embedded_node import CRIError, EmbeddedContainer, EmbeddedNode, limits, until
 from tests.machines import named as machines
 
 GIB = 1 << 30
@@ -28,27 +28,31 @@ SINGLE = {"policy": "single-numa-node"}
 
 
 @pytest.fixture
-def here(tmp_path: Path) -> Iterator[Node]:
+def here(tmp_path: Path) -> Iterator[EmbeddedNode]:
     """Two sockets, four NUMA nodes of 8 CPUs and 16 GiB; NUMA node 0 is CPUs 0-3,16-19."""
-    with Node(tmp_path, topology=machines.snc_smt()) as node:
+    with EmbeddedNode(tmp_path, topology=machines.snc_smt()) as node:
         yield node
 
 
 @pytest.fixture
-def node(here: Node) -> Node:
+def node(here: EmbeddedNode) -> EmbeddedNode:
     """With the plugin."""
     here.start()
     return here
 
 
 def created(
-    node: Node, name: str, annotations: Mapping[str, str], cpus: float = 0, memory: int = GIB
+    node: EmbeddedNode,
+    name: str,
+    annotations: Mapping[str, str],
+    cpus: float = 0,
+    memory: int = GIB,
 ) -> EmbeddedContainer:
     """A container of a Guaranteed pod, as the kubelet would ask for it."""
     return node.create(node.pod(name, annotations), cpus=cpus, memory=memory)
 
 
-def interpreter(node: Node, *words: str) -> None:
+def interpreter(node: EmbeddedNode, *words: str) -> None:
     """Have the next plugin started by a script that ends with these words."""
     script = node.directory / "python"
     script.write_text(f'#!/bin/sh\n{" ".join(words)} "$@"\n')
@@ -56,20 +60,20 @@ def interpreter(node: Node, *words: str) -> None:
     node.plugin.python = str(script)
 
 
-def metrics(node: Node) -> dict[str, float]:
+def metrics(node: EmbeddedNode) -> dict[str, float]:
     rows = (line.rpartition(" ") for line in node.plugin.get("/metrics")[1].splitlines())
     return {name: float(value) for name, _, value in rows if not name.startswith("#")}
 
 
 @contextmanager
-def events(node: Node) -> Iterator[Iterator[dict[str, Any]]]:
+def events(node: EmbeddedNode) -> Iterator[Iterator[dict[str, Any]]]:
     """The changes as they are sent."""
     with urllib.request.urlopen(f"http://{node.plugin.address}/v1/events", timeout=180) as stream:
         lines = (line for line in stream if line.startswith(b"data: "))
         yield (json.loads(line.removeprefix(b"data: ")) for line in lines)
 
 
-def test_the_pods_sum_is_kept_from_run_pod_sandbox_on(node: Node) -> None:
+def test_the_pods_sum_is_kept_from_run_pod_sandbox_on(node: EmbeddedNode) -> None:
     """``scope: pod``: nobody else gets its CPUs while its first image is still being pulled."""
     sandbox = node.pod("whole", {**SINGLE, "scope": "pod"}, given=limits(7, GIB))
     (kept,) = node.assignments().values()
@@ -83,7 +87,7 @@ def test_the_pods_sum_is_kept_from_run_pod_sandbox_on(node: Node) -> None:
     assert not node.assignments()
 
 
-def test_the_api_tells_what_the_runtime_was_told(node: Node) -> None:
+def test_the_api_tells_what_the_runtime_was_told(node: EmbeddedNode) -> None:
     """Metrics, lists and explanations agree with the cpusets the containers really got."""
     plain = created(node, "plain", {})
     listed = created(node, "listed", {"numacpu": "1,9", "numamem": "0"})
@@ -171,7 +175,7 @@ def test_the_api_tells_what_the_runtime_was_told(node: Node) -> None:
     assert "Traceback" not in node.plugin.log()
 
 
-def test_machine_health_and_readiness_are_answered(node: Node) -> None:
+def test_machine_health_and_readiness_are_answered(node: EmbeddedNode) -> None:
     assert node.plugin.json("/v2/system/numa/info") == {
         "code": 200,
         "message": "OK",
@@ -196,7 +200,7 @@ def test_machine_health_and_readiness_are_answered(node: Node) -> None:
     assert node.plugin.get("/")[0] in (200, 404)
 
 
-def test_changes_are_sent_as_they_happen(node: Node) -> None:
+def test_changes_are_sent_as_they_happen(node: EmbeddedNode) -> None:
     """And an open stream does not keep the process from ending."""
     assert node.plugin.get("/healthz")[0] == 200
     with events(node) as stream:
@@ -207,7 +211,7 @@ def test_changes_are_sent_as_they_happen(node: Node) -> None:
         assert node.plugin.terminate() == 0
 
 
-def test_without_a_runtime_the_api_says_what_is_missing(here: Node) -> None:
+def test_without_a_runtime_the_api_says_what_is_missing(here: EmbeddedNode) -> None:
     here.call(here.runtime.stop())
     here.start(wait=False)
     status, text = here.plugin.get("/readyz")
@@ -217,7 +221,7 @@ def test_without_a_runtime_the_api_says_what_is_missing(here: Node) -> None:
     assert here.plugin.terminate() == 0
 
 
-def test_a_runtime_that_goes_away_is_not_ready_and_is_told(node: Node) -> None:
+def test_a_runtime_that_goes_away_is_not_ready_and_is_told(node: EmbeddedNode) -> None:
     assert node.plugin.json("/readyz")["ready"] is True
     with events(node) as stream:
         assert next(stream)["ready"]
@@ -232,7 +236,7 @@ def test_a_runtime_that_goes_away_is_not_ready_and_is_told(node: Node) -> None:
 
 @pytest.mark.parametrize("token", ["", "missing"])
 def test_without_a_port_or_its_token_there_is_no_api_and_containers_are_placed(
-    here: Node, token: str
+    here: EmbeddedNode, token: str
 ) -> None:
     """Served without the token it would tell everybody which pods run here."""
     with socket.socket() as other:
@@ -251,7 +255,7 @@ def test_without_a_port_or_its_token_there_is_no_api_and_containers_are_placed(
         assert here.plugin.terminate() == 0
 
 
-def test_an_agent_on_a_socket_alone_is_asked_by_the_commands(here: Node) -> None:
+def test_an_agent_on_a_socket_alone_is_asked_by_the_commands(here: EmbeddedNode) -> None:
     """No port, so no other user can ask; the configuration says where, or --api does."""
     path = here.directory / "api.sock"
     here.plugin.config["http"] = {"address": "off", "socket": str(path)}
@@ -269,7 +273,7 @@ def test_an_agent_on_a_socket_alone_is_asked_by_the_commands(here: Node) -> None
             assert (done.returncode, "0-1" in done.stdout) == (0, True), done
 
 
-def test_nothing_of_the_server_is_loaded_before_the_link_stands(here: Node) -> None:
+def test_nothing_of_the_server_is_loaded_before_the_link_stands(here: EmbeddedNode) -> None:
     """Containers wait for the registration, and nobody waits for the page."""
     interpreter(here, f"exec {sys.executable} -X importtime")
     here.start()
@@ -284,7 +288,7 @@ def test_nothing_of_the_server_is_loaded_before_the_link_stands(here: Node) -> N
     assert not {n for n in before | after if n.split(".")[0] in ("aiohttp", "grpc")}
 
 
-def test_off_means_off(here: Node) -> None:
+def test_off_means_off(here: EmbeddedNode) -> None:
     interpreter(here, f"exec {sys.executable} -X importtime")
     here.plugin.arguments.append("--http=off")
     here.start()
@@ -295,7 +299,7 @@ def test_off_means_off(here: Node) -> None:
     assert "http listening" not in here.plugin.log()
 
 
-def test_a_pod_that_starts_without_a_link_is_explained_and_noticed(node: Node) -> None:
+def test_a_pod_that_starts_without_a_link_is_explained_and_noticed(node: EmbeddedNode) -> None:
     """It ran unpinned without a word, and ``explain`` knew nothing."""
     node.call(node.runtime.stop())
     node.logged('"state":"disconnected"')
@@ -321,7 +325,7 @@ def test_a_pod_that_starts_without_a_link_is_explained_and_noticed(node: Node) -
 
 
 @contextmanager
-def attacked(node: Node, *attackers: Coroutine[Any, Any, None]) -> Iterator[None]:
+def attacked(node: EmbeddedNode, *attackers: Coroutine[Any, Any, None]) -> Iterator[None]:
     """Attackers at work; they go on until the end."""
     tasks = [node.submit(one) for one in attackers]
     try:
@@ -332,7 +336,7 @@ def attacked(node: Node, *attackers: Coroutine[Any, Any, None]) -> Iterator[None
             task.cancel()
 
 
-def places_all(node: Node, count: int = 25) -> None:
+def places_all(node: EmbeddedNode, count: int = 25) -> None:
     """Create containers one after the other: each is placed, and the runtime keeps the plugin."""
     for n in range(count):
         made = created(node, f"web-{n}", {"policy": "best-effort", "cpus": "shared"}, cpus=0.1)
@@ -341,7 +345,7 @@ def places_all(node: Node, count: int = 25) -> None:
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/v1/status"])
-def test_pipelining_clients_delay_nobody(here: Node, path: str) -> None:
+def test_pipelining_clients_delay_nobody(here: EmbeddedNode, path: str) -> None:
     """As anybody on the node can: without the token, with probes or with what is refused."""
     token = here.directory / "token"
     token.write_text("0123456789abcdef")
@@ -355,7 +359,7 @@ def test_pipelining_clients_delay_nobody(here: Node, path: str) -> None:
     assert here.plugin.terminate() == 0
 
 
-def test_connections_that_never_finish_a_request_keep_no_probe_out(here: Node) -> None:
+def test_connections_that_never_finish_a_request_keep_no_probe_out(here: EmbeddedNode) -> None:
     """More than there are places and more than the reserve holds."""
     # 32 places, and 32 in the reserve
     interpreter(here, "ulimit -n 128;", f"exec {sys.executable}")
@@ -371,7 +375,9 @@ def test_connections_that_never_finish_a_request_keep_no_probe_out(here: Node) -
     assert here.plugin.terminate() == 0
 
 
-def test_a_log_that_nobody_reads_stops_nothing(here: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_that_nobody_reads_stops_nothing(
+    here: EmbeddedNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Containers are placed, the lines wait for their reader, and SIGTERM ends the process."""
     reading, writing = os.pipe()
     os.set_blocking(reading, False)

@@ -14,7 +14,7 @@ from nri_numa.kubelet.pb import podresources_pb2
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from tests.beds.device_tree import GPU_CLASS, DeviceTree
 from tests.beds.embedded.runtime import EmbeddedContainer, EmbeddedPod
-from tests.beds.embedded_node import Node, until
+from tests.beds.embedded_node import EmbeddedNode, until
 from tests.beds.fake_kubelet import pod_resources
 
 GPU = "0000:3b:00.0"
@@ -28,10 +28,10 @@ def directory() -> Iterator[Path]:
         yield Path(name)
 
 
-def node_with_a_gpu(directory: Path, **devices: object) -> Node:
+def node_with_a_gpu(directory: Path, **devices: object) -> EmbeddedNode:
     """Four NUMA nodes, a GPU on the third of them."""
     sources = {"enabled": True, "network": False, **devices}
-    node = Node(directory, config={"devices": sources})
+    node = EmbeddedNode(directory, config={"devices": sources})
     tree = DeviceTree(node.sysfs_root)
     render = tree.child(tree.pci(GPU, 2, GPU_CLASS), "drm", "renderD128")
     tree.number("char", "226:128", render)
@@ -39,12 +39,14 @@ def node_with_a_gpu(directory: Path, **devices: object) -> Node:
 
 
 def run(
-    node: Node, name: str, wishes: dict[str, str], *env: str, device: bool = False
+    node: EmbeddedNode, name: str, wishes: dict[str, str], *env: str, device: bool = False
 ) -> EmbeddedContainer:
     return run_in(node, node.pod(name, wishes), *env, device=device)
 
 
-def run_in(node: Node, pod: EmbeddedPod, *env: str, device: bool = False) -> EmbeddedContainer:
+def run_in(
+    node: EmbeddedNode, pod: EmbeddedPod, *env: str, device: bool = False
+) -> EmbeddedContainer:
     message = pb.Container(id=f"{pod.message.name}-app", name="app", env=env)
     message.linux.resources.cpu.quota.value = 100_000
     message.linux.resources.cpu.period.value = 100_000

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.beds.embedded_node import Node
+from tests.beds.embedded_node import EmbeddedNode
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -33,7 +33,7 @@ def previous(into: Path) -> Path:
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="no history here")
 def test_up_and_one_step_back_moves_nothing(tmp_path: Path) -> None:
-    with Node(tmp_path) as node:
+    with EmbeddedNode(tmp_path) as node:
         former, present = str(previous(tmp_path)), node.plugin.python
         node.plugin.python = former
         node.start()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.beds.embedded_node import CRIError, Node
+from tests.beds.embedded_node import CRIError, EmbeddedNode
 from tests.beds.prometheus import PROGRAM, Prometheus
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,9 +27,9 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Iterator[Node]:
+def node(tmp_path: Path) -> Iterator[EmbeddedNode]:
     """A node with one container of each sort, and a refusal."""
-    with Node(tmp_path) as made:
+    with EmbeddedNode(tmp_path) as made:
         made.start()
         made.four()
         with pytest.raises(CRIError):
@@ -37,7 +37,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
         yield made
 
 
-def test_a_live_scrape_is_clean(node: Node) -> None:
+def test_a_live_scrape_is_clean(node: EmbeddedNode) -> None:
     """In names, types, units and help, as promtool judges them."""
     status, text = node.plugin.get("/metrics")
     assert status == 200
@@ -48,7 +48,7 @@ def test_a_live_scrape_is_clean(node: Node) -> None:
     assert "_created" not in text
 
 
-def test_prometheus_scrapes_judges_and_draws(node: Node, tmp_path: Path) -> None:
+def test_prometheus_scrapes_judges_and_draws(node: EmbeddedNode, tmp_path: Path) -> None:
     """Scraped without a complaint; every alert and panel has a valid expression with data."""
     target = node.plugin.address
     with Prometheus(tmp_path / "prometheus", [target], [ALERTS]) as server:

@@ -12,17 +12,17 @@ from typing import Any
 import pytest
 
 from nri_numa.agent.runtime_lock import RuntimeLock
-from tests.beds.embedded_node import CRIError, Node, until
+from tests.beds.embedded_node import CRIError, EmbeddedNode, until
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Iterator[Node]:
-    with Node(tmp_path) as made:
+def node(tmp_path: Path) -> Iterator[EmbeddedNode]:
+    with EmbeddedNode(tmp_path) as made:
         made.start()
         yield made
 
 
-def reload(node: Node, config: dict[str, Any]) -> list[dict[str, Any]]:
+def reload(node: EmbeddedNode, config: dict[str, Any]) -> list[dict[str, Any]]:
     """Change the file, send the signal; what is logged until the reload is done or refused."""
     before = len(node.plugin.records())
     node.plugin.reload({**node.config, **config})
@@ -42,7 +42,7 @@ def told(records: list[dict[str, Any]]) -> tuple[set[str], list[str]]:
     return set(filter(None, changed.split(", "))), waiting
 
 
-def test_what_can_change_live_decides_the_next_container(node: Node) -> None:
+def test_what_can_change_live_decides_the_next_container(node: EmbeddedNode) -> None:
     """And nobody who runs is moved or refused by it."""
     first = node.run("first", {"policy": "single-numa-node"}, cpus=2)
     before = first.cpus
@@ -62,7 +62,9 @@ def test_what_can_change_live_decides_the_next_container(node: Node) -> None:
     assert node.plugin.metric("nri_numa_invariant_violations_total") == 0
 
 
-def test_what_needs_a_restart_is_named_at_every_reload_until_it_was_done(node: Node) -> None:
+def test_what_needs_a_restart_is_named_at_every_reload_until_it_was_done(
+    node: EmbeddedNode,
+) -> None:
     later = {"stateDir": "/nowhere", "kubeletRoot": "/elsewhere", "runtime": {"pluginIndex": "11"}}
     # The directory is given as a flag too, and a flag beats the file.
     assert told(reload(node, later)) == (set(), ["runtime.pluginIndex", "kubeletRoot"])
@@ -74,7 +76,9 @@ def test_what_needs_a_restart_is_named_at_every_reload_until_it_was_done(node: N
     assert told(reload(node, {})) == (set(), [])
 
 
-def test_a_file_with_mistakes_changes_nothing_and_every_mistake_is_named(node: Node) -> None:
+def test_a_file_with_mistakes_changes_nothing_and_every_mistake_is_named(
+    node: EmbeddedNode,
+) -> None:
     began = len(node.plugin.records())
     reload(node, {"strategy": "packed", "observe": True, "reservedCPUs": "999"})
 
@@ -107,7 +111,7 @@ def test_a_file_with_mistakes_changes_nothing_and_every_mistake_is_named(node: N
 
 def test_what_was_only_observed_is_put_right_once_no_other_agent_works(tmp_path: Path) -> None:
     """With two agents the runtime failed every container: both set the same annotation."""
-    with Node(tmp_path, config={"observe": True, "reconcile": {"interval": 0}}) as node:
+    with EmbeddedNode(tmp_path, config={"observe": True, "reconcile": {"interval": 0}}) as node:
         node.start()
         made = [node.owner(), node.listed("none", "9999"), node.owner("other")]
         assert [one.cpus for one in made] == [str(node.topology.online)] * 3
@@ -123,7 +127,7 @@ def test_what_was_only_observed_is_put_right_once_no_other_agent_works(tmp_path:
         assert node.plugin.metric("nri_numa_drift_found_total") == 0
 
 
-def test_the_log_level_changes_at_once(node: Node) -> None:
+def test_the_log_level_changes_at_once(node: EmbeddedNode) -> None:
     quiet = {"log": {"format": "json", "level": "warning"}, "kubeletRoot": "/elsewhere"}
     node.plugin.reload({**node.config, **quiet})
     node.logged("this change needs a restart")  # the last line before it gets quiet
@@ -134,7 +138,7 @@ def test_the_log_level_changes_at_once(node: Node) -> None:
     assert [r for r in node.plugin.records()[before:] if r["level"] in ("debug", "info")] == []
 
 
-def test_containers_start_while_a_reload_waits_for_its_file(node: Node) -> None:
+def test_containers_start_while_a_reload_waits_for_its_file(node: EmbeddedNode) -> None:
     """A configuration on a slow or dead file system costs the reload, and no container start."""
     text = node.plugin.config_file.read_text()
     changed = json.dumps({**json.loads(text), "strategy": "pack"})

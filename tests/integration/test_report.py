@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.beds.embedded_node import CRIError, Node, until
+from tests.beds.embedded_node import CRIError, EmbeddedNode, until
 from tests.beds.plugin_process import plugin_environment
 from tools.build_image import unpack
 
@@ -31,7 +31,7 @@ def unpacked(archive: Path, into: Path) -> dict[str, Any]:
 def test_a_report_is_replayed_elsewhere_and_keeps_names_and_passwords(tmp_path: Path) -> None:
     address = "http://reader:hunter2@prometheus.example"
     asked = {"url": address, "query": "up"}
-    with Node(tmp_path, config={"controller": {"prometheus": asked}}) as node:
+    with EmbeddedNode(tmp_path, config={"controller": {"prometheus": asked}}) as node:
         node.start()
         own = node.owner("orders-db", 3)
         with pytest.raises(CRIError, match="exclusive CPUs"):

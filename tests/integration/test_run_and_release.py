@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nri_numa.machine.synthetic import build_synthetic_topology
-from tests.beds.embedded_node import CRIError, Node, until
+from tests.beds.embedded_node import CRIError, EmbeddedNode, until
 from tests.beds.plugin_process import PluginProcess
 
 
@@ -15,7 +15,7 @@ def test_a_release_with_another_state_directory_touches_nothing_under_a_running_
     tmp_path: Path,
 ) -> None:
     """A slip in --state-dir once gave everybody every CPU while the agent said otherwise."""
-    with Node(tmp_path) as node:
+    with EmbeddedNode(tmp_path) as node:
         node.start()
         own = node.owner("own", 2)
         before = own.cpus
@@ -32,7 +32,7 @@ def test_a_release_with_another_state_directory_touches_nothing_under_a_running_
 
 def test_a_second_agent_does_not_register_until_the_first_ends(tmp_path: Path) -> None:
     """With both registered the runtime failed every container: both set the same annotation."""
-    with Node(tmp_path) as node:
+    with EmbeddedNode(tmp_path) as node:
         node.start()
         second = PluginProcess(
             tmp_path / "second", node.socket, config=node.config, sysfs_root=node.sysfs_root
@@ -62,7 +62,7 @@ def test_a_second_agent_does_not_register_until_the_first_ends(tmp_path: Path) -
 
 def test_an_index_of_one_digit_has_two_when_it_is_registered(tmp_path: Path) -> None:
     """`pluginIndex: 05` is the number 5 in YAML; `check` takes it, and so does the runtime."""
-    with Node(tmp_path, config={"runtime": {"pluginIndex": 5}}) as node:
+    with EmbeddedNode(tmp_path, config={"runtime": {"pluginIndex": 5}}) as node:
         node.start()
         node.call(node.runtime.wait_for_plugin())
         assert [each[:3] for each in node.runtime.plugins] == ["05-"]
@@ -70,7 +70,7 @@ def test_an_index_of_one_digit_has_two_when_it_is_registered(tmp_path: Path) -> 
 
 def test_explanations_survive_a_restart(tmp_path: Path) -> None:
     """Who asks why after an upgrade gets the sentences of the day it was decided."""
-    with Node(tmp_path) as node:
+    with EmbeddedNode(tmp_path) as node:
         node.start()
         node.owner("own", 2)
         with pytest.raises(CRIError, match="exclusive CPUs"):
@@ -93,7 +93,7 @@ def test_an_annotation_for_a_container_that_never_came_is_said_when_the_pod_ends
     tmp_path: Path,
 ) -> None:
     """Otherwise a slip in the name is a pin that nobody has, without a word."""
-    with Node(tmp_path) as node:
+    with EmbeddedNode(tmp_path) as node:
         node.start()
         pods = [
             node.pod("slip", {"numacpu.enigne": "1"}),
@@ -119,7 +119,7 @@ def test_case_16_memory_that_was_added_counts_after_a_refusal(tmp_path: Path) ->
     small = build_synthetic_topology(
         sockets=1, numa_per_socket=1, cores_per_numa=8, memory_gib=0.125
     )
-    with Node(tmp_path, topology=small) as node:
+    with EmbeddedNode(tmp_path, topology=small) as node:
         node.start()
         wish = {"policy": "single-numa-node"}
         with pytest.raises(CRIError, match=r"256 MiB memory"):

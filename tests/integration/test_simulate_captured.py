@@ -18,7 +18,7 @@ from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.settings import PreferredCores, Settings
 from nri_numa.model.workload import Strategy
 from nri_numa.simulate.simulator import SimulatedOutcome
-from tests.integration.test_captured_machines import MACHINES, captured, discovered
+from tests.beds.captured_machines import MACHINES, captured, discovered
 from tests.machines.pods import container, outcomes, pod, replicated, run, the
 
 pytestmark = pytest.mark.slow

@@ -3,99 +3,28 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
-from typing import Any
 from urllib.request import urlopen
 
 import pytest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
-from tests.beds.embedded_node import CRIError, Node, limits, until
+from tests.beds.embedded_node import CRIError, EmbeddedNode, limits, until
 from tests.beds.plugin_process import free_port, plugin_environment
 from tests.beds.processes import Daemon
+from tests.beds.trace_receiver import receive_traces, values
 
 TRACE, ABOVE = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 
-class Receiver:
-    """What came, and the resource that it came from; ``refuses`` answers with an error."""
-
-    def __init__(self) -> None:
-        self.spans: dict[bytes, Span] = {}
-        self.resource: dict[str, Any] = {}
-        self.refused = 0
-        self.refuses = False
-        self.url = ""
-
-    def take(self, body: bytes) -> int:
-        if self.refuses:
-            self.refused += 1
-            return 400
-        for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
-            self.resource = values(resource.resource)
-            for scope in resource.scope_spans:
-                self.spans |= {span.span_id: span for span in scope.spans}
-        return 200
-
-    def named(self, method: str, **attributes: str) -> Span:
-        """The span of a request, as soon as it is there."""
-
-        def found() -> list[Span]:
-            wanted = {name.replace("_", "."): text for name, text in attributes.items()}.items()
-            every = tuple(self.spans.values())
-            return [one for one in every if one.name == method and wanted <= values(one).items()]
-
-        until(found, f"a span of {method} {attributes}")
-        (one,) = found()
-        return one
-
-
-def values(message: Any) -> dict[str, Any]:
-    """Attributes of a span or a resource."""
-    return {
-        each.key: getattr(each.value, str(each.value.WhichOneof("value")))
-        for each in message.attributes
-    }
-
-
-@contextmanager
-def receiving() -> Iterator[Receiver]:
-    receiver = Receiver()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            assert self.path == "/v1/traces"
-            self.send_response(receiver.take(self.rfile.read(int(self.headers["Content-Length"]))))
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        receiver.url = f"http://127.0.0.1:{server.server_port}"
-        thread = Thread(target=server.serve_forever, args=(0.02,))
-        thread.start()
-        try:
-            yield receiver
-        finally:
-            server.shutdown()
-            thread.join()
-
-
 def test_what_was_decided_is_a_span_below_the_runtimes(tmp_path: Path) -> None:
     """One for each request, sent again after an outage, with what an operator searches for."""
-    with receiving() as receiver:
+    with receive_traces() as receiver:
         off = dict.fromkeys(("events", "nodeAnnotations", "nodeLabels"), False)
         socket = {"socket": str(tmp_path / "agent.sock")}
         address = f"127.0.0.1:{free_port()}"
         publish = {"otlpEndpoint": receiver.url, "address": address, **off}
-        with Node(tmp_path, config={"http": socket, "publish": publish}) as node:
+        with EmbeddedNode(tmp_path, config={"http": socket, "publish": publish}) as node:
             faults = node.runtime.faults
             faults.metadata = {"traceparent": f"00-{TRACE}-{ABOVE}-01"}
             node.start()

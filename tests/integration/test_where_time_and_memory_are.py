@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from nri_numa.machine.synthetic import build_synthetic_topology
-from tests.beds.embedded_node import Node, until
+from tests.beds.embedded_node import EmbeddedNode, until
 
 ON = {
     "containerUsage": {"memory": "metric", "cpuPressure": "metric", "interval": "1s"},
@@ -16,7 +16,7 @@ ON = {
 
 
 def test_memory_elsewhere_waiting_and_a_reason_where_nothing_is_known(tmp_path: Path) -> None:
-    with Node(tmp_path, config=ON, version=2) as node:
+    with EmbeddedNode(tmp_path, config=ON, version=2) as node:
         node.start()
         one, silent = node.listed("one"), node.listed("silent", cpus="2")
 
@@ -62,7 +62,7 @@ def test_what_the_host_takes_is_taken_from_new_containers(tmp_path: Path) -> Non
     topology = build_synthetic_topology(
         sockets=2, numa_per_socket=1, cores_per_numa=4, threads=1, memory_gib=64
     )
-    with Node(tmp_path, topology=topology, config=ON) as node:
+    with EmbeddedNode(tmp_path, topology=topology, config=ON) as node:
         (node.sysfs_root / "proc").mkdir(exist_ok=True)
         ticks = 0
 

@@ -14,7 +14,7 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,38 +23,11 @@ from tests.beds.cri import poll
 from tests.beds.images import build_agent_image
 from tests.beds.kube.bed import KubeBed
 from tests.beds.kube.client import Client
-from tests.beds.kube.node import Node
-from tests.beds.kube.service import MANIFESTS
+from tests.beds.kube.node import KubeNode
+from tests.beds.kube.service import Numa
 from tests.beds.plugin_process import REPOSITORY
 from tests.beds.reports import attach_if_failed, pytest_runtest_makereport  # noqa: F401  # the hook
-from tests.beds.testbed import TestbedUnavailable
-
-Numa = Callable[..., "subprocess.CompletedProcess[str]"]
-"""Runs ``kubectl numa`` with these arguments."""
-
-
-def unavailable(error: TestbedUnavailable, *beds: str) -> None:
-    """Skip, or fail where one of the beds must be there."""
-    for name in (f"NRI_NUMA_REQUIRE_{bed}" for bed in beds):
-        if os.environ.get(name) == "1":
-            pytest.fail(f"{name}=1, but {error}", pytrace=False)
-    pytest.skip(str(error))
-
-
-NRT = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies"
-
-
-@contextlib.contextmanager
-def applied(client: Client, api: str, *files: str) -> Iterator[None]:
-    """Shipped manifests until the end, once the API server serves the kind that is theirs."""
-    names = [f"--filename={MANIFESTS / file}" for file in files]
-    client.kubectl("apply", *names)
-    try:
-        poll(lambda: client.request("GET", api)[0] == 200, "the kind to be served")
-        yield
-    finally:
-        client.kubectl("delete", "--ignore-not-found", *names)
-
+from tests.beds.testbed import TestbedUnavailable, skip_or_fail
 
 # Each wait has its own limit; this one is for what has none.
 _LIMIT_S = 1200
@@ -100,7 +73,7 @@ def session_bed(request: pytest.FixtureRequest) -> Iterator[KubeBed]:
         try:
             bed = stack.enter_context(KubeBed(build=False))
         except TestbedUnavailable as error:
-            unavailable(error, "KUBE")
+            skip_or_fail(error, "KUBE")
         yield bed
 
 
@@ -137,7 +110,7 @@ def client(bed: KubeBed) -> Client:
 
 
 @pytest.fixture
-def node(bed: KubeBed) -> Node:
+def node(bed: KubeBed) -> KubeNode:
     """The node of `bed`."""
     return bed.node
 

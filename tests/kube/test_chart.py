@@ -16,17 +16,17 @@ import pytest
 import yaml
 
 from tests.beds.cri import poll
+from tests.beds.install_manifests import helm
 from tests.beds.kube.bed import OTHER_NODES, KubeBed
 from tests.beds.kube.client import Client, JsonObject, KubeError, is_ready
+from tests.beds.kube.events import wait_event
 from tests.beds.kube.manifests import PREFIX, asks, container, pod
-from tests.beds.kube.node import Node
+from tests.beds.kube.node import KubeNode
 from tests.beds.kube.release import Release, ServiceAddress
 from tests.beds.kube.service import MANIFESTS
+from tests.beds.kube.topologies import NRT
 from tests.beds.plugin_process import free_port
 from tests.beds.processes import wait_for
-from tests.kube.conftest import NRT
-from tests.kube.test_publish import wait_event
-from tests.shipped.test_install_manifests import helm
 
 pytestmark = pytest.mark.kube
 
@@ -268,7 +268,7 @@ def test_a_release_is_installed_upgraded_rolled_back_and_uninstalled(
         ],
     }
 
-    def has_key(node: Node, key: str) -> bool:
+    def has_key(node: KubeNode, key: str) -> bool:
         found = client.ask("GET", f"/api/v1/nodes/{node.name}")
         return key in (
             found["status"]["capacity"] if key == SLOTS else found["metadata"]["annotations"]

@@ -13,10 +13,10 @@ from tests.beds.kube import controller as controllers
 from tests.beds.kube.bed import KubeBed
 from tests.beds.kube.client import Client, JsonObject, is_ready
 from tests.beds.kube.controller import Controller
+from tests.beds.kube.events import Thief
 from tests.beds.kube.manifests import PREFIX, asks, container, pod, template, workload
 from tests.beds.kube.namespaces import ADDRESS
 from tests.beds.kube.publisher import Publisher, install, token
-from tests.kube.test_publish import Thief
 
 pytestmark = pytest.mark.kube
 

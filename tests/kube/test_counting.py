@@ -15,7 +15,7 @@ from tests.beds.kube.bed import KubeBed
 from tests.beds.kube.client import Client, JsonObject, unscheduled
 from tests.beds.kube.device_plugin import RESOURCE, DevicePluginDaemon
 from tests.beds.kube.manifests import EXCLUSIVE, container, pod
-from tests.beds.kube.node import Node
+from tests.beds.kube.node import KubeNode
 from tests.beds.kube.publisher import Publisher, install, token
 from tests.beds.plugin_process import plugin_environment
 from tests.beds.processes import wait_for
@@ -31,7 +31,7 @@ MOST = len(MACHINE) - max(1, len(MACHINE) // 20)
 
 
 @pytest.fixture
-def plugin(client: Client, node: Node) -> Iterator[DevicePluginDaemon]:
+def plugin(client: Client, node: KubeNode) -> Iterator[DevicePluginDaemon]:
     """A device plugin whose resource is on the node; afterwards it is gone again."""
     daemon = DevicePluginDaemon(node)
     daemon.start()
@@ -43,13 +43,17 @@ def plugin(client: Client, node: Node) -> Iterator[DevicePluginDaemon]:
         wait_allocatable(client, node, 0)
 
 
-def allocatable(client: Client, node: Node, resource: str = RESOURCE) -> int:
+def allocatable(client: Client, node: KubeNode, resource: str = RESOURCE) -> int:
     found = client.ask("GET", f"/api/v1/nodes/{node.name}")["status"]["allocatable"]
     return int(found.get(resource, 0))
 
 
 def wait_allocatable(
-    client: Client, node: Node, count: int, *daemons: DevicePluginDaemon, resource: str = RESOURCE
+    client: Client,
+    node: KubeNode,
+    count: int,
+    *daemons: DevicePluginDaemon,
+    resource: str = RESOURCE,
 ) -> None:
     def ask() -> bool:
         return allocatable(client, node, resource) == count
@@ -65,14 +69,14 @@ def counted(count: int, resource: str = RESOURCE) -> JsonObject:
     return made
 
 
-def assignment(node: Node, name: str) -> JsonObject:
+def assignment(node: KubeNode, name: str) -> JsonObject:
     """What the agent says of a pod's only container."""
     (found,) = node.plugin.json(f"/v1/assignments?pod={name}")["containers"]
     return dict(found)
 
 
 def test_the_scheduler_keeps_who_would_be_refused(
-    client: Client, node: Node, plugin: DevicePluginDaemon
+    client: Client, node: KubeNode, plugin: DevicePluginDaemon
 ) -> None:
     before = client.run(pod("before"))
     first = client.run(pod("first", counted(MOST)))
@@ -95,7 +99,9 @@ def test_the_scheduler_keeps_who_would_be_refused(
     assert len(node.cpus(client.wait_ready("kept-back"))) == 1
 
 
-def test_a_kubelet_that_restarts(client: Client, node: Node, plugin: DevicePluginDaemon) -> None:
+def test_a_kubelet_that_restarts(
+    client: Client, node: KubeNode, plugin: DevicePluginDaemon
+) -> None:
     running = client.run(pod("running", counted(1)))
     own, pid, times = node.cpus(running), node.pid(running), plugin.registrations()
     node.restart_kubelet()
@@ -106,7 +112,9 @@ def test_a_kubelet_that_restarts(client: Client, node: Node, plugin: DevicePlugi
     assert after["status"]["containerStatuses"][0]["restartCount"] == 0
 
 
-def test_a_plugin_that_is_killed(client: Client, node: Node, plugin: DevicePluginDaemon) -> None:
+def test_a_plugin_that_is_killed(
+    client: Client, node: KubeNode, plugin: DevicePluginDaemon
+) -> None:
     running = client.run(pod("running", counted(1)))
     own, pid = node.cpus(running), node.pid(running)
     plugin.end(signal.SIGKILL)
@@ -120,7 +128,7 @@ def test_a_plugin_that_is_killed(client: Client, node: Node, plugin: DevicePlugi
 
 
 def test_a_container_that_restarts_keeps_its_slots(
-    client: Client, node: Node, plugin: DevicePluginDaemon
+    client: Client, node: KubeNode, plugin: DevicePluginDaemon
 ) -> None:
     client.run(pod("again", counted(1)))
     before = assignment(node, "again")
@@ -139,7 +147,7 @@ def test_a_container_that_restarts_keeps_its_slots(
     assert (after["cpus"], after["slots"]) == (before["cpus"], before["slots"])
 
 
-def explained(node: Node, name: str) -> str:
+def explained(node: KubeNode, name: str) -> str:
     """What ``nri-numa explain`` says on the node, as one line."""
     command = [
         *node.control.namespaces.enter(network=False),
@@ -153,7 +161,9 @@ def explained(node: Node, name: str) -> str:
     return " ".join(done.stdout.split())
 
 
-def test_explain_tells_both_sides(client: Client, node: Node, plugin: DevicePluginDaemon) -> None:
+def test_explain_tells_both_sides(
+    client: Client, node: KubeNode, plugin: DevicePluginDaemon
+) -> None:
     """Ours, and what the kubelet's PodResources says."""
     client.run(pod("counted", counted(1)))
     client.run(pod("plain"))
@@ -171,7 +181,7 @@ def test_explain_tells_both_sides(client: Client, node: Node, plugin: DevicePlug
         away.rename(socket)
 
 
-def test_numa_nodes_that_are_announced_bind(client: Client, node: Node) -> None:
+def test_numa_nodes_that_are_announced_bind(client: Client, node: KubeNode) -> None:
     daemon = DevicePluginDaemon(
         node, "topology", environment={"NRI_NUMA_DEVICE_PLUGIN_TOPOLOGY": "true"}
     )
@@ -188,7 +198,7 @@ def test_numa_nodes_that_are_announced_bind(client: Client, node: Node) -> None:
 
 
 @pytest.fixture
-def published(bed: KubeBed, client: Client, node: Node) -> Iterator[Publisher]:
+def published(bed: KubeBed, client: Client, node: KubeNode) -> Iterator[Publisher]:
     """A publisher that writes the number into the Node's status; afterwards it is gone."""
     install(client)
     try:
@@ -203,7 +213,7 @@ def published(bed: KubeBed, client: Client, node: Node) -> Iterator[Publisher]:
 
 
 def test_the_status_of_the_node_counts_without_a_device_plugin(
-    client: Client, node: Node, published: Publisher
+    client: Client, node: KubeNode, published: Publisher
 ) -> None:
     """The annotation asks then, because the kubelet hands over nothing."""
     first = client.run(pod("first", counted(MOST, resource=WRITTEN), annotations=EXCLUSIVE))

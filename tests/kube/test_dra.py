@@ -22,10 +22,10 @@ from tests.beds.kube.dra import (
     template,
     wait_slice,
 )
+from tests.beds.kube.managers import NONE, STATIC, granted
 from tests.beds.kube.manifests import container, pod
-from tests.beds.kube.node import Node
+from tests.beds.kube.node import KubeNode
 from tests.beds.kube.publisher import Publisher
-from tests.kube.test_kubelet_managers import NONE, STATIC, granted
 from tests.machines.cpus import MACHINE
 
 pytestmark = [
@@ -77,7 +77,7 @@ def call_it(client: Client, name: str | None) -> None:
     client.kubectl("patch", "deviceclass", CLASS, "--type=merge", f"--patch={change}")
 
 
-def test_a_claim_is_counted_and_met(client: Client, node: Node, publisher: Publisher) -> None:
+def test_a_claim_is_counted_and_met(client: Client, node: KubeNode, publisher: Publisher) -> None:
     """The scheduler chooses the NUMA node; what does not fit is kept back and not refused."""
     device = wait_slice(client, publisher)["spec"]["devices"][0]
     number = device["attributes"]["resource.kubernetes.io/numaNode"]["int"]
@@ -111,7 +111,7 @@ exec sleep 1000000
 
 
 def test_a_launcher_of_virtual_machines_finds_the_cpus_of_its_claim(
-    client: Client, node: Node, publisher: Publisher
+    client: Client, node: KubeNode, publisher: Publisher
 ) -> None:
     """By the variable and the file that KubeVirt reads; a thread can be pinned to what they say."""
     wait_slice(client, publisher)
@@ -126,7 +126,7 @@ def test_a_launcher_of_virtual_machines_finds_the_cpus_of_its_claim(
 
 
 def test_a_pod_that_is_deleted_at_once_is_waited_for(
-    client: Client, node: Node, publisher: Publisher
+    client: Client, node: KubeNode, publisher: Publisher
 ) -> None:
     """The scheduler gives its claim's CPUs away while its container still ends; none is refused."""
     most = countable(wait_slice(client, publisher)["spec"]["devices"][0])
@@ -166,7 +166,7 @@ def test_every_process_is_killed(bed: KubeBed, client: Client, publisher: Publis
 
 
 def test_an_extended_resource_of_the_class_is_one_cpu(
-    client: Client, node: Node, publisher: Publisher
+    client: Client, node: KubeNode, publisher: Publisher
 ) -> None:
     """The scheduler makes the claim itself, for a pod that knows of none."""
     resource = "numa.example.com/claimed-cpu"
@@ -218,7 +218,7 @@ def test_a_variable_of_ones_own_gives_nothing(client: Client) -> None:
 
 
 def test_beside_the_kubelets_static_policy(
-    bed: KubeBed, client: Client, node: Node, publisher: Publisher
+    bed: KubeBed, client: Client, node: KubeNode, publisher: Publisher
 ) -> None:
     """It grants CPUs to each Guaranteed pod, claims or not: these are then the claim's CPUs."""
     node.restart_kubelet(STATIC)

@@ -10,7 +10,7 @@ from nri_numa.model.cpuset import CPUSet
 from tests.beds.cri import poll
 from tests.beds.kube.client import Client, JsonObject, is_ready
 from tests.beds.kube.manifests import EXCLUSIVE, container, pod, template, workload
-from tests.beds.kube.node import Node
+from tests.beds.kube.node import KubeNode
 from tests.machines.cpus import MACHINE
 
 pytestmark = pytest.mark.kube
@@ -28,13 +28,13 @@ def owner_of(client: Client, but: str = "") -> JsonObject:
     return poll(ask, "a Ready pod of owner")
 
 
-def settles(node: Node, placed: JsonObject, cpus: CPUSet) -> None:
+def settles(node: KubeNode, placed: JsonObject, cpus: CPUSet) -> None:
     """Wait until a pod may use exactly these CPUs."""
     name = placed["metadata"]["name"]
     poll(lambda: node.cpus(placed) == cpus, f"{name} on {cpus}")
 
 
-def test_who_replaces_an_evicted_owner_owns(client: Client, node: Node) -> None:
+def test_who_replaces_an_evicted_owner_owns(client: Client, node: KubeNode) -> None:
     """The replacement may start before the old one is gone; then it waits for its CPU."""
     client.apply(workload("Deployment", "owner", OWNERS))
     first = owner_of(client)
@@ -60,14 +60,14 @@ NO_PRESSURE: dict[str, object] = {"evictionSoft": {}, "evictionSoftGracePeriod":
 
 
 @pytest.fixture
-def relieved(node: Node) -> Iterator[None]:
+def relieved(node: KubeNode) -> Iterator[None]:
     """A test may put the node under pressure; afterwards it has none."""
     yield
     node.restart_kubelet(NO_PRESSURE)
 
 
 @pytest.mark.usefixtures("relieved")
-def test_an_owner_that_the_kubelet_evicts_gives_back(client: Client, node: Node) -> None:
+def test_an_owner_that_the_kubelet_evicts_gives_back(client: Client, node: KubeNode) -> None:
     """Memory is short on the node: all go but the critical pod, which gets what they left.
 
     The owner's Deployment makes others, which are evicted in turn; the first that may stay owns.

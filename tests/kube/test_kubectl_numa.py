@@ -18,7 +18,7 @@ from tests.beds.kube.bed import KubeBed
 from tests.beds.kube.client import Client, JsonObject, is_ready
 from tests.beds.kube.manifests import asks, container, pod
 from tests.beds.kube.namespaces import ADDRESS
-from tests.kube.conftest import Numa
+from tests.beds.kube.service import Numa
 from tests.machines.cpus import LAST
 
 pytestmark = pytest.mark.kube

@@ -9,44 +9,30 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 from nri_numa.model.cpuset import CPUSet
 from tests.beds.cri import poll
 from tests.beds.kube.client import Client, JsonObject
+from tests.beds.kube.managers import MAY_LIST, NONE, STATIC, configure, first_line, granted
 from tests.beds.kube.manifests import EXCLUSIVE, asks, container, pod
-from tests.beds.kube.node import Node
+from tests.beds.kube.node import KubeNode
 from tests.machines.cpus import FIRST, LAST, MACHINE
 
 pytestmark = pytest.mark.kube
 
-# Half a CPU makes one that the static policy does not give away; the rest of it can be requested.
-STATIC = {
-    "cpuManagerPolicy": "static",
-    "systemReserved": {"cpu": "500m"},
-    "cpuManagerReconcilePeriod": "2s",
-}
-NONE = {
-    "cpuManagerPolicy": "none",
-    "memoryManagerPolicy": "None",
-    "systemReserved": {},
-    "reservedMemory": [],
-}
 MEMORY = {
     "memoryManagerPolicy": "Static",
     "systemReserved": {"cpu": "500m", "memory": "100Mi"},
     "reservedMemory": [{"numaNode": 0, "limits": {"memory": "100Mi"}}],
 }
-# A pod may list the CPU that the kubelet reserves, which is reserved for us as well then.
-MAY_LIST = {"permissions": [{"reservedCPUs": True}]}
 # A pod may own a CPU that its request does not pay for: there is not enough to request.
 MAY_OWN = {"permissions": [{"unpaidCPUs": True}]}
 
 
 @pytest.fixture
-def static_node(client: Client, node: Node) -> Iterator[Node]:
+def static_node(client: Client, node: KubeNode) -> Iterator[KubeNode]:
     """The node with the kubelet's static policy for the time of the test."""
     node.restart_kubelet(STATIC)
     yield node
@@ -55,36 +41,13 @@ def static_node(client: Client, node: Node) -> Iterator[Node]:
     configure(node, {})
 
 
-def configure(node: Node, plugin: dict[str, Any]) -> None:
-    """Have nri-numa run with this configuration."""
-    begin = len(node.plugin.records())
-    node.plugin.reload(plugin)
-    poll(
-        lambda: [r for r in node.plugin.records()[begin:] if "reloaded" in r.get("msg", "")],
-        "reloaded",
-    )
-
-
-def granted(node: Node, of: JsonObject) -> CPUSet:
-    """What the kubelet's state file says that it granted a pod's container."""
-    notes = json.loads((node.kubelet_root / "cpu_manager_state").read_text("utf-8"))
-    entries = notes.get("entries", {}).get(of["metadata"]["uid"], {})
-    return CPUSet.parse(entries.get("main", ""))
-
-
-def first_line(client: Client, name: str) -> CPUSet:
-    """CPUs of a container's first instruction."""
-    line = client.said(name).split()[0]
-    return CPUSet.parse(line.removeprefix("cpus="))
-
-
-def kind(node: Node, name: str) -> str:
+def kind(node: KubeNode, name: str) -> str:
     """What nri-numa calls the containers of a pod."""
     (kind,) = {one["kind"] for one in node.plugin.json(f"/v1/assignments?pod={name}")["containers"]}
     return str(kind)
 
 
-def adopted(node: Node, words: str) -> None:
+def adopted(node: KubeNode, words: str) -> None:
     """Wait until something of the kubelet's configuration is nri-numa's too."""
     poll(
         lambda: any(words in one for one in node.plugin.json("/v1/kubelet")["adopted"]),
@@ -93,7 +56,7 @@ def adopted(node: Node, words: str) -> None:
 
 
 def test_what_the_kubelet_grants_is_its_own_and_nobody_elses(
-    client: Client, static_node: Node
+    client: Client, static_node: KubeNode
 ) -> None:
     before = client.run(pod("before"))
     owner = client.run(pod("owner", container(cpus="1")))
@@ -131,7 +94,7 @@ def test_what_the_kubelet_grants_is_its_own_and_nobody_elses(
 
 
 def test_a_list_against_a_grant_is_refused_unless_overriding_is_allowed(
-    client: Client, static_node: Node
+    client: Client, static_node: KubeNode
 ) -> None:
     configure(static_node, MAY_LIST)
     document = pod("listed", container(cpus="1"), annotations=asks(numacpu=FIRST))
@@ -157,7 +120,7 @@ def test_a_list_against_a_grant_is_refused_unless_overriding_is_allowed(
     assert static_node.cpus(listed) == CPUSet.parse(FIRST)
 
 
-def test_granted_memory_is_known(client: Client, static_node: Node) -> None:
+def test_granted_memory_is_known(client: Client, static_node: KubeNode) -> None:
     """One NUMA node shows that a real state file is read; the rest is in the scenarios."""
     static_node.restart_kubelet({**STATIC, **MEMORY})
     owner = client.run(pod("owner", container(cpus="300m")))
@@ -169,7 +132,7 @@ def test_granted_memory_is_known(client: Client, static_node: Node) -> None:
     adopted(static_node, "reservedMemory 0: 104857600 bytes")
 
 
-def test_a_grant_of_a_whole_pod_is_known(client: Client, static_node: Node) -> None:
+def test_a_grant_of_a_whole_pod_is_known(client: Client, static_node: KubeNode) -> None:
     """The third form of the state file, behind a gate of the kubelet's: ``podEntries``."""
     gates = {"PodLevelResources": True, "PodLevelResourceManagers": True}
     scope = {"topologyManagerScope": "pod", "topologyManagerPolicy": "best-effort"}
@@ -199,7 +162,9 @@ def test_a_grant_of_a_whole_pod_is_known(client: Client, static_node: Node) -> N
         static_node.configuration.update(topologyManagerPolicy="none")
 
 
-def test_both_ways_of_the_migration_with_containers_that_stay(client: Client, node: Node) -> None:
+def test_both_ways_of_the_migration_with_containers_that_stay(
+    client: Client, node: KubeNode
+) -> None:
     """The guide drains the node; what stays all the same ends on the configured side."""
     owner = client.run(pod("owner", container(cpus="1"), annotations=EXCLUSIVE))
     own = node.cpus(owner)

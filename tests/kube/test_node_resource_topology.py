@@ -15,11 +15,11 @@ from tests.beds.cri import poll
 from tests.beds.kube.bed import KubeBed
 from tests.beds.kube.client import Client, JsonObject, is_ready
 from tests.beds.kube.device_plugin import DevicePluginDaemon
+from tests.beds.kube.events import Thief
 from tests.beds.kube.manifests import EXCLUSIVE, PREFIX, container, definition, pod
 from tests.beds.kube.publisher import Publisher, install, token
+from tests.beds.kube.topologies import NRT, TOPOLOGY_MANIFESTS, applied
 from tests.beds.processes import wait_for
-from tests.kube.conftest import NRT, applied
-from tests.kube.test_publish import Thief
 
 pytestmark = pytest.mark.kube
 
@@ -29,14 +29,13 @@ COUNTED = {
     "NRI_NUMA_DEVICE_PLUGIN_RESOURCE_NAME": DEVICE,
     "NRI_NUMA_DEVICE_PLUGIN_TOPOLOGY": "true",
 }
-TOPOLOGY = [f"publish-topology/{name}.yaml" for name in ("role", "policies", "crd")]
 
 
 @pytest.fixture
 def defined(client: Client) -> Iterator[Client]:
     """The publisher's rights, and the definition of the object, which is served."""
     install(client)
-    with applied(client, NRT, *TOPOLOGY):
+    with applied(client, NRT, *TOPOLOGY_MANIFESTS):
         yield client
 
 

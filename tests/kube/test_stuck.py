@@ -15,9 +15,7 @@ from tests.beds.kube.client import Client, JsonObject, waiting_reason
 from tests.beds.kube.controller import Controller
 from tests.beds.kube.manifests import PREFIX, asks, container, template, workload
 from tests.beds.kube.publisher import Publisher, install, token
-from tests.kube.conftest import NRT, applied
-from tests.kube.test_node_resource_topology import TOPOLOGY
-from tests.kube.test_scheduler_extender import publish
+from tests.beds.kube.topologies import NRT, TOPOLOGY_MANIFESTS, applied, publish_topology
 
 pytestmark = pytest.mark.kube
 
@@ -35,7 +33,7 @@ def full(bed: KubeBed, client: Client) -> Iterator[Client]:
     controllers.install(client)
     section = controllers.offline_capacity(bed)
     published = {"nodeResourceTopology": True}
-    with applied(client, NRT, *TOPOLOGY):
+    with applied(client, NRT, *TOPOLOGY_MANIFESTS):
         try:
             with (
                 bed.node.configured(**section),
@@ -63,7 +61,7 @@ def factor(client: Client) -> str:
 def add_other(client: Client) -> None:
     """A Node without a kubelet, and what it publishes: all of it is free."""
     client.add_node(OTHER)
-    publish(client, OTHER, 8)
+    publish_topology(client, OTHER, 8)
 
 
 def told(client: Client, uid: str) -> list[JsonObject]:

@@ -32,9 +32,8 @@ from tests.beds.kube.dra import (
 from tests.beds.kube.manifests import asks, container, pod
 from tests.beds.kube.namespaces import Namespaces
 from tests.beds.kube.virtual_node import Look, VirtualNode, container_id
-from tests.beds.testbed import TestbedUnavailable, require_root
+from tests.beds.testbed import TestbedUnavailable, require_root, skip_or_fail
 from tests.beds.vm_bed import one_machine_at_a_time, prepare
-from tests.kube.conftest import unavailable
 from tests.vm.selection import MACHINES, booted
 
 NODES = [CPUSet(node.cpus) for node in MACHINES["kube-node"].numa]  # of both
@@ -88,7 +87,7 @@ def node(request: pytest.FixtureRequest) -> Iterator[VirtualNode]:
         ):
             yield node
     except TestbedUnavailable as error:
-        unavailable(error, "KUBE", "VM")  # it was asked for by name
+        skip_or_fail(error, "KUBE", "VM")  # it was asked for by name
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from tests.beds.kube.manifests import (
     template,
     workload,
 )
-from tests.beds.kube.node import Node
+from tests.beds.kube.node import KubeNode
 from tests.beds.plugin_process import REPOSITORY
 from tests.machines.cpus import FIRST, LAST, MACHINE, NO_CPU
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.kube
 ONCE = ("/bin/sh", "-c", FIRST_LINE_SCRIPT.replace("exec sleep 1000000", "true"))
 
 
-def test_cpus_and_mems_as_listed(client: Client, node: Node) -> None:
+def test_cpus_and_mems_as_listed(client: Client, node: KubeNode) -> None:
     listed = client.run(pod("listed", annotations=asks(numacpu=LAST, numamem="0")))
     assert node.allowed(listed) == Seen(cpus=LAST, mems="0")
     # Another process of the container, started by the kubelet on request.
@@ -41,7 +41,7 @@ def test_cpus_and_mems_as_listed(client: Client, node: Node) -> None:
     assert client.said("listed").startswith(f"cpus={LAST} mems=0 numa_cpus={LAST} ")
 
 
-def test_a_refusal_is_told_by_kubectl_describe(client: Client, node: Node) -> None:
+def test_a_refusal_is_told_by_kubectl_describe(client: Client, node: KubeNode) -> None:
     client.apply(pod("refused", annotations=asks(numacpu=NO_CPU)))
     refused = client.wait_refused("refused")
     words = ("default/refused", "main", "numacpu", f"'{NO_CPU}'", "does not exist")
@@ -51,7 +51,7 @@ def test_a_refusal_is_told_by_kubectl_describe(client: Client, node: Node) -> No
     assert all(word in refused and word in events for word in words)
 
 
-def test_deployment_and_its_rollout(client: Client, node: Node) -> None:
+def test_deployment_and_its_rollout(client: Client, node: KubeNode) -> None:
     old = asks(numamem="0"), Seen(cpus=str(MACHINE), mems="0")
     for asked, has in (old, (asks(numacpu=LAST, numamem="0"), Seen(cpus=LAST, mems="0"))):
         client.apply(workload("Deployment", "web", template(annotations=asked), replicas=2))
@@ -65,7 +65,7 @@ def test_deployment_and_its_rollout(client: Client, node: Node) -> None:
             assert node.allowed(each) == has
 
 
-def test_job_of_owners_one_after_the_other(client: Client, node: Node) -> None:
+def test_job_of_owners_one_after_the_other(client: Client, node: KubeNode) -> None:
     """Each gives its CPU back by its exit, and the next one gets it."""
     owner = container(cpus="1", command=ONCE)
     pods = template(owner, annotations=EXCLUSIVE, restartPolicy="Never")
@@ -78,7 +78,7 @@ def test_job_of_owners_one_after_the_other(client: Client, node: Node) -> None:
         assert len(CPUSet.parse(line.removeprefix("cpus=").split()[0])) == 1
 
 
-def test_init_sidecar_and_main_each_by_its_own_key(client: Client, node: Node) -> None:
+def test_init_sidecar_and_main_each_by_its_own_key(client: Client, node: KubeNode) -> None:
     placed = client.run(
         pod(
             "three",
@@ -95,7 +95,7 @@ def test_init_sidecar_and_main_each_by_its_own_key(client: Client, node: Node) -
     assert node.cpus(placed, "web") == MACHINE
 
 
-def test_ephemeral_container_is_bound_like_its_pod(client: Client, node: Node) -> None:
+def test_ephemeral_container_is_bound_like_its_pod(client: Client, node: KubeNode) -> None:
     client.run(pod("looked-at", annotations=asks(numacpu=LAST)))
     command = ("sh", "-c", FIRST_LINE_SCRIPT)
     client.kubectl(
@@ -119,7 +119,7 @@ def test_ephemeral_container_is_bound_like_its_pod(client: Client, node: Node) -
     assert node.cpus(running, "look") == CPUSet.parse(LAST)
 
 
-def test_static_pod(client: Client, node: Node) -> None:
+def test_static_pod(client: Client, node: KubeNode) -> None:
     file = node.directory / "static" / "static.json"
     file.write_text(json.dumps(pod("static", annotations=asks(numacpu=LAST))), encoding="utf-8")
     try:
@@ -144,13 +144,13 @@ def size(**amounts: str) -> JsonObject:
     return {"requests": amounts, "limits": amounts}
 
 
-def quota(node: Node, placed: JsonObject) -> int:
+def quota(node: KubeNode, placed: JsonObject) -> int:
     """The CPU quota that a container's cgroup has now, in microseconds of each 0.1 s."""
     own = node.cgroup_file(placed, "cpu", "cpu.cfs_quota_us", "cpu.max")
     return int(own.split()[0])
 
 
-def test_resize_in_place_leaves_a_list_as_it_is(client: Client, node: Node) -> None:
+def test_resize_in_place_leaves_a_list_as_it_is(client: Client, node: KubeNode) -> None:
     placed = client.run(pod("resized", annotations=asks(numacpu=LAST)))
     before = node.pid(placed)
     assert quota(node, placed) == 5_000
@@ -160,7 +160,9 @@ def test_resize_in_place_leaves_a_list_as_it_is(client: Client, node: Node) -> N
     assert node.cpus(placed) == CPUSet.parse(LAST)
 
 
-def test_resize_that_is_refused_is_told_in_the_pods_conditions(client: Client, node: Node) -> None:
+def test_resize_that_is_refused_is_told_in_the_pods_conditions(
+    client: Client, node: KubeNode
+) -> None:
     """All CPUs of the machine for one would leave the others none: it keeps what it has."""
     owner = client.run(pod("owner", container(cpus="1"), annotations=EXCLUSIVE))
     own = node.cpus(owner)
@@ -192,7 +194,9 @@ def run_pool(client: Client, *others: JsonObject) -> JsonObject:
     )
 
 
-def test_resize_of_spec_resources_leaves_the_pods_pool_its_cpus(client: Client, node: Node) -> None:
+def test_resize_of_spec_resources_leaves_the_pods_pool_its_cpus(
+    client: Client, node: KubeNode
+) -> None:
     placed = run_pool(client)
     shared = client.run(pod("shared"))
     own, before = node.cpus(placed), node.pid(placed)
@@ -205,7 +209,7 @@ def test_resize_of_spec_resources_leaves_the_pods_pool_its_cpus(client: Client, 
     assert node.cpus(shared) == MACHINE - own
 
 
-def test_resize_beside_a_pods_pool_that_cannot_give_is_told(client: Client, node: Node) -> None:
+def test_resize_beside_a_pods_pool_that_cannot_give_is_told(client: Client, node: KubeNode) -> None:
     """The pool's last CPU stays: what would get less than its size keeps what it has."""
     placed = run_pool(client, container("beside", cpus="500m"))
     own = node.cpus(placed, "main")
@@ -216,7 +220,7 @@ def test_resize_beside_a_pods_pool_that_cannot_give_is_told(client: Client, node
     assert node.cpus(placed, "beside") == MACHINE - own
 
 
-def test_kubelet_restart_moves_nobody(client: Client, node: Node) -> None:
+def test_kubelet_restart_moves_nobody(client: Client, node: KubeNode) -> None:
     """And the exclusive CPU is everybody's again when its pod is deleted."""
     shared = client.run(pod("shared"))
     assert node.cpus(shared) == MACHINE
@@ -232,7 +236,7 @@ def test_kubelet_restart_moves_nobody(client: Client, node: Node) -> None:
     poll(lambda: node.cpus(shared) == node.cpus(late) == MACHINE, "the CPU given back")
 
 
-def test_resources_of_the_pod_pay_for_its_container(client: Client, node: Node) -> None:
+def test_resources_of_the_pod_pay_for_its_container(client: Client, node: KubeNode) -> None:
     """Pod-level resources, and a container that asks for nothing by itself."""
     room = {"cpu": "1", "memory": "64Mi"}
     alone = container(cpus="", memory="")

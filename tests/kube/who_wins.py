@@ -17,9 +17,9 @@ from typing import Any
 from tests.beds.cri import poll
 from tests.beds.kube.bed import KubeBed
 from tests.beds.kube.client import JsonObject, is_ready, waiting_reason
+from tests.beds.kube.managers import MAY_LIST, NONE, STATIC, configure, first_line
 from tests.beds.kube.manifests import asks, container, pod
 from tests.beds.plugin_process import REPOSITORY
-from tests.kube.test_kubelet_managers import MAY_LIST, NONE, STATIC, configure, first_line
 from tests.machines.cpus import FIRST
 
 PAGE = REPOSITORY / "docs/kubelet.md"

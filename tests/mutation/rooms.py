@@ -36,7 +36,8 @@ ROOMS: Final = {
     **{
         f"nri_numa/{room}": (f"tests/unit/{room}",)
         for room in (
-            *("publisher", "controller", "web", "devices", "dra", "machine", "cri", "config"),
+            *("publisher", "controller", "scheduler", "web", "devices", "dra", "machine", "cri"),
+            "config",
         )
     },
 }

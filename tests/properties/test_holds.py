@@ -37,7 +37,7 @@ from nri_numa.publisher import topology
 from nri_numa.scheduler.candidates import VerdictCache
 from nri_numa.scheduler.fit import Fit
 from nri_numa.scheduler.watcher import MAX_RECHECK_PAUSE_S
-from tests.unit.scheduler.objects import PREFIX, Watched, container, pod
+from tests.beds.objects import PREFIX, Watched, container, pod
 
 SETTLE_S, LATER_S = 10.0, 25.0
 MACHINE = NodeModel(

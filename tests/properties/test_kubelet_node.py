@@ -78,7 +78,7 @@ def limits(wanted: Wanted) -> Resources:
     )
 
 
-class Node:
+class KubeletModelNode:
     """Our side: one state, the engine's own doors."""
 
     def __init__(
@@ -132,7 +132,7 @@ class Node:
 
 def random_node(
     random: Random, ways: Collection[str] = (), kept: float = 0.0
-) -> tuple[KubeletNode, Node, str]:
+) -> tuple[KubeletNode, KubeletModelNode, str]:
     """A kubelet and a node of ours on the same machine, and what both are like."""
     sockets, per_socket = random.choice([(1, 1), (2, 1), (2, 1), (1, 2), (2, 2), (1, 3), (1, 4)])
     pages_1g, pages_2m = random.choice([(0, 0), (2, 0), (2, 512), (4, 1024)])
@@ -178,12 +178,12 @@ def random_node(
         memory=dict.fromkeys(topology.numa_ids, 0),
         hugepages={i: dict.fromkeys(PAGES.values(), 0) for i in topology.numa_ids},
     )
-    ours = Node(NodeModel(topology=topology, settings=settings), policy, scope, nothing)
+    ours = KubeletModelNode(NodeModel(topology=topology, settings=settings), policy, scope, nothing)
     by = ", alignBySocket" if by_socket else ""
     return kubelet, ours, f"{policy}, scope {scope}{by}"
 
 
-Step: TypeAlias = tuple[KubeletNode, Node, str, PodCase, list[PodCase]]
+Step: TypeAlias = tuple[KubeletNode, KubeletModelNode, str, PodCase, list[PodCase]]
 
 
 def life(seed: int, *, init: bool = False) -> Iterator[Step]:

@@ -14,10 +14,10 @@ from nri_numa.engine.desired import NodeSnapshot
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import Container
 from nri_numa.publisher.topology import build_topology_contents
+from tests.beds.placement_steps import MACHINES, Steps, lived, pods, setting
 from tests.beds.topology_match import Pod, passes
 from tests.beds.world import GIB, World, container, pod, resources
 from tests.machines import named as machines
-from tests.properties.test_accounting import MACHINES, Steps, lived, pods, setting
 
 ALL = [*MACHINES, machines.huge_pages, machines.sparse_ids]
 HUGE = 2 << 20

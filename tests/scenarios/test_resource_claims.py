@@ -18,10 +18,10 @@ from nri_numa.model.workload import Container, KubeletGrantOverriders, PodSandbo
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.nri.wire.versions import Event
 from nri_numa.runtime import RequestRejected
+from tests.beds.claim_bed import ClaimBed
 from tests.beds.nri_requests import NRIRequests
+from tests.beds.resource_claims import UID, config, result
 from tests.beds.world import PREFIX, World, container, pod, resources, says, two_by_four, two_nodes
-from tests.unit.agent.test_claims import Bed
-from tests.unit.dra.test_claims import UID, config, result
 
 OTHER = "0a1b2c3d-0000-4000-8000-00000000000b"
 
@@ -199,27 +199,27 @@ def message(id: str = "c-web", *, claim: str = UID, cpus: int = 4) -> pb.Contain
 
 
 @pytest.fixture
-def bed(tmp_path: Path) -> Bed:
-    made = Bed(tmp_path)
+def bed(tmp_path: Path) -> ClaimBed:
+    made = ClaimBed(tmp_path)
     made.world.ends_whole = False
     made.objects[UID] = made.claim(result(), configs=[config({"smt": "isolate"})])
     made.prepare()
     return made
 
 
-def link(bed: Bed) -> NRIRequests:
+def link(bed: ClaimBed) -> NRIRequests:
     return NRIRequests(
         AgentHandler(bed.world.agent, bed.world.metrics, sources=[bed.book], extensions=[bed.book])
     )
 
 
-def cpus_of(bed: Bed, id: str = "c-web") -> CPUSet:
+def cpus_of(bed: ClaimBed, id: str = "c-web") -> CPUSet:
     allocation = bed.world.allocation(id)
     assert "claim" in allocation.slots
     return allocation.cpus
 
 
-def test_when_it_is_created_resized_and_met_again(bed: Bed) -> None:
+def test_when_it_is_created_resized_and_met_again(bed: ClaimBed) -> None:
     requests = link(bed)
     request = pb.CreateContainerRequest(pod=POD, container=message())
     answer = pb.CreateContainerResponse.FromString(requests.create_container(request))
@@ -246,14 +246,14 @@ def test_when_it_is_created_resized_and_met_again(bed: Bed) -> None:
     assert cpus_of(bed) == own
 
 
-def test_a_container_that_started_while_nobody_was_there(bed: Bed) -> None:
+def test_a_container_that_started_while_nobody_was_there(bed: ClaimBed) -> None:
     running = message()
     running.linux.resources.cpu.cpus = "0-15"
     link(bed).synchronize([POD], [running])
     assert len(cpus_of(bed)) == 4
 
 
-def test_what_does_not_count_is_refused(bed: Bed) -> None:
+def test_what_does_not_count_is_refused(bed: ClaimBed) -> None:
     made = message(claim=UID[:-1] + "f")
     with pytest.raises(RequestRejected, match="ClaimNotPrepared"):
         link(bed).create_container(pb.CreateContainerRequest(pod=POD, container=made))

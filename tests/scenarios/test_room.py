@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 from hypothesis import example, given
@@ -26,7 +26,6 @@ from nri_numa.engine.node_model import MeasuredFree
 from nri_numa.engine.rebalance import MAX_MOVES, StepwiseSearch, plan_moves
 from nri_numa.engine.state import ContainerKind, NodeState, state_invariant_violations
 from nri_numa.machine.migration import MigrationStep
-from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.machine import Topology
 from nri_numa.model.settings import Settings
@@ -34,19 +33,20 @@ from nri_numa.model.workload import Device, DeviceRequest, QoSClass, Strategy
 from nri_numa.publisher.topology import build_topology_contents
 from nri_numa.scheduler.candidates import VerdictCache, run_to_end
 from nri_numa.scheduler.fit import Fit
-from tests.beds.world import GIB, StillClock, World, container, pod, resources
-from tests.unit.scheduler.objects import PREFIX, single
-from tests.unit.scheduler.objects import container as container_object
-from tests.unit.scheduler.objects import pod as pod_object
-
-SINGLE = {"policy": "single-numa-node", "cpus": "exclusive"}
-
-
-def machine(nodes: int, cores: int, threads: int = 1, gib: int = 16, pages: int = 0) -> Topology:
-    return build_synthetic_topology(
-        sockets=nodes, numa_per_socket=1, cores_per_numa=cores, threads=threads, memory_gib=gib,
-        hugepages={GIB: pages * GIB} if pages else None,
-    )  # fmt: skip
+from tests.beds.objects import PREFIX, single
+from tests.beds.objects import container as container_object
+from tests.beds.objects import pod as pod_object
+from tests.beds.room_cases import (
+    A_AND_B,
+    MIB,
+    MOVABLE,
+    SINGLE,
+    SteppingClock,
+    create_new,
+    machine,
+    movable_world,
+)
+from tests.beds.world import GIB, World, container, pod, resources
 
 
 def hint(refusal: Rejected) -> str:
@@ -79,10 +79,6 @@ def refused(world: World, cpus: float, memory: float = 1, **wishes: str) -> str:
             memory,
         )
     )
-
-
-A_AND_B = (("a", 3, 2, {}), ("b", 4, 1, {}))
-"""On a NUMA node each: 8 CPUs, of which 5 and 4 are free then."""
 
 
 def test_the_smaller_one_would_have_to_be_elsewhere() -> None:
@@ -279,24 +275,6 @@ def test_after_a_plan_everything_holds(
 
 # --- it happens -----------------------------------------------------------------------------------
 
-MOVABLE = {"movable": "true"}
-
-
-def movable(
-    *there: tuple[str, float, float, dict[str, str]], moves: int = 2, **more: object
-) -> World:
-    """A node where movable pods make room: two NUMA nodes of eight CPUs and 16 GiB."""
-    world = World(machine(2, 8), Settings(rebalance_moves=moves, reservation_seconds=600.0), **more)  # type: ignore[arg-type]
-    world.agent.containers.moves_memory = True
-    for name, cpus, memory, wishes in there:
-        world.put(name, SINGLE | MOVABLE | wishes, cpus, memory)
-    return world
-
-
-def new(world: World, cpus: float = 6, memory: float = 1) -> Admitted | Rejected | None:
-    of = pod("new", SINGLE)
-    return world.create(of, container(of, wants=resources(cpus, memory)))
-
 
 def booked(world: World) -> dict[int, int]:
     return {i: charge.memory // GIB for i, charge in world.agent.current.state.charges.items()}
@@ -306,10 +284,10 @@ def booked(world: World) -> dict[int, int]:
 def test_a_movable_container_makes_room(reading: MeasuredFree | None) -> None:
     """Its CPUs at once; its memory is booked on both sides until it has moved, over a restart."""
     (a, b) = A_AND_B
-    world = movable((*a[:3], {"movable": "false"}), b, reading=reading)
+    world = movable_world((*a[:3], {"movable": "false"}), b, reading=reading)
     world.ends_whole = False
     world.put("free", {}, qos=QoSClass.BEST_EFFORT)
-    answer = new(world)
+    answer = create_new(world)
     assert isinstance(answer, Admitted)
     assert world.has("new-app") == ("8-13", "1")
     assert world.has("b-app") == ("3-6", "0-1")
@@ -347,8 +325,8 @@ def test_only_cpus_move_on_one_numa_node() -> None:
 
 
 def test_what_is_only_observed_is_refused_once_and_known() -> None:
-    world = movable(*A_AND_B, moves=0, observe=True)
-    assert new(world) is None
+    world = movable_world(*A_AND_B, moves=0, observe=True)
+    assert create_new(world) is None
     assert (world.history.rejected_count, world.allocation("new-app").kind) == (
         1,
         ContainerKind.UNPINNED,
@@ -371,9 +349,9 @@ def test_it_is_refused_as_before_and_says_what_is_in_the_way(
     moves: int, b: dict[str, str], memory: float, said: str
 ) -> None:
     there = (("a", 3, 12, {"numamem": "0"}), ("b", 4, 4, b))
-    world = movable(*there, moves=moves)
+    world = movable_world(*there, moves=moves)
     before = world.agent.current.state
-    answer = new(world, memory=memory)
+    answer = create_new(world, memory=memory)
     assert isinstance(answer, Rejected)
     assert hint(answer).endswith(said)
     assert bool(hint(answer)) is bool(said)
@@ -411,7 +389,7 @@ def test_the_extender_sends_a_pod_where_movable_ones_make_room(
     moves: int, b: int, fits: list[str]
 ) -> None:
     """Last of all nodes, for one container on one NUMA node, and none while another comes."""
-    world = movable(A_AND_B[0], ("b", b, 1, {}), moves=moves)
+    world = movable_world(A_AND_B[0], ("b", b, 1, {}), moves=moves)
     found = zones_document(NodeSnapshot(world.agent.current.machine, world.agent.current.state))
     nodes = ClusterState(PREFIX)
     for name in ("n", "empty"):
@@ -440,7 +418,7 @@ def test_the_extender_sends_a_pod_where_movable_ones_make_room(
         assert nodes.update_resources(
             "n", decode_topology(build_topology_contents(PREFIX, found), PREFIX)
         )
-    assert isinstance(new(world), Admitted if fits else Rejected)
+    assert isinstance(create_new(world), Admitted if fits else Rejected)
     still = zones_document(
         NodeSnapshot(world.agent.current.machine, world.agent.current.state),
         still=["a-app", "b-app"],
@@ -450,20 +428,20 @@ def test_the_extender_sends_a_pod_where_movable_ones_make_room(
 
 def test_what_starts_has_huge_pages_or_is_the_kubelets_stays() -> None:
     a, b = (("a", 3, 1, {"movable": "false"}), ("b", 4, 1, {}))
-    world = movable(a, b)
+    world = movable_world(a, b)
     world.agent.containers.starting["b-app"] = StartingCpuset("", "")
-    assert isinstance(new(world), Rejected)
-    world = movable(a, b)
+    assert isinstance(create_new(world), Rejected)
+    world = movable_world(a, b)
     world.agent.containers.moves_memory = False
-    assert isinstance(new(world), Rejected)
-    world = movable(a, b)
+    assert isinstance(create_new(world), Rejected)
+    world = movable_world(a, b)
     world.kubelet({("b", "app"): "8-11"})
-    assert isinstance(new(world), Rejected)
+    assert isinstance(create_new(world), Rejected)
 
 
 def test_a_pod_is_still_admitted_whole() -> None:
     """Room for its first container alone is none."""
-    world = movable(*A_AND_B)
+    world = movable_world(*A_AND_B)
     others = {"containers": '{"app":{"cpu":"6"},"other":{"cpu":"6"}}'}
     of = pod("new", SINGLE | others, total=resources(12, 2))
     answer = world.create(of, container(of, wants=resources(6, 1)))
@@ -472,7 +450,7 @@ def test_a_pod_is_still_admitted_whole() -> None:
 
 
 def test_a_list_does_not_move_and_says_so() -> None:
-    world = movable()
+    world = movable_world()
     answer = world.admit(pod("listed", MOVABLE | {"numacpu": "0-1"}), wants=resources(2, 1))
     assert answer.warnings == (
         "movable: true, which has no effect: a container with a list does not move",
@@ -483,8 +461,8 @@ def test_a_list_does_not_move_and_says_so() -> None:
 
 def test_without_the_checkpoint_it_is_still_on_its_way() -> None:
     """By what its cgroup carries, of an agent that also moved ahead of need as well."""
-    world = movable(*A_AND_B)
-    new(world)
+    world = movable_world(*A_AND_B)
+    create_new(world)
     before, made = world.allocation("b-app"), world.live["b-app"]
     text = encode_assignment(before, made.resources.cpus, b"")
     text = sign_document(f'{text[:-1]},"ahead":true', "b-app", world.key)
@@ -516,55 +494,9 @@ def test_one_that_stays_though_the_sums_said_otherwise_is_charged_as_it_stays() 
     )
 
 
-BOOTED = 1e6
-"""Seconds that it was before."""
-
-
-class Ticking(StillClock):
-    """Waiting takes the time that it takes; nothing is read a second time."""
-
-    passed = BOOTED
-
-    def monotonic(self) -> float:
-        return self.passed
-
-    async def sleep(self, seconds: float) -> None:
-        if seconds > 1:
-            await asyncio.Event().wait()
-        self.passed += seconds
-
-
-MIB = 1 << 20
-
-
-def moving(
-    world: World,
-    clock: Ticking,
-    migrate: Callable[..., Iterator[MigrationStep]],
-) -> list[str]:
-    """A hundred looks of the mover, whose pages move as ``migrate`` says; what is noted of them."""
-
-    async def live() -> None:
-        mover = MemoryMigrator(world.agent, world.metrics, clock)
-        world.agent.containers.moves_memory = True
-        work = asyncio.create_task(mover.run())
-        for _ in range(100):
-            world.agent.current.notify()
-            await asyncio.sleep(0.002)
-            clock.passed += 2.0
-        work.cancel()
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("nri_numa.agent.memory_migration.migrate_pages", migrate)
-        asyncio.run(live())
-    messages = [n.message for n in world.history.notices.notices_after()]
-    assert all(float(s) < BOOTED for text in messages for s in re.findall(r" in (\S+) s", text))
-    return [text.rpartition(" in ")[0] for text in messages]
-
-
 def test_each_move_is_timed_by_itself() -> None:
     """The smaller one moves, and an hour later back."""
-    world, clock = movable(("a", 5, 2, {}), ("b", 2, 1, {})), Ticking()
+    world, clock = movable_world(("a", 5, 2, {}), ("b", 2, 1, {})), SteppingClock()
     world.ends_whole = False
     world.synchronize()
 
@@ -639,9 +571,9 @@ def test_a_search_that_a_request_has_no_work_for_goes_on_and_makes_room(
 ) -> None:
     """In pieces: the refusal says nothing of it, and the next try finds the room."""
     (a, b) = A_AND_B
-    world = movable((*a[:3], {"movable": "false"}), b)
+    world = movable_world((*a[:3], {"movable": "false"}), b)
     later = DeferredWorld(world, monkeypatch)
-    answer = new(world)
+    answer = create_new(world)
     assert isinstance(answer, Rejected)
     assert (answer.is_search_spent, answer.room_text) == (True, "")
     text = "fits after moving default/b/app (1 GiB) from NUMA node 1 to 0"
@@ -651,7 +583,7 @@ def test_a_search_that_a_request_has_no_work_for_goes_on_and_makes_room(
     assert world.has("b-app") == ("3-6", "0-1")
     assert world.allocation("b-app").reason.endswith("; moved to make room for default/new/app")
     world.check()
-    assert isinstance(new(world), Admitted)
+    assert isinstance(create_new(world), Admitted)
     assert world.has("new-app") == ("8-13", "1")
 
 
@@ -668,10 +600,10 @@ def test_what_is_in_the_way_is_said_later_where_it_would_move(
     monkeypatch: pytest.MonkeyPatch, moves: int, b: dict[str, str], memory: float, said: str
 ) -> None:
     text = [f"it would fit if {said}"] if said else []
-    world = movable(("a", 3, 12, {"numamem": "0"}), ("b", 4, 4, b), moves=moves)
+    world = movable_world(("a", 3, 12, {"numamem": "0"}), ("b", 4, 4, b), moves=moves)
     later = DeferredWorld(world, monkeypatch)
     before = world.agent.current.state
-    answer = new(world, memory=memory)
+    answer = create_new(world, memory=memory)
     assert isinstance(answer, Rejected)
     assert hint(answer) == ""
     assert later.ends() == text
@@ -682,16 +614,16 @@ def test_what_is_in_the_way_is_said_later_where_it_would_move(
 def test_a_search_is_about_one_state_and_ends_with_its_pod(monkeypatch: pytest.MonkeyPatch) -> None:
     (a, b) = A_AND_B
     there = (*a[:3], {"movable": "false"}), b
-    world = movable(*there)
+    world = movable_world(*there)
     later = DeferredWorld(world, monkeypatch)
-    new(world)
+    create_new(world)
     later.round()
     world.put("c", SINGLE, 1, 1)  # it begins anew
     assert len(later.ends()) == 1
     for changes in ("it begins too often", "it moves no more", "it is gone", "it is placed"):
-        world = movable(*there)
+        world = movable_world(*there)
         later = DeferredWorld(world, monkeypatch)
-        new(world)
+        create_new(world)
         for n in range(4):
             later.round()
             if changes == "it begins too often":
@@ -709,7 +641,7 @@ def test_a_search_is_about_one_state_and_ends_with_its_pod(monkeypatch: pytest.M
 def test_there_is_no_search_where_one_try_is_too_much_or_another_container_is_to_come(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    world = movable(*A_AND_B)
+    world = movable_world(*A_AND_B)
     of = pod(
         "whole",
         SINGLE | {"containers": '{"app":{"cpu":"2"},"other":{"cpu":"6"}}'},
@@ -720,13 +652,13 @@ def test_there_is_no_search_where_one_try_is_too_much_or_another_container_is_to
     assert (answer.is_about_later_container, answer.is_search_spent) == (True, False)
     later = DeferredWorld(world, monkeypatch)
     monkeypatch.setattr("nri_numa.engine.rebalance.MAX_SEARCH_WORK", 100)
-    answer = new(world)
+    answer = create_new(world)
     assert isinstance(answer, Rejected)
     assert (answer.is_search_spent, later.ends()) == (False, [])
 
 
 def test_of_many_searches_the_oldest_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = movable(*A_AND_B)
+    world = movable_world(*A_AND_B)
     later = DeferredWorld(world, monkeypatch, MAX_WAITING_SEARCHES=1)
     for name in ("first", "second"):
         world.refused(name, SINGLE, 6, 1)

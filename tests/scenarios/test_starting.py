@@ -6,8 +6,6 @@ cgroups: made with what the runtime had written down when the start began, and c
 
 from __future__ import annotations
 
-import io
-
 import pytest
 from msgspec.structs import replace
 
@@ -16,8 +14,8 @@ from nri_numa.engine.state import ContainerKind
 from nri_numa.machine.cgroups import NO_CGROUP_OUTCOME, CgroupPlace, WriteOutcome
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.workload import Container, PodSandbox, Resources
-from nri_numa.observe import logs
-from tests.beds.world import World, container, pod, resources
+from tests.beds.agent_bed import AgentBed
+from tests.beds.world import container, pod, resources
 from tests.machines import named as machines
 
 OWN = {"cpus": "exclusive"}
@@ -44,32 +42,30 @@ class Kernel:
         return WriteOutcome(changed=changed)
 
 
-class Node:
-    """A world whose containers start in steps."""
+class StartingBed(AgentBed):
+    """A node whose containers start in steps."""
 
-    def __init__(self, *, observe: bool = False, driver: str = "/pods/{}") -> None:
+    def __init__(self, *, observe: bool = False) -> None:
         self.kernel = Kernel()
-        self.driver = driver
-        self.world = World(machines.single_no_smt(), observe=observe, write=self.kernel.write)
-        self.world.ends_whole = False
-        self.world.synchronize()
-        self.agent = self.world.agent
+        super().__init__(machines.single_no_smt(), observe=observe, write=self.kernel.write)
+        self.synchronize()
 
     def path(self, name: str) -> str:
-        return self.driver.format(f"{name}-app")
+        return f"/pods/{name}-app"
 
-    def create(self, name: str, annotations: dict[str, str] | None = None, cpus: float = 0) -> None:
+    def decide(self, name: str, annotations: dict[str, str] | None = None, cpus: float = 0) -> None:
+        """Create a pod's container; nobody has made its cgroup yet."""
         of = pod(name, annotations)
         made = container(of, wants=resources(cpus, 1) if cpus else Resources())
-        self.world.place(of, replace(made, cgroups_path=self.path(name)))
+        self.place(of, replace(made, cgroups_path=self.path(name)))
 
     def task(self, name: str) -> None:
         """The OCI runtime makes the cgroup, from what is written down at this moment."""
-        self.kernel.cgroups[self.path(name)] = self.world.has(f"{name}-app")[0] or "0-3"
+        self.kernel.cgroups[self.path(name)] = self.has(f"{name}-app")[0] or "0-3"
 
     def event(self, name: str) -> tuple[PodSandbox, Container]:
-        made = self.world.live[f"{name}-app"]
-        return self.world.pods[made.pod_id], replace(made, pid=42)
+        made = self.live[f"{name}-app"]
+        return self.pods[made.pod_id], replace(made, pid=42)
 
     def start(self, name: str) -> None:
         self.agent.start_container(*self.event(name))
@@ -77,222 +73,213 @@ class Node:
     def started(self, name: str) -> None:
         self.agent.post_start_container(*self.event(name))
 
-    def has(self, name: str) -> str:
+    def cgroup(self, name: str) -> str:
+        """CPUs that its cgroup has."""
         return self.kernel.cgroups[self.path(name)]
 
-    def count(self, name: str) -> float:
-        value = self.world.metrics.registry.get_sample_value(f"nri_numa_{name}_total")
-        assert value is not None
-        return value
-
 
 @pytest.fixture
-def node() -> Node:
-    return Node()
-
-
-@pytest.fixture
-def log() -> io.StringIO:
-    output = io.StringIO()
-    logs.setup_logging("info", stream=output)
-    return output
+def node() -> StartingBed:
+    return StartingBed()
 
 
 def test_an_owner_that_comes_between_create_and_start_is_alone_from_the_first_instruction() -> None:
-    node = Node()
-    node.create("plain")
+    node = StartingBed()
+    node.decide("plain")
     node.task("plain")  # the bundle has all CPUs, and keeps them whatever is written down later
-    node.create("own", OWN, 2)
-    assert node.has("plain") == "0-3"
+    node.decide("own", OWN, 2)
+    assert node.cgroup("plain") == "0-3"
     node.start("plain")
-    assert node.has("plain") == node.world.has("plain-app")[0] == "2-3"
-    assert node.count("start_corrections") == 1
-    node.world.check()
+    assert node.cgroup("plain") == node.has("plain-app")[0] == "2-3"
+    assert node.count("start_corrections_total") == 1
+    node.check()
 
 
 def test_an_owner_that_comes_while_the_program_is_started_is_alone_before_it_is_answered() -> None:
-    node = Node()
-    node.create("plain")
+    node = StartingBed()
+    node.decide("plain")
     node.task("plain")
     node.start("plain")
-    node.create("own", OWN, 2)
-    assert node.has("plain") == "2-3"
+    node.decide("own", OWN, 2)
+    assert node.cgroup("plain") == "2-3"
     node.started("plain")
-    node.world.stop("own-app")
-    assert node.has("plain") == "0-3"
+    node.stop("own-app")
+    assert node.cgroup("plain") == "0-3"
 
 
-def test_who_is_created_narrow_and_started_after_the_owner_left_has_everything(node: Node) -> None:
-    node.create("own", OWN, 2)
-    node.create("plain")
+def test_who_is_created_narrow_and_started_after_the_owner_left_has_everything(
+    node: StartingBed,
+) -> None:
+    node.decide("own", OWN, 2)
+    node.decide("plain")
     node.task("plain")
-    node.world.stop("own-app")
+    node.stop("own-app")
     node.start("plain")
-    assert node.has("plain") == "0-3"
+    assert node.cgroup("plain") == "0-3"
 
 
-def test_nothing_is_written_where_nothing_changed(node: Node) -> None:
-    node.create("own", OWN, 2)
-    node.create("plain")
+def test_nothing_is_written_where_nothing_changed(node: StartingBed) -> None:
+    node.decide("own", OWN, 2)
+    node.decide("plain")
     node.kernel.cgroups[node.path("plain")] = "as somebody wrote it"
     node.start("plain")
-    assert node.has("plain") == "as somebody wrote it"
-    assert node.count("start_corrections") == 0
+    assert node.cgroup("plain") == "as somebody wrote it"
+    assert node.count("start_corrections_total") == 0
 
 
-def test_a_cgroup_that_is_right_already_is_no_correction(node: Node) -> None:
+def test_a_cgroup_that_is_right_already_is_no_correction(node: StartingBed) -> None:
     """The update came before the bundle was made."""
-    node.create("plain")
-    node.create("own", OWN, 2)
+    node.decide("plain")
+    node.decide("own", OWN, 2)
     node.task("plain")
     node.start("plain")
-    assert node.has("plain") == "2-3"
-    assert node.count("start_corrections") == 0
+    assert node.cgroup("plain") == "2-3"
+    assert node.count("start_corrections_total") == 0
 
 
-def test_a_resize_between_create_and_start_counts_too(node: Node) -> None:
-    node.create("own", OWN, 1)
+def test_a_resize_between_create_and_start_counts_too(node: StartingBed) -> None:
+    node.decide("own", OWN, 1)
     node.task("own")
-    assert node.world.update("own-app", resources(2, 1)) is None
+    assert node.update("own-app", resources(2, 1)) is None
     node.start("own")
-    assert node.has("own") == node.world.has("own-app")[0] == "0-1"
+    assert node.cgroup("own") == node.has("own-app")[0] == "0-1"
 
 
-def test_every_container_is_looked_at_as_soon_as_it_runs(node: Node) -> None:
+def test_every_container_is_looked_at_as_soon_as_it_runs(node: StartingBed) -> None:
     """Its cgroup may not have been written before."""
-    node.create("plain")
+    node.decide("plain")
     node.task("plain")
-    node.create("own", OWN, 2)
+    node.decide("own", OWN, 2)
     node.kernel.problem = "read-only file system"
     node.start("plain")
-    assert node.has("plain") == "0-3"
+    assert node.cgroup("plain") == "0-3"
     node.started("plain")
     assert list(node.agent.cgroups.confirmations[WriteTarget.CGROUP].required()) == ["plain-app"]
 
 
 def test_a_container_that_was_created_before_we_came_may_be_anywhere_in_its_start() -> None:
-    node = Node()
-    node.create("plain")
-    node.create("own", OWN, 2)
-    node.world.boot()
-    agent = node.agent = node.world.agent
+    node = StartingBed()
+    node.decide("plain")
+    node.decide("own", OWN, 2)
+    node.boot()
+    agent = node.agent
     # The runtime's record has everything: our update was lost with the connection.
-    lost = node.world.live["plain-app"]
-    node.world.live["plain-app"] = replace(
+    lost = node.live["plain-app"]
+    node.live["plain-app"] = replace(
         lost, starting=True, resources=replace(lost.resources, cpus="")
     )
     node.task("plain")
-    node.world.synchronize()
-    assert node.has("plain") == "2-3"  # it may run already
+    node.synchronize()
+    assert node.cgroup("plain") == "2-3"  # it may run already
     assert "plain-app" in agent.containers.starting
 
 
-def test_a_container_without_a_cgroup_yet_is_written_when_it_has_one(node: Node) -> None:
-    node.create("plain")
-    made = node.world.live["plain-app"]
-    node.world.live["plain-app"] = replace(made, starting=True)
-    node.world.synchronize()
-    node.create("own", OWN, 2)
+def test_a_container_without_a_cgroup_yet_is_written_when_it_has_one(node: StartingBed) -> None:
+    node.decide("plain")
+    made = node.live["plain-app"]
+    node.live["plain-app"] = replace(made, starting=True)
+    node.synchronize()
+    node.decide("own", OWN, 2)
     node.kernel.cgroups[node.path("plain")] = "0-3"  # from the record of before
     node.start("plain")
-    assert node.has("plain") == "2-3"
+    assert node.cgroup("plain") == "2-3"
 
 
-def test_a_start_tells_of_a_container_whose_creation_was_lost(node: Node) -> None:
+def test_a_start_tells_of_a_container_whose_creation_was_lost(node: StartingBed) -> None:
     """NRI before 0.7 can lose a creation that falls into a registration (nri#63)."""
-    node.create("plain")
+    node.decide("plain")
     node.task("plain")
     node.start("plain")
     node.started("plain")
     of = pod("own", OWN)
     made = replace(container(of, wants=resources(2, 1)), cgroups_path=node.path("own"))
-    node.world.meet(of, made)
+    node.meet(of, made)
     node.task("own")
     node.start("own")
     allocation = node.agent.current.state.allocations["own-app"]
     assert allocation.kind is ContainerKind.EXCLUSIVE
-    assert node.has("own") == str(allocation.cpus) == "0-1"
-    assert node.count("gap_containers") == 1
-    assert node.has("plain") == "2-3"
+    assert node.cgroup("own") == str(allocation.cpus) == "0-1"
+    assert node.count("gap_containers_total") == 1
+    assert node.cgroup("plain") == "2-3"
 
 
-def test_a_lost_creation_that_cannot_be_placed_runs_unpinned(node: Node) -> None:
-    node.world.meet(pod("huge", OWN), wants=resources(64, 1))
+def test_a_lost_creation_that_cannot_be_placed_runs_unpinned(node: StartingBed) -> None:
+    node.meet(pod("huge", OWN), wants=resources(64, 1))
     node.start("huge")
     assert node.agent.current.state.allocations["huge-app"].kind is ContainerKind.UNPINNED
     assert [r.pod for r in node.agent.history.rejections] == ["huge"]
 
 
-def test_the_end_of_a_start_tells_of_it_too(node: Node) -> None:
-    node.world.meet(pod("plain"))
+def test_the_end_of_a_start_tells_of_it_too(node: StartingBed) -> None:
+    node.meet(pod("plain"))
     node.started("plain")
     assert node.agent.current.state.allocations["plain-app"].kind is ContainerKind.UNPINNED
 
 
 def test_a_program_that_ends_before_the_runtime_says_that_it_runs_is_not_taken_in_again() -> None:
-    node = Node()
-    node.create("short", OWN, 2)
+    node = StartingBed()
+    node.decide("short", OWN, 2)
     event = node.event("short")
     node.agent.start_container(*event)
-    node.world.stop("short-app")
+    node.stop("short-app")
     node.agent.post_start_container(*event)
     node.agent.start_container(*event)
     assert node.agent.current.state.allocations == {}
     assert node.agent.containers.cgroup_places == {}
 
 
-def test_ids_of_the_ended_are_not_kept_for_ever(node: Node) -> None:
+def test_ids_of_the_ended_are_not_kept_for_ever(node: StartingBed) -> None:
     for n in range(300):
-        node.create(f"p{n}")
-        node.world.stop(f"p{n}-app")
+        node.decide(f"p{n}")
+        node.stop(f"p{n}-app")
     assert len(node.agent.containers.ended) == 256
     assert len(node.agent.containers.starting) == 0
 
 
 @pytest.mark.parametrize("moment", ["start", "started"])
 def test_observe_writes_nothing(moment: str) -> None:
-    node = Node(observe=True)
-    node.create("plain")
+    node = StartingBed(observe=True)
+    node.decide("plain")
     node.task("plain")
-    node.create("own", OWN, 2)
+    node.decide("own", OWN, 2)
     getattr(node, moment)("plain")
     of = pod("unknown")
-    node.world.pods[of.id], node.world.live["unknown-app"] = of, container(of)
+    node.pods[of.id], node.live["unknown-app"] = of, container(of)
     getattr(node, moment)("unknown")
-    assert node.has("plain") == "0-3"
+    assert node.cgroup("plain") == "0-3"
     assert node.agent.current.state.allocations["unknown-app"].kind is ContainerKind.UNPINNED
 
 
-def test_somebody_elses_pin_is_left_alone(node: Node) -> None:
+def test_somebody_elses_pin_is_left_alone(node: StartingBed) -> None:
     of = pod("foreign")
     made = container(of, wants=Resources(cpus="3"))
-    node.world.place(of, replace(made, cgroups_path=node.path("foreign")))
+    node.place(of, replace(made, cgroups_path=node.path("foreign")))
     node.task("foreign")
     node.start("foreign")
-    node.create("own", OWN, 2)
-    assert node.has("foreign") == "3"
+    node.decide("own", OWN, 2)
+    assert node.cgroup("foreign") == "3"
 
 
-def test_cpus_that_go_offline_during_a_start_are_written_too(node: Node) -> None:
-    node.create("own", OWN, 2)
-    node.create("plain")
+def test_cpus_that_go_offline_during_a_start_are_written_too(node: StartingBed) -> None:
+    node.decide("own", OWN, 2)
+    node.decide("plain")
     node.task("plain")
     node.start("plain")
-    topology = node.world.topology
+    topology = node.topology
     left = topology.online & CPUSet.parse("0-2")
     topology = replace(topology, online=left, allowed=left)
     told: list[CPUSet] = []
     node.agent.current.subscribe(lambda: told.append(node.agent.current.machine.topology.online))
     node.agent.apply_node_model(replace(node.agent.current.machine, topology=topology))
-    assert node.has("plain") == "2"
+    assert node.cgroup("plain") == "2"
     assert told == [left], "who shows the node shows it as it is now"
 
 
-def test_the_log_says_whose_cpus_an_owner_moved(log: io.StringIO, node: Node) -> None:
+def test_the_log_says_whose_cpus_an_owner_moved(node: StartingBed) -> None:
     for n in range(7):
-        node.create(f"p{n}")
-    node.create("own", OWN, 2)
-    [line] = [line for line in log.getvalue().splitlines() if "neighbours moved" in line]
+        node.decide(f"p{n}")
+    node.decide("own", OWN, 2)
+    [line] = node.log("neighbours moved")
     assert "for=default/own/app" in line
     assert "pool_before=0-3 pool=2-3" in line
     assert "default/p0/app 0-3 -> 2-3" in line
@@ -300,14 +287,13 @@ def test_the_log_says_whose_cpus_an_owner_moved(log: io.StringIO, node: Node) ->
 
 
 def test_the_log_gives_the_sizes_of_a_resize_and_the_cpuset_that_was_asked_for(
-    log: io.StringIO, node: Node
+    node: StartingBed,
 ) -> None:
-    node.create("own", OWN, 1)
-    node.world.update("own-app", resources(2, 1))
-    node.world.update("own-app", Resources(cpus="3"))
-    text = log.getvalue()
-    assert 'cpu_milli="1000 -> 2000"' in text
-    [line] = [line for line in text.splitlines() if "cpuset of a request overridden" in line]
+    node.decide("own", OWN, 1)
+    node.update("own-app", resources(2, 1))
+    node.update("own-app", Resources(cpus="3"))
+    assert node.log('cpu_milli="1000 -> 2000"')
+    [line] = node.log("cpuset of a request overridden")
     assert "asked=3 kept=0-1" in line
 
 
@@ -319,65 +305,65 @@ def test_the_log_gives_the_sizes_of_a_resize_and_the_cpuset_that_was_asked_for(
     ],
 )
 def test_the_log_says_what_became_of_a_correction(
-    log: io.StringIO, problem: str, said: str, node: Node
+    problem: str, said: str, node: StartingBed
 ) -> None:
     node.kernel.problem = problem
-    node.create("plain")
+    node.decide("plain")
     node.task("plain")
     node.start("plain")
     words = ("corrected before it runs", "cgroup of a starting container")
-    assert not any(word in log.getvalue() for word in words), "nothing was to be corrected"
-    node.create("own", OWN, 2)
-    [line] = [x for x in log.getvalue().splitlines() if any(word in x for word in words)]
+    assert not any(node.log(word) for word in words), "nothing was to be corrected"
+    node.decide("own", OWN, 2)
+    [line] = [x for x in node.log() if any(word in x for word in words)]
     assert said in line
     assert problem in line
 
 
-def test_strangers_that_ask_for_nothing_are_in_the_log_too(log: io.StringIO, node: Node) -> None:
+def test_strangers_that_ask_for_nothing_are_in_the_log_too(node: StartingBed) -> None:
     for name in ("one", "two"):
-        node.world.meet(pod(name))
-    node.world.synchronize()
-    lines = [x for x in log.getvalue().splitlines() if "container placed" in x]
+        node.meet(pod(name))
+    node.synchronize()
+    lines = node.log("container placed")
     assert ["updates=0" in x for x in lines] == [True, True]
     assert [name in x for name, x in zip(("one", "two"), lines, strict=True)] == [True, True]
 
 
-def test_a_container_found_at_its_start_is_marked_in_the_log(log: io.StringIO, node: Node) -> None:
-    node.world.meet(pod("own", OWN), wants=resources(2, 1))
+def test_a_container_found_at_its_start_is_marked_in_the_log(node: StartingBed) -> None:
+    node.meet(pod("own", OWN), wants=resources(2, 1))
     node.start("own")
-    [line] = [line for line in log.getvalue().splitlines() if "container placed" in line]
+    [line] = node.log("container placed")
     assert "gap=true" in line
 
 
-def test_a_container_that_our_answer_never_reached_is_a_gap_and_no_drift(node: Node) -> None:
+def test_a_container_that_our_answer_never_reached_is_a_gap_and_no_drift(node: StartingBed) -> None:
     """A plugin that hung answers a creation that the runtime has long gone on with."""
-    node.create("own", OWN, 2)
-    node.world.unseen("own-app", cpus="")
-    node.world.synchronize()
-    assert node.count("gap_containers") == 1
-    assert node.count("drift_found") == 0
-    node.world.check()
+    node.decide("own", OWN, 2)
+    node.unseen("own-app", cpus="")
+    node.synchronize()
+    assert node.count("gap_containers_total") == 1
+    assert node.count("drift_found_total") == 0
+    node.check()
 
 
-def test_a_running_container_that_the_runtime_has_elsewhere_is_drift(node: Node) -> None:
-    node.create("own", OWN, 2)
+def test_a_running_container_that_the_runtime_has_elsewhere_is_drift(node: StartingBed) -> None:
+    node.decide("own", OWN, 2)
     node.start("own")
     node.started("own")
-    node.world.unseen("own-app", cpus="3")
-    node.world.synchronize()
-    assert node.count("gap_containers") == 0
-    assert node.count("drift_found") == 1
+    node.unseen("own-app", cpus="3")
+    node.synchronize()
+    assert node.count("gap_containers_total") == 0
+    assert node.count("drift_found_total") == 1
 
 
 def test_memory_nodes_too_are_there_before_a_container_runs_that_nobody_told_us_of() -> None:
     """Created while we were away, started when we are back: the record of before has all nodes."""
-    node = Node()
+    node = StartingBed()
     of = pod("listed", {"numamem": "0", "numacpu": "1"})
     made = replace(container(of), cgroups_path=node.path("listed"), starting=True)
-    node.world.meet(of, made)
+    node.meet(of, made)
     node.task("listed")
-    node.world.synchronize()
+    node.synchronize()
     node.start("listed")
-    assert node.has("listed") == "1"
+    assert node.cgroup("listed") == "1"
     assert node.kernel.mems[node.path("listed")] == "0"
-    assert node.count("start_corrections") == 1
+    assert node.count("start_corrections_total") == 1

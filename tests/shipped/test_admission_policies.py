@@ -11,7 +11,7 @@ import re
 import pytest
 
 from nri_numa.engine.request.options import TABLE
-from tests.shipped.test_install_manifests import BASE, charted, documents
+from tests.beds.install_manifests import BASE, charted, documents
 
 STATIC, MISTAKES = "admission/policies.yaml", "admission/mistakes.yaml"
 

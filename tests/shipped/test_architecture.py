@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.shipped.test_docs_names import PAGES, ids
+from tests.beds.docs_pages import PAGES, page_id
 from tools import docs_rooms
 from tools.docs_regions import DOCS
 
@@ -36,14 +36,14 @@ def sources() -> list[str]:
     return [str(path.relative_to(ROOT)) for top in tops for path in (ROOT / top).rglob("*.py")]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=ids)
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
 def test_sources_that_pages_name_exist(page: Path) -> None:
     """A path with a directory is in the tree, from the top, the package or the page's own words."""
     for word in re.findall(r"(?<![\w/.<-])((?:\w+/)+\w+\.py|\w+\.py)\b", page.read_text()):
         assert any(path == word or path.endswith(f"/{word}") for path in sources()), word
 
 
-@pytest.mark.parametrize("page", PAGES, ids=ids)
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
 def test_files_of_the_checkout_and_dotted_names_exist(page: Path) -> None:
     """Paths that begin with one of the repository's own directories."""
     text = page.read_text()
@@ -61,7 +61,7 @@ def test_files_of_the_checkout_and_dotted_names_exist(page: Path) -> None:
 # --- decision records -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("record", RECORDS, ids=ids)
+@pytest.mark.parametrize("record", RECORDS, ids=page_id)
 def test_a_decision_record_has_the_form_of_all(record: Path) -> None:
     lines = record.read_text().splitlines()
     assert re.fullmatch(r"# (?!\d).+", lines[0]), "a title without a number: the file has it"

@@ -11,7 +11,7 @@ import yaml
 from nri_numa import config as configuration
 from nri_numa.config.sections import camel_case
 from nri_numa.controller.service import LEASE_NAME
-from tests.shipped.test_install_manifests import (
+from tests.beds.install_manifests import (
     BASE,
     charted,
     documents,

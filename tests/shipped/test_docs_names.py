@@ -29,17 +29,12 @@ from nri_numa.publisher.topology import (
 )
 from nri_numa.scheduler.extender import SchedulerMetrics
 from nri_numa.scheduler.watcher import WAKE_ANNOTATION
+from tests.beds.docs_pages import PAGES, page_id
 from tools import docs_metrics
-from tools.docs_check import pages
 from tools.docs_regions import DOCS
 
 ROOT = DOCS.parent
-PAGES = [page for page in pages() if page.name != "CHANGELOG.md"]
 OWN_SUFFIXES = re.compile(r"_(bucket|count|sum)$")
-
-
-def ids(path: object) -> str:
-    return path.name if isinstance(path, Path) else str(path)
 
 
 def typed(text: str) -> Iterator[str]:
@@ -50,7 +45,7 @@ def typed(text: str) -> Iterator[str]:
     yield from re.findall(r"^    (\S.*)$", text, re.MULTILINE)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=ids)
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
 def test_commands_and_their_options_exist(page: Path) -> None:
     with click.Context(cli, info_name="nri-numa") as root:
         for line in typed(page.read_text()):
@@ -85,7 +80,7 @@ def environment() -> set[str]:
     return known.union(re.findall(r"NRI_NUMA_[A-Z_]+[A-Z]", tests))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=ids)
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
 def test_metrics_and_environment_names_exist(page: Path) -> None:
     text = page.read_text()
     for name in set(re.findall(r"\bnri_numa_\w+[a-z]\b", text)):
@@ -93,7 +88,7 @@ def test_metrics_and_environment_names_exist(page: Path) -> None:
     assert set(re.findall(r"\bNRI_NUMA_[A-Z_]+[A-Z]\b", text)) <= environment()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=ids)
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
 def test_annotations_exist(page: Path) -> None:
     # A hyphen behind a name is how kubectl is told to remove it.
     for key in set(re.findall(r"numa\.kubernetes\.io/([a-z]+(?:-[a-z]+)*)", page.read_text())):
@@ -139,7 +134,7 @@ def test_every_decision_record_is_listed() -> None:
     assert sorted(set(listed)) == sorted(path.name for path in (DOCS / "adr").glob("*.md"))
 
 
-@pytest.mark.parametrize("picture", sorted((DOCS / "img").glob("*.svg")), ids=ids)
+@pytest.mark.parametrize("picture", sorted((DOCS / "img").glob("*.svg")), ids=page_id)
 def test_drawings_say_what_they_show_and_load_nothing(picture: Path) -> None:
     tree = ElementTree.parse(picture)
     space = "{http://www.w3.org/2000/svg}"

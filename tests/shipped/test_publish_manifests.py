@@ -15,8 +15,8 @@ from nri_numa import config as configuration
 from nri_numa.config.layers import config_path_by_environment_name
 from nri_numa.publisher import desired_objects, topology
 from tests.beds.http_view import FakeView
-from tests.shipped.test_install_manifests import AS_ROOT, BASE, charted, documents
-from tests.unit.web.test_openapi import closed
+from tests.beds.install_manifests import AS_ROOT, BASE, charted, documents
+from tests.beds.schemas import closed_schema
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PAGE = REPOSITORY / "docs/kubernetes-objects.md"
@@ -117,4 +117,4 @@ def test_the_definition_is_of_the_version_that_keeps_attributes() -> None:
     schema = version["schema"]["openAPIV3Schema"]
     what = topology.build_topology_contents("x.io", FakeView().scheduler_zones_document())
     whole = topology.build_topology_object("n1", "u", {}, what)
-    assert [e.message for e in Draft202012Validator(closed(schema)).iter_errors(whole)] == []
+    assert [e.message for e in Draft202012Validator(closed_schema(schema)).iter_errors(whole)] == []

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.shipped.test_install_manifests import program
+from tests.beds.install_manifests import program
 from tools import release
 from tools.build_image import SITE, unpack
 from tools.interpreter import PYTHON, here

@@ -24,7 +24,7 @@ from pathlib import Path
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from tests.beds.embedded.runtime import CRIError, EmbeddedContainer
-from tests.beds.embedded_node import Node
+from tests.beds.embedded_node import EmbeddedNode
 from tests.beds.plugin_process import PluginProcess
 
 WATCHED = (
@@ -87,7 +87,7 @@ EXPECTED_REFUSALS = ("TopologyAffinityError", "NotEnough", "CPUOwned")
 class Soak:
     """Pods on a node, four at a time."""
 
-    def __init__(self, node: Node, pods: int, deadline: float) -> None:
+    def __init__(self, node: EmbeddedNode, pods: int, deadline: float) -> None:
         self.node, self.pods, self.deadline = node, pods, deadline
         self.samples: list[dict[str, float]] = []
         self.problems: list[str] = []
@@ -173,7 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     fast = "/run" if os.access("/run", os.W_OK) else None  # on tmpfs
     with (
         tempfile.TemporaryDirectory(prefix="nri-numa-soak-", dir=fast) as directory,
-        Node(Path(directory), topology=machine, config=config) as node,
+        EmbeddedNode(Path(directory), topology=machine, config=config) as node,
     ):
         node.start()
         soak = Soak(node, options.pods, time.monotonic() + options.minutes * 60)

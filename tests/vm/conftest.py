@@ -13,10 +13,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.beds.testbed import TestbedUnavailable
-from tests.beds.vm_bed import Parts, Run, available, prepare
-from tests.beds.vm_records import Result
-from tests.machines.vm_machine import Machine
+from tests.beds.machine_runs import MachineRuns
+from tests.beds.testbed import TestbedUnavailable, skip_or_fail
+from tests.beds.vm_bed import available, prepare
 from tests.vm.pod_cards import moves_cards
 from tests.vm.registry import all_cases
 from tests.vm.selection import MACHINES
@@ -51,66 +50,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         items[place] = item
 
 
-class MachineRuns:
-    """The machines of this session; one runs at a time."""
-
-    def __init__(self, parts: Parts, selected: dict[str, list[str]]) -> None:
-        self._parts = parts
-        self._selected = selected
-        self._results: dict[tuple[str, str], Result] = {}
-        self._unbootable: dict[str, TestbedUnavailable] = {}
-        self._running: tuple[str, Iterator[Result]] | None = None
-
-    def result(self, machine: Machine, case: str) -> Result:
-        """The result of one case; boots the machine when it is the first one."""
-        name = machine.name
-        if name in self._unbootable:
-            raise self._unbootable[name]
-        if (name, case) not in self._results and (
-            self._running is None or self._running[0] != name
-        ):
-            self._finish()
-            run = Run(self._parts, machine, self._selected[name])
-            self._running = name, iter(run)
-        try:
-            while (name, case) not in self._results:
-                assert self._running is not None
-                result = next(self._running[1])
-                self._results[name, result.case] = result
-        except TestbedUnavailable as error:
-            self._unbootable[name] = error
-            self._running = None
-            raise
-        if all((name, each) in self._results for each in self._selected[name]):
-            # Nothing is left to ask of it, and the lock that it holds may be what the next test
-            # waits for: the Kubernetes node in a virtual machine runs in this process too.
-            self._finish()
-        return self._results[name, case]
-
-    def _finish(self) -> None:
-        """Let the machine before come to its end, and keep what it says."""
-        if self._running is None:
-            return
-        name, results = self._running
-        self._running = None
-        try:
-            for result in results:
-                self._results[name, result.case] = result
-        except TestbedUnavailable as error:
-            self._unbootable[name] = error
-
-    def close(self) -> None:
-        if self._running is not None:
-            self._running[1].close()  # type: ignore[attr-defined]  # it is a generator
-
-
-def unavailable(reason: str) -> None:
-    """Skip, or fail where machines must be there."""
-    if required():
-        pytest.fail(f"NRI_NUMA_REQUIRE_VM=1, but {reason}", pytrace=False)
-    pytest.skip(reason)
-
-
 @pytest.fixture(scope="session")
 def machine_runs(request: pytest.FixtureRequest) -> Iterator[MachineRuns]:
     """The machines, with everything there that they need."""
@@ -130,8 +69,7 @@ def machine_runs(request: pytest.FixtureRequest) -> Iterator[MachineRuns]:
             systems={MACHINES[name].system for name in selected},
         )
     except TestbedUnavailable as error:
-        unavailable(str(error))
-        raise
+        skip_or_fail(error, "VM")
     runs = MachineRuns(parts, selected)
     yield runs
     runs.close()

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.beds.testbed import TestbedUnavailable
+from tests.beds.machine_runs import MachineRuns
+from tests.beds.testbed import TestbedUnavailable, skip_or_fail
 from tests.beds.vm_bed import ARTIFACTS
 from tests.beds.vm_records import Outcome
-from tests.vm.conftest import MachineRuns, unavailable
 from tests.vm.registry import cases_for
 from tests.vm.selection import MACHINES, chosen
 
@@ -47,8 +47,7 @@ def test_case(
     try:
         result = machine_runs.result(MACHINES[machine], case)
     except TestbedUnavailable as error:
-        unavailable(str(error))
-        raise
+        skip_or_fail(error, "VM")
     record_property("seconds_in_guest", result.seconds)
     record_property("again", sum(note.startswith("tried again") for note in result.notes))
     notes = "".join(f"\n    {note}" for note in result.notes)

@@ -13,15 +13,15 @@ from tests.beds.kube.build import find_programs
 from tests.beds.kube.client import Client
 from tests.beds.kube.control_plane import ControlPlane
 from tests.beds.kube.namespaces import Namespaces
-from tests.beds.kube.node import Node
-from tests.beds.processes import Bed
+from tests.beds.kube.node import KubeNode
+from tests.beds.processes import ProcessBed
 from tests.beds.testbed import require_root
 
 OTHER_NODES = ("second", "third")
 """Nodes that a test can add."""
 
 
-class KubeBed(Bed):
+class KubeBed(ProcessBed):
     """Kubernetes with one node called ``bed`` that runs nri-numa; a context manager."""
 
     def __init__(self, *, plugin: Mapping[str, Any] | None = None, build: bool = True) -> None:
@@ -30,7 +30,7 @@ class KubeBed(Bed):
         self._stack = contextlib.ExitStack()
         self.directory: Path
         self.control: ControlPlane
-        self.node: Node
+        self.node: KubeNode
 
     @property
     def client(self) -> Client:
@@ -54,16 +54,16 @@ class KubeBed(Bed):
                 programs, namespaces, nodes=["bed", *OTHER_NODES], heartbeats=True
             )
             self.control = stack.enter_context(control)
-            self.node = stack.enter_context(Node(control, plugin=self._plugin))
+            self.node = stack.enter_context(KubeNode(control, plugin=self._plugin))
             self._stack = stack.pop_all()
 
     @contextlib.contextmanager
-    def other_node(self, name: str) -> Iterator[Node]:
+    def other_node(self, name: str) -> Iterator[KubeNode]:
         """One more node beside ``bed``, of `OTHER_NODES`."""
         uplink, number = self.control.namespaces, 1 + OTHER_NODES.index(name)
         with (
             Namespaces(self.directory / name, uplink=uplink, number=number) as namespaces,
-            Node(self.control, name=name, namespaces=namespaces) as node,
+            KubeNode(self.control, name=name, namespaces=namespaces) as node,
         ):
             yield node
         self.client.ask("DELETE", f"/api/v1/nodes/{name}")

@@ -21,13 +21,13 @@ from pathlib import Path
 
 from tests.beds.kube.client import Client, KubeError, client_environment
 from tests.beds.kube.namespaces import ADDRESS, Namespaces
-from tests.beds.processes import Bed, Daemon, wait_for
+from tests.beds.processes import Daemon, ProcessBed, wait_for
 from tests.beds.testbed import run
 
 _SERVER = f"https://{ADDRESS}:6443"
 
 
-class ControlPlane(Bed):
+class ControlPlane(ProcessBed):
     """One control plane; a context manager.
 
     Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 
-from tests.beds.kube.node import Node
+from tests.beds.kube.node import KubeNode
 from tests.beds.plugin_process import plugin_environment
 from tests.beds.processes import Daemon
 
@@ -19,7 +19,7 @@ class DevicePluginDaemon(Daemon):
 
     def __init__(
         self,
-        node: Node,
+        node: KubeNode,
         name: str = "device-plugin",
         *,
         environment: Mapping[str, str] | None = None,

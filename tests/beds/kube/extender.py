@@ -12,7 +12,7 @@ from tests.beds.kube.bed import KubeBed
 from tests.beds.kube.caller import Caller
 from tests.beds.kube.client import Client
 from tests.beds.kube.service import MANIFESTS, Service
-from tests.beds.processes import Bed, wait_for
+from tests.beds.processes import ProcessBed, wait_for
 
 ACCOUNT: Final = "nri-numa-scheduler"
 SCHEDULER: Final = "numa-scheduler"
@@ -29,7 +29,7 @@ def install(client: Client) -> None:
     client.kubectl("apply", *(f"--filename={MANIFESTS / file}" for file in files))
 
 
-class Extender(Bed):
+class Extender(ProcessBed):
     """One extender and the kube-scheduler that asks it; a context manager.
 
     Args:

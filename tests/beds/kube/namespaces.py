@@ -16,7 +16,7 @@ import signal
 import subprocess
 from pathlib import Path
 
-from tests.beds.processes import Bed
+from tests.beds.processes import ProcessBed
 from tests.beds.testbed import TestbedUnavailable, cache_dir, require_root, run
 
 ADDRESS = (
@@ -36,7 +36,7 @@ _KERNEL_SETTINGS = {
 _HIDDEN = (Path("/var/lib"), Path("/var/log"))
 
 
-class Namespaces(Bed):
+class Namespaces(ProcessBed):
     """A network namespace and a mount namespace; a context manager.
 
     Inside, `address` is on the loopback interface, ``/var/lib`` and ``/var/log`` are folders of the

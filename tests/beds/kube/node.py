@@ -19,7 +19,7 @@ from tests.beds.kube.client import PATIENCE_S, JsonObject, takes_pods
 from tests.beds.kube.control_plane import ControlPlane
 from tests.beds.kube.namespaces import Namespaces
 from tests.beds.plugin_process import PluginProcess
-from tests.beds.processes import Bed, Daemon, wait_for
+from tests.beds.processes import Daemon, ProcessBed, wait_for
 
 NOBODY = 65534
 """User and group of whoever needs no rights."""
@@ -73,7 +73,7 @@ def kubelet_configuration(
     }
 
 
-class Node(Bed):
+class KubeNode(ProcessBed):
     """One node; a context manager. The kubelet starts when nri-numa is ready.
 
     Args:

@@ -16,13 +16,13 @@ from typing import Any, Final
 
 import yaml
 
+from tests.beds.install_manifests import program
 from tests.beds.kube.bed import KubeBed
 from tests.beds.kube.client import PATIENCE_S, KubeError
 from tests.beds.kube.namespaces import ADDRESS
 from tests.beds.kube.service import Service
 from tests.beds.plugin_process import REPOSITORY
-from tests.beds.processes import Bed, Daemon
-from tests.shipped.test_install_manifests import program
+from tests.beds.processes import Daemon, ProcessBed
 
 _FORWARD: Final = """
 import socketserver, socket, threading
@@ -67,7 +67,7 @@ class ServiceAddress(Daemon):
 CHART: Final = REPOSITORY / "config/helm/nri-numa"
 
 
-class Release(Bed):
+class Release(ProcessBed):
     """One installation; a context manager.
 
     Args:

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from tests.beds.kube.namespaces import ADDRESS
 from tests.beds.kube.node import NOBODY
 from tests.beds.plugin_process import REPOSITORY, plugin_environment
 from tests.beds.processes import Daemon
+from tests.beds.reports import attach_if_failed, pytest_runtest_makereport  # noqa: F401  # the hook
 
 MANIFESTS = REPOSITORY / "config/kubernetes"
 NAMESPACE = "nri-numa"
@@ -105,3 +106,7 @@ class Service(Daemon):
         """As of every daemon; it must not have ended."""
         self.check()
         return super().records(message, since=since)
+
+
+Numa = Callable[..., "subprocess.CompletedProcess[str]"]
+"""Runs ``kubectl numa`` with these arguments."""

@@ -29,7 +29,7 @@ from tests.beds.debs import CNI_PLUGINS, DebCache
 from tests.beds.kube.client import JsonObject, takes_pods
 from tests.beds.kube.control_plane import ControlPlane
 from tests.beds.kube.namespaces import ADDRESS
-from tests.beds.processes import Bed
+from tests.beds.processes import ProcessBed
 from tests.beds.testbed import TestbedUnavailable, run
 from tests.beds.vm_bed import ARTIFACTS, GUEST_SHARED, Parts, booted, guest_variables, start_script
 from tests.machines.vm_machine import Machine
@@ -89,7 +89,7 @@ def container_id(pod: JsonObject) -> str:
     return str(status["containerID"]).removeprefix("containerd://")
 
 
-class VirtualNode(Bed):
+class VirtualNode(ProcessBed):
     """One node in a virtual machine; a context manager. Boots it; returns when it takes pods."""
 
     def __init__(

@@ -4,94 +4,33 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.agent.claims import ClaimStore
 from nri_numa.dra.claims import CLAIM_NAME_IN_POD_ANNOTATION, InvalidClaim, claim_variable_name
-from nri_numa.dra.handover import ClaimFileRequester
-from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet
-from nri_numa.model.settings import Settings
 from nri_numa.model.workload import Container, ContainerAdjustment, DeviceMentions
-from tests.beds.world import World, container, pod, resources
-from tests.unit.dra.test_claims import DRIVER, UID, claim, config, result
-
-OTHER = UID[:-1] + "b"
-
-
-class Bed:
-    """A node's directories, and books over them."""
-
-    def __init__(self, directory: Path) -> None:
-        self.records, self.cdi = directory / "state/claims", directory / "cdi"
-        self.world = World(
-            build_synthetic_topology(sockets=2, numa_per_socket=1, cores_per_numa=8, threads=1),
-            Settings(reserved_cpus=CPUSet.parse("8")),
-        )
-        self.objects: dict[str, Any] = {UID: self.claim()}
-        self.waits = 0
-        self.meanwhile: Callable[[], object] = lambda: None
-        self.book = self.boot()
-
-    @staticmethod
-    def claim(*results: dict[str, Any], pods: str = "uid-web", **more: Any) -> dict[str, Any]:
-        document = claim(*(results or (result(),)), **more)
-        document["status"]["reservedFor"] = [{"resource": "pods", "name": "w", "uid": pods}]
-        document["metadata"]["namespace"] = "default"
-        return document
-
-    def boot(self) -> ClaimStore:
-        bed = self
-
-        class FromObjects(ClaimFileRequester):
-            def fetch_claim(self, namespace: str, name: str, uid: str) -> object:
-                if uid not in bed.objects:
-                    raise InvalidClaim("not found")
-                found = bed.objects[uid]
-                return found() if callable(found) else found
-
-        self.book = ClaimStore(
-            DRIVER, "n1",
-            records=str(self.records), cdi=str(self.cdi),
-            asker=FromObjects(str(self.cdi)), current=self.world.agent.current, sleep=self.wait,
-        )  # fmt: skip
-        self.book.load()
-        return self.book
-
-    def wait(self, seconds: float) -> None:
-        """What happens while a claim is being prepared."""
-        self.waits += 1
-        self.meanwhile()
-
-    def prepare(self, uid: str = UID) -> Any:
-        return self.book.prepare_claim("default", "four", uid)
-
-    def files(self) -> tuple[list[str], list[str]]:
-        return (
-            sorted(one.name for one in self.records.glob("*")),
-            sorted(one.name for one in self.cdi.glob("*")),
-        )
-
+from tests.beds.claim_bed import OTHER, ClaimBed
+from tests.beds.resource_claims import DRIVER, UID, config, result
+from tests.beds.world import container, pod, resources
 
 NONE: tuple[list[str], list[str]] = ([], [])
 BOTH = ([f"{UID}.json"], [f"{DRIVER}-claim_{UID}.json"])
 
 
 @pytest.fixture
-def bed(tmp_path: Path) -> Bed:
-    return Bed(tmp_path)
+def bed(tmp_path: Path) -> ClaimBed:
+    return ClaimBed(tmp_path)
 
 
 def environment(uid: str = UID, number: int = 0) -> DeviceMentions:
     return DeviceMentions(claims=(claim_variable_name(uid, number),))
 
 
-def test_what_the_kubelet_gets(bed: Bed) -> None:
+def test_what_the_kubelet_gets(bed: ClaimBed) -> None:
     (one,) = bed.prepare()
     assert (one.request, one.pool, one.device, one.share_id) == ("cpus", "n1", "numa1", "s-1")
     assert one.cdi == f"{DRIVER}/claim=claim-{UID}-0"
@@ -99,7 +38,7 @@ def test_what_the_kubelet_gets(bed: Bed) -> None:
     assert bed.prepare() == [one]  # once more is the same
 
 
-def dying(bed: Bed) -> Container:
+def dying(bed: ClaimBed) -> Container:
     """A container on all of NUMA node 1 but a CPU, whose pod the API server no longer knows."""
     of = pod("dying", {"cpus": "exclusive", "policy": "single-numa-node"})
     bed.world.place(pod("beside", {"numacpu": "0-7"}))
@@ -108,7 +47,7 @@ def dying(bed: Bed) -> Container:
     return made
 
 
-def test_a_claim_waits_for_the_end_of_who_had_its_cpus(bed: Bed) -> None:
+def test_a_claim_waits_for_the_end_of_who_had_its_cpus(bed: ClaimBed) -> None:
     """A pod that was deleted without a grace period: its claim is free, and its container runs."""
     ends = dying(bed)
 
@@ -127,7 +66,7 @@ def test_a_claim_waits_for_the_end_of_who_had_its_cpus(bed: Bed) -> None:
     assert len(CPUSet.parse(cpus)) == 4
 
 
-def test_it_does_not_wait_for_ever_nor_again(bed: Bed) -> None:
+def test_it_does_not_wait_for_ever_nor_again(bed: ClaimBed) -> None:
     """CPUs of a container that stays: the next one's refusal names it."""
     dying(bed)
     bed.prepare()
@@ -136,7 +75,7 @@ def test_it_does_not_wait_for_ever_nor_again(bed: Bed) -> None:
     assert bed.waits == 100
 
 
-def test_a_claim_that_nobody_hands_over_holds_up_no_other(bed: Bed) -> None:
+def test_a_claim_that_nobody_hands_over_holds_up_no_other(bed: ClaimBed) -> None:
     bed.prepare()
 
     def late() -> None:
@@ -152,7 +91,7 @@ def test_a_claim_that_nobody_hands_over_holds_up_no_other(bed: Bed) -> None:
 
 
 @pytest.mark.parametrize("gone", ["", "record", "cdi", "both"])
-def test_whatever_a_kill_left_the_next_process_puts_right(bed: Bed, gone: str) -> None:
+def test_whatever_a_kill_left_the_next_process_puts_right(bed: ClaimBed, gone: str) -> None:
     """Before the record nothing happened; after it the CDI file is made again."""
     bed.prepare()
     if gone in ("record", "both"):
@@ -167,7 +106,7 @@ def test_whatever_a_kill_left_the_next_process_puts_right(bed: Bed, gone: str) -
     assert bed.files() == BOTH
 
 
-def test_files_that_were_cut_short_go_and_those_of_others_stay(bed: Bed) -> None:
+def test_files_that_were_cut_short_go_and_those_of_others_stay(bed: ClaimBed) -> None:
     (bed.records / f".{UID}.json.12.new").write_text("{")
     (bed.records / f"{OTHER}.json").write_text("{")
     bed.cdi.mkdir()
@@ -178,13 +117,13 @@ def test_files_that_were_cut_short_go_and_those_of_others_stay(bed: Bed) -> None
     assert bed.book.claims == {}
 
 
-def test_a_record_under_the_name_of_another_claim_does_not_count(bed: Bed) -> None:
+def test_a_record_under_the_name_of_another_claim_does_not_count(bed: ClaimBed) -> None:
     bed.prepare()
     (bed.records / f"{UID}.json").rename(bed.records / f"{OTHER}.json")
     assert bed.boot().claims == {}
 
 
-def test_forgetting_is_done_once_and_harmless_again(bed: Bed) -> None:
+def test_forgetting_is_done_once_and_harmless_again(bed: ClaimBed) -> None:
     bed.prepare()
     for uid in (UID, UID, OTHER, "../../etc/passwd"):
         bed.book.unprepare_claim(uid)
@@ -192,7 +131,7 @@ def test_forgetting_is_done_once_and_harmless_again(bed: Bed) -> None:
     assert bed.boot().claims == {}
 
 
-def test_a_claim_that_a_second_pod_has_is_written_again(bed: Bed) -> None:
+def test_a_claim_that_a_second_pod_has_is_written_again(bed: ClaimBed) -> None:
     bed.prepare()
     bed.objects[UID] = bed.claim(pods="uid-next")
     bed.prepare()
@@ -202,55 +141,57 @@ def test_a_claim_that_a_second_pod_has_is_written_again(bed: Bed) -> None:
 @pytest.mark.parametrize(
     ("document", "words"),
     [
-        (Bed.claim(result(device="numa7")), "NUMA node 7 is not there"),
+        (ClaimBed.claim(result(device="numa7")), "NUMA node 7 is not there"),
         (
-            Bed.claim(result(consumedCapacity={f"{DRIVER}/cpu": "8"})),
+            ClaimBed.claim(result(consumedCapacity={f"{DRIVER}/cpu": "8"})),
             "takes 8 of cpu, and NUMA node 1 has 7",
         ),
         (
-            Bed.claim(result(consumedCapacity={f"{DRIVER}/cpu": "1", f"{DRIVER}/memory": "1Ei"})),
+            ClaimBed.claim(
+                result(consumedCapacity={f"{DRIVER}/cpu": "1", f"{DRIVER}/memory": "1Ei"})
+            ),
             "of memory, and NUMA node 1 has",
         ),
-        (Bed.claim(configs=[config({"smt": "twice"})]), "smt is 'twice'"),
-        (Bed.claim(configs=[config({"policy": "strict"})]), "policy is 'strict'"),
-        (Bed.claim(configs=[config({"numamem": "0-"})]), "numamem is '0-'"),
-        (Bed.claim(configs=[config({"bind": "none"})]), "bind is 'none'.*touches nothing"),
+        (ClaimBed.claim(configs=[config({"smt": "twice"})]), "smt is 'twice'"),
+        (ClaimBed.claim(configs=[config({"policy": "strict"})]), "policy is 'strict'"),
+        (ClaimBed.claim(configs=[config({"numamem": "0-"})]), "numamem is '0-'"),
+        (ClaimBed.claim(configs=[config({"bind": "none"})]), "bind is 'none'.*touches nothing"),
         (
-            Bed.claim(configs=[config({"numamem": "1,7"})]),
+            ClaimBed.claim(configs=[config({"numamem": "1,7"})]),
             "numamem is '1,7', and NUMA node 7 has no memory for containers; expected NUMA nodes "
             "among 0-1",
         ),
         (
-            Bed.claim(
+            ClaimBed.claim(
                 result(consumedCapacity={f"{DRIVER}/cpu": "1", f"{DRIVER}/memory": "1Gi"}),
                 configs=[config({"numamem": "0"})],
             ),
             "numamem is '0', and the claim takes memory of NUMA node 1; expected that one in it",
         ),
-        ({**Bed.claim(), "metadata": {"uid": OTHER, "namespace": "default", "name": "four"}},
+        ({**ClaimBed.claim(), "metadata": {"uid": OTHER, "namespace": "default", "name": "four"}},
          f"has UID {OTHER} now, expected {UID}"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_met_here_is_refused(bed: Bed, document: Any, words: str) -> None:
+def test_what_cannot_be_met_here_is_refused(bed: ClaimBed, document: Any, words: str) -> None:
     bed.objects[UID] = document
     with pytest.raises(InvalidClaim, match=words):
         bed.prepare()
     assert bed.files() == NONE
 
 
-def test_uids_that_are_none_become_no_file_names(bed: Bed) -> None:
+def test_uids_that_are_none_become_no_file_names(bed: ClaimBed) -> None:
     with pytest.raises(InvalidClaim, match="expected a UUID"):
         bed.prepare("../../etc/passwd")
 
 
-def test_another_allocation_of_the_same_claim_is_refused(bed: Bed) -> None:
+def test_another_allocation_of_the_same_claim_is_refused(bed: ClaimBed) -> None:
     bed.prepare()
     bed.objects[UID] = bed.claim(result(device="numa0"))
     with pytest.raises(InvalidClaim, match="prepared with another allocation"):
         bed.prepare()
 
 
-def test_a_place_that_cannot_be_written_is_the_kubelets_error(bed: Bed) -> None:
+def test_a_place_that_cannot_be_written_is_the_kubelets_error(bed: ClaimBed) -> None:
     bed.cdi.write_text("no directory")
     with pytest.raises(OSError, match="cdi"):
         bed.prepare()
@@ -258,7 +199,7 @@ def test_a_place_that_cannot_be_written_is_the_kubelets_error(bed: Bed) -> None:
 
 def test_a_place_that_cannot_be_made_stops_nobody(tmp_path: Path) -> None:
     (tmp_path / "state").write_text("no directory")
-    assert Bed(tmp_path).book.claims == {}
+    assert ClaimBed(tmp_path).book.claims == {}
 
 
 # --- containers -------------------------------------------------------------------------------
@@ -275,7 +216,7 @@ def test_a_place_that_cannot_be_made_stops_nobody(tmp_path: Path) -> None:
     ],
 )
 def test_what_a_claim_asks_for_is_what_the_annotation_would(
-    bed: Bed, parameters: dict[str, str], mems: str
+    bed: ClaimBed, parameters: dict[str, str], mems: str
 ) -> None:
     bed.objects[UID] = bed.claim(configs=[config(parameters)])
     bed.prepare()
@@ -286,7 +227,7 @@ def test_what_a_claim_asks_for_is_what_the_annotation_would(
     assert (len(CPUSet.parse(cpus)), found) == (4, mems)
 
 
-def test_other_containers_are_untouched(bed: Bed) -> None:
+def test_other_containers_are_untouched(bed: ClaimBed) -> None:
     bed.prepare()
     of = pod("web")
     made = container(of)
@@ -305,7 +246,7 @@ def test_other_containers_are_untouched(bed: Bed) -> None:
     ],
 )
 def test_a_variable_of_ones_own_gives_nothing(
-    bed: Bed, name: str, namespace: str, named: DeviceMentions, words: str
+    bed: ClaimBed, name: str, namespace: str, named: DeviceMentions, words: str
 ) -> None:
     bed.prepare()
     of = pod(name, namespace=namespace)
@@ -315,7 +256,7 @@ def test_a_variable_of_ones_own_gives_nothing(
     assert words in refused.message
 
 
-def test_a_container_finds_its_cpus_in_device_metadata(bed: Bed) -> None:
+def test_a_container_finds_its_cpus_in_device_metadata(bed: ClaimBed) -> None:
     bed.objects[UID]["metadata"]["annotations"] = {CLAIM_NAME_IN_POD_ANNOTATION: "numa"}
     bed.prepare()
     of = pod("web")
@@ -339,7 +280,7 @@ def test_a_container_finds_its_cpus_in_device_metadata(bed: Bed) -> None:
     assert not Path(path).exists()
 
 
-def test_a_cpu_that_is_offline_is_said_of_its_numa_node_alone(bed: Bed) -> None:
+def test_a_cpu_that_is_offline_is_said_of_its_numa_node_alone(bed: ClaimBed) -> None:
     bed.objects[UID] = bed.claim(result(), result(request="more", device="numa0"))
     bed.prepare()
     of, named = (

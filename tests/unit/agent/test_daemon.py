@@ -32,7 +32,7 @@ from tests.beds.world import container, pod, resources
 from tests.machines import named as machines
 
 
-class Bed:
+class DaemonBed:
     """A daemon on a machine with two NUMA nodes of 32 CPUs, and a file for it."""
 
     def __init__(self, directory: Path) -> None:
@@ -68,13 +68,13 @@ class Bed:
 
 
 @pytest.fixture
-def bed(tmp_path: Path) -> Bed:
-    return Bed(tmp_path)
+def bed(tmp_path: Path) -> DaemonBed:
+    return DaemonBed(tmp_path)
 
 
 @pytest.mark.parametrize(("told", "decided"), [(2.0, 3), (0.8, 1)])
 async def test_the_time_that_the_runtime_tells_counts_for_its_synchronisation(
-    bed: Bed, told: float, decided: int
+    bed: DaemonBed, told: float, decided: int
 ) -> None:
     """Each look at the clock costs 0.25 s; what is decided later follows after the answer."""
     agent, looks = bed.daemon.agent, itertools.count()
@@ -96,7 +96,7 @@ async def test_the_time_that_the_runtime_tells_counts_for_its_synchronisation(
     bed.daemon.node.current.store.close()
 
 
-async def test_a_life(bed: Bed) -> None:
+async def test_a_life(bed: DaemonBed) -> None:
     """Before there is a runtime, with it, after its end, with another configuration, to a stop."""
 
     def sandbox(name: str, **annotations: str) -> pb.PodSandbox:
@@ -149,7 +149,7 @@ async def test_a_life(bed: Bed) -> None:
 
 @pytest.mark.parametrize("error", [MemoryError, asyncio.CancelledError])
 async def test_a_part_that_fails_ends_the_agent(
-    bed: Bed, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+    bed: DaemonBed, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
 ) -> None:
     """With its error, so that it is started again; another agent it names once."""
     other = RuntimeLock(bed.runtime)
@@ -167,7 +167,7 @@ async def test_a_part_that_fails_ends_the_agent(
     assert bed.output.getvalue().count("another agent works on this runtime") == 1
 
 
-async def test_a_reload_keeps_the_capacity_that_came_meanwhile(bed: Bed) -> None:
+async def test_a_reload_keeps_the_capacity_that_came_meanwhile(bed: DaemonBed) -> None:
     reloader, agent = bed.daemon.link.reloader, bed.daemon.agent
     source, outside = bed.daemon.node.kubelet.configuration, bed.daemon.node.capacity.outside
     real = source.settings_with_kubelet_config
@@ -187,7 +187,7 @@ async def test_a_reload_keeps_the_capacity_that_came_meanwhile(bed: Bed) -> None
     bed.daemon.node.current.store.close()
 
 
-async def test_a_reload_changes_the_kubelets_rules(bed: Bed) -> None:
+async def test_a_reload_changes_the_kubelets_rules(bed: DaemonBed) -> None:
     daemon = bed.daemon
     for rules in ({"ties": True}, {"ties": False, "cpuOrder": True}):
         bed.file["kubeletCompatibility"] = {"except": rules}
@@ -197,7 +197,7 @@ async def test_a_reload_changes_the_kubelets_rules(bed: Bed) -> None:
     daemon.node.current.store.close()
 
 
-async def test_a_reload_gives_way_to_containers(bed: Bed) -> None:
+async def test_a_reload_gives_way_to_containers(bed: DaemonBed) -> None:
     sys.setswitchinterval(usual := 0.005)
     meanwhile: list[float] = []
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import json
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,21 +23,25 @@ from nri_numa.kubelet.state_files import KubeletStateFiles
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import KubeletGrantOverriders, QoSClass, Resources
-from nri_numa.observe import logs
-from nri_numa.observe.metrics import Metrics
-from tests.beds.world import StillClock, World, container, pod, resources
+from tests.beds.agent_bed import AgentBed
+from tests.beds.world import container, pod, resources
 from tests.machines import named as machines
 
 
-@dataclass
-class Bed:
-    """A world whose kubelet has a static policy."""
+class KubeletBed(AgentBed):
+    """A node whose kubelet has a static policy, and its state in a directory."""
 
-    world: World
-    beside: KubeletSync
-    metrics: Metrics
-    directory: Path
-    log: io.StringIO
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        settings = Settings(kubelet_override=KubeletGrantOverriders.ANNOTATED)
+        super().__init__(machines.single_no_smt(), settings, kubelet=self._beside)
+        self.starts = self.ends_whole = True
+
+    def _beside(self, current: CurrentState, drift: DriftTable) -> KubeletSync:
+        files = KubeletStateFiles(str(self.directory))
+        config = KubeletConfigWatch(str(self.directory))
+        self.beside = KubeletSync(current, drift, self.metrics, files, config, self.timing)
+        return self.beside
 
     def grant(self, **pods: str) -> None:
         """Write the state file as the kubelet does."""
@@ -48,7 +50,7 @@ class Bed:
             taken = taken | CPUSet.parse(cpus)
         document = {
             "policyName": "static",
-            "defaultCpuSet": str(self.world.topology.online - taken),
+            "defaultCpuSet": str(self.topology.online - taken),
             "entries": {f"uid-{name}": {"app": cpus} for name, cpus in pods.items()},
         }
         made = self.directory / ".new"
@@ -57,7 +59,7 @@ class Bed:
 
     def look(self) -> None:
         """What happens every second."""
-        self.world.agent.apply_grants(self.beside.refresh_kubelet_grants())
+        self.agent.apply_grants(self.beside.refresh_kubelet_grants())
         self.beside.check_conflicts()
 
     def metric(self, name: str, **labels: str) -> float | None:
@@ -65,53 +67,41 @@ class Bed:
 
 
 @pytest.fixture
-def bed(tmp_path: Path) -> Bed:
-    log = io.StringIO()
-    logs.setup_logging("info", stream=log)
-    made, metrics = list[KubeletSync](), Metrics("test")
-
-    def kubelet(current: CurrentState, drift: DriftTable) -> KubeletSync:
-        files, config = KubeletStateFiles(str(tmp_path)), KubeletConfigWatch(str(tmp_path))
-        clock = StillClock(lambda: 7.0)
-        made.append(KubeletSync(current, drift, metrics, files, config, clock))
-        return made[-1]
-
-    settings = Settings(kubelet_override=KubeletGrantOverriders.ANNOTATED)
-    world = World(machines.single_no_smt(), settings, kubelet=kubelet)
-    return Bed(world, made[-1], metrics, tmp_path, log)
+def bed(tmp_path: Path) -> KubeletBed:
+    return KubeletBed(tmp_path)
 
 
 def sent(cpus: str) -> Resources:
     return replace(resources(2, 1), cpus=cpus)
 
 
-def test_a_grant_counts_for_the_very_next_container(bed: Bed) -> None:
+def test_a_grant_counts_for_the_very_next_container(bed: KubeletBed) -> None:
     """The kubelet wrote it a moment ago; nobody looked in between."""
     bed.grant()
     plain = pod("plain", qos=QoSClass.BURSTABLE)
-    assert bed.world.place(plain, container(plain, wants=sent("0-3")))[0] == "0-3"
+    assert bed.place(plain, container(plain, wants=sent("0-3")))[0] == "0-3"
     bed.grant(g="2-3")
     of = pod("g")
-    assert bed.world.place(of, container(of, wants=sent("2-3")))[0] == "2-3"
-    assert bed.world.has("plain-app")[0] == "0-1"  # in the same answer
+    assert bed.place(of, container(of, wants=sent("2-3")))[0] == "2-3"
+    assert bed.has("plain-app")[0] == "0-1"  # in the same answer
     assert bed.metric("kubelet_granted_cpus") == 2
     assert bed.metric("kubelet_static", manager="cpu") == 1
-    assert "the kubelet's exclusive CPUs changed" in bed.log.getvalue()
-    bed.world.check()
+    assert bed.log("the kubelet's exclusive CPUs changed")
+    bed.check()
 
 
-def test_what_both_write_is_said_once_and_shown(bed: Bed) -> None:
+def test_what_both_write_is_said_once_and_shown(bed: KubeletBed) -> None:
     bed.grant(g="2-3")
     of = pod("g", {"numacpu": "1"})
-    bed.world.place(of, container(of, wants=sent("2-3")))
+    bed.place(of, container(of, wants=sent("2-3")))
     for _ in range(3):
-        bed.world.update("g-app", Resources(cpus="2-3"))
-    assert bed.world.has("g-app")[0] == "1"
+        bed.update("g-app", Resources(cpus="2-3"))
+    assert bed.has("g-app")[0] == "1"
     assert bed.metric("kubelet_contests_total", yields_to="nri-numa") == 1
     said = "both write this container's cpuset"
-    (line,) = [each for each in bed.log.getvalue().splitlines() if said in each]
+    (line,) = bed.log(said)
     assert "asked=2-3 kept=1 " in line
-    found = kubelet_document(bed.world.agent, bed.beside)
+    found = kubelet_document(bed.agent, bed.beside)
     (contest,), (grant,) = found.conflicts, found.grants
     assert (contest.pod, contest.requested_cpus, contest.actual_cpus) == ("g", "2-3", "1")
     assert (contest.yields_to, contest.detected_in, contest.times) == (
@@ -121,32 +111,32 @@ def test_what_both_write_is_said_once_and_shown(bed: Bed) -> None:
     assert (found.cpu_policy, found.shared_cpus, found.override) == ("static", "0-1", "annotated")
 
 
-def test_who_is_taken_over_by_the_kubelet_is_a_contest_that_it_wins(bed: Bed) -> None:
+def test_who_is_taken_over_by_the_kubelet_is_a_contest_that_it_wins(bed: KubeletBed) -> None:
     of = pod("own", {"cpus": "exclusive"})
-    bed.world.place(of, container(of, wants=resources(1, 1)))
+    bed.place(of, container(of, wants=resources(1, 1)))
     bed.grant(own="3")
-    bed.world.update("own-app", Resources(cpus="3"))
+    bed.update("own-app", Resources(cpus="3"))
     assert bed.metric("kubelet_contests_total", yields_to="kubelet") == 1
-    assert bed.world.has("own-app")[0] == "3"
+    assert bed.has("own-app")[0] == "3"
 
 
-def test_everybodys_set_is_no_contest(bed: Bed) -> None:
+def test_everybodys_set_is_no_contest(bed: KubeletBed) -> None:
     """The kubelet sends its shared set to each container without a grant, ours too."""
     bed.grant(g="3")
     of = pod("own", {"cpus": "exclusive"}, qos=QoSClass.BURSTABLE)
-    bed.world.place(of, container(of, wants=sent("0-2")))
-    bed.world.update("own-app", Resources(cpus="0-2"))
+    bed.place(of, container(of, wants=sent("0-2")))
+    bed.update("own-app", Resources(cpus="0-2"))
     assert bed.beside.conflicts == {}
 
 
 @pytest.mark.parametrize(("has", "contests"), [("2-3", 1), ("0-1", 1), ("0", 0), ("", 0)])
 def test_a_cgroup_that_is_rewritten_with_the_kubelets_set_is_a_contest(
-    bed: Bed, has: str, contests: int
+    bed: KubeletBed, has: str, contests: int
 ) -> None:
     """Its grant or what it shares among all others; somebody else's set is none."""
     bed.grant(g="2-3")
     of = pod("g", {"numacpu": "1"})
-    bed.world.place(of, container(of, wants=sent("2-3")))
+    bed.place(of, container(of, wants=sent("2-3")))
     correction = Drift(
         container_id="g-app",
         name="default/g/app",
@@ -155,41 +145,41 @@ def test_a_cgroup_that_is_rewritten_with_the_kubelets_set_is_a_contest(
         actual=recorded_actual(has, "", None),
         rank=2,
     )
-    bed.world.agent.drift.update_drift(["g-app"], [correction], {"g-app": 0.0}, ["g-app"])
+    bed.agent.drift.update_drift(["g-app"], [correction], {"g-app": 0.0}, ["g-app"])
     for _ in range(2):
         bed.look()
-    bed.world.stop("g-app")
+    bed.stop("g-app")
     bed.look()
     assert bed.metric("kubelet_contests_total", yields_to="kubelet") == contests
     assert bed.beside.conflicts == {}  # it is gone
 
 
-def test_a_grant_on_owned_cpus_is_said(bed: Bed) -> None:
+def test_a_grant_on_owned_cpus_is_said(bed: KubeletBed) -> None:
     """The kubelet knows nothing of them. Nothing that runs is moved."""
     of = pod("own", {"cpus": "exclusive"})
-    own = bed.world.place(of, container(of, wants=resources(1, 1)))[0]
+    own = bed.place(of, container(of, wants=resources(1, 1)))[0]
     bed.grant(g=own)
     bed.look()
-    assert "granted CPUs that are exclusive to a container of ours" in bed.log.getvalue()
-    assert bed.world.has("own-app")[0] == own
+    assert bed.log("granted CPUs that are exclusive to a container of ours")
+    assert bed.has("own-app")[0] == own
 
 
-def test_a_damaged_state_file_is_said_once_and_changes_nothing(bed: Bed) -> None:
+def test_a_damaged_state_file_is_said_once_and_changes_nothing(bed: KubeletBed) -> None:
     bed.grant(g="2-3")
     bed.look()
     (bed.directory / "cpu_manager_state").write_text("{")
     for _ in range(3):
         bed.look()
-    assert bed.log.getvalue().count("the kubelet's state is not understood") == 1
+    assert len(bed.log("the kubelet's state is not understood")) == 1
     assert bed.metric("kubelet_state_problems") == 1
-    assert str(bed.world.agent.current.state.kubelet.granted_cpus) == "2-3"
+    assert str(bed.agent.current.state.kubelet.granted_cpus) == "2-3"
     assert bed.beside.state_file_problems
     bed.grant()
     bed.look()
     assert bed.metric("kubelet_state_problems") == 0
 
 
-def test_grants_of_nobody_and_of_pods_are_shown(bed: Bed) -> None:
+def test_grants_of_nobody_and_of_pods_are_shown(bed: KubeletBed) -> None:
     (bed.directory / "cpu_manager_state").write_text(
         json.dumps(
             {
@@ -201,8 +191,8 @@ def test_grants_of_nobody_and_of_pods_are_shown(bed: Bed) -> None:
         )
     )
     of = pod("p")
-    bed.world.place(of, container(of, wants=sent("2-3")))
-    found = kubelet_document(bed.world.agent, bed.beside)
+    bed.place(of, container(of, wants=sent("2-3")))
+    found = kubelet_document(bed.agent, bed.beside)
     assert [(g.pod_uid, g.container, g.pod, g.cpus) for g in found.grants] == [
         ("uid-soon", "app", "", "1"),
         ("uid-p", "", "p", "2-3"),
@@ -212,24 +202,24 @@ def test_grants_of_nobody_and_of_pods_are_shown(bed: Bed) -> None:
 # --- the kubelet's configuration ------------------------------------------------------------------
 
 
-def test_the_kubelets_configuration_is_followed_while_running(bed: Bed) -> None:
+def test_the_kubelets_configuration_is_followed_while_running(bed: KubeletBed) -> None:
     found = [
         DiscoveredConfig(
             path="k", facts=KubeletFacts(reserved_cpus=CPUSet.parse("0")), signature=(1,)
         )
     ]
     watch = KubeletConfigWatch("/nowhere", read=lambda *_: found[-1])
-    agent, config = bed.world.agent, AgentConfig()
+    agent, config = bed.agent, AgentConfig()
     apply = partial(apply_recomputed_settings, agent, SimpleNamespace(config=config), watch)
     watch.read_config(config)
     agent.current.machine = replace(
         agent.current.machine,
-        settings=watch.settings_with_kubelet_config(config, bed.world.topology),
+        settings=watch.settings_with_kubelet_config(config, bed.topology),
     )
     watch.report_config()
     watch.report_config()
     assert str(agent.current.machine.settings.reserved_cpus) == "0"
-    assert bed.log.getvalue().count("reservedCPUs 0") == 1
+    assert len(bed.log("reservedCPUs 0")) == 1
     asyncio.run(watch.refresh_config(config, apply))  # nothing changed
     found.append(
         replace(found[0], facts=KubeletFacts(reserved_cpus=CPUSet.parse("0-1")), signature=(2,))
@@ -241,7 +231,7 @@ def test_the_kubelets_configuration_is_followed_while_running(bed: Bed) -> None:
     before = agent.current.machine
     asyncio.run(watch.refresh_config(config, apply))
     assert agent.current.machine is before
-    assert "k: cannot be read" in bed.log.getvalue()
+    assert bed.log("k: cannot be read")
     # What can be read beside it counts.
     facts = KubeletFacts(reserved_cpus=CPUSet.parse("0-2"))
     found.append(

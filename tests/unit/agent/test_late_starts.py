@@ -22,7 +22,7 @@ STARTED = 5000.0
 
 
 @dataclass
-class Bed(CgroupBed):
+class LateStartsBed(CgroupBed):
     """With whom puts late containers right; the wall clock is set by the test."""
 
     wall: float = STARTED
@@ -49,11 +49,11 @@ class Bed(CgroupBed):
 
 
 @pytest.fixture
-def bed(tree: CgroupTree) -> Bed:
-    return Bed(tree)
+def bed(tree: CgroupTree) -> LateStartsBed:
+    return LateStartsBed(tree)
 
 
-def test_a_cgroup_that_is_not_as_meant_is_written_at_once(bed: Bed) -> None:
+def test_a_cgroup_that_is_not_as_meant_is_written_at_once(bed: LateStartsBed) -> None:
     one = bed.place("one", numacpu="2")
     bed.wall = STARTED + 0.25
     bed.late.on_start(one, STARTED, None)
@@ -67,7 +67,7 @@ def test_a_cgroup_that_is_not_as_meant_is_written_at_once(bed: Bed) -> None:
 
 
 def test_the_start_that_counts_is_that_of_the_process_not_the_runtime_s_note_of_it(
-    bed: Bed,
+    bed: LateStartsBed,
 ) -> None:
     """On a busy machine the runtime notes it long after the program's first instruction."""
     one = bed.place("one", numacpu="2")
@@ -84,7 +84,7 @@ def test_the_start_that_counts_is_that_of_the_process_not_the_runtime_s_note_of_
 
 @pytest.mark.parametrize(("told", "late"), [(STARTED - 1, 0.0), (STARTED + 0.5, 0.5), (None, 0.0)])
 def test_an_update_that_was_quick_enough_is_in_time(
-    bed: Bed, told: float | None, late: float
+    bed: LateStartsBed, told: float | None, late: float
 ) -> None:
     one = bed.place("one", numacpu="2")
     bed.tree.write(f"/pods/{one}", "2")
@@ -93,7 +93,7 @@ def test_an_update_that_was_quick_enough_is_in_time(
     assert bed.late.start_delays == {one: late}
 
 
-def test_where_cgroups_cannot_be_written_the_update_is_waited_for(bed: Bed) -> None:
+def test_where_cgroups_cannot_be_written_the_update_is_waited_for(bed: LateStartsBed) -> None:
     one = bed.place("one", numacpu="2")
     bed.writer.problem = "read-only"
 
@@ -113,7 +113,7 @@ def test_where_cgroups_cannot_be_written_the_update_is_waited_for(bed: Bed) -> N
     assert bed.late.start_delays[one] in (0.0, 0.75)
 
 
-def test_one_that_never_gets_right_is_left_to_the_search_for_drift(bed: Bed) -> None:
+def test_one_that_never_gets_right_is_left_to_the_search_for_drift(bed: LateStartsBed) -> None:
     one = bed.place("one", numacpu="2")
     bed.writer.problem = "read-only"
     bed.wall = STARTED + 60
@@ -127,7 +127,7 @@ def test_one_that_never_gets_right_is_left_to_the_search_for_drift(bed: Bed) -> 
     assert bed.late.start_delays == {}
 
 
-def test_who_is_left_alone_is_not_measured(bed: Bed) -> None:
+def test_who_is_left_alone_is_not_measured(bed: LateStartsBed) -> None:
     one = bed.place("plain")
     bed.late.on_start(one, STARTED, None)
     bed.late.on_start("unknown", STARTED, None)
@@ -136,7 +136,7 @@ def test_who_is_left_alone_is_not_measured(bed: Bed) -> None:
 
 
 def test_observing_only_writes_nothing(tree: CgroupTree) -> None:
-    bed = Bed(tree, observe=True)
+    bed = LateStartsBed(tree, observe=True)
     one = bed.place("one", numacpu="2")
     before = bed.tree.cpus_of(f"/pods/{one}")
     bed.late.on_start(one, STARTED, None)
@@ -147,7 +147,7 @@ def test_observing_only_writes_nothing(tree: CgroupTree) -> None:
 
 @pytest.mark.parametrize(("quota", "left"), [(200_000, 200_000), (300_000, None)])
 def test_a_limit_of_a_refused_resize_is_nobodys_to_lift(
-    bed: Bed, quota: int, left: int | None
+    bed: LateStartsBed, quota: int, left: int | None
 ) -> None:
     own, plain = bed.place("own", 2, policy="single-numa-node"), bed.place("plain")
     for container_id in (own, plain, "unknown"):
@@ -156,7 +156,7 @@ def test_a_limit_of_a_refused_resize_is_nobodys_to_lift(
     assert (known[own].lifted_quota, known[plain].lifted_quota) == (left, None)
 
 
-def test_a_refusal_that_stops_nothing_is_counted_and_becomes_a_notice(bed: Bed) -> None:
+def test_a_refusal_that_stops_nothing_is_counted_and_becomes_a_notice(bed: LateStartsBed) -> None:
     bed.late.on_started_despite_rejection("ns", "pod", "uid", "main", "numacpu: no such CPU")
     assert bed.metric("nri_numa_refused_running_total") == 1
     (notice,) = bed.world.history.notices.notices_after(0)

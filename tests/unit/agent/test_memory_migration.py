@@ -14,7 +14,14 @@ from nri_numa.agent.view import StateSnapshot
 from nri_numa.machine.migration import MigrationStep
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.observe import logs
-from tests.scenarios.test_room import A_AND_B, MIB, Ticking, movable, moving, new
+from tests.beds.room_cases import (
+    A_AND_B,
+    MIB,
+    SteppingClock,
+    create_new,
+    migrated_notices,
+    movable_world,
+)
 
 
 @pytest.mark.parametrize(
@@ -29,8 +36,12 @@ def test_what_would_not_move_is_said_and_tried_again_after_a_while(
 ) -> None:
     monkeypatch.setattr("nri_numa.agent.memory_migration.UNMOVED_RETRY_S", 60.0)
     (a, b) = A_AND_B
-    world, clock, at = movable((*a[:3], {"movable": "false"}), b), Ticking(), list[float]()
-    new(world)
+    world, clock, at = (
+        movable_world((*a[:3], {"movable": "false"}), b),
+        SteppingClock(),
+        list[float](),
+    )
+    create_new(world)
     world.synchronize()
 
     def migrate(*of_what: object) -> Iterator[MigrationStep]:
@@ -39,7 +50,7 @@ def test_what_would_not_move_is_said_and_tried_again_after_a_while(
             raise error
         yield MigrationStep(MIB, 65 * MIB, "busy")
 
-    moving(world, clock, migrate)
+    migrated_notices(world, clock, migrate)
     tries = at[::passes]
     assert len(tries) > 1
     assert all(after - before >= 60 for before, after in itertools.pairwise(tries))
@@ -51,19 +62,19 @@ def test_what_would_not_move_is_said_and_tried_again_after_a_while(
 
 @pytest.mark.parametrize(("left", "said"), [(4096, ""), (3 * MIB, f" left={3 * MIB} problem=busy")])
 def test_what_rounds_to_nothing_is_not_left(left: int, said: str) -> None:
-    world, output = movable(*A_AND_B), io.StringIO()
+    world, output = movable_world(*A_AND_B), io.StringIO()
     logs.setup_logging("info", stream=output)
-    new(world)
+    create_new(world)
     world.synchronize()
-    moving(world, Ticking(), lambda *of: iter([MigrationStep(MIB, left, "busy")]))
+    migrated_notices(world, SteppingClock(), lambda *of: iter([MigrationStep(MIB, left, "busy")]))
     (line,) = (one for one in output.getvalue().splitlines() if "memory moved" in one)
     assert re.sub(r".* seconds=\S+", "", line) == said
 
 
 def test_the_memory_of_a_container_that_ends_moves_no_further() -> None:
     """What has moved until then is shown meanwhile, and no longer."""
-    world, shown = movable(*A_AND_B), list[str]()
-    new(world)
+    world, shown = movable_world(*A_AND_B), list[str]()
+    create_new(world)
     world.synchronize()
     current, migrating = world.agent.current, world.agent.containers.migrating
 
@@ -75,5 +86,5 @@ def test_the_memory_of_a_container_that_ends_moves_no_further() -> None:
         yield MigrationStep(8 * MIB, 0)
         raise AssertionError("its pages are looked at no more")
 
-    assert moving(world, Ticking(), migrate) == []
+    assert migrated_notices(world, SteppingClock(), migrate) == []
     assert (shown, migrating) == (["from NUMA node 1 to 0, 8 MiB so far"], {})

@@ -2,58 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
-from nri_numa.agent.handler import PENDING_POD_TIMEOUT_S, AgentHandler, PendingPods
+from nri_numa.agent.agent import Agent
+from nri_numa.agent.handler import PENDING_POD_TIMEOUT_S, PendingPods
 from nri_numa.agent.view import zones_document
 from nri_numa.engine.desired import NodeSnapshot
-from nri_numa.model.settings import Settings
 from nri_numa.model.workload import Container, PodSandbox, PodTable, QoSClass
-from tests.beds.world import StillClock, World, container, pod, resources
-from tests.machines import named as machines
+from tests.beds.agent_bed import AgentBed
+from tests.beds.world import container, pod, resources
 
 
-class Bed:
-    """An agent behind its handler, and a clock."""
+class PendingBed(AgentBed):
+    """With the pods that have no container yet."""
 
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.told = 0
-        self.world = World(machines.dual_smt(), Settings())
-        self.waiting: list[Callable[[], object]] = []
-        clock = StillClock(seconds=lambda: self.now)
-        clock.call_later = lambda seconds, tell: self.waiting.append(tell)
-        self.pending = PendingPods(self.world.agent, clock)
-        self.handler = AgentHandler(self.world.agent, self.world.metrics, observers=[self.pending])
-
-    def _tell(self) -> None:
-        self.told += 1
+    def boot(self) -> Agent:
+        agent = super().boot()
+        self.pending = PendingPods(agent, self.timing)
+        self.observe_with(self.pending)
+        return agent
 
     def names(self) -> list[tuple[str, str]]:
         """Whom the document for who schedules names."""
-        agent = self.world.agent
-        found = zones_document(
-            NodeSnapshot(agent.current.machine, agent.current.state),
-            coming=self.pending.pod_names(),
-        )
+        snapshot = NodeSnapshot(self.machine, self.agent.current.state)
+        found = zones_document(snapshot, coming=self.pending.pod_names())
         return [(one.namespace, one.name) for one in found.pods]
 
     def charged(self) -> list[str]:
         """UIDs of the pods whose CPUs or memory are taken."""
-        agent = self.world.agent
-        return [
-            one.pod_uid
-            for one in zones_document(
-                NodeSnapshot(agent.current.machine, agent.current.state)
-            ).counted_containers
-        ]
+        found = zones_document(NodeSnapshot(self.machine, self.agent.current.state))
+        return [one.pod_uid for one in found.counted_containers]
 
 
 @pytest.fixture
-def bed() -> Bed:
-    return Bed()
+def bed() -> PendingBed:
+    return PendingBed()
 
 
 def sandbox(name: str = "p", qos: QoSClass = QoSClass.GUARANTEED, **asked: str) -> PodSandbox:
@@ -64,7 +47,7 @@ def app(of: PodSandbox) -> Container:
     return container(of, wants=resources(2, 0.25))
 
 
-def test_a_pod_is_named_before_it_is_charged_and_goes_on_being_named(bed: Bed) -> None:
+def test_a_pod_is_named_before_it_is_charged_and_goes_on_being_named(bed: PendingBed) -> None:
     of = sandbox(policy="restricted")
     bed.handler.run_pod(of)
     assert bed.names() == [("shop", "p")]
@@ -75,21 +58,22 @@ def test_a_pod_is_named_before_it_is_charged_and_goes_on_being_named(bed: Bed) -
     assert not bed.pending.pod_names()
 
 
-def test_others_are_told_of_who_has_no_container_for_a_while(bed: Bed) -> None:
+def test_others_are_told_of_who_has_no_container_for_a_while(bed: PendingBed) -> None:
     """An image that is there already costs no write."""
     quick, slow = sandbox("quick"), sandbox("slow")
     bed.handler.run_pod(quick)
     bed.handler.run_pod(slow)
     bed.handler.create_container(quick, app(quick))
-    first, second = bed.waiting
-    bed.world.agent.current.subscribe(bed._tell)
+    first, second = bed.timers
+    told = list[None]()
+    bed.agent.current.subscribe(lambda: told.append(None))
     first()
-    assert bed.told == 0
+    assert told == []
     second()
-    assert bed.told == 1
+    assert told == [None]
 
 
-def test_who_is_refused_is_named_no_more(bed: Bed) -> None:
+def test_who_is_refused_is_named_no_more(bed: PendingBed) -> None:
     """It takes nothing, and may be tried for ever."""
     of = sandbox(numacpu="9999")
     bed.handler.run_pod(of)
@@ -98,13 +82,13 @@ def test_who_is_refused_is_named_no_more(bed: Bed) -> None:
     assert not bed.names()
 
 
-def test_only_guaranteed_pods_are_meant(bed: Bed) -> None:
+def test_only_guaranteed_pods_are_meant(bed: PendingBed) -> None:
     bed.handler.run_pod(sandbox(qos=QoSClass.BURSTABLE))
     assert not bed.names()
-    assert not bed.waiting
+    assert not bed.timers
 
 
-def test_it_ends_with_its_sandbox(bed: Bed) -> None:
+def test_it_ends_with_its_sandbox(bed: PendingBed) -> None:
     for name in ("a", "b", "c", "d"):
         bed.handler.run_pod(sandbox(name))
     bed.handler.stop_pod(sandbox("a"))
@@ -114,9 +98,9 @@ def test_it_ends_with_its_sandbox(bed: Bed) -> None:
     assert bed.names() == [("shop", "c")]
 
 
-def test_an_image_that_cannot_be_had_does_not_hide_the_node_for_ever(bed: Bed) -> None:
+def test_an_image_that_cannot_be_had_does_not_hide_the_node_for_ever(bed: PendingBed) -> None:
     bed.handler.run_pod(sandbox())
-    bed.now = PENDING_POD_TIMEOUT_S - 1
+    bed.pass_time(PENDING_POD_TIMEOUT_S - 1)
     assert bed.names() == [("shop", "p")]
-    bed.now = PENDING_POD_TIMEOUT_S
+    bed.pass_time(1)
     assert not bed.names()

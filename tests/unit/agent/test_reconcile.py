@@ -17,12 +17,19 @@ from nri_numa.machine.cgroups import CgroupReader, CgroupWriter, SystemdScopes
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.workload import Container, ContainerUpdate, PodSandbox, QoSClass
-from tests.beds.cgroup_bed import CgroupBed, Result, Writer, real, tree
+from tests.beds.cgroup_bed import (
+    READ_ONLY,
+    CgroupBed,
+    ConfigInForce,
+    DriftBed,
+    Result,
+    Writer,
+    real,
+    tree,
+)
 from tests.beds.cgroup_tree import CgroupTree
 from tests.beds.systemd_bus import SystemdBus, systemd
 from tests.beds.world import World, container, pod, resources
-from tests.unit.agent import test_verify
-from tests.unit.agent.test_verify import READ_ONLY, Configured
 
 __all__ = ["real", "systemd", "tree"]  # fixtures
 
@@ -30,18 +37,10 @@ BUSY = "the runtime is busy"
 
 
 @dataclass
-class Bed(test_verify.Bed):
+class ReconcilerBed(DriftBed):
     """Looked at now and then; all containers have run for an hour."""
 
-    def run(self, of: PodSandbox, made: Container | None = None, has: str = "") -> None:
-        super().run(of, made, has)
-        for container_id in self.world.live:
-            self.settle(container_id)
-        self.clock += 3600
-        self.checks.take(list(self.checks.required()))
-
-    def drift(self, container_id: str, cpus: str, mems: str = "") -> None:
-        self.tree.write(f"/pods/{container_id}", cpus, mems)
+    aged: bool = True
 
     def listed_drifts(self) -> None:
         self.drift("listed-app", "0-7", "0")
@@ -50,20 +49,6 @@ class Bed(test_verify.Bed):
         """A container has drifted, and nobody can put it right."""
         self.writer.problem, self.failing = READ_ONLY, BUSY
         self.listed_drifts()
-
-    def many(self, number: int) -> int:
-        """So many containers, all of which have drifted."""
-        names = [f"n{i:02}" for i in range(number)]
-        for name in names:
-            self.run(pod(name, {"numacpu": "1"}))
-        for name in names:
-            self.drift(f"{name}-app", "0")
-        return number
-
-    def round(self, **options: float) -> RoundResult:
-        done = asyncio.run(self.reconciler.reconcile(**options))  # type: ignore[arg-type]
-        asyncio.run(self.systemd.sync_systemd())
-        return done
 
     def counts(self) -> tuple[float, float, float]:
         found, repaired, fights = (
@@ -77,8 +62,8 @@ class Bed(test_verify.Bed):
 
 
 @pytest.fixture
-def bed(tree: CgroupTree) -> Bed:
-    bed = Bed(tree)
+def bed(tree: CgroupTree) -> ReconcilerBed:
+    bed = ReconcilerBed(tree)
     bed.run(pod("free", qos=QoSClass.BEST_EFFORT))
     listed = pod("listed", {"numacpu": "1", "numamem": "0"})
     bed.run(listed, container(listed, wants=resources(1)))
@@ -89,10 +74,12 @@ def bed(tree: CgroupTree) -> Bed:
 
 def test_cgroups_that_cannot_be_written_are_said_at_the_start(tree: CgroupTree) -> None:
     (tree.base / "cgroup.procs").mkdir()  # root may write all but a directory
-    assert f"problem={tree.base}/cgroup.procs: Is a directory" in Bed(tree).log.replace('"', "")
+    assert f"problem={tree.base}/cgroup.procs: Is a directory" in ReconcilerBed(tree).log.replace(
+        '"', ""
+    )
 
 
-def test_a_cgroup_that_is_just_being_made_is_no_drift(bed: Bed) -> None:
+def test_a_cgroup_that_is_just_being_made_is_no_drift(bed: ReconcilerBed) -> None:
     """The OCI runtime makes the cgroup first and writes the cpuset into it later."""
     of = pod("new", {"numacpu": "2"})
     made = replace(container(of, wants=resources(1)), cgroups_path="/pods/new-app")
@@ -108,7 +95,7 @@ def test_a_cgroup_that_is_just_being_made_is_no_drift(bed: Bed) -> None:
     assert bed.counts() == (0, 0, 0), "it is late"
 
 
-def test_a_quota_that_was_lifted_and_is_back_is_drift(bed: Bed) -> None:
+def test_a_quota_that_was_lifted_and_is_back_is_drift(bed: ReconcilerBed) -> None:
     """Whoever owns CPUs would be throttled on them, and every cpuset looks right."""
     bed.tree.limit("/pods/owner-app", -1)
     bed.tree.limit("/pods/listed-app", 50_000)  # its own limit, which nobody lifted
@@ -123,7 +110,7 @@ def test_a_quota_that_was_lifted_and_is_back_is_drift(bed: Bed) -> None:
     assert bed.counts() == (1, 1, 0)
 
 
-def test_drift_is_found_repaired_read_back_counted_and_said(bed: Bed) -> None:
+def test_drift_is_found_repaired_read_back_counted_and_said(bed: ReconcilerBed) -> None:
     bed.drift("listed-app", "0-7", "0-1")
     assert bed.round() == RoundResult(
         cgroup_count=3, drifted=("listed-app",), repaired=("listed-app",)
@@ -140,22 +127,22 @@ def test_drift_is_found_repaired_read_back_counted_and_said(bed: Bed) -> None:
     assert bed.round() == RoundResult(cgroup_count=3)
 
 
-def test_many_are_pushed_in_pieces(bed: Bed) -> None:
-    number = bed.many(PUSH_BATCH + 5)
+def test_many_are_pushed_in_pieces(bed: ReconcilerBed) -> None:
+    number = bed.drift_many(PUSH_BATCH + 5)
     bed.writer.problem = READ_ONLY
     assert len(bed.round().repaired) == number
     assert [len(push) for push in bed.pushes] == [PUSH_BATCH, 5]
 
 
-def test_a_thousand_drifts_are_not_a_thousand_lines(bed: Bed) -> None:
-    number = bed.many(reconcile.MAX_CONTAINER_LINES_PER_ROUND + 7)
+def test_a_thousand_drifts_are_not_a_thousand_lines(bed: ReconcilerBed) -> None:
+    number = bed.drift_many(reconcile.MAX_CONTAINER_LINES_PER_ROUND + 7)
     assert len(bed.round().repaired) == number
     assert bed.counts() == (number, number, 0)
     assert bed.log.count('msg="drift found"') == reconcile.MAX_CONTAINER_LINES_PER_ROUND
     assert bed.log.count("containers=7") == 2, "found and repaired"
 
 
-def test_somebody_who_keeps_rewriting_is_reported_and_not_fought(bed: Bed) -> None:
+def test_somebody_who_keeps_rewriting_is_reported_and_not_fought(bed: ReconcilerBed) -> None:
     def again() -> RoundResult:
         bed.listed_drifts()
         return bed.round(max_repairs=3)
@@ -194,7 +181,7 @@ def test_somebody_who_keeps_rewriting_is_reported_and_not_fought(bed: Bed) -> No
     ids=["the first is longer ago", "a moment of peace", "right for a window", "one that fails"],
 )
 def test_only_repairs_within_the_window_count(
-    bed: Bed, most: int, steps: list[tuple[float, str]]
+    bed: ReconcilerBed, most: int, steps: list[tuple[float, str]]
 ) -> None:
     for seconds, outcome in steps:
         bed.clock += seconds
@@ -208,8 +195,8 @@ def test_only_repairs_within_the_window_count(
         )
 
 
-def test_of_a_push_that_fails_on_the_way_the_rest_is_told(bed: Bed) -> None:
-    bed.many(PUSH_BATCH + 5)
+def test_of_a_push_that_fails_on_the_way_the_rest_is_told(bed: ReconcilerBed) -> None:
+    bed.drift_many(PUSH_BATCH + 5)
     bed.writer.problem = READ_ONLY
 
     def dies() -> None:
@@ -220,7 +207,7 @@ def test_of_a_push_that_fails_on_the_way_the_rest_is_told(bed: Bed) -> None:
     assert "containers=5" in bed.log
 
 
-def test_containers_are_named_with_the_short_id_that_crictl_shows(bed: Bed) -> None:
+def test_containers_are_named_with_the_short_id_that_crictl_shows(bed: ReconcilerBed) -> None:
     of = pod("long")
     bed.run(of, container(of, id="0123456789abcdef"))
     bed.drift("0123456789abcdef", "0")
@@ -228,7 +215,7 @@ def test_containers_are_named_with_the_short_id_that_crictl_shows(bed: Bed) -> N
     assert [line.count("id=0123456789ab ") for line in bed.log.splitlines()] == [1, 1]
 
 
-def test_a_fight_with_one_is_no_reason_to_leave_others_alone(bed: Bed) -> None:
+def test_a_fight_with_one_is_no_reason_to_leave_others_alone(bed: ReconcilerBed) -> None:
     for _ in range(2):
         bed.listed_drifts()
         bed.round(max_repairs=1)
@@ -239,7 +226,7 @@ def test_a_fight_with_one_is_no_reason_to_leave_others_alone(bed: Bed) -> None:
     assert result.repaired == ("free-app",)
 
 
-def test_a_runtime_that_takes_the_update_and_does_nothing_is_noticed(bed: Bed) -> None:
+def test_a_runtime_that_takes_the_update_and_does_nothing_is_noticed(bed: ReconcilerBed) -> None:
     bed.writer.problem, bed.deaf = READ_ONLY, True
     bed.listed_drifts()
     for _ in range(5):
@@ -325,7 +312,7 @@ def test_a_nested_cgroup_that_has_more_is_named_and_repair_follows_it(real: Path
 
 
 def test_a_push_that_fails_is_said_shown_and_tried_again_and_is_no_fight(
-    bed: Bed, tree: CgroupTree
+    bed: ReconcilerBed, tree: CgroupTree
 ) -> None:
     bed.stuck()
     for _ in range(5):
@@ -347,7 +334,7 @@ def test_a_push_that_fails_is_said_shown_and_tried_again_and_is_no_fight(
     assert bed.round(max_repairs=1).repaired == ("listed-app",)
 
 
-def test_a_container_that_is_gone_is_no_drift(bed: Bed) -> None:
+def test_a_container_that_is_gone_is_no_drift(bed: ReconcilerBed) -> None:
     bed.tree.remove("/pods/listed-app")
     assert bed.round() == RoundResult(cgroup_count=2)
     bed.drift("owner-app", "0")
@@ -357,7 +344,7 @@ def test_a_container_that_is_gone_is_no_drift(bed: Bed) -> None:
     assert bed.round().drifted == ()
 
 
-def test_without_the_runtime_cgroups_are_written_where_that_is_wanted(bed: Bed) -> None:
+def test_without_the_runtime_cgroups_are_written_where_that_is_wanted(bed: ReconcilerBed) -> None:
     bed.is_synchronized = False
     bed.drift("listed-app", "0-7", "0-1")
     assert bed.round().repaired == ()
@@ -369,7 +356,7 @@ def test_without_the_runtime_cgroups_are_written_where_that_is_wanted(bed: Bed) 
     assert bed.counts() == (1, 1, 0)
 
 
-def test_a_limit_that_only_the_runtime_can_write_waits_for_it(bed: Bed) -> None:
+def test_a_limit_that_only_the_runtime_can_write_waits_for_it(bed: ReconcilerBed) -> None:
     bed.is_synchronized = False
     bed.tree.limit("/pods/owner-app", 200_000)
     assert bed.round(without_runtime=True).repaired == ()
@@ -379,7 +366,7 @@ def test_a_limit_that_only_the_runtime_can_write_waits_for_it(bed: Bed) -> None:
 
 
 def test_what_a_cgroup_above_takes_away_is_reported_once_and_not_fought(
-    bed: Bed, tree: CgroupTree
+    bed: ReconcilerBed, tree: CgroupTree
 ) -> None:
     if tree.version == 1:
         pytest.skip("on version 1 the kernel shrinks the list itself")
@@ -393,7 +380,7 @@ def test_what_a_cgroup_above_takes_away_is_reported_once_and_not_fought(
 
 
 def test_observe_reports_and_touches_nothing(tree: CgroupTree) -> None:
-    bed = Bed(tree, observe=True)
+    bed = ReconcilerBed(tree, observe=True)
     listed = pod("listed", {"numacpu": "1", "numamem": "0"})
     bed.run(listed, container(listed, wants=resources(1)))
     for _ in range(2):
@@ -407,7 +394,7 @@ def test_observe_reports_and_touches_nothing(tree: CgroupTree) -> None:
     }
 
 
-def differing(bed: Bed) -> dict[str, tuple[str, bool, bool]]:
+def differing(bed: ReconcilerBed) -> dict[str, tuple[str, bool, bool]]:
     """By container: both sides, whether it disturbs an owner, and whether it was given up."""
     known = bed.world.agent.drift.known
     return {
@@ -416,7 +403,7 @@ def differing(bed: Bed) -> dict[str, tuple[str, bool, bool]]:
     }
 
 
-def test_a_difference_is_shown_until_it_is_repaired(bed: Bed) -> None:
+def test_a_difference_is_shown_until_it_is_repaired(bed: ReconcilerBed) -> None:
     bed.writer.problem = READ_ONLY
     shown: list[dict[str, tuple[str, bool, bool]]] = []
     bed.before_push = lambda: shown.append(differing(bed))
@@ -434,7 +421,7 @@ def test_a_difference_is_shown_until_it_is_repaired(bed: Bed) -> None:
     assert bed.count("neighbours_on_owned_cpus_seen_total") == 1
 
 
-def test_seconds_on_owned_cpus_are_counted_while_they_pass(bed: Bed) -> None:
+def test_seconds_on_owned_cpus_are_counted_while_they_pass(bed: ReconcilerBed) -> None:
     """Not when the overlap ends: it may last for hours."""
     started = bed.clock
     bed.world.timing.wall = lambda: 1_000_000.0 + bed.clock - started
@@ -451,7 +438,7 @@ def test_seconds_on_owned_cpus_are_counted_while_they_pass(bed: Bed) -> None:
 
     bed.on_sleep = tick
     with pytest.raises(asyncio.CancelledError):
-        asyncio.run(bed.reconciler.run_periodic_rounds(Configured("5s")))
+        asyncio.run(bed.reconciler.run_periodic_rounds(ConfigInForce("5s")))
     assert counted[20] >= 10
     assert counted[60] - counted[20] == pytest.approx(40)
     bed.settle("free-app")
@@ -463,7 +450,7 @@ def test_seconds_on_owned_cpus_are_counted_while_they_pass(bed: Bed) -> None:
     assert bed.count("neighbours_on_owned_cpus_seconds_total") == ended
 
 
-def test_what_is_shown_never_changes_under_the_one_who_reads_it(bed: Bed) -> None:
+def test_what_is_shown_never_changes_under_the_one_who_reads_it(bed: ReconcilerBed) -> None:
     bed.stuck()
     bed.round()
     read = bed.world.agent.drift.known
@@ -472,13 +459,15 @@ def test_what_is_shown_never_changes_under_the_one_who_reads_it(bed: Bed) -> Non
     assert not bed.world.agent.drift.known
 
 
-def test_before_the_runtime_has_told_what_runs_nothing_is_judged(bed: Bed) -> None:
+def test_before_the_runtime_has_told_what_runs_nothing_is_judged(bed: ReconcilerBed) -> None:
     bed.listed_drifts()
     bed.world.agent.current.synchronized = False
     assert bed.round() == RoundResult()
 
 
-def test_no_cgroups_at_all_is_said_once_and_so_is_their_return(bed: Bed, tree: CgroupTree) -> None:
+def test_no_cgroups_at_all_is_said_once_and_so_is_their_return(
+    bed: ReconcilerBed, tree: CgroupTree
+) -> None:
     hidden = tree.root.with_name("hidden")
     tree.root.rename(hidden)
     for _ in range(3):
@@ -489,7 +478,7 @@ def test_no_cgroups_at_all_is_said_once_and_so_is_their_return(bed: Bed, tree: C
     assert bed.log.count("drift is looked for again") == 1
 
 
-def test_the_wrong_root_is_said_after_a_few_rounds(bed: Bed) -> None:
+def test_the_wrong_root_is_said_after_a_few_rounds(bed: ReconcilerBed) -> None:
     for container_id in bed.world.live:
         bed.tree.remove(f"/pods/{container_id}")
     said: list[int] = []
@@ -500,13 +489,13 @@ def test_the_wrong_root_is_said_after_a_few_rounds(bed: Bed) -> None:
 
 
 def test_a_node_without_containers_is_quiet(tree: CgroupTree) -> None:
-    bed = Bed(tree)
+    bed = ReconcilerBed(tree)
     for _ in range(5):
         assert bed.round() == RoundResult()
     assert bed.log == ""
 
 
-def test_cpus_the_kernel_took_from_an_unbound_container_come_back(bed: Bed) -> None:
+def test_cpus_the_kernel_took_from_an_unbound_container_come_back(bed: ReconcilerBed) -> None:
     """On version 1 an offline CPU leaves every cpuset and does not return by itself."""
     bed.world.stop("owner-app")
     for container_id in bed.world.live:
@@ -519,7 +508,7 @@ def test_cpus_the_kernel_took_from_an_unbound_container_come_back(bed: Bed) -> N
 
 @pytest.mark.parametrize("cut", range(5))
 def test_a_plan_interrupted_anywhere_is_finished_by_the_next_round(
-    bed: Bed, cut: int, monkeypatch: pytest.MonkeyPatch
+    bed: ReconcilerBed, cut: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The runtime takes the first few updates of a push and then dies."""
     for name in ("x", "y"):
@@ -531,7 +520,7 @@ def test_a_plan_interrupted_anywhere_is_finished_by_the_next_round(
     bed.writer.problem = READ_ONLY
 
     async def dying(updates: Sequence[ContainerUpdate]) -> Result:
-        await Bed.push_updates(bed, updates[:cut])
+        await ReconcilerBed.push_updates(bed, updates[:cut])
         return Result(False, "the runtime died")
 
     monkeypatch.setattr(bed, "push_updates", dying)
@@ -544,16 +533,16 @@ def test_a_plan_interrupted_anywhere_is_finished_by_the_next_round(
     assert bed.round() == RoundResult(cgroup_count=5)
 
 
-def test_the_task_keeps_its_interval_and_survives_a_mistake(bed: Bed) -> None:
-    now = Configured("1s")
+def test_the_task_keeps_its_interval_and_survives_a_mistake(bed: ReconcilerBed) -> None:
+    now = ConfigInForce("1s")
     rounds: list[float] = []
     started = bed.clock
 
     def tick() -> None:
         if bed.clock >= started + 4:
-            now.config = Configured("5s").config
+            now.config = ConfigInForce("5s").config
         if bed.clock >= started + 30:
-            now.config = Configured("0").config  # reloaded: off
+            now.config = ConfigInForce("0").config  # reloaded: off
         if bed.clock >= started + 100:
             raise asyncio.CancelledError
 
@@ -571,7 +560,7 @@ def test_the_task_keeps_its_interval_and_survives_a_mistake(bed: Bed) -> None:
     assert bed.log.count("a mistake") >= len(rounds)
 
 
-def test_a_look_holds_the_interpreter_for_a_batch_at_a_time(bed: Bed) -> None:
+def test_a_look_holds_the_interpreter_for_a_batch_at_a_time(bed: ReconcilerBed) -> None:
     """Between batches the thread pauses, however many containers there are."""
     pauses: list[float] = []
     agent = bed.world.agent
@@ -586,13 +575,13 @@ def test_a_look_holds_the_interpreter_for_a_batch_at_a_time(bed: Bed) -> None:
 
 
 @pytest.fixture
-def scope(bed: Bed, systemd: SystemdBus) -> str:
+def scope(bed: ReconcilerBed, systemd: SystemdBus) -> str:
     """The container "listed" is in a scope, which systemd has made with every CPU."""
     return bed.scope(systemd, "listed-app")
 
 
 def test_what_systemd_has_is_compared_in_each_round_and_repaired_with_the_cgroup(
-    bed: Bed, systemd: SystemdBus, scope: str
+    bed: ReconcilerBed, systemd: SystemdBus, scope: str
 ) -> None:
     assert bed.round() == RoundResult(cgroup_count=3)
     assert systemd.has(scope) == "1"
@@ -604,7 +593,7 @@ def test_what_systemd_has_is_compared_in_each_round_and_repaired_with_the_cgroup
 
 
 def test_the_return_of_what_systemd_still_has_is_no_fight(
-    bed: Bed, systemd: SystemdBus, scope: str
+    bed: ReconcilerBed, systemd: SystemdBus, scope: str
 ) -> None:
     systemd.refusing = "Unit is frozen"
     bed.round()
@@ -623,7 +612,7 @@ def test_the_return_of_what_systemd_still_has_is_no_fight(
 
 
 def test_a_systemd_that_does_not_answer_is_asked_once_in_a_look(
-    bed: Bed, systemd: SystemdBus, scope: str
+    bed: ReconcilerBed, systemd: SystemdBus, scope: str
 ) -> None:
     bed.systemd._scopes = SystemdScopes(str(systemd.transient), "/nowhere")
     bed.round()
@@ -640,7 +629,9 @@ def test_a_systemd_that_does_not_answer_is_asked_once_in_a_look(
     assert systemd.has(scope) == "1"
 
 
-def test_who_is_left_alone_is_left_alone_in_systemd_too(bed: Bed, systemd: SystemdBus) -> None:
+def test_who_is_left_alone_is_left_alone_in_systemd_too(
+    bed: ReconcilerBed, systemd: SystemdBus
+) -> None:
     """Nothing is told of the container of others, nor while the agent observes."""
     of = pod("foreign")
     bed.run(of, container(of, wants=replace(resources(1, 1), cpus="7")))
@@ -656,7 +647,7 @@ def test_who_is_left_alone_is_left_alone_in_systemd_too(bed: Bed, systemd: Syste
 
 @pytest.mark.parametrize("when", ["before it is told", "while it writes"])
 def test_what_systemd_hears_late_undoes_nothing(
-    bed: Bed, systemd: SystemdBus, monkeypatch: pytest.MonkeyPatch, when: str
+    bed: ReconcilerBed, systemd: SystemdBus, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     """A CPU of an owner is back before systemd has what the owner had without it."""
     unit, whole = bed.scope(systemd, "owner-app"), bed.world.topology
@@ -688,7 +679,7 @@ def test_what_systemd_hears_late_undoes_nothing(
 
 
 def test_systemd_hears_of_memory_that_has_arrived(
-    bed: Bed, systemd: SystemdBus, scope: str
+    bed: ReconcilerBed, systemd: SystemdBus, scope: str
 ) -> None:
     """Without a round; not before: it would have the kernel move everything in one go."""
     agent, before = bed.world.agent, bed.world.allocation("listed-app")
@@ -708,7 +699,7 @@ def test_systemd_hears_of_memory_that_has_arrived(
 
 
 def test_a_new_process_tells_systemd_what_the_one_before_did_not(
-    bed: Bed, systemd: SystemdBus, scope: str
+    bed: ReconcilerBed, systemd: SystemdBus, scope: str
 ) -> None:
     """It was killed; all cgroups are right, and nothing is persisted."""
     world, places = bed.world, dict(bed.world.agent.containers.cgroup_places)
@@ -724,14 +715,16 @@ def test_a_new_process_tells_systemd_what_the_one_before_did_not(
     assert systemd.has(scope) == "1"
 
 
-def test_systemd_hears_of_what_was_written_at_a_start(bed: Bed, systemd: SystemdBus) -> None:
+def test_systemd_hears_of_what_was_written_at_a_start(
+    bed: ReconcilerBed, systemd: SystemdBus
+) -> None:
     """Without a round: the owner came between the neighbour's creation and its start."""
     of = pod("new", qos=QoSClass.BEST_EFFORT)
     made = replace(container(of), cgroups_path="pods.slice:cri:new-app")
     bed.world.place(of, made)
     bed.tree.write("/pods/new-app", bed.world.has("new-app")[0])
     unit = bed.scope(systemd, "new-app")
-    test_verify.own(bed, "next", 1)
+    bed.own("next", 1)
     bed.world.agent.start_container(of, made)
     asyncio.run(bed.systemd.sync_systemd())
     bed.world.agent.post_start_container(of, made)

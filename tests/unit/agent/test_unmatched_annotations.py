@@ -6,51 +6,49 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.agent import unmatched_annotations
+from nri_numa.agent.agent import Agent
 from nri_numa.agent.unmatched_annotations import SETTLED_AFTER_S, UnmatchedAnnotations
 from nri_numa.model.workload import PodSandbox
-from tests.beds.world import StillClock, World, pod
-from tests.machines import named as machines
+from tests.beds.agent_bed import AgentBed
+from tests.beds.world import pod
 
 TYPO = pod("db", {"numacpu.enigne": "1"})
 WITHOUT_EFFECT = "annotation without effect"
 
 
-class Bed:
-    """A watch, the time, the log, and what is noted of a pod."""
+class UnmatchedBed(AgentBed):
+    """With the watch that finds annotations which no container reads."""
 
-    def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
-        self._log = caplog
-        self.now = 0.0
-        self.agent = World(machines.single_no_smt()).agent
-        self.start()
-
-    def start(self) -> None:
-        self.watch = UnmatchedAnnotations(self.agent, StillClock(seconds=lambda: self.now))
+    def boot(self) -> Agent:
+        agent = super().boot()
+        self.watch = UnmatchedAnnotations(agent, self.timing)
+        return agent
 
     def said(self) -> list[str]:
-        events = [r.getMessage() for r in self._log.records if r.name == "nri_numa.agent"]
-        return [one for one in events if "annotation" in one]
+        return [one for one in self.events() if "annotation" in one]
 
     def noted(self, of: PodSandbox = TYPO) -> list[str]:
-        return [n.message for n in self.agent.history.notices.ignored_annotations_of(of.uid)]
+        return [n.message for n in self.history.notices.ignored_annotations_of(of.uid)]
 
     def quiet(self, seconds: float = SETTLED_AFTER_S) -> None:
-        self.now += seconds
+        self.pass_time(seconds)
         self.watch.report_settled()
 
 
 @pytest.fixture
-def bed(caplog: pytest.LogCaptureFixture) -> Bed:
-    return Bed(caplog)
+def bed() -> UnmatchedBed:
+    return UnmatchedBed()
 
 
-def test_a_name_that_does_not_come_is_said_and_noted_once(bed: Bed) -> None:
+def test_a_name_that_does_not_come_is_said_and_noted_once(bed: UnmatchedBed) -> None:
     bed.watch.on_container(TYPO, "engine")
     bed.quiet(SETTLED_AFTER_S - 1)
     assert (bed.said(), bed.noted()) == ([], [])
     bed.quiet(1)
     bed.quiet()
-    bed.start()  # nor after a restart, with the notices of before
+    bed.watch = UnmatchedAnnotations(
+        bed.agent, bed.timing
+    )  # nor after a restart, with the notices of before
     bed.watch.on_container(TYPO, "engine")
     bed.quiet()
     bed.watch.on_remove_pod("", TYPO.uid)
@@ -60,7 +58,9 @@ def test_a_name_that_does_not_come_is_said_and_noted_once(bed: Bed) -> None:
     assert "did you mean engine?" in sentence
 
 
-def test_a_new_container_makes_it_wait_again_and_a_restarted_one_does_not(bed: Bed) -> None:
+def test_a_new_container_makes_it_wait_again_and_a_restarted_one_does_not(
+    bed: UnmatchedBed,
+) -> None:
     bed.watch.on_container(TYPO, "init")
     bed.quiet(SETTLED_AFTER_S - 1)
     bed.watch.on_container(TYPO, "engine")
@@ -71,7 +71,7 @@ def test_a_new_container_makes_it_wait_again_and_a_restarted_one_does_not(bed: B
     assert bed.said()
 
 
-def test_who_comes_late_takes_it_back(bed: Bed) -> None:
+def test_who_comes_late_takes_it_back(bed: UnmatchedBed) -> None:
     """A slow init container is no mistake; what is still missing is said again."""
     two = replace(TYPO, annotations={**TYPO.annotations, **pod("x", {"smt.b": "any"}).annotations})
     bed.watch.on_container(two, "init")
@@ -91,7 +91,9 @@ def test_who_comes_late_takes_it_back(bed: Bed) -> None:
 
 
 @pytest.mark.parametrize("annotations", [{}, {"numacpu": "1"}, {"numacpu.engine": "1"}])
-def test_pods_whose_names_all_come_are_no_news(bed: Bed, annotations: dict[str, str]) -> None:
+def test_pods_whose_names_all_come_are_no_news(
+    bed: UnmatchedBed, annotations: dict[str, str]
+) -> None:
     one = pod("db", annotations)
     bed.watch.on_container(one, "engine")
     bed.quiet()
@@ -99,7 +101,7 @@ def test_pods_whose_names_all_come_are_no_news(bed: Bed, annotations: dict[str, 
     assert bed.said() == []
 
 
-def test_there_is_an_end_of_pods(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_there_is_an_end_of_pods(bed: UnmatchedBed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unmatched_annotations, "_MAX_PODS_WITH_PENDING_NAMES", 3)
     pods = [pod(f"p{n}", {"numacpu.x": "1"}) for n in range(5)]
     for one in pods:
@@ -108,11 +110,11 @@ def test_there_is_an_end_of_pods(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> N
     assert [bool(bed.noted(one)) for one in pods] == [False, False, True, True, True]
 
 
-def test_a_misspelt_prefix_is_said_at_once_and_noticed_once(bed: Bed) -> None:
+def test_a_misspelt_prefix_is_said_at_once_and_noticed_once(bed: UnmatchedBed) -> None:
     one = pod("db")
     one = replace(one, annotations={"numa.kubernets.io/policy": "restricted"})
     for _ in range(2):  # the second after a restart, with the notices of the first
-        bed.start()
+        bed.watch = UnmatchedAnnotations(bed.agent, bed.timing)
         bed.watch.on_container(one, "engine")
         assert "did you mean numa.kubernetes.io/policy?" in bed.noted(one)[0]
     assert bed.said() == [WITHOUT_EFFECT]

@@ -5,92 +5,38 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import pytest
 from msgspec.structs import replace
 
 from nri_numa.agent.loop import Clock
-from nri_numa.config import AgentConfig
-from nri_numa.config.sections import Reconcile
 from nri_numa.engine.assigned import ASSIGNED_KEY
 from nri_numa.machine.cgroups import CgroupPlace
-from nri_numa.model.workload import Container, PodSandbox, Resources
-from tests.beds.cgroup_bed import ReconcilerBed, blocked, tree
+from nri_numa.model.workload import Resources
+from tests.beds.cgroup_bed import READ_ONLY, ConfigInForce, DriftBed, blocked, tree
 from tests.beds.cgroup_tree import CgroupTree
 from tests.beds.link_bed import eventually
 from tests.beds.systemd_bus import SystemdBus, systemd
-from tests.beds.world import PREFIX, container, pod, resources
+from tests.beds.world import PREFIX, container, pod
 
 __all__ = ["systemd", "tree"]  # fixtures
 
-OWN = {"cpus": "exclusive"}
-READ_ONLY = "/cgroup: Read-only file system"
-
-
-@dataclass
-class Bed(ReconcilerBed):
-    """Looked at as soon as something says so."""
-
-    def run(self, of: PodSandbox, made: Container | None = None, has: str = "") -> None:
-        """Create a container and start it; its cgroup has what was answered, or something else."""
-        made = made or container(of)
-        made = replace(made, cgroups_path=f"/pods/{made.id}")
-        self.world.place(of, made)
-        self.settle(made.id)
-        self.world.agent.start_container(of, made)
-        if has:
-            self.tree.write(f"/pods/{made.id}", has)
-        self.world.agent.post_start_container(of, made)
-
-    def look(self) -> None:
-        late = tuple(self.checks.required())
-        asyncio.run(self.reconciler.reconcile(only=late))
-
-    def scope(self, systemd: SystemdBus, name: str) -> str:
-        """Let systemd have made the cgroup of a container, with every CPU; gives its unit."""
-        if self.tree.version == 1:
-            pytest.skip("systemd has no property of cpusets of version 1")
-        unit, slice_ = f"cri-{name}.scope", self.tree.directory("/pods.slice")
-        slice_.mkdir(exist_ok=True)
-        (slice_ / unit).symlink_to(self.tree.directory(f"/pods/{name}"))
-        self.world.agent.containers.cgroup_places[name] = CgroupPlace(f"pods.slice:cri:{name}")
-        self.systemd._scopes = systemd.scopes
-        systemd.make(unit, AllowedCPUs="0-7", AllowedMemoryNodes="0-1")
-        return unit
-
-    def count(self, name: str) -> float:
-        value = self.world.metrics.registry.get_sample_value(f"nri_numa_{name}")
-        assert value is not None
-        return value
-
-    def has(self, container_id: str) -> str:
-        return self.tree.cpus_of(f"/pods/{container_id}")
-
-    def lines(self, event: str) -> list[str]:
-        return [line for line in self.output.getvalue().splitlines() if event in line]
-
 
 @pytest.fixture
-def bed(tree: CgroupTree) -> Bed:
-    bed = Bed(tree)
+def bed(tree: CgroupTree) -> DriftBed:
+    bed = DriftBed(tree)
     bed.run(pod("plain"))
-    bed.look()
+    bed.check()
     return bed
 
 
-def own(bed: Bed, name: str = "own", cpus: float = 2) -> None:
-    of = pod(name, OWN)
-    bed.run(of, container(of, wants=resources(cpus, 1)))
-
-
-def test_neighbours_are_written_before_the_answer_and_widened_after_it(bed: Bed) -> None:
+def test_neighbours_are_written_before_the_answer_and_widened_after_it(bed: DriftBed) -> None:
     for n in range(60):
         bed.run(pod(f"p{n}"))
     ids = ["plain-app", *(f"p{n}-app" for n in range(60))]
     waiting: list[Callable[[], object]] = []
     bed.world.timing.later = waiting.append
-    own(bed)
+    bed.own()
     bed.writer.finish()  # on a busy machine later than the agent waits for it
     assert {bed.has(i) for i in ids} == {"2-7"}
     while waiting:
@@ -103,7 +49,7 @@ def test_neighbours_are_written_before_the_answer_and_widened_after_it(bed: Bed)
         bed.writer.finish()
         widened.append(sum(bed.has(i) == "0-7" for i in ids))
         if len(widened) == 1:
-            own(bed, "next", 1)  # what is meant at that moment counts
+            bed.own("next", 1)  # what is meant at that moment counts
             bed.writer.finish()
             assert {bed.has(i) for i in ids} == {"1-7"}
     assert {bed.has(i) for i in ids} == {"1-7"}
@@ -112,10 +58,10 @@ def test_neighbours_are_written_before_the_answer_and_widened_after_it(bed: Bed)
     assert bed.pushes == []
 
 
-def test_what_was_started_elsewhere_is_written_and_counted_as_late(bed: Bed) -> None:
+def test_what_was_started_elsewhere_is_written_and_counted_as_late(bed: DriftBed) -> None:
     bed.run(pod("listed", {"numacpu": "1"}), has="0-7")
-    own(bed)
-    bed.look()
+    bed.own()
+    bed.check()
     assert bed.has("listed-app") == "1"
     assert bed.count("late_repairs_total") == 1
     assert bed.count("drift_found_total") == 0
@@ -126,39 +72,39 @@ def test_what_was_started_elsewhere_is_written_and_counted_as_late(bed: Bed) -> 
 
 
 def test_a_write_that_the_kernel_holds_up_is_bounded_said_and_looked_at_when_it_is_through(
-    bed: Bed,
+    bed: DriftBed,
 ) -> None:
     with blocked(bed.tree.directory("/pods/plain-app") / "cpuset.cpus"):
-        own(bed)
+        bed.own()
         assert bed.writer.is_write_held_up
         assert bed.world.sent == [], "the runtime would wait as well"
-        bed.look()
+        bed.check()
     assert bed.count("cgroup_writes_held_up_total") == 1
     [line] = bed.lines("writes of cpusets take long")
     assert "ids=plain-app" in line
     assert "memory" not in line, "nothing says that any moves"
     bed.writer.finish()
     bed.tree.settle("/pods/plain-app")
-    bed.look()
+    bed.check()
     assert bed.has("plain-app") == "2-7"
     assert not bed.world.agent.drift.known
 
 
-def test_a_neighbour_on_owned_cpus_is_counted_with_its_seconds(bed: Bed) -> None:
-    own(bed)
+def test_a_neighbour_on_owned_cpus_is_counted_with_its_seconds(bed: DriftBed) -> None:
+    bed.own()
     bed.world.agent.cgroups.request_check(["plain-app"])
     bed.tree.write("/pods/plain-app", "0-7")
     bed.wall += 0.25
     bed.world.timing.wall = lambda: bed.wall
-    bed.look()
+    bed.check()
     assert bed.count("neighbours_on_owned_cpus_seen_total") == 1
     assert bed.count("neighbours_on_owned_cpus_seconds_total") == pytest.approx(0.25)
     assert bed.count("neighbours_on_owned_cpus") == 0
 
 
-def test_an_update_cannot_bring_back_what_the_runtime_remembers(bed: Bed) -> None:
+def test_an_update_cannot_bring_back_what_the_runtime_remembers(bed: DriftBed) -> None:
     """It sends its cpuset with any update, which may be what was meant before."""
-    own(bed)
+    bed.own()
     agent, of = bed.world.agent, bed.world.pods["sandbox-plain"]
     made = bed.world.live["plain-app"]
     remembers = replace(made, resources=replace(made.resources, cpus="0-7"))
@@ -173,9 +119,11 @@ def test_an_update_cannot_bring_back_what_the_runtime_remembers(bed: Bed) -> Non
     assert bed.count("drift_found_total") == bed.count("late_repairs_total") == 0
 
 
-def test_after_a_restart_who_was_narrowed_for_an_owner_that_is_gone_is_widened(bed: Bed) -> None:
+def test_after_a_restart_who_was_narrowed_for_an_owner_that_is_gone_is_widened(
+    bed: DriftBed,
+) -> None:
     """Killed between the answer to a stop and the widening."""
-    own(bed)
+    bed.own()
     bed.world.live["plain-app"] = replace(
         bed.world.live["plain-app"],
         cgroups_path="/pods/plain-app",
@@ -189,10 +137,10 @@ def test_after_a_restart_who_was_narrowed_for_an_owner_that_is_gone_is_widened(b
 
 
 def test_after_a_restart_the_runtime_is_told_of_who_has_cpus_that_it_does_not_know(
-    bed: Bed,
+    bed: DriftBed,
 ) -> None:
     """Of those alone: what it remembers of who shares is older than their cgroups."""
-    own(bed)
+    bed.own()
     for name in ("own-app", "plain-app"):
         known = bed.world.live[name]
         there = replace(known.resources, cpus="", mems="")
@@ -202,9 +150,9 @@ def test_after_a_restart_the_runtime_is_told_of_who_has_cpus_that_it_does_not_kn
     assert [(u.container_id, u.cpus) for u in bed.world.synchronize()] == [("own-app", "0-1")]
 
 
-def test_a_foreign_container_that_is_met_at_its_start_is_said_and_marked(bed: Bed) -> None:
+def test_a_foreign_container_that_is_met_at_its_start_is_said_and_marked(bed: DriftBed) -> None:
     """Its creation was lost, and it is pinned to a CPU of an owner."""
-    own(bed)
+    bed.own()
     of = pod("foreign")
     made = replace(container(of, wants=Resources(cpus="0")), cgroups_path="/pods/foreign-app")
     bed.tree.write("/pods/foreign-app", "0")
@@ -214,11 +162,11 @@ def test_a_foreign_container_that_is_met_at_its_start_is_said_and_marked(bed: Be
     assert json.loads(mark)["kind"] == "foreign"
 
 
-def test_systemd_has_what_was_written(bed: Bed, systemd: SystemdBus) -> None:
+def test_systemd_has_what_was_written(bed: DriftBed, systemd: SystemdBus) -> None:
     """Or it would write what it has with the next property of the scope."""
     bed.scope(systemd, "plain-app")
-    own(bed, cpus=1)
-    own(bed, "next", cpus=1)
+    bed.own(cpus=1)
+    bed.own("next", cpus=1)
     assert (bed.has("plain-app"), systemd.has("cri-plain-app.scope")) == ("2-7", "0-7")
 
     async def soon() -> None:
@@ -230,14 +178,14 @@ def test_systemd_has_what_was_written(bed: Bed, systemd: SystemdBus) -> None:
     assert len(systemd.calls) == 1, "once for both owners"
 
 
-def test_where_cgroups_cannot_be_written_the_runtime_is_asked(bed: Bed) -> None:
+def test_where_cgroups_cannot_be_written_the_runtime_is_asked(bed: DriftBed) -> None:
     bed.writer.problem = READ_ONLY
     for _ in range(2):
-        own(bed)
+        bed.own()
         assert bed.world.sent[-1][:2] == ("plain-app", "2-7"), "in the reply"
         bed.tree.write("/pods/plain-app", "0-7")  # it was lost
         bed.world.agent.cgroups.request_check(["plain-app"])
-        bed.look()
+        bed.check()
         assert [u.container_id for u in bed.pushes[-1]] == ["plain-app"]
         assert bed.has("plain-app") == "2-7"
         assert len(bed.world.agent.drift.known) == 0
@@ -247,12 +195,12 @@ def test_where_cgroups_cannot_be_written_the_runtime_is_asked(bed: Bed) -> None:
     assert bed.count("late_repairs_total") == 2
 
 
-def test_what_cannot_be_put_right_is_shown(bed: Bed) -> None:
-    own(bed)
+def test_what_cannot_be_put_right_is_shown(bed: DriftBed) -> None:
+    bed.own()
     bed.writer.problem, bed.failing = READ_ONLY, "not quiet"
     bed.tree.write("/pods/plain-app", "0-7")
     bed.world.agent.cgroups.request_check(["plain-app"])
-    bed.look()
+    bed.check()
     found = bed.world.agent.drift.known["plain-app"]
     assert (str(found.drift.actual.effective_cpus), found.on_exclusive_cpus) == ("0-7", True)
     assert bed.count("neighbours_on_owned_cpus") == 1
@@ -269,53 +217,48 @@ def test_what_cannot_be_put_right_is_shown(bed: Bed) -> None:
     assert not bed.world.agent.drift.known
 
 
-def test_a_container_that_goes_meanwhile_is_nobodys_business(bed: Bed, tree: CgroupTree) -> None:
+def test_a_container_that_goes_meanwhile_is_nobodys_business(
+    bed: DriftBed, tree: CgroupTree
+) -> None:
     tree.remove("/pods/plain-app")
-    own(bed)
+    bed.own()
     bed.world.agent.cgroups.request_check(["plain-app", "gone"])
-    bed.look()
+    bed.check()
     assert bed.count("late_repairs_total") == 0
 
 
-def test_containers_being_started_wait_until_they_run(bed: Bed) -> None:
+def test_containers_being_started_wait_until_they_run(bed: DriftBed) -> None:
     of = pod("slow")
     made = replace(container(of), cgroups_path="/pods/slow-app")
     bed.world.place(of, made)
-    own(bed)
+    bed.own()
     bed.tree.write("/pods/slow-app", "0-7")
     bed.world.agent.cgroups.request_check(["slow-app"])
-    bed.look()
+    bed.check()
     assert bed.has("slow-app") == "0-7"
     assert bed.world.sent[-1][:2] == ("slow-app", "2-7"), "for a start without us"
     bed.world.agent.post_start_container(of, made)
-    bed.look()
+    bed.check()
     assert bed.has("slow-app") == "2-7"
 
 
-def test_hundreds_of_late_containers_are_said_in_a_few_lines(bed: Bed) -> None:
+def test_hundreds_of_late_containers_are_said_in_a_few_lines(bed: DriftBed) -> None:
     for n in range(31):
         bed.run(pod(f"p{n}", {"numacpu": "1"}), has="0-7")
-    bed.look()
+    bed.check()
     assert bed.count("late_repairs_total") == 31
     assert len(bed.lines("late container put right")) == 20
     assert "containers=11" in bed.lines("more late containers put right")[0]
 
 
-class Configured:
-    """The configuration in force."""
-
-    def __init__(self, interval: str) -> None:
-        self.config = AgentConfig(reconcile=Reconcile(interval=interval))
-
-
 @pytest.mark.parametrize("interval", ["1h", "0"])
-def test_what_somebody_writes_is_put_right_at_once(bed: Bed, interval: str) -> None:
+def test_what_somebody_writes_is_put_right_at_once(bed: DriftBed, interval: str) -> None:
     """Without waiting for the round, which comes in an hour; and not where drift is left alone."""
     bed.reconciler._clock = Clock()
-    own(bed)
+    bed.own()
 
     async def scenario() -> None:
-        task = asyncio.create_task(bed.reconciler.run_checks(Configured(interval)))
+        task = asyncio.create_task(bed.reconciler.run_checks(ConfigInForce(interval)))
         await eventually(lambda: not list(bed.checks.required()))
         if interval != "0":
             mistake, bed.reconciler.reconcile = bed.reconciler.reconcile, None  # type: ignore[method-assign]

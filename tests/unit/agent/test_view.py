@@ -2,72 +2,43 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from msgspec import UNSET, to_builtins
 from msgspec.structs import replace
 
-from nri_numa.agent.view import LiveView, ProcessInfo, zones_document
+from nri_numa.agent.view import zones_document
 from nri_numa.engine.desired import Drift, NodeSnapshot, recorded_actual
 from nri_numa.engine.explain import sentences
-from nri_numa.engine.node_model import MeasuredFree, NodeModel
+from nri_numa.engine.node_model import MeasuredFree
 from nri_numa.engine.resync import rebuild_node_state
 from nri_numa.engine.state import NodeState
 from nri_numa.errors import CheckpointError
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import KubeletGrants, PodTable, QoSClass
-from nri_numa.observe.metrics import Metrics
 from nri_numa.observe.notices import NoticeMessageReason
-from nri_numa.web.responses import Assignment, RuntimeLinkStatus
-from tests.beds.views import live_view
-from tests.beds.world import StillClock, agent_of, container, pod, resources
+from nri_numa.web.responses import Assignment
+from tests.beds.agent_bed import AgentBed
+from tests.beds.world import container, pod, resources
 from tests.machines import named as machines
 
 NOW = 1_700_000_100.0
 
 
-class Bed:
-    """An agent on a two-node machine, with its view."""
-
-    def __init__(self, settings: Settings | None = None) -> None:
-        self.machine = NodeModel(topology=machines.dual_smt(), settings=settings or Settings())
-        self.metrics = Metrics("0.1.0")
-        self.clock = StillClock(lambda: self.now)
-        self.now = NOW
-        self.agent = agent_of(self.machine, metrics=self.metrics, clock=self.clock)
-        self.link = RuntimeLinkStatus(
-            state="active", detail="", runtime="containerd", runtime_version=""
-        )
-        self.start_delays: dict[str, float] = {}
-        self.view = self.shown()
-        self.metrics.snapshot = self.view.metrics_snapshot
-
-    def shown(self, **more: object) -> LiveView:
-        """The view; the bed itself stands for collaborators."""
-        about = ProcessInfo("0.1.0", "", NOW - 100)
-        reading = MeasuredFree(memory={0: 1 << 20})
-        return live_view(self.agent, about, link=self, memory=reading, clock=self.clock, **more)
-
-    def link_document(self) -> RuntimeLinkStatus:
-        return self.link
-
-    def create(self, name: str, *, cpus_limit: int = 2, **annotations: str) -> None:
-        of = pod(name, annotations, namespace="shop")
-        wants = resources(cpus_limit, 0.25)
-        self.agent.create_container(of, container(of, "server", wants, id=f"id-{name}"))
-
-
 @pytest.fixture
-def bed() -> Bed:
-    made = Bed()
+def bed() -> AgentBed:
+    made = AgentBed(reading=MeasuredFree(memory={0: 1 << 20}))
+    made.now = NOW
     made.agent.current.synchronized = True
-    made.create("own", policy="restricted", cpus="exclusive")
-    made.create("plain")
-    made.create("greedy", numacpu="9999")
+    made.create_pod("own", policy="restricted", cpus="exclusive")
+    made.create_pod("plain")
+    made.create_pod("greedy", numacpu="9999")
     return made
 
 
-def test_every_container_is_listed_with_what_it_really_has(bed: Bed) -> None:
+def test_every_container_is_listed_with_what_it_really_has(bed: AgentBed) -> None:
     listing = bed.view.list_assignments()
     containers = {one.pod: one for one in listing.containers}
     assert set(containers) == {"own", "plain"}
@@ -81,17 +52,17 @@ def test_every_container_is_listed_with_what_it_really_has(bed: Bed) -> None:
     assert CPUSet.parse(containers["plain"].cpus) == shared
 
 
-def test_those_with_less_than_what_is_ideal_are_counted(bed: Bed) -> None:
+def test_those_with_less_than_what_is_ideal_are_counted(bed: AgentBed) -> None:
     assert bed.view.status_document().misaligned == 0
     unpinned = {"policy": "single-numa-node", "on-failure": "unpinned"}
-    bed.create("left", cpus_limit=40, **unpinned)
+    bed.create_pod("left", cpu_limit=40, **unpinned)
     assert bed.view.status_document().misaligned == 1
     assert [one.pod for one in bed.view.list_assignments().containers if not one.aligned] == [
         "left"
     ]
 
 
-def test_numa_nodes_add_up(bed: Bed) -> None:
+def test_numa_nodes_add_up(bed: AgentBed) -> None:
     head = bed.view.list_assignments().head
     nodes = head.numa_nodes
     for node in nodes:
@@ -101,26 +72,26 @@ def test_numa_nodes_add_up(bed: Bed) -> None:
     assert sum(node.cpu_allocated_milli for node in nodes) == 2000
     # The kernel has less left on NUMA node 0 than the accounting would promise.
     assert nodes[0].memory_free_bytes == 1 << 20
-    bed.create("alone", smt="isolate")
+    bed.create_pod("alone", smt="isolate")
     nodes = bed.view.list_assignments().head.numa_nodes
     assert [bool(node.idle_siblings) for node in nodes].count(True) == 1
     assert {node.kubelet for node in nodes} == {""}
 
 
-def test_a_listing_stays_what_it_was_while_the_agent_goes_on(bed: Bed) -> None:
+def test_a_listing_stays_what_it_was_while_the_agent_goes_on(bed: AgentBed) -> None:
     """It is made piece by piece; a container that stops meanwhile must not tear it."""
     listing = bed.view.list_assignments()
-    bed.agent.stop_container("id-own")
+    bed.agent.stop_container("c-own")
     assert {one.pod for one in listing.containers} == {"own", "plain"}
     assert {one.pod for one in bed.view.list_assignments().containers} == {"plain"}
 
 
-def test_explanations_cover_the_placed_and_the_refused(bed: Bed) -> None:
+def test_explanations_cover_the_placed_and_the_refused(bed: AgentBed) -> None:
     (own,) = bed.view.explain_pod("shop", "own", None)
     assert own.outcome == "admitted"
     assert own.assignment is not None
     assert own.summary == own.assignment.reason != ""
-    (greedy,) = bed.view.explain_pod("shop", "greedy", "server")
+    (greedy,) = bed.view.explain_pod("shop", "greedy", "main")
     assert greedy.outcome == "refused"
     assert greedy.rejection is not None
     assert "9999" in greedy.summary
@@ -128,17 +99,17 @@ def test_explanations_cover_the_placed_and_the_refused(bed: Bed) -> None:
     assert bed.view.explain_pod("other", "own", None) == []
 
 
-def test_a_container_that_was_refused_and_then_placed_is_explained_once(bed: Bed) -> None:
-    bed.create("own2", numacpu="9999")
-    bed.create("own2")
+def test_a_container_that_was_refused_and_then_placed_is_explained_once(bed: AgentBed) -> None:
+    bed.create_pod("own2", numacpu="9999")
+    bed.create_pod("own2")
     (one,) = bed.view.explain_pod("shop", "own2", None)
     assert one.outcome == "admitted"
 
 
-def test_the_kubelets_attempts_are_one_refusal_until_their_pod_goes(bed: Bed) -> None:
+def test_the_kubelets_attempts_are_one_refusal_until_their_pod_goes(bed: AgentBed) -> None:
     for _ in range(3):
-        bed.create("again", numacpu="9998")
-    bed.create("greedy", numacpu="9999")
+        bed.create_pod("again", numacpu="9998")
+    bed.create_pod("greedy", numacpu="9999")
     found = [(r.pod, r.reason, r.count) for r in bed.view.list_rejections()]
     assert found == [("greedy", "InvalidAnnotation", 2), ("again", "InvalidAnnotation", 3)]
     refusal = bed.agent.history.rejections[0]
@@ -150,7 +121,7 @@ def test_the_kubelets_attempts_are_one_refusal_until_their_pod_goes(bed: Bed) ->
     assert bed.view.list_rejections() == []
 
 
-def test_readiness_needs_the_link_the_runtimes_word_and_a_disk(bed: Bed) -> None:
+def test_readiness_needs_the_link_the_runtimes_word_and_a_disk(bed: AgentBed) -> None:
     assert bed.view.readiness().ready
     active = bed.link
     bed.link = replace(active, state="disconnected", detail="dialled 3 times")
@@ -170,7 +141,7 @@ def test_readiness_needs_the_link_the_runtimes_word_and_a_disk(bed: Bed) -> None
 
 
 def test_numa_info_names_cpus_one_by_one() -> None:
-    info = Bed().view.numa_info()
+    info = AgentBed().view.numa_info()
     topology = machines.dual_smt()
     assert info.data.nodenums == len(topology.numa_nodes)
     for cpus, memory, (_, node) in zip(
@@ -181,12 +152,12 @@ def test_numa_info_names_cpus_one_by_one() -> None:
         assert int(memory) == node.memory_bytes
 
 
-def test_a_scrape_tells_the_same_as_the_list(bed: Bed) -> None:
+def test_a_scrape_tells_the_same_as_the_list(bed: AgentBed) -> None:
     text = bed.metrics.render_metrics()
     assert 'nri_numa_containers{kind="exclusive",preferred="true"} 1\n' in text
     assert 'nri_numa_containers{kind="shared",preferred="true"} 0\n' in text
     assert 'nri_numa_containers{kind="kubelet",preferred="false"} 0\n' in text
-    assert 'pod_name="own",container_name="server",kind="exclusive",policy="restricted"' in text
+    assert 'pod_name="own",container_name="main",kind="exclusive",policy="restricted"' in text
     pool = len(CPUSet.parse(bed.view.list_assignments().head.shared_pool))
     assert f"nri_numa_shared_pool_cpus {pool}\n" in text
 
@@ -194,14 +165,14 @@ def test_a_scrape_tells_the_same_as_the_list(bed: Bed) -> None:
 def test_every_online_cpu_of_a_node_is_in_one_state() -> None:
     """So that a dashboard can stack them, reserved or not."""
     for strict in (False, True):
-        made = Bed(Settings(reserved_cpus=CPUSet([0, 1]), strict_reserved=strict))
-        made.create("own", policy="restricted", cpus="exclusive", smt="isolate")
+        made = AgentBed(settings=Settings(reserved_cpus=CPUSet([0, 1]), strict_reserved=strict))
+        made.create_pod("own", policy="restricted", cpus="exclusive", smt="isolate")
         for sample in made.view.metrics_snapshot().numa_nodes:
             node = made.machine.topology.numa_nodes[sample.numa_node]
             assert sum(sample.cpus.values()) == len(node.cpus)
 
 
-def test_zones_are_counted_and_name_whose_pods_are_charged(bed: Bed) -> None:
+def test_zones_are_counted_and_name_whose_pods_are_charged(bed: AgentBed) -> None:
     found = bed.view.scheduler_zones_document()
     assert (found.ready, found.policy, found.scope, found.defaults_to_shared) == (
         True, "none", "container", False,
@@ -229,40 +200,42 @@ def test_zones_are_counted_and_name_whose_pods_are_charged(bed: Bed) -> None:
 
 def test_who_asked_is_named_as_counted_also_with_nothing() -> None:
     """Who waits for that gives its NUMA nodes to others; one not decided about may need them."""
-    made = Bed()
-    made.create("plain")
-    made.create("left", cpus_limit=400, **{"policy": "single-numa-node", "on-failure": "unpinned"})
+    made = AgentBed()
+    made.create_pod("plain")
+    made.create_pod(
+        "left", cpu_limit=400, **{"policy": "single-numa-node", "on-failure": "unpinned"}
+    )
     nothing = pod("nothing", {"policy": "restricted"}, qos=QoSClass.BEST_EFFORT)
-    made.agent.create_container(nothing, container(nothing, "server"))
+    made.agent.create_container(nothing, container(nothing, "main"))
     counted = {one.pod_uid for one in made.view.scheduler_zones_document().counted_containers or ()}
     assert counted == {"uid-left", "uid-nothing"}
     strangers = [pod("stranger", {"policy": "restricted"})]
     waiting = rebuild_node_state(
         NodeSnapshot(made.machine, NodeState()), PodTable.from_pods(strangers),
-        [container(strangers[0], "server", resources(2, 0.25))], in_time=lambda: False,
+        [container(strangers[0], "main", resources(2, 0.25))], in_time=lambda: False,
     )  # fmt: skip
     assert zones_document(NodeSnapshot(made.machine, waiting.state)).counted_containers == ()
 
 
-def test_changes_are_told_until_the_listener_leaves(bed: Bed) -> None:
+def test_changes_are_told_until_the_listener_leaves(bed: AgentBed) -> None:
     seen: list[int] = []
     end = bed.view.subscribe_to_changes(lambda: seen.append(bed.agent.current.state.serial))
-    bed.create("one")
+    bed.create_pod("one")
     assert seen
     end()
     count = len(seen)
-    bed.create("two")
+    bed.create_pod("two")
     assert len(seen) == count
 
 
-def test_another_topology_is_shown_at_once(bed: Bed) -> None:
+def test_another_topology_is_shown_at_once(bed: AgentBed) -> None:
     assert bed.view.machine_topology_document()["id"] == bed.machine.topology.fingerprint
     other = replace(bed.machine, topology=machines.one_cpu())
     bed.agent.apply_node_model(other)
     assert bed.view.machine_topology_document()["id"] == other.topology.fingerprint
 
 
-def test_a_placed_container_is_explained_in_sentences_and_as_a_document(bed: Bed) -> None:
+def test_a_placed_container_is_explained_in_sentences_and_as_a_document(bed: AgentBed) -> None:
     (own,) = bed.view.explain_pod("shop", "own", None)
     assert own.details is not None
     assert any(
@@ -280,12 +253,12 @@ def test_a_placed_container_is_explained_in_sentences_and_as_a_document(bed: Bed
     assert greedy.details["outcome"] == "refused"
 
 
-def test_an_explanation_follows_the_shared_cpus(bed: Bed) -> None:
-    bed.create("shared", policy="restricted", cpus="shared")
+def test_an_explanation_follows_the_shared_cpus(bed: AgentBed) -> None:
+    bed.create_pod("shared", policy="restricted", cpus="shared")
     (first,) = bed.view.explain_pod("shop", "shared", None)
     assert first.details is not None
-    bed.create("another", policy="restricted", cpus="exclusive")
-    bed.create("third", policy="restricted", cpus="exclusive")
+    bed.create_pod("another", policy="restricted", cpus="exclusive")
+    bed.create_pod("third", policy="restricted", cpus="exclusive")
     (changed,) = bed.view.explain_pod("shop", "shared", None)
     assert changed.details is not None
     assert changed.assignment is not None
@@ -293,36 +266,36 @@ def test_an_explanation_follows_the_shared_cpus(bed: Bed) -> None:
     assert changed.details["result"]["cpus"] != first.details["result"]["cpus"]
 
 
-def differ(bed: Bed, *, given_up: bool = False) -> None:
+def differ(bed: AgentBed, *, given_up: bool = False) -> None:
     """The container that shares runs on CPUs of the one that owns some."""
     state = bed.agent.current.state
     (own,) = (a for a in state.allocations.values() if a.exclusive)
     online = bed.machine.topology.online
     wrong = Drift(
-        container_id="id-plain",
-        name="shop/plain/server",
+        container_id="c-plain",
+        name="shop/plain/main",
         cpus=online - own.cpus,
         desired_cpus=online - own.cpus,
         actual=recorded_actual(str(online), "", None),
         rank=0,
     )
     bed.agent.drift.update_drift(
-        ["id-plain"], [wrong], {"id-plain": NOW - 12}, ["id-plain"] if given_up else ()
+        ["c-plain"], [wrong], {"c-plain": NOW - 12}, ["c-plain"] if given_up else ()
     )
 
 
 def test_a_list_that_gave_way_says_where_it_stands_and_to_whom() -> None:
-    bed = Bed()
+    bed = AgentBed()
     bed.agent.current.synchronized = True
-    bed.create("list", numacpu="0-3")
-    bed.create("some", numacpu="2-4")
-    bed.create("own", numacpu="2-3", cpus="exclusive")
+    bed.create_pod("list", numacpu="0-3")
+    bed.create_pod("some", numacpu="2-4")
+    bed.create_pod("own", numacpu="2-3", cpus="exclusive")
 
     def reason(pod: str) -> str:
         (one,) = (one for one in bed.view.list_assignments().containers if one.pod == pod)
         return one.reason
 
-    gave = "CPUs 2-3 are exclusive to shop/own/server"
+    gave = "CPUs 2-3 are exclusive to shop/own/main"
     assert reason("list") == f"listed: numacpu 0-3, stands on 0-1: {gave}"
     (explained,) = bed.view.explain_pod("shop", "list", None)
     assert explained.summary == reason("list")
@@ -332,16 +305,16 @@ def test_a_list_that_gave_way_says_where_it_stands_and_to_whom() -> None:
     bed.agent.apply_grants(KubeletGrants(cpus={("uid-kube", "app"): CPUSet([4])}))
     assert reason("some") == (
         "listed: numacpu 2-4, stands on the shared pool 0-1,5-63: CPUs 2-4 are exclusive to "
-        "shop/own/server, container app of pod UID uid-kube (by the kubelet)"
+        "shop/own/main, container app of pod UID uid-kube (by the kubelet)"
     )
-    bed.agent.stop_container("id-own")
-    bed.agent.remove_container("id-own")
+    bed.agent.stop_container("c-own")
+    bed.agent.remove_container("c-own")
     assert reason("list") == "listed: numacpu 0-3"
     (explained,) = bed.view.explain_pod("shop", "list", None)
     assert not any("stands on" in step for step in explained.decision_steps)
 
 
-def test_what_a_container_really_has_stands_beside_what_is_meant(bed: Bed) -> None:
+def test_what_a_container_really_has_stands_beside_what_is_meant(bed: AgentBed) -> None:
     assert all(one.actual is None for one in bed.view.list_assignments().containers)
     told: list[None] = []
     bed.view.subscribe_to_changes(lambda: told.append(None))
@@ -355,7 +328,7 @@ def test_what_a_container_really_has_stands_beside_what_is_meant(bed: Bed) -> No
     assert real.text == f"meant {real.desired_cpus}, has {online}"
     assert (real.observed_at, real.holders, real.on_exclusive_cpus) == (
         NOW - 12,
-        ("shop/own/server",),
+        ("shop/own/main",),
         True,
     )
     status = bed.view.status_document()
@@ -363,19 +336,19 @@ def test_what_a_container_really_has_stands_beside_what_is_meant(bed: Bed) -> No
     (plain,) = bed.view.explain_pod("shop", "plain", None)
     assert plain.decision_steps[0] == (
         f"Not so at present: {real.text} since 2023-11-14 22:14:48 UTC, on exclusive CPUs of "
-        "shop/own/server."
+        "shop/own/main."
     )
     assert plain.assignment is not None
     assert plain.assignment.actual == real
     differ(bed, given_up=True)
     (plain,) = bed.view.explain_pod("shop", "plain", None)
     assert plain.decision_steps[0].endswith("because something else rewrites it.")
-    bed.agent.drift.remove_repaired("id-plain")
+    bed.agent.drift.remove_repaired("c-plain")
     (plain,) = bed.view.explain_pod("shop", "plain", None)
     assert plain.decision_steps[0].startswith("It is not pinned")
 
 
-def test_who_is_on_the_pool_because_its_own_cpus_are_offline_is_said(bed: Bed) -> None:
+def test_who_is_on_the_pool_because_its_own_cpus_are_offline_is_said(bed: AgentBed) -> None:
     def own() -> Assignment:
         return next(one for one in bed.view.list_assignments().containers if one.pod == "own")
 
@@ -393,14 +366,14 @@ def test_who_is_on_the_pool_because_its_own_cpus_are_offline_is_said(bed: Bed) -
     [({"numamem": "1"}, "1"), ({"numacpu": "8", "numamem": "1"}, "0"), ({}, "")],
 )
 def test_the_metrics_have_the_numa_nodes_of_memory_where_no_cpus_are_pinned(
-    bed: Bed, asks: dict[str, str], numa_nodes: str
+    bed: AgentBed, asks: dict[str, str], numa_nodes: str
 ) -> None:
-    bed.create("near", **asks)
+    bed.create_pod("near", **asks)
     (line,) = (one for one in bed.metrics.render_metrics().splitlines() if '"near"' in one)
     assert f'numa_nodes="{numa_nodes}"' in line
 
 
-def test_exclusive_cpus_that_became_reserved_are_marked(bed: Bed) -> None:
+def test_exclusive_cpus_that_became_reserved_are_marked(bed: AgentBed) -> None:
     def reserved() -> dict[str, str]:
         return {one.pod: one.reserved for one in bed.view.list_assignments().containers}
 
@@ -413,8 +386,8 @@ def test_exclusive_cpus_that_became_reserved_are_marked(bed: Bed) -> None:
     assert any(f"CPUs {own} became reserved later" in step for step in explained.decision_steps)
 
 
-def test_a_memory_policy_is_shown_of_containers_that_have_one(bed: Bed) -> None:
-    bed.create("banded", numamem="1", mempolicy="interleave")
+def test_a_memory_policy_is_shown_of_containers_that_have_one(bed: AgentBed) -> None:
+    bed.create_pod("banded", numamem="1", mempolicy="interleave")
     shown = {one.pod: to_builtins(one) for one in bed.view.list_assignments().containers}
     assert shown.pop("banded")["mempolicy"] == "interleave"
     assert all("mempolicy" not in one for one in shown.values())
@@ -423,13 +396,12 @@ def test_a_memory_policy_is_shown_of_containers_that_have_one(bed: Bed) -> None:
     assert told.assignment.mempolicy == "interleave"
 
 
-def test_over_cri_it_is_shown_how_late_containers_were(bed: Bed) -> None:
+def test_over_cri_it_is_shown_how_late_containers_were(bed: AgentBed) -> None:
     assert "over" not in to_builtins(bed.view.status_document().link)
     before = bed.view.list_assignments()
     assert all("late" not in to_builtins(one) for one in before.containers)
     bed.link = replace(bed.link, interface="cri")
-    bed.start_delays = {"id-own": 0.0124}
-    bed.view = bed.shown(late_starts=bed)
+    bed.show(late_starts=SimpleNamespace(start_delays={"c-own": 0.0124}))
     assert bed.view.status_document().link.interface == "cri"
     listing = bed.view.list_assignments()
     assert {one.pod: one.start_delay for one in listing.containers} == {
@@ -443,11 +415,11 @@ def test_over_cri_it_is_shown_how_late_containers_were(bed: Bed) -> None:
 
 
 def test_a_refused_resize_is_told_with_what_the_container_has() -> None:
-    made = Bed()
-    made.create("own", policy="single-numa-node")
-    made.now += 60
+    made = AgentBed()
+    made.create_pod("own", policy="single-numa-node")
+    made.pass_time(60)
     of = pod("own", {"policy": "single-numa-node"}, namespace="shop")
-    had = container(of, "server", id="id-own")
+    had = container(of, "main", id="c-own")
     made.agent.update_container(of, had, resources(60))
     (one,) = made.view.explain_pod("shop", "own", None)
     assert one.outcome == "admitted"
@@ -456,8 +428,8 @@ def test_a_refused_resize_is_told_with_what_the_container_has() -> None:
 
 def test_an_annotation_that_no_container_hears_is_in_the_explanation() -> None:
     """And gone from it when its container comes."""
-    bed = Bed()
-    bed.create("web", policy="best-effort")
+    bed = AgentBed()
+    bed.create_pod("web", policy="best-effort")
     before = bed.view.explain_pod("shop", "web", None)[0].decision_steps
     of, reason = pod("web", namespace="shop"), NoticeMessageReason.UNKNOWN_CONTAINER
     sentence = "annotation x is ignored, because it names a container 'y'"

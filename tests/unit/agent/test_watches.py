@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 import pytest
 from msgspec.structs import replace
-from prometheus_client.parser import text_string_to_metric_families
 
 from nri_numa.agent.usage import (
     MAX_SERIES_PER_METRIC,
@@ -21,45 +20,32 @@ from nri_numa.agent.usage import (
 )
 from nri_numa.cli import explain, status
 from nri_numa.config.sections import UsageReadMode
-from nri_numa.engine.node_model import NodeModel
 from nri_numa.engine.state import NodeState
 from nri_numa.machine.cgroups import CgroupPlace
 from nri_numa.model.cpuset import CPUSet
-from nri_numa.model.settings import Settings
-from nri_numa.observe.metrics import Metrics
-from tests.beds.views import live_view
-from tests.beds.world import StillClock, agent_of, container, pod, resources
-from tests.machines import named as machines
+from tests.beds.agent_bed import AgentBed
 
 NOW = 1_700_000_000.0
 HERE, THERE = "anon N0=4096 N1=0\n", "anon N0=1024 N1=3072\n"
 
 
-class Bed:
-    """An agent whose containers have cgroups of version 2 in a directory."""
+class UsageBed(AgentBed):
+    """With rounds over the containers, which have cgroups of version 2 in a directory."""
 
     def __init__(self, root: Path, *, metric: bool = True) -> None:
-        self.root = root
+        super().__init__()
         (root / "cgroup.controllers").touch()
-        self.metrics = Metrics("0")
-        self.seconds = 100.0
-        self.clock = StillClock(lambda: NOW, lambda: self.seconds)
-        machine = NodeModel(topology=machines.dual_smt(), settings=Settings())
-        self.agent = agent_of(machine, metrics=self.metrics, clock=self.clock)
+        self.root, self.now, self.seconds = root, NOW, 100.0
         mode = UsageReadMode.METRIC if metric else UsageReadMode.READ
-        self.memory = MemoryWatch(self.agent, mode, 30, str(root), self.clock, proc=str(root))
-        proc = str(root / "proc")
-        self.waiting = WaitingWatch(self.agent, mode, 30, str(root), self.clock, proc=proc)
-        watches = UsageWatches(memory=self.memory, cpu_waiting=self.waiting)
-        self.view = live_view(self.agent, clock=self.clock, watches=watches)
-        self.metrics.snapshot = self.view.metrics_snapshot
+        more = (self.agent, mode, 30, str(root), self.timing)
+        self.memory = MemoryWatch(*more, proc=str(root))
+        self.waiting = WaitingWatch(*more, proc=str(root / "proc"))
+        self.show(watches=UsageWatches(memory=self.memory, cpu_waiting=self.waiting))
 
-    def create(self, name: str, numa_stat: str = "", **annotations: str) -> Path:
+    def measured(self, name: str, numa_stat: str = "", **annotations: str) -> Path:
         """A container; gives its cgroup."""
-        of = pod(name, annotations, namespace="shop")
-        made = container(of, "main", resources(1, 0.25), id=f"c-{name}")
-        self.agent.create_container(of, made)
-        self.agent.containers.cgroup_places[made.id] = CgroupPlace(f"/{name}")
+        self.create_pod(name, cpu_limit=1, **annotations)
+        self.agent.containers.cgroup_places[f"c-{name}"] = CgroupPlace(f"/{name}")
         (self.root / name).mkdir()
         if numa_stat:
             (self.root / name / "memory.numa_stat").write_text(numa_stat)
@@ -67,7 +53,7 @@ class Bed:
 
     def threaded(self, name: str, pid: int, pressure: float | None) -> None:
         """A container with one thread."""
-        cgroup = self.create(name)
+        cgroup = self.measured(name)
         (cgroup / "cgroup.procs").write_text(f"{pid}\n")
         (self.root / f"proc/{pid}/task/{pid}").mkdir(parents=True)
         self.waited(pid, 1.0)
@@ -82,7 +68,7 @@ class Bed:
         file.write_text(f"1 {int(seconds * 1e9)} 1\n")
 
     def round(self) -> None:
-        self.seconds += 30
+        self.pass_time(30)
         asyncio.run(self.memory.read_all_containers())
         asyncio.run(self.waiting.read_all_containers())
 
@@ -92,13 +78,6 @@ class Bed:
             one.pod: msgspec.to_builtins(one)[what]
             for one in self.view.list_assignments().containers
         }
-
-    def samples(self, name: str, label: str = "pod_name") -> dict[str, float]:
-        families = {
-            f.name: f for f in text_string_to_metric_families(self.metrics.render_metrics())
-        }
-        family = families.get(f"nri_numa_{name}")
-        return {s.labels[label]: s.value for s in family.samples} if family else {}
 
     def status(self, *, wide: bool) -> list[str]:
         document = {
@@ -117,18 +96,18 @@ class Bed:
 
 
 @pytest.fixture
-def bed(tmp_path: Path) -> Bed:
-    made = Bed(tmp_path)
-    made.create("here", HERE, numacpu="2-3", numamem="0")
-    made.create("there", THERE, numacpu="16-17", numamem="0")
-    made.create("unbound", THERE)
-    made.create("silent", numacpu="6-7", numamem="0")
+def bed(tmp_path: Path) -> UsageBed:
+    made = UsageBed(tmp_path)
+    made.measured("here", HERE, numacpu="2-3", numamem="0")
+    made.measured("there", THERE, numacpu="16-17", numamem="0")
+    made.measured("unbound", THERE)
+    made.measured("silent", numacpu="6-7", numamem="0")
     return made
 
 
-def test_a_share_for_those_with_numa_nodes_and_a_reason_for_the_others(bed: Bed) -> None:
+def test_a_share_for_those_with_numa_nodes_and_a_reason_for_the_others(bed: UsageBed) -> None:
     assert bed.listed("memory")["here"]["problem"] == "not read yet"
-    assert bed.samples("container_local_memory_ratio") == {}
+    assert bed.samples("container_local_memory_ratio", "pod_name") == {}
     bed.round()
     memory = bed.listed("memory")
     assert memory["here"]["localPercent"] == 100
@@ -136,25 +115,25 @@ def test_a_share_for_those_with_numa_nodes_and_a_reason_for_the_others(bed: Bed)
         "localPercent": 25.0,
         "byNUMANode": {"0": 1024, "1": 3072},
         "source": "memory.numa_stat",
-        "at": NOW,
+        "at": NOW + 30,
         "problem": "",
     }
     assert memory["unbound"]["problem"] == "it is on no particular NUMA nodes"
     assert memory["silent"]["localPercent"] is None
     assert "no memory.numa_stat" in memory["silent"]["problem"]
-    ratios = bed.samples("container_local_memory_ratio")
+    ratios = bed.samples("container_local_memory_ratio", "pod_name")
     assert ratios == {"here": 1.0, "there": 0.25}, "none for those that are not known"
     states = bed.samples("local_memory_containers", "state")
     assert states == {"known": 2, "unknown": 2, "left out": 0}
 
 
 def test_series_are_bounded_and_the_worst_are_told(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    bed = UsageBed(tmp_path)
     for n in range(MAX_SERIES_PER_METRIC):
-        bed.create(f"here-{n}", HERE, numacpu="2-3", numamem="0")
-    bed.create("there", THERE, numacpu="4-5", numamem="0")
+        bed.measured(f"here-{n}", HERE, numacpu="2-3", numamem="0")
+    bed.measured("there", THERE, numacpu="4-5", numamem="0")
     bed.round()
-    ratios = bed.samples("container_local_memory_ratio")
+    ratios = bed.samples("container_local_memory_ratio", "pod_name")
     assert (len(ratios), ratios["there"]) == (MAX_SERIES_PER_METRIC, 0.25)
     states = bed.samples("local_memory_containers", "state")
     assert states == {"known": MAX_SERIES_PER_METRIC + 1, "unknown": 0, "left out": 1}
@@ -166,7 +145,7 @@ def test_series_are_bounded_and_the_worst_are_told(tmp_path: Path) -> None:
     ids=["two a turn", "longer than the interval"],
 )
 def test_a_round_rests_for_what_it_costs_and_keeps_its_interval(
-    bed: Bed, monkeypatch: pytest.MonkeyPatch, cost: float, rests: list[float]
+    bed: UsageBed, monkeypatch: pytest.MonkeyPatch, cost: float, rests: list[float]
 ) -> None:
     """Half a per cent of one CPU, whatever it finds."""
     taken, looks = list[float](), itertools.count()
@@ -177,33 +156,33 @@ def test_a_round_rests_for_what_it_costs_and_keeps_its_interval(
         if len(taken) == len(rests):
             raise asyncio.CancelledError
 
-    monkeypatch.setattr(bed.clock, "sleep", sleep)
-    monkeypatch.setattr(bed.clock, "cpu_time", lambda: next(looks) * cost)
+    monkeypatch.setattr(bed.timing, "sleep", sleep)
+    monkeypatch.setattr(bed.timing, "cpu_time", lambda: next(looks) * cost)
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(bed.memory.run())
     assert taken == pytest.approx(rests)
 
 
 def test_without_the_metric_a_scrape_is_as_before(tmp_path: Path) -> None:
-    bed = Bed(tmp_path, metric=False)
-    bed.create("here", HERE, numacpu="2-3", numamem="0")
+    bed = UsageBed(tmp_path, metric=False)
+    bed.measured("here", HERE, numacpu="2-3", numamem="0")
     bed.round()
     assert "local_memory" not in bed.metrics.render_metrics()
     assert bed.memory.container_series(NodeState()) is None
 
 
-def test_a_container_without_a_place_or_memory_says_so(bed: Bed) -> None:
+def test_a_container_without_a_place_or_memory_says_so(bed: UsageBed) -> None:
     del bed.agent.containers.cgroup_places["c-here"]
-    bed.create("new", "anon N0=0 N1=0\n", numacpu="2", numamem="0")
-    bed.create("third", "anon N0=1024 N1=2048\n", numacpu="2", numamem="1")
+    bed.measured("new", "anon N0=0 N1=0\n", numacpu="2", numamem="0")
+    bed.measured("third", "anon N0=1024 N1=2048\n", numacpu="2", numamem="1")
     bed.round()
     assert bed.memory.known["c-here"].problem == "the agent does not know its cgroup"
     assert bed.memory.known["c-new"].problem == "it has no memory yet"
-    ratios = bed.samples("container_local_memory_ratio")
+    ratios = bed.samples("container_local_memory_ratio", "pod_name")
     assert ratios == {"there": 0.25, "third": pytest.approx(0.667)}
 
 
-def test_explain_and_status_say_it_in_words(bed: Bed) -> None:
+def test_explain_and_status_say_it_in_words(bed: UsageBed) -> None:
     bed.round()
     wide = "\n".join(bed.status(wide=True))
     assert "LOCAL MEMORY" in wide
@@ -216,8 +195,8 @@ def test_explain_and_status_say_it_in_words(bed: Bed) -> None:
     assert words in bed.explained("silent")
 
 
-def test_a_container_that_is_measured_when_asked_says_what_is_not_known(bed: Bed) -> None:
-    usage = UsageWatch(bed.agent, str(bed.root), str(bed.root), bed.clock)
+def test_a_container_that_is_measured_when_asked_says_what_is_not_known(bed: UsageBed) -> None:
+    usage = UsageWatch(bed.agent, str(bed.root), str(bed.root), bed.timing)
     there = asyncio.run(usage.measure_container(bed.agent.current.state.allocations["c-there"]))
     assert (there.local_percent, there.cpu_milli) == (25, None)
     assert there.problem == "its cgroup does not count CPU time"
@@ -230,10 +209,10 @@ def test_a_container_that_is_measured_when_asked_says_what_is_not_known(bed: Bed
     assert "its cgroup has no memory.numa_stat, and it has no process" in silent.problem
 
 
-def test_a_container_without_cpus_of_its_own_may_use_what_containers_may(bed: Bed) -> None:
+def test_a_container_without_cpus_of_its_own_may_use_what_containers_may(bed: UsageBed) -> None:
     """Not CPUs outside the cgroup of all pods, of which it said to use per cent."""
-    usage = UsageWatch(bed.agent, str(bed.root), str(bed.root), bed.clock)
-    bed.create("plain", HERE)
+    usage = UsageWatch(bed.agent, str(bed.root), str(bed.root), bed.timing)
+    bed.measured("plain", HERE)
     topology = bed.agent.current.machine.topology
     inside = replace(topology, allowed=topology.allowed - CPUSet([0]))
     bed.agent.current.machine = replace(bed.agent.current.machine, topology=inside)
@@ -245,21 +224,21 @@ def test_a_container_without_cpus_of_its_own_may_use_what_containers_may(bed: Be
 
 
 @pytest.fixture
-def waits(tmp_path: Path) -> Bed:
-    made = Bed(tmp_path)
+def waits(tmp_path: Path) -> UsageBed:
+    made = UsageBed(tmp_path)
     made.threaded("busy", 10, 62.5)
     made.threaded("calm", 11, 0.0)
     made.threaded("old", 12, None)
     return made
 
 
-def test_pressure_at_once_and_tasks_after_the_second_round(waits: Bed) -> None:
+def test_pressure_at_once_and_tasks_after_the_second_round(waits: UsageBed) -> None:
     assert waits.listed("waiting")["busy"]["problem"] == "not read yet"
     waits.round()
     assert waits.listed("waiting")["busy"] == {
         "pressurePercent": 62.5,
         "waitingTasks": None,
-        "at": NOW,
+        "at": NOW + 30,
         "problem": "threads were read once so far",
     }
     wide = waits.status(wide=True)
@@ -279,18 +258,18 @@ def test_pressure_at_once_and_tasks_after_the_second_round(waits: Bed) -> None:
     assert "no pressure stall information" in second["old"]["problem"]
 
 
-def test_a_scrape_has_series_of_what_is_known_only(waits: Bed) -> None:
+def test_a_scrape_has_series_of_what_is_known_only(waits: UsageBed) -> None:
     waits.round()
     waits.waited(10, 16.0)
     del waits.agent.containers.cgroup_places["c-calm"]
     waits.round()
-    assert waits.samples("container_cpu_pressure_ratio") == {"busy": 0.625}
-    assert waits.samples("container_waiting_tasks") == {"busy": 0.5, "old": 0}
+    assert waits.samples("container_cpu_pressure_ratio", "pod_name") == {"busy": 0.625}
+    assert waits.samples("container_waiting_tasks", "pod_name") == {"busy": 0.5, "old": 0}
     states = waits.samples("cpu_waiting_containers", "state")
     assert states == {"known": 2, "unknown": 1, "left out": 0}
 
 
-def test_a_container_that_ended_is_forgotten(waits: Bed) -> None:
+def test_a_container_that_ended_is_forgotten(waits: UsageBed) -> None:
     waits.round()
     waits.agent.stop_container("c-busy")
     waits.round()

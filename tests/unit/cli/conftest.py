@@ -3,28 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
-from click.testing import CliRunner, Result
 
-from nri_numa.cli import cli
+from tests.beds.cli import Columns
 from tests.beds.http_view import FakeView, served
-
-Columns = Callable[[int], None]
-
-
-def invoke(*arguments: str, code: int | None = None, stdin: str | None = None) -> Result:
-    """Run a command; it ends with this exit code, where one is given."""
-    done = CliRunner().invoke(cli, arguments, input=stdin)
-    assert code in (None, done.exit_code), done.output
-    return done
-
-
-def shows(text: str, *words: str) -> None:
-    """All of these are in a text."""
-    for word in words:
-        assert word in text, text
 
 
 @pytest.fixture(autouse=True)

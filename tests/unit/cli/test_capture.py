@@ -14,9 +14,9 @@ from nri_numa.cli.machine import write_capture as capture
 from nri_numa.errors import TopologyError
 from nri_numa.machine.sysfs import discover_topology, read_memory
 from nri_numa.machine.tree import CPU_DIR, NODE_DIR
+from tests.beds.cli import invoke
 from tests.machines import named as machines
 from tests.machines.named import write_sysfs, write_tree
-from tests.unit.cli.conftest import invoke
 
 
 def _words(path: Path) -> set[str]:

@@ -14,7 +14,7 @@ from nri_numa.model.workload import ChangedStateIds, Policy
 from nri_numa.store import journal
 from nri_numa.store.checkpoint import CheckpointStore
 from tests.beds.allocations import allocation
-from tests.unit.cli.conftest import invoke
+from tests.beds.cli import invoke
 
 
 @pytest.fixture

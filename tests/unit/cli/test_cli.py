@@ -21,9 +21,9 @@ from nri_numa import cli as package
 from nri_numa.agent.http_api import AgentServer
 from nri_numa.config import derive_settings, load_config, validate_config
 from nri_numa.web.server import MetricsAndProbeServer
+from tests.beds.cli import Columns, invoke, shows
 from tests.beds.http_view import HOSTILE, FakeView, assignment, intruder
 from tests.machines import named as machines
-from tests.unit.cli.conftest import Columns, invoke, shows
 
 SUBCOMMANDS = list(package.COMMANDS)
 

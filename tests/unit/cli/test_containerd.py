@@ -9,8 +9,8 @@ import pytest
 from click.testing import Result
 
 from nri_numa.nri.runtime_config import NRI_PLUGIN_NAME, plan_fix
+from tests.beds.cli import invoke
 from tests.machines.named import write_tree
-from tests.unit.cli.conftest import invoke
 
 TABLE = f"[plugins.'{NRI_PLUGIN_NAME}']\n"
 FULL = """\

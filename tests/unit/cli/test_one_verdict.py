@@ -15,8 +15,8 @@ from nri_numa.config import AgentConfig
 from nri_numa.controller.overview import Overview, OverviewQuery
 from nri_numa.scheduler.candidates import VerdictCache
 from nri_numa.scheduler.fit import Fit
-from tests.unit.cli.conftest import invoke
-from tests.unit.scheduler.objects import Watched, container, pod, single, topology
+from tests.beds.cli import invoke
+from tests.beds.objects import Watched, container, pod, single, topology
 
 NODES, PODS = 6, 20
 """Nodes of a cluster, and pods that are judged there one after another."""

@@ -16,10 +16,9 @@ from nri_numa.demo.stage import examples_directory
 from nri_numa.engine.rebalance import MAX_SEARCH_WORK
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import MachineMemoryReading, NUMAMemoryReading
+from tests.beds.cli import invoke, shows
 from tests.machines.named import snc_smt, write_sysfs
 from tests.machines.pods import container, document, pod, replicated
-from tests.unit.cli.conftest import invoke, shows
-from tests.unit.kubelet.test_configuration import HEAD
 
 SINGLE = {"policy": "single-numa-node"}
 MODEL = "synthetic:sockets=2,numa=2,cores=4,threads=2,memory=16Gi,hugepages-2Mi=1Gi"
@@ -292,7 +291,8 @@ def test_this_machine_is_the_default() -> None:
 
 
 def test_what_the_kubelet_of_this_machine_reserves_is_not_given() -> None:
-    kubelet = {**HEAD, "kubeReserved": {"memory": "1Gi"}}
+    head = {"apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration"}
+    kubelet = {**head, "kubeReserved": {"memory": "1Gi"}}
     Path("kubelet.yaml").write_text(json.dumps(kubelet))
     Path("agent.yaml").write_text(f"kubelet: {{config: {Path('kubelet.yaml').resolve()}}}")
 

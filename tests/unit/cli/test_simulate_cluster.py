@@ -11,8 +11,8 @@ import yaml
 from click.testing import CliRunner, Result
 
 from nri_numa.cli import cli, simulate_cluster
-from tests.unit.cli.conftest import invoke
-from tests.unit.scheduler.objects import PREFIX, container, pod, single, topology
+from tests.beds.cli import invoke
+from tests.beds.objects import PREFIX, container, pod, single, topology
 
 
 @pytest.fixture(autouse=True)

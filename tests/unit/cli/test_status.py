@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from tests.beds.cli import Columns, invoke
 from tests.beds.http_view import FakeView, assignment
-from tests.unit.cli.conftest import Columns, invoke
 
 LONG = "checkout-service-with-a-long-name-7d4b9c6f5d-x2x1z"
 IDS = "0-3,8-11,16-19,24-27,32-35,40-43,48-51,56-59"

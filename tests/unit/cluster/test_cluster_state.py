@@ -11,7 +11,7 @@ from nri_numa.cluster.cluster_state import ClusterState, assumed_pod_of
 from nri_numa.cluster.node_resources import NodeResources
 from nri_numa.cluster.pod_reader import PodReader
 from nri_numa.config import AgentConfig
-from tests.unit.scheduler.objects import PREFIX, single, topology
+from tests.beds.objects import PREFIX, single, topology
 
 
 def node(**metadata: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nri_numa.cluster.node_facts import Exclusion, NodeFacts, node_admits, read_node
-from tests.unit.scheduler.objects import PREFIX
+from tests.beds.objects import PREFIX
 
 
 def facts(labels: Mapping[str, str] | None = None, **spec: Any) -> NodeFacts:

@@ -8,7 +8,7 @@ from nri_numa.cluster.pod_reader import PodReader
 from nri_numa.config import AgentConfig, DevicePluginSection
 from nri_numa.config.sections import RuleDocument
 from nri_numa.model.workload import Policy
-from tests.unit.scheduler.objects import GIB, container, pod, single
+from tests.beds.objects import GIB, container, pod, single
 
 READER = PodReader(AgentConfig())
 

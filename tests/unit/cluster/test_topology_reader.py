@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from nri_numa.cluster.node_resources import NodeResources, UnreadableTopology
 from nri_numa.cluster.topology_reader import decode_topology
 from nri_numa.model.workload import Policy, Scope
-from tests.unit.scheduler.objects import GIB, PREFIX, named, table, topology
+from tests.beds.objects import GIB, PREFIX, named, table, topology
 
 
 def why(document: dict[str, Any]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,35 +23,17 @@ from nri_numa.controller.service import ControllerService
 from nri_numa.kube.requests import Outcome, OutcomeKind, Resource
 from tests.beds.cluster_objects import ClusterObjects
 from tests.beds.controller_bed import EvictorBed
-from tests.unit.scheduler import objects
-from tests.unit.scheduler.objects import PREFIX
+from tests.beds.evicted_pods import NODE_ANNOTATIONS
+from tests.beds.evicted_pods import assigned_pod as pod
+from tests.beds.evicted_pods import measured_topology as topology
+from tests.beds.objects import PREFIX
 
-TOLD = {f"{PREFIX}/numa-ids": "0-1", f"{PREFIX}/numacpu": "0-3|4-7"}
-ONE = {**TOLD, f"{PREFIX}/drained": "1"}
+ONE = {**NODE_ANNOTATIONS, f"{PREFIX}/drained": "1"}
 CPUS = {0: frozenset(range(4)), 1: frozenset(range(4, 8))}
 
 
 def node(annotations: Mapping[str, str]) -> dict[str, Any]:
     return {"metadata": {"name": "n", "annotations": annotations}}
-
-
-def pod(
-    name: str, cpus: str, mems: str = "", workload: str = "", **metadata: Any
-) -> dict[str, Any]:
-    assigned = json.dumps({"main": {"cpus": cpus, "mems": mems}})
-    owner = {"kind": "ReplicaSet", "name": "rs", "uid": workload or f"rs-{name}"}
-    return {
-        "metadata": {
-            "name": name,
-            "namespace": "shop",
-            "uid": f"uid-{name}",
-            "annotations": {f"{PREFIX}/assigned": assigned},
-            "ownerReferences": [{**owner, "controller": True}],
-            **metadata,
-        },
-        "spec": {"nodeName": "n"},
-        "status": {"phase": "Running"},
-    }
 
 
 class DrainBed(EvictorBed):
@@ -145,14 +126,14 @@ def test_an_event_that_may_not_be_written_is_left_out() -> None:
 def test_undrained_is_left_alone() -> None:
     bed = drained(pod("a", "4"))
     bed.run(20)
-    bed.see(TOLD)
+    bed.see(NODE_ANNOTATIONS)
     bed.run(100)
     assert bed.requests == []
     assert bed.output.draining_count() == 0
 
 
 def test_a_list_of_nonsense_drains_nothing() -> None:
-    bed = drained(pod("a", "4"), see={**TOLD, f"{PREFIX}/drained": "all"})
+    bed = drained(pod("a", "4"), see={**NODE_ANNOTATIONS, f"{PREFIX}/drained": "all"})
     bed.run(100)
     assert bed.requests == []
 
@@ -210,16 +191,6 @@ def test_cpus_of_the_numa_nodes_may_be_told_later() -> None:
 # --- NUMA nodes that the host takes away ----------------------------------------------------------
 
 
-def topology(node: str, *factors: object) -> dict[str, Any]:
-    """What a node publishes; None for a zone without the attribute."""
-    made = objects.topology(*(4 for _ in factors), name=node, zone={f"{PREFIX}/shared-cpus": "4"})
-    for zone, factor in zip(made["zones"], factors, strict=True):
-        if factor is not None:
-            zone["attributes"].append({"name": f"{PREFIX}/measured-factor", "value": factor})
-    made["zones"].append({"name": "socket-0", "type": "Socket"})
-    return made
-
-
 class StealBed(DrainBed):
     """The same Node, which the host takes away."""
 
@@ -231,7 +202,7 @@ class StealBed(DrainBed):
         super().__init__(*pods)
         budget = budget or EvictionBudget(EvictionRules(max_per_workload_per_hour=most), 0.0)
         self.output = HostStealEvictor(PREFIX, budget, 60.0, 0.0, below=0.7, at_most=0.5)
-        self.see(TOLD)
+        self.see(NODE_ANNOTATIONS)
 
     def says(self, *factors: object) -> None:
         self.output.on_topology_updated("n", topology("n", *factors), self.now)

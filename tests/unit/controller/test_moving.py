@@ -11,10 +11,16 @@ from nri_numa.config.sections import CPUStealEviction, EvictionSection, StuckPod
 from nri_numa.kube.requests import Resource
 from tests.beds.cluster_objects import ClusterObjects
 from tests.beds.controller_bed import ControllerBed, node
+from tests.beds.evicted_pods import (
+    NODE_ANNOTATIONS,
+    assigned_pod,
+    measured_topology,
+    partly_stuck_pod,
+    rejection_event,
+    stuck_pod,
+)
+from tests.beds.objects import topology
 from tests.beds.stepped_loop import until
-from tests.unit.controller import test_evictor as stolen
-from tests.unit.controller import test_stuck_pods as stuck
-from tests.unit.scheduler.objects import topology
 
 
 def stuck_pods(cluster: ClusterObjects, *pods: dict[str, Any], **spec: Any) -> None:
@@ -36,10 +42,10 @@ async def test_a_stuck_pod_and_one_whose_time_is_taken_go(
         cpu_steal=CPUStealEviction(evict=True, delay=0, max_affected_fraction=1.0),
     )
     bed = ControllerBed(tmp_path, evictions=evicting)
-    stuck_pods(bed.cluster, stuck.pod("web"))
-    bed.cluster.put(Resource.NODES, node("n", **stolen.TOLD))
-    bed.cluster.put(Resource.TOPOLOGIES, stolen.topology("n", "0.6", None))
-    bed.cluster.put(Resource.PODS, stolen.pod("slow", "0-1"))
+    stuck_pods(bed.cluster, stuck_pod("web"))
+    bed.cluster.put(Resource.NODES, node("n", **NODE_ANNOTATIONS))
+    bed.cluster.put(Resource.TOPOLOGIES, measured_topology("n", "0.6", None))
+    bed.cluster.put(Resource.PODS, assigned_pod("slow", "0-1"))
     async with bed.running():
         await until(lambda: len(bed.cluster.all(Resource.EVENTS)) == 2)
         metrics = (await bed.get("/metrics"))[1]
@@ -66,8 +72,8 @@ async def test_a_pod_of_which_a_container_runs_goes_where_that_is_wanted(
     )
     wanted = ["half", "web"] if on else ["web"]
     bed = ControllerBed(tmp_path, evictions=evicting)
-    stuck_pods(bed.cluster, stuck.pod("web"), stuck.partly("half"))
-    event = {"metadata": {"name": "e", "uid": "e"}, **stuck.event("half")}
+    stuck_pods(bed.cluster, stuck_pod("web"), partly_stuck_pod("half"))
+    event = {"metadata": {"name": "e", "uid": "e"}, **rejection_event("half")}
     bed.cluster.put("/api/v1/events", event)
     async with bed.running():
         await until(lambda: len(bed.cluster.all(Resource.EVENTS)) == len(wanted))
@@ -78,9 +84,9 @@ async def test_a_tainted_node_is_no_way_out(tmp_path: Path) -> None:
     """And one taint that the pod bears is: so it is known that taints were read."""
     evicting = EvictionSection(stuck_pods=StuckPodEviction(evict=True, delay=0))
     bed = ControllerBed(tmp_path, evictions=evicting)
-    bears = stuck.pod("b-bears", tolerations=[{"key": "a", "operator": "Exists"}])
+    bears = stuck_pod("b-bears", tolerations=[{"key": "a", "operator": "Exists"}])
     taint = {"key": "a", "value": "b", "effect": "NoSchedule"}
-    stuck_pods(bed.cluster, stuck.pod("a-web"), bears, taints=[taint])
+    stuck_pods(bed.cluster, stuck_pod("a-web"), bears, taints=[taint])
     async with bed.running():
         await until(lambda: bed.cluster.all(Resource.EVENTS))
         assert "nri_numa_controller_stuck_pods 1.0" in (await bed.get("/metrics"))[1]

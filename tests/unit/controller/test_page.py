@@ -21,7 +21,7 @@ from nri_numa.config.sections import Controller
 from nri_numa.controller.overview import Overview, parse_query
 from nri_numa.scheduler.candidates import VerdictCache
 from tests.beds.cluster_page import ClusterPage, cluster_page
-from tests.unit.scheduler.objects import PREFIX, topology
+from tests.beds.objects import PREFIX, topology
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 

@@ -28,10 +28,10 @@ from nri_numa.kube.requests import Resource
 from tests.beds.certificates import make_certificate
 from tests.beds.cluster_objects import ClusterObjects
 from tests.beds.controller_bed import TOKEN, ControllerBed
+from tests.beds.objects import PREFIX, topology
 from tests.beds.plugin_process import free_port
 from tests.beds.stepped_loop import step, until
 from tests.beds.watch_clients import event_line, watch_of
-from tests.unit.scheduler.objects import PREFIX, topology
 
 
 @pytest.fixture

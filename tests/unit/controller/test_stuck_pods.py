@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -26,47 +25,11 @@ from nri_numa.model.workload import Strategy
 from nri_numa.scheduler.candidates import VerdictCache
 from nri_numa.scheduler.fit import MAX_NODE_WORK, Verdict, WorkBudget, evaluate_fit
 from tests.beds.controller_bed import EvictorBed
-from tests.unit.scheduler.objects import PREFIX, container, single, topology
-
-SAID = (
-    "InsufficientCPUs: pod shop/{0}, container main: needs 4 exclusive CPUs; "
-    "most free for exclusive use: 2"
-)
-
-
-def pod(
-    name: str,
-    *,
-    said: str = "",
-    workload: str = "",
-    version: str = "7",
-    owners: list[dict[str, Any]] | None = None,
-    annotations: Mapping[str, str] | None = None,
-    **spec: Any,
-) -> dict[str, Any]:
-    """A pod that `full` refuses, of a workload of its own where nothing else is said."""
-    said = f"failed to create: {said or SAID.format(name)}"
-    waiting = {"reason": "CreateContainerError", "message": said}
-    owner = {"kind": "ReplicaSet", "uid": workload or f"rs-{name}", "controller": True}
-    made = single(4, name=name, node="full")
-    made["metadata"] |= {"namespace": "shop", "resourceVersion": version}
-    made["metadata"]["ownerReferences"] = [owner] if owners is None else owners
-    made["metadata"]["annotations"] |= annotations or {}
-    made["spec"] |= spec
-    made["status"]["containerStatuses"] = [{"name": "main", "state": {"waiting": waiting}}]
-    return made
-
-
-def partly(name: str, *, phase: str = "Running", **keys: Any) -> dict[str, Any]:
-    """The same, of which a container `helper` runs that has two exclusive CPUs.
-
-    In the phase Running, unless the other one never ran.
-    """
-    made = pod(name, **keys)
-    made["spec"]["containers"].append(container("helper", "2"))
-    made["status"]["containerStatuses"].append({"name": "helper", "state": {"running": {}}})
-    made["status"]["phase"] = phase
-    return made
+from tests.beds.evicted_pods import SAID
+from tests.beds.evicted_pods import partly_stuck_pod as partly
+from tests.beds.evicted_pods import rejection_event as event
+from tests.beds.evicted_pods import stuck_pod as pod
+from tests.beds.objects import PREFIX, container, single, topology
 
 
 def node(name: str, *taints: tuple[str, str, str], cordoned: bool = False, **labels: str) -> Any:
@@ -427,15 +390,6 @@ def test_from_when_on_one_of_its_containers_runs_its_time_begins_again() -> None
 
 
 # --- pods in the phase Running, found by Events ---------------------------------------------------
-
-
-def event(name: str, said: str = "") -> dict[str, Any]:
-    """What the kubelet tells of a container that cannot be created."""
-    return {
-        "involvedObject": {"kind": "Pod", "namespace": "shop", "name": name},
-        "reason": "Failed",
-        "message": said or f"Error: failed to create containerd container: {SAID.format(name)}",
-    }
 
 
 class SuspectBed(StuckPodBed):

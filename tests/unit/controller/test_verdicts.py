@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.unit.controller.replica import Cluster, started, until
 
 from nri_numa.cluster.cluster_state import ClusterState
 from nri_numa.cluster.node_resources import NodeResources
@@ -21,8 +22,7 @@ from nri_numa.scheduler import candidates
 from nri_numa.scheduler.candidates import VerdictCache
 from nri_numa.scheduler.fit import Verdict, evaluate_fit
 from nri_numa.web.protocol import APIError, HTTPRequest
-from tests.unit.controller.replica import Cluster, started, until
-from tests.unit.scheduler.objects import PREFIX, container, pod, single, topology
+from tests.beds.objects import PREFIX, container, pod, single, topology
 
 
 def node(name: str, **spec: Any) -> dict[str, Any]:

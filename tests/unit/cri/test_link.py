@@ -40,7 +40,7 @@ async def until(true: Callable[[], object], what: str) -> None:
 
 
 @dataclass
-class Bed(LinkObserver):
+class CRIBed(LinkObserver):
     """A runtime, an agent, and the link between them."""
 
     runtime: SmallCRI
@@ -92,7 +92,7 @@ def starts(runtime: SmallCRI, pod: str, container: str, milli: int = 0, **annota
 
 
 @asynccontextmanager
-async def linked(bed: Bed) -> AsyncIterator[SmallCRI]:
+async def linked(bed: CRIBed) -> AsyncIterator[SmallCRI]:
     async with bed.runtime:
         task = asyncio.create_task(bed.link.run())
         try:
@@ -106,12 +106,12 @@ async def linked(bed: Bed) -> AsyncIterator[SmallCRI]:
 
 
 @pytest.fixture(params=[True, False], ids=["events", "listings"])
-def bed(request: pytest.FixtureRequest, directory: Path) -> Bed:
+def bed(request: pytest.FixtureRequest, directory: Path) -> CRIBed:
     """With and without an event stream, everything below is the same."""
-    return Bed(SmallCRI(directory / "c.sock", events=request.param))
+    return CRIBed(SmallCRI(directory / "c.sock", events=request.param))
 
 
-async def test_a_container_gets_its_cpus_and_its_neighbours_leave_them(bed: Bed) -> None:
+async def test_a_container_gets_its_cpus_and_its_neighbours_leave_them(bed: CRIBed) -> None:
     async with linked(bed) as runtime:
         starts(runtime, "shared", "neighbour")
         await until(lambda: "neighbour" in bed.starts, "the neighbour is known")
@@ -134,7 +134,7 @@ async def test_a_container_gets_its_cpus_and_its_neighbours_leave_them(bed: Bed)
         await until(lambda: "own" not in bed.world.agent.current.state.pods, "the pod is forgotten")
 
 
-async def test_a_pod_is_known_before_its_first_container(bed: Bed) -> None:
+async def test_a_pod_is_known_before_its_first_container(bed: CRIBed) -> None:
     """So that what the kubelet gave it can be found out ahead."""
     async with linked(bed) as runtime:
         runtime.pod("new")
@@ -142,7 +142,7 @@ async def test_a_pod_is_known_before_its_first_container(bed: Bed) -> None:
         await until(lambda: known in bed.world.metrics.render_metrics(), "it is known")
 
 
-async def test_what_runs_already_is_adopted_by_a_listing(bed: Bed) -> None:
+async def test_what_runs_already_is_adopted_by_a_listing(bed: CRIBed) -> None:
     runtime = bed.runtime
     starts(runtime, "old", "before", numacpu="2")
     runtime.create("ended", "old", name="init")
@@ -154,7 +154,7 @@ async def test_what_runs_already_is_adopted_by_a_listing(bed: Bed) -> None:
         assert bed.beginnings == []  # it was not late: nobody was there
 
 
-async def test_a_refused_container_is_taken_in_and_that_is_told_once(bed: Bed) -> None:
+async def test_a_refused_container_is_taken_in_and_that_is_told_once(bed: CRIBed) -> None:
     async with linked(bed) as runtime:
         starts(runtime, "wrong", "refused", numacpu="77")
         await until(lambda: "refused" in bed.starts, "it runs")
@@ -169,7 +169,7 @@ async def test_a_refused_container_is_taken_in_and_that_is_told_once(bed: Bed) -
         await until(lambda: runtime.cpus("refused") == "1-3", "it makes room")
 
 
-async def owner_and_neighbour(bed: Bed) -> None:
+async def owner_and_neighbour(bed: CRIBed) -> None:
     """``owner`` has CPU 0 for itself, ``neighbour`` the rest."""
     runtime = bed.runtime
     starts(runtime, "shared", "neighbour")
@@ -180,7 +180,7 @@ async def owner_and_neighbour(bed: Bed) -> None:
     await until(lambda: runtime.containers["owner"].cpu["quota"] == -1, "its quota is lifted")
 
 
-async def test_a_resize_that_nobody_tells_of_is_seen_and_decided(bed: Bed) -> None:
+async def test_a_resize_that_nobody_tells_of_is_seen_and_decided(bed: CRIBed) -> None:
     async with linked(bed) as runtime:
         await owner_and_neighbour(bed)
         for milli, cpus, rest in ((2000, "0-1", "2-3"), (1000, "0", "1-3")):
@@ -193,12 +193,12 @@ async def test_a_resize_that_nobody_tells_of_is_seen_and_decided(bed: Bed) -> No
 
 
 @pytest.fixture
-def listed(directory: Path) -> Bed:
+def listed(directory: Path) -> CRIBed:
     """Without events listings come quickly."""
-    return Bed(SmallCRI(directory / "c.sock", events=False))
+    return CRIBed(SmallCRI(directory / "c.sock", events=False))
 
 
-async def test_a_resize_that_cannot_be_had_moves_nobody_and_is_said_once(listed: Bed) -> None:
+async def test_a_resize_that_cannot_be_had_moves_nobody_and_is_said_once(listed: CRIBed) -> None:
     async with linked(listed) as runtime:
         await owner_and_neighbour(listed)
         runtime.resize("owner", milli=9000)
@@ -219,7 +219,7 @@ async def test_a_resize_that_cannot_be_had_moves_nobody_and_is_said_once(listed:
         await until(lambda: runtime.containers["owner"].cpu["quota"] == -1, "lifted again")
 
 
-async def test_a_refused_resize_of_memory_leaves_the_quota_lifted(listed: Bed) -> None:
+async def test_a_refused_resize_of_memory_leaves_the_quota_lifted(listed: CRIBed) -> None:
     """The kubelet sends the whole size, and that CPU limit is what the container has CPUs for."""
     async with linked(listed) as runtime:
         await owner_and_neighbour(listed)
@@ -228,7 +228,7 @@ async def test_a_refused_resize_of_memory_leaves_the_quota_lifted(listed: Bed) -
         assert listed.world.agent.current.state.allocations["owner"].lifted_quota == 100_000
 
 
-async def test_a_quota_is_not_written_over_before_it_was_looked_at(bed: Bed) -> None:
+async def test_a_quota_is_not_written_over_before_it_was_looked_at(bed: CRIBed) -> None:
     """A search for drift finds the resize's quota, and would lift it as one given back."""
     async with linked(bed) as runtime:
         await owner_and_neighbour(bed)
@@ -239,7 +239,7 @@ async def test_a_quota_is_not_written_over_before_it_was_looked_at(bed: Bed) -> 
         await until(lambda: runtime.containers["owner"].cpu["quota"] == -1, "lifted again")
 
 
-async def test_a_runtime_that_restarts_is_found_again_and_nothing_moves(bed: Bed) -> None:
+async def test_a_runtime_that_restarts_is_found_again_and_nothing_moves(bed: CRIBed) -> None:
     async with linked(bed) as runtime:
         starts(runtime, "old", "stays", numacpu="2")
         await until(lambda: "stays" in bed.starts, "it runs")
@@ -256,7 +256,7 @@ async def test_a_runtime_that_restarts_is_found_again_and_nothing_moves(bed: Bed
 
 
 async def test_a_runtime_that_hangs_fails_what_is_pushed_and_ends_nobody(
-    listed: Bed, caplog: pytest.LogCaptureFixture
+    listed: CRIBed, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with linked(listed) as runtime:
         starts(runtime, "own", "owner", milli=2000, cpus="exclusive")
@@ -280,7 +280,7 @@ async def test_a_runtime_that_hangs_fails_what_is_pushed_and_ends_nobody(
     assert "Exception in callback" not in caplog.text
 
 
-async def test_pushed_updates_arrive_and_failures_are_told(bed: Bed) -> None:
+async def test_pushed_updates_arrive_and_failures_are_told(bed: CRIBed) -> None:
     async with linked(bed) as runtime:
         runtime.pod("p")
         for name in ("good", "bad"):
@@ -295,7 +295,7 @@ async def test_pushed_updates_arrive_and_failures_are_told(bed: Bed) -> None:
         assert (pushed.succeeded, pushed.detail) == (False, "permission denied")
 
 
-async def test_a_container_that_cannot_be_looked_at_is_looked_at_again(listed: Bed) -> None:
+async def test_a_container_that_cannot_be_looked_at_is_looked_at_again(listed: CRIBed) -> None:
     async with linked(listed) as runtime:
         runtime.refuse_status.add("late")
         runtime.pod("p", numacpu="1")
@@ -305,14 +305,14 @@ async def test_a_container_that_cannot_be_looked_at_is_looked_at_again(listed: B
 
 
 async def test_a_runtime_without_specs_is_read_by_what_cri_itself_says(directory: Path) -> None:
-    bed = Bed(SmallCRI(directory / "c.sock", verbose=False))
+    bed = CRIBed(SmallCRI(directory / "c.sock", verbose=False))
     async with linked(bed) as runtime:
         runtime.pod("own", cpus="exclusive")
         runtime.create("owner", "own", milli=2000)
         await until(lambda: runtime.cpus("owner") == "0-1", "its size is known")
 
 
-async def test_events_that_got_lost_are_made_good_by_listings(listed: Bed) -> None:
+async def test_events_that_got_lost_are_made_good_by_listings(listed: CRIBed) -> None:
     async with linked(listed) as runtime:
         runtime.pod("p", numacpu="1")
         runtime.create("short", "p")
@@ -331,7 +331,7 @@ async def test_events_that_got_lost_are_made_good_by_listings(listed: Bed) -> No
 async def test_a_pod_met_during_a_listing_stays_and_one_that_is_not_there_causes_none(
     directory: Path,
 ) -> None:
-    bed = Bed(SmallCRI(directory / "c.sock"))
+    bed = CRIBed(SmallCRI(directory / "c.sock"))
     runtime, list_pods = bed.runtime, bed.runtime._ListPodSandbox
 
     async def late(request: Any, context: Any) -> Any:
@@ -352,7 +352,7 @@ async def test_a_pod_met_during_a_listing_stays_and_one_that_is_not_there_causes
         assert runtime.listings < 10
 
 
-async def test_a_mistake_of_ours_is_counted_and_the_link_goes_on(bed: Bed) -> None:
+async def test_a_mistake_of_ours_is_counted_and_the_link_goes_on(bed: CRIBed) -> None:
     runtime, agent, calls = bed.runtime, bed.world.agent, [0]
 
     def broken(*arguments: Any) -> object:
@@ -373,7 +373,7 @@ async def test_a_mistake_of_ours_is_counted_and_the_link_goes_on(bed: Bed) -> No
 
 
 async def test_no_socket_is_tried_again_until_there_is_one(directory: Path) -> None:
-    bed = Bed(SmallCRI(directory / "c.sock"))
+    bed = CRIBed(SmallCRI(directory / "c.sock"))
     task = asyncio.create_task(bed.link.run())
     try:
         await until(lambda: bed.states == [LinkState.DISCONNECTED], "said once")

@@ -38,7 +38,7 @@ POD = pod("web")
 
 
 @dataclass
-class Bed:
+class DeviceBed:
     """A machine with a GPU on NUMA node 1 and a card on 0, and a kubelet's directory."""
 
     root: Path
@@ -61,13 +61,13 @@ class Bed:
 
 
 @pytest.fixture
-def bed(directory: Path) -> Iterator[Bed]:
+def bed(directory: Path) -> Iterator[DeviceBed]:
     tree = DeviceTree(directory)
     tree.pci(GPU_AT, 1, GPU_CLASS)
     tree.pci(NIC_AT, 0)
     tree.nvidia(GPU_AT, UUID, 0)
     (tree.root / "cdi").mkdir()
-    made = Bed(tree.root, tree, [])
+    made = DeviceBed(tree.root, tree, [])
     yield made
     for watch in made.watches:
         watch.close()
@@ -105,13 +105,15 @@ ON_GPU = {"GPU": {GPU_AT: {1}}}
     ],
     ids=["device file", "uuid", "index", "address", "all of them"],
 )
-def test_one_gpu_is_one_hint_whoever_tells_of_it(bed: Bed, mentions: DeviceMentions) -> None:
+def test_one_gpu_is_one_hint_whoever_tells_of_it(bed: DeviceBed, mentions: DeviceMentions) -> None:
     found = seen(bed.watch(), POD, container(POD), mentions)
     assert has(found) == ON_GPU
     assert found.device_notes == ()
 
 
-def test_a_cdi_file_that_came_later_is_read_when_a_pod_begins_or_a_name_is_missed(bed: Bed) -> None:
+def test_a_cdi_file_that_came_later_is_read_when_a_pod_begins_or_a_name_is_missed(
+    bed: DeviceBed,
+) -> None:
     watch = bed.watch()
     wanted = DeviceMentions(cdi=("x.com/gpu=g0",))
     missed = seen(watch, POD, container(POD), wanted)
@@ -129,7 +131,7 @@ def test_a_cdi_file_that_came_later_is_read_when_a_pod_begins_or_a_name_is_misse
     assert has(found) == {**ON_GPU, "NIC": {NIC_AT: {0}}}
 
 
-def test_what_a_variable_makes_up_is_no_hint_and_is_said(bed: Bed) -> None:
+def test_what_a_variable_makes_up_is_no_hint_and_is_said(bed: DeviceBed) -> None:
     variables = {"PCIDEVICE_X": "0000:ff:1f.7", "NVIDIA_VISIBLE_DEVICES": "GPU-none"}
     found = seen(bed.watch(), POD, container(POD), DeviceMentions(variables=variables))
     assert found.devices == ()
@@ -139,7 +141,7 @@ def test_what_a_variable_makes_up_is_no_hint_and_is_said(bed: Bed) -> None:
     )
 
 
-def test_a_gpu_that_came_later_is_read_after_it_was_missed(bed: Bed) -> None:
+def test_a_gpu_that_came_later_is_read_after_it_was_missed(bed: DeviceBed) -> None:
     now = [100.0]
     watch = bed.watch(clock=lambda: now[0])
     other, uuid = "0000:d8:00.0", "GPU-99999999-2222-3333-4444-555555555555"
@@ -154,7 +156,7 @@ def test_a_gpu_that_came_later_is_read_after_it_was_missed(bed: Bed) -> None:
         assert has(seen(watch, POD, container(POD), mentions)) == {"GPU": {other: {0}}}
 
 
-def test_sources_that_are_off_are_not_looked_at(bed: Bed) -> None:
+def test_sources_that_are_off_are_not_looked_at(bed: DeviceBed) -> None:
     off = Devices(
         nodes=False, variables=False, nvidia=False, cdi=False, network=False, pod_resources=False
     )
@@ -168,7 +170,7 @@ def test_sources_that_are_off_are_not_looked_at(bed: Bed) -> None:
     assert watch.known_container_devices(POD.id, "app", mentions) == KnownContainerDevices()
 
 
-def test_a_device_on_a_numa_node_without_cpus_is_no_hint(bed: Bed) -> None:
+def test_a_device_on_a_numa_node_without_cpus_is_no_hint(bed: DeviceBed) -> None:
     watch = bed.watch(places=lambda: NUMASet((0,)))
     found = seen(watch, POD, container(POD), DeviceMentions(variables={"PCIDEVICE_X": GPU_AT}))
     assert found.devices == ()
@@ -177,7 +179,7 @@ def test_a_device_on_a_numa_node_without_cpus_is_no_hint(bed: Bed) -> None:
     )
 
 
-def test_more_devices_than_are_looked_at_are_said(bed: Bed) -> None:
+def test_more_devices_than_are_looked_at_are_said(bed: DeviceBed) -> None:
     found = seen(bed.watch(), POD, container(POD), DeviceMentions(unread=3))
     assert found.device_notes == ("3 more devices than are looked at: no hint of them",)
 
@@ -200,7 +202,7 @@ def answer(*devices: tuple[str, str, str, tuple[int, ...]]) -> pb.GetPodResource
     return message
 
 
-def asked(bed: Bed, message: pb.GetPodResourcesResponse, **kwargs: Any) -> DeviceWatch:
+def asked(bed: DeviceBed, message: pb.GetPodResourcesResponse, **kwargs: Any) -> DeviceWatch:
     with pod_resources(bed.root, lambda request, context: message, lambda request, context: None):
         watch = bed.watch(ASKED, **kwargs)
         watch.on_run_pod(POD)
@@ -208,7 +210,7 @@ def asked(bed: Bed, message: pb.GetPodResourcesResponse, **kwargs: Any) -> Devic
     return watch
 
 
-def test_what_the_kubelet_gave_is_a_hint_for_the_container_that_has_it(bed: Bed) -> None:
+def test_what_the_kubelet_gave_is_a_hint_for_the_container_that_has_it(bed: DeviceBed) -> None:
     bed.tree.pci("0000:20:00.0", -1)
     watch = asked(
         bed,
@@ -236,19 +238,19 @@ def test_what_the_kubelet_gave_is_a_hint_for_the_container_that_has_it(bed: Bed)
     assert has(helper) == {"x.com/fpga": {"f2": {1}}}
 
 
-def test_where_the_kubelet_gave_nothing_nothing_is_said(bed: Bed) -> None:
+def test_where_the_kubelet_gave_nothing_nothing_is_said(bed: DeviceBed) -> None:
     watch = asked(bed, answer())
     assert (
         watch.known_container_devices(POD.id, "app", NO_DEVICE_MENTIONS) == KnownContainerDevices()
     )
 
 
-def test_our_own_resource_is_cpus_and_no_device(bed: Bed) -> None:
+def test_our_own_resource_is_cpus_and_no_device(bed: DeviceBed) -> None:
     watch = asked(bed, answer(("app", "x.com/cpu", "n1-0", (1,))), own_resource="x.com/cpu")
     assert seen(watch, POD, container(POD), NO_DEVICE_MENTIONS).devices == ()
 
 
-def test_a_kubelet_that_is_not_there_is_said_and_nothing_else(bed: Bed) -> None:
+def test_a_kubelet_that_is_not_there_is_said_and_nothing_else(bed: DeviceBed) -> None:
     watch = bed.watch(ASKED)
     watch.on_run_pod(POD)
     watch.wait_for_tasks()
@@ -258,7 +260,7 @@ def test_a_kubelet_that_is_not_there_is_said_and_nothing_else(bed: Bed) -> None:
     assert "the kubelet does not say what it gave: " in found.device_notes[0]
 
 
-def test_while_the_kubelet_hangs_containers_are_seen_without_it(bed: Bed) -> None:
+def test_while_the_kubelet_hangs_containers_are_seen_without_it(bed: DeviceBed) -> None:
     held = threading.Event()
 
     def hang(request: Any, context: Any) -> Any:
@@ -279,7 +281,7 @@ def test_while_the_kubelet_hangs_containers_are_seen_without_it(bed: Bed) -> Non
 # --- pods that come and go --------------------------------------------------------------------
 
 
-def test_a_pod_whose_namespace_is_gone_is_said(bed: Bed) -> None:
+def test_a_pod_whose_namespace_is_gone_is_said(bed: DeviceBed) -> None:
     watch = bed.watch(Devices(pod_resources=False))
     watch.on_run_pod(replace(POD, network_namespace=str(bed.root / "gone")))
     watch.wait_for_tasks()
@@ -287,7 +289,7 @@ def test_a_pod_whose_namespace_is_gone_is_said(bed: Bed) -> None:
     assert note.startswith("its network interfaces cannot be looked at: ")
 
 
-def test_what_is_known_of_a_pod_goes_with_it_and_stays_over_a_comparison(bed: Bed) -> None:
+def test_what_is_known_of_a_pod_goes_with_it_and_stays_over_a_comparison(bed: DeviceBed) -> None:
     watch = asked(bed, answer(("app", "x.com/fpga", "f1", (1,))))
     other = pod("other")
     watch.on_synchronize(PodTable.from_pods([POD, other]), [])
@@ -306,7 +308,7 @@ def test_what_is_known_of_a_pod_goes_with_it_and_stays_over_a_comparison(bed: Be
     )
 
 
-def test_after_the_end_nothing_is_asked_any_more(bed: Bed) -> None:
+def test_after_the_end_nothing_is_asked_any_more(bed: DeviceBed) -> None:
     watch = bed.watch(ASKED)
     watch.close()
     watch.on_run_pod(POD)
@@ -326,7 +328,9 @@ def test_after_the_end_nothing_is_asked_any_more(bed: Bed) -> None:
     ],
     ids=["variable", "device file"],
 )
-def test_where_containers_can_be_placed_may_change(bed: Bed, mentions: DeviceMentions) -> None:
+def test_where_containers_can_be_placed_may_change(
+    bed: DeviceBed, mentions: DeviceMentions
+) -> None:
     places = [NUMASet((0, 1))]
     watch = bed.watch(places=lambda: places[0])
     assert watch.known_container_devices(POD.id, "app", mentions).devices
@@ -334,7 +338,7 @@ def test_where_containers_can_be_placed_may_change(bed: Bed, mentions: DeviceMen
     assert not watch.known_container_devices(POD.id, "app", mentions).devices
 
 
-def test_what_is_out_of_date_is_noticed_with_the_next_sandbox(bed: Bed) -> None:
+def test_what_is_out_of_date_is_noticed_with_the_next_sandbox(bed: DeviceBed) -> None:
     watch = bed.watch()
     mentions = DeviceMentions(variables={"PCIDEVICE_X": GPU_AT})
     assert has(seen(watch, POD, container(POD), mentions)) == ON_GPU

@@ -52,7 +52,7 @@ class Book:
 
 
 @dataclass
-class Bed:
+class DRAPluginBed:
     """A plugin, its book and its sockets."""
 
     book: Book
@@ -80,16 +80,16 @@ class Bed:
 
 
 @pytest.fixture
-def bed(directory: Path) -> Iterator[Bed]:
+def bed(directory: Path) -> Iterator[DRAPluginBed]:
     book = Book()
     registry, endpoint = directory / "registry/d-reg.sock", directory / "plugins/d/dra.sock"
     made = KubeletPlugin(DRIVER, str(registry), str(endpoint), book, book.taken)
     made.start()
-    yield Bed(book, made, registry, endpoint)
+    yield DRAPluginBed(book, made, registry, endpoint)
     made.stop()
 
 
-def test_the_kubelet_finds_it(bed: Bed) -> None:
+def test_the_kubelet_finds_it(bed: DRAPluginBed) -> None:
     asked = registration.InfoRequest()
     info = bed.call(bed.registry, REGISTRATION + "GetInfo", asked, registration.PluginInfo)
     assert (info.type, info.name, info.endpoint) == ("DRAPlugin", DRIVER, str(bed.endpoint))
@@ -97,7 +97,9 @@ def test_the_kubelet_finds_it(bed: Bed) -> None:
 
 
 @pytest.mark.parametrize("service", HEALTH_SERVICES)
-def test_the_health_of_devices_is_said_at_once_and_when_it_changes(bed: Bed, service: str) -> None:
+def test_the_health_of_devices_is_said_at_once_and_when_it_changes(
+    bed: DRAPluginBed, service: str
+) -> None:
     with grpc.insecure_channel(f"unix:{bed.endpoint}") as channel:
         stream = channel.unary_stream(
             f"/{service}/NodeWatchResources",
@@ -119,7 +121,7 @@ def test_the_health_of_devices_is_said_at_once_and_when_it_changes(bed: Bed, ser
 
 
 @pytest.mark.parametrize("taken", [True, False])
-def test_it_is_told_what_the_kubelet_says(bed: Bed, taken: bool) -> None:
+def test_it_is_told_what_the_kubelet_says(bed: DRAPluginBed, taken: bool) -> None:
     bed.call(
         bed.registry,
         REGISTRATION + "NotifyRegistrationStatus",
@@ -129,7 +131,7 @@ def test_it_is_told_what_the_kubelet_says(bed: Bed, taken: bool) -> None:
     assert bed.book.registered == int(taken)
 
 
-def test_each_claim_has_an_entry(bed: Bed) -> None:
+def test_each_claim_has_an_entry(bed: DRAPluginBed) -> None:
     found = bed.claims("NodePrepareResources", ("good", "u1"), ("bad", "u2"), ("shared", "u3"))
     assert sorted(found) == ["u1", "u2", "u3"]
     (device,) = found["u1"].devices
@@ -140,7 +142,7 @@ def test_each_claim_has_an_entry(bed: Bed) -> None:
     assert (found["u2"].error, len(found["u2"].devices)) == ("it is bad", 0)
 
 
-def test_what_is_forgotten_has_an_entry_too(bed: Bed) -> None:
+def test_what_is_forgotten_has_an_entry_too(bed: DRAPluginBed) -> None:
     found = bed.claims("NodeUnprepareResources", ("a", "u1"), ("b", "stuck"))
     assert found["u1"].error == ""
     assert "claim shop/b: the disk is full" in found["stuck"].error
@@ -157,7 +159,9 @@ def test_sockets_of_a_killed_process_are_taken_over(directory: Path) -> None:
     plugin = KubeletPlugin(DRIVER, str(registry), str(endpoint), book, book.taken)
     plugin.start()
     try:
-        assert Bed(book, plugin, registry, endpoint).claims("NodePrepareResources", ("a", "u"))
+        assert DRAPluginBed(book, plugin, registry, endpoint).claims(
+            "NodePrepareResources", ("a", "u")
+        )
     finally:
         plugin.stop()
     assert not registry.exists()

@@ -204,6 +204,29 @@ async def test_what_is_no_watch_is_said(made: KubeAPI, server: FakeAPIServer, te
         await events(made)
 
 
+async def test_an_error_ends_a_watch_after_its_events(made: KubeAPI, server: FakeAPIServer) -> None:
+    gone = {"type": "ERROR", "object": {"kind": "Status", "code": 410, "message": "too old"}}
+    server.answer = lambda asked: Said(200, event_line(NAMES[0], 1).decode() + json.dumps(gone))
+    kinds: list[str] = []
+
+    async def follow() -> None:
+        async for kind, _ in made.watch_events(PODS, {}):
+            kinds.append(kind)
+
+    with pytest.raises(KubeError, match="too old") as error:
+        await follow()
+    assert (kinds, error.value.code) == ([WATCH_OPENED, "ADDED"], 410)
+
+
+async def test_a_long_list_is_read_page_by_page(made: KubeAPI, server: FakeAPIServer) -> None:
+    pages = [{"metadata": {"continue": "a=b&c"}, "items": [{"n": 1}]}, {"items": [{"n": 2}]}]
+    server.answer = lambda asked: Said(200, pages[len(server.asked) - 1])
+    assert await made.list_objects(PODS, "x!=") == [{"n": 1}, {"n": 2}]
+    queries = [parse_qs(asked.path.partition("?")[2]) for asked in server.asked]
+    first = {"fieldSelector": ["x!="], "limit": ["500"]}
+    assert queries == [first, {**first, "continue": ["a=b&c"]}]
+
+
 def test_an_answer_of_something_in_between_is_shown() -> None:
     found = error_from_response(502, b"<html>Bad Gateway\xff")
     assert found.code == 502

@@ -9,7 +9,7 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nri_numa.observe import logs
+from tests.beds.waiting_loop import WaitingLoop
 
 HOSTILE = 'a\x1b[2J\nb\r\t\x00\x9b31m‮\u2028<script>"quote" \\ \ud800'
 
@@ -33,28 +34,6 @@ def out() -> io.StringIO:
     stream = io.StringIO()
     logs.setup_logging(stream=stream)
     return stream
-
-
-class Loop:
-    """Keeps callbacks until told to run them."""
-
-    def __init__(self) -> None:
-        self.waiting: list[Callable[[], object]] = []
-
-    def call_soon(self, callback: Callable[[], object], /) -> object:
-        self.waiting.append(callback)
-        return None
-
-    def call_soon_threadsafe(self, callback: Callable[[], object], /) -> object:
-        return self.call_soon(callback)
-
-    def call_later(self, delay: float, callback: Callable[[], object], /) -> object:
-        return self.call_soon(callback)
-
-    def round(self) -> None:
-        waiting, self.waiting = self.waiting, []
-        for callback in waiting:
-            callback()
 
 
 def test_a_line_is_one_line_of_key_and_value(out: io.StringIO) -> None:
@@ -159,7 +138,7 @@ def test_json_keeps_numbers_and_has_no_nan() -> None:
 
 def test_with_a_loop_the_text_is_made_in_its_next_round(out: io.StringIO) -> None:
     """So that the reply leaves first; the time and the op are those of the event."""
-    loop = Loop()
+    loop = WaitingLoop()
     logs.defer_formatting(loop)
     log = logs.get_logger("agent")
     with logs.operation() as op:

@@ -14,7 +14,7 @@ import pytest
 from nri_numa.observe import logs
 from nri_numa.observe.logs import Outlet
 from nri_numa.observe.metrics import Metrics
-from tests.unit.observe.test_logs import Loop
+from tests.beds.waiting_loop import WaitingLoop
 
 LINE = "x" * 99 + "\n"
 _F_SETPIPE_SZ = 1031  # fcntl(2); named in the standard library from 3.10 on Linux only
@@ -156,7 +156,7 @@ def test_what_was_dropped_is_counted_and_said_when_the_reader_is_back(
     monkeypatch.setattr(logs, "MAX_QUEUED_BYTES", 10_000)
     logs.setup_logging(stream=pipe.stream)
     before = logs.count_dropped_lines()
-    loop = Loop()
+    loop = WaitingLoop()
     logs.defer_formatting(loop)
     try:
         log = logs.get_logger("agent")

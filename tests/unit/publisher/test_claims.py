@@ -11,7 +11,7 @@ from nri_numa.dra.handover import ClaimFileRequester, ClaimFileResponder
 from nri_numa.kube.requests import Resource
 from nri_numa.publisher.claims import ClaimRequestAnswerer
 from tests.beds.cluster_objects import ClusterObjects
-from tests.unit.dra.test_claims import UID, claim
+from tests.beds.resource_claims import UID, claim
 
 
 async def answers(handover: Path, question: str, told: list[str]) -> dict[str, object]:

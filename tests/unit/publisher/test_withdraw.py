@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from nri_numa.kube.requests import Resource
+from tests.beds.cli import invoke
 from tests.beds.cluster_objects import ClusterObjects
-from tests.unit.cli.conftest import invoke
 
 OURS, THEIRS = "numa.example.com/exclusive-cpu", "example.com/gpu"
 IDS = "numa.kubernetes.io/numa-ids"

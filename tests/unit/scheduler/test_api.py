@@ -17,8 +17,8 @@ from nri_numa.scheduler.extender import WATCHED_KINDS, SchedulerMetrics
 from nri_numa.scheduler.watcher import TOPOLOGIES_PATH, PodActivator
 from tests.beds.cluster_objects import ClusterObjects, ServedRequest
 from tests.beds.extender_bed import ExtenderBed, working
+from tests.beds.objects import PREFIX, container, pod, single, topology
 from tests.beds.stepped_loop import step, until
-from tests.unit.scheduler.objects import PREFIX, container, pod, single, topology
 
 
 @pytest.fixture
@@ -138,6 +138,11 @@ async def test_a_pod_whose_binding_is_in_doubt_comes_back_to_its_node(bed: Exten
         assert (await bed.filter(single(3), "n1", "n2"))["NodeNames"] == ["n1"]
     bed.publish(topology(1, 1))
     assert (await bed.filter(single(3), "n1", "n2"))["NodeNames"] == ["n2"]
+    bed.publish(topology(4, 4))
+    assert "504" in await bed.bind()
+    bed.cluster.remove(Resource.PODS, "p", "default")
+    assert "504" in await bed.bind()
+    assert not bed.nodes.assumed_pods, "it cannot be written any more"
 
 
 @pytest.mark.parametrize(("code", "held"), [(409, "n1"), (403, "n1"), (404, "")])

@@ -13,7 +13,7 @@ from nri_numa.config import AgentConfig
 from nri_numa.model.workload import Strategy
 from nri_numa.scheduler.candidates import VerdictCache, run_to_end
 from nri_numa.scheduler.fit import compute_score_key
-from tests.unit.scheduler.objects import PREFIX, container, pod, single, table
+from tests.beds.objects import PREFIX, container, pod, single, table
 
 READER = PodReader(AgentConfig())
 

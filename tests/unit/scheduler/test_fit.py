@@ -19,7 +19,7 @@ from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.machine import Unit
 from nri_numa.model.workload import Policy, Strategy
 from nri_numa.scheduler.fit import MAX_NODE_WORK, Fit, Unfit, WorkBudget, evaluate_fit
-from tests.unit.scheduler.objects import GIB, PREFIX, container, pod, single, table, topology
+from tests.beds.objects import GIB, PREFIX, container, pod, single, table, topology
 
 SPREAD, PACK = Strategy.SPREAD, Strategy.PACK
 

@@ -14,8 +14,8 @@ from nri_numa.cluster.pod_reader import PodReader
 from nri_numa.config import AgentConfig
 from nri_numa.kube.requests import Resource
 from nri_numa.model.cpuset import NUMASet
+from tests.beds.objects import PREFIX, Watched, container, pod, single, table, topology
 from tests.beds.stepped_loop import step
-from tests.unit.scheduler.objects import PREFIX, Watched, container, pod, single, table, topology
 
 READER = PodReader(AgentConfig())
 

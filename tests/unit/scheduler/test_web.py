@@ -22,7 +22,7 @@ from nri_numa.scheduler.extender import MAX_QUESTION_BYTES, Extender
 from nri_numa.scheduler.fit import evaluate_fit
 from tests.beds.certificates import make_certificate
 from tests.beds.extender_bed import ExtenderBed
-from tests.unit.scheduler.objects import container, pod, single, topology
+from tests.beds.objects import container, pod, single, topology
 
 GPU = "nvidia.com/gpu"
 Ask = Callable[..., Coroutine[Any, Any, tuple[int, Any]]]

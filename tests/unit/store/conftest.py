@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,13 +12,9 @@ import pytest
 from nri_numa.engine.state import Allocation
 from nri_numa.observe.notices import NoticeLog, Rejection
 from nri_numa.observe.traces import PackedTrace
-from nri_numa.store.checkpoint import CheckpointStore
 from nri_numa.store.history_file import HistoryFile
-from tests.unit.observe.test_notices import Clock
-
-IDENTITY = {"version": "1", "boot": "b", "machine": "/"}
-Stores = list[CheckpointStore | HistoryFile]
-Opened = Callable[..., tuple[NoticeLog, HistoryFile, str]]
+from tests.beds.notices import SetClock
+from tests.beds.stores import IDENTITY, Opened, Stores
 
 
 @pytest.fixture
@@ -40,7 +36,7 @@ class NoticesOnly:
     rejections: tuple[Rejection, ...] = ()
 
     def __init__(self, limit: int) -> None:
-        self.notices = NoticeLog(Clock(), limit)
+        self.notices = NoticeLog(SetClock(), limit)
 
     def packed_traces(self) -> dict[str, tuple[PackedTrace, Allocation]]:
         return {}

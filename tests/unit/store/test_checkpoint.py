@@ -10,55 +10,21 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 from zlib import crc32
 
 import pytest
 
 from nri_numa.errors import CheckpointCorrupt, CheckpointError, CheckpointTooNew, StateDirectoryBusy
 from nri_numa.store import checkpoint, files
-from nri_numa.store.checkpoint import CheckpointStore, JournalContents, read_checkpoint
-from tests.unit.store.conftest import Stores
+from nri_numa.store.checkpoint import CheckpointStore, read_checkpoint
+from tests.beds.stores import IDENTITY, BrokenOS, StateDirectoryBed, Stores
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "checkpoints"
-IDENTITY = {"version": "0.1.0", "machine": "two sockets", "boot": "b1"}
 
 
 def healthy(store: CheckpointStore) -> bool:
     """Ask anew: mypy takes a property for something that does not change."""
     return store.is_healthy
-
-
-class Node:
-    """A state directory and the agents that use it one after the other."""
-
-    def __init__(self, directory: Path, stores: Stores) -> None:
-        self.directory = directory
-        self.file = directory / "checkpoint"
-        self._stores = stores
-
-    def store(self, **identity: str) -> CheckpointStore:
-        store = CheckpointStore(
-            str(self.directory), identity={**IDENTITY, **identity}, clock=lambda: 1_700_000_000.0
-        )
-        self._stores.append(store)
-        return store
-
-    def start(self, **identity: str) -> tuple[CheckpointStore, JournalContents]:
-        """Let the former agent go, as the kernel does when it dies, and start a new one."""
-        for store in self._stores:
-            store.close()
-        store = self.store(**identity)
-        return store, store.load()
-
-    def recorded(self) -> CheckpointStore:
-        """A store with one record."""
-        store, _ = self.start()
-        store.append_documents({"a": {"n": 1}})
-        return store
-
-    def kept(self) -> dict[str, bytes]:
-        return {p.name: p.read_bytes() for p in self.directory.glob("checkpoint.corrupt-*")}
 
 
 @pytest.fixture(autouse=True)
@@ -70,14 +36,14 @@ def as_the_product_writes() -> Iterator[None]:
 
 
 @pytest.fixture(name="node")
-def _node(tmp_path: Path, stores: Stores) -> Node:
-    return Node(tmp_path / "state", stores)
+def _node(tmp_path: Path, stores: Stores) -> StateDirectoryBed:
+    return StateDirectoryBed(tmp_path / "state", stores)
 
 
 # --- the ordinary -----------------------------------------------------------------------------
 
 
-def test_what_was_recorded_is_there_after_a_restart(node: Node) -> None:
+def test_what_was_recorded_is_there_after_a_restart(node: StateDirectoryBed) -> None:
     store, loaded = node.start()
     assert (loaded.entries, loaded.problems) == ({}, [])
     store.append_documents({"a": {"cpus": "0-1", "näme": "→"}, "b": {"cpus": ""}})
@@ -90,7 +56,7 @@ def test_what_was_recorded_is_there_after_a_restart(node: Node) -> None:
     assert node.kept() == {}
 
 
-def test_the_caller_may_change_its_document_afterwards(node: Node) -> None:
+def test_the_caller_may_change_its_document_afterwards(node: StateDirectoryBed) -> None:
     store, _ = node.start()
     document = {"cpus": "0"}
     store.append_documents({"a": document})
@@ -99,7 +65,7 @@ def test_the_caller_may_change_its_document_afterwards(node: Node) -> None:
     assert node.start()[1].entries == {"a": {"cpus": "0"}}
 
 
-def test_recording_nothing_writes_nothing(node: Node) -> None:
+def test_recording_nothing_writes_nothing(node: StateDirectoryBed) -> None:
     store, _ = node.start()
     before = node.file.read_bytes()
     store.append_documents({})
@@ -108,7 +74,7 @@ def test_recording_nothing_writes_nothing(node: Node) -> None:
     assert node.start()[1].entries == {}
 
 
-def test_one_request_is_one_line_and_one_write(node: Node) -> None:
+def test_one_request_is_one_line_and_one_write(node: StateDirectoryBed) -> None:
     store, _ = node.start()
     before = node.file.read_bytes()
     store.append_documents({"a": {"n": 1}, "b": None})
@@ -117,7 +83,7 @@ def test_one_request_is_one_line_and_one_write(node: Node) -> None:
     assert added.endswith(b'{"set":{"a":{"n":1}},"del":["b"]}\n')
 
 
-def test_a_new_version_takes_over_the_old_ones_checkpoint(node: Node) -> None:
+def test_a_new_version_takes_over_the_old_ones_checkpoint(node: StateDirectoryBed) -> None:
     node.recorded()
     _, loaded = node.start(version="0.2.0")
     assert loaded.entries == {"a": {"n": 1}}
@@ -126,7 +92,7 @@ def test_a_new_version_takes_over_the_old_ones_checkpoint(node: Node) -> None:
     assert read_checkpoint(str(node.file)).head["version"] == "0.2.0"
 
 
-def test_the_files_are_for_the_agents_user_only(node: Node) -> None:
+def test_the_files_are_for_the_agents_user_only(node: StateDirectoryBed) -> None:
     store, _ = node.start()
     store.append_documents({"a": {}})
     assert node.directory.stat().st_mode & 0o777 == 0o700
@@ -136,7 +102,7 @@ def test_the_files_are_for_the_agents_user_only(node: Node) -> None:
 # --- compaction -------------------------------------------------------------------------------
 
 
-def test_the_journal_shrinks_when_it_has_outgrown_what_it_says(node: Node) -> None:
+def test_the_journal_shrinks_when_it_has_outgrown_what_it_says(node: StateDirectoryBed) -> None:
     store, _ = node.start()
     assert not store.compact_if_needed()
     for number in range(2000):
@@ -150,7 +116,7 @@ def test_the_journal_shrinks_when_it_has_outgrown_what_it_says(node: Node) -> No
     assert loaded.entries == {"a": {"n": 1999, "filler": "x" * 50}, "b": {"n": 1}}
 
 
-def test_a_journal_grows_to_four_times_what_it_says(node: Node) -> None:
+def test_a_journal_grows_to_four_times_what_it_says(node: StateDirectoryBed) -> None:
     filler = {"filler": "x" * 30_000}
     node.start()[0].append_documents({"a": filler})
     store, _ = node.start()
@@ -162,7 +128,9 @@ def test_a_journal_grows_to_four_times_what_it_says(node: Node) -> None:
 
 
 @pytest.mark.parametrize("replaced", [False, True])
-def test_a_file_that_was_taken_away_is_written_again(node: Node, replaced: bool) -> None:
+def test_a_file_that_was_taken_away_is_written_again(
+    node: StateDirectoryBed, replaced: bool
+) -> None:
     store = node.recorded()
     node.file.unlink()
     if replaced:
@@ -174,7 +142,9 @@ def test_a_file_that_was_taken_away_is_written_again(node: Node, replaced: bool)
     assert read_checkpoint(str(node.file)).entries.keys() >= {"a"}
 
 
-def test_a_directory_that_was_taken_away_is_made_anew_with_its_lock(node: Node) -> None:
+def test_a_directory_that_was_taken_away_is_made_anew_with_its_lock(
+    node: StateDirectoryBed,
+) -> None:
     """A lock on a file without a name would keep no other agent out."""
     store = node.recorded()
     node.file.unlink()
@@ -190,7 +160,7 @@ def test_a_directory_that_was_taken_away_is_made_anew_with_its_lock(node: Node) 
 # --- what is wrong with a file ----------------------------------------------------------------
 
 
-def journal(node: Node) -> bytes:
+def journal(node: StateDirectoryBed) -> bytes:
     store = node.recorded()
     store.append_documents({"b": {"n": 2}})
     store.append_documents({"c": {"n": 3}, "a": None})
@@ -206,7 +176,7 @@ def journal(node: Node) -> bytes:
     ],
 )
 def test_damage_in_the_middle_costs_one_line_and_is_kept_aside(
-    node: Node, spoil: Callable[[bytes], bytes], said: str
+    node: StateDirectoryBed, spoil: Callable[[bytes], bytes], said: str
 ) -> None:
     spoilt = spoil(journal(node))
     node.file.write_bytes(spoilt)
@@ -241,7 +211,9 @@ HEAD = framed(1, json.dumps({"head": IDENTITY, "at": 1.0}).encode())
         (b'{"set":{"x":7}}', "the entry of container x is left out"),
     ],
 )
-def test_intact_lines_that_say_nonsense_are_left_out(node: Node, payload: bytes, said: str) -> None:
+def test_intact_lines_that_say_nonsense_are_left_out(
+    node: StateDirectoryBed, payload: bytes, said: str
+) -> None:
     node.directory.mkdir()
     node.file.write_bytes(HEAD + framed(2, payload) + framed(3, b'{"set":{"a":{"n":1}}}'))
     store, loaded = node.start()
@@ -266,7 +238,7 @@ def test_intact_lines_that_say_nonsense_are_left_out(node: Node, payload: bytes,
     ],
 )
 def test_what_is_no_checkpoint_of_ours_is_said_and_kept_aside(
-    node: Node, data: bytes, said: str, kind: type[CheckpointError]
+    node: StateDirectoryBed, data: bytes, said: str, kind: type[CheckpointError]
 ) -> None:
     node.directory.mkdir()
     node.file.write_bytes(data)
@@ -291,7 +263,7 @@ def test_what_is_no_checkpoint_of_ours_is_said_and_kept_aside(
     ],
 )
 def test_a_checkpoint_of_another_machine_or_boot_is_not_used(
-    node: Node, before: dict[str, str], now: dict[str, str], said: str
+    node: StateDirectoryBed, before: dict[str, str], now: dict[str, str], said: str
 ) -> None:
     store, _ = node.start(**before)
     store.append_documents({"a": {"n": 1}})
@@ -304,7 +276,7 @@ def test_a_checkpoint_of_another_machine_or_boot_is_not_used(
     assert node.kept() == ({} if list(now) == ["boot"] else {"checkpoint.corrupt-1": data})
 
 
-def test_kept_files_are_never_overwritten(node: Node) -> None:
+def test_kept_files_are_never_overwritten(node: StateDirectoryBed) -> None:
     node.directory.mkdir()
     (node.directory / "checkpoint.corrupt-9").write_text("old")
     (node.directory / "checkpoint.corrupt-x").write_text("not ours")
@@ -320,7 +292,7 @@ def test_kept_files_are_never_overwritten(node: Node) -> None:
     }
 
 
-def test_sixty_four_mebibytes_are_read_and_not_a_byte_more(node: Node) -> None:
+def test_sixty_four_mebibytes_are_read_and_not_a_byte_more(node: StateDirectoryBed) -> None:
     """10,000 containers are 10 MB, and a journal grows to four times that."""
     node.directory.mkdir()
     with pytest.raises(CheckpointError, match="cannot read: No such file"):
@@ -336,7 +308,7 @@ def test_sixty_four_mebibytes_are_read_and_not_a_byte_more(node: Node) -> None:
     assert "is larger than 67108864 bytes" in node.start()[1].problems[0]
 
 
-def test_reading_beside_a_running_agent_changes_nothing(node: Node) -> None:
+def test_reading_beside_a_running_agent_changes_nothing(node: StateDirectoryBed) -> None:
     node.recorded()
     with node.file.open("ab") as file:
         file.write(b"1 4 unfini")
@@ -353,7 +325,7 @@ def test_reading_beside_a_running_agent_changes_nothing(node: Node) -> None:
 
 @pytest.mark.parametrize("pod", ["", "numa/nri-numa-x7k2p"])
 def test_two_agents_at_once_are_refused_by_the_name_of_the_first(
-    node: Node, monkeypatch: pytest.MonkeyPatch, pod: str
+    node: StateDirectoryBed, monkeypatch: pytest.MonkeyPatch, pod: str
 ) -> None:
     for name, value in zip(("POD_NAMESPACE", "POD_NAME"), pod.split("/"), strict=False):
         monkeypatch.setenv(name, value)
@@ -367,7 +339,7 @@ def test_two_agents_at_once_are_refused_by_the_name_of_the_first(
     assert second.load().problems == []
 
 
-def test_a_lock_without_a_number_still_locks(node: Node) -> None:
+def test_a_lock_without_a_number_still_locks(node: StateDirectoryBed) -> None:
     node.start()
     (node.directory / "lock").write_text("")
     with pytest.raises(StateDirectoryBusy, match="another process uses"):
@@ -378,7 +350,7 @@ def test_a_path_below_a_file_is_said_and_the_store_runs_on_in_memory(
     tmp_path: Path, stores: Stores
 ) -> None:
     (tmp_path / "file").write_text("")
-    node = Node(tmp_path / "file" / "state", stores)
+    node = StateDirectoryBed(tmp_path / "file" / "state", stores)
     store, loaded = node.start()
     assert "no directory, choose another directory with --state-dir" in loaded.problems[0]
     assert "in memory only" in loaded.problems[0]
@@ -392,27 +364,6 @@ def test_a_path_below_a_file_is_said_and_the_store_runs_on_in_memory(
     assert healthy(store)
     assert store.error is None
     assert read_checkpoint(str(node.file)).entries == {"a": {"n": 1}, "b": {"n": 2}}
-
-
-class BrokenOS:
-    """The ``os`` module with system calls that fail as told; everything else is real."""
-
-    def __init__(self) -> None:
-        self.failing: dict[str, int] = {}
-        self.write_at_most: int | None = None
-
-    def __getattr__(self, name: str) -> Any:
-        real = getattr(os, name)
-        if name in self.failing:
-
-            def fail(*_: object, **__: object) -> None:
-                number = self.failing[name]
-                raise OSError(number, os.strerror(number))
-
-            return fail
-        if name == "write" and self.write_at_most is not None:
-            return lambda fd, data: real(fd, data[: self.write_at_most])
-        return real
 
 
 @pytest.fixture(name="broken")
@@ -433,7 +384,7 @@ def _broken(monkeypatch: pytest.MonkeyPatch) -> BrokenOS:
     ],
 )
 def test_a_failing_write_is_told_with_its_remedy_and_made_up_for(
-    node: Node, broken: BrokenOS, number: int, remedy: str
+    node: StateDirectoryBed, broken: BrokenOS, number: int, remedy: str
 ) -> None:
     store, _ = node.start()
     store.append_documents({"a": {"n": 1}, "b": {"n": 1}})
@@ -456,7 +407,7 @@ def test_a_failing_write_is_told_with_its_remedy_and_made_up_for(
 
 @pytest.mark.parametrize("failing", [{}, {"ftruncate": errno.EIO}])
 def test_half_a_line_written_on_a_full_disk_is_taken_back(
-    node: Node, broken: BrokenOS, failing: dict[str, int]
+    node: StateDirectoryBed, broken: BrokenOS, failing: dict[str, int]
 ) -> None:
     store = node.recorded()
     broken.write_at_most, broken.failing = 10, failing
@@ -471,7 +422,7 @@ def test_half_a_line_written_on_a_full_disk_is_taken_back(
 
 
 def test_a_slow_device_that_takes_a_few_bytes_at_a_time_gets_a_whole_snapshot(
-    node: Node, broken: BrokenOS
+    node: StateDirectoryBed, broken: BrokenOS
 ) -> None:
     broken.write_at_most = 7
     store, _ = node.start()
@@ -480,7 +431,7 @@ def test_a_slow_device_that_takes_a_few_bytes_at_a_time_gets_a_whole_snapshot(
 
 
 def test_a_directory_that_may_be_read_but_not_written_still_tells_what_was_meant(
-    node: Node, broken: BrokenOS
+    node: StateDirectoryBed, broken: BrokenOS
 ) -> None:
     journal(node)
     # The lock cannot be opened for writing; the journal can be read.
@@ -500,7 +451,7 @@ def test_a_directory_that_may_be_read_but_not_written_still_tells_what_was_meant
 
 @pytest.mark.parametrize("call", ["rename", "link"])
 def test_a_file_system_that_lacks_a_call_leaves_the_old_or_the_new_file(
-    node: Node, broken: BrokenOS, call: str
+    node: StateDirectoryBed, broken: BrokenOS, call: str
 ) -> None:
     data = journal(node)
     node.file.write_bytes(data.replace(b'"n":2', b'"n":7'))
@@ -511,7 +462,7 @@ def test_a_file_system_that_lacks_a_call_leaves_the_old_or_the_new_file(
     assert node.start()[1].entries == {"c": {"n": 3}}
 
 
-def test_failing_to_name_the_owner_is_no_failure(node: Node, broken: BrokenOS) -> None:
+def test_failing_to_name_the_owner_is_no_failure(node: StateDirectoryBed, broken: BrokenOS) -> None:
     broken.failing = {"pwrite": errno.ENOSPC}
     store, loaded = node.start()
     assert loaded.problems == []
@@ -566,7 +517,7 @@ print("good")
 
 
 def test_an_agent_that_was_started_without_an_input_keeps_its_state_all_the_same(
-    node: Node,
+    node: StateDirectoryBed,
 ) -> None:
     """`nri-numa run <&-`: the kernel gives the number 0 to a file of ours."""
     command = [sys.executable, "-c", WITHOUT_INPUT, str(node.directory)]
@@ -576,7 +527,7 @@ def test_an_agent_that_was_started_without_an_input_keeps_its_state_all_the_same
     assert done.stdout == "good\n", done.stderr
 
 
-def test_a_descriptor_that_went_bad_is_replaced(node: Node, broken: BrokenOS) -> None:
+def test_a_descriptor_that_went_bad_is_replaced(node: StateDirectoryBed, broken: BrokenOS) -> None:
     store, _ = node.start()
     broken.failing = {"lstat": errno.EIO}
     assert store.compact_if_needed()
@@ -589,7 +540,7 @@ def test_a_descriptor_that_went_bad_is_replaced(node: Node, broken: BrokenOS) ->
 
 
 @pytest.mark.parametrize("path", sorted(GOLDEN.glob("v*/*.checkpoint")), ids=lambda p: p.stem)
-def test_the_checkpoints_of_every_version_load(node: Node, path: Path) -> None:
+def test_the_checkpoints_of_every_version_load(node: StateDirectoryBed, path: Path) -> None:
     expected = json.loads(path.with_suffix(".json").read_text())
     node.directory.mkdir()
     node.file.write_bytes(path.read_bytes())

@@ -20,8 +20,7 @@ from nri_numa.store.files import (
     load_or_create_signing_key,
     read_key,
 )
-from tests.unit.store.conftest import Stores
-from tests.unit.store.test_checkpoint import Node
+from tests.beds.stores import StateDirectoryBed, Stores
 
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="giving files to other users needs root")
 
@@ -38,7 +37,7 @@ Start = Callable[[], tuple[CheckpointStore, JournalContents]]
 
 @pytest.fixture
 def start(state: Path, stores: Stores) -> Start:
-    return Node(state, stores).start
+    return StateDirectoryBed(state, stores).start
 
 
 SORTS: dict[str, tuple[Callable[[Path], object], str]] = {

@@ -29,11 +29,10 @@ from nri_numa.model.workload import Device, DeviceRequest
 from nri_numa.store import history_file as module
 from nri_numa.store.history_file import MAX_HISTORY_BYTES, HistoryFile, encode_lines
 from nri_numa.store.journal import JournalLine, allocation_document, encode, frame_line
+from tests.beds.notices import add_rejection
+from tests.beds.stores import IDENTITY, BrokenOS, Opened, Stores
 from tests.beds.world import StillClock, agent_of, container, pod, resources
 from tests.machines import named as machines
-from tests.unit.observe.test_notices import add
-from tests.unit.store.conftest import IDENTITY, Opened, Stores
-from tests.unit.store.test_checkpoint import BrokenOS
 
 MACHINE = NodeModel(topology=machines.snc_smt(), settings=Settings())
 ALIGNED = {"policy": "single-numa-node"}
@@ -186,7 +185,7 @@ def test_a_file_with_a_field_more_or_less_is_read(
     """After an upgrade and after a rollback: what both versions know is explained."""
     before = busy()
     file, _ = open_for(tmp_path, before)
-    add(before.history.notices, 1)
+    add_rejection(before.history.notices, 1)
     file.close()
 
     def change(key: str, document: dict[str, Any]) -> None:
@@ -271,21 +270,21 @@ def test_a_decision_that_was_changed_since_is_not_explained_by_the_old_one(
 def test_a_killed_agent_goes_on_with_the_same_sequence(tmp_path: Path, opened: Opened) -> None:
     """Nothing is closed: every line is in the file already."""
     notices, _, _ = opened(tmp_path)
-    first = add(notices, 1)
-    add(notices, 2)
+    first = add_rejection(notices, 1)
+    add_rejection(notices, 2)
     again, _, problem = opened(tmp_path, {**IDENTITY, "version": "2"})
     assert problem == ""
     assert (again.instance, again.number) == (notices.instance, 2)
     assert again.notices_after() == notices.notices_after()
-    assert add(again, 1).id == first.id
-    assert add(again, 3).id not in {one.id for one in notices.notices_after()}
+    assert add_rejection(again, 1).id == first.id
+    assert add_rejection(again, 3).id not in {one.id for one in notices.notices_after()}
 
 
 def test_numbers_go_on_when_nothing_is_kept(tmp_path: Path, opened: Opened) -> None:
     """A reader that asked for what comes after 5 must not miss a new 1."""
     notices, file, _ = opened(tmp_path, limit=1)
     for n in range(5):
-        add(notices, n)
+        add_rejection(notices, n)
     file.close()
     again, _, _ = opened(tmp_path, limit=1)
     assert again.number == 5
@@ -301,12 +300,12 @@ def test_what_is_noted_while_the_file_is_written_anew_is_in_the_new_one(
 
     def slow_encode(*arguments: Any) -> list[bytes]:
         lines = real(*arguments)
-        add(notices, 2)
+        add_rejection(notices, 2)
         assert b"pod-2" in path.read_bytes()
         return lines
 
     async def save() -> None:
-        add(notices, 1)
+        add_rejection(notices, 1)
         monkeypatch.setattr(module, "encode_lines", slow_encode)
         file.save_soon()
         file.save_soon()  # one at a time
@@ -357,14 +356,14 @@ def test_of_a_spoilt_file_what_is_intact_counts(
     said: str,
 ) -> None:
     notices, _, _ = opened(tmp_path)
-    add(notices, 1)
-    add(notices, 2)
+    add_rejection(notices, 1)
+    add_rejection(notices, 2)
     path.write_bytes(spoilt(path.read_bytes()))
     found, _, problem = opened(tmp_path)
     assert said in problem if said else not problem
     assert len(found.notices_after()) == (kept or 0)
     assert (found.instance == notices.instance) is (kept is not None)
-    add(found, 3)
+    add_rejection(found, 3)
     again, _, problem = opened(tmp_path)
     assert (again.instance, again.notices_after(), problem) == (
         found.instance,
@@ -398,7 +397,7 @@ def test_a_directory_that_is_not_ours_alone_is_not_written(tmp_path: Path, opene
     notices, file, problem = opened(tmp_path, writable=False)
     assert problem == ""
     assert len(notices.instance) == 8
-    add(notices)
+    add_rejection(notices)
     asyncio.run(file.save_last_changes())
     assert list(tmp_path.iterdir()) == []
 
@@ -438,7 +437,7 @@ def test_the_file_stays_small(
     notices, _, _ = opened(tmp_path, limit=4)
     files = set()
     for n in range(1000):
-        add(notices, n % 4)
+        add_rejection(notices, n % 4)
         files.add(path.stat().st_ino)
         assert path.stat().st_size < 24_000
     again, _, _ = opened(tmp_path, limit=4)
@@ -473,8 +472,8 @@ def test_a_full_disk_is_said_once_and_nothing_is_lost(
     monkeypatch.setattr("nri_numa.store.files.os", broken)
     for n, (failing, most) in enumerate((({"write": errno.ENOSPC}, None), ({}, 9))):
         broken.failing, broken.write_at_most = dict(failing), most
-        add(notices, 2 * n)
-        add(notices, 2 * n + 1)
+        add_rejection(notices, 2 * n)
+        add_rejection(notices, 2 * n + 1)
         if failing:
             asyncio.run(file.save_last_changes())
         assert [one.getMessage() for one in caplog.records] == ["history not saved"]

@@ -11,6 +11,7 @@ from jsonschema import Draft202012Validator
 
 from nri_numa import web
 from tests.beds.http_view import FakeView, Reply, exchange, get, in_loop, serving
+from tests.beds.schemas import closed_schema
 from tools import openapi
 
 FILE = Path(web.__file__).with_name("openapi.yaml")
@@ -19,16 +20,6 @@ FILE = Path(web.__file__).with_name("openapi.yaml")
 def test_the_file_is_what_the_documents_make() -> None:
     """Run ``python -m tools.openapi nri_numa/web/openapi.yaml`` when this fails."""
     assert FILE.read_text() == openapi.text()
-
-
-def closed(schema: Any) -> Any:
-    """The same schema that also refuses fields it does not name, as the API server prunes them."""
-    if isinstance(schema, dict):
-        made = {key: closed(value) for key, value in schema.items()}
-        if isinstance(schema.get("properties"), dict):
-            made.setdefault("additionalProperties", False)
-        return made
-    return [closed(item) for item in schema] if isinstance(schema, list) else schema
 
 
 def _check(description: dict[str, Any], path: str, reply: Reply) -> None:
@@ -41,7 +32,7 @@ def _check(description: dict[str, Any], path: str, reply: Reply) -> None:
     assert reply.headers["content-type"].partition(";")[0] == media
     if media == "application/json":
         schema = {
-            "components": closed(description["components"]),
+            "components": closed_schema(description["components"]),
             "$ref": content["schema"]["$ref"],
         }
         errors = [e.message for e in Draft202012Validator(schema).iter_errors(reply.json)]

@@ -33,7 +33,7 @@ FOUR = build_synthetic_topology(
 SINGLE = {"policy": "single-numa-node"}
 
 
-class Node(World):
+class ExplainingWorld(World):
     """Tells of what it decides."""
 
     def __init__(self, topology: Topology = FOUR, **settings: Any) -> None:
@@ -66,14 +66,18 @@ def told(document: explanation.ExplanationDocument) -> str:
 
 
 def test_in_brief_it_is_what_happened_what_was_asked_for_and_why() -> None:
-    assert explain_text.render_text(Node().explain(SINGLE, resources(4, 8)), brief=True) == (
+    assert explain_text.render_text(
+        ExplainingWorld().explain(SINGLE, resources(4, 8)), brief=True
+    ) == (
         "default/web, container app\n"
         "  It runs on exclusive CPUs 0-3, with memory of NUMA node 0.\n"
         "  It asked for 4 exclusive CPUs and 8 GiB on one NUMA node (annotation\n"
         "  numa.kubernetes.io/policy: single-numa-node).\n"
         "  NUMA node 0 won: it suits every resource."
     )
-    refused = explain_text.render_text(Node().explain(SINGLE, resources(9, 8)), brief=True)
+    refused = explain_text.render_text(
+        ExplainingWorld().explain(SINGLE, resources(9, 8)), brief=True
+    )
     assert refused.startswith(
         "default/web, container app\n  Refused (TopologyAffinityError): cpu: 9"
     )
@@ -81,7 +85,7 @@ def test_in_brief_it_is_what_happened_what_was_asked_for_and_why() -> None:
 
 
 def test_defaults_that_do_not_matter_are_not_told() -> None:
-    node = Node(defaults={"smt": "spread", "on-failure": "reject"})
+    node = ExplainingWorld(defaults={"smt": "spread", "on-failure": "reject"})
     assert "smt" not in told(node.explain({"numacpu": "1"}, name="a"))
     assert "on-failure" not in told(node.explain(None, name="b"))
     shared = told(node.explain({"policy": "best-effort"}, resources(0.5), name="c"))
@@ -90,14 +94,18 @@ def test_defaults_that_do_not_matter_are_not_told() -> None:
 
 
 def test_who_asks_for_exclusive_cpus_without_a_number_asked_for_something() -> None:
-    text = told(Node().explain({"cpus": "exclusive"}))
+    text = told(ExplainingWorld().explain({"cpus": "exclusive"}))
     assert "cpus: exclusive (annotation" in text
     assert "It asked for nothing" not in text
-    assert "It asked for nothing about CPUs or memory." in told(Node().explain({"bind": "none"}))
+    assert "It asked for nothing about CPUs or memory." in told(
+        ExplainingWorld().explain({"bind": "none"})
+    )
 
 
 def test_every_value_is_told_with_what_it_means() -> None:
-    text = told(Node().explain({**SINGLE, "devices": "ignore", "movable": "true"}, resources(2)))
+    text = told(
+        ExplainingWorld().explain({**SINGLE, "devices": "ignore", "movable": "true"}, resources(2))
+    )
     assert "devices: ignore (annotation numa.kubernetes.io/devices): its devices do not" in text
     assert "movable: true (annotation numa.kubernetes.io/movable): it may be elsewhere" in text
 
@@ -113,7 +121,7 @@ def test_what_is_said_of_a_container_is_what_its_document_has(
     policy: str, sizes: list[tuple[float, int]], total: tuple[float, int] | None
 ) -> None:
     """Limits are those of the runtime, whatever counts of them beside the rest of its pod."""
-    node = Node()
+    node = ExplainingWorld()
     of = pod("web", {"policy": policy}, total=resources(*total) if total else None)
     for number, (cpus, memory) in enumerate(sizes):
         made = container(of, f"c{number}", resources(cpus, memory))
@@ -146,11 +154,11 @@ def test_what_is_said_of_a_container_is_what_its_document_has(
 
 def test_what_no_numa_node_ever_had_is_said_on_a_busy_machine_too() -> None:
     """Waiting does not help: that is another answer than how much is free now."""
-    node = Node()
+    node = ExplainingWorld()
     node.decide({"policy": "best-effort"}, resources(20), name="filler")
     for document in (
         node.explain(SINGLE, resources(20), name="never"),
-        Node().explain(SINGLE, resources(20)),
+        ExplainingWorld().explain(SINGLE, resources(20)),
     ):
         assert "20 exclusive CPUs needed, more than the 8 CPUs of any one NUMA node" in told(
             document
@@ -158,7 +166,7 @@ def test_what_no_numa_node_ever_had_is_said_on_a_busy_machine_too() -> None:
 
 
 def test_what_another_version_wrote_is_not_blamed_on_a_restart() -> None:
-    decision = Node().decide(SINGLE, resources(2, 1))
+    decision = ExplainingWorld().decide(SINGLE, resources(2, 1))
     assert isinstance(decision, Admitted)
     unread = StoredExplanation("default", "web", "app", None, None)
     for document in (
@@ -171,7 +179,7 @@ def test_what_another_version_wrote_is_not_blamed_on_a_restart() -> None:
 
 
 def test_free_memory_has_one_rounding_in_one_answer() -> None:
-    node = Node(
+    node = ExplainingWorld(
         build_synthetic_topology(sockets=1, numa_per_socket=1, cores_per_numa=8, memory_gib=16)
     )
     node.decide(SINGLE, resources(1, 2.03), name="filler")
@@ -180,7 +188,7 @@ def test_free_memory_has_one_rounding_in_one_answer() -> None:
 
 
 def test_nothing_is_free_for_exclusive_use_where_the_pool_refuses() -> None:
-    node = Node(
+    node = ExplainingWorld(
         build_synthetic_topology(
             sockets=1, numa_per_socket=1, cores_per_numa=2, threads=1, memory_gib=2
         )
@@ -194,13 +202,13 @@ def test_nothing_is_free_for_exclusive_use_where_the_pool_refuses() -> None:
 
 
 def test_a_resource_that_needs_fewer_numa_nodes_than_another_says_so() -> None:
-    text = told(Node().explain({"policy": "restricted"}, resources(10, 40)))
+    text = told(ExplainingWorld().explain({"policy": "restricted"}, resources(10, 40)))
     assert "10 CPUs needed. 2 NUMA nodes are enough; another resource needs 3." in text
 
 
 def test_machines_of_many_numa_nodes_are_not_listed_to_the_end() -> None:
     many = build_synthetic_topology(sockets=4, numa_per_socket=4, cores_per_numa=4, memory_gib=16)
-    node = Node(many)
+    node = ExplainingWorld(many)
     for n in range(12):
         node.decide({"policy": "best-effort", "numamem": str(n)}, resources(1, 1 + n), name=f"a{n}")
     text = told(node.explain(SINGLE, resources(1, 1)))
@@ -209,7 +217,7 @@ def test_machines_of_many_numa_nodes_are_not_listed_to_the_end() -> None:
 
 
 def test_memory_that_is_left_alone_is_not_counted() -> None:
-    node = Node()
+    node = ExplainingWorld()
     unread = node.explain({"numacpu": "2"}, name="b")
     del unread["left"][0]["memoryBytes"]
     assert "Free before it: NUMA node 0: 8 CPUs; NUMA node 1" in told(unread)
@@ -221,7 +229,7 @@ def test_memory_that_is_left_alone_is_not_counted() -> None:
 def aligned(policy: Policy, *demands: Any) -> explanation.ExplanationDocument:
     """Explain an alignment of demands as they are, without a container of that kind."""
     alignment = align_demands(AlignmentRequest(demands, NUMASet([0, 1]), policy, FOUR.distance))
-    decision = Node().decide({"policy": "restricted"}, resources(1))
+    decision = ExplainingWorld().decide({"policy": "restricted"}, resources(1))
     assert isinstance(decision, Admitted)
     trace = replace(decision.trace, alignment=alignment)
     return explanation.explain_allocation(decision.allocation, stored_explanation(trace), "0")
@@ -263,7 +271,7 @@ def test_a_resource_that_does_not_care_or_cannot_be_had_says_so() -> None:
 
 
 def test_a_refusal_without_a_rule_still_reads_well() -> None:
-    decision = Node().decide(SINGLE, resources(9))
+    decision = ExplainingWorld().decide(SINGLE, resources(9))
     assert isinstance(decision, Rejected)
     document = explanation.explain_rejection(
         stored_explanation(replace(decision.trace, rule="")), "Odd", "something is odd"
@@ -273,7 +281,7 @@ def test_a_refusal_without_a_rule_still_reads_well() -> None:
 
 
 def test_the_widened_say_what_they_could_not_have() -> None:
-    document = Node().explain({**SINGLE, "on-failure": "widen"}, resources(9))
+    document = ExplainingWorld().explain({**SINGLE, "on-failure": "widen"}, resources(9))
     assert document["outcome"] == explanation.WIDENED_OUTCOME
     assert "On-failure: widen, so the narrowest set that works." in told(document)
 
@@ -282,7 +290,7 @@ def test_the_widened_say_what_they_could_not_have() -> None:
 
 
 def test_what_happened_since_is_told_last() -> None:
-    document = Node().explain(SINGLE, resources(4, 8))
+    document = ExplainingWorld().explain(SINGLE, resources(4, 8))
     document["later"] = ["since then refused: too large"]
     assert explain_text.explanation_sections(document)[-1] == (
         "Later",
@@ -298,7 +306,7 @@ HOSTILE = "a\x1b[2J\nb\u202e\u2028"
 def test_hostile_names_are_shown_and_do_nothing() -> None:
     of = replace(pod("x", SINGLE), name=HOSTILE, namespace=HOSTILE)
     made = replace(container(of, wants=resources(9)), name=HOSTILE)
-    decision = Node().refuse(of, made)
+    decision = ExplainingWorld().refuse(of, made)
     text = explain_text.render_text(
         explanation.explain_rejection(
             stored_explanation(decision.trace), decision.reason, decision.message
@@ -312,16 +320,16 @@ def test_hostile_names_are_shown_and_do_nothing() -> None:
 def test_no_line_is_wider_than_asked(width: int) -> None:
     long = "1," * 400 + "1"
     for asked in (SINGLE, {"numacpu": long, "numamem": "0"}, {"numacpu": "3-1" * 200}):
-        document = Node().explain(asked, resources(4, 8), name="p" * 253)
+        document = ExplainingWorld().explain(asked, resources(4, 8), name="p" * 253)
         lines = explain_text.render_text(document, width).split("\n")
         assert max(map(len, lines)) <= max(40, width)
 
 
 def test_values_of_any_length_are_cut() -> None:
     long = ",".join(["1"] * 500)
-    assert "It asked for CPUs 1,1" in told(Node().explain({"numacpu": long}))
+    assert "It asked for CPUs 1,1" in told(ExplainingWorld().explain({"numacpu": long}))
     for asked in ({"numacpu": long}, {"numamem": "0" * 999}, {"numacpu": long + ",77"}):
-        document = Node().explain(asked)
+        document = ExplainingWorld().explain(asked)
         assert max(map(len, explain_text.explanation_sentences(document))) < 400
 
 

@@ -1,4 +1,4 @@
-"""Starts ``nri-numa`` with something broken inside: ``prelude.py FAULT ARGUMENTS...``.
+"""Starts ``nri-numa`` with something broken inside: ``fault_prelude.py FAULT ARGUMENTS...``.
 
 Faults:
 

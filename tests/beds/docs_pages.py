@@ -1,0 +1,13 @@
+"""Pages of the documentation, and what tests are called by."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tools.docs_check import pages
+
+PAGES = [page for page in pages() if page.name != "CHANGELOG.md"]
+
+
+def page_id(path: object) -> str:
+    return path.name if isinstance(path, Path) else str(path)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.controller.replica import Cluster, started, until
 
 from nri_numa.cluster.cluster_state import ClusterState
 from nri_numa.cluster.node_resources import NodeResources
@@ -17,12 +16,16 @@ from nri_numa.cluster.pod_reader import PodReader
 from nri_numa.config import AgentConfig
 from nri_numa.config.sections import VerdictsSection
 from nri_numa.controller import verdicts
+from nri_numa.controller.service import LEASE_NAME
 from nri_numa.controller.verdicts import PodVerdicts
+from nri_numa.kube.requests import Resource
 from nri_numa.scheduler import candidates
 from nri_numa.scheduler.candidates import VerdictCache
 from nri_numa.scheduler.fit import Verdict, evaluate_fit
 from nri_numa.web.protocol import APIError, HTTPRequest
+from tests.beds.controller_bed import ControllerBed
 from tests.beds.objects import PREFIX, container, pod, single, topology
+from tests.beds.stepped_loop import step, until
 
 
 def node(name: str, **spec: Any) -> dict[str, Any]:
@@ -251,29 +254,22 @@ async def test_more_pods_than_are_remembered_have_no_verdict(
     assert (await questions.ask()).status == 200
 
 
-async def test_every_replica_answers_once_it_has_read_the_cluster(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def prepare(cluster: Cluster) -> None:
-        cluster.topologies = [topology(8, 4, name="n1")]
-        cluster.pending = [single(6)]
-
+async def test_every_replica_answers_once_it_has_read_the_cluster(tmp_path: Path) -> None:
+    bed = ControllerBed(tmp_path, verdicts=VerdictsSection(enabled=True))
+    bed.cluster.put(Resource.TOPOLOGIES, topology(8, 4, name="n1"))
+    bed.cluster.put(Resource.PODS, single(6))
     path = "/v1/verdicts/default/p?uid=uid-p"
-    on = VerdictsSection(enabled=True)
-    async with started(tmp_path, monkeypatch, prepare, verdicts=on) as world:
-        assert any("fieldSelector=status.phase" in one.path for one in world.asked)
-        await until(lambda: world.service.lease.is_leader)
+    async with bed.running():
+        await until(lambda: bed.service.lease.is_leader)
 
         async def answers() -> None:
-            code, text = 503, ""
-            while code == 503:
-                code, text = await world.ask("GET", path, token=None)
-            assert (code, json.loads(text)["bestNode"]) == (200, "n1"), text
+            while (answer := await bed.get(path))[0] == 503:
+                await step()
+            assert (answer[0], json.loads(answer[1])["bestNode"]) == (200, "n1"), answer
 
         await answers()
-        assert (await world.ask("GET", f"{path}&x=1", token=None))[0] == 400
-        assert world.cluster.leases.lease is not None
-        world.cluster.leases.lease["spec"]["holderIdentity"] = "other"
-        world.cluster.leases.lease["metadata"]["resourceVersion"] = "900"
-        await until(lambda: not world.service.lease.is_leader)
+        assert (await bed.get(f"{path}&x=1"))[0] == 400
+        holder = {"spec": {"holderIdentity": "other"}}
+        bed.cluster.patch(Resource.LEASES, LEASE_NAME, holder, "default")
+        await until(lambda: not bed.service.lease.is_leader)
         await answers()

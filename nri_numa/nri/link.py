@@ -394,7 +394,7 @@ class NRILink(RuntimeLink):
                     future.set_result(event)
             case ev.RegistrationAnswered(status):
                 # An invalid index or name is permanent; any other error may go away.
-                if status is not None and "invalid" in status.message:  # containerd's text
+                if status is not None and "invalid" in status.message:  # read: containerd's text
                     identity = f"{self._settings.index}-{self._settings.name}"
                     self._rejection = PermanentlyRejected(
                         f"the runtime refuses plugin {identity}: {status}"

@@ -304,4 +304,4 @@ def test_the_largest_creations_on_a_full_node_make_a_bounded_number_of_calls() -
         assert count <= LARGE_CREATION_CALLS, text
 
 
-LARGE_CREATION_CALLS = 28_300
+LARGE_CREATION_CALLS = 30_000

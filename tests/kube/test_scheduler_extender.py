@@ -56,7 +56,7 @@ def fleet(session_bed: KubeBed) -> Iterator[Client]:
     """Two nodes as objects, and the kind of their zones."""
     client = session_bed.client
     install(client)
-    with applied(client, NRT, "publish_topology-topology/crd.yaml"):
+    with applied(client, NRT, "publish-topology/crd.yaml"):
         try:
             for name in NODES:
                 client.add_node(name, labels={"numa-fake": "yes"})

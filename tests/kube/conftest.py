@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.beds.cri import poll
+from tests.beds.cri import CRI, CRIError, poll
 from tests.beds.images import build_agent_image
 from tests.beds.kube.bed import KubeBed
 from tests.beds.kube.client import Client
@@ -77,6 +77,14 @@ def session_bed(request: pytest.FixtureRequest) -> Iterator[KubeBed]:
         yield bed
 
 
+def _is_without_sandboxes(cri: CRI) -> bool:
+    """Remove stopped sandboxes; False if one is left, which the kubelet may be removing now."""
+    for sandbox in cri.pods():
+        with contextlib.suppress(CRIError):
+            cri.remove_pod(sandbox.id, stop=False)
+    return not cri.pods()
+
+
 @pytest.fixture
 def bed(request: pytest.FixtureRequest, session_bed: KubeBed) -> Iterator[KubeBed]:
     """Control plane and node, without pods."""
@@ -97,8 +105,7 @@ def bed(request: pytest.FixtureRequest, session_bed: KubeBed) -> Iterator[KubeBe
     # As the kubelet does within a minute: what a stopped sandbox had is its pod's for that long.
     cri = session_bed.node.containerd.cri
     poll(lambda: all(sandbox.state for sandbox in cri.pods()), "no sandbox that is ready")
-    for sandbox in cri.pods():
-        cri.remove_pod(sandbox.id, stop=False)
+    poll(lambda: _is_without_sandboxes(cri), "removal of all sandboxes")
     left = session_bed.node.plugin.config_file.read_text()
     assert left == configuration, "the test left another configuration of nri-numa to the next one"
 

@@ -76,7 +76,7 @@ def generators() -> tuple[tuple[str, str, Callable[[], str]], ...]:
         ("cli.md", "tools.docs_cli", docs_cli.text),
         ("http-api.md", "tools.docs_api", docs_api.text),
         ("architecture.md", "tools.docs_rooms", docs_rooms.text),
-        ("security.md", "tools.licences", licences.text),
+        ("../THIRD_PARTY.md", "tools.licences", licences.text),
     )
 
 

@@ -59,19 +59,9 @@ def _row_texts(definition: Mapping[str, Any], prefix: str) -> list[tuple[str, ..
     for key, item in definition["properties"].items():
         path = prefix + key
         found = _definition(item)
-        if "properties" in found and prefix:
-            rows += _row_texts(found, f"{path}.")  # a section in a section has no heading
-            continue
         if "properties" in found:
-            rows.append(
-                (
-                    f"[`{key}`](#{key.lower()})",
-                    "section",
-                    "",
-                    "",
-                    cell(_sentence(item)),
-                )
-            )
+            if prefix:  # a section in a section has no heading
+                rows += _row_texts(found, f"{path}.")
             continue
         rows.append(
             (

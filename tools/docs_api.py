@@ -29,12 +29,11 @@ def text() -> str:
                 code(path),
                 _answer(operation["responses"]["200"]),
                 ", ".join(codes),
-                "yes" if len(operation["security"]) > 1 else "no",
                 " ".join([cell(operation["summary"]), *query]),
             )
         )
     lines = ["## Paths", ""]
-    lines += table(("path", "answer", "status", "token", "what"), rows)
+    lines += table(("path", "answer", "status", "what"), rows)
     return "\n".join(lines)
 
 

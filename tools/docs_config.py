@@ -68,7 +68,7 @@ def _row_texts(definition: Mapping[str, Any], prefix: str) -> list[tuple[str, ..
                 code(path),
                 _kind(item),
                 code(_default(config_keys()[path].default)),
-                "restart" if config_keys()[path].restart else "live",
+                "restart" if config_keys()[path].restart else "",
                 cell(_sentence(item)),
             )
         )

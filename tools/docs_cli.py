@@ -24,11 +24,11 @@ def text() -> str:
     with click.Context(cli, info_name="nri-numa", **cli.context_settings) as root:
         commands = {name: cli.get_command(root, name) for name in COMMANDS}
         options = {name: _options(command, root) for name, command in commands.items() if command}
-        users: dict[tuple[str, str], list[str]] = {}
-        for name, found in options.items():
-            for row in found:
-                users.setdefault(row, []).append(name)
-        common = {row: names for row, names in users.items() if len(names) >= MIN_COMMANDS}
+        names_by_row: dict[tuple[str, str], list[str]] = {}
+        for name, command_rows in options.items():
+            for row in command_rows:
+                names_by_row.setdefault(row, []).append(name)
+        common = {row: names for row, names in names_by_row.items() if len(names) >= MIN_COMMANDS}
         lines += ["## Common options", ""]
         lines += table(
             ("option", "meaning", "of"),
@@ -39,8 +39,8 @@ def text() -> str:
         )
         for name, command in commands.items():
             assert command is not None, name  # noqa: S101  # a name of the table
-            own = [row for row in options[name] if row not in common]
-            lines += ["", f"## {name}", "", *_command(command, name, root, own)]
+            own_rows = [row for row in options[name] if row not in common]
+            lines += ["", f"## {name}", "", *_command(command, name, root, own_rows)]
     return "\n".join(lines)
 
 

@@ -48,8 +48,8 @@ def text() -> str:
         # The anchor is small letters, as that of the documentation's site.
         parts.append(f'<section id="{reason.lower()}" class="card">\n<h2>{reason}</h2>\n')
         meaning, remedy = MEANING_AND_REMEDY[reason]
-        first = f"{meaning[0].upper()}{meaning[1:]}. **What to do:** {remedy}."
-        parts.append(_block(f"{first} Can waiting help? {retry[reason]}."))
+        summary = f"{meaning[0].upper()}{meaning[1:]}. **What to do:** {remedy}."
+        parts.append(_block(f"{summary} Can waiting help? {retry[reason]}."))
         parts += [_block(block.strip()) for block in re.split(r"\n\n+", section) if block.strip()]
         parts.append("</section>\n")
     return "".join([*parts, "</main>\n</body>\n</html>\n"])

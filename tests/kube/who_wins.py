@@ -117,13 +117,16 @@ def table(bed: KubeBed) -> str:
 
 def join_equal_rows(rows: list[Row]) -> list[Row]:
     """Join containers of equal outcome, then annotations."""
-    sizes: dict[tuple[str, tuple[str, ...]], list[str]] = {}
-    for size, asked, row in rows:
-        sizes.setdefault((asked, row), []).append(size)
-    annotations: dict[tuple[str, tuple[str, ...]], list[str]] = {}
-    for (asked, row), of in sizes.items():
-        annotations.setdefault((" · ".join(of), row), []).append(asked)
-    return [(size, " · ".join(of), row) for (size, row), of in annotations.items()]
+    sizes_by_outcome: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for size, annotation, outcomes in rows:
+        sizes_by_outcome.setdefault((annotation, outcomes), []).append(size)
+    annotations_by_outcome: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for (annotation, outcomes), sizes in sizes_by_outcome.items():
+        annotations_by_outcome.setdefault((" · ".join(sizes), outcomes), []).append(annotation)
+    return [
+        (size, " · ".join(annotations), outcomes)
+        for (size, outcomes), annotations in annotations_by_outcome.items()
+    ]
 
 
 def main() -> None:

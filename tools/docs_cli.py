@@ -13,30 +13,55 @@ import click
 from nri_numa.cli import COMMANDS, EXIT_CODES_HELP_TEXT, cli
 from tools.docs_regions import cell, code, table, write
 
+MIN_COMMANDS = 3
+"""Commands from which on an option of one name and meaning is a common one."""
+
 
 def text() -> str:
-    """One section for each command: usage, what it does, arguments and options."""
+    """Exit codes, common options, and for each command usage, what it does and its own options."""
     rows = [line.split(maxsplit=1) for line in EXIT_CODES_HELP_TEXT.splitlines()[2:]]
     lines = ["## Exit codes", "", *table(("code", "meaning"), rows), ""]
     with click.Context(cli, info_name="nri-numa", **cli.context_settings) as root:
-        for name in COMMANDS:
-            command = cli.get_command(root, name)
+        commands = {name: cli.get_command(root, name) for name in COMMANDS}
+        options = {name: _options(command, root) for name, command in commands.items() if command}
+        names_by_row: dict[tuple[str, str], list[str]] = {}
+        for name, command_rows in options.items():
+            for row in command_rows:
+                names_by_row.setdefault(row, []).append(name)
+        common = {row: names for row, names in names_by_row.items() if len(names) >= MIN_COMMANDS}
+        lines += ["## Common options", ""]
+        lines += table(
+            ("option", "meaning", "of"),
+            [
+                (*row, "all" if len(names) == len(options) else ", ".join(map(code, names)))
+                for row, names in common.items()
+            ],
+        )
+        for name, command in commands.items():
             assert command is not None, name  # noqa: S101  # a name of the table
-            lines += [f"## {name}", "", *_command(command, name, root), ""]
+            own_rows = [row for row in options[name] if row not in common]
+            lines += ["", f"## {name}", "", *_command(command, name, root, own_rows)]
     return "\n".join(lines)
 
 
-def _command(command: click.Command, name: str, root: click.Context) -> Iterator[str]:
-    with click.Context(command, info_name=name, parent=root) as context:
-        usage = " ".join(command.collect_usage_pieces(context))
-        yield from ("```text", f"nri-numa {name} {usage}".rstrip(), "```", "")
-        yield from _paragraphs(command.help or "")
-        rows = [
+def _options(command: click.Command, root: click.Context) -> list[tuple[str, str]]:
+    with click.Context(command, info_name=command.name, parent=root) as context:
+        return [
             (code(", ".join(_names(one, context)) + _value(one)), _meaning(one))
             for one in command.get_params(context)
             if isinstance(one, click.Option) and not one.hidden
         ]
-        yield from ("", *table(("option", "meaning"), rows))
+
+
+def _command(
+    command: click.Command, name: str, root: click.Context, rows: list[tuple[str, str]]
+) -> Iterator[str]:
+    with click.Context(command, info_name=name, parent=root) as context:
+        usage = " ".join(command.collect_usage_pieces(context))
+        yield from ("```text", f"nri-numa {name} {usage}".rstrip(), "```", "")
+        yield from _paragraphs(command.help or "")
+        if rows:
+            yield from table(("option", "meaning"), rows)
         if command.epilog:
             epilog = textwrap.dedent(command.epilog.replace("\b\n", ""))
             yield from ("", "```text", *epilog.strip("\n").splitlines(), "```")

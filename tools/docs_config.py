@@ -9,7 +9,6 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from nri_numa.config import layers
 from nri_numa.config.sections import config_keys
 from tools.config_schema import described
 from tools.docs_regions import cell, code, table, write
@@ -52,41 +51,25 @@ def text() -> str:
 
 def _rows(definition: Mapping[str, Any], prefix: str) -> list[str]:
     rows = _row_texts(definition, prefix)
-    return table(("key", "type", "default", "change", "meaning, environment"), rows)
+    return table(("key", "type", "default", "change", "meaning"), rows)
 
 
 def _row_texts(definition: Mapping[str, Any], prefix: str) -> list[tuple[str, ...]]:
-    names: dict[str, str] = {}
-    for name, path in layers.config_path_by_environment_name().items():
-        names.setdefault(path, name)  # the full name comes first, then some short ones
     rows: list[tuple[str, ...]] = []
     for key, item in definition["properties"].items():
         path = prefix + key
         found = _definition(item)
-        if "properties" in found and prefix:
-            rows += _row_texts(found, f"{path}.")  # a section in a section has no heading
-            continue
         if "properties" in found:
-            rows.append(
-                (
-                    f"[`{key}`](#{key.lower()})",
-                    "section",
-                    "",
-                    "",
-                    cell(_sentence(item)),
-                )
-            )
+            if prefix:  # a section in a section has no heading
+                rows += _row_texts(found, f"{path}.")
             continue
-        meaning = cell(_sentence(item))
-        if path in names:
-            meaning += f" {code(names[path])}"
         rows.append(
             (
                 code(path),
                 _kind(item),
                 code(_default(config_keys()[path].default)),
-                "restart" if config_keys()[path].restart else "live",
-                meaning,
+                "restart" if config_keys()[path].restart else "",
+                cell(_sentence(item)),
             )
         )
     return rows

@@ -1,4 +1,4 @@
-"""The list of docs/metrics.md, from the metrics themselves.
+"""The lists of docs/metrics.md, from the metrics of all processes.
 
 ``python -m tools.docs_metrics`` writes it.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 
+from nri_numa.controller.service import ControllerMetrics
 from nri_numa.observe.metrics import (
     CPUWaitGauges,
     LatePinningMetrics,
@@ -14,7 +15,10 @@ from nri_numa.observe.metrics import (
     Metrics,
     MetricsSnapshot,
     NUMANodeSample,
+    Registry,
 )
+from nri_numa.publisher.publisher import PublishMetrics
+from nri_numa.scheduler.extender import SchedulerMetrics
 from tools.docs_regions import cell, code, table, write
 
 _SAMPLE = MetricsSnapshot(
@@ -47,15 +51,25 @@ _CONTAINER_LABELS = (
 
 
 def text() -> str:
-    """A table with name, kind, labels and help text, in the order of a scrape."""
+    """One table for each process: name, kind, labels and help text, in the order of a scrape."""
     metrics = Metrics("")
     metrics.snapshot = lambda: _SAMPLE
     CPUWaitGauges(metrics).update_gauges({0: 1.0}, {0: 0.0}, {0: 0.0}, {0: 2e9})
     LatePinningMetrics(metrics)
+    lines = ["### The agent", "", *_table(metrics, metrics.render_metrics())]
+    for name, service in (
+        ("publisher", PublishMetrics("")),
+        ("extender", SchedulerMetrics("")),
+        ("controller", ControllerMetrics("")),
+    ):
+        lines += ["", f"### The {name}", "", *_table(service, service.render_metrics().decode())]
+    return "\n".join(lines)
+
+
+def _table(metrics: Registry, exposed: str) -> list[str]:
     labels = {
         str(one._name): tuple(one._labelnames) for one in metrics.all if hasattr(one, "_labelnames")
     }
-    exposed = metrics.render_metrics()
     kinds = dict(_TYPE.findall(exposed))
     rows = []
     for name, meaning in _HELP.findall(exposed):
@@ -64,7 +78,7 @@ def text() -> str:
             found = _labels_shown(exposed, name)
         shown = ", ".join(code(label) for label in found)
         rows.append((code(name), kinds[name], shown, cell(meaning)))
-    return "\n".join(table(("name", "type", "labels", "meaning"), rows))
+    return table(("name", "type", "labels", "meaning"), rows)
 
 
 def _labels_shown(exposed: str, name: str) -> tuple[str, ...]:

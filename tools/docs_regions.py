@@ -63,6 +63,7 @@ def generators() -> tuple[tuple[str, str, Callable[[], str]], ...]:
         docs_config,
         docs_metrics,
         docs_options,
+        docs_reasons,
         docs_rooms,
         licences,
     )
@@ -70,11 +71,12 @@ def generators() -> tuple[tuple[str, str, Callable[[], str]], ...]:
     return (
         ("annotations.md", "tools.docs_options", docs_options.text),
         ("configuration.md", "tools.docs_config", docs_config.text),
+        ("troubleshooting.md", "tools.docs_reasons", docs_reasons.text),
         ("metrics.md", "tools.docs_metrics", docs_metrics.text),
         ("cli.md", "tools.docs_cli", docs_cli.text),
         ("http-api.md", "tools.docs_api", docs_api.text),
         ("architecture.md", "tools.docs_rooms", docs_rooms.text),
-        ("security.md", "tools.licences", licences.text),
+        ("../THIRD_PARTY.md", "tools.licences", licences.text),
     )
 
 

@@ -1,6 +1,6 @@
 """The licences of what the plugin needs to run, from the metadata of what is installed.
 
-The table stands in docs/security.md; ``python -m tools.licences`` prints it. A distribution whose
+The table stands in THIRD_PARTY.md; ``python -m tools.licences`` prints it. A distribution whose
 licence nobody has looked at is an error, so that a new dependency is looked at once.
 """
 
@@ -64,7 +64,7 @@ def texts(distribution: importlib.metadata.Distribution) -> list[str]:
 
 
 def text() -> str:
-    """The table of docs/security.md."""
+    """The table of THIRD_PARTY.md."""
     rows = [(f"{each.name} {each.version}", licence(each)) for each in requirements()]
     return "\n".join(table(("package", "licence"), rows))
 

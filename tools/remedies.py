@@ -12,6 +12,9 @@ import re
 from pathlib import Path
 from typing import Final
 
+from nri_numa.model.reasons import RejectionReason
+from tools.docs_reasons import MEANING_AND_REMEDY, WAITING
+
 ROOT: Final = Path(__file__).resolve().parents[1]
 SOURCE: Final = ROOT / "docs/troubleshooting.md"
 PAGE: Final = ROOT / "nri_numa/web/static/remedies.html"
@@ -39,10 +42,14 @@ _HEAD: Final = """<!doctype html>
 def text() -> str:
     """The document."""
     body = SOURCE.read_text(encoding="utf-8").split("\n## Reasons\n", 1)[1].split("\n## ", 1)[0]
+    retry = {str(member): WAITING[member.retry] for member in RejectionReason}
     parts = [_HEAD]
     for reason, section in re.findall(r"^### (\w+)\n(.*?)(?=^### |\Z)", body, re.S | re.M):
         # The anchor is small letters, as that of the documentation's site.
         parts.append(f'<section id="{reason.lower()}" class="card">\n<h2>{reason}</h2>\n')
+        meaning, remedy = MEANING_AND_REMEDY[reason]
+        summary = f"{meaning[0].upper()}{meaning[1:]}. **What to do:** {remedy}."
+        parts.append(_block(f"{summary} Can waiting help? {retry[reason]}."))
         parts += [_block(block.strip()) for block in re.split(r"\n\n+", section) if block.strip()]
         parts.append("</section>\n")
     return "".join([*parts, "</main>\n</body>\n</html>\n"])

@@ -1,4 +1,4 @@
-"""The Helm chart on a real API server: every part of it accepted, and the walk of docs/cluster.md.
+"""The Helm chart on a real API server: every part of it accepted, and the walk of docs/extender.md.
 
 Objects of the Prometheus operator are left out: their kinds are not there.
 """
@@ -117,13 +117,13 @@ def test_the_api_server_accepts_every_object(client: Client, values: dict[str, A
     assert all("(server dry run)" in line for line in lines), said
 
 
-# --- the walk of docs/cluster.md ----------------------------------------------------------------
+# --- the walk of docs/extender.md ----------------------------------------------------------------
 
 WALK = "numa-walk"
 
 
 def walk_values(*, definition: bool) -> dict[str, Any]:
-    """As in docs/cluster.md; the name so that nobody else's scheduler takes the pod."""
+    """As in docs/extender.md; the name so that nobody else's scheduler takes the pod."""
     return {
         "publish": {"enabled": True, "topologyCRD": definition},
         "scheduler": {"enabled": True, "name": WALK},

@@ -22,6 +22,9 @@ from tests.beds.kube.manifests import asks, container, pod
 from tests.beds.plugin_process import REPOSITORY
 from tests.machines.cpus import FIRST
 
+Row = tuple[str, str, tuple[str, ...]]
+"""Container, annotation, and the outcome under each mode."""
+
 PAGE = REPOSITORY / "docs/kubelet.md"
 BEGIN, END = "<!-- generated: python -m tests.kube.who_wins -->", "<!-- end of generated -->"
 
@@ -107,8 +110,23 @@ def _empty(bed: KubeBed) -> bool:
 
 def table(bed: KubeBed) -> str:
     lines = [f"| container | annotation | {' | '.join(MODES)} |", f"|---|---|{'---|' * len(MODES)}"]
-    lines += [f"| {size} | {asked} | {' | '.join(row)} |" for size, asked, row in run(bed)]
+    joined = join_equal_rows([(size, asked, tuple(row)) for size, asked, row in run(bed)])
+    lines += [f"| {size} | {asked} | {' | '.join(row)} |" for size, asked, row in joined]
     return "\n".join(lines)
+
+
+def join_equal_rows(rows: list[Row]) -> list[Row]:
+    """Join containers of equal outcome, then annotations."""
+    sizes_by_outcome: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for size, annotation, outcomes in rows:
+        sizes_by_outcome.setdefault((annotation, outcomes), []).append(size)
+    annotations_by_outcome: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for (annotation, outcomes), sizes in sizes_by_outcome.items():
+        annotations_by_outcome.setdefault((" · ".join(sizes), outcomes), []).append(annotation)
+    return [
+        (size, " · ".join(annotations), outcomes)
+        for (size, outcomes), annotations in annotations_by_outcome.items()
+    ]
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ from tests.beds.install_manifests import (
     refusal,
 )
 
-PAGE = BASE.parents[2] / "docs/controller.md"
+PAGE = BASE.parents[2] / "docs/security.md"
 ON = {
     "scheduler": ("--set=scheduler.enabled=true",),
     "controller": (
@@ -206,7 +206,7 @@ def test_where_the_controller_looks_is_where_things_are() -> None:
     (names,) = (rule["resourceNames"] for rule in rules("controller") if "resourceNames" in rule)
     assert names == [LEASE_NAME]
     page = PAGE.read_text()
-    for resource, *verbs in RIGHTS["controller"]:
+    for resource, *verbs in RIGHTS["controller"] | RIGHTS["scheduler"]:
         assert f"| {resource} | {', '.join(verbs)} |" in page
 
 

@@ -103,16 +103,6 @@ def test_every_metric_and_label_of_alerts_and_panels_exists() -> None:
     assert asked > 60
 
 
-@pytest.mark.parametrize(
-    ("metrics", "page"),
-    [(PublishMetrics("1"), "kubernetes-objects.md"), (ControllerMetrics("1"), "controller.md")],
-)
-def test_a_page_has_every_metric_of_a_service(metrics: ServiceMetrics, page: str) -> None:
-    exposed = metrics.render_metrics().decode()
-    for name in re.findall(r"^# TYPE (nri_numa_\w+) ", exposed, re.MULTILINE):
-        assert f"| `{name}` |" in PAGE.with_name(page).read_text()
-
-
 def test_every_metric_of_ours_is_shown_or_watched() -> None:
     """What nobody looks at need not be made."""
     asked = " ".join(expression for _, expression in queries())

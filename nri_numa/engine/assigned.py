@@ -292,8 +292,8 @@ def _allocation_from(
     if kind in (ContainerKind.UNPINNED, ContainerKind.FOREIGN) and not mems:
         cpu_milli, numa_nodes = 0, NO_NUMA_NODES
     # What an owner has; of others what is requested, in equal parts.
-    share = share_of_first_container(pod, resources)
-    requested_milli = min(cpu_milli, share.limit_milli(own_request_milli(pod.qos, resources)))
+    pod_share = share_of_first_container(pod, resources)
+    requested_milli = min(cpu_milli, pod_share.limit_milli(own_request_milli(pod.qos, resources)))
     counts = machine.topology.cpu_count_by_node(cpus)
     milli_by_node = (
         {i: 1000 * count for i, count in counts.items()}
@@ -321,7 +321,7 @@ def _allocation_from(
             numa_nodes,
             milli_by_node,
             mems,
-            requested_memory(pod, container, machine.total_memory_bytes, memory_bytes, share),
+            requested_memory(pod, container, machine.total_memory_bytes, memory_bytes, pod_share),
             machine.memory_capacity,
             hugepages,
             {size: machine.hugepages_capacity(size) for size in hugepages},

@@ -136,7 +136,7 @@ _MAX_NAMED_HOLDERS: Final = 4
 
 
 def exclusive_holders_text(
-    state: NodeState, within: NUMASet | None = None, *, requests: bool = False
+    state: NodeState, numa_nodes: NUMASet | None = None, *, requests: bool = False
 ) -> str:
     """Name the owners and listers of CPUs: ``; held: default/db/engine has exclusive CPUs 2-3``.
 
@@ -146,7 +146,7 @@ def exclusive_holders_text(
     return holder_list_text(
         a
         for a in state.allocations.values()
-        if (within is None or a.numa_nodes & within)
+        if (numa_nodes is None or a.numa_nodes & numa_nodes)
         and (a.exclusive or a.blocks_exclusive or (requests and _charged_milli(a)))
     )
 

@@ -132,12 +132,12 @@ def _resolve_list_conflict(
         return OverrideGrant(
             requested=_with_granted_cpus_listed(requested, grant), warnings=(warning,)
         )
-    expected = "kubelet.override: annotated" if by_pod else f"annotation {key} of the pod itself"
+    remedy = "kubelet.override: annotated" if by_pod else f"annotation {key} of the pod itself"
     text = (
         f"{key} is {quote_value(getattr(requested, key))} ({requested.source_text(key)}), "
         f"but {grant.granted_by_kubelet_text}, and kubelet.override is "
         f"{settings.kubelet_override}; expected {key} "
-        f"{grant.mems if key == 'numamem' else grant.cpus}, {expected}, or a container that the "
+        f"{grant.mems if key == 'numamem' else grant.cpus}, {remedy}, or a container that the "
         "kubelet grants nothing to"
     )
     if by_pod and requested.on_failure in (None, OnFailure.REJECT):

@@ -82,8 +82,8 @@ def cpu_nodes_of(topology: Topology, numa_node: int) -> NUMASet:
 
 def closest_nodes(distances: Mapping[int, int]) -> NUMASet:
     """The NUMA nodes at the least distance."""
-    shortest = min(distances.values(), default=0)
-    return NUMASet(i for i, distance in distances.items() if distance == shortest)
+    min_distance = min(distances.values(), default=0)
+    return NUMASet(i for i, distance in distances.items() if distance == min_distance)
 
 
 def _closest_memory(topology: Topology, cpu_node: int, with_memory: NUMASet) -> NUMASet:

@@ -72,11 +72,11 @@ def rebuild_node_state(
     """
     rebuild = _Rebuild(prior, pods, containers)
     candidates, strangers = rebuild.match_known()
-    known = rebuild.resolve_conflicts(candidates, strangers)
-    rebuild.restore_reservations(known)
-    rebuild.resize_known(known)
+    allocations = rebuild.resolve_conflicts(candidates, strangers)
+    rebuild.restore_reservations(allocations)
+    rebuild.resize_known(allocations)
     rebuild.admit_strangers(strangers, in_time)
-    return rebuild.build_outcome(known)
+    return rebuild.build_outcome(allocations)
 
 
 class _Rebuild:
@@ -207,14 +207,14 @@ class _Rebuild:
                 a = replace(a, pod_id=pod_ids[a.pod_uid])
             if (a.cpus | a.idle_siblings) & (state.unavailable_cpus | state.listed_cpus):
                 continue
-            with_it = state.with_allocation(a)
-            if is_for_pod_pool(with_it, a):
-                state = give_to_pod_pool(self.node.with_state(with_it), a)
+            new_state = state.with_allocation(a)
+            if is_for_pod_pool(new_state, a):
+                state = give_to_pod_pool(self.node.with_state(new_state), a)
             elif self.machine.settings.reservation_seconds:
                 state = (
-                    with_it
+                    new_state
                     if a.reserved_at
-                    else with_it.with_reservation(a.container_id, self.node.now)
+                    else new_state.with_reservation(a.container_id, self.node.now)
                 )
         self.node = self.node.with_state(state)
 
@@ -242,10 +242,10 @@ class _Rebuild:
 
     def admit_strangers(self, strangers: Iterable[Container], in_time: Callable[[], bool]) -> None:
         """Decide about strangers as about new containers, as long as there is time."""
-        before = self.node
+        prior = self.node
         ordered = sorted(
             [(self.pods[container.pod_id], container) for container in strangers],
-            key=lambda one: (one[0].full_name, one[1].name, one[1].id),
+            key=lambda item: (item[0].full_name, item[1].name, item[1].id),
         )
         # A second container of that name in the pod would take the first one's place.
         names = Counter([(c.pod_id, c.name) for c in self.live.values()] if ordered else ())
@@ -258,8 +258,8 @@ class _Rebuild:
                 )
                 break
             is_single = names[container.pod_id, container.name] == 1
-            self._admit_stranger(before, pod, container, is_single=is_single)
-        self._book(self._undecided_allocation(before.pool, *one) for one in self.undecided)
+            self._admit_stranger(prior, pod, container, is_single=is_single)
+        self._book(self._undecided_allocation(prior.pool, *item) for item in self.undecided)
 
     def _book(self, undecided: Iterable[Allocation] = ()) -> None:
         """Book the unpinned, which are put off until somebody looks at what they have."""
@@ -269,11 +269,11 @@ class _Rebuild:
             self.booked_count = len(self.unpinned)
 
     def _admit_stranger(
-        self, before: NodeSnapshot, pod: PodSandbox, stranger: Container, *, is_single: bool
+        self, prior: NodeSnapshot, pod: PodSandbox, stranger: Container, *, is_single: bool
     ) -> None:
         if pod.resources.memory_limit and self.unpinned and self.unpinned[-1].pod_uid == pod.uid:
             self._book()  # one of its pod counts for it
-        container, held = _container_and_keepable_cpus(self.node, before.pool, stranger)
+        container, current_cpus = _container_and_keepable_cpus(self.node, prior.pool, stranger)
         resolved = self.machine.options_resolver(pod, container)
         if is_single:
             unpinned = unpinned_allocation(self.node, pod, container, resolved)
@@ -282,7 +282,7 @@ class _Rebuild:
                 return
         self._book()
         node = self.node
-        decision = admit(node, pod, container, held, running=True, resolved=resolved)
+        decision = admit(node, pod, container, current_cpus, running=True, resolved=resolved)
         if isinstance(decision, Rejected):
             self.decisions.append(decision)
             self.problems.append(
@@ -294,7 +294,7 @@ class _Rebuild:
             return
         self.node, allocation = node.with_state(decision.state), decision.allocation
         # A thousand states at once would take more memory than the rest of the agent.
-        kept_state = decision.state if decision.updates else before.state
+        kept_state = decision.state if decision.updates else prior.state
         self.decisions.append(replace(decision, state=kept_state))
         if allocation.kind is ContainerKind.FOREIGN:
             self.unknown_cpusets.append(allocation.full_name)
@@ -341,18 +341,18 @@ class _Rebuild:
         )
 
 
-def reclassify_repaired_as_missed_starts(outcome: Resynced, unsure: Collection[str]) -> Resynced:
+def reclassify_repaired_as_missed_starts(outcome: Resynced, ids: Collection[str]) -> Resynced:
     """Tell containers that our answer never reached from those that another program changed.
 
     ``unsure`` were decided and not seen to start before the link was lost; those of them that the
     runtime had elsewhere are gap containers.
     """
-    missed = [i for i in outcome.repaired if i in unsure]
+    missed = [i for i in outcome.repaired if i in ids]
     if not missed:
         return outcome
     return replace(
         outcome,
-        repaired=tuple(i for i in outcome.repaired if i not in unsure),
+        repaired=tuple(i for i in outcome.repaired if i not in ids),
         missed_starts=tuple(sorted((*outcome.missed_starts, *missed))),
     )
 
@@ -365,23 +365,23 @@ def admit_running(node: NodeSnapshot, pod: PodSandbox, container: Container) -> 
     a synchronisation, it cannot be refused any more.
     """
     state = node.state
-    seen, held = _container_and_keepable_cpus(node, node.pool, container)
-    decision = admit(node, pod, seen, held, running=True)
+    stranger, current_cpus = _container_and_keepable_cpus(node, node.pool, container)
+    decision = admit(node, pod, stranger, current_cpus, running=True)
     if not isinstance(decision, Rejected):
-        after, change = decision.state, decision.change
+        new_state, change = decision.state, decision.change
     elif container.id in state.allocations:
         return RunningAdmission(decision=decision, state=state, change=NO_CHANGED_IDS)
     else:
         rejected = _unpinned_allocation(pod, container, decision.reason, node.now)
-        after = state.with_allocation(rejected)
+        new_state = state.with_allocation(rejected)
         change = ChangedStateIds((container.id,), (pod.uid,))
-    desired = node.with_state(after)
-    allocation, has = after.allocations[container.id], container.resources
-    actual = recorded_actual(has.cpus, has.mems, has.cpu_quota)
+    desired = node.with_state(new_state)
+    allocation, resources = new_state.allocations[container.id], container.resources
+    actual = recorded_actual(resources.cpus, resources.mems, resources.cpu_quota)
     drift = drift_of_container(desired, allocation, actual, online_only=False)
-    others = updates_between(node, desired, skip=container.id)
-    updates = others if drift is None else (drift.to_update, *others)
-    return RunningAdmission(decision=decision, state=after, change=change, updates=updates)
+    other_updates = updates_between(node, desired, skip=container.id)
+    updates = other_updates if drift is None else (drift.to_update, *other_updates)
+    return RunningAdmission(decision=decision, state=new_state, change=change, updates=updates)
 
 
 def _container_and_keepable_cpus(
@@ -390,14 +390,14 @@ def _container_and_keepable_cpus(
     """A running stranger as `admit` wants to see it, and the CPUs it may keep."""
     if not container.resources.cpus:
         return container, NO_CPUS
-    held = parse_foreign_cpuset(container.resources.cpus)
-    if not held <= exclusive_candidate_cpus(node):
-        held = NO_CPUS
+    current_cpus = parse_foreign_cpuset(container.resources.cpus)
+    if not current_cpus <= exclusive_candidate_cpus(node):
+        current_cpus = NO_CPUS
     if is_shared_pool_cpuset(container.resources.cpus, pool, node.state.kubelet.shared):
         # No other program's pin: we narrowed it before the checkpoint was lost, and it holds what
         # everybody shares.
         container = replace(container, resources=replace(container.resources, cpus=""))
-    return container, held
+    return container, current_cpus
 
 
 def _unpinned_allocation(

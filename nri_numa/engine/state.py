@@ -69,26 +69,26 @@ class Charge(msgspec.Struct, frozen=True, array_like=True):
     memory: int = 0
     hugepages: Mapping[int, int] = msgspec.field(default_factory=dict)
 
-    def add(self, other: Charge, sign: int = 1) -> Charge:
+    def add(self, charge: Charge, sign: int = 1) -> Charge:
         """Add ``other`` (or take it away with ``sign=-1``)."""
         hugepages = self.hugepages
-        if other.hugepages:
+        if charge.hugepages:
             merged = dict(hugepages)
-            for size, amount in other.hugepages.items():
+            for size, amount in charge.hugepages.items():
                 merged[size] = merged.get(size, 0) + sign * amount
             hugepages = {size: amount for size, amount in merged.items() if amount}
         return Charge(
-            self.cpu_milli + sign * other.cpu_milli,
-            self.memory + sign * other.memory,
+            self.cpu_milli + sign * charge.cpu_milli,
+            self.memory + sign * charge.memory,
             hugepages,
         )
 
-    def subtract(self, other: Charge) -> Charge:
+    def subtract(self, charge: Charge) -> Charge:
         """Take ``other`` away, of each resource no more than there is."""
-        hugepages = {size: n - other.hugepages.get(size, 0) for size, n in self.hugepages.items()}
+        hugepages = {size: n - charge.hugepages.get(size, 0) for size, n in self.hugepages.items()}
         return Charge(
-            max(0, self.cpu_milli - other.cpu_milli),
-            max(0, self.memory - other.memory),
+            max(0, self.cpu_milli - charge.cpu_milli),
+            max(0, self.memory - charge.memory),
             {size: n for size, n in hugepages.items() if n > 0},
         )
 
@@ -174,8 +174,8 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_pinned(self) -> bool:
         """True if its CPUs or its memory nodes are ours to write."""
-        is_left_alone = self.kind in (ContainerKind.UNPINNED, ContainerKind.FOREIGN)
-        return not is_left_alone or bool(self.mems)
+        is_foreign_or_unpinned = self.kind in (ContainerKind.UNPINNED, ContainerKind.FOREIGN)
+        return not is_foreign_or_unpinned or bool(self.mems)
 
     @property
     def blocks_exclusive(self) -> bool:
@@ -206,16 +206,16 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
             charges=charges,
         )
 
-    def with_migration_started(self, before: Allocation) -> Allocation:
+    def with_migration_started(self, prior: Allocation) -> Allocation:
         """On its way from what it had: its memory is on both sides until it has arrived."""
-        leaves = before.mems - self.mems
-        if not leaves:
+        old_mems = prior.mems - self.mems
+        if not old_mems:
             return self
         charges = dict(self.charges)
-        for i, charge in before.charges.items():
-            if i in leaves:
+        for i, charge in prior.charges.items():
+            if i in old_mems:
                 charges[i] = charges.get(i, NO_CHARGE).add(replace(charge, cpu_milli=0))
-        return replace(self, mems=self.mems | leaves, migrating_from=leaves, charges=charges)
+        return replace(self, mems=self.mems | old_mems, migrating_from=old_mems, charges=charges)
 
     @property
     def full_name(self) -> str:
@@ -349,8 +349,8 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
         bits = topology.allowed.bits & ~(self.exclusive.bits | self.idle_siblings.bits)
         if settings.strict_reserved:
             bits &= ~settings.reserved_cpus.bits
-        free = bits & ~self.kubelet.granted_cpus.bits
-        return free & ~withheld_isolated_bits(topology, settings) or free or bits
+        free_bits = bits & ~self.kubelet.granted_cpus.bits
+        return free_bits & ~withheld_isolated_bits(topology, settings) or free_bits or bits
 
     @property
     def unavailable_cpus(self) -> CPUSet:
@@ -392,14 +392,14 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
             if a.is_in_pod_pool and a.kind is ContainerKind.EXCLUSIVE and not a.reserved_at
         )
 
-    def requested_memory_of_pod(self, uid: str, but: str) -> Charge:
+    def requested_memory_of_pod(self, uid: str, excluded_id: str) -> Charge:
         """Memory of a pod's live containers without one of them, be it pinned or not."""
         live = (a for a in self.allocations_of_pod(uid) if not a.reserved_at)
         return Charge(
             memory=sum(
                 a.unpinned_memory + sum(charge.memory for charge in a.charges.values())
                 for a in live
-                if a.container_id != but
+                if a.container_id != excluded_id
             )
         )
 
@@ -503,30 +503,30 @@ class StateBuilder:
 
     def build_state(self) -> NodeState:
         """The state."""
-        before, listed = self._before, self._listed
+        prior, listed = self._before, self._listed
         return NodeState(
-            serial=before.serial + 1,
+            serial=prior.serial + 1,
             allocations=self._allocations,
             pods=self.pods,
             exclusive=self._owned,
             idle_siblings=self._idle,
             listed=listed,
             # Lists may overlap, so what is left has to be looked through.
-            listed_cpus=before.listed_cpus
-            if listed == before.listed
+            listed_cpus=prior.listed_cpus
+            if listed == prior.listed
             else union_cpus(listed.values()),
             foreign=self._foreign,
             charges=self._charges,
             shared_groups=self._groups,
             uncharged_counts=self._uncharged,
             unpinned_memory=self._unpinned_memory,
-            kubelet=before.kubelet,
+            kubelet=prior.kubelet,
         )
 
     def _update_sums(self, a: Allocation, record: PodRecord, sign: int) -> None:
         """Add a container to every sum (1), or subtract it (-1)."""
-        may_be_counted = a.exclusive and (sign < 0 or a.cpus <= self._owned)
-        is_list_counted = may_be_counted and _is_list_shared_in_pod(self._allocations, record, a)
+        may_share_list = a.exclusive and (sign < 0 or a.cpus <= self._owned)
+        is_list_counted = may_share_list and _is_list_shared_in_pod(self._allocations, record, a)
         if a.exclusive or a.kind is ContainerKind.LISTED:
             self._update_owned_and_listed_cpus(a, sign, is_list_counted=is_list_counted)
         if a.foreign_cpus:
@@ -565,8 +565,8 @@ class StateBuilder:
             if not is_list_counted:
                 self._owned = self._owned | a.cpus if sign > 0 else self._owned - a.cpus
             if a.idle_siblings:
-                idle, siblings = self._idle, a.idle_siblings
-                self._idle = idle | siblings if sign > 0 else idle - siblings
+                idle_cpus, siblings = self._idle, a.idle_siblings
+                self._idle = idle_cpus | siblings if sign > 0 else idle_cpus - siblings
         elif not a.yields_to_exclusive:
             if sign > 0:
                 self._listed[a.container_id] = a.cpus
@@ -661,8 +661,8 @@ def build_node_state(
         members.setdefault(a.pod_uid, set()).add(a.container_id)
     for p in pods:
         containers = members.get(p.uid, NO_CONTAINER_IDS)
-        is_same = p.containers == containers
-        builder.pods[p.uid] = p if is_same else replace(p, containers=frozenset(containers))
+        is_current = p.containers == containers
+        builder.pods[p.uid] = p if is_current else replace(p, containers=frozenset(containers))
     for a in allocations:
         builder.add_allocation(a)
     return builder.build_state()
@@ -691,20 +691,20 @@ def find_allocation_contradiction(a: Allocation) -> str:
 
 
 def step_invariant_violations(
-    before: NodeState, after: NodeState, topology: Topology, settings: Settings
+    prior: NodeState, state: NodeState, topology: Topology, settings: Settings
 ) -> list[str]:
     """Check what one step can break, at a cost that does not grow with the number of containers."""
     violations: list[str] = []
-    if not after.pool_bits(topology, settings):
+    if not state.pool_bits(topology, settings):
         violations.append("the shared pool is empty")
-    owned, reserved = after.exclusive.bits, settings.reserved_cpus.bits
-    if owned & after.idle_siblings.bits:
-        cpus = after.exclusive & after.idle_siblings
+    owned, reserved = state.exclusive.bits, settings.reserved_cpus.bits
+    if owned & state.idle_siblings.bits:
+        cpus = state.exclusive & state.idle_siblings
         violations.append(f"{cpus_text(cpus, 'is', 'are')} both owned and kept idle")
     if owned & ~topology.possible.bits:
-        cpus = after.exclusive - topology.possible
+        cpus = state.exclusive - topology.possible
         violations.append(f"{cpus_text(cpus, 'is owned but does', 'are owned but do')} not exist")
-    new_reserved = owned & ~before.exclusive.bits & reserved
+    new_reserved = owned & ~prior.exclusive.bits & reserved
     if new_reserved:
         text = cpus_text(CPUSet.from_bits(new_reserved), "was", "were")
         violations.append(f"reserved {text} given exclusively")
@@ -753,6 +753,6 @@ def _check_sums(state: NodeState) -> Iterator[str]:
             yield f"listed for {sums.allocations[container_id].full_name}, but {text}"
     for field in NodeState.__struct_fields__:
         if field not in ("serial", "allocations", "pods", "kubelet"):
-            counted, expected = getattr(state, field), getattr(sums, field)
-            if counted != expected:
-                yield f"{field}: counted as {counted}, and the allocations add up to {expected}"
+            actual, total = getattr(state, field), getattr(sums, field)
+            if actual != total:
+                yield f"{field}: counted as {actual}, and the allocations add up to {total}"

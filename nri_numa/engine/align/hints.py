@@ -104,8 +104,8 @@ class SearchBudget:
 
         Twice the limit and one such search is the most that a merge can take.
         """
-        steps = SEARCH_STEP_LIMIT - self.used
-        return self.used + (max(steps // 2, _MIN_SEARCH_STEPS) if steps > -SEARCH_STEP_LIMIT else 0)
+        units = SEARCH_STEP_LIMIT - self.used
+        return self.used + (max(units // 2, _MIN_SEARCH_STEPS) if units > -SEARCH_STEP_LIMIT else 0)
 
 
 class MaskOrder:
@@ -911,7 +911,7 @@ class HintMerge(msgspec.Struct, frozen=True, kw_only=True):
                     [self.distances.self_distance(i) for i in node_ids] if self.distances else [0]
                 )
                 return 1 << node_ids[self_distances.index(min(self_distances))]
-        is_plain = not excluded and all(f.groups is None and not f.sockets for f in lists)
+        has_plain_hints = not excluded and all(f.groups is None and not f.sockets for f in lists)
 
         def accept(mask: int) -> bool:
             return mask not in excluded and all(
@@ -919,7 +919,7 @@ class HintMerge(msgspec.Struct, frozen=True, kw_only=True):
             )
 
         cover = self._merged_requirement(
-            lists, None if is_plain else accept
+            lists, None if has_plain_hints else accept
         )  # of plain ones the width decides
         for width in () if self.single else widths or range(2, cover.allowed_mask.bit_count() + 1):
             mask = cover.best_mask_of_width(width, self.order, self.distances, self.budget)

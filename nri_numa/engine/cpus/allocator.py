@@ -580,14 +580,14 @@ class _CPUAccumulator:
 
     def _cores_by_sibling_load(self) -> Sequence[int]:
         ix, occupied, partners = self.ix, self._occupied_cpus(), self.partners
-        same = ix.cores_touched(occupied & partners.same_hours)
+        same_cores = ix.cores_touched(occupied & partners.same_hours)
         unknown = ix.cores_touched(
             occupied & ~partners.same_hours & ~partners.opposite & ~partners.unloaded
         )
-        quiet = ix.first_threads & ~same & ~unknown
-        opposite = quiet & ix.cores_touched(occupied & partners.opposite)
+        usable = ix.first_threads & ~same_cores & ~unknown
+        opposite = usable & ix.cores_touched(occupied & partners.opposite)
         empty = ix.first_threads & ~ix.cores_touched(occupied)
-        return (opposite, empty, quiet & ~opposite & ~empty, unknown & ~same, same)
+        return (opposite, empty, usable & ~opposite & ~empty, unknown & ~same_cores, same_cores)
 
     def _fewest_nodes_first(self, region: int) -> Iterator[int]:
         """A region, split where half-used cores would spare it another NUMA node.

@@ -269,10 +269,10 @@ def _demand_document(
 
 def shared_cpu_reason(basis: ExplanationInput) -> str:
     """The reason why a whole number of CPUs as a limit is no exclusive CPUs; else empty."""
-    asked, demand = basis.requested or {}, basis.demand
-    if demand is None or demand.cpu_from != "limit" or demand.cpu_milli % 1000 or "cpus" in asked:
+    options, demand = basis.requested or {}, basis.demand
+    if demand is None or demand.cpu_from != "limit" or demand.cpu_milli % 1000 or "cpus" in options:
         return ""
-    return _cpu_mode_reason(basis.qos, asked, demand)
+    return _cpu_mode_reason(basis.qos, options, demand)
 
 
 def _cpu_mode_reason(

@@ -150,7 +150,7 @@ def rank_numa_nodes(case: PlacementRequest, table: FreeResources) -> dict[int, i
     if settings.kubelet.ties:
         return None
     amounts = _amounts_by_resource(case, table)
-    need, ids, free = case.demand.exclusive_cpus, machine.alignable_nodes, table.free_cpus.bits
+    need, ids, free_bits = case.demand.exclusive_cpus, machine.alignable_nodes, table.free_cpus.bits
 
     def nodes_short_of(cpus: int) -> Collection[int]:
         """NUMA nodes with too few of some CPUs."""
@@ -162,11 +162,11 @@ def rank_numa_nodes(case: PlacementRequest, table: FreeResources) -> dict[int, i
     if need:
         contended = foreign_or_grantable_cpus(case.node.state, machine.topology, settings)
         contended = contended | yielding_list_cpus(case.node.state, machine.topology)
-        pinned = nodes_short_of(free & ~contended.bits) if contended else ()
-        suitable_cpus = machine.allocator_index.cpus_suiting_isolation(settings) & free
-        unsuiting = nodes_short_of(suitable_cpus) if suitable_cpus != free else ()
+        pinned = nodes_short_of(free_bits & ~contended.bits) if contended else ()
+        suitable_cpus = machine.allocator_index.cpus_suiting_isolation(settings) & free_bits
+        unsuiting = nodes_short_of(suitable_cpus) if suitable_cpus != free_bits else ()
         if case.effective_smt is SMT.PAIR:
-            unpaired = nodes_short_of(_opposite_load_cpus(case) & free)
+            unpaired = nodes_short_of(_opposite_load_cpus(case) & free_bits)
     placed = case.requested.scheduled_nodes.bits
     previous_cpus = table.previous_cpus.bits
     beside_devices = _nodes_with_unused_devices(case)
@@ -308,10 +308,10 @@ def check_pod_affinity(
     shortage = "" if misfit else _pod_affinity_shortage(case, table, affinity)
     if misfit or shortage:
         nodes_text = numa_text(affinity)
-        first = shortage or f"policy {policy}: its pod was placed on {nodes_text}, {misfit}"
+        problem = shortage or f"policy {policy}: its pod was placed on {nodes_text}, {misfit}"
         return Rejection(
             reason=RejectionReason.TOPOLOGY_AFFINITY,
-            detail=f"{first}; it needs "
+            detail=f"{problem}; it needs "
             f"{needed_text(case)} where its pod was placed (policy {policy}, scope pod); "
             f"free: {free_resources_text(case, table)}",
             rule=f"policy {policy} keeps every container of the pod where the pod was placed",
@@ -516,12 +516,12 @@ def _place_shared(
         numa_nodes = topology.cpu_nodes
     numa_nodes = numa_nodes & topology.cpu_nodes
     if not numa_nodes:
-        why = "no NUMA node of this machine has CPUs"
+        cause = "no NUMA node of this machine has CPUs"
         return replace(
             case.initial_placement,
             aligned=False,
-            reason=unpinned_caption(why),
-            decision_steps=(why,),
+            reason=unpinned_caption(cause),
+            decision_steps=(cause,),
         )
     return _complete_placement(
         case, table, replace(placement, kind=ContainerKind.SHARED, numa_nodes=numa_nodes)
@@ -657,33 +657,33 @@ def _obstacles_text(case: PlacementRequest) -> str:
 
 
 def _place_exclusive(
-    case: PlacementRequest, table: FreeResources, found: Placement
+    case: PlacementRequest, table: FreeResources, placement: Placement
 ) -> Placement | Rejection:
     """Take CPUs for one container, of the affinity first."""
-    machine, affinity = case.node.machine, found.affinity
+    machine, affinity = case.node.machine, placement.affinity
     request = _take_request(case, table, affinity)
     chosen_cpus = take_avoiding_contended(case, request, table.free_exclusive_by_node)
     if not isinstance(chosen_cpus, ChosenCPUs):
-        return _take_rejection(chosen_cpus, case, table, found)
-    what = f"cpu: {exclusive_cpu_count_text(case.demand.exclusive_cpus)}"
-    refused = check_exclusive_limits(case, what, chosen_cpus.cpus, chosen_cpus.idle)
+        return _take_rejection(chosen_cpus, case, table, placement)
+    subject = f"cpu: {exclusive_cpu_count_text(case.demand.exclusive_cpus)}"
+    refused = check_exclusive_limits(case, subject, chosen_cpus.cpus, chosen_cpus.idle)
     if refused is not None:
-        return RejectionWithAlignment.with_alignment(refused, found.alignment)
+        return RejectionWithAlignment.with_alignment(refused, placement.alignment)
     numa_nodes = machine.topology.numa_of(chosen_cpus.cpus)
-    found = _with_device_sentences(case, found, numa_nodes)
-    sentences = [*found.decision_steps, *chosen_cpus.notes]
+    placement = _with_device_sentences(case, placement, numa_nodes)
+    sentences = [*placement.decision_steps, *chosen_cpus.notes]
     returned = request.prefer & chosen_cpus.cpus
     if returned:
         verb = inflect_for_ids(returned, "was", "were")
         sentences.append(f"{cpus_text(returned)} {verb} the pod's before")
-    aligned = found.aligned and (
+    aligned = placement.aligned and (
         affinity is None or numa_nodes <= _nodes_giving_cpus(request.settings, machine, affinity)
     )
     return _complete_placement(
         case,
         table,
         replace(
-            found,
+            placement,
             kind=ContainerKind.EXCLUSIVE,
             exclusive=True,
             numa_nodes=numa_nodes,
@@ -756,26 +756,26 @@ def _take_rejection(
     failed: NotEnoughCPUs | SMTMisaligned,
     case: PlacementRequest,
     table: FreeResources,
-    found: Placement,
+    placement: Placement,
 ) -> Rejection:
-    left, holders = free_resources_text(case, table), _obstacles_text(case)
+    text, holders = free_resources_text(case, table), _obstacles_text(case)
     if isinstance(failed, SMTMisaligned):
         return RejectionWithAlignment(
             reason=RejectionReason.SMT_ALIGNMENT,
             detail=(
-                f"{smt_misaligned_text(case, failed, case.effective_smt)}; free: {left}{holders}"
+                f"{smt_misaligned_text(case, failed, case.effective_smt)}; free: {text}{holders}"
             ),
             rule="smt: full-core gives whole cores only",
-            alignment=found.alignment,
+            alignment=placement.alignment,
         )
-    within = found.affinity if case.policy in STRICT_POLICIES else None
+    affinity = placement.affinity if case.policy in STRICT_POLICIES else None
     return RejectionWithAlignment(
         reason=RejectionReason.NOT_ENOUGH_CPUS,
-        detail=cpu_shortage_text(case.node.machine, failed, within)
-        + f"{exclusive_restrictions_text(case)}; free: {left}{holders}",
+        detail=cpu_shortage_text(case.node.machine, failed, affinity)
+        + f"{exclusive_restrictions_text(case)}; free: {text}{holders}",
         rule="exclusive CPUs must be free",
-        allows_best_effort=found.affinity is not None,
-        alignment=found.alignment,
+        allows_best_effort=placement.affinity is not None,
+        alignment=placement.alignment,
     )
 
 

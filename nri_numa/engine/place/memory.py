@@ -49,7 +49,7 @@ from nri_numa.model.workload import MemoryPolicy, MemoryPolicySetting, OnFailure
 
 def widen_for_memory(
     mask: NUMASet,
-    needs: Sequence[tuple[int, AmountsByNode]],
+    demands: Sequence[tuple[int, AmountsByNode]],
     distance: Callable[[int, int], int],
     candidates: NUMASet,
 ) -> NUMASet | None:
@@ -66,7 +66,7 @@ def widen_for_memory(
         quantities=tuple(
             [
                 ResourceNeed(need, {i: v for i, v in free_amounts.items() if v > 0})
-                for need, free_amounts in needs
+                for need, free_amounts in demands
                 if need > 0
             ]
         ),
@@ -221,10 +221,10 @@ def memory_table(node: NodeSnapshot, sizes: Iterable[int]) -> MemoryTable:
             continue
         if not (a.memory_bytes or a.hugepages):
             continue
-        charged: dict[str, AmountsByNode] = {"memory": {i: c.memory for i, c in a.charges.items()}}
+        amounts: dict[str, AmountsByNode] = {"memory": {i: c.memory for i, c in a.charges.items()}}
         for size, name in names.items():
-            charged[name] = {i: c.hugepages.get(size, 0) for i, c in a.charges.items()}
-        assignments.append((a.mems, charged))
+            amounts[name] = {i: c.hugepages.get(size, 0) for i, c in a.charges.items()}
+        assignments.append((a.mems, amounts))
     return MemoryTable.from_assignments(capacity, assignments)
 
 

@@ -201,14 +201,12 @@ _MAX_CACHED_VALUE_CHARS: Final = 512
 """Characters of the values of one remembered request."""
 
 
-def _invalid_value_rejection(
-    key: str, value: str, expected: str, source: OptionSource
-) -> Rejection:
+def _invalid_value_rejection(key: str, value: str, remedy: str, source: OptionSource) -> Rejection:
     """Say what is wrong with a value; ``expected`` ends a sentence that starts *expected*."""
     return Rejection(
         reason=RejectionReason.INVALID_ANNOTATION,
         detail=f"{_printable_name(key)} is {quote_value(value)} ({_printable_name(source.text)}), "
-        f"expected {expected}",
+        f"expected {remedy}",
         rule="annotations must be readable and must not contradict each other",
     )
 
@@ -256,8 +254,8 @@ def check_value(key: str, value: str) -> str | None:
     """
     if key not in options.TABLE.by_key:
         return f"{quote_value(key)} is not a known key, expected {_known_keys_text(key)}"
-    expected = check_value_length(key, value, MAX_LIST_CHARS) or _expected_text(key, value)
-    return None if expected is None else f"{quote_value(value)} is not valid, expected {expected}"
+    remedy = check_value_length(key, value, MAX_LIST_CHARS) or _expected_text(key, value)
+    return None if remedy is None else f"{quote_value(value)} is not valid, expected {remedy}"
 
 
 def _known_keys_text(key: str) -> str:
@@ -266,11 +264,11 @@ def _known_keys_text(key: str) -> str:
     return f"{listed} (did you mean {match}?)" if match else listed
 
 
-def _closest_key(word: str) -> str | None:
+def _closest_key(text: str) -> str | None:
     """The key that a word resembles; None when there is none."""
-    if len(word) > MAX_SUGGESTION_CHARS:
+    if len(text) > MAX_SUGGESTION_CHARS:
         return None
-    return next(iter(get_close_matches(word, options.TABLE.keys, n=1)), None)
+    return next(iter(get_close_matches(text, options.TABLE.keys, n=1)), None)
 
 
 # --- contradictions ---------------------------------------------------------------------------
@@ -304,8 +302,8 @@ def _find_level_contradiction(level: _OptionLevel) -> tuple[str, str] | None:
         row = _find_contradiction(key, value, level, CONTRADICTIONS_BY_KEY)
         if row is not None:
             other_value, other_source = level[row.other_key]
-            beside = f"{row.other_key} {quote_value(other_value)} ({other_source.text})"
-            return key, f"no {beside} next to it, because {row.explanation}"
+            other_text = f"{row.other_key} {quote_value(other_value)} ({other_source.text})"
+            return key, f"no {other_text} next to it, because {row.explanation}"
     return None
 
 
@@ -321,8 +319,8 @@ def check_option_level(values: Mapping[str, str]) -> list[str]:
             {key: (value, _SAME_PLACE_SOURCE) for key, value in values.items()}
         )
         if contradiction is not None:
-            key, expected = contradiction
-            problems.append(f"{key}: {quote_value(values[key])} is not valid, expected {expected}")
+            key, remedy = contradiction
+            problems.append(f"{key}: {quote_value(values[key])} is not valid, expected {remedy}")
     return problems
 
 
@@ -360,16 +358,16 @@ def resolve_placement_options(
     resolved: _OptionLevel = {}
     for number, level in enumerate(levels):
         level_options: _OptionLevel = {}
-        for key, one in level.items():
-            stronger = _find_contradiction(key, one[0], resolved, LEVEL_CONTRADICTIONS_BY_KEY)
+        for key, entry in level.items():
+            stronger = _find_contradiction(key, entry[0], resolved, LEVEL_CONTRADICTIONS_BY_KEY)
             if key not in resolved and stronger is None:
-                level_options[key] = one
+                level_options[key] = entry
         # Rules and defaults were checked when the configuration was read.
         contradiction = _find_level_contradiction(level_options) if number < annotated else None
         if contradiction is not None:
-            key, expected = contradiction
+            key, remedy = contradiction
             value, source = level_options[key]
-            return _invalid_value_rejection(key, value, expected, source)
+            return _invalid_value_rejection(key, value, remedy, source)
         resolved.update(level_options)
     return _build_placement_options(
         resolved,
@@ -438,9 +436,9 @@ def _read_annotations(
     """
     if len(names) > MAX_ANNOTATIONS:
         name = min(names)
-        expected = f"at most {MAX_ANNOTATIONS} annotations that name {marker} and not {len(names)}"
+        remedy = f"at most {MAX_ANNOTATIONS} annotations that name {marker} and not {len(names)}"
         source = OptionSource(SourceKind.ANNOTATION, name)
-        return _invalid_value_rejection(name, pod.annotations[name], expected, source)
+        return _invalid_value_rejection(name, pod.annotations[name], remedy, source)
     mine: _OptionLevel = {}
     everybodys: _OptionLevel = {}
     below = 0
@@ -455,9 +453,9 @@ def _read_annotations(
         value = pod.annotations[name].removesuffix("\n")  # the end of a YAML block scalar
         source = OptionSource(SourceKind.ANNOTATION, name, target is not None)
         if key not in options.TABLE.by_key:
-            expected = _known_keys_text(key)
+            remedy = _known_keys_text(key)
         elif target == "":
-            expected = f"{marker}{key}, or {marker}{key}.CONTAINER with the container's name"
+            remedy = f"{marker}{key}, or {marker}{key}.CONTAINER with the container's name"
         elif target is not None and target != container.name:
             continue
         elif (refused := _permission_rejection(permission, key, value, list_limit)) is not None:
@@ -467,19 +465,19 @@ def _read_annotations(
                 )
                 continue
             rule = f"{permission.name} lets pods of namespace {pod.namespace} ask for no more"
-            wrong = _invalid_value_rejection(key, value, refused, source)
-            return replace(wrong, reason=RejectionReason.NOT_PERMITTED, rule=rule)
+            rejection = _invalid_value_rejection(key, value, refused, source)
+            return replace(rejection, reason=RejectionReason.NOT_PERMITTED, rule=rule)
         else:
             level = everybodys if target is None else mine
             earlier = level.setdefault(key, (value, source))
             if earlier[0] != value:
-                expected = f"the same as {quote_value(earlier[0])} ({earlier[1].text})"
+                remedy = f"the same as {quote_value(earlier[0])} ({earlier[1].text})"
             else:
                 problem = check_value_length(key, value, list_limit) or _expected_text(key, value)
                 if problem is None:
                     continue
-                expected = problem
-        return _invalid_value_rejection(key, value, expected, source)
+                remedy = problem
+        return _invalid_value_rejection(key, value, remedy, source)
     return mine, everybodys
 
 
@@ -489,8 +487,8 @@ def _permission_rejection(
     """Say what a permission lets pods ask for instead; None if it has nothing against it."""
     if check_value_length(key, value, list_limit) is not None:
         return None  # refused without being read
-    expected = check_permission(permission, key, value)
-    return None if expected is None else f"{expected}, which is all that {permission.name} allows"
+    remedy = check_permission(permission, key, value)
+    return None if remedy is None else f"{remedy}, which is all that {permission.name} allows"
 
 
 def _parse_annotation_name(name: str, marker: str, *, guess: bool) -> tuple[str, str | None] | None:
@@ -585,11 +583,11 @@ def annotated_container_names(annotations: Mapping[str, str], prefix: str) -> di
 
 def unknown_container_sentence(annotation: str, name: str, known_names: Sequence[str]) -> str:
     """A sentence for an annotation with a name that no container of the pod has."""
-    known = ", ".join(map(quote_value, known_names)) or "none"
+    names = ", ".join(map(quote_value, known_names)) or "none"
     similar = get_close_matches(name, known_names, n=1)
     return (
         f"annotation {annotation} is ignored, because it names a container {quote_value(name)}, "
-        f"which this pod does not have; it has {known}"
+        f"which this pod does not have; it has {names}"
         + "".join(f" (did you mean {one}?)" for one in similar)
     )
 

@@ -138,22 +138,22 @@ class PodShare(msgspec.Struct, frozen=True, kw_only=True):
         """What others leave of a container's bytes."""
         if self.sum.memory <= 0:
             return need
-        own = 0 if self.uses_pod_resources else self.own_charge.memory
-        return max(0, min(need, max(self.sum.memory, own + need) - self.other_charge.memory))
+        own_bytes = 0 if self.uses_pod_resources else self.own_charge.memory
+        return max(0, min(need, max(self.sum.memory, own_bytes + need) - self.other_charge.memory))
 
 
 NO_POD_SHARE: Final = PodShare()
 
 
 def share_of_first_container(
-    pod: PodSandbox, resources: Resources, total: Charge | None = None, *, is_own: bool = False
+    pod: PodSandbox, resources: Resources, total: Charge | None = None, *, has_size: bool = False
 ) -> PodShare:
     """The share of a container alone in its pod, whose sum is ``total``, or else what is told.
 
     With ``is_own`` it is known to have resources of its own.
     """
     total = told_sum(pod) if total is None else total
-    is_user = not is_own and has_pods_size(pod, resources, total.cpu_milli)
+    is_user = not has_size and has_pods_size(pod, resources, total.cpu_milli)
     if is_user and pod.qos is QoSClass.GUARANTEED:
         total = replace(total, cpu_milli=cpu_size_milli(resources))
     return PodShare(sum=total, uses_pod_resources=is_user)
@@ -176,12 +176,12 @@ def has_pods_size(pod: PodSandbox, resources: Resources, total_milli: int) -> bo
     return cpu_request_milli(resources, []) > total_milli
 
 
-def _demand_rejection(what: str, expected: str, *, reason: RejectionReason) -> Rejection:
+def _demand_rejection(subject: str, remedy: str, *, reason: RejectionReason) -> Rejection:
     """A need that cannot be met on any machine; ``what`` names the resource and its value."""
     return Rejection(
         reason=reason,
-        detail=f"{what}, expected {expected}",
-        rule=expected,
+        detail=f"{subject}, expected {remedy}",
+        rule=remedy,
     )
 
 
@@ -190,7 +190,7 @@ def compute_demand(
     container: Container,
     requested: PlacementOptions,
     capacity_bytes: int,
-    share: PodShare | None = None,
+    pod_share: PodShare | None = None,
     *,
     is_exclusive: bool = False,
 ) -> Demand | Rejection:
@@ -210,17 +210,17 @@ def compute_demand(
     memory as the kubelet counts it (MemTotal).
     """
     resources = container.resources
-    share = share or share_of_first_container(pod, resources)
+    pod_share = pod_share or share_of_first_container(pod, resources)
     notes: list[str] = []
     memory_notes: list[str] = []
-    demand = _cpu_demand(pod, resources, share, notes)
+    demand = _cpu_demand(pod, resources, pod_share, notes)
     exclusive_cpus, ignored = 0, ""
     # An explicit list is taken as it is, and bind: none touches nothing: no number is needed.
     if requested.numacpu is None and requested.bind is not Bind.NONE:
         # Could not be kept on shared CPUs.
         needs_cores = requested.smt in _WHOLE_CORE_SMT_MODES and "smt" in requested.explicit_keys
         decided = _count_exclusive_cpus(
-            pod, requested, demand, share, notes, is_exclusive=is_exclusive
+            pod, requested, demand, pod_share, notes, is_exclusive=is_exclusive
         )
         if isinstance(decided, Rejection):
             return decided
@@ -228,7 +228,7 @@ def compute_demand(
         if not exclusive_cpus and needs_cores:
             notes.append(f"smt: {requested.smt.value} has no effect on shared CPUs")
     own_bytes, memory_source = _memory_demand(pod, container, capacity_bytes, memory_notes)
-    allocated = requested_memory(pod, container, capacity_bytes, own_bytes, share)
+    allocated = requested_memory(pod, container, capacity_bytes, own_bytes, pod_share)
     cpu_milli, memory_bytes = demand.cpu_milli, own_bytes
     requested_milli = demand.cpu_requested_milli
     if pod.qos is QoSClass.GUARANTEED and pod_cpu_request_milli(pod) is not None:
@@ -246,7 +246,7 @@ def compute_demand(
         memory_source=memory_source,
         cpu_notes=tuple(notes),
         memory_notes=tuple(memory_notes),
-        pod_requested_milli=_pod_requested_milli(pod, requested_milli, share)
+        pod_requested_milli=_pod_requested_milli(pod, requested_milli, pod_share)
         if requested.list_is_pods
         else None,
         memory_requested=allocated,
@@ -276,16 +276,16 @@ def _count_exclusive_cpus(
     pod: PodSandbox,
     requested: PlacementOptions,
     size: Demand,
-    share: PodShare,
+    pod_share: PodShare,
     notes: list[str],
     *,
     is_exclusive: bool,
 ) -> tuple[int, str] | Rejection:
     """The number of exclusive CPUs, and what is ignored because the request does not pay for it."""
     count = _wished_exclusive_cpus(pod, requested, size.cpu_milli)
-    may_share = not is_exclusive and _may_share_instead(pod, requested)
+    accepts_shared = not is_exclusive and _may_share_instead(pod, requested)
     if count is None:
-        if not may_share:
+        if not accepts_shared:
             return _fractional_rejection(requested, size.cpu_milli)
         text = f"its cpu is {size.cpu_milli}m" if size.cpu_milli else "its cpu is not set"
         ignored = _shares_instead_text(requested, text)
@@ -294,7 +294,7 @@ def _count_exclusive_cpus(
     if not count:
         return 0, ""
     whole_cpus = size.cpu_requested_milli // 1000
-    if whole_cpus and is_in_pod_pool(pod, requested, share):
+    if whole_cpus and is_in_pod_pool(pod, requested, pod_share):
         count = min(count, whole_cpus)  # what others of its pod leave
     if requested.cpus is None and count > whole_cpus:
         notes.append(f"it shares CPUs: {_requested_text(size.cpu_requested_milli, count)}")
@@ -307,7 +307,7 @@ def _count_exclusive_cpus(
     # How much more than 256 CPUs a request pays for is not given, and slots were counted.
     if count <= whole_cpus or requested.unrequested_cpus or size.cpu_is_lower_bound:
         return count, ""
-    ignored_or_rejection = _ignore_unpaid(requested, size, count, may_share=may_share)
+    ignored_or_rejection = _ignore_unpaid(requested, size, count, accepts_shared=accepts_shared)
     if isinstance(ignored_or_rejection, Rejection):
         return ignored_or_rejection
     notes.append(ignored_or_rejection)
@@ -315,11 +315,11 @@ def _count_exclusive_cpus(
 
 
 def _ignore_unpaid(
-    requested: PlacementOptions, size: Demand, count: int, *, may_share: bool
+    requested: PlacementOptions, size: Demand, count: int, *, accepts_shared: bool
 ) -> str | Rejection:
     """Say what is ignored of a request that does not pay for so many CPUs, or reject it."""
     paid_text = _requested_text(size.cpu_requested_milli, count)
-    if may_share:
+    if accepts_shared:
         return _shares_instead_text(requested, paid_text)
     is_ignored = requested.ignores_denied and requested.is_from_annotation("cpus")
     if "cpus" in requested.explicit_keys and not is_ignored:
@@ -332,14 +332,14 @@ def _wished_exclusive_cpus(pod: PodSandbox, requested: PlacementOptions, milli: 
 
     None if it insists on exclusive CPUs and its size is no whole number of them.
     """
-    is_whole = milli > 0 and milli % 1000 == 0
+    is_integer = milli > 0 and milli % 1000 == 0
     if requested.cpus is CPUMode.EXCLUSIVE:
         if requested.slots is not None:
             return requested.slots.count
-        if is_whole:
+        if is_integer:
             return milli // 1000
         return None if "cpus" in requested.explicit_keys else 0
-    if requested.cpus is CPUMode.SHARED or not is_whole or pod.qos is not QoSClass.GUARANTEED:
+    if requested.cpus is CPUMode.SHARED or not is_integer or pod.qos is not QoSClass.GUARANTEED:
         return 0
     needs_cores = requested.smt in _WHOLE_CORE_SMT_MODES and "smt" in requested.explicit_keys
     return milli // 1000 if needs_cores or requested.policy is not Policy.NONE else 0
@@ -360,14 +360,14 @@ def _shares_instead_text(requested: PlacementOptions, cause: str) -> str:
     return f"it shares CPUs beside cpus: exclusive ({requested.source_text('cpus')}): {cause}"
 
 
-def is_in_pod_pool(pod: PodSandbox, requested: PlacementOptions, share: PodShare) -> bool:
+def is_in_pod_pool(pod: PodSandbox, requested: PlacementOptions, pod_share: PodShare) -> bool:
     """True if a container shares what those with CPUs of their own leave of its pod's.
 
     Such are containers without resources of their own in a pod that is placed as a whole, as under
     the kubelet (``AllocatePod`` in cm/cpumanager/policy_static.go).
     """
     return (
-        share.uses_pod_resources
+        pod_share.uses_pod_resources
         and pod.qos is QoSClass.GUARANTEED
         and requested.scope is Scope.POD
         and requested.numacpu is None
@@ -383,26 +383,22 @@ def _requested_text(requested_milli: int, count: int) -> str:
 def _unrequested_rejection(
     requested: PlacementOptions, requested_milli: int, count: int
 ) -> Rejection:
-    expected = (
+    remedy = (
         f"{1000 * count}m, because exclusive CPUs must be paid for by the CPU request "
         f"({requested.source_text('cpus')}), unless a permission has unpaidCPUs "
         f"({requested.permission} has not)"
     )
     value = f"{requested_milli}m" if requested_milli else "not set"
-    return _demand_rejection(
-        f"cpu request is {value}", expected, reason=RejectionReason.UNPAID_CPUS
-    )
+    return _demand_rejection(f"cpu request is {value}", remedy, reason=RejectionReason.UNPAID_CPUS)
 
 
 def _fractional_rejection(requested: PlacementOptions, milli: int) -> Rejection:
     cause = f"because cpus: exclusive is asked for ({requested.source_text('cpus')})"
     if milli:
-        expected = f"a whole number of CPUs such as {1000 * (milli // 1000 + 1)}m, {cause}"
-        return _demand_rejection(
-            f"cpu is {milli}m", expected, reason=RejectionReason.FRACTIONAL_CPUS
-        )
-    expected = f"a CPU limit or request that is a whole number, {cause}"
-    return _demand_rejection("cpu is not set", expected, reason=RejectionReason.NO_CPUS)
+        remedy = f"a whole number of CPUs such as {1000 * (milli // 1000 + 1)}m, {cause}"
+        return _demand_rejection(f"cpu is {milli}m", remedy, reason=RejectionReason.FRACTIONAL_CPUS)
+    remedy = f"a CPU limit or request that is a whole number, {cause}"
+    return _demand_rejection("cpu is not set", remedy, reason=RejectionReason.NO_CPUS)
 
 
 def _shares_limit_text(pod: PodSandbox) -> str:
@@ -416,12 +412,12 @@ def _shares_limit_text(pod: PodSandbox) -> str:
 
 
 def _unknown_cpus_rejection(pod: PodSandbox) -> Rejection:
-    what = f"cpu is a request of {MAX_CPU_SHARES // SHARES_PER_CPU} CPUs or more"
-    expected = (
+    subject = f"cpu is a request of {MAX_CPU_SHARES // SHARES_PER_CPU} CPUs or more"
+    remedy = (
         "a CPU limit as well, because how many exclusive CPUs it needs cannot be known: "
         + _shares_limit_text(pod)
     )
-    return _demand_rejection(what, expected, reason=RejectionReason.UNKNOWN_CPUS)
+    return _demand_rejection(subject, remedy, reason=RejectionReason.UNKNOWN_CPUS)
 
 
 def cpu_limit_milli(resources: Resources, notes: list[str]) -> int:
@@ -509,7 +505,7 @@ def requested_memory(
     container: Container,
     capacity_bytes: int,
     need: int,
-    share: PodShare,
+    pod_share: PodShare,
 ) -> int:
     """Bytes of a container's need that its request pays for.
 
@@ -519,7 +515,7 @@ def requested_memory(
     is still seen, in what the kernel says is free.
     """
     if pod.qos is QoSClass.GUARANTEED:
-        return share.limit_memory(need)
+        return pod_share.limit_memory(need)
     return min(need, _bytes_requested_by_oom_score(pod, container, capacity_bytes))
 
 
@@ -536,7 +532,7 @@ def _bytes_requested_by_oom_score(
 
 
 def unpinned_memory_request(
-    pod: PodSandbox, container: Container, capacity_bytes: int, others: Charge
+    pod: PodSandbox, container: Container, capacity_bytes: int, other_charge: Charge
 ) -> int:
     """Bytes that a container requests whose needs are not looked at, since nothing is pinned."""
     if pod.qos is not QoSClass.GUARANTEED:
@@ -544,8 +540,8 @@ def unpinned_memory_request(
     limit = container.resources.memory_limit or 0
     if not 0 < limit < _MIN_UNLIMITED_BYTES:
         return 0
-    share = PodShare(sum=told_sum(pod), other_charge=others, uses_pod_resources=True)
-    return requested_memory(pod, container, capacity_bytes, limit, share)
+    pod_share = PodShare(sum=told_sum(pod), other_charge=other_charge, uses_pod_resources=True)
+    return requested_memory(pod, container, capacity_bytes, limit, pod_share)
 
 
 def _memory_demand(
@@ -610,13 +606,13 @@ def check_claim_in_use(state: NodeState, slots: HeldCPUSlots) -> Rejection | Non
     if CLAIM_SLOT_MARK not in slots.ids:
         return None
     names = _claim_result_names(slots.ids.split(","))
-    for _, one in sorted(state.allocations.items()):
-        if CLAIM_SLOT_MARK in one.slots and names & _claim_result_names(one.slots.split(",")):
+    for _, a in sorted(state.allocations.items()):
+        if CLAIM_SLOT_MARK in a.slots and names & _claim_result_names(a.slots.split(",")):
             return Rejection(
                 reason=RejectionReason.CLAIM_IN_USE,
                 detail=f"its ResourceClaim's CPUs are "
                 "those of pod "
-                f"{one.namespace}/{one.pod}, container {one.container}; expected one container for "
+                f"{a.namespace}/{a.pod}, container {a.container}; expected one container for "
                 "each request of a claim",
                 rule="the CPUs of a claim are for one container at a time",
             )
@@ -694,30 +690,30 @@ def with_slots(
             rule="the device plugin of nri-numa says which slots a container holds",
         )
     plural, claimed = "s" if slots.count != 1 else "", CLAIM_SLOT_MARK in text
-    kind, held = SourceKind.SLOTS, f"{slots.count} slot{plural} of the device plugin"
+    kind, slots_text = SourceKind.SLOTS, f"{slots.count} slot{plural} of the device plugin"
     if claimed:
-        kind, held = SourceKind.CLAIM, f"{slots.count} CPU{plural} of a ResourceClaim"
+        kind, slots_text = SourceKind.CLAIM, f"{slots.count} CPU{plural} of a ResourceClaim"
     clash = _option_contradicting_slots(requested, slots)
     if clash:
-        key, value, why = clash
+        key, value, cause = clash
         source = requested.sources.get(key, DEFAULT_SOURCE)
         return Rejection(
             reason=RejectionReason.SLOTS_CONFLICT,
-            detail=f"{key} is {value!r} ({source.text}) and it holds {held}, expected one of "
-            f"them, because {why}",
+            detail=f"{key} is {value!r} ({source.text}) and it holds {slots_text}, expected one of "
+            f"them, because {cause}",
             rule="slots and annotations must not contradict each other",
         )
     # Where nothing else is asked for, it was not looked up.
     permission = permission_of(settings.permissions, pod)
     resources = container.resources
     limit, request = cpu_limit_milli(resources, []), cpu_request_milli(resources, [])
-    milli, wanted = limit or request, 1000 * slots.count
-    at_least = not limit and (resources.cpu_shares or 0) >= MAX_CPU_SHARES
-    if milli != wanted and not (milli < wanted and (at_least or permission.unpaid_cpus)):
+    milli, total = limit or request, 1000 * slots.count
+    is_lower_bound = not limit and (resources.cpu_shares or 0) >= MAX_CPU_SHARES
+    if milli != total and not (milli < total and (is_lower_bound or permission.unpaid_cpus)):
         value = f"{milli}m" if milli else "not set"
         return Rejection(
             reason=RejectionReason.SLOTS_MISMATCH,
-            detail=f"cpu is {value} and it holds {held}, expected {wanted}m: "
+            detail=f"cpu is {value} and it holds {slots_text}, expected {total}m: "
             + ("as many as the claim has" if claimed else "a CPU for each slot"),
             rule="a container has as many exclusive CPUs as it holds slots",
         )
@@ -729,7 +725,7 @@ def with_slots(
         unrequested_cpus=permission.unpaid_cpus,
         permission=permission.name,
         explicit_keys=requested.explicit_keys | {"cpus"},
-        sources={**requested.sources, "cpus": OptionSource(kind, held)},
+        sources={**requested.sources, "cpus": OptionSource(kind, slots_text)},
     )
 
 

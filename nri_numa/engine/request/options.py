@@ -475,7 +475,7 @@ class OptionTable(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def claim_parameters(self) -> tuple[str, ...]:
         """Keys that a claim may set, sorted."""
-        return tuple(sorted(key for key, one in self.by_key.items() if not one.claim_obstacle))
+        return tuple(sorted(key for key, o in self.by_key.items() if not o.claim_obstacle))
 
 
 TABLE = OptionTable.of(PlacementOptions)

@@ -417,13 +417,13 @@ def _answered_quota(a: Allocation, prior: Allocation, update: Resources) -> int 
 def updates_between(
     base: NodeSnapshot, node: NodeSnapshot, *, skip: str = "", resized: Iterable[str] = ()
 ) -> tuple[ContainerUpdate, ...]:
-    """Updates of containers that should have other CPUs now.
+    """Return updates of containers whose desired CPUs changed between two snapshots.
 
-    First those whose own CPUs were ``resized``, then groups whose CPUs differ, an update for each
-    member, in id order; then, where CPUs of owners are or were offline, containers with CPUs of
-    their own. The cost is in the groups and in the containers that really change, not in all
-    containers. While the pool stays the whole machine, only those unbound containers have other
-    CPUs that we narrowed before, and only where CPUs came.
+    First those whose own CPUs were ``resized``, then members of groups whose CPUs differ, in id
+    order; then, if exclusive or listed CPUs are offline or the machine changed, containers with own
+    CPUs. The cost depends on groups and changed containers, not on all containers. While the pool
+    remains the whole machine, unpinned containers get an update only if they may have been narrowed
+    and CPUs were added.
     """
     prior, new, same_machine = base.state, node.state, base.machine is node.machine
     if (

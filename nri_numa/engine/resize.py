@@ -1,11 +1,10 @@
-"""A live container's resources change: in-place resize, or another program's cpuset.
+"""Changes of a live container's resources: in-place resize, or another program's cpuset.
 
-A resize never moves anything. A changed ``cpuset.mems`` makes the kernel copy the pages of a
-running process (cgroup v2) or leaves them behind (v1), and a resize of a pod does not ask for
-either. So a container keeps its memory nodes for life, CPUs of its own stay its own as long as it
-has that many, and what it gets in addition comes from the NUMA nodes it is on. What cannot grow
-there is the business of ``on-failure``, whose default for strict policies refuses the resize;
-docs/adr/0027-a-resize-stays-in-place.md says why.
+A resize never moves a container. A changed ``cpuset.mems`` makes the kernel copy the pages of a
+running process (cgroup v2) or leave them behind (v1), and a pod's resize requests neither. So a
+container keeps its memory nodes and, up to its new size, its exclusive CPUs, and additional CPUs
+come from its NUMA nodes. If it cannot grow there, ``on-failure`` decides; its default for strict
+policies rejects the resize. Reasons: docs/adr/0027-a-resize-stays-in-place.md.
 """
 
 from __future__ import annotations
@@ -101,12 +100,12 @@ RESIZE_RULE_TEXT = "a resize stays in place"
 def resize_in_place(
     case: PlacementRequest, allocation: Allocation, offered: CPUSet = NO_CPUS
 ) -> Placement | Rejection:
-    """Give a running container its new size where it is.
+    """Place a running container with its new size on its current NUMA nodes.
 
-    What it uses is not in the reading. What cannot grow where it is, is the business of its
-    ``on-failure``: ``reject`` fails; ``widen`` adds CPUs of other NUMA nodes to those it owns;
-    otherwise, and for memory and shared CPUs, it stays with what it has and the new size is
-    allocated there. CPUs that its pod's pool ``offered`` come first.
+    Its current charges count as free. If it cannot grow there, ``on-failure`` decides: ``reject``
+    rejects the resize; ``widen`` adds exclusive CPUs of other NUMA nodes. Otherwise, and for memory
+    and shared CPUs, it keeps its resources and the new size is charged there. CPUs that the pod
+    pool ``offered`` are taken first.
     """
     node = case.node
     if node.reading is not None:
@@ -123,7 +122,7 @@ def resize_in_place(
 
 
 def shared_again_text(prior: Allocation, milli: int) -> str:
-    """Say what an owner loses by a new size that is no whole number; empty if it loses nothing."""
+    """Clause about exclusive CPUs lost by a size that is no whole number; empty for none."""
     if prior.kind is not ContainerKind.EXCLUSIVE or not milli % 1000:
         return ""
     text = exclusive_cpu_count_text(len(prior.cpus))
@@ -131,7 +130,7 @@ def shared_again_text(prior: Allocation, milli: int) -> str:
 
 
 class _Resize:
-    """One change of size on its way."""
+    """State of one resize that is being decided."""
 
     def __init__(self, case: PlacementRequest, allocation: Allocation, offered: CPUSet) -> None:
         self.case, self.prior, self.offered = case, allocation, offered
@@ -143,7 +142,7 @@ class _Resize:
         )
 
     def check_pod_sum(self) -> Rejection | None:
-        """See that others of its pod leave it its size, or that it may run with less."""
+        """Reject a size beyond its part of the pod's sum, unless it may run with less."""
         case, share = self.case, self.case.pod_share
         milli = own_request_milli(case.pod.qos, case.container.resources)
         limit, change = share.limit_milli(milli), case.demand.own_cpu_milli - self.prior.cpu_milli
@@ -160,10 +159,10 @@ class _Resize:
         return None if self._accepts_shortage(shortage) else shortage
 
     def resize_listed(self) -> Placement | Rejection:
-        """CPUs of a list stay that list; only the amounts change."""
+        """Keep the list of CPUs and change only the charges."""
         case, prior = self.case, self.prior
         if prior.exclusive:
-            # The runtime may tell the pod's sum of its creation, not that of now.
+            # The runtime may report the pod's sum of its creation instead of the current one.
             requested_milli = case.demand.cpu_requested_milli
             requested_milli += sum(a.cpu_milli for a in exclusive_list_sharers(case, prior.cpus))
             if case.demand.pod_requested_milli is not None:
@@ -181,7 +180,7 @@ class _Resize:
         return self._build_placement(prior.kind, prior.reason, prior.numa_nodes, milli, prior.cpus)
 
     def resize_shared(self) -> Placement | Rejection:
-        """The shared CPUs of the NUMA nodes it is on."""
+        """Charge shared CPUs on its current NUMA nodes."""
         case, numa_nodes = self.case, self.prior.numa_nodes
         nodes_text, free_by_node = numa_text(numa_nodes), case.node.free_shared_milli
         self.steps.append(f"stays on {nodes_text}")
@@ -202,12 +201,12 @@ class _Resize:
         return self._build_placement(ContainerKind.SHARED, caption, numa_nodes, milli)
 
     def resize_exclusive(self) -> Placement | Rejection:
-        """CPUs of its own: those it has, fewer of them, or these and more beside them."""
+        """Resize exclusive CPUs: keep, shrink or extend the current set."""
         choice = self._resize_cpus()
         if isinstance(choice, Rejection):
             if not (self._may_keep_cpus() and self._accepts_shortage(choice)):
                 return choice
-            # Memory is booked at the new size all the same: that is what the container may use.
+            # Memory is still charged at the new size, which the container may use.
             self.steps.append(f"it keeps what it has, which is {SHORTFALL_TEXT}")
             if self.prior.kind is not ContainerKind.EXCLUSIVE:
                 return self.resize_shared()
@@ -217,14 +216,14 @@ class _Resize:
         if not numa_nodes <= self._own_nodes():
             self.is_misaligned = True
         elif numa_nodes < self.prior.numa_nodes and len(numa_nodes | self.prior.mems) == 1:
-            self.is_misaligned = False  # by now
+            self.is_misaligned = False  # no longer
         caption = f"{exclusive_cpu_count_text(len(choice.cpus))} on {numa_text(numa_nodes)}"
         return self._build_placement(
             ContainerKind.EXCLUSIVE, caption, numa_nodes, milli, choice.cpus, choice.idle
         )
 
     def _exclusive_by_node(self, cpus: CPUSet) -> tuple[NUMASet, Mapping[int, int]]:
-        """NUMA nodes of CPUs of its own, and milli there; offline ones come back as they were."""
+        """Return NUMA nodes of exclusive CPUs and milli there; unchanged if one is offline."""
         topology, prior = self.case.node.machine.topology, self.prior
         if not cpus <= topology.online:
             return prior.numa_nodes, {i: charge.cpu_milli for i, charge in prior.charges.items()}
@@ -232,12 +231,12 @@ class _Resize:
         return NUMASet(counts), {i: 1000 * count for i, count in counts.items()}
 
     def _has_shortage(self, amount: int, prior_amount: int, free_amount: int) -> bool:
-        """True if it grows beyond what there is, or has not got its size since an earlier time."""
+        """True if it grows beyond the free amount, or still has an earlier shortfall."""
         is_due = amount > prior_amount or (self.had_shortfall and amount == prior_amount)
         return is_due and free_amount < amount
 
     def _accepts_shortage(self, shortage: Rejection, note: str = "", *, grows: bool = True) -> bool:
-        """Run on with less than its size, unless it grows and ``on-failure`` rejects that."""
+        """Record a shortfall, unless the container grows and ``on-failure`` rejects that."""
         if grows and self.case.on_failure is OnFailure.REJECT:
             return False
         self.steps.append(f"{self.case.message_subject}: {shortage.detail}{note}")
@@ -245,14 +244,14 @@ class _Resize:
         return True
 
     def _may_keep_cpus(self) -> bool:
-        """True if it may keep its CPUs where it cannot have the new number: it requests them."""
+        """True if it may keep its CPUs if the new number does not fit: it requests them."""
         case, prior = self.case, self.prior
         if prior.kind is not ContainerKind.EXCLUSIVE or case.requested.unrequested_cpus:
             return True
         return 1000 * len(prior.cpus) <= case.demand.cpu_requested_milli
 
     def _own_nodes(self) -> NUMASet:
-        """The NUMA nodes that growing may use: its own, and those chosen for its whole pod."""
+        """NUMA nodes that it may grow on: its own, and those of its pod's affinity."""
         record = self.case.node.state.pods.get(self.prior.pod_uid)
         if record is None or record.affinity is None:
             return self.prior.numa_nodes
@@ -262,7 +261,7 @@ class _Resize:
         case, cpus = self.case, self.prior.cpus
         count = case.demand.exclusive_cpus
         if count == len(cpus):
-            # CPUs of it that are offline come back, and stay its own.
+            # Offline CPUs remain exclusive until they are online again.
             return ChosenCPUs(cpus=cpus, idle=self.prior.idle_siblings)
         if count < len(cpus):
             choice = self._take_cpus(NO_CPUS, {}, strict=True)
@@ -270,7 +269,7 @@ class _Resize:
         return self._grow_cpus(count, cpus)
 
     def _grow_cpus(self, count: int, own_cpus: CPUSet) -> ChosenCPUs | Rejection:
-        """The CPUs it has and more beside them, within the floors and quotas."""
+        """Extend the current CPUs within pool floors and quotas."""
         case, node = self.case, self.case.node
         free_cpus = exclusive_candidate_cpus(node, count)
         avoided = own_cpus & node.machine.avoided_isolated_cpus(count)
@@ -287,7 +286,7 @@ class _Resize:
             choice = self._take_cpus(free_cpus, limits, strict=True)
             if isinstance(choice, SMTMisaligned):
                 return self._smt_rejection(choice)
-        # A container that shares is on its NUMA nodes, and CPUs elsewhere would move it.
+        # CPUs on other NUMA nodes would move a shared container.
         may_widen = case.on_failure is OnFailure.BEST_EFFORT and own_cpus and not avoided
         if not isinstance(choice, ChosenCPUs) and may_widen:
             choice = self._take_cpus(free_cpus, limits, strict=False)
@@ -311,7 +310,7 @@ class _Resize:
         return self._take_cpus(self.offered, limits, strict=True)
 
     def _milli_to_allocate(self) -> int:
-        """Thousandths of a CPU that are allocated for shared CPUs: what its request pays for."""
+        """Thousandths of a CPU to charge for shared CPUs: at most the request."""
         return min(self.case.demand.cpu_milli, self.case.demand.cpu_requested_milli)
 
     def _effective_smt(self) -> SMT:
@@ -358,7 +357,7 @@ class _Resize:
         cpus: CPUSet = NO_CPUS,
         idle_siblings: CPUSet = NO_CPUS,
     ) -> Placement | Rejection:
-        """Book the new size on the memory nodes it has; see that growing fits there."""
+        """Charge the new size on its memory nodes, and check that growth fits there."""
         case, prior = self.case, self.prior
         pages_left = case.free_hugepages() if prior.mems else {}
         shortage = self._check_memory(pages_left)
@@ -395,7 +394,7 @@ class _Resize:
         )
 
     def _check_memory(self, pages_left: Mapping[int, Mapping[int, int]]) -> Rejection | None:
-        """See that memory and huge pages fit on its memory nodes, or may be short there."""
+        """Reject memory and huge pages that do not fit on its memory nodes, unless allowed."""
         case, prior, demand, mems = self.case, self.prior, self.case.demand, self.prior.mems
         if not mems:
             return None
@@ -416,7 +415,7 @@ class _Resize:
         return None
 
     def _list_yields(self, cpus: CPUSet) -> bool:
-        """True if a shared list yields: it is not paid for, or others own CPUs of it already."""
+        """True if a shared list yields: not requested, or it has yielded CPUs already."""
         case = self.case
         return is_yielding_list(case.requested, cpus, case.demand) or (
             self.prior.yields_to_exclusive and bool(cpus & case.node.state.unavailable_cpus)
@@ -466,7 +465,7 @@ def resize_container(
 def _with_unpinned_memory(
     node: NodeSnapshot, pod: PodSandbox, container: Container, update: Resources
 ) -> tuple[NodeState, ChangedStateIds]:
-    """The state once a container that nothing pins requests another amount of memory."""
+    """Return the state with the new memory request of an unpinned container."""
     state, prior = node.state, node.state.allocations[container.id]
     other_charge = state.requested_memory_of_pod(pod.uid, container.id)
     merged = _apply_update(container, prior, update)
@@ -481,7 +480,7 @@ def _with_unpinned_memory(
 def state_with_resized_container(
     node: NodeSnapshot, pod: PodSandbox, allocation: Allocation
 ) -> tuple[NodeState, tuple[str, ...]]:
-    """The state once a container has its new size, and who else has other CPUs of its pod then."""
+    """Return the state with a resized container, and ids of pod pool members whose CPUs changed."""
     state, prior = node.state, node.state.allocations[allocation.container_id]
     total = sum_told_by(state, pod, prior, allocation.cpu_milli, allocation.memory_bytes)
     pool = tuple(a for a in state.pod_pool(pod.uid) if a is not prior)
@@ -500,15 +499,15 @@ def state_with_resized_container(
 
 
 def resources_if_resized(allocation: Allocation, resources: Resources) -> Resources | None:
-    """Read a container's new size from what the runtime has; None when it is as remembered."""
+    """Read a container's new size from the runtime's resources; None if it has not changed."""
     if not allocation.is_pinned:
         return None
     if (resources.cpu_quota or 0) <= 0 and allocation.lifted_quota:
-        # The quota was lifted, so the one it was created with still counts.
+        # The quota was lifted, so the original one still counts.
         resources = replace(resources, cpu_quota=allocation.lifted_quota)
     milli = cpu_size_milli(resources)
     if (resources.cpu_quota or 0) <= 0 and allocation.lifted_quota == 0:
-        # Lifted before the checkpoint was lost: nothing tells its size but the CPUs it has.
+        # Lifted before the checkpoint was lost: its size is known only from its CPUs.
         milli = allocation.cpu_milli
     memory = resources.memory_limit or 0
     if milli == allocation.cpu_milli and (
@@ -519,7 +518,7 @@ def resources_if_resized(allocation: Allocation, resources: Resources) -> Resour
 
 
 def _apply_update(container: Container, allocation: Allocation, update: Resources) -> Container:
-    """The container as the request wants it; a lifted quota counts as what was asked for once."""
+    """Apply an update to the container's resources; a lifted quota counts as its original value."""
     current = container.resources
     merged = replace(
         current,
@@ -539,10 +538,10 @@ def _apply_other_cpuset(
     update: Resources,
     trace: DecisionTrace,
 ) -> Resized | None:
-    """Let another program's cpuset stand; None where that of the container's allocation counts.
+    """Accept another program's cpuset; None if the container's allocation takes precedence.
 
-    The kubelet may grant CPUs to a container that we placed: its policy became static afterwards.
-    Both would write for ever, so the configured side wins.
+    The kubelet may grant CPUs to a container of the agent if its policy became static later. Both
+    would overwrite each other repeatedly, so the configuration decides.
     """
     state = node.state
     allocation, cpus = state.allocations[container.id], parse_foreign_cpuset(update.cpus)
@@ -556,12 +555,12 @@ def _apply_other_cpuset(
         if allocation.kind is ContainerKind.FOREIGN and allocation.foreign_cpus == cpus:
             return Resized(state=state, container_update=None, trace=trace)
         result, own_update = to_kubelet_allocation(allocation, cpus), None
-        if allocation.mems and not update.mems:  # no other program takes our pin back
+        if allocation.mems and not update.mems:  # no other program removes the agent's pin
             own_update = ContainerUpdate(container.id, mems=str(node.machine.topology.memory_nodes))
         return _foreign_cpuset_outcome(node, result, own_update, trace, result.reason)
     if allocation.is_pinned:
         return None
-    if not cpus:  # what is no list, the runtime refuses
+    if not cpus:  # the runtime refuses an invalid list
         return Resized(state=state, container_update=None, trace=trace)
     return _apply_foreign_cpuset(node, allocation, cpus, update, trace)
 
@@ -572,7 +571,7 @@ def _overrides_grant(
     container: Container,
     allocation: Allocation,
 ) -> bool:
-    """True if what the container requests is stronger than the kubelet's grant."""
+    """True if the container's options override the kubelet's grant."""
     machine = node.machine
     requested = _options_with_held_slots(
         machine, pod, container, allocation, machine.options_resolver(pod, container)
@@ -592,7 +591,7 @@ def _options_with_held_slots(
     allocation: Allocation,
     requested: PlacementOptions | Rejection,
 ) -> PlacementOptions | Rejection:
-    """As many slots as at its creation: an extended resource is not resized, nor is a claim."""
+    """Apply the slots of its creation: extended resources and claims are not resized."""
     if not allocation.slots:
         return requested
     key = f"{machine.settings.prefix}/{SLOTS_KEY}"
@@ -607,10 +606,10 @@ def _apply_foreign_cpuset(
     update: Resources,
     trace: DecisionTrace,
 ) -> Resized:
-    """Another program's cpuset on a container that nothing of ours binds.
+    """Apply another program's cpuset to a container without a pin of the agent.
 
-    It makes the container foreign, or unbound again when it holds the whole shared pool. It never
-    takes an unbound container onto owned CPUs.
+    The container becomes foreign, or unpinned again if the cpuset holds the whole shared pool. An
+    unpinned container never gets onto exclusive CPUs of others.
     """
     pool, blocked_cpus = node.pool, cpus & node.state.unavailable_cpus
     result = allocation
@@ -632,7 +631,7 @@ def _foreign_cpuset_outcome(
     trace: DecisionTrace,
     step_text: str,
 ) -> Resized:
-    """The answer once a container counts as what another program's cpuset makes of it."""
+    """Build the outcome for a container reclassified by another program's cpuset."""
     container_id, state, change = allocation.container_id, node.state, NO_CHANGED_IDS
     if allocation is not state.allocations[container_id]:
         state = state.without_allocation(container_id).with_allocation(allocation)
@@ -649,9 +648,9 @@ def _foreign_cpuset_outcome(
 def resize_to_current_resources(
     node: NodeSnapshot, pod: PodSandbox, container: Container
 ) -> tuple[Allocation, DecisionTrace] | Rejected:
-    """Decide what a container has once it has the size that its resources say.
+    """Decide about the allocation of a container with the size of its resources.
 
-    Only these count: a rule that reads differently by now moves no running container.
+    Only its size counts: a rule that has changed moves no running container.
     """
     machine, prior = node.machine, node.state.allocations[container.id]
     pool = node.state.pod_pool(pod.uid) if prior.is_in_pod_pool else ()
@@ -666,7 +665,7 @@ def resize_to_current_resources(
     )
     requested = machine.options_resolver(pod, container)
     if isinstance(requested, Rejection):
-        # It was readable at creation; a rule changed under it. What it has stays valid.
+        # Valid at creation, but a rule has changed since. The allocation stays valid.
         text = f"{container_subject(pod, container)}: {requested.detail}"
         return prior, replace(trace, decision_steps=(text,))
     requested = _options_with_held_slots(machine, pod, container, allocation, requested)
@@ -698,7 +697,7 @@ def resize_to_current_resources(
 
 
 def _among_sharers(allocation: Allocation, sharer: Allocation) -> Allocation:
-    """A container of a pod's pool that shared beside it and has a whole number of CPUs by now."""
+    """Join a pod pool: for a shared member whose size is now a whole number of CPUs."""
     return replace(
         allocation, kind=sharer.kind, exclusive=True, cpus=sharer.cpus,
         idle_siblings=sharer.idle_siblings, numa_nodes=sharer.numa_nodes, smt=sharer.smt,
@@ -708,7 +707,7 @@ def _among_sharers(allocation: Allocation, sharer: Allocation) -> Allocation:
 def _open_pod_pool(
     case: PlacementRequest, allocation: Allocation
 ) -> tuple[PlacementRequest, Allocation, CPUSet]:
-    """The node once the pool of its pod gave what an owner is to have, and which CPUs these are."""
+    """Shrink the pod pool for an exclusive container; also return the CPUs that it offers."""
     state, pool = case.node.state, case.node.state.pod_pool(case.pod.uid)
     if not pool:
         return case, allocation, NO_CPUS
@@ -726,7 +725,7 @@ def _open_pod_pool(
 def _resized_allocation(
     case: PlacementRequest, allocation: Allocation, placed: Placement
 ) -> Allocation:
-    """The allocation of a placement in place: what belongs to its processes stays."""
+    """Build the allocation after a resize; settings of its processes are kept."""
     result = new_allocation(case, placed)
     return replace(
         result,
@@ -742,9 +741,9 @@ def _resize_rejection(rejection: Rejection, trace: DecisionTrace) -> Rejected:
 
 
 def _demand_staying_exclusive(allocation: Allocation, demand: Demand, share: PodShare) -> Demand:
-    """Whole CPUs of an owner stay its own, whatever a rule that was changed says by now.
+    """Keep whole CPUs exclusive, even if a rule has changed since.
 
-    Those of a pod's pool are one at least, whatever its owners have.
+    A pod pool keeps at least one CPU, whatever exclusive containers have.
     """
     if allocation.kind is not ContainerKind.EXCLUSIVE or demand.exclusive_cpus:
         return demand

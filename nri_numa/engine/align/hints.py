@@ -332,10 +332,10 @@ class MaskRequirement(msgspec.Struct, frozen=True, kw_only=True):
     def _search_mask(  # noqa: C901 - mathematics, held to an oracle
         self, nodes: list[int], choose: int, distances: DistanceSums | None, budget: SearchBudget
     ) -> int | None:
-        """A close mask on a machine with too many to look at each.
+        """Search a close mask on a machine with too many masks to examine each.
 
-        Grows masks by the NUMA node that is nearest to what they hold, the first of the order among
-        equals, and leaves a branch that cannot have enough any more, or come nearer than the best.
+        Grow masks by the NUMA node nearest to them, the first of the order among equals, and drop a
+        branch that can no longer hold enough or be closer than the best.
         """
         weights = [q.amounts for q in self.quantities]
         lacks = [q.need - q.amount_in(self.required) for q in self.quantities]

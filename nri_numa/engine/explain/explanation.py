@@ -231,7 +231,7 @@ def _explain_trace(stored: StoredExplanation | None) -> ExplanationDocument:
 
 
 def _requested_options(requested: PlacementOptions) -> dict[str, tuple[str, str]]:
-    """Value and source by key, in the annotations' grammar; defaults of ours left out."""
+    """Value and source by key, in the annotations' grammar, without built-in defaults."""
     sources = requested.sources
     return {
         key: (option.format(value), sources[key].text)

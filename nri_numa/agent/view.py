@@ -228,7 +228,7 @@ class LiveView:
             document["later"] = [*before, *since]
         if (has := assignment.actual) is not None:
             document["actual"] = drift_text(
-                has.text, utc_text(has.observed_at), has.holders, given_up=has.repairs_abandoned
+                has.text, utc_text(has.observed_at), has.holders, is_abandoned=has.repairs_abandoned
             )
         return shown.Explanation(
             namespace=allocation.namespace,

@@ -407,7 +407,7 @@ def actual_cpuset_text(actual: Mapping[str, Any], now: float) -> str:
     seconds = max(0.0, now - actual["since"])
     duration = f"{int(seconds)} s" if seconds < 60 else human_duration(seconds)
     return escape_unprintable(
-        drift_text(actual["text"], duration, actual["owners"], given_up=actual["givenUp"])
+        drift_text(actual["text"], duration, actual["owners"], is_abandoned=actual["givenUp"])
     )
 
 

@@ -1,4 +1,4 @@
-"""What follows from a configuration that has no `problems`: the engine's settings, and names."""
+"""Settings of the engine and names, derived from a configuration without `problems`."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ from nri_numa.model.settings import (
 
 
 def slots_resource(config: AgentConfig) -> str:
-    """The resource for which containers get slots, which make their CPUs exclusive.
+    """Resource whose slots make a container's CPUs exclusive.
 
-    Empty where the publisher writes the number (``publish.capacity``): the kubelet hands over no
-    ids then, and pods ask by annotation as well.
+    Empty if the publisher writes the count (``publish.capacity``): the kubelet then hands over no
+    slot ids, and pods also request exclusive CPUs by annotation.
     """
     return "" if config.publish.capacity else config.device_plugin.resource_name
 
 
 def driver_sockets(kubelet_root: str, driver: str) -> tuple[str, str]:
-    """The sockets that the kubelet finds a DRA driver by, and calls it on.
+    """Registration socket and service socket of a DRA driver.
 
     Source: kubernetes ``pkg/kubelet/config`` (plugins_registry) and KEP-4381.
     """
@@ -57,7 +57,7 @@ def driver_sockets(kubelet_root: str, driver: str) -> tuple[str, str]:
 
 
 def reserved_memory_by_type(value: Quantity | Mapping[str, Quantity]) -> Mapping[str, Quantity]:
-    """What ``reservedMemory`` says of one NUMA node, by type; one quantity is of ``memory``."""
+    """Reserved quantities of one NUMA node by type; a bare quantity is of ``memory``."""
     return value if isinstance(value, Mapping) else {"memory": value}
 
 
@@ -70,31 +70,31 @@ _RULES_BY_MODE: Final = {
 
 
 def derive_kubelet_rules(config: AgentConfig) -> KubeletRules:
-    """The rules of the mode, changed by what ``except`` says."""
+    """Rules of the mode, with the exceptions of ``except`` applied."""
     section = config.kubelet_compatibility
     names = {KUBELET_RULE_NAMES.get(key): value for key, value in section.exceptions.items()}
     return replace(_RULES_BY_MODE[section.mode], **{n: v for n, v in names.items() if n})
 
 
 def has_full_compatibility(config: AgentConfig) -> bool:
-    """True if keys that say nothing have the kubelet's defaults."""
+    """True if keys that are not set have the kubelet's defaults."""
     return config.kubelet_compatibility.mode is KubeletCompatibilityMode.FULL
 
 
 def is_aligned_to_l3(config: AgentConfig) -> bool:
-    """What ``alignL3`` is, where it says nothing too."""
+    """Value of ``alignL3``, or its default if it is not set."""
     return not has_full_compatibility(config) if config.align_l3 is None else config.align_l3
 
 
 def derive_settings(config: AgentConfig) -> Settings:
-    """What the engine sees of a configuration."""
+    """Build the engine's settings from a configuration."""
     reserved = {i: reserved_memory_by_type(value) for i, value in config.reserved_memory.items()}
     parsed = {
         "prefix": config.annotation_prefix,
         "defaults": annotation_values_as_text(config.defaults),
         "rules": tuple(
-            Rule(**asdict(one.match), values=annotation_values_as_text(one.keys))
-            for one in config.rules
+            Rule(**asdict(entry.match), values=annotation_values_as_text(entry.keys))
+            for entry in config.rules
         ),
         "reserved_cpus": parse_cpus(config.reserved_cpus),
         "reserved_memory": {i: parse_memory_bytes(q.get("memory", 0)) for i, q in reserved.items()},
@@ -120,14 +120,14 @@ def derive_settings(config: AgentConfig) -> Settings:
         "permissions": tuple(
             AnnotationPermission(
                 name=f"permissions[{number}]",
-                **asdict(one.match),
-                keys=one.keys,
-                values={key: tuple(map(str, values)) for key, values in one.values.items()},
-                unpaid_cpus=one.unpaid_cpus,
-                reserved_cpus=one.reserved_cpus,
-                on_denied=one.on_denied,
+                **asdict(entry.match),
+                keys=entry.keys,
+                values={key: tuple(map(str, values)) for key, values in entry.values.items()},
+                unpaid_cpus=entry.unpaid_cpus,
+                reserved_cpus=entry.reserved_cpus,
+                on_denied=entry.on_denied,
             )
-            for number, one in enumerate(config.permissions)
+            for number, entry in enumerate(config.permissions)
         ),
         "limits": _derive_quota_and_pool_limits(config),
         "reservation_seconds": parse_duration(config.keep_exclusive_cpus),
@@ -136,13 +136,13 @@ def derive_settings(config: AgentConfig) -> Settings:
         "kubelet_override": config.kubelet.override,
         "rebalance_moves": config.room.max_moves,
     }
-    # What has the same name in both is the same.
-    same = set(Settings.__struct_fields__) & set(AgentConfig.__struct_fields__)
-    return Settings(**{name: getattr(config, name) for name in same} | parsed)
+    # Fields of the same name have the same meaning in both.
+    common_fields = set(Settings.__struct_fields__) & set(AgentConfig.__struct_fields__)
+    return Settings(**{name: getattr(config, name) for name in common_fields} | parsed)
 
 
 def annotation_values_as_text(values: Mapping[str, str | int]) -> dict[str, str]:
-    """Values of annotations as a pod would write them."""
+    """Annotation values as a pod would write them."""
     return {key: str(value).removesuffix("\n") for key, value in values.items()}
 
 
@@ -154,10 +154,10 @@ def _derive_quota_and_pool_limits(config: AgentConfig) -> QuotasAndPoolFloor:
         namespaces=tuple(
             NamespacePatternQuota(
                 name=f"quotas.namespaces[{number}]",
-                namespaces=one.namespaces,
-                quota=_derive_quota(one),
+                namespaces=entry.namespaces,
+                quota=_derive_quota(entry),
             )
-            for number, one in enumerate(quotas.namespaces)
+            for number, entry in enumerate(quotas.namespaces)
         ),
         pool=parse_pool_floor(
             1 if has_full_compatibility(config) and pool.cpus == AUTO else pool.cpus
@@ -166,8 +166,8 @@ def _derive_quota_and_pool_limits(config: AgentConfig) -> QuotasAndPoolFloor:
     )
 
 
-def _derive_quota(of: CPUWithholdingLimits | NamespaceQuotaDocument) -> CPUWithholdingQuota:
+def _derive_quota(limits: CPUWithholdingLimits | NamespaceQuotaDocument) -> CPUWithholdingQuota:
     return CPUWithholdingQuota(
-        exclusive=parse_cpu_count_or_percent(of.exclusive_cpus),
-        listed=parse_cpu_count_or_percent(of.listed_cpus),
+        exclusive=parse_cpu_count_or_percent(limits.exclusive_cpus),
+        listed=parse_cpu_count_or_percent(limits.listed_cpus),
     )

@@ -1,8 +1,7 @@
-"""Puts the configuration together: flags beat environment beats the runtime's text beats file.
+"""Layers of the configuration: flags over environment over the runtime's text over the file.
 
-A *document* here is the file's own form: nested dictionaries with camelCase keys. Sections are
-merged key by key; everything below a key that is no section (a rule list, ``capacityFactor``) is
-replaced as a whole, so that one layer never leaks half an entry into another.
+A *document* has the form of the file: nested dictionaries with camelCase keys. Sections are merged
+key by key; any other value (a rule list, ``capacityFactor``) is replaced as a whole.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ from nri_numa.errors import ConfigError
 ENVIRONMENT_PREFIX = "NRI_NUMA_"
 
 MAX_CONFIG_BYTES = 1 << 20
-"""A configuration is a few KiB; more is the wrong file."""
+"""Ordinary configurations have a few KiB; a larger file is the wrong one."""
 
-# The environment names that match flags of ``nri-numa run`` beside the ones made from key paths.
+# Environment names of the flags of ``nri-numa run``, besides those built from key paths.
 _CONFIG_PATH_BY_FLAG_VARIABLE = {
     "NRI_NUMA_NRI_SOCKET": "runtime.nriSocket",
     "NRI_NUMA_PLUGIN_NAME": "runtime.pluginName",
@@ -37,11 +36,11 @@ _CONFIG_PATH_BY_FLAG_VARIABLE = {
     "NRI_NUMA_HTTP": "http.address",
 }
 _DOCUMENT_TYPE_KEYS = frozenset({"apiVersion", "kind"})
-# Read by the command line itself, not part of the document.
+# Read by the command line; not part of the document.
 _COMMAND_LINE_ENVIRONMENT_NAMES = frozenset(
     {"NRI_NUMA_CONFIG", "NRI_NUMA_API", "NRI_NUMA_TOKEN_FILE"}
 )
-# Kubernetes puts these into every pod beside a Service called nri-numa, or nri-numa-controller.
+# Kubernetes sets these in every pod if there is a Service nri-numa or nri-numa-controller.
 _SERVICE_LINK_NAME_PATTERN = re.compile(
     r"NRI_NUMA_(?:CONTROLLER_)?(PORT|SERVICE_HOST|SERVICE_PORT)(_[A-Z0-9_]*)?"
 )
@@ -51,7 +50,7 @@ Document = dict[str, Any]
 
 @functools.cache
 def config_path_by_environment_name() -> dict[str, str]:
-    """Environment name to dotted path: ``NRI_NUMA_HTTP_ADDRESS`` to ``http.address``."""
+    """Map environment names to dotted paths: ``NRI_NUMA_HTTP_ADDRESS`` to ``http.address``."""
     return {
         build_environment_name(path): path
         for path in config_keys()
@@ -62,27 +61,27 @@ def config_path_by_environment_name() -> dict[str, str]:
 def build_environment_name(path: str) -> str:
     """Environment name of a dotted path."""
     # reservedCPUs -> reserved_cpus, podCIDR -> pod_cidr
-    words = re.sub(
+    snake_case = re.sub(
         r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", path.replace("CPUs", "Cpus")
     )
-    return ENVIRONMENT_PREFIX + words.replace(".", "_").upper()
+    return ENVIRONMENT_PREFIX + snake_case.replace(".", "_").upper()
 
 
 def _is_name_of(path: str, name: str) -> bool:
-    """True if an environment name is of this key, or of one below it."""
+    """True if an environment name belongs to this key or to a key below it."""
     return f"{name}_".startswith(f"{build_environment_name(path)}_")
 
 
 @dataclass(slots=True)
 class LayeredDocument:
-    """A document, the layers of keys that are not from the file, and what went wrong."""
+    """A document, the origins of keys that are not from the file, and its problems."""
 
     document: Document = field(default_factory=dict)
     origins: dict[str, str] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
     def merge_document(self, document: Mapping[str, Any], origin: str = "") -> None:
-        """Lay ``document`` over what is there."""
+        """Merge ``document`` over the current one."""
         self.document = _merge_sections(self.document, document, AgentConfig())
         if origin:
             flat = dict(_flatten_document(document))
@@ -91,32 +90,32 @@ class LayeredDocument:
     def set_key(self, path: str, value: object, origin: str) -> None:
         """Set one key by its dotted path."""
         document: Document = {}
-        at = document
+        parent = document
         *sections, key = path.split(".")
         for section in sections:
-            at = at.setdefault(section, {})
-        at[key] = value
+            parent = parent.setdefault(section, {})
+        parent[key] = value
         self.merge_document(document)
         self.origins[path] = origin
 
 
 def _flatten_document(document: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in document.items():
-        at = f"{path}{key}"
-        if isinstance(value, Mapping) and at not in config_keys():
-            yield from _flatten_document(value, f"{at}.")
+        key_path = f"{path}{key}"
+        if isinstance(value, Mapping) and key_path not in config_keys():
+            yield from _flatten_document(value, f"{key_path}.")
         else:
-            yield at, value
+            yield key_path, value
 
 
 def _merge_sections(
-    base: Mapping[str, Any], over: Mapping[str, Any], model: msgspec.Struct
+    base: Mapping[str, Any], overlay: Mapping[str, Any], model: msgspec.Struct
 ) -> Document:
-    """``over`` over ``base``; ``model`` says which keys are sections; null is *not given*."""
+    """Merge ``overlay`` over ``base``; sections are those of ``model``, null means not set."""
     kind = type(model)
     names = dict(zip(kind.__struct_encode_fields__, kind.__struct_fields__, strict=True))
     merged = dict(base)
-    for key, value in over.items():
+    for key, value in overlay.items():
         if value is None and key in names:
             continue
         section = getattr(model, names[key]) if key in names else None
@@ -131,10 +130,10 @@ def _merge_sections(
 
 
 def parse_config_text(text: str, source: str) -> Document:
-    """The document of a YAML (or JSON) text.
+    """Parse the document of a YAML (or JSON) text.
 
     Raises:
-        ConfigError: when the text is no mapping of text keys.
+        ConfigError: the text is not a mapping with text keys.
     """
     if not text.strip():
         return {}
@@ -154,16 +153,16 @@ def parse_config_text(text: str, source: str) -> Document:
 
 
 def _parse_yaml(text: str) -> Any:
-    from nri_numa import safe_yaml  # only where there is a text to read
+    from nri_numa import safe_yaml  # imported only if there is a text to read
 
     return safe_yaml.parse_yaml12(text)
 
 
 def read_config_file(path: str) -> Document:
-    """The document of a file.
+    """Read the document of a file.
 
     Raises:
-        ConfigError: when it cannot be read or is no mapping.
+        ConfigError: the file cannot be read or is not a mapping.
     """
     try:
         data = Path(path).read_bytes()
@@ -178,19 +177,19 @@ def read_config_file(path: str) -> Document:
 
 def _add_environment(gathered: LayeredDocument, env: Mapping[str, str]) -> None:
     names = config_path_by_environment_name()
-    # Short names are laid first, so that the full name of a key wins over its short one.
+    # Short names first: the full name of a key overrides its short one.
     for name in sorted(env, key=lambda n: (n not in _CONFIG_PATH_BY_FLAG_VARIABLE, n)):
         if not name.startswith(ENVIRONMENT_PREFIX) or name in _COMMAND_LINE_ENVIRONMENT_NAMES:
             continue
         path = names.get(name)
         if path is None:
-            if old := next((one for one in OLD_KEYS if _is_name_of(one, name)), None):
-                gathered.problems.append(f"environment {name}: {OLD_KEYS[old]}")
+            if old_key := next((key for key in OLD_KEYS if _is_name_of(key, name)), None):
+                gathered.problems.append(f"environment {name}: {OLD_KEYS[old_key]}")
                 continue
-            # Names far from every key belong to other programs.
-            near = difflib.get_close_matches(name, names, n=1, cutoff=0.85)
-            if near and not _SERVICE_LINK_NAME_PATTERN.fullmatch(name):
-                gathered.problems.append(f"environment {name}: unknown, did you mean {near[0]}?")
+            # Names unlike every key belong to other programs.
+            matches = difflib.get_close_matches(name, names, n=1, cutoff=0.85)
+            if matches and not _SERVICE_LINK_NAME_PATTERN.fullmatch(name):
+                gathered.problems.append(f"environment {name}: unknown, did you mean {matches[0]}?")
             continue
         text = env[name]
         value: object = text
@@ -204,24 +203,24 @@ def _add_environment(gathered: LayeredDocument, env: Mapping[str, str]) -> None:
 
 
 def build_config(gathered: LayeredDocument, source: str) -> AgentConfig:
-    """The checked configuration of a gathered document.
+    """Validate a gathered document and convert it to a configuration.
 
     Raises:
-        ConfigError: with every problem, structural and semantic.
+        ConfigError: lists every structural and semantic problem.
     """
-    found, document = list(gathered.problems), _with_text_keys(gathered.document)
+    problems, document = list(gathered.problems), _with_text_keys(gathered.document)
     try:
         config = msgspec.convert(document, AgentConfig, strict=True, str_keys=True)
     except msgspec.ValidationError:
-        structural, rest = structural_problems(document)
-        found += structural
-        if rest is not None:
-            found += validate_config(rest)
+        structural, valid_part = structural_problems(document)
+        problems += structural
+        if valid_part is not None:
+            problems += validate_config(valid_part)
     else:
-        found += validate_config(config)
-        if not found:
+        problems += validate_config(config)
+        if not problems:
             return config
-    raise ConfigError(source, [_with_origin(problem, gathered.origins) for problem in found])
+    raise ConfigError(source, [_with_origin(problem, gathered.origins) for problem in problems])
 
 
 def _with_origin(problem: str, origins: Mapping[str, str]) -> str:
@@ -233,7 +232,7 @@ def _with_origin(problem: str, origins: Mapping[str, str]) -> str:
 
 
 def _with_text_keys(value: Any) -> Any:
-    """The same document with text keys only; YAML makes numbers of NUMA node ids."""
+    """Convert all keys to text; YAML reads NUMA node ids as numbers."""
     if isinstance(value, Mapping):
         return {
             key if isinstance(key, str) else str(key).lower(): _with_text_keys(item)
@@ -253,11 +252,10 @@ def load_config(
 ) -> AgentConfig:
     """Read the configuration: flags over environment over ``text`` over file over defaults.
 
-    Flags are values by dotted path, None where they were not given; ``text`` is what the runtime
-    handed over in its Configure request (drop-in file).
+    Flags are values by dotted path (None: not given); ``text`` is from the Configure request.
 
     Raises:
-        ConfigError: with every problem at once.
+        ConfigError: lists every problem.
     """
     gathered = LayeredDocument()
     if path:
@@ -273,47 +271,49 @@ def load_config(
 
 
 def effective_document(config: AgentConfig) -> Document:
-    """The whole configuration as a document, defaults included."""
+    """Convert a configuration to a document, defaults included."""
     document: Document = msgspec.json.decode(msgspec.json.encode(config))  # lists, no tuples
     return document
 
 
-def changed_paths(old: AgentConfig, new: AgentConfig) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Paths that differ: those a reload applies, and those that need a restart."""
+def changed_paths(
+    prior: AgentConfig, config: AgentConfig
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return changed paths: those a reload applies, and those that need a restart."""
     live: list[str] = []
     restart: list[str] = []
     for leaf in config_keys().values():
-        if leaf.value_in(old) != leaf.value_in(new):
+        if leaf.value_in(prior) != leaf.value_in(config):
             (restart if leaf.restart else live).append(leaf.path)
     return tuple(live), tuple(restart)
 
 
-def merge_reloadable(old: AgentConfig, new: AgentConfig) -> AgentConfig:
-    """What is in effect after a reload: ``new``, but for keys that need a restart."""
-    gathered = LayeredDocument(document=effective_document(new))
-    kept = dict(_flatten_document(effective_document(old)))
+def merge_reloadable(prior: AgentConfig, config: AgentConfig) -> AgentConfig:
+    """Return ``config`` with the ``prior`` values of keys that need a restart."""
+    gathered = LayeredDocument(document=effective_document(config))
+    prior_values = dict(_flatten_document(effective_document(prior)))
     for leaf in config_keys().values():
         if leaf.restart:
-            gathered.set_key(leaf.path, kept[leaf.path], "")
+            gathered.set_key(leaf.path, prior_values[leaf.path], "")
     return msgspec.convert(gathered.document, AgentConfig, strict=True, str_keys=True)
 
 
-# --- its form: the JSON Schema, and the list of structural errors ---
+# --- JSON Schema and structural errors ---
 
 
 @functools.cache
 def config_json_schema() -> dict[str, Any]:
-    """The JSON Schema (2020-12) of the configuration file."""
-    made = msgspec.json.schema(AgentConfig)
-    definitions = made["$defs"]
+    """Build the JSON Schema (2020-12) of the configuration file."""
+    schema = msgspec.json.schema(AgentConfig)
+    definitions = schema["$defs"]
     for definition in definitions.values():
-        # msgspec puts the class's docstring there; ours speak to developers.
+        # msgspec copies class docstrings, which are for developers.
         if "properties" in definition:
             definition.pop("description", None)
         elif text := definition.get("description"):
             definition["description"] = " ".join(text.split())  # Python 3.13 strips the indentation
     for name in ("capacityFactor", "reservedMemory"):
-        # JSON has text keys only, and msgspec says nothing about them.
+        # Keys of JSON are texts; msgspec does not restrict them.
         definitions["AgentConfig"]["properties"][name]["propertyNames"] = {
             "pattern": "^[0-9]{1,4}$"
         }
@@ -325,39 +325,39 @@ def config_json_schema() -> dict[str, Any]:
         "$id": "urn:nri-numa:v1:AgentConfig",
         "title": "nri-numa AgentConfig",
     }
-    # As a reader of the file sees it: lists, no tuples.
-    document: dict[str, Any] = json.loads(json.dumps({**head, **made}))
+    # As in the written file: lists, no tuples.
+    document: dict[str, Any] = json.loads(json.dumps({**head, **schema}))
     return document
 
 
 def structural_problems(document: Mapping[str, Any]) -> tuple[list[str], AgentConfig | None]:
-    """Every error of form, and the configuration without the offending keys, if one remains."""
-    # Rare, so the library that lists every error is imported only here.
+    """Return every structural error, and the configuration without the invalid keys if possible."""
+    # Imported here because structural errors are rare.
     from jsonschema import Draft202012Validator
 
     validator = Draft202012Validator(config_json_schema())
-    found: list[str] = []
-    rest = copy.deepcopy(dict(document))
+    problems: list[str] = []
+    valid_document = copy.deepcopy(dict(document))
     errors = sorted(
         validator.iter_errors(document), key=lambda e: [str(p) for p in e.absolute_path]
     )
     for error in errors:
         path = list(error.absolute_path)
-        for where, message in _schema_error_problems(error):
-            found.append(f"{dotted_path(where)}: {message}")
-            _remove_key(rest, where[: len(path) + 1])
+        for key_path, message in _schema_error_problems(error):
+            problems.append(f"{dotted_path(key_path)}: {message}")
+            _remove_key(valid_document, key_path[: len(path) + 1])
     try:
-        config = msgspec.convert(rest, AgentConfig, strict=True, str_keys=True)
+        config = msgspec.convert(valid_document, AgentConfig, strict=True, str_keys=True)
     except msgspec.ValidationError as error:
         config = None
-        if not found:  # the two must not disagree, but an operator needs a reason in any case
-            message, _, at = str(error).partition(" - at `$.")
-            found.append(f"{at.rstrip('`') or 'document'}: {message}")
-    return found, config
+        if not problems:  # the two must not disagree, but an operator needs a reason in any case
+            message, _, error_path = str(error).partition(" - at `$.")
+            problems.append(f"{error_path.rstrip('`') or 'document'}: {message}")
+    return problems, config
 
 
 def dotted_path(path: list[Any]) -> str:
-    """``rules[0].set.policy`` for the path of a schema error."""
+    """Format the path of a schema error: ``rules[0].set.policy``."""
     text = ""
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
@@ -365,58 +365,58 @@ def dotted_path(path: list[Any]) -> str:
 
 
 def _schema_error_problems(error: Any) -> Iterator[tuple[list[Any], str]]:
-    """One problem for each key that the error is about, in our words."""
+    """Yield path and problem of each key that a schema error is about."""
     path = list(error.absolute_path)
     value, rule = error.instance, error.validator
-    shown = _value_text(value)
+    value_text = _value_text(value)
     if rule == "additionalProperties" and isinstance(error.schema.get("properties"), dict):
-        known = error.schema["properties"]
-        for key in (key for key in value if key not in known):
-            where = [*path, key]
-            if old := list(old_key_problems(where, value[key])):
-                yield from old
+        properties = error.schema["properties"]
+        for key in (key for key in value if key not in properties):
+            key_path = [*path, key]
+            if old_problems := list(old_key_problems(key_path, value[key])):
+                yield from old_problems
                 continue
-            near = (
-                [name for name in known if name.lower() == key.lower()]
-                or difflib.get_close_matches(key, known, n=1, cutoff=0.6)
+            matches = (
+                [name for name in properties if name.lower() == key.lower()]
+                or difflib.get_close_matches(key, properties, n=1, cutoff=0.6)
                 or [leaf for leaf in config_keys() if key.lower() in _misplaced_key_spellings(leaf)]
             )
             hint = (
-                f", did you mean {' or '.join(near[:3])}?"
-                if near
-                else f", expected one of {', '.join(known)}"
+                f", did you mean {' or '.join(matches[:3])}?"
+                if matches
+                else f", expected one of {', '.join(properties)}"
             )
-            yield where, f"unknown key{hint}"
+            yield key_path, f"unknown key{hint}"
     elif rule == "pattern" and "propertyNames" in error.absolute_schema_path:
         yield [*path, value], "expected the number of a NUMA node as key"
     elif rule in ("enum", "const"):
         allowed = error.validator_value if rule == "enum" else [error.validator_value]
-        near = difflib.get_close_matches(str(value), [str(a) for a in allowed], n=1)
-        hint = f"; did you mean {near[0]}?" if near and len(allowed) > 1 else ""
-        yield path, f"{shown}, expected {_choices_text(allowed)}{hint}"
+        matches = difflib.get_close_matches(str(value), [str(a) for a in allowed], n=1)
+        hint = f"; did you mean {matches[0]}?" if matches and len(allowed) > 1 else ""
+        yield path, f"{value_text}, expected {_choices_text(allowed)}{hint}"
     elif rule == "type":
         yield (
             path,
-            f"{shown}, expected "
+            f"{value_text}, expected "
             f"{_JSON_TYPE_TEXTS.get(error.validator_value, error.validator_value)}",
         )
     elif rule == "anyOf":
         types = [
-            _JSON_TYPE_TEXTS.get(one.get("type", ""), "a value") for one in error.validator_value
+            _JSON_TYPE_TEXTS.get(item.get("type", ""), "a value") for item in error.validator_value
         ]
-        yield path, f"{shown}, expected {' or '.join(types)}"
+        yield path, f"{value_text}, expected {' or '.join(types)}"
     elif rule in _BOUND_TEXTS:
-        yield path, f"{shown}, expected {_BOUND_TEXTS[rule]} {error.validator_value}"
+        yield path, f"{value_text}, expected {_BOUND_TEXTS[rule]} {error.validator_value}"
     elif rule == "minLength":
         yield path, "is empty, expected a text"
     elif rule == "pattern":
-        yield path, f"{shown}, expected a text without slash and white space"
+        yield path, f"{value_text}, expected a text without slash and white space"
     else:
         yield path, str(error.message)
 
 
 def _misplaced_key_spellings(path: str) -> tuple[str, str]:
-    """``log.level`` as people write it in the wrong place: ``logLevel`` and ``level``."""
+    """Misplaced spellings of a key: ``logLevel`` and ``level`` for ``log.level``."""
     return path.replace(".", "").lower(), path.rpartition(".")[2].lower()
 
 
@@ -441,21 +441,21 @@ def _value_text(value: object) -> str:
 
 
 def _choices_text(allowed: list[Any]) -> str:
-    *most, last = [str(item) for item in allowed]
-    return f"{', '.join(most)} or {last}" if most else last
+    *texts, last_text = [str(item) for item in allowed]
+    return f"{', '.join(texts)} or {last_text}" if texts else last_text
 
 
 def _remove_key(document: Any, path: list[Any]) -> None:
-    """Take the offending key away; a bad list item takes its list along: no index shifts."""
+    """Remove an invalid key; an invalid list item removes its list, so no index shifts."""
     while path and isinstance(path[-1], int):
         path = path[:-1]
     if not path:
         return
-    at = document
+    parent = document
     for part in path[:-1]:
         try:
-            at = at[part]
+            parent = parent[part]
         except (KeyError, IndexError, TypeError):
             return
-    if isinstance(at, dict):
-        at.pop(path[-1], None)
+    if isinstance(parent, dict):
+        parent.pop(path[-1], None)

@@ -1,4 +1,4 @@
-"""Keys of earlier configurations, and what stands in their place now.
+"""Keys of earlier configurations, and their replacements.
 
 Deleted with the first release.
 """
@@ -61,7 +61,7 @@ OLD_KEYS: Final[Mapping[str, str]] = {
 
 
 def old_key_problems(path: list[Any], value: Any) -> Iterator[tuple[list[Any], str]]:
-    """Path and sentence of a key that is no longer known, or of the old keys in its mapping."""
+    """Yield path and sentence of an old key, or of the old keys in a mapping."""
     if sentence := OLD_KEYS.get(".".join(map(str, path))):
         yield path, sentence
     elif isinstance(value, Mapping):

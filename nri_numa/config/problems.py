@@ -1,8 +1,8 @@
-"""Finds what a well-formed configuration still gets wrong.
+"""Semantic checks of a well-formed configuration.
 
-Every check adds to one list, so that an operator sees all mistakes of a file at once. What a single
-value may be stands in its declaration (`nri_numa.config.sections`); here are rules about several
-keys, about the items of lists and mappings, and with a `Topology` about the machine.
+All problems of a file are collected. Rules for one value are declared with the key
+(`nri_numa.config.sections`). The rules here concern several keys, items of lists and mappings, and
+with a `Topology` the machine.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ _R = TypeVar("_R")
 
 
 def validate_config(config: AgentConfig, topology: Topology | None = None) -> list[str]:
-    """Every semantic mistake, each ``path: what is wrong, what was expected``."""
-    found = [
+    """Return every semantic problem as ``path: problem, expectation``."""
+    problems = [
         *_check_single_values(config),
         *_check_servers(config),
         *_check_topology_validity_period(config),
@@ -63,7 +63,9 @@ def validate_config(config: AgentConfig, topology: Topology | None = None) -> li
         *_check_reserved_resource_syntax(config),
         *_check_kubelet_forbidden_combinations(config),
     ]
-    return found if topology is None else found + list(_check_against_machine(config, topology))
+    return (
+        problems if topology is None else problems + list(_check_against_machine(config, topology))
+    )
 
 
 def _check_single_values(config: AgentConfig) -> Iterator[str]:
@@ -79,15 +81,15 @@ def _check_value(path: str, check: Callable[[_T], object], value: _T) -> Iterato
         yield f"{path}: {error}"
 
 
-# --- Who may connect ----------------------------------------------------------------------------
+# --- Access to servers ----------------------------------------------------------------------------
 
 
 def _check_servers(config: AgentConfig) -> Iterator[str]:
     http, controller, scheduler = config.http, config.controller, config.scheduler
     for name, server in (("http", http), ("controller", controller), ("scheduler", scheduler)):
         if bool(server.tls_cert) != bool(server.tls_key):
-            missing, given = ("tlsKey", "tlsCert") if server.tls_cert else ("tlsCert", "tlsKey")
-            yield f"{name}.{missing}: is not set, but {name}.{given} is; TLS needs both"
+            missing, set_key = ("tlsKey", "tlsCert") if server.tls_cert else ("tlsCert", "tlsKey")
+            yield f"{name}.{missing}: is not set, but {name}.{set_key} is; TLS needs both"
     if scheduler.client_ca and not scheduler.tls_cert:
         yield "scheduler.clientCA: needs scheduler.tlsCert and scheduler.tlsKey"
     page = controller.page
@@ -100,7 +102,7 @@ def _check_servers(config: AgentConfig) -> Iterator[str]:
 
 
 def _check_exposed_servers(config: AgentConfig) -> Iterator[str]:
-    """Those that other machines reach need TLS and a token, or say that they do not."""
+    """Require TLS and a token for servers that other machines reach, or an explicit opt-out."""
     http, controller, scheduler = config.http, config.controller, config.scheduler
     if _is_exposed(http.address):
         if http.token_file:
@@ -134,7 +136,7 @@ def _check_exposed_servers(config: AgentConfig) -> Iterator[str]:
 
 
 def _is_exposed(address: str) -> bool:
-    """True if other machines reach it."""
+    """True if other machines can reach the address."""
     host_port = _parse_or_none(split_address, address)
     return host_port is not None and not is_loopback(host_port[0])
 
@@ -154,7 +156,7 @@ def _exposed_server_text(section: str, address: str, key: str) -> str:
     )
 
 
-# --- Sections that need one another -------------------------------------------------------------
+# --- Keys that depend on each other -------------------------------------------------------------
 
 
 def _check_topology_validity_period(config: AgentConfig) -> Iterator[str]:
@@ -173,12 +175,12 @@ def _check_topology_validity_period(config: AgentConfig) -> Iterator[str]:
 def _check_prometheus_query(config: AgentConfig) -> Iterator[str]:
     query = config.controller.prometheus
     if bool(query.url) != bool(query.query):
-        missing, given = ("query", "url") if query.url else ("url", "query")
-        yield f"controller.prometheus.{missing}: is empty, but {given} is set; it takes both"
+        missing, set_key = ("query", "url") if query.url else ("url", "query")
+        yield f"controller.prometheus.{missing}: is empty, but {set_key} is set; it takes both"
 
 
 def _check_measurement_results_reachable(config: AgentConfig) -> Iterator[str]:
-    """Rounds over containers whose results only the API shows."""
+    """Reject container measurements whose results no client could read."""
     usage = config.container_usage
     for name, mode in (("memory", usage.memory), ("cpuPressure", usage.cpu_pressure)):
         is_read = mode is not UsageReadMode.OFF
@@ -198,10 +200,10 @@ def _check_dra(config: AgentConfig) -> Iterator[str]:
             "claims; expected link nri"
         )
     driver = config.dra.driver
-    longest = max(len(path.encode()) for path in driver_sockets(config.kubelet_root, driver))
-    if longest > MAX_SOCKET_PATH_BYTES:
+    path_bytes = max(len(path.encode()) for path in driver_sockets(config.kubelet_root, driver))
+    if path_bytes > MAX_SOCKET_PATH_BYTES:
         yield (
-            f"dra.driver: {driver[:120]!r} makes a socket's path of {longest} bytes below "
+            f"dra.driver: {driver[:120]!r} makes a socket's path of {path_bytes} bytes below "
             f"kubeletRoot, expected at most {MAX_SOCKET_PATH_BYTES}"
         )
 
@@ -225,17 +227,17 @@ def _annotation_levels(config: AgentConfig) -> Iterator[tuple[str, Mapping[str, 
 
 
 def _check_annotation_permissions(config: AgentConfig) -> Iterator[str]:
-    last = len(config.permissions) - 1
-    for number, one in enumerate(config.permissions):
+    last_number = len(config.permissions) - 1
+    for number, permission in enumerate(config.permissions):
         path = f"permissions[{number}]"
-        for key in one.keys:
+        for key in permission.keys:
             if key != ANY_ANNOTATION_KEY and key not in options.TABLE.by_key:
                 yield f"{path}.keys: {check_value(key, '')}"
-        for key, values in one.values.items():
+        for key, values in permission.values.items():
             if key not in options.TABLE.by_key:
                 yield f"{path}.values: {check_value(key, '')}"
                 continue
-            if ANY_ANNOTATION_KEY not in one.keys and key not in one.keys:
+            if ANY_ANNOTATION_KEY not in permission.keys and key not in permission.keys:
                 yield f"{path}.values.{key}: has values, but {path}.keys does not allow the key"
             if not values:
                 yield f"{path}.values.{key}: is empty, expected at least one value"
@@ -243,22 +245,22 @@ def _check_annotation_permissions(config: AgentConfig) -> Iterator[str]:
                 problem = check_value(key, str(value))
                 if problem is not None:
                     yield f"{path}.values.{key}: {problem}"
-        if number < last and one.match == PodMatch():
+        if number < last_number and permission.match == PodMatch():
             yield f"{path}.match: matches every pod, so that the entries after it never count"
 
 
 def _check_namespace_quotas(config: AgentConfig) -> Iterator[str]:
-    for number, one in enumerate(config.quotas.namespaces):
+    for number, quota in enumerate(config.quotas.namespaces):
         path = f"quotas.namespaces[{number}]"
-        if not one.namespaces:
+        if not quota.namespaces:
             yield f"{path}.namespaces: is empty, expected at least one namespace"
         yield from _check_value(
-            f"{path}.exclusiveCPUs", parse_cpu_count_or_percent, one.exclusive_cpus
+            f"{path}.exclusiveCPUs", parse_cpu_count_or_percent, quota.exclusive_cpus
         )
-        yield from _check_value(f"{path}.listedCPUs", parse_cpu_count_or_percent, one.listed_cpus)
+        yield from _check_value(f"{path}.listedCPUs", parse_cpu_count_or_percent, quota.listed_cpus)
 
 
-# --- What is reserved ---------------------------------------------------------------------------
+# --- Reserved resources ---------------------------------------------------------------------------
 
 
 def _check_reserved_resource_syntax(config: AgentConfig) -> Iterator[str]:
@@ -285,17 +287,16 @@ def _sections_by_numa_node(config: AgentConfig) -> tuple[tuple[str, Mapping[int,
 
 
 def _reserved_memory_entries(config: AgentConfig) -> Iterator[tuple[str, int, str, str | int]]:
-    """Path, NUMA node, type and quantity of everything that ``reservedMemory`` says."""
+    """Yield path, NUMA node, type and quantity of each entry of ``reservedMemory``."""
     for numa_node, value in config.reserved_memory.items():
         path = f"reservedMemory.{numa_node}"
         for resource, quantity in reserved_memory_by_type(value).items():
-            at = f"{path}.{resource}" if isinstance(value, Mapping) else path
-            yield at, numa_node, resource, quantity
+            entry_path = f"{path}.{resource}" if isinstance(value, Mapping) else path
+            yield entry_path, numa_node, resource, quantity
 
 
-# --- Options of the kubelet's that do not go together here either -------------------------------
-# Source: kubernetes ``pkg/kubelet/cm/cpumanager/policy_options.go``, whose checks end the start of
-# the kubelet.
+# --- Combinations that the kubelet forbids ------------------------------------------------------
+# Source: kubernetes ``pkg/kubelet/cm/cpumanager/policy_options.go``: the kubelet does not start.
 
 
 def _check_kubelet_forbidden_combinations(config: AgentConfig) -> Iterator[str]:
@@ -315,18 +316,18 @@ def _check_kubelet_forbidden_combinations(config: AgentConfig) -> Iterator[str]:
             f"{key}: true is of the kubelet's order, expected cpuOrder: true beside it; without it "
             "smt: spread takes one thread of each core"
         )
-    for other, is_set in (
+    for other_key, is_enabled in (
         ("distributeCPUsAcrossNUMA", rules.distribute_cpus_across_numa),
         ("alignL3", is_aligned_to_l3(config)),
     ):
-        if is_set:
-            yield f"{key}: true, expected {other}: false beside it, as the kubelet does"
+        if is_enabled:
+            yield f"{key}: true, expected {other_key}: false beside it, as the kubelet does"
     for path in _annotation_paths_with_value(config, "smt", "full-core"):
         yield f"{key}: true splits cores, and {path} is full-core; expected only one of them"
 
 
 def _annotation_paths_with_value(config: AgentConfig, key: str, value: str) -> Iterator[str]:
-    """Where defaults and rules give a key a value."""
+    """Paths at which defaults and rules set a key to a value."""
     return (
         f"{path}.{key}" for path, values in _annotation_levels(config) if values.get(key) == value
     )
@@ -336,7 +337,7 @@ def _annotation_paths_with_value(config: AgentConfig, key: str, value: str) -> I
 
 
 def _check_against_machine(config: AgentConfig, topology: Topology) -> Iterator[str]:
-    """What the machine does not have; values that cannot be read are reported already."""
+    """Report CPUs, NUMA nodes and amounts that the machine lacks; bad values are skipped."""
     floor, cpus = _parse_or_none(parse_pool_floor, config.shared_pool.cpus), len(topology.allowed)
     if floor is not None and floor.cpus_of_total(cpus) >= cpus:
         yield (
@@ -379,16 +380,16 @@ def _check_reserved_memory(config: AgentConfig, topology: Topology) -> Iterator[
 
 
 def _check_cpuless_nodes_and_tiers(config: AgentConfig, topology: Topology) -> Iterator[str]:
-    """NUMA nodes without CPUs, and their memory tiers."""
+    """Check memory-only NUMA nodes and their memory tiers."""
     for numa_node in _parse_or_none(parse_numa_nodes, config.memory_only_nodes) or ():
-        known = topology.numa_nodes.get(numa_node)
-        if known is None:
+        topology_node = topology.numa_nodes.get(numa_node)
+        if topology_node is None:
             yield (
                 f"memoryOnlyNodes: there is no NUMA node {numa_node}; this machine has "
                 f"{topology.numa_ids}"
             )
-        elif known.cpus:
-            yield f"memoryOnlyNodes: NUMA node {numa_node} has {cpus_text(known.cpus)}"
+        elif topology_node.cpus:
+            yield f"memoryOnlyNodes: NUMA node {numa_node} has {cpus_text(topology_node.cpus)}"
     tiers = {n.tier for n in topology.numa_nodes.values() if n.tier is not None and not n.cpus}
     for tier in _parse_or_none(parse_numa_nodes, config.memory_tiers) or ():
         if tier not in tiers:

@@ -1,10 +1,8 @@
-"""What stands in the configuration file: frozen records, one per section.
+"""Sections of the configuration file, one frozen record each.
 
-Everything that is generic follows from these declarations: names of keys, environment names, what a
-single value may be (`with_parser`), what a reload may change (`RESTART_REQUIRED`). The text below a
-key is its
-reference: the JSON Schema and docs/configuration.md are generated from it
-(`tools.config_schema`).
+Names of keys, environment names, checks of single values (`with_parser`) and the effect of a reload
+(`RESTART_REQUIRED`) follow from these declarations. The text below a key is its reference: the JSON
+Schema and docs/configuration.md are generated from it (`tools.config_schema`).
 
 Keys are camelCase with the acronyms kept (``reservedCPUs``), as in Kubernetes' own files.
 """
@@ -42,17 +40,17 @@ _ACRONYMS = {"ca": "CA", "cpus": "CPUs", "numa": "NUMA", "l3": "L3", "uid": "UID
 
 
 def camel_case(name: str) -> str:
-    """Name of a key in the file: ``reserved_cpus`` is ``reservedCPUs``."""
-    first, *rest = name.split("_")
-    return first + "".join(_ACRONYMS.get(part, part.capitalize()) for part in rest)
+    """Name of a key in the file: ``reservedCPUs`` for ``reserved_cpus``."""
+    head, *parts = name.split("_")
+    return head + "".join(_ACRONYMS.get(part, part.capitalize()) for part in parts)
 
 
 class Section(Struct, frozen=True, forbid_unknown_fields=True, rename=camel_case):
-    """A mapping of the file; unknown keys are mistakes."""
+    """A mapping of the file; unknown keys are errors."""
 
 
 def with_parser(parse: Callable[[Any], object]) -> Meta:
-    """A value that ``parse`` refuses with `ValueError` is a mistake."""
+    """Annotate a value as invalid if ``parse`` raises `ValueError`."""
     return Meta(extra={"check": parse})
 
 
@@ -106,7 +104,7 @@ class PermissionDocument(Section, frozen=True):
 
 
 class SharedPool(Section, frozen=True):
-    """What stays for containers without exclusive CPUs."""
+    """CPUs that remain for containers without exclusive CPUs."""
 
     cpus: Annotated[str | int, with_parser(values.parse_pool_floor)] = AUTO
     """CPUs of the machine that may become neither exclusive nor idle siblings, as a number or such
@@ -128,7 +126,7 @@ class NamespaceQuotaDocument(Section, frozen=True):
 
 
 class CPUWithholdingLimits(Section, frozen=True):
-    """How many CPUs may be withheld from others, as numbers or parts of the machine's CPUs."""
+    """Limits on CPUs withheld from others, as numbers or parts of the machine's CPUs."""
 
     exclusive_cpus: CPUCountOrPercent = "100%"
     """Exclusive CPUs of containers, siblings kept idle for them included."""
@@ -168,7 +166,7 @@ class RuntimeLinkKind(StrEnum):
 
 
 class RuntimeLinkSection(Section, frozen=True):
-    """How the container runtime is reached."""
+    """Access to the container runtime."""
 
     link: RuntimeLinkKind = RuntimeLinkKind.NRI
     """nri: the runtime asks before a container starts. cri: for runtimes without NRI; containers
@@ -290,7 +288,7 @@ class DevicePluginSection(Section, frozen=True):
         with_parser(
             build_absolute_path_check(
                 MAX_SOCKET_PATH_BYTES - len("/kubelet.sock"),
-                why=", because sockets in it have no longer paths",
+                note=", because sockets in it have no longer paths",
             )
         ),
     ] = "/var/lib/kubelet/device-plugins"
@@ -299,7 +297,7 @@ class DevicePluginSection(Section, frozen=True):
 
 
 class Devices(Section, frozen=True):
-    """Where containers' CPUs and memory are placed by the devices they have."""
+    """Placement of containers by the devices they have."""
 
     enabled: bool = False
     """Find out which devices a container has before it starts, and place its CPUs and memory beside
@@ -350,7 +348,7 @@ class DRA(Section, frozen=True):
 
 
 class Publish(Section, frozen=True):
-    """What ``nri-numa publish`` writes to the API server, and the spans that it sends."""
+    """Objects that ``nri-numa publish`` writes to the API server, and its spans."""
 
     events: bool = True
     """Events on pods: refused, placed wider than ideal, not pinned, late, drift, moved, placed
@@ -396,7 +394,7 @@ class Publish(Section, frozen=True):
 
 
 class CapacityFromNodeAnnotationsSection(Section, frozen=True):
-    """How annotations of the Node about its capacity get to the agent."""
+    """Handover of the Node's capacity annotations to the agent."""
 
     file: Annotated[str, with_parser(build_absolute_path_check(empty=True))] = ""
     """File that nri-numa publish writes and the agent reads every second: what the annotations
@@ -663,7 +661,7 @@ class UsageReadMode(StrEnum):
 
 
 class ContainerUsageSection(Section, frozen=True):
-    """What is read of all containers again and again, beside the decisions."""
+    """Measurements of all containers, repeated at an interval."""
 
     memory: UsageReadMode = UsageReadMode.OFF
     """read: what part of a container's memory is on its own NUMA nodes, for the page, nri-numa
@@ -850,28 +848,28 @@ class ConfigKey:
 
 @functools.cache
 def config_keys() -> Mapping[str, ConfigKey]:
-    """Every key that is not a section, by dotted path, in the order of the declaration."""
+    """Return every key that is not a section by dotted path, in order of declaration."""
     from msgspec import inspect
 
     def walk_struct_fields(
         struct: inspect.StructType, path: str, names: tuple[str, ...], restart: bool
     ) -> Iterator[ConfigKey]:
-        for one in struct.fields:
-            kind: inspect.Type = one.type
+        for item in struct.fields:
+            kind: inspect.Type = item.type
             extra: Mapping[str, Any] = {}
-            if isinstance(one.type, inspect.Metadata):
-                kind, extra = one.type.type, one.type.extra or {}
-            at, here = f"{path}{one.encode_name}", (*names, one.name)
-            waits = restart or "restart" in extra
+            if isinstance(item.type, inspect.Metadata):
+                kind, extra = item.type.type, item.type.extra or {}
+            key_path, field_names = f"{path}{item.encode_name}", (*names, item.name)
+            needs_restart = restart or "restart" in extra
             if isinstance(kind, inspect.StructType):
-                yield from walk_struct_fields(kind, f"{at}.", here, waits)
+                yield from walk_struct_fields(kind, f"{key_path}.", field_names, needs_restart)
             else:
                 default = (
-                    one.default
-                    if one.default_factory is msgspec.NODEFAULT
-                    else one.default_factory()
+                    item.default
+                    if item.default_factory is msgspec.NODEFAULT
+                    else item.default_factory()
                 )
-                yield ConfigKey(at, default, waits, extra.get("check"), here)
+                yield ConfigKey(key_path, default, needs_restart, extra.get("check"), field_names)
 
     root = cast("inspect.StructType", inspect.type_info(AgentConfig))
     return {leaf.path: leaf for leaf in walk_struct_fields(root, "", (), False)}

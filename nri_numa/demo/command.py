@@ -1,9 +1,9 @@
-"""``nri-numa demo``: the main job, seen to happen, on a modelled machine.
+"""``nri-numa demo``: placement of example pods on a modelled machine.
 
-The plugin is the real one: a process of its own, started like a service, which reads the machine
-from a ``sys/`` tree and talks NRI over a unix socket. The runtime at the other end is
-`nri_numa.demo.runtime`, which has no processes, only specs. Everything that is shown is checked, so
-the demo is a test too: it ends with 1 and says what was not as expected.
+The plugin is the real one: a separate process, started like a service, which reads the machine
+from a ``sys/`` tree and connects over NRI. The runtime is `nri_numa.demo.runtime`, which has specs
+and no processes. Everything that is shown is checked, so the demo is a test too: it exits with 1
+and names the expectation that was not met.
 """
 
 from __future__ import annotations
@@ -61,29 +61,29 @@ def main(keep: bool, serve: bool) -> None:
     back, and a plugin killed and restarted. Takes seconds, needs no privileges, leaves nothing.
     """
     directory = Path(tempfile.mkdtemp(prefix="nri-numa-demo-", dir=_short_temp_parent()))
-    kept = keep
+    files_kept = keep
     try:
         asyncio.run(play_demo(directory, serve=serve))
     except DemoFailure as problem:
-        kept = True
+        files_kept = True
         raise click.ClickException(
             f"the demo did not go as expected: {problem}{_plugin_log_tail(directory)}"
         ) from None
     finally:
         if keep:
             click.echo(f"\nThe files are in {directory}", err=True)
-        if not kept:
+        if not files_kept:
             shutil.rmtree(directory, ignore_errors=True)
 
 
 def _short_temp_parent() -> str | None:
-    """Where a unix socket's path stays below the kernel's 108 bytes; None for the usual place."""
+    """Parent directory that keeps unix socket paths below 108 bytes; None for the usual one."""
     usual = Path(tempfile.gettempdir())
     return None if len(bytes(usual)) < 72 else "/tmp"  # noqa: S108  # a private directory in it
 
 
 def _plugin_log_tail(directory: Path) -> str:
-    """The end of the plugin's log, to find out why."""
+    """Return the last lines of the plugin's log."""
     lines: list[str] = []
     with contextlib.suppress(OSError):
         lines = (directory / "plugin.log").read_text(errors="replace").splitlines()[-15:]
@@ -96,14 +96,14 @@ async def play_demo(directory: Path, *, serve: bool = False) -> None:
     Afterwards ``serve`` keeps the plugin until SIGINT, SIGTERM, or the terminal is closed.
 
     Raises:
-        DemoFailure: something came out differently.
+        DemoFailure: an expectation was not met.
     """
-    started = time.monotonic()
+    start_time = time.monotonic()
     async with Stage(directory) as stage:
         await _DemoScript(stage).play_all_scenes()
-        took = time.monotonic() - started
+        span = time.monotonic() - start_time
         print_line()
-        print_paragraph(f"Everything above was checked as it happened. It took {took:.1f} seconds.")
+        print_paragraph(f"Everything above was checked as it happened. It took {span:.1f} seconds.")
         if serve:
             stopped, loop = asyncio.Event(), asyncio.get_running_loop()
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -114,7 +114,7 @@ async def play_demo(directory: Path, *, serve: bool = False) -> None:
             )
             await stopped.wait()
     print_heading("Where to look next")
-    for command, what in (
+    for command, purpose in (
         ("nri-numa topology", "what this machine looks like"),
         ("nri-numa check", "whether it is ready, and what to do"),
         (
@@ -128,20 +128,20 @@ async def play_demo(directory: Path, *, serve: bool = False) -> None:
         if len(command) > 37:
             for line in command.split("\n"):
                 print_line(f"  {line}")
-            print_line(f"      {what}")
+            print_line(f"      {purpose}")
         else:
-            print_line(f"  {command:<38}{what}")
+            print_line(f"  {command:<38}{purpose}")
 
 
 def _examples_path(folder: Path) -> str:
-    """The examples as a user finds them: in a checkout beside the package, else installed."""
+    """Path of the examples in the checkout if there is one, else of the installed ones."""
     checkout = folder.parents[2] / "config" / "examples"
-    best = checkout if checkout.is_dir() else folder
-    return os.path.relpath(best) if best.is_relative_to(Path.cwd()) else str(best)
+    path = checkout if checkout.is_dir() else folder
+    return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
 
 
 _MAX_POLLS = 600
-"""Rounds, ten a second, within which the neighbours of a pod that ended get its CPUs."""
+"""Polls, ten a second, until other containers get the CPUs of a pod that ended."""
 
 
 class _DemoScript:
@@ -194,14 +194,14 @@ class _DemoScript:
 
     async def _show_exclusive_pod(self) -> None:
         print_heading("2  Exclusive CPUs: the others make room before the answer")
-        before = self._stage.cpus_and_mems_by_container()
+        prior = self._stage.cpus_and_mems_by_container()
         (engine,) = await self._show_example("03-database.yaml")
-        own = self._require_one_numa_node([engine])
-        cores = {self._machine.cpus[i].core for i in own}
-        require_expectation(len(own) == 4, "the database must have four CPUs")
+        cpus = self._require_one_numa_node([engine])
+        cores = {self._machine.cpus[i].core for i in cpus}
+        require_expectation(len(cpus) == 4, "the database must have four CPUs")
         require_expectation(len(cores) == 4, "the database must not have two threads of one core")
-        self._check_exclusive(own, engine)
-        changed = self._changed_cpus(before)
+        self._check_exclusive(cpus, engine)
+        changed = self._changed_cpus(prior)
         require_expectation(bool(changed), "containers must have made room for the database")
         self._print_cpu_changes(changed)
 
@@ -209,11 +209,11 @@ class _DemoScript:
         print_line("  Why there? nri-numa explain asks the plugin, which says:")
         document = await self._stage.get_document("/v1/explain/default/database-0/engine")
         (explanation,) = document["explanations"]
-        steps = [text for text in explanation["steps"] if " won: " in text or " lost: " in text]
+        texts = [text for text in explanation["steps"] if " won: " in text or " lost: " in text]
         require_expectation(
-            any(" won: " in text for text in steps), "the plugin must explain its choice"
+            any(" won: " in text for text in texts), "the plugin must explain its choice"
         )
-        for text in steps:
+        for text in texts:
             for line in wrap_text(text, "    ", "      ", width=DEFAULT_WIDTH_COLUMNS):
                 print_line(line)
 
@@ -224,8 +224,8 @@ class _DemoScript:
             "beside",
             f"daytime, on the other threads of {cpus_text(daytime.cpus)}: busy hours differ",
         )
-        own = CPUSet.parse(trading.cpus)
-        self._check_exclusive(self._machine.siblings_of(own), trading)
+        cpus = CPUSet.parse(trading.cpus)
+        self._check_exclusive(self._machine.siblings_of(cpus), trading)
         day, night = CPUSet.parse(daytime.cpus), CPUSet.parse(nightly.cpus)
         siblings = self._machine.siblings_of(day)
         require_expectation(
@@ -264,29 +264,29 @@ class _DemoScript:
     async def _show_cpu_release(self) -> None:
         print_heading("5  A pod ends: its CPUs go back")
         (pod,) = read_example_pods("03-database.yaml")
-        before = self._stage.cpus_and_mems_by_container()
+        prior = self._stage.cpus_and_mems_by_container()
         await self._stage.remove_pod(pod)
         print_line(f"  {pod.name} is removed.")
-        # They were kept for the pod until its sandbox stopped, and no reply carries what follows.
-        changed = self._changed_cpus(before)
+        # The CPUs were reserved until the sandbox stopped, and updates are pushed after that.
+        changed = self._changed_cpus(prior)
         for _ in range(_MAX_POLLS):
             if changed:
                 break
             await asyncio.sleep(0.1)
-            changed = self._changed_cpus(before)
+            changed = self._changed_cpus(prior)
         require_expectation(bool(changed), "containers must have got the database's CPUs back")
         self._print_cpu_changes(changed)
 
     async def _show_plugin_restart(self) -> None:
         print_heading("6  The plugin is killed and started again: nothing moves")
         stage = self._stage
-        before = stage.cpus_and_mems_by_container()
+        prior = stage.cpus_and_mems_by_container()
         await stage.kill_plugin()
         print_line("  kill -9. While the plugin is away, one more web server starts, unpinned:")
-        late = replace(
+        manifest = replace(
             read_example_pods("02-web.yaml")[0], name="web-meanwhile", uid="web-meanwhile"
         )
-        (server,) = await stage.run_pod(late)
+        (server,) = await stage.run_pod(manifest)
         require_expectation(
             server.cpus == str(self._machine.online), "web-meanwhile must be unpinned"
         )
@@ -294,19 +294,19 @@ class _DemoScript:
         with show_progress("starting the plugin again"):
             pid = await stage.start_plugin()
         print_line(f"  The plugin is back as process {pid}, and checks what runs:")
-        after = stage.cpus_and_mems_by_container()
-        (name,) = after.keys() - before.keys()
-        changed = [n for n in before if before[n] != after.get(n)]
+        current = stage.cpus_and_mems_by_container()
+        (name,) = current.keys() - prior.keys()
+        changed = [n for n in prior if prior[n] != current.get(n)]
         require_expectation(
             not changed, f"a restart must move nothing, and moved {', '.join(changed)}"
         )
         self._require_one_numa_node([server])
-        print_detail("moved", f"none of {len(before)} containers", paint=green_text)
+        print_detail("moved", f"none of {len(prior)} containers", paint=green_text)
         print_detail(
             "found", f"{name}: now {cpus_text(server.cpus)}, memory of {numa_text(server.mems)}"
         )
         (pod,) = read_example_pods("03-database.yaml")
-        # The annotation is not on what started without the plugin.
+        # A container that started without the plugin has no annotation.
         running = (
             c
             for c in stage.running_containers()
@@ -316,25 +316,25 @@ class _DemoScript:
             c for c in running if read_assigned_annotation(c)["kind"] == "exclusive"
         )
         (engine,) = await stage.run_pod(pod)
-        own = CPUSet.parse(engine.cpus)
+        cpus = CPUSet.parse(engine.cpus)
         require_expectation(
-            not own & exclusive, f"{cpus_text(own & exclusive)} must not be given away twice"
+            not cpus & exclusive, f"{cpus_text(cpus & exclusive)} must not be given away twice"
         )
-        self._check_exclusive(own, engine)
+        self._check_exclusive(cpus, engine)
         print_detail(
             "knows",
-            f"{stage.pod_and_container_name(engine)} starts again, alone on {cpus_text(own)}",
+            f"{stage.pod_and_container_name(engine)} starts again, alone on {cpus_text(cpus)}",
         )
 
     # --- showing ----------------------------------------------------------------------------------
 
     async def _show_example(self, file: str, *, name: str = "") -> list[DemoContainer]:
-        """Run the pods of an example and show them; replicas of ``name`` stand together."""
-        shown: list[DemoContainer] = []
+        """Run the pods of an example and show them; replicas of ``name`` are shown together."""
+        containers: list[DemoContainer] = []
         for number, pod in enumerate(read_example_pods(file)):
-            started = await self._stage.run_pod(pod)
-            shown += started
-            for container, manifest in zip(started, pod.containers, strict=True):
+            members = await self._stage.run_pod(pod)
+            containers += members
+            for container, manifest in zip(members, pod.containers, strict=True):
                 if not name or not number:
                     label = f"{name or pod.name}/{container.name_in_pod}"
                     role = (
@@ -343,14 +343,14 @@ class _DemoScript:
                     print_container_heading(label, f"{file}{role}")
                     print_detail("asks", _container_request_text(pod, manifest))
                 self._print_assignment(container, f"#{number + 1} " if name else "")
-        return shown
+        return containers
 
     def _print_assignment(self, container: DemoContainer, head: str) -> None:
         decision = read_assigned_annotation(container)
-        idle = f", and {cpus_text(decision['idle'])} stays idle" if decision.get("idle") else ""
-        where = f"memory of {numa_text(container.mems)}{idle}"
-        print_detail("gets", f"{head}{cpus_text(container.cpus)}, {where}")
-        if decision["kind"] != "shared":  # these move, and the annotation says where they started
+        note = f", and {cpus_text(decision['idle'])} stays idle" if decision.get("idle") else ""
+        memory = f"memory of {numa_text(container.mems)}{note}"
+        print_detail("gets", f"{head}{cpus_text(container.cpus)}, {memory}")
+        if decision["kind"] != "shared":  # their CPUs change, the annotation does not
             require_expectation(
                 decision["cpus"] == container.cpus,
                 f"{container.name_in_pod} has other CPUs than its annotation says",
@@ -358,18 +358,18 @@ class _DemoScript:
         if head in ("", "#1 "):
             print_detail("why", str(decision["reason"]))
 
-    def _changed_cpus(self, before: dict[str, tuple[str, str]]) -> dict[str, tuple[str, str]]:
-        now = self._stage.cpus_and_mems_by_container()
+    def _changed_cpus(self, prior: dict[str, tuple[str, str]]) -> dict[str, tuple[str, str]]:
+        current = self._stage.cpus_and_mems_by_container()
         return {
-            name: (cpus, now[name][0])
-            for name, (cpus, _) in before.items()
-            if name in now and now[name][0] != cpus
+            name: (cpus, current[name][0])
+            for name, (cpus, _) in prior.items()
+            if name in current and current[name][0] != cpus
         }
 
     def _print_cpu_changes(self, changed: dict[str, tuple[str, str]]) -> None:
         print_line("    container                     CPUs before    CPUs after")
-        for name, (old, new) in changed.items():
-            print_line(f"    {name:<29} {old:<14} {new}")
+        for name, (old_cpus, cpus) in changed.items():
+            print_line(f"    {name:<29} {old_cpus:<14} {cpus}")
 
     # --- checks -----------------------------------------------------------------------------------
 
@@ -388,20 +388,21 @@ class _DemoScript:
         return cpus
 
     def _check_exclusive(self, cpus: CPUSet, owner: DemoContainer) -> None:
-        for other in self._stage.running_containers():
-            if other is not owner:
-                both = CPUSet.parse(other.cpus) & cpus
-                name = self._stage.pod_and_container_name(other)
+        for container in self._stage.running_containers():
+            if container is not owner:
+                common = CPUSet.parse(container.cpus) & cpus
+                name = self._stage.pod_and_container_name(container)
                 require_expectation(
-                    not both,
-                    f"{cpus_text(both, 'is', 'are')} exclusive to others, and {name} may run there",
+                    not common,
+                    f"{cpus_text(common, 'is', 'are')} exclusive to others, "
+                    f"and {name} may run there",
                 )
 
 
-def require_expectation(holds: bool, what: str) -> None:
-    """Check what is shown."""
-    if not holds:
-        raise DemoFailure(what)
+def require_expectation(condition: bool, expectation: str) -> None:
+    """Raise `DemoFailure` with the expectation unless the condition holds."""
+    if not condition:
+        raise DemoFailure(expectation)
 
 
 def _container_request_text(pod: PodManifest, container: ContainerManifest) -> str:
@@ -425,27 +426,27 @@ def _container_request_text(pod: PodManifest, container: ContainerManifest) -> s
 
 
 def print_line(text: str = "") -> None:
-    """One line; colours go only to a terminal that takes them."""
+    """Print one line, in colour only if the terminal supports it."""
     click.echo(text, color=is_coloured())
 
 
 def print_heading(text: str) -> None:
-    """The title of a chapter."""
+    """Print the title of a chapter."""
     print_line()
     print_line(bold_text(text))
 
 
 def print_paragraph(text: str) -> None:
-    """Running text."""
+    """Print wrapped text."""
     print_line("\n".join(textwrap.wrap(text, DEFAULT_WIDTH_COLUMNS)))
 
 
 def print_container_heading(name: str, file: str) -> None:
-    """The head of one container."""
+    """Print the heading of one container."""
     print_line(f"  {bold_text(name)}  ({file})")
 
 
 def print_detail(label: str, text: str, *, paint: Callable[[str], str] = str) -> None:
-    """A labelled fact, wrapped beside its label."""
+    """Print a labelled text, wrapped beside its label."""
     for line in wrap_text(text, f"    {label:<8}", " " * 12, width=DEFAULT_WIDTH_COLUMNS):
         print_line(paint(line))

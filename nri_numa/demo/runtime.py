@@ -1,8 +1,7 @@
-"""What the demo needs of a container runtime: NRI for one plugin, pods and containers in memory.
+"""Container runtime of the demo: NRI for one plugin, pods and containers in memory.
 
-No process is made, and a cgroup is a directory with two files, which the plugin writes as it writes
-the kernel's. What a container has before it runs is its stored spec after every adjustment and
-update of the plugin, as a runtime keeps it.
+It starts no process, and a cgroup is a directory with two files, which the plugin writes like the
+kernel's. As in a runtime, a container's stored spec has every adjustment and update of the plugin.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.nri.wire.session import PLUGIN_METHODS, RuntimeSession
 
 PLUGIN_ANSWER_TIMEOUT_S = 10.0
-"""For one answer; a loaded machine must not make the demo start containers without the plugin."""
+"""Seconds for one answer; long, because without one a container starts without the plugin."""
 
 
 class PodOperationFailed(Exception):
-    """A pod or container operation failed; the text is what the kubelet would be shown."""
+    """A failed pod or container operation; the text is the error that a kubelet would get."""
 
 
 class DemoContainerState(enum.Enum):
-    """The life of a container."""
+    """State of a container."""
 
     CREATED = pb.CONTAINER_CREATED
     RUNNING = pb.CONTAINER_RUNNING
@@ -39,7 +38,7 @@ class DemoContainerState(enum.Enum):
 
 @dataclass(slots=True, kw_only=True)
 class DemoContainer:
-    """A container: its stored spec, its cgroup, and where it is in its life."""
+    """A container: stored spec, cgroup and state."""
 
     message: pb.Container
     machine: Topology
@@ -53,33 +52,33 @@ class DemoContainer:
 
     @property
     def cpus(self) -> str:
-        """The CPUs it may run on, as a list; every CPU when its cpuset is empty."""
+        """CPU list of the CPUs it may run on; every CPU if its cpuset is empty."""
         spec = self.message.linux.resources.cpu.cpus or str(self.machine.online)
         return self._read_cgroup_file("cpuset.cpus", spec)
 
     @property
     def mems(self) -> str:
-        """The NUMA nodes its memory may come from, as a list."""
+        """List of its memory nodes; every one if its cpuset is empty."""
         spec = self.message.linux.resources.cpu.mems or str(self.machine.memory_nodes)
         return self._read_cgroup_file("cpuset.mems", spec)
 
     def _read_cgroup_file(self, name: str, spec: str) -> str:
         path = self.cgroup / name
         while path.exists():
-            if text := path.read_text().strip():  # unlike the kernel's, it is empty while written
+            if text := path.read_text().strip():  # unlike the kernel's, empty while written
                 return text
         return spec
 
     def write_cgroup_cpuset(self) -> None:
-        """Do what a runtime does as a container starts, and with updates of one that runs."""
+        """Write the cpuset as a runtime does at the start and for updates."""
         self.cgroup.mkdir(parents=True, exist_ok=True)
         cpu = self.message.linux.resources.cpu
         for name, spec in (("cpuset.cpus", cpu.cpus), ("cpuset.mems", cpu.mems)):
-            every = self.machine.online if name == "cpuset.cpus" else self.machine.memory_nodes
-            (self.cgroup / name).write_text(spec or str(every))
+            default = self.machine.online if name == "cpuset.cpus" else self.machine.memory_nodes
+            (self.cgroup / name).write_text(spec or str(default))
 
     def to_message(self) -> pb.Container:
-        """What the plugin is shown now."""
+        """Build the message that the plugin gets about it."""
         message = pb.Container()
         message.CopyFrom(self.message)
         message.state = self.state.value
@@ -87,7 +86,7 @@ class DemoContainer:
 
 
 class DemoRuntime:
-    """The runtime's side of NRI over a unix socket; ``connected`` says of a synchronized plugin."""
+    """The runtime's side of NRI over a unix socket; ``connected`` means a synchronized plugin."""
 
     def __init__(self, socket_path: str, machine: Topology, cgroups: Path) -> None:
         self._cpusets = cgroups / "cpuset"
@@ -96,7 +95,7 @@ class DemoRuntime:
         self.containers: dict[str, DemoContainer] = {}
         self.connected = asyncio.Event()
         self._path, self._machine = socket_path, machine
-        # The plugin that has registered, and the calls that wait for its answers.
+        # Session of the registered plugin, and calls without an answer.
         self._session = RuntimeSession()
         self._transport: SessionTransport[ev.RuntimeSessionEvent] | None = None
         self._calls: dict[int, asyncio.Future[ev.RequestAnswered]] = {}
@@ -105,12 +104,12 @@ class DemoRuntime:
         self._server: asyncio.AbstractServer | None = None
 
     async def start(self) -> None:
-        """Listen."""
+        """Listen for the plugin."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_unix_server(self._accept_plugin, self._path)
 
     async def stop(self) -> None:
-        """Hang up and stop listening."""
+        """Close the connection and stop listening."""
         if self._server is not None:
             self._server.close()
         if self._transport is not None:
@@ -125,17 +124,17 @@ class DemoRuntime:
         """Run a sandbox.
 
         Raises:
-            CRIError: the plugin refused it.
+            PodOperationFailed: the plugin rejected it.
         """
         async with self._lock:
             self.pods[pod.id] = pod
             await self._call_plugin_for_payload("RunPodSandbox", pod=pod)
 
     async def create_container(self, message: pb.Container) -> DemoContainer:
-        """Create a container; the plugin adjusts it before anything of it exists.
+        """Create a container with the adjustment of the plugin.
 
         Raises:
-            CRIError: the plugin refused it.
+            PodOperationFailed: the plugin rejected it.
         """
         async with self._lock:
             pod = self.pods[message.pod_sandbox_id]
@@ -163,7 +162,7 @@ class DemoRuntime:
             await self._call_plugin_about_container("PostStartContainer", container)
 
     async def exit_container(self, container: DemoContainer) -> None:
-        """Let a container end."""
+        """End a container."""
         async with self._lock:
             await self._exit_container_under_lock(container)
 
@@ -171,11 +170,11 @@ class DemoRuntime:
         """Stop a pod and remove it with its containers."""
         async with self._lock:
             pod = self.pods[pod_id]
-            own = [c for c in self.containers.values() if c.message.pod_sandbox_id == pod_id]
-            for container in own:
+            members = [c for c in self.containers.values() if c.message.pod_sandbox_id == pod_id]
+            for container in members:
                 await self._exit_container_under_lock(container)
             await self._call_plugin_for_payload("StopPodSandbox", pod=pod)
-            for container in own:
+            for container in members:
                 await self._call_plugin_about_container("RemoveContainer", container)
                 del self.containers[container.message.id]
             await self._call_plugin_for_payload("RemovePodSandbox", pod=pod)
@@ -207,8 +206,8 @@ class DemoRuntime:
                     session.reply(event.stream)
                     self._run_in_background(self._configure_plugin(session, transport))
                 case ev.RequestAnswered():
-                    if (waiting := self._calls.pop(event.stream, None)) and not waiting.done():
-                        waiting.set_result(event)
+                    if (answer := self._calls.pop(event.stream, None)) and not answer.done():
+                        answer.set_result(event)
                 case ev.UpdateContainersRequested():
                     self._run_in_background(self._on_pushed_updates(event))
 
@@ -226,9 +225,9 @@ class DemoRuntime:
             return
         self._transport = None
         self.connected.clear()
-        for waiting in self._calls.values():
-            if not waiting.done():
-                waiting.set_exception(PodOperationFailed("the plugin ended"))
+        for answer in self._calls.values():
+            if not answer.done():
+                answer.set_exception(PodOperationFailed("the plugin ended"))
         self._calls.clear()
 
     async def _configure_plugin(
@@ -239,7 +238,7 @@ class DemoRuntime:
             self._session, self._transport = session, transport
             await self._call_plugin_for_payload(
                 "Configure",
-                runtime_name="containerd",  # whose ways it has
+                runtime_name="containerd",  # which it behaves like
                 runtime_version="v2.4.0",
                 NRI_version="v0.12.2",
                 registration_timeout=int(PLUGIN_ANSWER_TIMEOUT_S * 1000),
@@ -269,10 +268,10 @@ class DemoRuntime:
         )
 
     async def _call_plugin_for_payload(self, method: str, **parts: Any) -> bytes:
-        """What the plugin answers; empty while none is connected, as with a real runtime.
+        """Call the plugin; an empty payload without one, as with a real runtime.
 
         Raises:
-            CRIError: it refused, or did not answer in time.
+            PodOperationFailed: the plugin rejected it, or did not answer in time.
         """
         if self._transport is None:
             return b""

@@ -1,4 +1,4 @@
-"""What the demo plays on: a modelled machine, the plugin process, and the runtime in memory."""
+"""Stage of the demo: a modelled machine, the plugin process and the runtime in memory."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ ANNOTATION_PREFIX = "numa.kubernetes.io/"
 
 
 class DemoFailure(Exception):
-    """Something came out differently from what the demo says; the text says what."""
+    """An expectation of the demo that was not met."""
 
 
 SYNTHETIC_MACHINE_TEXT = "synthetic:memory=16Gi,hugepages-2Mi=1Gi"
-"""As ``nri-numa simulate --machine`` takes it: two sockets with two NUMA nodes each, and on each of
-them four cores with two threads."""
+"""Machine as in ``nri-numa simulate --machine``: two sockets with two NUMA nodes each, and on each
+NUMA node four cores of two threads."""
 
 
 def examples_directory() -> Path:
-    """The folder of example manifests that is installed with the package."""
+    """Directory of the example manifests that are installed with the package."""
     return Path(str(importlib.resources.files("nri_numa.demo") / "examples"))
 
 
 def read_example_pods(name: str) -> list[PodManifest]:
-    """The pods of one example file."""
+    """Read the pods of one example file."""
     text = (examples_directory() / name).read_text(encoding="utf-8")
     return [
         pod for workload in read_manifests_from_text(text, name).workloads for pod in workload.pods
@@ -53,7 +53,7 @@ def read_example_pods(name: str) -> list[PodManifest]:
 
 
 class Stage:
-    """The plugin and the runtime on a modelled machine; a context manager that ends both."""
+    """Plugin and runtime on a modelled machine; a context manager that ends both."""
 
     def __init__(self, directory: Path) -> None:
         self.machine: Topology = parse_synthetic(SYNTHETIC_MACHINE_TEXT.removeprefix("synthetic:"))
@@ -69,7 +69,7 @@ class Stage:
             path = self._directory / "root" / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
-        # A file of its own, or the plugin would read this node's; and nothing else of this node.
+        # Otherwise the plugin would read this node's configuration, kubelet and cgroups.
         config = {
             "apiVersion": "nri-numa/v1",
             "kind": "AgentConfig",
@@ -87,9 +87,9 @@ class Stage:
     # --- the plugin -------------------------------------------------------------------------------
 
     async def start_plugin(self) -> int:
-        """Start it as a service would, and wait until it is synchronized; returns its pid."""
+        """Start the plugin like a service, wait until it is synchronized, and return its pid."""
         with (self._directory / "plugin.log").open("ab") as log:
-            self._logged = log.tell()  # by those that were killed
+            self._logged = log.tell()  # by killed plugins
             plugin = await asyncio.create_subprocess_exec(
                 sys.executable,
                 *("-m", "nri_numa", "run", "--http", "127.0.0.1:0", "--log-format", "json"),
@@ -105,32 +105,32 @@ class Stage:
                 start_new_session=True,
             )
         self._plugin = plugin
-        ready = asyncio.create_task(self.runtime.connected.wait())
-        ended = asyncio.create_task(plugin.wait())
-        await asyncio.wait({ready, ended}, timeout=30, return_when=asyncio.FIRST_COMPLETED)
-        ended.cancel()
-        if not ready.cancel():
+        link_task = asyncio.create_task(self.runtime.connected.wait())
+        exit_task = asyncio.create_task(plugin.wait())
+        await asyncio.wait({link_task, exit_task}, timeout=30, return_when=asyncio.FIRST_COMPLETED)
+        exit_task.cancel()
+        if not link_task.cancel():
             return plugin.pid
         if plugin.returncode is not None:
             raise DemoFailure(f"the plugin ended at once, with status {plugin.returncode}")
         raise DemoFailure("the plugin was not ready within 30 seconds")
 
     async def kill_plugin(self) -> None:
-        """Kill it with SIGKILL: nothing that it has in memory survives."""
+        """Kill the plugin with SIGKILL, so nothing that it has in memory survives."""
         plugin, self._plugin = self._plugin, None
         if plugin is None:
             return
         with contextlib.suppress(ProcessLookupError):
             plugin.kill()
         await plugin.wait()
-        for _ in range(500):  # until the runtime has seen the link break
+        for _ in range(500):  # until the runtime has noticed the closed link
             if not self.runtime.connected.is_set():
                 return
             await asyncio.sleep(0.01)
         raise DemoFailure("the runtime did not notice that the plugin ended")
 
     async def get_document(self, path: str) -> dict[str, Any]:
-        """What the plugin's API answers."""
+        """Get a document of the plugin's API."""
         address = await self.wait_for_address()
         try:
             document: dict[str, Any] = await asyncio.to_thread(
@@ -141,45 +141,45 @@ class Stage:
         return document
 
     async def wait_for_address(self) -> str:
-        """Where the plugin serves its page and API."""
-        for _ in range(500):  # it serves HTTP when containers are served
+        """Wait for the address of the plugin's page and API."""
+        for _ in range(500):  # it serves HTTP after the link is up
             if address := self._find_listen_address():
                 return address
             await asyncio.sleep(0.01)
         raise DemoFailure("the plugin does not serve its API")
 
     def _find_listen_address(self) -> str:
-        found = ""
+        address = ""
         for line in (self._directory / "plugin.log").read_bytes()[self._logged :].splitlines():
             with contextlib.suppress(ValueError):
                 record = json.loads(line)
                 if record.get("msg") == "http listening":
-                    found = record["address"]
-        return found
+                    address = record["address"]
+        return address
 
     # --- pods -------------------------------------------------------------------------------------
 
     async def run_pod(self, pod: PodManifest) -> list[DemoContainer]:
-        """Run a pod as a kubelet would; its containers in order, those that ended included.
+        """Run a pod as a kubelet would; return its containers in order, ended ones included.
 
         Raises:
-            CRIError: one was refused; the pod is removed again.
+            PodOperationFailed: a container was rejected; the pod is removed again.
         """
         sandbox = pod_message(pod_sandbox(pod))
         await self.runtime.run_pod_sandbox(sandbox)
-        started: list[DemoContainer] = []
+        containers: list[DemoContainer] = []
         for manifest in pod.containers:
             message = container_message(container_of(pod, manifest, self._memory))
             try:
-                made = await self.runtime.create_container(message)
+                container = await self.runtime.create_container(message)
             except PodOperationFailed:
                 await self.runtime.remove_pod(sandbox.id)
                 raise
-            await self.runtime.start_container(made)
-            started.append(made)
+            await self.runtime.start_container(container)
+            containers.append(container)
             if manifest.role is ContainerRole.INIT:
-                await self.runtime.exit_container(made)
-        return started
+                await self.runtime.exit_container(container)
+        return containers
 
     async def remove_pod(self, pod: PodManifest) -> None:
         """Stop a pod and remove it."""
@@ -201,7 +201,7 @@ class Stage:
 
 
 def read_assigned_annotation(container: DemoContainer) -> dict[str, Any]:
-    """What the plugin wrote on the container about its decision."""
+    """Read the annotation in which the plugin records its decision."""
     text = container.message.annotations.get(f"{ANNOTATION_PREFIX}assigned", "")
     if not text:
         raise DemoFailure(
@@ -213,7 +213,7 @@ def read_assigned_annotation(container: DemoContainer) -> dict[str, Any]:
 
 
 def union_of_container_cpus(containers: Iterable[DemoContainer]) -> CPUSet:
-    """The CPUs that any of these may run on."""
+    """Union of the CPUs that containers may run on."""
     bits = 0
     for container in containers:
         bits |= CPUSet.parse(container.cpus).bits
@@ -221,19 +221,19 @@ def union_of_container_cpus(containers: Iterable[DemoContainer]) -> CPUSet:
 
 
 def _environment_without_plugin_settings() -> dict[str, str]:
-    """Ours, without what would configure the plugin or make it talk to another service manager."""
+    """Copy the environment without variables of the plugin and of the service manager."""
     strange = ("NRI_NUMA_", "NRI_PLUGIN_", "NOTIFY_SOCKET", "WATCHDOG_")
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(strange)}
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(strange)}
     package = str(Path(nri_numa.__file__).resolve().parents[1])
-    paths = [package, *filter(None, [kept.get("PYTHONPATH")])]
-    return {**kept, "PYTHONPATH": os.pathsep.join(paths)}
+    paths = [package, *filter(None, [environment.get("PYTHONPATH")])]
+    return {**environment, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 # --- pods and containers as the NRI messages a runtime sends --------------------------------------
 
 
 def pod_message(pod: PodSandbox) -> pb.PodSandbox:
-    """A pod sandbox as the runtime sends it."""
+    """Build the message of a pod sandbox."""
     message = pb.PodSandbox(
         id=pod.id,
         uid=pod.uid,
@@ -249,7 +249,7 @@ def pod_message(pod: PodSandbox) -> pb.PodSandbox:
 
 
 def container_message(container: Container) -> pb.Container:
-    """A container that is about to be created, as the runtime sends it."""
+    """Build the message of a container that is being created."""
     message = pb.Container(
         id=container.id,
         pod_sandbox_id=container.pod_id,
@@ -265,7 +265,7 @@ def container_message(container: Container) -> pb.Container:
 
 
 def _fill_resources(resources: Resources, message: pb.LinuxResources) -> None:
-    """Linux resources; what is not given is left out, as a runtime does with zeros."""
+    """Fill in Linux resources; unset ones and zeros are left out, as a runtime does."""
     for field, value in (
         (message.cpu.shares, resources.cpu_shares),
         (message.cpu.quota, resources.cpu_quota),
@@ -275,6 +275,6 @@ def _fill_resources(resources: Resources, message: pb.LinuxResources) -> None:
         if value:
             field.value = value
     for size, amount in sorted(resources.hugepages.items()):
-        # ``2MB``: the kubelet's units are 1024 all the same.
+        # ``2MB``: the kubelet's units are powers of 1024 despite the name.
         page = human_bytes(size).replace(" ", "").replace("i", "")
         message.hugepage_limits.add(page_size=page, limit=amount)

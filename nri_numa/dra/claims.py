@@ -1,4 +1,4 @@
-"""A ResourceClaim as we take it: its allocation on this node, read as hostile input. Pure.
+"""ResourceClaims with their allocation on this node, read as hostile input. Pure.
 
 Source: kubernetes ``resource/v1`` (ResourceClaim) and KEP-5075 (consumedCapacity).
 """
@@ -18,22 +18,22 @@ from nri_numa.model.workload import CLAIM_VARIABLE_PREFIX
 from nri_numa.text import BadQuantity, parse_exact_quantity
 
 MAX_CLAIM_BYTES: Final = 256 << 10
-"""Bytes of a claim's document. The API server takes 32 configurations of 10 KiB; ours are short."""
+"""Bytes of a claim's document. The API server allows 32 configurations of 10 KiB."""
 MAX_CLAIM_RESULTS_PER_CONTAINER: Final = 32
 MAX_CPUS: Final = 8192
 """NR_CPUS of the largest kernels."""
 
 DRA_DRIVER_CPU_VARIABLE_PREFIX: Final = "DRA_CPUSET_"
-"""How the variable begins that dra-driver-cpu sets to the CPUs of a claim; its UID follows."""
+"""Prefix of dra-driver-cpu's variable with the CPUs of a claim; the claim's UID follows."""
 CLAIM_NAME_IN_POD_ANNOTATION: Final = "resource.kubernetes.io/pod-claim-name"
-"""Annotation of a claim that was made from a template: its name in the pod."""
+"""Annotation with the pod's name for a claim that was made from a template."""
 NUMA_NODE_ATTRIBUTE: Final = "resource.kubernetes.io/numaNode"
-"""KEP-6072; standard from Kubernetes 1.37, and an ordinary attribute before."""
+"""KEP-6072; standard since Kubernetes 1.37, an ordinary attribute before."""
 CPU_CAPACITY: Final = "cpu"
 """Capacity of a device, below the driver's name: exclusive CPUs."""
 MEMORY_CAPACITY: Final = "memory"
 HUGEPAGES_CAPACITY_PREFIX: Final = "hugepages"
-"""How the names of capacities of huge pages begin, ``hugepages2Mi``: names have no dash there."""
+"""Prefix of huge page capacities such as ``hugepages2Mi``: capacity names have no dash."""
 
 _UID_PATTERN: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _OBJECT_NAME_PATTERN: Final = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
@@ -41,18 +41,18 @@ _DEVICE_NAME_PATTERN: Final = re.compile(r"numa([0-9]{1,4})")
 
 
 class InvalidClaim(AgentError):
-    """A claim that is not prepared; the message says which, why, and what was expected."""
+    """A claim that cannot be prepared; the message names it, the problem and what was expected."""
 
 
 class ClaimedDevice(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """One device that a claim got.
+    """One device that is allocated to a claim.
 
     Attributes:
-        request: name of the request, without that of a subrequest.
-        numa_node: whose device it is.
+        request: name of the request, without the subrequest.
+        numa_node: NUMA node that the device stands for.
         cpus: exclusive CPUs.
-        capacity: everything it takes, by name of the capacity, as whole numbers.
-        share_id: id of this share of the device; empty where the API server gives none.
+        capacity: consumed amounts by name of the capacity, whole numbers.
+        share_id: id of this share of the device; empty if the API server sets none.
         parameters: annotation keys and their values.
     """
 
@@ -68,10 +68,10 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     """A claim that is allocated on this node.
 
     Attributes:
-        pod_claim: its name in the pod, where it was made from a template.
+        pod_claim: its name in the pod, if it was made from a template.
         pods: UIDs of the pods that it is reserved for.
-        results: those of our driver.
-        version: of its record.
+        results: devices of this driver.
+        version: format of the record.
     """
 
     version: int = 1
@@ -89,19 +89,19 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def numa_node_device_name(numa_node: int) -> str:
-    """The device of a NUMA node."""
+    """Name of the device of a NUMA node."""
     return f"numa{numa_node}"
 
 
 def is_uid(text: str) -> bool:
-    """Whether it is the UID of an object; it becomes part of file names."""
+    """True if the text is an object's UID, which may become part of file names."""
     return _UID_PATTERN.fullmatch(text) is not None
 
 
 def prune_claim(document: Mapping[str, Any]) -> dict[str, Any]:
-    """The parts of a claim object that `parse_claim` reads."""
+    """Keep the parts of a claim object that `parse_claim` reads."""
     metadata, status = document.get("metadata") or {}, document.get("status") or {}
-    made = {
+    annotations = {
         CLAIM_NAME_IN_POD_ANNOTATION: (metadata.get("annotations") or {}).get(
             CLAIM_NAME_IN_POD_ANNOTATION
         )
@@ -109,17 +109,17 @@ def prune_claim(document: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "metadata": {
             **{key: metadata.get(key) for key in _CLAIM_IDENTITY_KEYS},
-            "annotations": made,
+            "annotations": annotations,
         },
         "status": {key: status.get(key) for key in ("allocation", "reservedFor")},
     }
 
 
 def parse_claim(document: object, *, driver: str, pool: str) -> Claim:
-    """Read a claim object of the API server for our driver and this node's pool.
+    """Parse a claim object of the API server for a driver and this node's pool.
 
     Raises:
-        InvalidClaim: it is not one that can be prepared here.
+        InvalidClaim: the claim cannot be prepared on this node.
     """
     top = _require_mapping(document, "the document")
     metadata, status = (_require_mapping(top.get(key), key) for key in ("metadata", "status"))
@@ -128,29 +128,29 @@ def parse_claim(document: object, *, driver: str, pool: str) -> Claim:
     )
     if not is_uid(uid):
         raise InvalidClaim(f"metadata.uid is {uid[:60]!r}, expected the UID of an object")
-    who = f"claim {namespace}/{name}"
+    subject = f"claim {namespace}/{name}"
     if not status.get("allocation"):
-        raise InvalidClaim(f"{who} is not allocated, expected status.allocation")
+        raise InvalidClaim(f"{subject} is not allocated, expected status.allocation")
     allocation = _require_mapping(status["allocation"], "status.allocation")
-    where = "status.allocation.devices"
-    devices = _require_mapping(allocation.get("devices"), where)
-    configs = _require_mappings(devices.get("config") or [], f"{where}.config")
+    path = "status.allocation.devices"
+    devices = _require_mapping(allocation.get("devices"), path)
+    configs = _require_mappings(devices.get("config") or [], f"{path}.config")
     results = [
-        _parse_result(who, one, configs, driver, pool)
-        for one in _require_mappings(devices.get("results"), f"{where}.results")
-        if one.get("driver") == driver
+        _parse_result(subject, entry, configs, driver, pool)
+        for entry in _require_mappings(devices.get("results"), f"{path}.results")
+        if entry.get("driver") == driver
     ]
     if not results:
-        raise InvalidClaim(f"{who} has no device of driver {driver}")
+        raise InvalidClaim(f"{subject} has no device of driver {driver}")
     consumers = _require_mappings(status.get("reservedFor") or [], "status.reservedFor")
     return Claim(
         uid=uid,
         namespace=namespace,
         name=name,
         pods=frozenset(
-            _require_text(one.get("uid"), "status.reservedFor.uid")
-            for one in consumers
-            if one.get("resource") == "pods"
+            _require_text(entry.get("uid"), "status.reservedFor.uid")
+            for entry in consumers
+            if entry.get("resource") == "pods"
         ),
         results=tuple(results),
         pod_claim=str(
@@ -166,7 +166,7 @@ _CLAIM_IDENTITY_KEYS: Final = ("uid", "namespace", "name")
 
 
 def _parse_result(
-    who: str,
+    subject: str,
     result: Mapping[str, Any],
     configs: Sequence[Mapping[str, Any]],
     driver: str,
@@ -179,7 +179,7 @@ def _parse_result(
         capacity = _consumed_capacity(result, driver)
         parameters = dict(_request_parameters({name, request}, configs, driver))
     except InvalidClaim as error:
-        raise InvalidClaim(f"{who}, request {request}: {error}") from None
+        raise InvalidClaim(f"{subject}, request {request}: {error}") from None
     return ClaimedDevice(
         request=request,
         numa_node=numa_node,
@@ -191,48 +191,48 @@ def _parse_result(
 
 
 def _parse_result_numa_node(result: Mapping[str, Any], pool: str) -> int:
-    where, device = (_require_text(result.get(key), key) for key in ("pool", "device"))
-    if where != pool:
+    origin, device = (_require_text(result.get(key), key) for key in ("pool", "device"))
+    if origin != pool:
         raise InvalidClaim(
-            f"device {device[:80]} is of pool {where[:80]!r}, expected {pool!r}: it is allocated "
+            f"device {device[:80]} is of pool {origin[:80]!r}, expected {pool!r}: it is allocated "
             "on another node, or agent and publisher call this one differently; then set nodeName "
             "to the name of the Node for both"
         )
     if result.get("adminAccess"):
         raise InvalidClaim("adminAccess is set, expected none: CPUs are given, not looked at")
-    if (found := _DEVICE_NAME_PATTERN.fullmatch(device)) is None:
+    if (match := _DEVICE_NAME_PATTERN.fullmatch(device)) is None:
         raise InvalidClaim(f"device {device[:80]!r}, expected that of a NUMA node, such as numa0")
-    return int(found[1])
+    return int(match[1])
 
 
 def _consumed_capacity(result: Mapping[str, Any], driver: str) -> dict[str, int]:
-    """What it takes of the device, with 1 or more CPUs."""
-    found = {CPU_CAPACITY: 0}
+    """Parse the consumed capacity of a result, with 1 or more CPUs."""
+    capacity = {CPU_CAPACITY: 0}
     for key, value in _require_mapping(
         result.get("consumedCapacity") or {}, "consumedCapacity"
     ).items():
-        short = str(key).removeprefix(f"{driver}/")
+        name = str(key).removeprefix(f"{driver}/")
         try:
             amount = parse_exact_quantity(value)
             if amount.denominator != 1:
                 raise BadQuantity("a whole number")
         except BadQuantity as error:
-            text = f"{short[:80]} is {str(value)[:40]!r}, expected {error}"
+            text = f"{name[:80]} is {str(value)[:40]!r}, expected {error}"
             raise InvalidClaim(text) from None
-        found[short] = int(amount)
-    if not 1 <= found[CPU_CAPACITY] <= MAX_CPUS:
+        capacity[name] = int(amount)
+    if not 1 <= capacity[CPU_CAPACITY] <= MAX_CPUS:
         raise InvalidClaim(
-            f"consumes {found[CPU_CAPACITY]} of {driver}/{CPU_CAPACITY}, expected 1 or more "
+            f"consumes {capacity[CPU_CAPACITY]} of {driver}/{CPU_CAPACITY}, expected 1 or more "
             "CPUs (does the API "
             "server know consumable capacity, DRAConsumableCapacity?)"
         )
-    return found
+    return capacity
 
 
 def _request_parameters(
     request: set[str], configs: Sequence[Mapping[str, Any]], driver: str
 ) -> Iterator[tuple[str, str]]:
-    """Keys and values for a request, by its names; a claim's come after those of its class."""
+    """Yield parameters of a request by its names: first those of the class, then the claim's."""
     for config in sorted(configs, key=lambda one: one.get("source") != "FromClass"):
         names = _require_list(config.get("requests") or [], "config.requests")
         if names and request.isdisjoint(map(str, names)):
@@ -242,17 +242,17 @@ def _request_parameters(
             continue
         for key, value in _require_mapping(opaque.get("parameters"), "parameters").items():
             option = options.TABLE.by_key.get(key)
-            expected = f"expected one of {', '.join(options.TABLE.claim_parameters)}"
+            choices_text = f"expected one of {', '.join(options.TABLE.claim_parameters)}"
             if option is None:
-                raise InvalidClaim(f"parameter {str(key)[:80]!r} is unknown, {expected}")
-            if why := option.claim_obstacle:
+                raise InvalidClaim(f"parameter {str(key)[:80]!r} is unknown, {choices_text}")
+            if obstacle := option.claim_obstacle:
                 raise InvalidClaim(
-                    f"parameter {key!r} is not for claims, because {why}; {expected}"
+                    f"parameter {key!r} is not for claims, because {obstacle}; {choices_text}"
                 )
             if not isinstance(value, str) or len(value) > 256:
-                shown = str(value)[:80]
+                value_text = str(value)[:80]
                 raise InvalidClaim(
-                    f"parameter {key} is {shown!r}, expected a text as in the annotation"
+                    f"parameter {key} is {value_text!r}, expected a text as in the annotation"
                 )
             yield key, value
 
@@ -261,15 +261,15 @@ def _request_parameters(
 
 
 def encode_record(claim: Claim) -> str:
-    """A claim as its record has it."""
+    """Encode a claim as its record."""
     return msgspec.json.encode(claim, order="sorted").decode()
 
 
 def decode_record(text: str) -> Claim:
-    """Read what `encode_record` made.
+    """Decode the text of `encode_record`.
 
     Raises:
-        InvalidClaim: it is something else, or of a newer version.
+        InvalidClaim: the text is no record, or one of another version.
     """
     try:
         claim = msgspec.json.decode(text, type=Claim)
@@ -288,12 +288,12 @@ _CLAIM_VARIABLE_PATTERN: Final = re.compile(
 
 
 def cdi_kind(driver: str) -> str:
-    """Vendor and class of our CDI devices."""
+    """Vendor and class of the driver's CDI devices."""
     return f"{driver}/claim"
 
 
 def qualified_cdi_device_name(driver: str, uid: str, number: int) -> str:
-    """The CDI device of a claim's result."""
+    """Qualified name of the CDI device of a claim's result."""
     return f"{cdi_kind(driver)}={_unqualified_cdi_device_name(uid, number)}"
 
 
@@ -303,7 +303,7 @@ def _unqualified_cdi_device_name(uid: str, number: int) -> str:
 
 
 def cdi_document(driver: str, claim: Claim) -> str:
-    """The CDI file of a claim: each result is a variable. 0.3.0 is the first version with these."""
+    """Build the CDI file of a claim: one variable for each result, supported since CDI 0.3.0."""
     return json.dumps(
         {
             "cdiVersion": "0.3.0",
@@ -312,21 +312,21 @@ def cdi_document(driver: str, claim: Claim) -> str:
                 {
                     "name": _unqualified_cdi_device_name(claim.uid, number),
                     "containerEdits": {
-                        "env": [f"{claim_variable_name(claim.uid, number)}={one.request}"]
+                        "env": [f"{claim_variable_name(claim.uid, number)}={result.request}"]
                     },
                 }
-                for number, one in enumerate(claim.results)
+                for number, result in enumerate(claim.results)
             ],
         },
         separators=(",", ":"),
     )
 
 
-# --- Device metadata (KEP-5304): files by which containers find what they have of claims ---
+# --- Device metadata (KEP-5304): files that tell containers about their claims ---
 
 
 def metadata_path(driver: str, claim: Claim, request: str) -> str:
-    """Where a container finds the file of a request; empty where a name is none."""
+    """Path of a request's file in the container; empty if a name is not valid."""
     kind, name = "resourceclaims", claim.name
     if claim.pod_claim:
         kind, name = "resourceclaimtemplates", claim.pod_claim
@@ -337,17 +337,17 @@ def metadata_path(driver: str, claim: Claim, request: str) -> str:
 
 
 def metadata_document(
-    driver: str, pool: str, claim: Claim, one: ClaimedDevice, cpus: Iterable[int], generation: int
+    driver: str, pool: str, claim: Claim, entry: ClaimedDevice, cpus: Iterable[int], generation: int
 ) -> str:
-    """The file: the NUMA node, and each CPU under the name that dra-driver-cpu gives its number."""
-    numa = {NUMA_NODE_ATTRIBUTE: {"int": one.numa_node}}
+    """Build the file: the NUMA node, and each CPU under dra-driver-cpu's attribute name."""
+    numa = {NUMA_NODE_ATTRIBUTE: {"int": entry.numa_node}}
     devices: list[dict[str, Any]] = [
-        {"name": numa_node_device_name(one.numa_node), "attributes": numa}
+        {"name": numa_node_device_name(entry.numa_node), "attributes": numa}
     ]
     devices += (
         {"name": f"cpu{cpu}", "attributes": {**numa, "dra.cpu/cpuID": {"int": cpu}}} for cpu in cpus
     )
-    same = {
+    body = {
         "kind": "DeviceMetadata",
         "metadata": {
             "name": claim.name,
@@ -358,14 +358,14 @@ def metadata_document(
         **({"podClaimName": claim.pod_claim} if claim.pod_claim else {}),
         "requests": [
             {
-                "name": one.request,
+                "name": entry.request,
                 "devices": [{"driver": driver, "pool": pool, **device} for device in devices],
             }
         ],
     }
-    # Readers take the first version that they know.
+    # Readers use the first version that they support.
     versions = (f"metadata.resource.k8s.io/{version}" for version in ("v1beta1", "v1alpha1"))
-    return "".join(f"{json.dumps({'apiVersion': version, **same})}\n" for version in versions)
+    return "".join(f"{json.dumps({'apiVersion': version, **body})}\n" for version in versions)
 
 
 def claim_variable_name(uid: str, number: int) -> str:
@@ -374,35 +374,35 @@ def claim_variable_name(uid: str, number: int) -> str:
 
 
 def parse_claim_variable_names(variables: Sequence[str]) -> list[tuple[str, int]]:
-    """UID and number of the results that names of variables stand for, each once."""
-    found: dict[tuple[str, int], None] = {}
+    """Parse UID and number of results from names of variables, each once."""
+    results: dict[tuple[str, int], None] = {}
     for name in variables:
         match = _CLAIM_VARIABLE_PATTERN.fullmatch(name)
-        if match is not None and len(found) < MAX_CLAIM_RESULTS_PER_CONTAINER:
-            found[match[2].lower().replace("_", "-"), int(match[1])] = None
-    return list(found)
+        if match is not None and len(results) < MAX_CLAIM_RESULTS_PER_CONTAINER:
+            results[match[2].lower().replace("_", "-"), int(match[1])] = None
+    return list(results)
 
 
-# --- reading ----------------------------------------------------------------------------------
+# --- types of values ----------------------------------------------------------------------------
 
 
-def _require_mapping(value: object, what: str) -> Mapping[str, Any]:
+def _require_mapping(value: object, subject: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise InvalidClaim(f"{what} is {str(value)[:40]!r}, expected a mapping")
+        raise InvalidClaim(f"{subject} is {str(value)[:40]!r}, expected a mapping")
     return value
 
 
-def _require_list(value: object, what: str) -> list[Any]:
+def _require_list(value: object, subject: str) -> list[Any]:
     if not isinstance(value, list) or len(value) > 256:
-        raise InvalidClaim(f"{what} is {str(value)[:40]!r}, expected a list")
+        raise InvalidClaim(f"{subject} is {str(value)[:40]!r}, expected a list")
     return value
 
 
-def _require_mappings(value: object, what: str) -> list[Mapping[str, Any]]:
-    return [_require_mapping(one, what) for one in _require_list(value, what)]
+def _require_mappings(value: object, subject: str) -> list[Mapping[str, Any]]:
+    return [_require_mapping(item, subject) for item in _require_list(value, subject)]
 
 
-def _require_text(value: object, what: str) -> str:
+def _require_text(value: object, subject: str) -> str:
     if not isinstance(value, str) or not value or len(value) > 253:
-        raise InvalidClaim(f"{what} is {str(value)[:40]!r}, expected a text")
+        raise InvalidClaim(f"{subject} is {str(value)[:40]!r}, expected a text")
     return value

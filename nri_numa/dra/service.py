@@ -1,7 +1,7 @@
-"""What the kubelet calls: registration, and the preparation of claims, on two sockets.
+"""Kubelet services on two sockets: registration, and preparation of claims.
 
-In threads of its own: a preparation waits for files and for the API server, and the loop of the
-runtime's requests waits for nothing.
+They run in their own threads, because a preparation blocks on files and the API server, and the
+event loop that answers the runtime must not block.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ log = get_logger("dra")
 
 DRA_PLUGIN_TYPE: Final = "DRAPlugin"
 DRA_SERVICE_VERSION: Final = "v1.DRAPlugin"
-"""Kubernetes 1.34 and newer; what we need of it is there from 1.36."""
+"""Kubernetes 1.34 and newer; the features that are used exist since 1.36."""
 _DRA_SERVICE: Final = "k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin"
 HEALTH_SERVICES: Final = ("v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")
 """The same service, stable from Kubernetes 1.37 and alpha from 1.34 (KEP-4680)."""
 _HEALTH_INTERVAL_S: Final = 1.0
 _HEALTH_RESEND_S: Final = 10.0
-"""Seconds between two looks at the health of devices, and after which it is said again: the kubelet
-takes a device without news for unknown after 30."""
+"""Seconds between two checks of device health, and until it is sent again unchanged: the kubelet
+treats a device without an update as unknown after 30."""
 _REGISTRATION_SERVICE: Final = "pluginregistration.Registration"
 _MAX_CONCURRENT_CALLS: Final = 16
-"""Calls at the same time; some wait for containers that still end."""
+"""Concurrent calls; some wait until containers have ended."""
 
 
 class PreparedDevice(msgspec.Struct, frozen=True):
-    """A device that the kubelet gives to containers which name its request."""
+    """A device for the containers that name its request."""
 
     request: str
     pool: str
@@ -51,25 +51,25 @@ class PreparedDevice(msgspec.Struct, frozen=True):
 
 
 class ClaimPreparer(Protocol):
-    """Who prepares claims."""
+    """Preparer of claims."""
 
     def prepare_claim(self, namespace: str, name: str, uid: str) -> Sequence[PreparedDevice]:
-        """Prepare a claim; once more does no harm."""
+        """Prepare a claim; idempotent."""
         ...
 
     def unprepare_claim(self, uid: str) -> None:
-        """Forget a claim; unknown ones are ordinary."""
+        """Drop a claim; unknown claims are not an error."""
         ...
 
     def pool_and_device_problems(self) -> tuple[str, Mapping[str, str]]:
-        """The pool, and by name of each device what is wrong with it; empty for nothing."""
+        """Return the pool, and the problem of each device by name; empty for none."""
         ...
 
 
 class KubeletPlugin:
-    """Serves from `start` to `stop`; the kubelet finds it by the socket ``registry``.
+    """DRA driver as the kubelet sees it; the kubelet finds it by the socket ``registry``.
 
-    ``registered`` is called each time when the kubelet has taken the driver.
+    ``registered`` is called each time the kubelet has registered the driver.
     """
 
     def __init__(
@@ -77,19 +77,19 @@ class KubeletPlugin:
         driver: str,
         registry: str,
         endpoint: str,
-        book: ClaimPreparer,
+        preparer: ClaimPreparer,
         registered: Callable[[], object],
     ) -> None:
         self._driver, self._registry, self._endpoint = driver, registry, endpoint
-        self._book, self._registered = book, registered
+        self._book, self._registered = preparer, registered
         self._servers: list[grpc.Server] = []
         self._stopped = threading.Event()
 
     def start(self) -> None:
-        """Listen: first where the kubelet calls, then where it finds us.
+        """Serve the driver's calls, then the registration.
 
         Raises:
-            RuntimeUnavailable: a socket cannot be had.
+            RuntimeUnavailable: a socket cannot be created.
         """
         calls = {
             "NodePrepareResources": _unary_rpc_handler(
@@ -99,7 +99,7 @@ class KubeletPlugin:
                 self._unprepare_resources, dra.NodeUnprepareResourcesRequest
             ),
         }
-        asked = {
+        registration_calls = {
             "GetInfo": _unary_rpc_handler(self._get_plugin_info, registration.InfoRequest),
             "NotifyRegistrationStatus": _unary_rpc_handler(
                 self._on_registration_status, registration.RegistrationStatus
@@ -116,12 +116,12 @@ class KubeletPlugin:
         self._start_server(
             self._endpoint, {_DRA_SERVICE: calls, **dict.fromkeys(HEALTH_SERVICES, health)}
         )
-        self._start_server(self._registry, {_REGISTRATION_SERVICE: asked})
+        self._start_server(self._registry, {_REGISTRATION_SERVICE: registration_calls})
 
     def _start_server(self, path: str, services: Mapping[str, dict[str, Any]]) -> None:
         server = grpc.server(ThreadPoolExecutor(_MAX_CONCURRENT_CALLS, thread_name_prefix="dra"))
         server.add_generic_rpc_handlers(
-            tuple(grpc.method_handlers_generic_handler(*one) for one in services.items())
+            tuple(grpc.method_handlers_generic_handler(*service) for service in services.items())
         )
         try:
             os.makedirs(os.path.dirname(path), mode=0o750, exist_ok=True)
@@ -135,7 +135,7 @@ class KubeletPlugin:
         self._servers.append(server)
 
     def stop(self) -> None:
-        """End every call and close; the kubelet sees the socket go."""
+        """Cancel every call, and close and remove the sockets."""
         self._stopped.set()
         servers, self._servers = self._servers, []
         for server in reversed(servers):
@@ -165,22 +165,22 @@ class KubeletPlugin:
     def _prepare_resources(self, request: Any, context: Any) -> Any:
         answer = dra.NodePrepareResourcesResponse()
         for claim in request.claims:
-            entry = answer.claims[claim.uid]  # each needs one
+            entry = answer.claims[claim.uid]  # every claim needs an entry
             try:
-                found = self._book.prepare_claim(claim.namespace, claim.name, claim.uid)
+                devices = self._book.prepare_claim(claim.namespace, claim.name, claim.uid)
             except (InvalidClaim, OSError) as error:
                 entry.error = str(error)
                 log.warning("claim not prepared", uid=claim.uid, problem=str(error))
                 continue
-            for one in found:
+            for prepared in devices:
                 device = entry.devices.add(
-                    request_names=[one.request],
-                    pool_name=one.pool,
-                    device_name=one.device,
-                    cdi_device_ids=[one.cdi],
+                    request_names=[prepared.request],
+                    pool_name=prepared.pool,
+                    device_name=prepared.device,
+                    cdi_device_ids=[prepared.cdi],
                 )
-                if one.share_id:
-                    device.share_id = one.share_id
+                if prepared.share_id:
+                    device.share_id = prepared.share_id
         return answer
 
     def _unprepare_resources(self, request: Any, context: Any) -> Any:
@@ -196,12 +196,12 @@ class KubeletPlugin:
         return answer
 
     def _watch_device_health(self, request: Any, context: Any) -> Iterator[Any]:
-        """The health of all devices: at once, when it changes, and again before it is too old."""
-        said, at = None, 0.0
+        """Yield the health of all devices: at once, on change, and before it expires."""
+        sent_state, sent_at = None, 0.0
         while context.is_active() and not self._stopped.is_set():
-            pool, devices = found = self._book.pool_and_device_problems()
-            if found != said or time.monotonic() - at >= _HEALTH_RESEND_S:
-                said, at = found, time.monotonic()
+            pool, devices = state = self._book.pool_and_device_problems()
+            if state != sent_state or time.monotonic() - sent_at >= _HEALTH_RESEND_S:
+                sent_state, sent_at = state, time.monotonic()
                 answer = dra.NodeWatchResourcesResponse()
                 for name, problem in devices.items():
                     answer.devices.add(

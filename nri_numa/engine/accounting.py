@@ -1,20 +1,19 @@
-"""Free CPUs of each NUMA node, floors and quotas: worked out here and nowhere else.
+"""Free CPUs of each NUMA node, pool floors and quotas.
 
-Admission, the text of a refusal, the API, the metrics, the page and the simulation all ask these
-functions, so that what is said to be free is admitted, and never more than that.
+Admission, rejections, the API, metrics, the page and the simulation all use these functions, so the
+CPUs that are reported as free are exactly those that are admitted.
 
-Two bounds hold for the CPUs of a NUMA node, and the lower one counts:
+Two limits hold for the CPUs of a NUMA node, and the lower one counts:
 
-* the accounting of what was promised,
-  ``total × oversale × capacity factor − Σ requests bound to it``;
-* what runs there: containers without CPUs of their own run on the shared pool, so they cannot be
-  promised more than ``pool × oversale``. CPUs that are owned, siblings kept idle for an
-  owner, and what the kubelet granted serve no others, however much is oversold.
+* allocated CPUs, ``total × oversale × capacity factor − Σ requests charged to it``;
+* usable CPUs: containers without exclusive CPUs run on the shared pool, so no more than
+  ``pool × oversale`` can be allocated to them. Exclusive CPUs, idle siblings and CPUs that the
+  kubelet granted serve no other containers, whatever the overcommit.
 
-CPUs are withheld from the shared pool when they are owned, or kept idle beside owned ones; listed
-CPUs (``numacpu`` without ``cpus: exclusive``) stay in the pool, and cannot be owned unless the
-list is soft. Quotas and the floor of the pool are looked at when something new is granted: who
-holds more than a quota that was lowered keeps it.
+Exclusive CPUs and idle siblings are withheld from the shared pool. Listed CPUs (``numacpu`` without
+``cpus: exclusive``) stay in the pool, and cannot become exclusive unless the list yields. Quotas
+and pool floors are checked for new exclusive CPUs only: a container above a lowered quota keeps its
+CPUs.
 """
 
 from __future__ import annotations
@@ -57,17 +56,17 @@ from nri_numa.model.settings import (
 from nri_numa.model.workload import SMT, BusySchedule, PodSandbox
 
 MANY_CPUS: Final = 2
-"""The least number of CPUs of a container that isolated ones may not suit."""
+"""Minimum CPUs of a container for which isolated CPUs may not be suitable."""
 
 
 def count_free_exclusive_by_node(
-    node: NodeSnapshot, free: CPUSet, smt: SMT, left: Mapping[int, int]
+    node: NodeSnapshot, free: CPUSet, smt: SMT, free_milli: Mapping[int, int]
 ) -> dict[int, int]:
-    """By NUMA node, how many CPUs one more container could own there.
+    """Count by NUMA node the CPUs that one more container could have exclusively.
 
-    No more than are free, than the accounting has, and than the pool can lose: what is promised to
-    containers without CPUs of their own must still run there. ``full-core`` counts CPUs of whole
-    cores only; ``isolate`` counts cores, each of which costs the pool all of its threads.
+    The limits are the free CPUs, ``free_milli``, and the CPUs that the pool does not need for
+    requests of shared containers. ``full-core`` counts CPUs of whole cores only; ``isolate`` counts
+    cores, each of which takes all of its threads from the pool.
     """
     machine, pool = node.machine, node.pool.bits
     sizes = _free_core_sizes_by_node(machine, free) if smt in (SMT.FULL_CORE, SMT.ISOLATE) else {}
@@ -79,28 +78,28 @@ def count_free_exclusive_by_node(
         isolated_count = (cpus.bits & free.bits & ~pool).bit_count()
         spare = max(0, pool_count - promised) + isolated_count
         if smt is SMT.ISOLATE:
-            # As many cores as the pool can lose, whichever are taken.
+            # The number of cores that the pool can lose, whichever are taken.
             count = sum(1 for threads in accumulate(sizes.get(i, ())) if threads <= spare)
         elif smt is SMT.FULL_CORE:
             cores = sizes.get(i, [])
-            count = min(sum(cores), spare, left.get(i, 0) // 1000)
+            count = min(sum(cores), spare, free_milli.get(i, 0) // 1000)
             if cores and min(cores) == max(cores):
                 count -= count % cores[0]
         else:
             count = min((cpus.bits & free.bits).bit_count(), spare)
-        counts[i] = min(count, left.get(i, 0) // 1000)
+        counts[i] = min(count, free_milli.get(i, 0) // 1000)
     return counts
 
 
 def whole_core_counts(
-    machine: NodeModel, free: CPUSet, counts: dict[int, int], need: int
+    machine: NodeModel, free_cpus: CPUSet, counts: dict[int, int], need: int
 ) -> dict[int, int]:
-    """Counts for ``full-core``: less on NUMA nodes whose cores never make ``need``, if others do.
+    """Reduce counts for ``full-core`` on NUMA nodes whose cores cannot add up to ``need``.
 
-    If none do they stay: it is refused for its number, not for a place.
+    Unchanged if no NUMA node can: the rejection is then about the number, not about a NUMA node.
     """
     limited = dict(counts)
-    for i, sizes in _free_core_sizes_by_node(machine, free).items():
+    for i, sizes in _free_core_sizes_by_node(machine, free_cpus).items():
         sums = 1  # bit n: some of these cores have n threads together
         for threads in sizes:
             sums |= sums << threads
@@ -109,10 +108,10 @@ def whole_core_counts(
     return limited if any(n >= need for n in limited.values()) else counts
 
 
-def _free_core_sizes_by_node(machine: NodeModel, free: CPUSet) -> dict[int, list[int]]:
-    """By NUMA node, the threads of each wholly free core, largest first."""
+def _free_core_sizes_by_node(machine: NodeModel, free_cpus: CPUSet) -> dict[int, list[int]]:
+    """Return by NUMA node the thread counts of wholly free cores, largest first."""
     index: AllocatorIndex = machine.allocator_index
-    whole_cores = index.whole_cores(free.bits)
+    whole_cores = index.whole_cores(free_cpus.bits)
     sizes: dict[int, list[int]] = {}
     for core in machine.topology.cores.values():
         if core.numa_node is not None and core.cpus and whole_cores >> core.cpus.first_id & 1:
@@ -123,7 +122,7 @@ def _free_core_sizes_by_node(machine: NodeModel, free: CPUSet) -> dict[int, list
 
 
 def loads_by_cpu(state: NodeState) -> dict[int, BusySchedule]:
-    """CPU to the load of the exclusive container that owns it, where it has one."""
+    """Map exclusive CPUs to the load of their holder, if it has one."""
     return {
         cpu: a.load
         for a in state.allocations.values()
@@ -135,11 +134,11 @@ def loads_by_cpu(state: NodeState) -> dict[int, BusySchedule]:
 def take_avoiding_contended(
     case: PlacementRequest, request: TakeRequest, limits: Mapping[int, int]
 ) -> ChosenCPUs | NotEnoughCPUs | SMTMisaligned:
-    """Choose CPUs beside those that others have and use, on no NUMA node more than can be owned.
+    """Take CPUs within the limits of each NUMA node, contended ones last.
 
-    CPUs of soft lists are left out where others on the same NUMA nodes are as good. The kubelet's
-    order, CPUs that are preferred and loads to be paired with take no notice of lists. CPUs that
-    belong to no NUMA node have no limit.
+    CPUs of yielding lists are avoided if others on the same NUMA nodes are equivalent. The
+    kubelet's order, preferred CPUs and loads to pair with take precedence over lists. CPUs outside
+    of all NUMA nodes have no limit.
     """
     machine, state = case.node.machine, case.node.state
     request = replace(
@@ -167,7 +166,7 @@ def take_avoiding_contended(
 
 
 def _cpu_choice_key(machine: NodeModel, chosen_cpus: ChosenCPUs) -> tuple[object, ...]:
-    """Key of CPUs that are as good as each other."""
+    """Key that is equal for equivalent choices of CPUs."""
     index: AllocatorIndex = machine.allocator_index
     cpus = chosen_cpus.cpus.bits
     return (
@@ -191,7 +190,7 @@ def _take_within_node_limits(
         )
         if numa_node is None:
             return chosen_cpus
-        # Of that NUMA node leave what the allocator itself would take first.
+        # Keep the CPUs of that NUMA node that the allocator would take first.
         node_cpus = machine.allowed_cpus_by_node[numa_node]
         current_here = request.current_cpus & node_cpus
         within_limit = take_cpus(
@@ -217,7 +216,7 @@ def _take_within_node_limits(
 def _first_exceeded_node(
     machine: NodeModel, request: TakeRequest, chosen_cpus: ChosenCPUs, limits: Mapping[int, int]
 ) -> int | None:
-    """The lowest NUMA node whose limit the choice exceeds."""
+    """Lowest NUMA node whose limit the choice exceeds; None without one."""
     for i in sorted(limits):
         bits = machine.allowed_cpus_by_node[i].bits
         count = (chosen_cpus.cpus.bits & bits).bit_count()
@@ -227,16 +226,16 @@ def _first_exceeded_node(
 
 
 def split_cpu_milli(milli: int, numa_nodes: NUMASet, room: Mapping[int, int]) -> dict[int, int]:
-    """Book a shared container on the NUMA nodes it may run on: evenly, as far as each has that.
+    """Split a shared container's milli CPUs evenly over its NUMA nodes, limited by their room.
 
-    It may run on any of them, so one that is nearly full gives what it has and the others the
-    rest. What fits nowhere (it was let in all the same) is spread evenly.
+    A NUMA node with less than an even part gives what is free there. An amount that fits nowhere
+    (of a container that was admitted anyway) is spread evenly.
     """
     if len(numa_nodes) == 1:
         return {numa_nodes.first_id: milli}
     allocated = dict.fromkeys(numa_nodes, 0)
     unplaced = milli
-    # Least room first, then the lowest id: what a small one cannot give is shared by the larger.
+    # Least room first, then the lowest id, so the remainder goes to NUMA nodes with more room.
     order = sorted(numa_nodes, key=lambda i: (room.get(i, 0), i))
     for n, i in enumerate(order):
         allocated[i] = min(room.get(i, 0), -(-unplaced // (len(order) - n)))
@@ -248,34 +247,36 @@ def split_cpu_milli(milli: int, numa_nodes: NUMASet, room: Mapping[int, int]) ->
 
 
 def check_exclusive_limits(
-    case: PlacementRequest, who: str, cpus: CPUSet, idle: CPUSet
+    case: PlacementRequest, subject: str, cpus: CPUSet, idle_siblings: CPUSet
 ) -> Rejection | None:
-    """Refuse exclusive CPUs that the floor of the pool or a quota does not allow."""
-    withheld = cpus | idle
-    return check_pool_floor(case.node, who, withheld) or _check_quotas(case, who, withheld, idle)
+    """Reject exclusive CPUs that violate a pool floor or a quota."""
+    withheld = cpus | idle_siblings
+    return check_pool_floor(case.node, subject, withheld) or _check_quotas(
+        case, subject, withheld, idle_siblings
+    )
 
 
-# --- the floor of the shared pool -----------------------------------------------------------------
+# --- pool floors ----------------------------------------------------------------------------------
 
 
 def exclusive_candidate_cpus(node: NodeSnapshot, count: int = 1) -> CPUSet:
-    """CPUs that a container of so many may own, before the floors of the pool are looked at."""
+    """CPUs that may be exclusive to a container of ``count``, before pool floors."""
     machine, bits = node.machine, node.exclusive_pool_bits
     if machine.settings.isolated is IsolatedCPUs.ONLY:
         bits &= machine.topology.isolated.bits
-    never = machine.settings.reserved_cpus.bits | node.state.listed_cpus.bits
-    return CPUSet.from_bits(bits & ~never & ~machine.avoided_isolated_cpus(count).bits)
+    excluded_bits = machine.settings.reserved_cpus.bits | node.state.listed_cpus.bits
+    return CPUSet.from_bits(bits & ~excluded_bits & ~machine.avoided_isolated_cpus(count).bits)
 
 
 def max_exclusive_above_pool_floor(node: NodeSnapshot, smt: SMT, count: int = 1) -> int:
-    """How many CPUs a container of ``count`` could own at all, so that the pool keeps its floor.
+    """Count the CPUs that a container of ``count`` could have exclusively above the pool floor.
 
-    Where cores differ in their threads, fewer are named for ``isolate`` than might be had.
+    For ``isolate`` the count may be too low if cores have different numbers of threads.
     """
     machine, pool = node.machine, node.pool
-    apart = exclusive_candidate_cpus(node, count) - pool
-    only = machine.withheld_isolated_cpus and machine.settings.isolated is IsolatedCPUs.ONLY
-    total = len(apart) + (0 if only else max(0, len(pool) - machine.pool_floor))
+    isolated_cpus = exclusive_candidate_cpus(node, count) - pool
+    is_isolated = machine.withheld_isolated_cpus and machine.settings.isolated is IsolatedCPUs.ONLY
+    total = len(isolated_cpus) + (0 if is_isolated else max(0, len(pool) - machine.pool_floor))
     threads = machine.topology.threads_per_core
     if smt is SMT.ISOLATE:
         return total // threads
@@ -284,36 +285,35 @@ def max_exclusive_above_pool_floor(node: NodeSnapshot, smt: SMT, count: int = 1)
 
 
 def pool_floor_text(node: NodeSnapshot, smt: SMT, count: int) -> str:
-    """What the shared pool keeps, where no more than that is short of so many exclusive CPUs."""
-    machine, most = node.machine, max_exclusive_above_pool_floor(node, smt, count)
-    each = machine.topology.threads_per_core if smt is SMT.ISOLATE else 1
-    if not most < count <= len(exclusive_candidate_cpus(node, count)) // each:
+    """Clause about the pool floor if it alone prevents so many exclusive CPUs; else empty."""
+    machine, max_cpus = node.machine, max_exclusive_above_pool_floor(node, smt, count)
+    threads = machine.topology.threads_per_core if smt is SMT.ISOLATE else 1
+    if not max_cpus < count <= len(exclusive_candidate_cpus(node, count)) // threads:
         return ""
     return f"; the shared pool keeps {count_text(machine.pool_floor, 'CPU')} (sharedPool.cpus)"
 
 
 def cpus_above_floors(
-    node: NodeSnapshot, free: CPUSet, held: CPUSet = NO_CPUS, *, pair: bool = False
+    node: NodeSnapshot, free_cpus: CPUSet, own_cpus: CPUSet = NO_CPUS, *, pair: bool = False
 ) -> CPUSet:
-    """Free CPUs without those that the shared pool and its groups keep.
+    """Remove the CPUs that the shared pool and its groups keep from free CPUs.
 
-    ``held`` are those that a container has already; ``pair`` is as in `_group_floor_cpus`.
+    ``own_cpus`` are the container's current ones; ``pair`` is as in `_group_floor_cpus`.
     """
-    free = free - _cpus_withheld_for_pool_floor(node, free - held, held)
-    return free - _group_floor_cpus(node, free, held, pair=pair)
+    free_cpus = free_cpus - _cpus_withheld_for_pool_floor(node, free_cpus - own_cpus, own_cpus)
+    return free_cpus - _group_floor_cpus(node, free_cpus, own_cpus, pair=pair)
 
 
 def _cpus_withheld_for_pool_floor(
-    node: NodeSnapshot, free: CPUSet, held: CPUSet = NO_CPUS
+    node: NodeSnapshot, free: CPUSet, own_cpus: CPUSet = NO_CPUS
 ) -> CPUSet:
-    """Free CPUs that no exclusive grant may take, so that each NUMA node keeps its floor.
+    """Select free CPUs that cannot become exclusive, so each NUMA node keeps its pool floor.
 
-    Where isolated CPUs may be owned instead, CPUs are also kept for the floor of the machine and
-    for what is promised to containers that share. Kept are those that spare most whole cores:
-    threads of cores in use first, then from the highest core and CPU down. The same CPUs from one
-    decision to the next, while they last.
+    If isolated CPUs may be exclusive instead, CPUs are also kept for the machine's floor and for
+    requests of shared containers. Order: threads of cores in use, which keep most cores whole, then
+    the highest core, then the highest CPU. So consecutive decisions keep the same CPUs.
     """
-    machine, pool = node.machine, node.pool - held
+    machine, pool = node.machine, node.pool - own_cpus
     if not (machine.node_pool_floors or machine.withheld_isolated_cpus):
         return NO_CPUS
     topology, floor_bits = machine.topology, 0
@@ -338,28 +338,28 @@ def _cpus_withheld_for_pool_floor(
     return CPUSet.from_bits(floor_bits)
 
 
-def check_pool_floor(node: NodeSnapshot, who: str, withheld: CPUSet) -> Rejection | None:
-    """Why these CPUs stay in the shared pool; None where it can lose them."""
+def check_pool_floor(node: NodeSnapshot, subject: str, withheld: CPUSet) -> Rejection | None:
+    """Reject withheld CPUs that a pool floor needs; None if the pool can lose them."""
     machine, pool = node.machine, node.pool
     withheld = withheld & pool
     if not withheld:
-        return None  # isolated CPUs are no part of it
-    places: list[tuple[CPUSet, int, NUMASet | None]] = [(pool, machine.pool_floor, None)]
-    for i, keep in machine.node_pool_floors.items():
+        return None  # isolated CPUs are not in the pool
+    pools: list[tuple[CPUSet, int, NUMASet | None]] = [(pool, machine.pool_floor, None)]
+    for i, floor in machine.node_pool_floors.items():
         if withheld & machine.allowed_cpus_by_node[i]:
-            places.append((pool & machine.allowed_cpus_by_node[i], keep, NUMASet([i])))
-    for here, keep, numa_nodes in places:
-        left = len(here - withheld)
-        if left >= keep:
+            pools.append((pool & machine.allowed_cpus_by_node[i], floor, NUMASet([i])))
+    for cpus, floor, numa_nodes in pools:
+        remainder = len(cpus - withheld)
+        if remainder >= floor:
             continue
-        where = "" if numa_nodes is None else f" of {numa_text(numa_nodes)}"
+        nodes_text = "" if numa_nodes is None else f" of {numa_text(numa_nodes)}"
         key = "sharedPool.cpus" if numa_nodes is None else "sharedPool.numaNodeCPUs"
-        pool_text = f"the shared pool{where or ' of the machine'}"
+        pool_text = f"the shared pool{nodes_text or ' of the machine'}"
         reason, rule = (
             RejectionReason.SHARED_POOL_FLOOR,
-            f"{pool_text} keeps {count_text(keep, 'CPU')}",
+            f"{pool_text} keeps {count_text(floor, 'CPU')}",
         )
-        if numa_nodes is None and not left:
+        if numa_nodes is None and not remainder:
             reason, rule, key = (
                 RejectionReason.SHARED_POOL_EMPTY,
                 "the shared pool is never empty",
@@ -367,8 +367,8 @@ def check_pool_floor(node: NodeSnapshot, who: str, withheld: CPUSet) -> Rejectio
             )
         return Rejection(
             reason=reason,
-            detail=f"{who} would leave {left} of the {count_text(len(here), 'CPU')} in the shared "
-            f"pool{where} for other containers; expected at least {keep} to stay"
+            detail=f"{subject} would leave {remainder} of the {count_text(len(cpus), 'CPU')} in "
+            f"the shared pool{nodes_text} for other containers; expected at least {floor} to stay"
             + (f" ({key})" if key else "")
             + exclusive_holders_text(node.state, numa_nodes),
             rule=rule,
@@ -381,19 +381,19 @@ def check_pool_floor(node: NodeSnapshot, who: str, withheld: CPUSet) -> Rejectio
 
 
 def _check_quotas(
-    case: PlacementRequest, who: str, withheld: CPUSet, idle: CPUSet
+    case: PlacementRequest, subject: str, withheld: CPUSet, idle_siblings: CPUSet
 ) -> Rejection | None:
     machine, state, namespace = case.node.machine, case.node.state, case.pod.namespace
     limits, allocations = machine.settings.limits, state.allocations.values()
-    used, more = len(state.exclusive | state.idle_siblings), len(withheld)
+    used, need = len(state.exclusive | state.idle_siblings), len(withheld)
 
     def check_quota_limit(
-        name: str, kind: str, amount: CPUAmount, used: int, more: int, holders: Iterable[Allocation]
+        name: str, kind: str, amount: CPUAmount, used: int, need: int, holders: Iterable[Allocation]
     ) -> Rejection | None:
         limit = amount.cpus_of_total(machine.cpu_count)
-        if not more or amount == ALL_CPUS_AMOUNT or used + more <= limit:
+        if not need or amount == ALL_CPUS_AMOUNT or used + need <= limit:
             return None
-        return _quota_rejection(who, name, kind, limit, used, more, holders)
+        return _quota_rejection(subject, name, kind, limit, used, need, holders)
 
     idlers, owners = (
         (a for a in allocations if a.idle_siblings),
@@ -405,9 +405,9 @@ def _check_quotas(
         "idle siblings",
         limits.idle_siblings,
         len(state.idle_siblings),
-        len(idle),
+        len(idle_siblings),
         idlers,
-    ) or check_quota_limit("quotas.exclusiveCPUs", "exclusive CPUs", amount, used, more, owners)
+    ) or check_quota_limit("quotas.exclusiveCPUs", "exclusive CPUs", amount, used, need, owners)
     entry = _namespace_quota(machine, case.pod)
     if refused is not None or entry is None:
         return refused
@@ -417,19 +417,19 @@ def _check_quotas(
         f"exclusive CPUs of namespace {namespace}",
     )
     return check_quota_limit(
-        f"{entry.name}.exclusiveCPUs", kind, entry.quota.exclusive, used, more, mine
+        f"{entry.name}.exclusiveCPUs", kind, entry.quota.exclusive, used, need, mine
     )
 
 
-def check_listed_cpus_quota(case: PlacementRequest, who: str, cpus: CPUSet) -> Rejection | None:
-    """Refuse a list of CPUs above a quota; nobody could own them any more.
+def check_listed_cpus_quota(case: PlacementRequest, subject: str, cpus: CPUSet) -> Rejection | None:
+    """Reject a list of CPUs above a quota, because listed CPUs cannot become exclusive.
 
-    A list that the request pays for is within every quota; soft ones are never refused.
+    A list whose CPUs are requested is within every quota; yielding lists are never rejected.
     """
     machine, state, pod = case.node.machine, case.node.state, case.pod
     if cpus <= state.listed_cpus or case.demand.cpu_requested_milli >= 1000 * len(cpus):
         return None
-    # Alone, reserved CPUs withhold nothing: they cannot be owned anyway.
+    # Reserved CPUs do not count: they cannot become exclusive anyway.
     reserved = machine.settings.reserved_cpus
     allocations = [state.allocations[i] for i in state.listed]
     entry = _namespace_quota(machine, pod)
@@ -442,14 +442,14 @@ def check_listed_cpus_quota(case: PlacementRequest, who: str, cpus: CPUSet) -> R
         quotas.append((f"{entry.name}.listedCPUs", kind, entry.quota.listed, mine))
     for name, kind, amount, holders in quotas:
         used = union_cpus(a.cpus for a in holders) - reserved
-        limit, more = _listed_quota_cpu_count(machine, amount), len(cpus - reserved - used)
-        if len(used) + more > limit:
-            return _quota_rejection(who, name, kind, limit, len(used), more, holders)
+        limit, count = _listed_quota_cpu_count(machine, amount), len(cpus - reserved - used)
+        if len(used) + count > limit:
+            return _quota_rejection(subject, name, kind, limit, len(used), count, holders)
     return None
 
 
 def _listed_quota_cpu_count(machine: NodeModel, amount: CPUAmount) -> int:
-    """A quota of lists; a part of a small machine is at least a core, and two CPUs."""
+    """CPUs of a quota on lists; a percentage is at least one core and two CPUs."""
     count = amount.cpus_of_total(machine.cpu_count)
     return max(count, 2, machine.topology.threads_per_core) if amount.percent else count
 
@@ -466,41 +466,40 @@ def _namespace_quota(machine: NodeModel, pod: PodSandbox) -> NamespacePatternQuo
 
 
 def _quota_rejection(
-    who: str,
+    subject: str,
     name: str,
-    what: str,
+    resource: str,
     limit: int,
     used: int,
-    wanted: int,
+    count: int,
     holders: Iterable[Allocation],
 ) -> Rejection:
     return Rejection(
         reason=RejectionReason.QUOTA_EXCEEDED,
-        detail=f"{who} would be over the quota of {limit} {what} ({name}): {used} are used and "
-        f"{wanted} are asked for, expected at most {max(0, limit - used)} "
+        detail=f"{subject} would be over the quota of {limit} {resource} ({name}): {used} are used "
+        f"and {count} are asked for, expected at most {max(0, limit - used)} "
         f"more{holder_list_text(holders)}",
-        rule=f"{name} allows {limit} {what}",
+        rule=f"{name} allows {limit} {resource}",
     )
 
 
 def _group_floor_cpus(
-    node: NodeSnapshot, free: CPUSet, held: CPUSet = NO_CPUS, *, pair: bool = False
+    node: NodeSnapshot, free: CPUSet, own_cpus: CPUSet = NO_CPUS, *, pair: bool = False
 ) -> CPUSet:
-    """CPUs that are not given away, so that no group of shared containers leaves its NUMA nodes.
+    """Select free CPUs to keep, so every group of shared containers has a CPU on its NUMA nodes.
 
-    One for each group that has nothing there but free CPUs; one may do for several. With ``pair``
-    the other threads of cores in use are what the container looks for.
+    One CPU for each group that has only free CPUs there; one CPU may serve several groups. With
+    ``pair`` the container prefers threads of cores in use, so a thread of a whole core is kept.
     """
     machine, floor_bits = node.machine, 0
     for key in sorted(node.state.shared_groups):
         if key < 0:
             continue
         group_bits = node.pool.bits & machine.topology.cpu_bits_of(key)
-        spare = group_bits & ~held.bits
+        spare = group_bits & ~own_cpus.bits
         if not spare or group_bits & ~free.bits or spare & floor_bits:
             continue
-        # The least loss is a thread whose core is in use already, or one of a whole core where
-        # such threads are wanted; then the highest number.
+        # A thread of a core in use, or with `pair` one of a whole core; then the highest number.
         cores = machine.allocator_index.threads_of(machine.allocator_index.whole_cores(free.bits))
         bits = spare & (cores if pair else ~cores) or spare
         floor_bits |= 1 << bits.bit_length() - 1
@@ -508,10 +507,10 @@ def _group_floor_cpus(
 
 
 class SlotCapacity(msgspec.Struct, frozen=True, kw_only=True):
-    """Exclusive CPUs, counted.
+    """Counts of exclusive CPUs by NUMA node.
 
     Attributes:
-        allocated: by NUMA node, CPUs of containers that hold slots for them.
+        allocated: CPUs of containers with slots.
     """
 
     allocated: dict[int, int]
@@ -520,69 +519,68 @@ class SlotCapacity(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def total_slots(self) -> int:
-        """Slots that the scheduler may count."""
+        """Total of slots that the scheduler may count."""
         return sum(self.allocated.values()) + sum(self.free.values())
 
 
 def slot_capacity(node: NodeSnapshot) -> SlotCapacity:
-    """Count what is held with slots and what could still be given.
+    """Count exclusive CPUs that are allocated with slots, and those that are free.
 
-    The scheduler has one number for the whole machine and subtracts what pods request, also those
-    that have not started yet: a container that starts moves from the second part to the first, and
-    the sum stays. Exclusive CPUs without slots, idle siblings, what is allocated to containers that
-    share, and the floors of the shared pool are in neither.
+    The scheduler subtracts the requests of all pods from one number for the machine, so the sum
+    must not change when a container starts: its CPUs move from ``free`` to ``allocated``. Neither
+    part has exclusive CPUs without slots, idle siblings, CPUs that are allocated to shared
+    containers, or the pool floors.
 
-    What becomes of siblings is counted as the configured defaults say; rules and annotations that
-    say something else cost more than is counted here (``smt: isolate``). Quotas of single
-    namespaces are the business of a ResourceQuota.
+    Siblings are counted by the configured defaults; rules and annotations with ``smt: isolate``
+    need more CPUs than are counted here. Quotas of single namespaces are left to a ResourceQuota.
     """
     holders = tuple(a for _, a in sorted(node.state.allocations.items()) if a.slots)
     allocated = {
         i: sum((a.cpus.bits & cpus.bits).bit_count() for a in holders)
         for i, cpus in node.machine.allowed_cpus_by_node.items()
     }
-    free, total = _free_exclusive_with_total(node)
-    # What is too much for the machine as a whole is taken from where most is free, of equals from
-    # the highest NUMA node.
-    for _ in range(sum(free.values()) - max(0, total)):
-        free[max(free, key=lambda i: (free[i], i))] -= 1
-    return SlotCapacity(allocated=allocated, free=free, holders=holders)
+    free_by_node, total = _free_exclusive_with_total(node)
+    # The excess over the machine's total is subtracted where most is free, among equals from the
+    # highest NUMA node.
+    for _ in range(sum(free_by_node.values()) - max(0, total)):
+        free_by_node[max(free_by_node, key=lambda i: (free_by_node[i], i))] -= 1
+    return SlotCapacity(allocated=allocated, free=free_by_node, holders=holders)
 
 
 def max_exclusive_by_node(node: NodeSnapshot) -> dict[int, int]:
-    """By NUMA node, how many exclusive CPUs one more container could have there and nowhere else.
+    """Count by NUMA node the exclusive CPUs of one more container on that NUMA node alone.
 
-    `slot_capacity` splits what the machine as a whole can give between its NUMA nodes, so that the
-    sum is right; here each NUMA node is counted as if the container went to it.
+    `slot_capacity` splits the machine's total over NUMA nodes; here each NUMA node is counted
+    independently of the others.
     """
-    left, most = _free_exclusive_with_total(node)
-    return {i: max(0, min(count, most)) for i, count in left.items()}
+    counts, total = _free_exclusive_with_total(node)
+    return {i: max(0, min(count, total)) for i, count in counts.items()}
 
 
 def total_free_exclusive(node: NodeSnapshot) -> int:
-    """How many exclusive CPUs containers could have in all.
+    """Count the exclusive CPUs that containers could still have in all.
 
-    Less than `max_exclusive_by_node` adds up to where the floor of the shared pool, or a quota, is
-    one of the whole machine.
+    This is less than the sum of `max_exclusive_by_node` if a pool floor or a quota of the whole
+    machine is the limit.
     """
-    left, most = _free_exclusive_with_total(node)
-    return max(0, min(sum(left.values()), most))
+    counts, total = _free_exclusive_with_total(node)
+    return max(0, min(sum(counts.values()), total))
 
 
 def _free_exclusive_with_total(node: NodeSnapshot) -> tuple[dict[int, int], int]:
-    """What each NUMA node has left, and what the machine as a whole can give.
+    """Return free exclusive CPUs by NUMA node, and the machine's total.
 
-    To containers of any number of CPUs, so without isolated ones that several do not get.
+    They suit any number of CPUs, so isolated CPUs that larger containers do not get are left out.
     """
     smt = SMT(node.machine.settings.defaults.get("smt", SMT.ANY))
-    free = exclusive_candidate_cpus(node, MANY_CPUS)
-    free = cpus_above_floors(node, free, pair=smt is SMT.PAIR)
-    left = count_free_exclusive_by_node(node, free, smt, node.free_cpu_milli)
-    most = min(
+    free_cpus = exclusive_candidate_cpus(node, MANY_CPUS)
+    free_cpus = cpus_above_floors(node, free_cpus, pair=smt is SMT.PAIR)
+    counts = count_free_exclusive_by_node(node, free_cpus, smt, node.free_cpu_milli)
+    total = min(
         max_exclusive_above_pool_floor(node, smt, MANY_CPUS),
         _free_in_machine_exclusive_quota(node, smt),
     )
-    return left, most
+    return counts, total
 
 
 def _free_in_machine_exclusive_quota(node: NodeSnapshot, smt: SMT) -> int:

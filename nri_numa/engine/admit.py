@@ -1,8 +1,8 @@
-"""The door into the engine: admit, release.
+"""Admission and release of containers.
 
-Everything is a pure function of machine, state and request; a decision is an offer until the
-agent swaps its state in. `nri_numa.engine.resize` and `nri_numa.engine.resync` are the other two
-doors, built from the same parts.
+All functions are pure: machine, state and request in, decision out. A decision takes effect when
+the agent swaps its state in. `nri_numa.engine.resize` and `nri_numa.engine.resync` are the other
+entry points of the engine, built from the same parts.
 """
 
 from __future__ import annotations
@@ -85,31 +85,30 @@ def admit(
     node: NodeSnapshot,
     pod: PodSandbox,
     container: Container,
-    held: CPUSet = NO_CPUS,
+    cpus: CPUSet = NO_CPUS,
     *,
     running: bool = False,
     resolved: PlacementOptions | Rejection | None = None,
 ) -> Decision:
     """Decide about one container that is being created.
 
-    A container of the same pod and name that still has something (a failed start, a repeated
-    request) gives it back first; its CPUs are preferred for this one. CPUs that a running stranger
-    has (``held``) it keeps, as far as it can own them. For one that is ``running`` already nothing
-    can be set that is set at the creation alone, and no annotation of ours is written. ``resolved``
-    is what the machine's resolver says of it, where that is known.
+    An allocation of the same pod and container name (a failed start, a repeated request) is
+    released first, and its CPUs are preferred. An unknown container that runs already (``running``)
+    keeps its ``cpus`` if they can be exclusive; it gets no annotation and no setting that can only
+    be set at creation. ``resolved`` are its options if the caller has resolved them.
     """
-    found = _place_request(node, pod, container, held, is_running=running, resolved=resolved)
-    return found if isinstance(found, Rejected) else _book_placement(*found, node)
+    outcome = _place_request(node, pod, container, cpus, is_running=running, resolved=resolved)
+    return outcome if isinstance(outcome, Rejected) else _book_placement(*outcome, node)
 
 
 def state_with_expected(
     node: NodeSnapshot, pod: PodSandbox, container: Container
 ) -> NodeState | Rejected:
-    """The state with a container that is still to come, without updates or an explanation."""
-    found = _place_request(node, pod, container)
-    if isinstance(found, Rejected):
-        return found
-    case, placement, reservation = found
+    """Return the state with a container to come, without updates or an explanation."""
+    outcome = _place_request(node, pod, container)
+    if isinstance(outcome, Rejected):
+        return outcome
+    case, placement, reservation = outcome
     return _booked_state(case, new_allocation(case, placement), placement, reservation, node)[0]
 
 
@@ -120,12 +119,12 @@ def _place_request(
     node: NodeSnapshot,
     pod: PodSandbox,
     container: Container,
-    held: CPUSet = NO_CPUS,
+    current_cpus: CPUSet = NO_CPUS,
     *,
     is_running: bool = False,
     resolved: PlacementOptions | Rejection | None = None,
 ) -> _PlacedRequest | Rejected:
-    """Place one container beside the others of its pod; nothing is booked yet."""
+    """Place one container of a pod, without allocating anything yet."""
     vacated = _vacate_previous(node, pod, container)
     requested = _read_request(vacated, pod, container, resolved)
     if isinstance(requested, Rejection):
@@ -133,18 +132,18 @@ def _place_request(
         trace = DecisionTrace(pod=pod, container=container, pool_before=pool, rule=rule)
         return Rejected(requested, trace)
     case = PlacementRequest(
-        vacated, pod, container, requested, current_cpus=held, is_running=is_running
+        vacated, pod, container, requested, current_cpus=current_cpus, is_running=is_running
     )
     case, grant = _resolve_kubelet_grant(case)
     record = vacated.state.pods.get(pod.uid)
-    has_others = record is not None and record.containers
-    told = pod.resources
-    has_share = record is not None or told.cpu_shares or told.cpu_quota or told.memory_limit
-    if has_share and not requested.is_unpinned:
+    has_members = record is not None and record.containers
+    total = pod.resources
+    has_sum = record is not None or total.cpu_shares or total.cpu_quota or total.memory_limit
+    if has_sum and not requested.is_unpinned:
         case = replace(case, pod_share=find_pod_share(case))
-    reservation = find_pod_reservation(case) if has_others else NO_POD_RESERVATION
+    reservation = find_pod_reservation(case) if has_members else NO_POD_RESERVATION
     case, demand_rejection = _with_demand(case, grant)
-    if has_others:
+    if has_members:
         case, reservation = reservation.open_node(case)
     placement = _place_with_fallback(case, grant, demand_rejection, reservation, node.pool)
     if isinstance(placement, Rejection):
@@ -157,7 +156,7 @@ def _place_request(
 
 
 def _vacate_previous(node: NodeSnapshot, pod: PodSandbox, container: Container) -> NodeSnapshot:
-    """Take out what a failed start, or the same request before, left behind."""
+    """Remove allocations of a failed start or an earlier identical request."""
     state = node.state
     if container.id in state.allocations:
         state = state.without_allocation(container.id)
@@ -176,23 +175,23 @@ def _read_request(
     container: Container,
     resolved: PlacementOptions | Rejection | None,
 ) -> PlacementOptions | Rejection:
-    """What annotations, rules, defaults, slots and ``staticCPUs`` ask for; a claim is for one."""
+    """Resolve annotations, rules, defaults, slots and ``staticCPUs``; reject a claim in use."""
     machine, state = node.machine, node.state
     requested = machine.options_resolver(pod, container) if resolved is None else resolved
     requested = complete_options(machine.settings, pod, container, requested)
     if isinstance(requested, Rejection) or requested.slots is None:
         return requested
     reserved = state.reservations_of(pod.uid)
-    others = state.without_allocation(*(a.container_id for a in reserved))
-    return check_claim_in_use(others, requested.slots) or requested
+    base = state.without_allocation(*(a.container_id for a in reserved))
+    return check_claim_in_use(base, requested.slots) or requested
 
 
 _GrantDecision = KeepGrant | OverrideGrant | Rejection | None
-"""Whose decision a container is: the kubelet's, ours although it granted something, or ours."""
+"""A grant to keep, one that the container overrides, a rejection, or None without a grant."""
 
 
 def _resolve_kubelet_grant(case: PlacementRequest) -> tuple[PlacementRequest, _GrantDecision]:
-    """Decide whether the kubelet's grant stands; what the container asks for where it does not."""
+    """Decide whether the kubelet's grant stands; if it is overridden, apply the options."""
     grants, pod, container = case.node.state.kubelet, case.pod, case.container
     if grants.is_empty:  # on most nodes
         return case, None
@@ -206,21 +205,21 @@ def _resolve_kubelet_grant(case: PlacementRequest) -> tuple[PlacementRequest, _G
     )
     if not isinstance(grant, OverrideGrant):
         return case, grant
-    # No other container may have what the kubelet granted it; it may.
-    others = grants.without_container(pod.uid, container.name, container.id)
-    node = case.node.with_state(replace(case.node.state, kubelet=others))
-    held = grant.cpus or case.current_cpus
-    return replace(case, node=node, requested=grant.requested, current_cpus=held), grant
+    # The kubelet's grant is unavailable to other containers, but not to this one.
+    grants_of_others = grants.without_container(pod.uid, container.name, container.id)
+    node = case.node.with_state(replace(case.node.state, kubelet=grants_of_others))
+    current_cpus = grant.cpus or case.current_cpus
+    return replace(case, node=node, requested=grant.requested, current_cpus=current_cpus), grant
 
 
 def _with_demand(
     case: PlacementRequest, grant: _GrantDecision
 ) -> tuple[PlacementRequest, Rejection | None]:
-    """Add what it needs beside the others of its pod, if there is anything to place.
+    """Compute the demand of a container beside its pod's others, if it is to be placed.
 
-    CPUs that it has while it runs are dropped unless it may own all of them.
+    Its current CPUs are dropped unless all of them may be exclusive.
     """
-    requested, held = case.requested, case.current_cpus
+    requested, current_cpus = case.requested, case.current_cpus
     if requested.is_unpinned or (grant is not None and not isinstance(grant, OverrideGrant)):
         return case, None
     demand = compute_demand(
@@ -228,10 +227,10 @@ def _with_demand(
     )
     if isinstance(demand, Rejection):
         return case, demand
-    if held is not NO_CPUS and len(held) > demand.exclusive_cpus:
-        held = NO_CPUS
+    if current_cpus is not NO_CPUS and len(current_cpus) > demand.exclusive_cpus:
+        current_cpus = NO_CPUS
     policy = requested.effective_policy
-    return replace(case, demand=demand, policy=policy, current_cpus=held), None
+    return replace(case, demand=demand, policy=policy, current_cpus=current_cpus), None
 
 
 def _place_with_fallback(
@@ -241,7 +240,7 @@ def _place_with_fallback(
     reservation: PodReservation,
     pool: CPUSet,
 ) -> Placement | Rejection:
-    """Place it, or have it start unpinned where that is what ``on-failure`` says."""
+    """Place a container, or leave it unpinned if that fails and ``on-failure`` allows it."""
     if isinstance(grant, Rejection):
         return grant
     placement = demand_rejection or _place(case, grant, reservation, pool)
@@ -264,7 +263,7 @@ def _place(
     reservation: PodReservation,
     pool: CPUSet,
 ) -> Placement | Rejection:
-    """Leave a container to the kubelet, or alone, or place it: among its pod's CPUs or its own."""
+    """Place a container: by the kubelet's grant, unpinned, in the pod pool or by itself."""
     requested = case.requested
     if isinstance(grant, KeepGrant):
         placement: Placement | Rejection = _place_kubelet_pinned(case, grant)
@@ -288,7 +287,7 @@ def _place(
 
 
 def _place_unpinned_after(case: PlacementRequest, rejection: Rejection, pool: CPUSet) -> Placement:
-    """Leave a container alone that asks for that rather than be rejected."""
+    """Leave a rejected container unpinned, as its ``on-failure`` demands."""
     return replace(
         _place_unpinned(case, pool),
         reason=unpinned_caption(rejection.reason),
@@ -306,22 +305,22 @@ def _book_placement(
     case: PlacementRequest,
     placement: Placement,
     reservation: PodReservation,
-    before: NodeSnapshot,
+    prior: NodeSnapshot,
 ) -> Admitted:
-    """Book a placement, restore the pod's reservation, and update whose CPUs differ by it."""
+    """Allocate a placement, restore the pod's reservation, and update changed containers."""
     uid, container_id = case.pod.uid, case.container.id
     allocation = new_allocation(case, placement)
-    state, resized_ids = _booked_state(case, allocation, placement, reservation, before)
-    after = before.with_state(state)
+    state, resized_ids = _booked_state(case, allocation, placement, reservation, prior)
+    node = prior.with_state(state)
     memory_policy, marked = placement.memory_policy, not case.is_running
     return Admitted(
         state=state,
-        change=pod_state_change(before.state, state, uid, container_id),
+        change=pod_state_change(prior.state, state, uid, container_id),
         allocation=allocation,
-        adjustment=build_adjustment(after, allocation, memory_policy, marked=marked),
-        updates=updates_between(before, after, skip=container_id, resized=resized_ids),
+        adjustment=build_adjustment(node, allocation, memory_policy, marked=marked),
+        updates=updates_between(prior, node, skip=container_id, resized=resized_ids),
         warnings=placement.warnings,
-        trace=_build_trace(case, placement, before.pool, after.pool),
+        trace=_build_trace(case, placement, prior.pool, node.pool),
     )
 
 
@@ -330,12 +329,12 @@ def _booked_state(
     allocation: Allocation,
     placement: Placement,
     reservation: PodReservation,
-    before: NodeSnapshot,
+    prior: NodeSnapshot,
 ) -> tuple[NodeState, tuple[str, ...]]:
-    """The state with an allocation, and who else of its pod has another size then."""
+    """Return the state with an allocation, and ids of pod members whose size changed."""
     state = case.node.state.with_allocation(allocation)
-    if state.kubelet is not before.state.kubelet:
-        state = replace(state, kubelet=before.state.kubelet)
+    if state.kubelet is not prior.state.kubelet:
+        state = replace(state, kubelet=prior.state.kubelet)
     record = state.pods[case.pod.uid]
     if placement.pod_affinity is not None and record.affinity is None:
         preferred = placement.aligned
@@ -343,12 +342,12 @@ def _booked_state(
         state = state.with_pod(record)
     total = case.pod_share.sum.cpu_milli
     if total >= 1000 and (record.pending_milli or case.demand.own_cpu_milli < total):
-        is_first = case.pod.uid not in before.state.pods
-        # Containers that share the pod's pool are not in this state, and nothing is to come.
+        is_first_container = case.pod.uid not in prior.state.pods
+        # With a pod pool its members are not in this state, and no container is to come.
         state = (
             state
             if reservation.sharers
-            else with_creation(case, state, is_first_container=is_first)
+            else with_creation(case, state, is_first_container=is_first_container)
         )
     if reservation is not NO_POD_RESERVATION:
         return reservation.restore(case, state, allocation)
@@ -356,9 +355,9 @@ def _booked_state(
 
 
 def _place_in_pod_pool(case: PlacementRequest, member: Allocation) -> Placement:
-    """The CPUs of its pod that another container has, which needed none of its own either."""
-    where = f"on {numa_text(member.numa_nodes)}"
-    why = f"{exclusive_cpu_count_text(len(member.cpus))} {where}, shared with others of its pod"
+    """Place a container on the CPUs of its pod pool, which a member has already."""
+    nodes = f"on {numa_text(member.numa_nodes)}"
+    reason = f"{exclusive_cpu_count_text(len(member.cpus))} {nodes}, shared with others of its pod"
     charges = {
         i: Charge(1000 * n)
         for i, n in case.node.machine.topology.cpu_count_by_node(member.cpus).items()
@@ -367,7 +366,7 @@ def _place_in_pod_pool(case: PlacementRequest, member: Allocation) -> Placement:
         case.initial_placement, kind=ContainerKind.EXCLUSIVE, exclusive=True, cpus=member.cpus,
         idle_siblings=member.idle_siblings,
         numa_nodes=member.numa_nodes, mems=member.mems, policy=case.policy, charges=charges,
-        aligned=member.aligned, reason=why, decision_steps=(why,),
+        aligned=member.aligned, reason=reason, decision_steps=(reason,),
     )  # fmt: skip
 
 
@@ -377,10 +376,10 @@ def unpinned_allocation(
     container: Container,
     resolved: PlacementOptions | Rejection,
 ) -> Allocation | None:
-    """What `admit` gives a container that nothing pins or asks to pin; None for any other.
+    """Build the allocation of a container without pin or placement request; None for any other.
 
-    Such a container is allocated nothing, and only what memory it requests makes a difference to
-    others, so a node full of them can be taken in without deciding about one after the other.
+    Only its memory request affects other containers, so a node full of such containers can be
+    admitted without one decision after the other.
     """
     if container.resources.cpus:
         return None
@@ -397,23 +396,23 @@ def unpinned_allocation(
 def _build_trace(
     case: PlacementRequest, placed: Placement | Rejection, pool_before: CPUSet, pool_after: CPUSet
 ) -> DecisionTrace:
-    known, ignored = case.demand is not NO_DEMAND, case.requested.ignored
+    has_demand, ignored = case.demand is not NO_DEMAND, case.requested.ignored
     if case.demand.ignored:
         ignored += (case.demand.ignored,)
     if isinstance(placed, Placement):
         alignment, rule, ignored = placed.alignment, "", ignored + placed.ignored
-        steps = ignored + placed.decision_steps
+        texts = ignored + placed.decision_steps
     else:
-        alignment, rule, steps = RejectionWithAlignment.alignment_of(placed), placed.rule, ignored
+        alignment, rule, texts = RejectionWithAlignment.alignment_of(placed), placed.rule, ignored
     return DecisionTrace(
         pod=case.pod,
         container=case.container,
         requested=case.requested,
-        demand=case.demand if known else None,
+        demand=case.demand if has_demand else None,
         alignment=alignment,
-        decision_steps=steps,
-        free_cpu_milli=case.node.free_cpu_milli if known else {},
-        free_memory=case.node.free_memory if known else {},
+        decision_steps=texts,
+        free_cpu_milli=case.node.free_cpu_milli if has_demand else {},
+        free_memory=case.node.free_memory if has_demand else {},
         pool_before=pool_before,
         pool_after=pool_after,
         rule=rule,
@@ -422,82 +421,82 @@ def _build_trace(
 
 
 def pod_state_change(
-    before: NodeState, after: NodeState, uid: str, container_id: str
+    prior: NodeState, state: NodeState, uid: str, container_id: str
 ) -> ChangedStateIds:
-    """A container, and those of its pod that have something else now, or nothing, or come later."""
-    ids, old, new = after.pods[uid].containers, before.allocations, after.allocations
-    if uid in before.pods:
-        ids |= before.pods[uid].containers
+    """List a container and those of its pod whose allocation changed, was removed or is pending."""
+    ids, prior_by_id, by_id = state.pods[uid].containers, prior.allocations, state.allocations
+    if uid in prior.pods:
+        ids |= prior.pods[uid].containers
     if ids == {container_id}:
         return ChangedStateIds((container_id,), (uid,))
-    changed_ids = sorted(i for i in ids - {container_id} if old.get(i) is not new.get(i))
+    changed_ids = sorted(i for i in ids - {container_id} if prior_by_id.get(i) is not by_id.get(i))
     return ChangedStateIds((container_id, *changed_ids), (uid,))
 
 
 def release_container(
-    node: NodeSnapshot, container_id: str, ended: float | None = None
+    node: NodeSnapshot, container_id: str, ended_at: float | None = None
 ) -> Released:
-    """Take back what a container has; unknown ids change nothing (stop may come twice).
+    """Release a container; unknown ids change nothing, because a stop may be reported twice.
 
-    Its pod keeps it from ``ended`` on, as far as another container could be refused it; where
-    containers share a pool of the pod's, they have it.
+    Its pod keeps a reservation from ``ended_at`` (Unix seconds) if it may have one. A pod pool gets
+    the CPUs instead.
     """
     state = node.state
     allocation = state.allocations.get(container_id)
     if allocation is None or allocation.reserved_at:
         return Released(state=state)
-    after = state_without_ended(node, allocation, ended)
+    result = state_without_ended(node, allocation, ended_at)
     ids: tuple[str, ...] = ()
     if allocation.exclusive and is_for_pod_pool(state, allocation):
         ids = tuple(a.container_id for a in state.pod_pool(allocation.pod_uid))
-    updates = updates_between(node, node.with_state(after), skip=container_id, resized=ids)
-    if ended is not None and state.pods[allocation.pod_uid].pending_milli:
-        after = with_reservation_renewed(after, allocation.pod_uid, ended)
-        ids += tuple(a.container_id for a in after.reservations_of(allocation.pod_uid))
+    updates = updates_between(node, node.with_state(result), skip=container_id, resized=ids)
+    if ended_at is not None and state.pods[allocation.pod_uid].pending_milli:
+        result = with_reservation_renewed(result, allocation.pod_uid, ended_at)
+        ids += tuple(a.container_id for a in result.reservations_of(allocation.pod_uid))
     change = ChangedStateIds((container_id, *ids), (allocation.pod_uid,))
-    return Released(state=after, change=change, updates=updates)
+    return Released(state=result, change=change, updates=updates)
 
 
 def state_without_ended(
-    node: NodeSnapshot, allocation: Allocation, ended: float | None
+    node: NodeSnapshot, allocation: Allocation, ended_at: float | None
 ) -> NodeState:
-    """The state once a container has ended; see `release_container`."""
+    """Return the state after a container has ended; see `release_container`."""
     state, container_id = node.state, allocation.container_id
-    keeps = allocation.is_reservable and node.machine.settings.reservation_seconds
+    may_reserve = allocation.is_reservable and node.machine.settings.reservation_seconds
     if allocation.exclusive and is_for_pod_pool(state, allocation):
         return give_to_pod_pool(node, allocation)
-    if ended is not None and keeps and not state.cpu_sharers(allocation):
-        return state.with_reservation(container_id, ended)
+    if ended_at is not None and may_reserve and not state.cpu_sharers(allocation):
+        return state.with_reservation(container_id, ended_at)
     return state.without_allocation(container_id)
 
 
 def release_reservations(node: NodeSnapshot, reserved: Iterable[Allocation]) -> Released:
-    """Give back what was kept for pods."""
+    """Release reservations of pods."""
     uids = {a.container_id: a.pod_uid for a in reserved}
-    after = node.state.without_allocation(*uids)
-    return _released(node, after, ChangedStateIds(tuple(uids), tuple({*uids.values()})))
+    state = node.state.without_allocation(*uids)
+    return _released(node, state, ChangedStateIds(tuple(uids), tuple({*uids.values()})))
 
 
 def forget_pod(node: NodeSnapshot, uid: str, sandbox: str = "") -> Released:
-    """Forget a pod; containers of it that were never reported stopped are dropped too.
+    """Drop a pod with all containers, also those that were never reported stopped.
 
-    With the id of a sandbox only that one: the kubelet makes another for a pod whose sandbox died,
-    and removes the former one later.
+    With a ``sandbox`` id only containers of that sandbox are dropped: the kubelet creates a new
+    sandbox for a pod whose sandbox died, and removes the old one later.
     """
     state = node.state
     if uid not in state.pods:
         return Released(state=state)
-    every = state.allocations_of_pod(uid)
-    ids = [a.container_id for a in every if a.pod_id == sandbox or not sandbox]
-    after = state.without_allocation(*ids)
-    if len(ids) == len(every):
-        after = after.without_pod(uid)
-    return _released(node, after, ChangedStateIds(tuple(ids), (uid,)))
+    allocations = state.allocations_of_pod(uid)
+    ids = [a.container_id for a in allocations if a.pod_id == sandbox or not sandbox]
+    result = state.without_allocation(*ids)
+    if len(ids) == len(allocations):
+        result = result.without_pod(uid)
+    return _released(node, result, ChangedStateIds(tuple(ids), (uid,)))
 
 
-def _released(node: NodeSnapshot, after: NodeState, change: ChangedStateIds) -> Released:
-    updates = updates_between(node, node.with_state(after))
-    return Released(state=after, change=change, updates=updates)
+def _released(node: NodeSnapshot, state: NodeState, change: ChangedStateIds) -> Released:
+    updates = updates_between(node, node.with_state(state))
+    return Released(state=state, change=change, updates=updates)
 
 
 def build_adjustment(
@@ -507,7 +506,7 @@ def build_adjustment(
     *,
     marked: bool = True,
 ) -> ContainerAdjustment:
-    """What to tell the runtime about a container that is being created."""
+    """Build the runtime's adjustment for a container that is being created."""
     settings, annotations, env = desired.machine.settings, {}, {}
     cpus, mems = str(desired.cpuset_of(allocation)), str(allocation.mems)
     if marked:
@@ -528,7 +527,7 @@ def build_adjustment(
 def _place_unpinned(case: PlacementRequest, pool: CPUSet) -> Placement:
     cpus = case.container.resources.cpus
     if cpus and not is_shared_pool_cpuset(cpus, pool, case.node.state.kubelet.shared):
-        # Another plugin before us owns this one, or a kubelet whose grants cannot be read.
+        # Pinned by an earlier plugin, or by a kubelet whose grants cannot be read.
         return replace(
             case.initial_placement,
             kind=ContainerKind.FOREIGN,
@@ -537,9 +536,9 @@ def _place_unpinned(case: PlacementRequest, pool: CPUSet) -> Placement:
                 "another component set its cpuset and the pod asks for nothing: left as it is",
             ),
         )
-    none = case.requested.bind is Bind.NONE
-    why = "bind: none" if none else "no annotation and no rule asks for a pin"
-    return replace(case.initial_placement, reason=unpinned_caption(why), decision_steps=(why,))
+    has_bind_none = case.requested.bind is Bind.NONE
+    cause = "bind: none" if has_bind_none else "no annotation and no rule asks for a pin"
+    return replace(case.initial_placement, reason=unpinned_caption(cause), decision_steps=(cause,))
 
 
 def _place_kubelet_pinned(case: PlacementRequest, grant: KeepGrant) -> Placement:
@@ -553,7 +552,7 @@ def _place_kubelet_pinned(case: PlacementRequest, grant: KeepGrant) -> Placement
 
 
 def place_container(case: PlacementRequest) -> Placement | Rejection:
-    """Place one container by its lists or by its policy, going down the ladder to *widen*."""
+    """Place one container by its lists or its policy; fall back to best-effort if allowed."""
     requested = case.requested
     listed_only = requested.policy is Policy.NONE and not case.demand.exclusive_cpus
     if requested.numacpu is not None or (requested.numamem is not None and listed_only):
@@ -565,29 +564,29 @@ def place_container(case: PlacementRequest) -> Placement | Rejection:
         return placed
     if not placed.allows_best_effort:
         return placed
-    wider = place_computed(replace(case, policy=Policy.BEST_EFFORT))
-    if isinstance(wider, Rejection):
+    fallback = place_computed(replace(case, policy=Policy.BEST_EFFORT))
+    if isinstance(fallback, Rejection):
         return placed
     return replace(
-        wider,
+        fallback,
         policy=case.policy,
         aligned=False,
         decision_steps=(
             f"{case.message_subject}: {placed.detail}",
             "on-failure: widen, so the narrowest set that works",
-            *wider.decision_steps,
+            *fallback.decision_steps,
         ),
     )
 
 
 def _is_immovable(case: PlacementRequest) -> bool:
-    """Whether more than its policy says on which NUMA nodes a container is."""
-    container, requested, said = case.container, case.requested, case.container.mentions
+    """True if lists, slots, memory policy or devices tie a container to its NUMA nodes."""
+    container, requested, mentions = case.container, case.requested, case.container.mentions
     return (
         requested.numamem is not None
         or requested.slots is not None
         or requested.mempolicy.needs_nodes
-        or bool(container.devices or container.device_notes or said.nodes or said.cdi)
+        or bool(container.devices or container.device_notes or mentions.nodes or mentions.cdi)
     )
 
 
@@ -595,22 +594,22 @@ _allocation_fields = attrgetter(*Allocation.__struct_fields__)
 
 
 def new_allocation(case: PlacementRequest, placed: Placement) -> Allocation:
-    """What the state keeps of a placement."""
-    requested, needs = case.requested, case.demand
+    """Build the allocation that the state keeps of a placement."""
+    requested, demand = case.requested, case.demand
     quota = case.container.resources.cpu_quota or 0
     lifted = placed.exclusive and case.node.machine.settings.disable_cfs_quota and quota > 0
-    if lifted and requested.list_is_pods and needs.own_cpu_milli < 1000 * len(placed.cpus):
-        lifted = False  # others of its pod run there too
+    if lifted and requested.list_is_pods and demand.own_cpu_milli < 1000 * len(placed.cpus):
+        lifted = False  # others of its pod run on these CPUs too
     retention_applies = {
         Retention.ALWAYS: True,
         Retention.EXCLUSIVE: placed.exclusive,
         Retention.COMPUTED: placed.kind in COMPUTED_KINDS,
         Retention.SET: placed.memory_policy is not None,
     }
-    kept = dict(zip(Allocation.__struct_fields__, _allocation_fields(placed), strict=True)) | {
-        "cpu_milli": needs.own_cpu_milli,
-        "memory_bytes": needs.own_memory_bytes,
-        "hugepages": needs.hugepages,
+    fields = dict(zip(Allocation.__struct_fields__, _allocation_fields(placed), strict=True)) | {
+        "cpu_milli": demand.own_cpu_milli,
+        "memory_bytes": demand.own_memory_bytes,
+        "hugepages": demand.hugepages,
         "lifted_quota": quota if lifted else None,
         "slots": requested.slots.ids if requested.slots is not None and placed.exclusive else "",
         "assigned_at": case.node.now,
@@ -621,29 +620,29 @@ def new_allocation(case: PlacementRequest, placed: Placement) -> Allocation:
     }
     for field, retention, value_of in options.TABLE.retained:
         if retention_applies[retention]:
-            kept[field] = value_of(requested)
+            fields[field] = value_of(requested)
     if placed.kind is ContainerKind.FOREIGN:
-        kept["foreign_cpus"] = _container_foreign_or_granted_cpus(case)
+        fields["foreign_cpus"] = _container_foreign_or_granted_cpus(case)
     if case.pod.qos is not QoSClass.BEST_EFFORT and not placed.mems:
-        kept["unpinned_memory"] = _unpinned_memory(case)
-    return Allocation(**kept)
+        fields["unpinned_memory"] = _unpinned_memory(case)
+    return Allocation(**fields)
 
 
 def _unpinned_memory(case: PlacementRequest) -> int:
-    """Bytes that a container without memory nodes requests, and the kubelet does not grant."""
+    """Bytes requested by a container without memory nodes and without a kubelet grant."""
     pod, container, state = case.pod, case.container, case.node.state
     if pod.qos is QoSClass.GUARANTEED and state.kubelet.memory_policy == "Static":
         return 0  # counted as granted, which the kubelet may report later
     if case.demand is not NO_DEMAND:
         return case.demand.memory_requested
-    others = NO_CHARGE
+    charge = NO_CHARGE
     if pod.resources.memory_limit:
-        others = state.requested_memory_of_pod(pod.uid, container.id)
-    return unpinned_memory_request(pod, container, case.node.machine.total_memory_bytes, others)
+        charge = state.requested_memory_of_pod(pod.uid, container.id)
+    return unpinned_memory_request(pod, container, case.node.machine.total_memory_bytes, charge)
 
 
 def _container_foreign_or_granted_cpus(case: PlacementRequest) -> CPUSet:
-    """What another program pinned it to, or is about to: a grant can come before the cpuset."""
+    """CPUs that another program pinned, or the kubelet granted before it wrote the cpuset."""
     container, grants = case.container, case.node.state.kubelet
     cpus = parse_foreign_cpuset(container.resources.cpus)
     return cpus or grants.cpus_of(case.pod.uid, container.name, container.id)

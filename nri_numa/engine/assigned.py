@@ -1,4 +1,4 @@
-"""Containers that came without us: what they carry, signed, read back and verified.
+"""Annotation ``assigned``: written and signed, read back and verified.
 
 Every container that is seen while it is created gets the annotation ``assigned``, also one that
 nothing asks to pin: the runtime keeps it for as long as the container lives, so it tells ours from
@@ -69,7 +69,7 @@ class _Document(msgspec.Struct, frozen=True, omit_defaults=True):
         owned: the CPUs of a list are exclusive.
         leaves: memory nodes that its memory migrates from.
         soft: a list that yields to exclusive CPUs; the container may start with fewer of them.
-        sum, pool: it has its pod's sum, and shares the CPUs that owners of its pod leave.
+        sum, pool: it has its pod's sum, and shares the pod pool.
     """
 
     cpus: str
@@ -130,7 +130,7 @@ def encode_assignment(allocation: Allocation, cpus: str, key: bytes) -> str:
 
 
 def sign_document(text: str, container_id: str, key: bytes) -> str:
-    """Finish a JSON object, given without its closing brace, with the signature of its text."""
+    """Complete a JSON object without its closing brace by the signature of its text."""
     return f'{text}{_SIGNATURE_FIELD}{assignment_signature(key, container_id, text)}"}}'
 
 
@@ -266,7 +266,7 @@ def _decode_allocation(
 
 
 def _size_milli(document: _Document, resources: Resources, owned_cpus: int) -> int:
-    """Thousandths of a CPU: an owner's are its CPUs, unless they are those of its pod's pool."""
+    """Size in thousandths of a CPU: the exclusive CPUs, outside of the pod pool."""
     if owned_cpus and not document.pool:
         return 1000 * owned_cpus
     return max(1000 * owned_cpus, cpu_size_milli(resources))
@@ -280,7 +280,7 @@ def _allocation_from(
     cpus: CPUSet,
     mems: NUMASet,
 ) -> Allocation:
-    """The allocation of a container that has these CPUs and memory nodes now."""
+    """Build the allocation of a container with its current CPUs and memory nodes."""
     resources, kind = container.resources, document.kind
     is_owner = kind is ContainerKind.EXCLUSIVE or (kind is ContainerKind.LISTED and document.owned)
     numa_nodes = document.numa_nodes
@@ -291,9 +291,9 @@ def _allocation_from(
     cpu_milli = _size_milli(document, resources, len(cpus) if is_owner else 0)
     if kind in (ContainerKind.UNPINNED, ContainerKind.FOREIGN) and not mems:
         cpu_milli, numa_nodes = 0, NO_NUMA_NODES
-    # What an owner has; of others what is requested, in equal parts.
-    share = share_of_first_container(pod, resources)
-    requested_milli = min(cpu_milli, share.limit_milli(own_request_milli(pod.qos, resources)))
+    # Exclusive CPUs, or the request in equal parts.
+    pod_share = share_of_first_container(pod, resources)
+    requested_milli = min(cpu_milli, pod_share.limit_milli(own_request_milli(pod.qos, resources)))
     counts = machine.topology.cpu_count_by_node(cpus)
     milli_by_node = (
         {i: 1000 * count for i, count in counts.items()}
@@ -321,7 +321,7 @@ def _allocation_from(
             numa_nodes,
             milli_by_node,
             mems,
-            requested_memory(pod, container, machine.total_memory_bytes, memory_bytes, share),
+            requested_memory(pod, container, machine.total_memory_bytes, memory_bytes, pod_share),
             machine.memory_capacity,
             hugepages,
             {size: machine.hugepages_capacity(size) for size in hugepages},
@@ -383,7 +383,7 @@ def _implausible_text(
 def _implausible_list_text(
     requested: PlacementOptions, claim: Allocation, demand: Demand | Rejection
 ) -> str:
-    """The same of a container that claims a list."""
+    """Say what is implausible of a claimed list, as the end of a sentence."""
     if not claim.cpus <= requested.listed_cpus:
         return _unlisted_cpus_text(cpus_text(claim.cpus), requested.listed_cpus)
     if claim.exclusive:

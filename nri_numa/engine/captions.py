@@ -1,8 +1,8 @@
-"""Captions: why a container has what it has, in one line, made from values.
+"""Captions: the reason of an assignment in one line, made from values.
 
-An allocation carries its caption for people, and because checkpoints and annotations of older
-versions hold nothing else. No decision looks into one: what it says is in the allocation's fields.
-This module alone reads captions back, once, for what was written before the fields.
+An allocation has a caption for people, and because checkpoints and annotations of older versions
+have nothing else. No decision reads captions; the facts are fields of the allocation. Only this
+module parses captions, of records that were written before those fields existed.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ PENDING_RESERVATION_CAPTION: Final = "kept for its pod: containers that are stil
 UNDECIDED_CAPTION: Final = f"{_UNPINNED}{_UNDECIDED}{_RUNNING}"
 
 
-def unpinned_caption(why: str) -> str:
+def unpinned_caption(cause: str) -> str:
     """Caption of a container that is not pinned."""
-    return f"{_UNPINNED}{why}"
+    return f"{_UNPINNED}{cause}"
 
 
 def rejected_running_caption(reason: RejectionReason) -> str:
@@ -42,18 +42,18 @@ def foreign_caption(cpus: CPUSet | str) -> str:
 
 
 def with_outcome(caption: str, *, is_misaligned: bool, has_shortfall: bool = False) -> str:
-    """The caption with what falls short of the request, in place of what did before."""
+    """Replace the outcome at the end of a caption."""
     caption = caption.removesuffix(_SHORTFALL)
     return caption + _MISALIGNED * is_misaligned + _SHORTFALL * has_shortfall
 
 
-def moved_caption(caption: str, moved_for: str) -> str:
-    """The caption of a container that moved for something; as it is where that is empty."""
-    return f"{caption}{_MOVED}{moved_for}" if moved_for else caption
+def moved_caption(caption: str, purpose: str) -> str:
+    """Append the purpose of a move to a caption; unchanged if it is empty."""
+    return f"{caption}{_MOVED}{purpose}" if purpose else caption
 
 
 class CaptionFacts(TypedDict, total=False):
-    """Fields of an allocation that only its caption said once."""
+    """Fields of an allocation that older versions stored only in its caption."""
 
     has_shortfall: bool
     is_misaligned: bool
@@ -63,7 +63,7 @@ class CaptionFacts(TypedDict, total=False):
 
 
 def facts_of_caption(caption: str) -> CaptionFacts:
-    """Read the facts that a caption of an older version states; those that it does not are left."""
+    """Parse the facts in a caption of an older version; absent facts are left out."""
     facts = CaptionFacts()
     if _SHORTFALL in caption:
         facts["has_shortfall"] = True
@@ -71,10 +71,10 @@ def facts_of_caption(caption: str) -> CaptionFacts:
         facts["is_misaligned"] = True
     if caption == UNDECIDED_CAPTION:
         facts["is_undecided"] = True
-    caption, _, moved_for = caption.partition(_MOVED)
-    if moved_for:
-        facts["moved_for"] = moved_for
-    word = caption.removeprefix(_UNPINNED).removesuffix(_RUNNING)
-    if caption != word and word in RejectionReason.__members__.values():
-        facts["unpinned_for"] = RejectionReason(word)  # type: ignore[call-arg]
+    caption, _, purpose = caption.partition(_MOVED)
+    if purpose:
+        facts["moved_for"] = purpose
+    text = caption.removeprefix(_UNPINNED).removesuffix(_RUNNING)
+    if caption != text and text in RejectionReason.__members__.values():
+        facts["unpinned_for"] = RejectionReason(text)  # type: ignore[call-arg]
     return facts

@@ -1,4 +1,4 @@
-"""The values that go into a decision and come out of it."""
+"""Input and output values of decisions."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from nri_numa.model.workload import (
 
 
 class DecisionTrace(msgspec.Struct, frozen=True, kw_only=True):
-    """The way to a decision; rendered by `engine.explain.explanation`, never logged whole."""
+    """Record of one decision; rendered by `engine.explain.explanation`, never logged whole."""
 
     pod: PodSandbox
     container: Container
@@ -56,19 +56,19 @@ class DecisionTrace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ContainerMove(msgspec.Struct, frozen=True):
-    """One container that changes its place."""
+    """Move of one container to other CPUs or NUMA nodes."""
 
     before: Allocation
     after: Allocation
 
 
 class Admitted(msgspec.Struct, frozen=True, kw_only=True):
-    """The container gets this, once the agent swaps ``state`` in.
+    """Admission of a container; it takes effect when the agent swaps ``state`` in.
 
     Attributes:
-        moves: running containers that make room for it, in the order in which they were placed.
-        warnings: what was done as asked and is probably not meant.
-        released: reservations of other pods that gave way to it, oldest first.
+        moves: moves of running containers that free its resources, in order of placement.
+        warnings: settings that were applied and are probably not intended.
+        released: reservations of other pods that were released for it, oldest first.
     """
 
     state: NodeState
@@ -83,13 +83,13 @@ class Admitted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rejected(msgspec.Struct, frozen=True):
-    """The container cannot have what it asks for, and how that came about.
+    """Rejection of a container, with the trace of the decision.
 
     Attributes:
-        is_about_later_container: it fits, and another one of its pod that is to come does not.
-        is_resize: it runs, and stays as it is.
-        is_search_spent: whether room can be made for it, or what is in the way, is not known.
-        room_text: what was found out about that; ends the message.
+        is_about_later_container: it fits, but a later container of its pod does not.
+        is_resize: it runs, and remains unchanged.
+        is_search_spent: the search for moves ended at its budget without a result.
+        room_text: result of that search; ends the message.
     """
 
     rejection: Rejection
@@ -101,31 +101,31 @@ class Rejected(msgspec.Struct, frozen=True):
 
     @property
     def reason(self) -> RejectionReason:
-        """The refusal's."""
+        """Reason of the rejection."""
         return self.rejection.reason
 
     @property
     def message(self) -> str:
-        """Who cannot have what, and what was found out about room."""
+        """Message with subject, rejection and result of the search for moves."""
         subject = container_subject(self.trace.pod, self.trace.container)
-        end = f"; {self.room_text}" if self.room_text else ""
+        suffix = f"; {self.room_text}" if self.room_text else ""
         start = "resize refused: " if self.is_resize else ""
-        return f"{start}{subject}: {self.rejection.detail}{end}"
+        return f"{start}{subject}: {self.rejection.detail}{suffix}"
 
 
 class RejectionWithAlignment(Rejection, frozen=True, kw_only=True):
-    """What a policy cannot place, with the alignment that was tried."""
+    """Rejection by a policy, with the alignment that was tried."""
 
     alignment: Alignment | None = None
 
     @classmethod
     def with_alignment(cls, rejection: Rejection, alignment: Alignment | None) -> Self:
-        """The same rejection after an alignment that succeeded."""
+        """Add an alignment that succeeded to a later rejection."""
         return cls(**msgspec.structs.asdict(rejection), alignment=alignment)
 
     @classmethod
     def alignment_of(cls, rejection: Rejection) -> Alignment | None:
-        """The alignment that a rejection is about; None where none was tried."""
+        """Alignment of a rejection; None if none was tried."""
         return rejection.alignment if isinstance(rejection, cls) else None
 
 
@@ -133,7 +133,7 @@ Decision = Admitted | Rejected
 
 
 class Released(msgspec.Struct, frozen=True, kw_only=True):
-    """A container, or a whole pod, gave back what it had."""
+    """Release of a container, a reservation or a whole pod."""
 
     state: NodeState
     change: ChangedStateIds = NO_CHANGED_IDS
@@ -141,11 +141,10 @@ class Released(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Resized(msgspec.Struct, frozen=True, kw_only=True):
-    """A live container's resources change.
+    """Resize of a live container.
 
     Attributes:
-        container_update: what to answer for the container itself; None lets the request through as
-        it is.
+        container_update: update of the container itself; None leaves the request unchanged.
     """
 
     state: NodeState
@@ -156,10 +155,10 @@ class Resized(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunningAdmission(msgspec.Struct, frozen=True, kw_only=True):
-    """The state with a container whose creation was not reported.
+    """Admission of a running container whose creation was not reported.
 
     Attributes:
-        decision: about it; a refused one stays unpinned.
+        decision: its decision; a rejected container stays unpinned.
     """
 
     decision: Decision
@@ -169,14 +168,13 @@ class RunningAdmission(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Resynced(msgspec.Struct, frozen=True, kw_only=True):
-    """The state after comparing notes with the runtime.
+    """Result of synchronizing the state with the runtime's containers.
 
     Attributes:
-        decisions: about strangers; one that changes nothing for others carries the state before
-            all of them.
-        unknown_cpusets: full names of containers with a cpuset that nothing explains.
-        undecided: strangers for which no time was left, with their pods; they stay as they are
-            until `nri_numa.engine.resync.admit_running`.
+        decisions: about unknown containers; one without updates has the state before all of them.
+        unknown_cpusets: full names of containers with a cpuset of unknown origin.
+        undecided: unknown containers with their pods for which no time was left; unchanged until
+            `nri_numa.engine.resync.admit_running`.
     """
 
     state: NodeState
@@ -196,13 +194,13 @@ class Resynced(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Placement(Allocation, frozen=True, kw_only=True):
-    """An allocation on its way, with what is said of it and not kept.
+    """Outcome of placing one container: its allocation, and facts that are not kept.
 
     Attributes:
-        affinity: NUMA nodes that the policy chose; None when any will do.
-        pod_affinity: the same for the whole pod (scope ``pod``).
-        warnings: of these, what is probably not meant.
-        memory_policy: set before the program runs; None sets none.
+        affinity: NUMA nodes that the policy chose; None if any suit.
+        pod_affinity: affinity of the whole pod (scope ``pod``).
+        warnings: steps about settings that are probably not intended.
+        memory_policy: policy that the runtime sets before the program runs; None for none.
     """
 
     affinity: NUMASet | None = None
@@ -215,19 +213,19 @@ class Placement(Allocation, frozen=True, kw_only=True):
 
 
 NO_DEMAND: Final = Demand()
-"""Of a container whose needs were not looked at, since it is not pinned or they make no sense."""
+"""Demand of a container that is not pinned, or whose demand was rejected."""
 
 
 class PlacementRequest(msgspec.Struct, frozen=True, dict=True):
-    """One container that is being placed, with everything that is looked at for it.
+    """One container that is being placed, with all input of the decision.
 
     Attributes:
-        node: as it is without this container.
-        demand: what it needs; for a pod that is placed as a whole, what the pod needs.
-        share: what its pod has, and leaves it.
-        policy: to align by. The degrade ladder tries a weaker one than was asked for.
-        current_cpus: CPUs that a running container has already and must keep.
-        is_running: it runs already; else it is being created.
+        node: the node without this container.
+        demand: demand of the container, or of the pod if that is placed as a whole.
+        pod_share: resources of its pod and the part left for it.
+        policy: policy to align by; a fallback may be weaker than the requested one.
+        current_cpus: CPUs of a running container, which it must keep.
+        is_running: True if it runs already, False if it is being created.
     """
 
     node: NodeSnapshot
@@ -242,7 +240,7 @@ class PlacementRequest(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def initial_placement(self) -> Placement:
-        """The container's allocation, before anything is chosen for it."""
+        """Placement before anything is chosen: identity and kind only."""
         return Placement(
             **container_identity(self.pod, self.container), kind=ContainerKind.UNPINNED
         )
@@ -259,17 +257,17 @@ class PlacementRequest(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def had_instance(self) -> bool:
-        """It runs, or one of its name and pod did: a list may have given way already."""
+        """True if a container of this pod and name ran before, so its list may have yielded."""
         record = self.pod_record
         return self.is_running or (record is not None and self.container.name in record.previous)
 
     def free_hugepages(self) -> dict[int, Mapping[int, int]]:
-        """By page size that is needed and NUMA node, bytes of huge pages that can be allocated."""
+        """Return free bytes of huge pages by requested page size and NUMA node."""
         return {size: self.node.free_hugepages(size) for size in self.demand.hugepages}
 
     @cached_property
     def effective_smt(self) -> SMT:
-        """The rule for siblings; with the kubelet's order none, unless asked for."""
+        """SMT mode; none with the kubelet's order, unless requested."""
         requested = self.requested
         if requested.smt is SMT.SPREAD and "smt" not in requested.explicit_keys:
             return SMT.ANY if self.node.machine.settings.kubelet.cpu_order else SMT.SPREAD
@@ -277,10 +275,10 @@ class PlacementRequest(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def uses_kubelet_rules(self) -> bool:
-        """As `uses_kubelet_rules` says."""
+        """True if the kubelet's rules apply; see `node_model.uses_kubelet_rules`."""
         return uses_kubelet_rules(self.node.machine, self.requested)
 
     @property
     def on_failure(self) -> OnFailure:
-        """The degrade ladder's step, also where none was named."""
+        """Effective ``on-failure``, also if it is not set."""
         return self.requested.effective_on_failure

@@ -1,8 +1,8 @@
-"""What every container should have in one state of the node: worked out here and nowhere else.
+"""Desired cpusets of all containers in one state of the node.
 
-The state says who owns what; the machine says which CPUs are there. What follows from both for
-the cpuset of a container is asked of a `NodeSnapshot`: by answers to the runtime, Synchronize,
-repairs of cgroups, systemd, `status`, the page, metrics and the simulation.
+The state has the allocations, the machine the CPUs. A `NodeSnapshot` computes the desired cpuset
+from both, for answers to the runtime, Synchronize, repairs of cgroups, systemd, `status`, the page,
+metrics and the simulation.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _IdSetT = TypeVar("_IdSetT", CPUSet, NUMASet)
 
 
 class NodeSnapshot(msgspec.Struct, frozen=True, dict=True):
-    """One state of one machine at one moment, and what follows from it, each worked out once.
+    """State of a machine at one moment, with derived values that are computed once.
 
     Attributes:
-        reading: what the kernel and the kubelet have free; None where nobody asked them.
+        reading: free amounts of kernel and kubelet; None if they were not read.
         now: Unix time in seconds.
-        narrowed_at: Unix time in seconds until which the shared pool was last narrower than the
-            machine, as far as we know; None where it never was.
+        narrowed_at: last known Unix time in seconds at which the shared pool was narrower than the
+            machine; None if it never was.
     """
 
     machine: NodeModel
@@ -49,7 +49,7 @@ class NodeSnapshot(msgspec.Struct, frozen=True, dict=True):
     narrowed_at: float | None = None
 
     def with_state(self, state: NodeState) -> NodeSnapshot:
-        """The same moment in another state; itself where that is its own."""
+        """Return the same moment with another state; itself if the state is the same."""
         if state is self.state:
             return self
         return NodeSnapshot(self.machine, state, self.reading, self.now, self.narrowed_at)
@@ -62,16 +62,16 @@ class NodeSnapshot(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def exclusive_pool_bits(self) -> int:
-        """The bits of CPUs of which a container may own some: the pool's, and isolated ones."""
+        """Bits of the CPUs that may become exclusive: those of the pool, and isolated ones."""
         machine = self.machine
-        apart = withheld_isolated_bits(machine.topology, machine.settings)
-        return self.pool.bits | apart & ~self.state.unavailable_bits
+        isolated_bits = withheld_isolated_bits(machine.topology, machine.settings)
+        return self.pool.bits | isolated_bits & ~self.state.unavailable_bits
 
     @cached_property
     def free_cpu_milli(self) -> dict[int, int]:
-        """By NUMA node, thousandths of a CPU that can still be promised; never negative."""
+        """Thousandths of a CPU that can still be allocated, by NUMA node; never negative."""
         machine, charges = self.machine, self.state.charges
-        left = {
+        free_milli = {
             i: max(0, n - charges[i].cpu_milli) if i in charges else n
             for i, n in machine.cpu_capacity_milli.items()
         }
@@ -79,39 +79,39 @@ class NodeSnapshot(msgspec.Struct, frozen=True, dict=True):
         if withdrawn:
             for i, cpus in machine.allowed_cpus_by_node.items():
                 if cpus.bits & withdrawn:
-                    left[i] = self._free_shared_on(i, left, self.exclusive_pool_bits)
-        return left
+                    free_milli[i] = self._free_shared_on(i, free_milli, self.exclusive_pool_bits)
+        return free_milli
 
     @property
     def free_shared_milli(self) -> dict[int, int]:
-        """Of `free_cpu_milli`, which counts isolated CPUs that only owners get, what is shared."""
-        left, machine = self.free_cpu_milli, self.machine
+        """Part of `free_cpu_milli` for shared containers, without isolated CPUs."""
+        milli, machine = self.free_cpu_milli, self.machine
         if not machine.withheld_isolated_cpus.bits:
-            return left
+            return milli
         return {
-            i: self._free_shared_on(i, left, self.pool.bits) for i in machine.allowed_cpus_by_node
+            i: self._free_shared_on(i, milli, self.pool.bits) for i in machine.allowed_cpus_by_node
         }
 
     @cached_property
     def free_memory(self) -> dict[int, int]:
-        """By NUMA node, bytes left: bookable, and never more than the kernel has.
+        """Free bytes by NUMA node: unallocated, and at most what the kernel has free.
 
-        The kubelet's rules look neither at what the kernel has nor at what is not pinned.
+        The kubelet's rules ignore the kernel's free memory and unpinned containers.
         """
         machine, state, reading = self.machine, self.state, self.reading
         kubelet_memory = machine.settings.kubelet.memory
-        free = {} if reading is None or kubelet_memory else reading.memory
+        kernel_free = {} if reading is None or kubelet_memory else reading.memory
         charges = {i: charge.memory for i, charge in state.charges.items()}
         if state.unpinned_memory and not kubelet_memory:
             for i, amount in self._unpinned_memory_by_node().items():
                 charges[i] = charges.get(i, 0) + amount
-        return _free_amounts(machine.memory_capacity, charges, state.kubelet.memory, free)
+        return _free_amounts(machine.memory_capacity, charges, state.kubelet.memory, kernel_free)
 
     def _unpinned_memory_by_node(self) -> dict[int, int]:
-        """By NUMA node, bytes to expect there of requests that nothing pins to a NUMA node.
+        """Estimate by NUMA node the bytes of containers whose memory is not pinned.
 
-        On the NUMA nodes of their containers' CPUs, where those are bound and have memory, else on
-        all; in proportion to what these have.
+        They are split in proportion to capacity: over the NUMA nodes of the container's CPUs if
+        those are pinned and have memory, else over all.
         """
         capacity = {i: n for i, n in self.machine.memory_capacity.items() if n}
         amounts = dict.fromkeys(capacity, 0)
@@ -123,27 +123,27 @@ class NodeSnapshot(msgspec.Struct, frozen=True, dict=True):
         return amounts
 
     def free_hugepages(self, size: int) -> dict[int, int]:
-        """By NUMA node, bytes of huge pages of one size left; as with `free_memory`."""
+        """Return free bytes of huge pages of one size by NUMA node, as `free_memory` does."""
         machine, state, reading = self.machine, self.state, self.reading
-        free: dict[int, int] = {}
+        kernel_free: dict[int, int] = {}
         if reading is not None and not machine.settings.kubelet.memory:
-            free = {i: n[size] for i, n in reading.hugepages.items() if size in n}
+            kernel_free = {i: n[size] for i, n in reading.hugepages.items() if size in n}
         charges = {i: charge.hugepages.get(size, 0) for i, charge in state.charges.items()}
         granted = {i: pages.get(size, 0) for i, pages in state.kubelet.hugepages.items()}
-        return _free_amounts(machine.hugepages_capacity(size), charges, granted, free)
+        return _free_amounts(machine.hugepages_capacity(size), charges, granted, kernel_free)
 
-    def _free_shared_on(self, i: int, left: dict[int, int], among: int) -> int:
-        """No more than is left, and than the CPUs of a NUMA node among some serve besides."""
+    def _free_shared_on(self, i: int, free_milli: dict[int, int], cpu_bits: int) -> int:
+        """Return free milli CPUs of a NUMA node, at most what its CPUs in ``cpu_bits`` serve."""
         cpus = self.machine.allowed_cpus_by_node[i]
-        serves = self.machine.shared_milli_of((cpus.bits & among).bit_count())
-        return max(0, min(left[i], serves - self.state.shared_milli(i, cpus)))
+        serves = self.machine.shared_milli_of((cpus.bits & cpu_bits).bit_count())
+        return max(0, min(free_milli[i], serves - self.state.shared_milli(i, cpus)))
 
     def cpuset_of(self, a: Allocation) -> CPUSet:
-        """CPUs that we write for a container; empty means leave it alone.
+        """Return the cpuset to write for a container; empty means that none is written.
 
-        An unbound container is left alone while the pool is the whole machine, and a foreign one
-        always. CPUs that went offline are left out, and come back when they do; those of a list
-        that yields to owners come back when these are gone.
+        None is written for foreign containers, and for unpinned ones while the pool is the whole
+        machine. Offline CPUs are left out until they are online again. A yielding list gets CPUs
+        back that are no longer exclusive to others.
         """
         if a.kind is ContainerKind.FOREIGN:
             return NO_CPUS
@@ -156,10 +156,10 @@ class NodeSnapshot(msgspec.Struct, frozen=True, dict=True):
         return self.group_cpuset(key)
 
     def cpuset_with_pool_restored(self, a: Allocation, *, has_cpuset: bool) -> CPUSet:
-        """`cpuset_of`, and the pool for an unbound container whose cpuset we may have narrowed.
+        """`cpuset_of`, or the pool for an unpinned container whose cpuset may have been narrowed.
 
-        Only one that has a cpuset (``has_cpuset``) can have been narrowed, while the pool was
-        narrower than the machine. One whose memory we bind is ours, whoever wrote its CPUs.
+        Only a container with a cpuset (``has_cpuset``) can have been narrowed, while the pool was
+        narrower than the machine. With pinned memory it gets the pool whoever wrote its CPUs.
         """
         cpus = self.cpuset_of(a)
         if cpus.bits or a.kind is not ContainerKind.UNPINNED or not has_cpuset:
@@ -168,12 +168,12 @@ class NodeSnapshot(msgspec.Struct, frozen=True, dict=True):
         return self.pool if a.mems or was_narrowed else NO_CPUS
 
     def usable_cpus_of(self, a: Allocation) -> CPUSet:
-        """CPUs that a container may use, for people and sums: where we leave it alone, too."""
+        """CPUs that a container may use, for people and sums, also if no cpuset is written."""
         return self.cpuset_of(a) or a.foreign_cpus or self.pool
 
     @property
     def is_pool_whole(self) -> bool:
-        """Whether the shared pool is the whole machine, so that unbound containers are left."""
+        """True if the shared pool is the whole machine, so unpinned containers need no cpuset."""
         return self.pool.bits == self.machine.topology.allowed.bits
 
     def group_cpuset(self, key: int) -> CPUSet:
@@ -181,7 +181,7 @@ class NodeSnapshot(msgspec.Struct, frozen=True, dict=True):
         return shared_group_cpus(key, self.pool, self.machine.topology, self.state.unavailable_bits)
 
     def has_all_cpus_offline(self, a: Allocation) -> bool:
-        """Whether a container is on the shared pool because all CPUs of its own are offline."""
+        """True if a container runs on the shared pool because all of its own CPUs are offline."""
         if shared_group_key(a) is not None or not a.cpus or a.reserved_at:
             return False
         return not a.cpus & self.machine.topology.online
@@ -191,25 +191,24 @@ def _free_amounts(
     total: Mapping[int, int],
     charges: Mapping[int, int],
     granted: Mapping[int, int] = MappingProxyType({}),
-    free: Mapping[int, int] = MappingProxyType({}),
+    limits: Mapping[int, int] = MappingProxyType({}),
 ) -> dict[int, int]:
-    """By NUMA node, what is neither booked nor granted, and never more than what is free."""
+    """Subtract charges and grants from totals by NUMA node, at most the ``limits``."""
     amounts = {i: max(0, n - charges.get(i, 0) - granted.get(i, 0)) for i, n in total.items()}
-    return {i: min(n, free.get(i, n)) for i, n in amounts.items()} if free else amounts
+    return {i: min(n, limits.get(i, n)) for i, n in amounts.items()} if limits else amounts
 
 
 class Drift(msgspec.Struct, frozen=True, kw_only=True):
-    """One container that has something else than it should.
+    """Drift of one container: its actual cpuset, memory nodes or quota differ from the desired.
 
     Attributes:
-        cpus, mems: what to write; empty where nothing is to be, or could be.
-        quota: `NO_CFS_QUOTA` where another program gave back a quota that was lifted; None leaves
-        it.
-        desired_cpus, desired_mems: what it should be able to use; empty where it is so.
-        actual: what it has.
-        blocked_cpus, blocked_mems: why the kernel would refuse these lists.
-        rank: 0 when it runs on CPUs that belong to another container, 1 when it owns CPUs itself,
-            2 otherwise.
+        cpus, mems: lists to write; empty if none is to be, or can be, written.
+        quota: `NO_CFS_QUOTA` if another program restored a lifted quota; None leaves it.
+        desired_cpus, desired_mems: lists that it should be able to use; empty if they are right.
+        actual: its cgroup's values.
+        blocked_cpus, blocked_mems: reasons why the kernel would refuse these lists.
+        rank: 0 if it runs on exclusive CPUs of another container, 1 if it has exclusive CPUs
+            itself, 2 otherwise.
     """
 
     container_id: str
@@ -226,17 +225,17 @@ class Drift(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_report_only(self) -> bool:
-        """Whether there is nothing that could be written, only something to report."""
+        """True if nothing can be written, and the drift is only reported."""
         return not (self.cpus or self.mems or self.quota)
 
     @property
     def sort_key(self) -> tuple[int, str]:
-        """Sort key: what disturbs an owner first, then owners, then by id."""
+        """Sort key: intruders first, then containers with exclusive CPUs, then by id."""
         return self.rank, self.container_id
 
     @property
     def obstacle(self) -> str:
-        """Which cgroup above or below keeps it from what it should have; empty when none does."""
+        """Cgroup above or below that blocks the desired lists; empty for none."""
         return "; ".join(self._blocked_texts) or self.actual.above
 
     @property
@@ -245,7 +244,7 @@ class Drift(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def finding(self) -> str:
-        """What was found, for people."""
+        """Text of the drift, for people."""
         actual, texts = self.actual, list[str]()
         if desired := self.desired_cpus:
             if self.cpus or self.blocked_cpus:
@@ -268,7 +267,7 @@ class Drift(msgspec.Struct, frozen=True, kw_only=True):
         return "; ".join((*texts, *self._blocked_texts))
 
     def without_blocked_lists(self, cpus: str, mems: str) -> Drift:
-        """Without the lists that the kernel would refuse, for the reasons given."""
+        """Remove the lists that the kernel would refuse, for the reasons given."""
         if not (cpus or mems):
             return self
         return replace(
@@ -281,7 +280,7 @@ class Drift(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def to_update(self) -> ContainerUpdate:
-        """What to send to the runtime."""
+        """Update for the runtime."""
         return ContainerUpdate(
             container_id=self.container_id,
             cpus=str(self.cpus),
@@ -293,18 +292,18 @@ class Drift(msgspec.Struct, frozen=True, kw_only=True):
 def _limited_by_parent_cgroup_text(
     name: str, written: CPUSet | NUMASet, effective: CPUSet | NUMASet
 ) -> str:
-    left = f"but a cgroup above leaves {effective or 'none'} of it"
-    return f"cpuset.{name} is {written} as meant, {left}"
+    clause = f"but a cgroup above leaves {effective or 'none'} of it"
+    return f"cpuset.{name} is {written} as meant, {clause}"
 
 
 def drift_of_container(
     desired: NodeSnapshot, a: Allocation, actual: ActualCgroup, *, online_only: bool = True
 ) -> Drift | None:
-    """What of a container is not as it should be; None where all is, and for foreign ones.
+    """Compare a container's cgroup with the desired state; None without drift and for foreign ones.
 
-    What it can really use is what counts. Where that is less than what was written, which is as
-    meant, a cgroup above is in the way and nothing is to be written. A cgroup keeps CPUs and memory
-    nodes that went offline; ``online_only`` passes over them.
+    The effective lists count. If they are smaller than a correctly written list, a cgroup above
+    limits them, and nothing is to be written. A cgroup keeps CPUs and memory nodes that went
+    offline; ``online_only`` ignores them.
     """
     if a.kind is ContainerKind.FOREIGN:
         return None
@@ -336,31 +335,30 @@ def drift_of_container(
 
 
 def _intrudes(state: NodeState, a: Allocation, cpus: CPUSet) -> bool:
-    """Whether some of these CPUs belong to another container."""
-    own = a.cpus | a.idle_siblings if a.exclusive else NO_CPUS
-    own = own | state.kubelet.cpus_of(a.pod_uid, a.container, a.container_id)
-    return bool(cpus & (state.unavailable_cpus - own))
+    """True if some of these CPUs are exclusive to another container."""
+    own_cpus = a.cpus | a.idle_siblings if a.exclusive else NO_CPUS
+    own_cpus = own_cpus | state.kubelet.cpus_of(a.pod_uid, a.container, a.container_id)
+    return bool(cpus & (state.unavailable_cpus - own_cpus))
 
 
 def plan_corrections(
     desired: NodeSnapshot, observed: Mapping[str, ActualCgroup]
 ) -> tuple[Drift, ...]:
-    """Compare real cgroups with what was meant, in the order in which to put them right.
+    """Compare actual cgroups with the desired state, and list corrections in the order to apply.
 
-    Every correction moves one container to exactly what the state means for it and touches no
-    other. So a plan may be cut off after any of them, the state may change meanwhile, and a new
-    plan goes on from there: nothing that was put right is undone. Containers without a cgroup are
-    not observed, and ids that the state does not know are passed over: both come and go meanwhile.
+    Each correction gives one container its desired state and affects no other. So a plan may stop
+    after any correction, the state may change, and a new plan continues without undoing anything.
+    Containers without a cgroup and ids without an allocation are skipped, because both come and go.
     """
-    known = desired.state.allocations
-    found = (
-        drift_of_container(desired, known[i], real) for i, real in observed.items() if i in known
+    by_id = desired.state.allocations
+    drifts = (
+        drift_of_container(desired, by_id[i], real) for i, real in observed.items() if i in by_id
     )
-    return tuple(sorted((d for d in found if d is not None), key=lambda d: d.sort_key))
+    return tuple(sorted((d for d in drifts if d is not None), key=lambda d: d.sort_key))
 
 
 def recorded_actual(cpus: str, mems: str, quota: int | None) -> ActualCgroup:
-    """What a runtime remembers of a container, or was asked to write; what is no list is none."""
+    """Build actual values from a runtime's record or request; an invalid list counts as empty."""
     has_cpus = _parse_list(CPUSet, cpus) if cpus else NO_CPUS
     has_mems = _parse_list(NUMASet, mems) if mems else NO_NUMA_NODES
     return ActualCgroup(
@@ -380,91 +378,89 @@ def _parse_list(kind: type[_IdSetT], text: str) -> _IdSetT:
 
 
 def answer_to_update(
-    before: NodeSnapshot, after: NodeSnapshot, container: Container, update: Resources
+    base: NodeSnapshot, desired: NodeSnapshot, container: Container, update: Resources
 ) -> ContainerUpdate | None:
-    """Override the request only where the runtime would write something else than is meant.
+    """Override a request only if the runtime would write other lists than the desired ones.
 
-    Runtimes send the cpuset that they remember with any update, and what is meant may be newer.
-    Where one remembers none it sends none; but systemd then writes what *it* has for the scope. Any
-    override makes containerd lose the request's swap limit, so none is sent without need.
+    Runtimes send the recorded cpuset with any update, and the desired one may be newer. Without a
+    record a runtime sends none, but systemd then writes the scope's own. Any override makes
+    containerd lose the request's swap limit, so none is sent without need.
     """
-    had, a = (s.state.allocations[container.id] for s in (before, after))
+    prior, a = (s.state.allocations[container.id] for s in (base, desired))
     if a.kind is ContainerKind.FOREIGN:
         return None
     record, by_systemd = container.resources, ":" in container.cgroups_path
     cpus, mems = update.cpus or record.cpus, update.mems or record.mems
     drift = drift_of_container(
-        after, a, recorded_actual(cpus, mems, update.cpu_quota), online_only=False
+        desired, a, recorded_actual(cpus, mems, update.cpu_quota), online_only=False
     )
     cpus_meant = mems_meant = ""  # memory nodes stay for life
-    if a.cpus != had.cpus or a.kind is not had.kind:
-        cpus_meant = str(after.cpuset_with_pool_restored(a, has_cpuset=bool(cpus)))
+    if a.cpus != prior.cpus or a.kind is not prior.kind:
+        cpus_meant = str(desired.cpuset_with_pool_restored(a, has_cpuset=bool(cpus)))
     elif drift is not None and (cpus or by_systemd):
         cpus_meant = str(drift.cpus)
     if drift is not None and (mems or by_systemd):
         mems_meant = str(drift.mems)
-    quota = _answered_quota(a, had, update)
+    quota = _answered_quota(a, prior, update)
     if not (cpus_meant or mems_meant or quota is not None):
         return None
     return ContainerUpdate(container.id, cpus=cpus_meant, mems=mems_meant, cpu_quota=quota)
 
 
-def _answered_quota(a: Allocation, had: Allocation, update: Resources) -> int | None:
-    """A quota to lift with the request, or to give back; None leaves the request's."""
+def _answered_quota(a: Allocation, prior: Allocation, update: Resources) -> int | None:
+    """Quota to lift with the request or to restore; None leaves the request's quota."""
     if a.lifted_quota is not None:
-        return NO_CFS_QUOTA if had.lifted_quota is None or (update.cpu_quota or 0) > 0 else None
-    return None if update.cpu_quota else had.lifted_quota or None
+        return NO_CFS_QUOTA if prior.lifted_quota is None or (update.cpu_quota or 0) > 0 else None
+    return None if update.cpu_quota else prior.lifted_quota or None
 
 
 def updates_between(
-    before: NodeSnapshot, after: NodeSnapshot, *, skip: str = "", resized: Iterable[str] = ()
+    base: NodeSnapshot, node: NodeSnapshot, *, skip: str = "", resized: Iterable[str] = ()
 ) -> tuple[ContainerUpdate, ...]:
-    """Updates of containers that should have other CPUs now.
+    """Return updates of containers whose desired CPUs changed between two snapshots.
 
-    First those whose own CPUs were ``resized``, then groups whose CPUs differ, an update for each
-    member, in id order; then, where CPUs of owners are or were offline, containers with CPUs of
-    their own. The cost is in the groups and in the containers that really change, not in all
-    containers. While the pool stays the whole machine, only those unbound containers have other
-    CPUs that we narrowed before, and only where CPUs came.
+    First those whose own CPUs were ``resized``, then members of groups whose CPUs differ, in id
+    order; then, if exclusive or listed CPUs are offline or the machine changed, containers with own
+    CPUs. The cost depends on groups and changed containers, not on all containers. While the pool
+    remains the whole machine, unpinned containers get an update only if they may have been narrowed
+    and CPUs were added.
     """
-    old, new, same_machine = before.state, after.state, before.machine is after.machine
+    prior, new, same_machine = base.state, node.state, base.machine is node.machine
     if (
         same_machine
-        and old.exclusive is new.exclusive
-        and old.idle_siblings is new.idle_siblings
-        and old.kubelet is new.kubelet
+        and prior.exclusive is new.exclusive
+        and prior.idle_siblings is new.idle_siblings
+        and prior.kubelet is new.kubelet
     ):
         return ()  # nothing that the pool is made of
-    updates = [ContainerUpdate(i, str(after.cpuset_of(new.allocations[i]))) for i in resized]
+    updates = [ContainerUpdate(i, str(node.cpuset_of(new.allocations[i]))) for i in resized]
     if (
         not same_machine
-        or before.pool.bits != after.pool.bits
-        or old.unavailable_bits != new.unavailable_bits
+        or base.pool.bits != node.pool.bits
+        or prior.unavailable_bits != new.unavailable_bits
     ):
-        updates += _group_updates(before, after, skip)
-        offline = (new.exclusive.bits | new.listed_cpus.bits) & ~after.machine.topology.online.bits
+        updates += _group_updates(base, node, skip)
+        offline = (new.exclusive.bits | new.listed_cpus.bits) & ~node.machine.topology.online.bits
         if offline or not same_machine:
-            updates += _own_cpuset_updates(before, after, skip)
+            updates += _own_cpuset_updates(base, node, skip)
     return tuple(updates)
 
 
-def _group_updates(
-    before: NodeSnapshot, after: NodeSnapshot, skip: str
-) -> Iterator[ContainerUpdate]:
-    """Updates of containers that follow the pool, in groups that should have other CPUs."""
-    allocations = after.state.allocations
-    is_whole = before.machine is not after.machine and before.is_pool_whole and after.is_pool_whole
-    is_larger = after.pool.bits & ~before.pool.bits != 0
-    for key, members in sorted(after.state.shared_groups.items()):
-        cpus = after.group_cpuset(key)
-        if cpus.bits == before.group_cpuset(key).bits:
+def _group_updates(base: NodeSnapshot, node: NodeSnapshot, skip: str) -> Iterator[ContainerUpdate]:
+    """Yield updates of containers in shared groups whose CPUs changed."""
+    allocations = node.state.allocations
+    is_full = base.machine is not node.machine and base.is_pool_whole and node.is_pool_whole
+    is_pool_larger = node.pool.bits & ~base.pool.bits != 0
+    for key, members in sorted(node.state.shared_groups.items()):
+        cpus = node.group_cpuset(key)
+        if cpus.bits == base.group_cpuset(key).bits:
             continue
         ids = sorted(members)
-        if key == UNPINNED_GROUP_KEY and is_whole:
+        if key == UNPINNED_GROUP_KEY and is_full:
             ids = [
                 i
                 for i in ids
-                if after.cpuset_with_pool_restored(allocations[i], has_cpuset=is_larger)
+                if node.cpuset_with_pool_restored(allocations[i], has_cpuset=is_pool_larger)
             ]
         if skip in members:
             ids.remove(skip)
@@ -473,11 +469,11 @@ def _group_updates(
 
 
 def _own_cpuset_updates(
-    before: NodeSnapshot, after: NodeSnapshot, skip: str
+    base: NodeSnapshot, node: NodeSnapshot, skip: str
 ) -> Iterator[ContainerUpdate]:
-    """Updates of containers with CPUs of their own, some of which went offline or came back."""
-    for i, a in sorted(after.state.allocations.items()):
+    """Yield updates of containers whose own CPUs went offline or came back."""
+    for i, a in sorted(node.state.allocations.items()):
         if i != skip and shared_group_key(a) is None and not a.reserved_at:
-            cpus = after.cpuset_of(a)
-            if cpus and cpus != before.cpuset_of(a):
+            cpus = node.cpuset_of(a)
+            if cpus and cpus != base.cpuset_of(a):
                 yield ContainerUpdate(i, str(cpus))

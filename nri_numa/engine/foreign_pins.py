@@ -1,7 +1,7 @@
-"""Pins that other programs wrote, and who holds CPUs.
+"""Pins of other programs, and holders of CPUs.
 
 A cpuset does not say who wrote it nor why. One that holds the whole shared pool keeps a container
-off nothing but what others own, so it pins nothing: such a container is unbound like one without a
+off nothing but exclusive CPUs, so it pins nothing: such a container is unpinned like one without a
 cpuset, and follows the pool. Any narrower one is a pin; its container is *foreign*, left alone,
 and reserves nothing (docs/adr/0018-foreign-containers.md).
 """
@@ -50,9 +50,9 @@ def is_shared_pool_cpuset(text: str, pool: CPUSet, shared: Collection[CPUSet] = 
 def reclassify_cpuset(
     allocation: Allocation, text: str, pool: CPUSet, shared: Collection[CPUSet] = ()
 ) -> Allocation:
-    """A foreign or unbound container whose cpuset another program changed.
+    """Reclassify a foreign or unpinned container whose cpuset another program changed.
 
-    The same object when nothing is different.
+    Return the same object if nothing is different.
     """
     if is_shared_pool_cpuset(text, pool, shared):
         if allocation.kind is ContainerKind.UNPINNED:
@@ -81,9 +81,9 @@ def reclassify_cpuset(
 
 
 def foreign_overlaps(state: NodeState) -> Mapping[str, CPUSet]:
-    """By id, the CPUs that foreign containers may run on although others own them.
+    """Find by id the CPUs of foreign containers that are exclusive to others.
 
-    Costs a look at every container, so nothing that a request waits for may call it.
+    The cost grows with the number of containers, so no request may wait for it.
     """
     unavailable = state.exclusive | state.idle_siblings
     if not unavailable:
@@ -105,7 +105,7 @@ def foreign_pinned_cpus(state: NodeState, topology: Topology) -> CPUSet:
 
 
 def yielding_list_cpus(state: NodeState, topology: Topology) -> CPUSet:
-    """The CPUs of soft lists, as `foreign_pinned_cpus`."""
+    """CPUs of yielding lists, as in `foreign_pinned_cpus`."""
     return _cpus_of_narrow_sets(
         (~key for key in state.shared_groups if key < UNPINNED_GROUP_KEY), topology
     )
@@ -122,8 +122,8 @@ def _cpus_of_narrow_sets(sets: Iterable[int], topology: Topology) -> CPUSet:
 def foreign_or_grantable_cpus(state: NodeState, topology: Topology, settings: Settings) -> CPUSet:
     """CPUs that others are pinned to, and those that the kubelet's static policy may still grant.
 
-    The kubelet knows nothing of what we give away. Only its reserved CPUs are safe from it, so
-    owners get those first, where they are known and not reserved for us as well.
+    The kubelet does not know the agent's allocations. It never grants its reserved CPUs, so
+    these become exclusive first, if they are known and not reserved in the agent as well.
     """
     pinned = foreign_pinned_cpus(state, topology)
     if state.kubelet.cpu_policy != "static" or not settings.kubelet_reserved:
@@ -136,17 +136,17 @@ _MAX_NAMED_HOLDERS: Final = 4
 
 
 def exclusive_holders_text(
-    state: NodeState, within: NUMASet | None = None, *, requests: bool = False
+    state: NodeState, numa_nodes: NUMASet | None = None, *, requests: bool = False
 ) -> str:
-    """Name the owners and listers of CPUs: ``; held: default/db/engine has exclusive CPUs 2-3``.
+    """Name holders of CPUs: ``; held: default/db/engine has exclusive CPUs 2-3``.
 
-    A soft list is in no owner's way. With ``requests`` also whose requests the shared pool has to
-    serve, soft lists' too. Those with the most CPUs first, then by name.
+    Yielding lists are left out. With ``requests`` also containers with requests to the shared pool,
+    those with yielding lists included. Most CPUs first, then by name.
     """
     return holder_list_text(
         a
         for a in state.allocations.values()
-        if (within is None or a.numa_nodes & within)
+        if (numa_nodes is None or a.numa_nodes & numa_nodes)
         and (a.exclusive or a.blocks_exclusive or (requests and _charged_milli(a)))
     )
 
@@ -156,7 +156,7 @@ def _charged_milli(a: Allocation) -> int:
 
 
 def holder_list_text(allocations: Iterable[Allocation]) -> str:
-    """The same about given containers."""
+    """Name the holders among some containers."""
     holders = [*allocations]
     if not holders:
         return ""
@@ -203,7 +203,7 @@ RESERVATION_KIND: Final = "kept"
 
 
 def to_kubelet_allocation(allocation: Allocation, cpus: CPUSet) -> Allocation:
-    """A container of ours that the kubelet pins by now, and may."""
+    """Convert an allocation of the agent into one that the kubelet pins."""
     identity = {field: getattr(allocation, field) for field in ContainerIdentity.__annotations__}
     return Allocation(
         **identity,

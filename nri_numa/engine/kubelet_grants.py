@@ -1,6 +1,6 @@
 """Grants of the kubelet's static managers: kept or overridden.
 
-The kubelet decides at the pod's admission, without knowing our annotations. What its static
+The kubelet decides at the pod's admission, without knowing the annotations. What its static
 managers granted is its own (docs/adr/0035-beside-the-kubelets-managers.md): the container is left
 as the kubelet has it, unless its pod names CPUs or memory nodes itself and ``kubelet.override``
 lets it.
@@ -120,7 +120,7 @@ def _resolve_list_conflict(
     grant: _Grant,
     keys: Sequence[str],
 ) -> KeepGrant | OverrideGrant | Rejection:
-    """The lists of these keys name other CPUs or memory nodes than the kubelet granted."""
+    """Resolve lists that differ from the kubelet's grant."""
     key = keys[0]
     by_pod = all(requested.is_from_annotation(key) for key in keys)
     if by_pod and settings.kubelet_override is KubeletGrantOverriders.ANNOTATED:
@@ -132,12 +132,12 @@ def _resolve_list_conflict(
         return OverrideGrant(
             requested=_with_granted_cpus_listed(requested, grant), warnings=(warning,)
         )
-    expected = "kubelet.override: annotated" if by_pod else f"annotation {key} of the pod itself"
+    remedy = "kubelet.override: annotated" if by_pod else f"annotation {key} of the pod itself"
     text = (
         f"{key} is {quote_value(getattr(requested, key))} ({requested.source_text(key)}), "
         f"but {grant.granted_by_kubelet_text}, and kubelet.override is "
         f"{settings.kubelet_override}; expected {key} "
-        f"{grant.mems if key == 'numamem' else grant.cpus}, {expected}, or a container that the "
+        f"{grant.mems if key == 'numamem' else grant.cpus}, {remedy}, or a container that the "
         "kubelet grants nothing to"
     )
     if by_pod and requested.on_failure in (None, OnFailure.REJECT):
@@ -156,7 +156,7 @@ def _resolve_claim_grant(
     slots: HeldCPUSlots,
     grant: _Grant,
 ) -> KeepGrant | OverrideGrant | Rejection:
-    """A ResourceClaim says how many CPUs on which NUMA nodes; the scheduler counts them there."""
+    """Resolve a grant for a claim, whose CPUs the scheduler counts on their NUMA nodes."""
     if topology.cpu_count_by_node(grant.cpus) == slots.by_node:
         return OverrideGrant(requested=requested, cpus=grant.cpus)
     counts = " and ".join(f"{count} on NUMA node {i}" for i, count in slots.by_node.items())
@@ -178,7 +178,7 @@ def _resolve_claim_grant(
 def _resolve_grant_without_list(
     grant: _Grant, requested: PlacementOptions
 ) -> KeepGrant | OverrideGrant:
-    """Asked for by policy: no list names what the container must have."""
+    """Resolve a grant for a container that requests a policy and no list."""
     keys = ", ".join(k for k in ("policy", "cpus", "bind", "smt") if k in requested.explicit_keys)
     keys = keys or "what is asked for"
     if grant.cpus:
@@ -193,7 +193,7 @@ def _resolve_grant_without_list(
 def _resolve_grant_with_matching_list(
     grant: _Grant, requested: PlacementOptions
 ) -> KeepGrant | OverrideGrant:
-    """No list contradicts the kubelet, for the resources that it granted."""
+    """Resolve a grant that no list contradicts."""
     if grant.cpus and (requested.numamem is None or grant.mems):
         return KeepGrant(reason=f"{grant.granted_by_kubelet_text}, as listed")
     return OverrideGrant(requested=_with_granted_cpus_listed(requested, grant))

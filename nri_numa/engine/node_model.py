@@ -1,4 +1,4 @@
-"""The machine, how to use it, and what is free on it: what decisions are made about."""
+"""The machine: topology, settings and derived tables that decisions are made on."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class MemoryOnlyNodes(msgspec.Struct, frozen=True, kw_only=True):
 def classify_memory_nodes(
     topology: Topology, nodes: NUMASet, numbers: frozenset[int]
 ) -> MemoryOnlyNodes:
-    """Work out what may be used."""
+    """Classify NUMA nodes without CPUs as attached or excluded."""
     with_cpus, with_memory = topology.cpu_nodes, topology.memory_nodes
     memory_only = with_memory - with_cpus
     if not memory_only:
@@ -82,8 +82,8 @@ def cpu_nodes_of(topology: Topology, numa_node: int) -> NUMASet:
 
 def closest_nodes(distances: Mapping[int, int]) -> NUMASet:
     """The NUMA nodes at the least distance."""
-    shortest = min(distances.values(), default=0)
-    return NUMASet(i for i, distance in distances.items() if distance == shortest)
+    min_distance = min(distances.values(), default=0)
+    return NUMASet(i for i, distance in distances.items() if distance == min_distance)
 
 
 def _closest_memory(topology: Topology, cpu_node: int, with_memory: NUMASet) -> NUMASet:
@@ -154,7 +154,7 @@ class NodeModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def options_resolver(self) -> OptionsResolver:
-        """Reads what a container asks for, as `engine.request.annotations` does."""
+        """Resolver of a container's options, as in `engine.request.annotations`."""
         return OptionsResolver(self.settings, self.max_list_chars)
 
     @cached_property
@@ -261,7 +261,7 @@ class NodeModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def exclusive_capacity(self) -> Mapping[int, int]:
-        """By NUMA node, the number of CPUs that may be owned there; without the empty."""
+        """Maximum exclusive CPUs by NUMA node, without those that have none."""
         isolated = self.settings.isolated is IsolatedCPUs.ONLY and self.withheld_isolated_cpus
         counts = {
             i: len(cpus & isolated if isolated else cpus)
@@ -293,7 +293,7 @@ class NodeModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def shared_capacity_milli(self) -> Mapping[int, int]:
-        """By NUMA node, of `cpu_total` what containers without CPUs of their own could have."""
+        """Part of `cpu_capacity_milli` for shared containers, by NUMA node."""
         return self._compute_cpu_capacity(self.withheld_isolated_cpus)
 
     def _compute_cpu_capacity(self, isolated: CPUSet) -> Mapping[int, int]:
@@ -314,8 +314,8 @@ class NodeModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def memory_capacity(self) -> Mapping[int, int]:
         """By NUMA node, bytes that can be allocated: total − huge pages − reserved memory.
 
-        All NUMA nodes, also those that only a list (``numamem``) may name. Those whose memory our
-        own cpuset withholds have none for anybody.
+        All NUMA nodes, also those that only a list (``numamem``) may name. NUMA nodes outside the
+        agent's own cpuset have none.
         """
         reserved = self.settings.reserved_memory
         withheld = self.topology.withheld_memory

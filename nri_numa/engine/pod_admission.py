@@ -1,9 +1,9 @@
-"""A pod is admitted whole: its first container only where those that are still to come fit, too.
+"""Admission of whole pods: the first container is admitted only if the later ones fit too.
 
-The kubelet gives every container of a pod its CPUs before it creates one. A runtime names them one
-after another, so the others are known from elsewhere: by the annotation ``containers``, which the
-scheduler extender writes with the binding, or else by the pod's sum, which the kubelet sends with
-the sandbox and which does not say how many containers share it. What they need is kept for them.
+The kubelet allocates CPUs to all containers of a pod before it creates one. A runtime reports them
+one by one, so later ones are known from the annotation ``containers``, which the scheduler extender
+writes with the binding, or else from the pod's sum, which the kubelet sends with the sandbox and
+without the number of containers. Their demand is reserved.
 """
 
 from __future__ import annotations
@@ -103,39 +103,39 @@ def _resources_of_guaranteed_limits(milli: int, memory: int) -> Resources:
 
 
 def parse_expected_containers(text: str) -> dict[str, ExpectedContainer] | None:
-    """Read an annotation by container; None where it is not of our form."""
+    """Parse an annotation by container; None if it is not valid."""
     try:
         document = json.loads(text) if len(text) <= MAX_CONTAINERS_ANNOTATION_CHARS else None
         if not isinstance(document, dict) or len(document) > MAX_EXPECTED_CONTAINERS:
             return None
-        found: dict[str, ExpectedContainer] = {}
-        for name, one in document.items():
-            if not isinstance(one, dict) or not one.keys() <= {"cpu", "memory", "ends"}:
+        containers: dict[str, ExpectedContainer] = {}
+        for name, entry in document.items():
+            if not isinstance(entry, dict) or not entry.keys() <= {"cpu", "memory", "ends"}:
                 return None
-            milli, memory = milli_cpus(one.get("cpu", 0)), whole_bytes(one.get("memory", 0))
-            found[name] = ExpectedContainer(
-                milli=milli, memory=memory, is_init=one.get("ends") is True
+            milli, memory = milli_cpus(entry.get("cpu", 0)), whole_bytes(entry.get("memory", 0))
+            containers[name] = ExpectedContainer(
+                milli=milli, memory=memory, is_init=entry.get("ends") is True
             )
     except (ValueError, BadQuantity, RecursionError):
         return None
-    return found
+    return containers
 
 
 def format_expected_containers(containers: Mapping[str, ExpectedContainer]) -> str:
-    """The annotation's value; containers in the order in which they start."""
+    """Format the annotation's value; containers are in the order of their start."""
     document = {
-        name: {"cpu": f"{one.milli}m", "memory": str(one.memory)}
-        | ({"ends": True} if one.is_init else {})
-        for name, one in containers.items()
+        name: {"cpu": f"{container.milli}m", "memory": str(container.memory)}
+        | ({"ends": True} if container.is_init else {})
+        for name, container in containers.items()
     }
     return json.dumps(document, separators=(",", ":"))
 
 
 def reserve_for_sandbox(node: NodeSnapshot, pod: PodSandbox) -> Released:
-    """Keep the pod's sum of exclusive CPUs from its sandbox on, where all go to one place.
+    """Reserve the pod's sum of exclusive CPUs for a new sandbox, if its scope is the pod.
 
-    Its devices are not known yet, so its first container decides about the place. What was
-    reserved for a pod while it had another sandbox is this one's.
+    The first container decides about the NUMA nodes, because devices are not known yet. A
+    reservation of the pod's earlier sandbox is transferred.
     """
     machine, record = node.machine, node.state.pods.get(pod.uid)
     unchanged = Released(state=node.state)
@@ -146,15 +146,15 @@ def reserve_for_sandbox(node: NodeSnapshot, pod: PodSandbox) -> Released:
         unchanged = Released(state=with_sandbox(node.state, pod), change=change)
         if record.containers:
             return unchanged
-    all_of_it = _pending_containers(pod, pod.resources)
-    requested = machine.options_resolver(pod, all_of_it)
+    container = _pending_containers(pod, pod.resources)
+    requested = machine.options_resolver(pod, container)
     if isinstance(requested, Rejection) or requested.scope is not Scope.POD:
         return unchanged
-    decided = admit(node.with_state(unchanged.state), pod, all_of_it, resolved=requested)
+    decided = admit(node.with_state(unchanged.state), pod, container, resolved=requested)
     if isinstance(decided, Rejected) or not decided.allocation.exclusive:
         return unchanged
-    after = decided.state.with_reservation(all_of_it.id, node.now, PENDING_RESERVATION_CAPTION)
-    record = after.pods[pod.uid]
+    state = decided.state.with_reservation(container.id, node.now, PENDING_RESERVATION_CAPTION)
+    record = state.pods[pod.uid]
     record = replace(
         record,
         affinity=None,
@@ -162,8 +162,8 @@ def reserve_for_sandbox(node: NodeSnapshot, pod: PodSandbox) -> Released:
         pending_milli=decided.allocation.cpu_milli,
         may_be_init=True,
     )
-    after = after.with_pod(record)
-    return Released(state=after, change=decided.change, updates=decided.updates)
+    state = state.with_pod(record)
+    return Released(state=state, change=decided.change, updates=decided.updates)
 
 
 def admit_pod(
@@ -172,7 +172,7 @@ def admit_pod(
     container: Container,
     resolved: PlacementOptions | None = None,
 ) -> Decision:
-    """Decide about a container that is being created, and about those of its pod to come."""
+    """Decide about a container that is being created, and about later containers of its pod."""
     machine, pods = node.machine, node.state.pods
     if pod.uid in pods and pods[pod.uid].pod_id != pod.id:
         node = node.with_state(with_sandbox(node.state, pod))
@@ -182,72 +182,72 @@ def admit_pod(
     is_named = f"{machine.settings.prefix}/{CONTAINERS_KEY}" in pod.annotations
     if not (is_named or decided.state.pods[pod.uid].pending_milli):
         return decided
-    is_first = pod.uid not in pods or (
+    is_first_container = pod.uid not in pods or (
         pods[pod.uid].affinity is None
         and all(a.container == POD_RESERVATION_NAME for a in node.state.allocations_of_pod(pod.uid))
     )
-    expected = None
+    members = None
     if is_named:
-        if not is_first:
+        if not is_first_container:
             return decided
-        expected, wrong = _expected_containers(machine, pod)
-        if wrong:
-            decided = replace(decided, warnings=(*decided.warnings, wrong))
-    if expected is None:
-        found = _reserve_pod_sum(node, pod, decided, is_first=is_first)
+        members, problem = _expected_containers(machine, pod)
+        if problem:
+            decided = replace(decided, warnings=(*decided.warnings, problem))
+    if members is None:
+        outcome = _reserve_pod_sum(node, pod, decided, is_first_container=is_first_container)
     else:
-        found = _reserve_expected_containers(node, pod, container, decided, expected)
-    if isinstance(found, Rejection):
-        return Rejected(found, decided.trace, is_about_later_container=True)
-    if found is decided.state:
+        outcome = _reserve_expected_containers(node, pod, container, decided, members)
+    if isinstance(outcome, Rejection):
+        return Rejected(outcome, decided.trace, is_about_later_container=True)
+    if outcome is decided.state:
         return decided
-    after = node.with_state(found)
+    desired = node.with_state(outcome)
     return replace(
         decided,
-        state=found,
-        change=pod_state_change(node.state, found, pod.uid, container.id),
-        adjustment=build_adjustment(after, decided.allocation, decided.adjustment.memory_policy),
-        updates=updates_between(node, after, skip=container.id),
-        trace=replace(decided.trace, pool_after=after.pool),
+        state=outcome,
+        change=pod_state_change(node.state, outcome, pod.uid, container.id),
+        adjustment=build_adjustment(desired, decided.allocation, decided.adjustment.memory_policy),
+        updates=updates_between(node, desired, skip=container.id),
+        trace=replace(decided.trace, pool_after=desired.pool),
     )
 
 
 def admit_by_releasing(node: NodeSnapshot, rejected: Rejected) -> Decision:
-    """Have soft reservations of other pods give way to a container that was rejected.
+    """Release soft reservations of other pods for a rejected container.
 
-    No more of them than it takes, oldest first. It is rejected as before where all would not do.
+    As few as possible, oldest first. The rejection is returned unchanged if all do not suffice.
     """
     pod, container = rejected.trace.pod, rejected.trace.container
     if rejected.reason.retry is not RetryCondition.ROOM:
         return rejected
-    soft = soft_reservations(node, but_uid=pod.uid)
-    found = _admit_without(node, pod, container, soft) if soft else rejected
-    if isinstance(found, Rejected):
+    reservations = soft_reservations(node, but_uid=pod.uid)
+    decision = _admit_without(node, pod, container, reservations) if reservations else rejected
+    if isinstance(decision, Rejected):
         return rejected
-    few, enough = 0, len(soft)
-    while enough - few > 1:
-        middle = (few + enough) // 2
-        decided = _admit_without(node, pod, container, soft[:middle])
+    lower, upper = 0, len(reservations)
+    while upper - lower > 1:
+        middle = (lower + upper) // 2
+        decided = _admit_without(node, pod, container, reservations[:middle])
         if isinstance(decided, Rejected):
-            few = middle
+            lower = middle
         else:
-            enough, found = middle, decided
-    return found
+            upper, decision = middle, decided
+    return decision
 
 
 def _admit_without(
     node: NodeSnapshot, pod: PodSandbox, container: Container, released: Sequence[Allocation]
 ) -> Decision:
-    """Decide about a container on the node without reservations that give way to it."""
+    """Decide about a container on the node without some reservations."""
     ids = tuple(a.container_id for a in released)
     decided = admit_pod(node.with_state(node.state.without_allocation(*ids)), pod, container)
     if isinstance(decided, Rejected):
         return decided
-    after, change, trace = node.with_state(decided.state), decided.change, decided.trace
-    allocations = after.state.allocations
+    desired, change, trace = node.with_state(decided.state), decided.change, decided.trace
+    allocations = desired.state.allocations
     resized = [u.container_id for u in decided.updates]
     resized = [i for i in resized if shared_group_key(allocations[i]) is None]
-    steps = [f"{reserved_text(a)} gave way" for a in released]
+    texts = [f"{reserved_text(a)} gave way" for a in released]
     return replace(
         decided,
         released=tuple(released),
@@ -255,40 +255,40 @@ def _admit_without(
             (*change.containers, *ids),
             tuple(dict.fromkeys((*change.pods, *(a.pod_uid for a in released)))),
         ),
-        updates=updates_between(node, after, skip=container.id, resized=resized),
-        trace=replace(trace, decision_steps=(*steps, *trace.decision_steps), pool_before=node.pool),
+        updates=updates_between(node, desired, skip=container.id, resized=resized),
+        trace=replace(trace, decision_steps=(*texts, *trace.decision_steps), pool_before=node.pool),
     )
 
 
 def admission_work(node: NodeSnapshot) -> int:
-    """Units of work of one admission that is tried; a unit takes up to a microsecond."""
+    """Units of work of one attempted admission; a unit takes up to a microsecond."""
     masks = 1 << min(EXACT_MERGE_MAX_NODES, len(node.machine.alignable_nodes))
     return _ADMISSION_WORK + node.machine.cpu_count + 2 * (len(node.state.allocations) + masks)
 
 
 def count_expected_containers(machine: NodeModel, pod: PodSandbox) -> int:
-    """Count the containers that are admitted with the first; 0 where the pod names none."""
+    """Count the containers that are admitted with the first; 0 if the pod names none."""
     return len(_expected_containers(machine, pod)[0] or ())
 
 
 def _expected_containers(
     machine: NodeModel, pod: PodSandbox
 ) -> tuple[dict[str, ExpectedContainer] | None, str]:
-    """The pod's containers by name; and what is wrong with the annotation."""
+    """Return the pod's containers by name, and the annotation's problem."""
     key = f"{machine.settings.prefix}/{CONTAINERS_KEY}"
     text = pod.annotations.get(key)
     total = pod_cpu_request_milli(pod)
     if text is None or pod.qos is not QoSClass.GUARANTEED or total is None:
         return None, ""
-    expected = parse_expected_containers(text)
-    if expected is None:
+    members = parse_expected_containers(text)
+    if members is None:
         return (
             None,
             f"{CONTAINERS_KEY} is {quote_value(text)} (annotation {key}), expected "
             f"{_EXPECTED_CONTAINERS_TEXT}",
         )
-    init = [c for c in expected.values() if c.is_init]
-    main = [c for c in expected.values() if not c.is_init]
+    init = [c for c in members.values() if c.is_init]
+    main = [c for c in members.values() if not c.is_init]
     milli = max([sum(c.milli for c in main), *(c.milli for c in init)])
     memory = max([sum(c.memory for c in main), *(c.memory for c in init)])
     total_memory = pod.resources.memory_limit or 0
@@ -297,55 +297,55 @@ def _expected_containers(
             f"{CONTAINERS_KEY} has {human_milli(milli)} and {memory} bytes (annotation {key}), "
             f"expected no more than its pod, {human_milli(total)} and {total_memory} bytes"
         )
-    return expected, ""
+    return members, ""
 
 
 def _reserve_expected_containers(
     node: NodeSnapshot,
     pod: PodSandbox,
-    first: Container,
+    newcomer: Container,
     decided: Admitted,
-    expected: Mapping[str, ExpectedContainer],
+    members: Mapping[str, ExpectedContainer],
 ) -> NodeState | Rejection:
-    """Place all others of the pod in their order, as if each were being created.
+    """Place all later containers of the pod in their order, as if each were being created.
 
-    For those that are more work than `MAX_EXPECTED_WORK` what is left of the pod's sum is kept.
+    For containers beyond `MAX_EXPECTED_WORK` the rest of the pod's sum is reserved.
     """
     base = node.with_state(without_pending_reservation(decided.state, pod.uid))
-    own = expected.get(first.name)
-    ends = own is not None and own.is_init
-    plan = _with_container_ended(base, first.id) if ends else base
+    entry = members.get(newcomer.name)
+    is_init = entry is not None and entry.is_init
+    plan = _with_container_ended(base, newcomer.id) if is_init else base
     count = MAX_EXPECTED_WORK // admission_work(node)
-    others = {name: one for name, one in expected.items() if name != first.name}
-    placed = dict(islice(others.items(), count))
-    for name, one in placed.items():
-        resources = _resources_of_guaranteed_limits(one.milli, one.memory)
-        made = Container(id=f"{pod.id}/{name}", pod_id=pod.id, name=name, resources=resources)
-        found = state_with_expected(plan, pod, made)
-        if isinstance(found, Rejected):
+    other_members = {name: member for name, member in members.items() if name != newcomer.name}
+    placed = dict(islice(other_members.items(), count))
+    for name, member in placed.items():
+        resources = _resources_of_guaranteed_limits(member.milli, member.memory)
+        container = Container(id=f"{pod.id}/{name}", pod_id=pod.id, name=name, resources=resources)
+        outcome = state_with_expected(plan, pod, container)
+        if isinstance(outcome, Rejected):
             return replace(
-                found.rejection,
+                outcome.rejection,
                 detail=f"its pod is admitted whole, and container {name} would be refused: "
-                f"{found.rejection.detail}",
+                f"{outcome.rejection.detail}",
             )
-        plan = plan.with_state(found)
-        if one.is_init:
-            plan = _with_container_ended(plan, made.id)
+        plan = plan.with_state(outcome)
+        if member.is_init:
+            plan = _with_container_ended(plan, container.id)
     ids = [f"{pod.id}/{name}" for name in placed]
     for i in ids:
         plan = _with_container_ended(plan, i)
     allocations = plan.state.allocations
-    left = (allocations[i] for i in ids if i in allocations)
-    kept = [replace(a, reason=PENDING_RESERVATION_CAPTION) for a in left]
-    if ends:
-        # What it has until it ends is no more than theirs that come after it.
-        found = restore_pod_reservation(base, kept, decided.allocation)
+    remaining = (allocations[i] for i in ids if i in allocations)
+    reservations = [replace(a, reason=PENDING_RESERVATION_CAPTION) for a in remaining]
+    if is_init:
+        # An init container uses CPUs of the reservation until it ends.
+        outcome = restore_pod_reservation(base, reservations, decided.allocation)
     else:
-        found = plan.state.without_allocation(*(a.container_id for a in kept))
-        found = with_pending_of(found.with_allocation(*kept), base.state.pods[pod.uid])
-    if len(placed) == len(others):
-        return found
-    return _reserve_pod_sum(node, pod, replace(decided, state=found), is_first=True)
+        outcome = plan.state.without_allocation(*(a.container_id for a in reservations))
+        outcome = with_pending_of(outcome.with_allocation(*reservations), base.state.pods[pod.uid])
+    if len(placed) == len(other_members):
+        return outcome
+    return _reserve_pod_sum(node, pod, replace(decided, state=outcome), is_first_container=True)
 
 
 def _with_container_ended(node: NodeSnapshot, container_id: str) -> NodeSnapshot:
@@ -356,9 +356,9 @@ def _with_container_ended(node: NodeSnapshot, container_id: str) -> NodeSnapshot
 
 
 def _reserve_pod_sum(
-    node: NodeSnapshot, pod: PodSandbox, decided: Admitted, *, is_first: bool
+    node: NodeSnapshot, pod: PodSandbox, decided: Admitted, *, is_first_container: bool
 ) -> NodeState | Rejection:
-    """Keep whole CPUs of the pod's sum for others, if they are asked for and still to come."""
+    """Reserve whole CPUs of the pod's sum for later containers that request them."""
     requested, record = decided.trace.requested, decided.state.pods[pod.uid]
     if requested is None or not record.has_pending_containers:
         return decided.state
@@ -366,8 +366,8 @@ def _reserve_pod_sum(
         return decided.state
     total = sum_in_force(record, pod)
     milli = entitled_milli(decided.state, pod.uid, total.cpu_milli)
-    had = sum(len(a.cpus) for a in decided.state.reservations_of(pod.uid))
-    if not is_first and 1000 * had >= milli:
+    prior_count = sum(len(a.cpus) for a in decided.state.reservations_of(pod.uid))
+    if not is_first_container and 1000 * prior_count >= milli:
         return decided.state
     state = without_pending_reservation(decided.state, pod.uid)
     members = state.allocations_of_pod(pod.uid)
@@ -375,27 +375,27 @@ def _reserve_pod_sum(
     if milli <= 0:
         return state
     if requested.scope is Scope.CONTAINER:
-        # How many containers share it, and each has its own place: any place will do.
+        # The number of containers is unknown, and each is aligned by itself.
         requested = replace(requested, policy=Policy.BEST_EFFORT)
     memory = max(0, total.memory - sum(a.memory_bytes for a in members))
     container = _pending_containers(pod, _resources_of_guaranteed_limits(milli, memory))
-    rest = node.with_state(state)
-    decision = admit(rest, pod, container, resolved=requested)
+    base = node.with_state(state)
+    decision = admit(base, pod, container, resolved=requested)
     if isinstance(decision, Admitted):
         if not decision.allocation.exclusive:
             return state
         after = decision.state.with_reservation(container.id, node.now, PENDING_RESERVATION_CAPTION)
         return with_pending_of(after, record)
-    left = sum(rest.free_cpu_milli.values())
-    if not is_first:
+    free_milli = sum(base.free_cpu_milli.values())
+    if not is_first_container:
         return decided.state
-    if left >= milli or not decided.allocation.exclusive:
-        return state  # fractions, perhaps, which need no CPUs of their own
+    if free_milli >= milli or not decided.allocation.exclusive:
+        return state  # later containers may request fractions, which need no exclusive CPUs
     return Rejection(
         reason=RejectionReason.NOT_ENOUGH_CPUS,
         detail="its pod is admitted whole, and its other "
         "containers need "
-        f"{human_milli(milli)} together; free beside it: {human_milli(left)}",
+        f"{human_milli(milli)} together; free beside it: {human_milli(free_milli)}",
         rule="no container of a pod starts where another would be refused",
     )
 
@@ -403,19 +403,19 @@ def _reserve_pod_sum(
 def _can_reserve_pod_sum(
     node: NodeSnapshot, allocation: Allocation, requested: PlacementOptions
 ) -> bool:
-    """True if others of a pod ask for what this container of it asks for."""
+    """True if later containers of a pod have the same placement options as this one."""
     is_placed = allocation.kind in COMPUTED_KINDS or allocation.mems
     if not is_placed or requested.numacpu is not None or requested.slots is not None:
         return False
     if any(
         requested.sources.get(key, DEFAULT_SOURCE).is_for_container for key in ("policy", "cpus")
     ):
-        return False  # what the others ask for is not known
-    # Under the kubelet's rules nor is how much of it is fractions, which do not count.
+        return False  # the options of the others are not known
+    # Under the kubelet's rules fractions do not count, and their part is not known.
     return requested.scope is Scope.POD or not uses_kubelet_rules(node.machine, requested)
 
 
 def _pending_containers(pod: PodSandbox, resources: Resources) -> Container:
-    """All containers of a pod that are still to come, as one."""
+    """Build one container that stands for all later containers of a pod."""
     name = POD_RESERVATION_NAME
     return Container(id=f"{pod.id}/{name}", pod_id=pod.id, name=name, resources=resources)

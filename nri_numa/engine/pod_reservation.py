@@ -1,10 +1,9 @@
-"""What a pod has beside the container that is being placed: kept for it, shared in it, to come.
+"""Pod reservations and pod pools: resources of a pod beside the container that is being placed.
 
-What a pod's sum leaves is reserved for containers that ended or are still to come: hard while one
-is on its way, soft after that (docs/adr/0015-init-containers.md). Containers that need no CPUs of
-their own share those that the pod has beside the exclusive ones, as under the kubelet. So a
-container may use more of the node than one of another pod, and what it does not take goes back to
-its pod.
+The rest of a pod's sum is reserved for containers that ended or are to come: hard while one is
+expected, soft after that (docs/adr/0015-init-containers.md). Containers without exclusive CPUs
+share the pod's other CPUs, the pod pool, as under the kubelet. So a container may use resources
+that are reserved for its pod, and the unused part is reserved again.
 """
 
 from __future__ import annotations
@@ -43,17 +42,17 @@ from nri_numa.model.machine import Topology, cpus_text, numa_text
 from nri_numa.model.workload import PodSandbox, QoSClass, Resources, Scope
 
 RESTART_TIME_S: Final = 15.0
-"""Seconds after its end in which the kubelet restarts a container for the first time: at once."""
+"""Seconds after a container's end for its first restart, which the kubelet does at once."""
 BACK_OFF_TIME_S: Final = 330.0
-"""Seconds in which it restarts one again: its longest back-off is 300 (MaxContainerBackOff)."""
+"""Seconds for later restarts: the kubelet's longest back-off is 300 (MaxContainerBackOff)."""
 NEW_SANDBOX_TIME_S: Final = 60.0
-"""Seconds in which it makes another sandbox for a pod whose sandbox has died."""
+"""Seconds for the kubelet to create another sandbox after a pod's sandbox has died."""
 
 
 class ReservationTerm(NamedTuple):
-    """Unix times in seconds until which a reservation is hard, and at which it is given back.
+    """Unix times in seconds until which a reservation is hard, and at which it expires.
 
-    In between it is soft: it gives way to a request that would otherwise be rejected.
+    In between it is soft: it is released for a request that would otherwise be rejected.
     """
 
     hard_until: float
@@ -61,10 +60,10 @@ class ReservationTerm(NamedTuple):
 
 
 def reservation_term(state: NodeState, reservation: Allocation, keep_s: float) -> ReservationTerm:
-    """How long a pod keeps a reservation: hard while a container is on its way, soft after that.
+    """Compute the term of a reservation: hard while a container is expected, soft after that.
 
-    What the runtime does not tell is seen by what it does: a container is on its way after a
-    sandbox, a creation or an end. ``keep_s`` is ``keepExclusiveCPUs``.
+    The runtime does not report expected containers, so one is assumed after a sandbox, a creation
+    or an end. ``keep_s`` is ``keepExclusiveCPUs``.
     """
     record = state.pods[reservation.pod_uid]
     if record.stopped_at:
@@ -73,7 +72,7 @@ def reservation_term(state: NodeState, reservation: Allocation, keep_s: float) -
     last_change = changed_at(members)
     is_named = reservation.is_expected and reservation.container != POD_RESERVATION_NAME
     if is_named or all(a.reserved_at for a in members):
-        # The kubelet knows of another. Its sandbox ends that, where it is seen to.
+        # The kubelet will create another; the end of the sandbox ends the term if it is watched.
         end_time = math.inf if record.sandbox_cgroup else last_change + keep_s
         return ReservationTerm(end_time, end_time)
     if record.has_pending_containers:
@@ -91,7 +90,7 @@ def changed_at(members: Iterable[Allocation]) -> float:
 
 
 def soft_reservations(node: NodeSnapshot, but_uid: str = "") -> list[Allocation]:
-    """Reservations that give way, of all pods but one: oldest first, then by container id."""
+    """List soft reservations of all pods but one: oldest first, then by container id."""
     state, keep_s = node.state, node.machine.settings.reservation_seconds
     reservations = [
         a
@@ -107,14 +106,14 @@ def soft_reservations(node: NodeSnapshot, but_uid: str = "") -> list[Allocation]
 
 
 def expired_reservations(node: NodeSnapshot) -> list[Allocation]:
-    """Reservations that pods have had long enough."""
+    """List expired reservations."""
     state, keep_s = node.state, node.machine.settings.reservation_seconds
     reservations = [a for a in state.allocations.values() if a.reserved_at]
     return [a for a in reservations if reservation_term(state, a, keep_s).expires_at <= node.now]
 
 
 def reserved_text(reservation: Allocation) -> str:
-    """What is reserved for which pod: its CPUs, or memory where it has none."""
+    """Clause that names a reservation's pod and its CPUs, or its memory if it has no CPUs."""
     subject = (
         cpus_text(reservation.cpus)
         if reservation.cpus
@@ -124,10 +123,9 @@ def reserved_text(reservation: Allocation) -> str:
 
 
 def entitled_milli(state: NodeState, uid: str, total_milli: int) -> int:
-    """Thousandths of a CPU that a pod may have reserved: whole CPUs of its sum that it can need.
+    """Thousandths of a CPU that a pod may have reserved: whole CPUs of its sum.
 
-    What its live containers do not use; all whole ones, if the one that lives may be an init
-    container that ends first.
+    CPUs of live containers do not count, unless the only one may be an init container.
     """
     live_milli = _live_milli(_live(state, uid))
     if state.pods[uid].may_be_init:
@@ -144,7 +142,7 @@ def _live_milli(live: list[Allocation]) -> int:
 def with_creation(
     case: PlacementRequest, state: NodeState, *, is_first_container: bool
 ) -> NodeState:
-    """Record what of a pod's sum is still to come after one of its containers was created."""
+    """Record the pending part of a pod's sum after one of its containers was created."""
     is_placed = case.demand is not NO_DEMAND and case.pod.qos is QoSClass.GUARANTEED
     if not (is_placed and case.node.machine.settings.reservation_seconds):
         return state
@@ -159,7 +157,7 @@ def with_creation(
 
 
 def with_pending_of(state: NodeState, record: PodRecord) -> NodeState:
-    """The state in which no more of a pod was created than a record says."""
+    """Return the state with a record's pending amounts for its pod."""
     mine = state.pods[record.uid]
     return state.with_pod(
         replace(mine, pending_milli=record.pending_milli, may_be_init=record.may_be_init)
@@ -167,7 +165,7 @@ def with_pending_of(state: NodeState, record: PodRecord) -> NodeState:
 
 
 def with_sandbox(state: NodeState, pod: PodSandbox) -> NodeState:
-    """The state in which a pod's newer sandbox has what was reserved for it."""
+    """Transfer a pod's reservations to its newer sandbox."""
     record = state.pods[pod.uid]
     if record.pod_id == pod.id:
         return state
@@ -179,12 +177,12 @@ def with_sandbox(state: NodeState, pod: PodSandbox) -> NodeState:
 
 
 class PodReservation(msgspec.Struct, frozen=True, kw_only=True):
-    """What a pod has beside a container that is being placed.
+    """Reservations and pod pool beside a container that is being placed.
 
     Attributes:
-        reserved: for containers of it that ended or are to come, by container id.
-        sharers: containers that share the pod's own CPUs, by container id.
-        is_joining: the container shares these, too; else it takes some of them.
+        reserved: reservations for ended or pending containers, by container id.
+        sharers: containers of the pod pool, by container id.
+        is_joining: the container joins the pod pool; else it takes CPUs from it.
     """
 
     reserved: tuple[Allocation, ...] = ()
@@ -192,18 +190,18 @@ class PodReservation(msgspec.Struct, frozen=True, kw_only=True):
     is_joining: bool = False
 
     def open_node(self, case: PlacementRequest) -> tuple[PlacementRequest, PodReservation]:
-        """The node as the container may use it, and what is to be restored afterwards.
+        """Release reserved resources for the container; return them to be restored afterwards.
 
-        A container with CPUs of its own, or a list, may use all that is reserved. One that shares
-        leaves the CPUs; alone in its pod it chooses its place, and what is to come follows it.
+        A container with exclusive CPUs or a list may use all of them. A shared container leaves the
+        CPUs; the first of its pod chooses the NUMA nodes, and later containers follow it.
         """
         state, reserved = case.node.state, self.reserved
         has_own_cpus = case.demand.exclusive_cpus > 0
         if reserved:
-            is_first = len(state.pods[case.pod.uid].containers) == 1
+            has_one_member = len(state.pods[case.pod.uid].containers) == 1
             state = state.without_allocation(*(a.container_id for a in reserved))
             if not has_own_cpus and case.requested.numacpu is None:
-                if is_first and reserved[0].container == POD_RESERVATION_NAME:
+                if has_one_member and reserved[0].container == POD_RESERVATION_NAME:
                     reserved = ()
                 cpus_alone = [_reservation_without_memory(a) for a in reserved if a.exclusive]
                 state = state.with_allocation(*cpus_alone)
@@ -212,23 +210,23 @@ class PodReservation(msgspec.Struct, frozen=True, kw_only=True):
         return replace(case, node=case.node.with_state(state)), replace(self, reserved=reserved)
 
     def has_left_cpus(self, case: PlacementRequest) -> bool:
-        """True if a container that shares was kept off CPUs that its pod has reserved."""
+        """True if CPUs that are reserved for its pod were not open to a shared container."""
         is_sharer = not case.demand.exclusive_cpus and case.requested.numacpu is None
         return is_sharer and any(a.exclusive for a in self.reserved)
 
     def open_whole_node(self, case: PlacementRequest) -> tuple[PlacementRequest, PodReservation]:
-        """The node without these CPUs: no pod's reservation is in the way of its own containers."""
+        """Release the reserved CPUs too: a reservation must not block its own pod's containers."""
         ids = [a.container_id for a in self.reserved if a.exclusive]
         state = case.node.state.without_allocation(*ids)
-        rest = tuple(a for a in self.reserved if not a.exclusive)
-        return replace(case, node=case.node.with_state(state)), replace(self, reserved=rest)
+        reserved = tuple(a for a in self.reserved if not a.exclusive)
+        return replace(case, node=case.node.with_state(state)), replace(self, reserved=reserved)
 
     def restore(
         self, case: PlacementRequest, state: NodeState, allocation: Allocation
     ) -> tuple[NodeState, tuple[str, ...]]:
-        """Give back to the pod what the container did not take of `open_node`.
+        """Restore for the pod what the container did not take after `open_node`.
 
-        Returns the ids of those that share fewer CPUs now, too.
+        Also return the ids of pod pool members that have fewer CPUs now.
         """
         if self.reserved:
             limit = None
@@ -239,7 +237,7 @@ class PodReservation(msgspec.Struct, frozen=True, kw_only=True):
             state = restore_pod_reservation(node, self.reserved, allocation, limit)
         if not self.sharers or self.is_joining:
             return state, ()
-        # As many fewer are left to them as it took, wherever these were.
+        # The pool shrinks by as many CPUs as the container took.
         ids = tuple(a.container_id for a in self.sharers)
         state = state.without_allocation(*(i for i in ids if i in state.allocations))
         node = case.node.with_state(state)
@@ -247,14 +245,14 @@ class PodReservation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 NO_POD_RESERVATION: Final = PodReservation()
-"""Of a pod with no other container on the node."""
+"""Reservation of a pod with no other container on the node."""
 
 
 def find_pod_reservation(case: PlacementRequest) -> PodReservation:
-    """What the pod of a container has beside it; what is shared and booked, if it asks for some."""
+    """Find reservations of a container's pod, and the pod pool if it is placed by pod scope."""
     state, pod, requested = case.node.state, case.pod, case.requested
     if case.container.name == POD_RESERVATION_NAME:
-        return NO_POD_RESERVATION  # it is kept beside what is reserved already
+        return NO_POD_RESERVATION  # reserved in addition to earlier reservations
     reserved = state.reservations_of(pod.uid)
     if requested.is_unpinned:
         return PodReservation(reserved=reserved)
@@ -264,62 +262,64 @@ def find_pod_reservation(case: PlacementRequest) -> PodReservation:
 
 
 def sum_in_force(record: PodRecord | None, pod: PodSandbox) -> Charge:
-    """The sum of a pod that was told last, by the runtime or by a container that has it.
+    """Return the latest sum of a pod, reported by the runtime or known from a container's size.
 
-    What the runtime told before is no news: each message of containerd but UpdatePodSandbox, which
-    comes from 2.3 on, tells the sum of the pod's creation for ever.
+    A repeated report is ignored: containerd sends the sum of the pod's creation in every message
+    except UpdatePodSandbox, which exists since 2.3.
     """
-    told = told_sum(pod)
-    is_news = record is None or record.sum_in_force is None or record.told_sum != told
-    return told if is_news or record is None or record.sum_in_force is None else record.sum_in_force
+    sums = told_sum(pod)
+    is_news = record is None or record.sum_in_force is None or record.told_sum != sums
+    return sums if is_news or record is None or record.sum_in_force is None else record.sum_in_force
 
 
 def find_pod_share(case: PlacementRequest, prior: Allocation | None = None) -> PodShare:
-    """What a pod has, and leaves to a container that is created, or resized from ``prior``."""
+    """Find a pod's sum and the part left for a new container, or one resized from ``prior``."""
     pod, resources, record = case.pod, case.container.resources, case.pod_record
     if record is None:
         return share_of_first_container(pod, resources)
     if prior is None:
-        is_own = case.container.name in (*record.grown_container_names, POD_RESERVATION_NAME)
-        share = share_of_first_container(pod, resources, sum_in_force(record, pod), is_own=is_own)
-        return _with_member_charges(case, share)
+        has_size = case.container.name in (*record.grown_container_names, POD_RESERVATION_NAME)
+        pod_share = share_of_first_container(
+            pod, resources, sum_in_force(record, pod), has_size=has_size
+        )
+        return _with_member_charges(case, pod_share)
     memory = resources.memory_limit or 0
     total = sum_told_by(case.node.state, pod, prior, cpu_size_milli(resources), memory)
-    share = PodShare(sum=total, uses_pod_resources=prior.uses_pod_resources)
-    share = _with_member_charges(case, share)
-    if share.uses_pod_resources:
-        return share
-    # What it has already, nobody takes off it: the others were not told their size yet.
+    pod_share = PodShare(sum=total, uses_pod_resources=prior.uses_pod_resources)
+    pod_share = _with_member_charges(case, pod_share)
+    if pod_share.uses_pod_resources:
+        return pod_share
+    # Its current charge stays its own: sizes of the others may not be reported yet.
     milli = own_request_milli(pod.qos, resources)
-    limit = share.total_milli(milli) - min(milli, _sum_charges((prior,)).cpu_milli)
-    others = replace(share.other_charge, cpu_milli=min(share.other_charge.cpu_milli, limit))
-    return replace(share, other_charge=others)
+    limit = pod_share.total_milli(milli) - min(milli, _sum_charges((prior,)).cpu_milli)
+    charge = replace(pod_share.other_charge, cpu_milli=min(pod_share.other_charge.cpu_milli, limit))
+    return replace(pod_share, other_charge=charge)
 
 
-def _with_member_charges(case: PlacementRequest, share: PodShare) -> PodShare:
-    """Add what other live containers of its pod have and leave a container."""
+def _with_member_charges(case: PlacementRequest, pod_share: PodShare) -> PodShare:
+    """Add the charges of other live containers of the pod."""
     requested = case.requested
-    joins = is_in_pod_pool(case.pod, requested, share)
+    joins = is_in_pod_pool(case.pod, requested, pod_share)
     pods_list = requested.listed_cpus if requested.list_is_pods else NO_CPUS
     live = _live(case.node.state, case.pod.uid)
     members = _count_owned_cpus_once(
         [a for a in live if a.container_id != case.container.id], pods_list
     )
-    own = others = _sum_charges([a for a in members if not a.uses_pod_resources])
+    own_charge = other_charge = _sum_charges([a for a in members if not a.uses_pod_resources])
     for a in [a for a in members if a.uses_pod_resources]:
-        booked = _sum_charges((a,))
+        charge = _sum_charges((a,))
         if a.is_in_pod_pool and a.kind is ContainerKind.EXCLUSIVE:
-            # It gives all but one CPU, and memory that it only might use.
-            milli = 0 if joins else min(1000, booked.cpu_milli)
-            booked = Charge(milli, booked.memory if share.uses_pod_resources else 0)
-        others = others.add(booked)
-    return replace(share, own_charge=own, other_charge=others)
+            # The pod pool yields all but one CPU, and memory beyond its own.
+            milli = 0 if joins else min(1000, charge.cpu_milli)
+            charge = Charge(milli, charge.memory if pod_share.uses_pod_resources else 0)
+        other_charge = other_charge.add(charge)
+    return replace(pod_share, own_charge=own_charge, other_charge=other_charge)
 
 
 def sum_told_by(
     state: NodeState, pod: PodSandbox, prior: Allocation, size: int, memory: int
 ) -> Charge:
-    """The sum of a pod once one of its containers has another size, which is the pod's if it is."""
+    """Return a pod's sum after a resize; a container with the pod's resources tells the new sum."""
     total = sum_in_force(state.pods.get(pod.uid), pod)
     if not prior.uses_pod_resources or pod.qos is not QoSClass.GUARANTEED:
         return total
@@ -333,105 +333,105 @@ def sum_told_by(
 def with_sum_told(
     state: NodeState, pod: PodSandbox, allocation: Allocation, total: Charge
 ) -> NodeState:
-    """Remember which sum a resize told, and whose own size is that of its pod by now."""
-    grown = state.pods[pod.uid].grown_container_names
+    """Record the sum after a resize, and a container whose own size has grown to it."""
+    names = state.pods[pod.uid].grown_container_names
     if not allocation.uses_pod_resources and allocation.cpu_milli >= total.cpu_milli > 0:
-        grown |= {allocation.container}
-    return _with_sum(state, pod, total, grown)
+        names |= {allocation.container}
+    return _with_sum(state, pod, total, names)
 
 
 def with_pod_resized(state: NodeState, pod: PodSandbox, resources: Resources) -> NodeState:
-    """Remember the sum that the runtime tells of a pod that is resized, as far as it does."""
+    """Record the sum that the runtime reports for a resized pod."""
     record = state.pods.get(pod.uid)
     if record is None:
         return state
-    had, new = sum_in_force(record, pod), told_sum(replace(pod, resources=resources))
-    total = Charge(new.cpu_milli or had.cpu_milli, new.memory or had.memory)
+    prior, update = sum_in_force(record, pod), told_sum(replace(pod, resources=resources))
+    total = Charge(update.cpu_milli or prior.cpu_milli, update.memory or prior.memory)
     return _with_sum(state, pod, total, record.grown_container_names)
 
 
-def _with_sum(state: NodeState, pod: PodSandbox, total: Charge, grown: frozenset[str]) -> NodeState:
-    record, told = state.pods[pod.uid], told_sum(pod)
-    is_told = total == told
-    after = replace(
+def _with_sum(state: NodeState, pod: PodSandbox, total: Charge, names: frozenset[str]) -> NodeState:
+    record, reported = state.pods[pod.uid], told_sum(pod)
+    is_reported = total == reported
+    new_record = replace(
         record,
-        told_sum=None if is_told else told,
-        sum_in_force=None if is_told else total,
-        grown_container_names=grown,
+        told_sum=None if is_reported else reported,
+        sum_in_force=None if is_reported else total,
+        grown_container_names=names,
     )
-    return state if after == record else state.with_pod(after)
+    return state if new_record == record else state.with_pod(new_record)
 
 
 def pod_pool_cpus(state: NodeState, uid: str, total_milli: int) -> int:
-    """The number of CPUs that a pod's other containers leave to its pool, at least one."""
-    others = _sum_charges(a for a in _live(state, uid) if not a.uses_pod_resources)
-    return max(1, (total_milli - others.cpu_milli) // 1000)
+    """Count the CPUs that a pod's other containers leave to its pool, at least one."""
+    other_charge = _sum_charges(a for a in _live(state, uid) if not a.uses_pod_resources)
+    return max(1, (total_milli - other_charge.cpu_milli) // 1000)
 
 
 def by_core(topology: Topology, cpus: CPUSet) -> list[int]:
-    """CPUs in the order of their cores, then of their ids, so that a pool is cut between cores.
+    """Sort CPUs by core, then by id, so a pool is cut between cores.
 
-    One that is offline is a core of its own.
+    An offline CPU counts as a core.
     """
-    cores = {cpu: one.core for cpu, one in topology.cpus.items()}
+    cores = {cpu: entry.core for cpu, entry in topology.cpus.items()}
     return sorted(cpus, key=lambda cpu: (cores.get(cpu, cpu), cpu))
 
 
 def resize_pod_pool(
-    node: NodeSnapshot, pool: tuple[Allocation, ...], total: Charge, before: Allocation | None
+    node: NodeSnapshot, pool: tuple[Allocation, ...], total: Charge, prior: Allocation | None
 ) -> NodeState:
-    """Add a pod's pool to a state without it, with what the pod's owners leave it by now.
+    """Add a pod pool to a state without it, with the CPUs that exclusive containers leave.
 
-    It grows by what an owner has no more that had ``before``, and by nobody else's CPUs.
+    It grows only by CPUs that the ``prior`` allocation of an exclusive container had.
     """
-    state, topology, like = node.state, node.machine.topology, pool[0]
-    own, idle_siblings = like.cpus, like.idle_siblings
-    freed = NO_CPUS
-    if before is not None and before.kind is ContainerKind.EXCLUSIVE:
-        freed, idle_siblings = before.cpus, idle_siblings | before.idle_siblings
-    usable = by_core(topology, (own | freed) - state.unavailable_cpus)
-    usable.sort(key=lambda cpu: cpu not in own)
-    cpus = CPUSet(usable[: pod_pool_cpus(state, like.pod_uid, total.cpu_milli)])
+    state, topology, template = node.state, node.machine.topology, pool[0]
+    own_cpus, idle_siblings = template.cpus, template.idle_siblings
+    freed_cpus = NO_CPUS
+    if prior is not None and prior.kind is ContainerKind.EXCLUSIVE:
+        freed_cpus, idle_siblings = prior.cpus, idle_siblings | prior.idle_siblings
+    usable = by_core(topology, (own_cpus | freed_cpus) - state.unavailable_cpus)
+    usable.sort(key=lambda cpu: cpu not in own_cpus)
+    cpus = CPUSet(usable[: pod_pool_cpus(state, template.pod_uid, total.cpu_milli)])
     idle_siblings = (idle_siblings & topology.siblings_of(cpus)) - cpus - state.unavailable_cpus
-    pool = _with_pool_memory(state, pool, total.memory, before)
+    pool = _with_pool_memory(state, pool, total.memory, prior)
     return with_pod_pool(
-        state, pool, replace(like, cpus=cpus, idle_siblings=idle_siblings), topology
+        state, pool, replace(template, cpus=cpus, idle_siblings=idle_siblings), topology
     )
 
 
 def _with_pool_memory(
-    state: NodeState, pool: tuple[Allocation, ...], total: int, before: Allocation | None
+    state: NodeState, pool: tuple[Allocation, ...], total: int, prior: Allocation | None
 ) -> tuple[Allocation, ...]:
-    """Book for a pool once the memory that its pod's owners leave, as far as they gave it back."""
+    """Charge the pool with memory that exclusive containers of the pod released."""
     owners = _sum_charges(a for a in _live(state, pool[0].pod_uid) if not a.uses_pod_resources)
     change = max(0, total - owners.memory) - _sum_charges(pool).memory
     if total <= 0 or not change:
         return pool
     changed = []
-    for one in pool:
-        charges = dict(one.charges)
-        for i in one.mems:  # by id
+    for member in pool:
+        charges = dict(member.charges)
+        for i in member.mems:  # by id
             charge = charges.get(i, NO_CHARGE)
-            had = NO_CHARGE if before is None else before.charges.get(i, NO_CHARGE)
-            step = max(-charge.memory, min(change, had.memory))
-            charges[i] = replace(charge, memory=charge.memory + step)
-            change -= step
-        changed.append(replace(one, charges=charges))
+            prior_charge = NO_CHARGE if prior is None else prior.charges.get(i, NO_CHARGE)
+            delta = max(-charge.memory, min(change, prior_charge.memory))
+            charges[i] = replace(charge, memory=charge.memory + delta)
+            change -= delta
+        changed.append(replace(member, charges=charges))
     return tuple(changed)
 
 
-def is_for_pod_pool(state: NodeState, ended: Allocation) -> bool:
-    """True if a pod's pool gets what a live owner of the pod had."""
-    is_owner = ended.kind is ContainerKind.EXCLUSIVE and not ended.uses_pod_resources
-    return is_owner and not ended.reserved_at and bool(state.pod_pool(ended.pod_uid))
+def is_for_pod_pool(state: NodeState, allocation: Allocation) -> bool:
+    """True if the pod pool gets the CPUs of a live exclusive container when it ends."""
+    is_owner = allocation.kind is ContainerKind.EXCLUSIVE and not allocation.uses_pod_resources
+    return is_owner and not allocation.reserved_at and bool(state.pod_pool(allocation.pod_uid))
 
 
-def give_to_pod_pool(node: NodeSnapshot, ended: Allocation) -> NodeState:
-    """The state once a pod's pool has what an owner of the pod had."""
-    state, uid = node.state, ended.pod_uid
+def give_to_pod_pool(node: NodeSnapshot, allocation: Allocation) -> NodeState:
+    """Return the state with an exclusive container's CPUs in the pod pool."""
+    state, uid = node.state, allocation.pod_uid
     pool, total = state.pod_pool(uid), _sum_charges(_count_owned_cpus_once(_live(state, uid)))
-    ids = [ended.container_id, *(a.container_id for a in pool)]
-    return resize_pod_pool(node.with_state(state.without_allocation(*ids)), pool, total, ended)
+    ids = [allocation.container_id, *(a.container_id for a in pool)]
+    return resize_pod_pool(node.with_state(state.without_allocation(*ids)), pool, total, allocation)
 
 
 def _live(state: NodeState, uid: str) -> list[Allocation]:
@@ -441,20 +441,20 @@ def _live(state: NodeState, uid: str) -> list[Allocation]:
 def _count_owned_cpus_once(
     allocations: Iterable[Allocation], listed: CPUSet = NO_CPUS
 ) -> list[Allocation]:
-    """Allocations whose CPUs are counted once where several own the same; a list not at all."""
+    """Charge CPUs that several allocations share exclusively once; CPUs of ``listed`` never."""
     lists = {listed.bits}
-    found = []
+    results = []
     for a in allocations:
         if a.exclusive and a.cpus.bits in lists:
             a = replace(a, charges=charges_with_cpu_removed(a.charges))
         elif a.exclusive:
             lists.add(a.cpus.bits)
-        found.append(a)
-    return found
+        results.append(a)
+    return results
 
 
 def _sum_charges(allocations: Iterable[Allocation]) -> Charge:
-    """CPUs and memory of allocations, in sum."""
+    """Sum CPUs and memory of allocations."""
     cpu_milli = memory = 0
     for a in allocations:
         for charge in a.charges.values():
@@ -464,19 +464,19 @@ def _sum_charges(allocations: Iterable[Allocation]) -> Charge:
 
 
 def with_pod_pool(
-    state: NodeState, sharers: Iterable[Allocation], like: Allocation, topology: Topology
+    state: NodeState, sharers: Iterable[Allocation], template: Allocation, topology: Topology
 ) -> NodeState:
-    """Add containers that share their pod's CPUs, with the CPUs of one of them."""
+    """Add containers of a pod pool with the CPUs of a template."""
     resized = []
-    for one in sharers:
-        charges = {i: replace(c, cpu_milli=0) for i, c in one.charges.items()}
-        for i, count in topology.cpu_count_by_node(like.cpus).items():
+    for sharer in sharers:
+        charges = {i: replace(c, cpu_milli=0) for i, c in sharer.charges.items()}
+        for i, count in topology.cpu_count_by_node(template.cpus).items():
             charges[i] = replace(charges.get(i, NO_CHARGE), cpu_milli=1000 * count)
         charges = {i: c for i, c in charges.items() if c != NO_CHARGE}
-        cpus, idle_siblings = like.cpus, like.idle_siblings
+        cpus, idle_siblings = template.cpus, template.idle_siblings
         resized.append(
             replace(
-                one, cpus=cpus, idle_siblings=idle_siblings,
+                sharer, cpus=cpus, idle_siblings=idle_siblings,
                 numa_nodes=topology.numa_of(cpus), charges=charges,
             )
         )  # fmt: skip
@@ -484,13 +484,13 @@ def with_pod_pool(
 
 
 def _reservation_without_memory(reserved: Allocation) -> Allocation:
-    """What a container that shares leaves to its pod; memory that is kept is for it, too."""
+    """Keep only the CPUs of a reservation: a shared container may use its memory."""
     charges = {i: Charge(c.cpu_milli) for i, c in reserved.charges.items() if c.cpu_milli}
     return replace(reserved, charges=charges, mems=NO_NUMA_NODES, memory_bytes=0, hugepages={})
 
 
 def with_reservation_renewed(state: NodeState, uid: str, now: float) -> NodeState:
-    """The state in which what is kept for containers to come is kept from now on."""
+    """Restart the term of a reservation for pending containers."""
     pending = [a for a in state.reservations_of(uid) if a.container == POD_RESERVATION_NAME]
     if not pending:
         return state
@@ -499,7 +499,7 @@ def with_reservation_renewed(state: NodeState, uid: str, now: float) -> NodeStat
 
 
 def with_sandbox_stopped(state: NodeState, uid: str, sandbox: str, now: float) -> NodeState:
-    """The state in which a pod's sandbox has stopped; itself where that is not its latest one."""
+    """Record that a pod's sandbox has stopped; unchanged if it is not the latest one."""
     record = state.pods.get(uid)
     if record is None or record.pod_id != sandbox or record.stopped_at:
         return state
@@ -507,7 +507,7 @@ def with_sandbox_stopped(state: NodeState, uid: str, sandbox: str, now: float) -
 
 
 def without_pending_reservation(state: NodeState, uid: str) -> NodeState:
-    """The state without what is kept for all containers of a pod that are still to come."""
+    """Remove the reservation for all pending containers of a pod."""
     reserved = state.reservations_of(uid)
     ids = (a.container_id for a in reserved if a.container == POD_RESERVATION_NAME)
     return state.without_allocation(*ids)
@@ -519,34 +519,34 @@ def restore_pod_reservation(
     used: Allocation,
     limit_milli: int | None = None,
 ) -> NodeState:
-    """Keep for a pod what its next container did not take.
+    """Reserve again what a pod's container did not take.
 
-    In whole CPUs no more than ``limit_milli``, for containers with a name before all others; and
-    nothing of which the shared pool has to keep some by now.
+    The limit is ``limit_milli`` in whole CPUs, first for named containers. A reservation that
+    violates a pool floor is dropped.
     """
     state, topology = node.state, node.machine.topology
-    taken = dict(used.charges)  # what of it was not reserved, as far as was looked
+    used_charges = dict(used.charges)  # not yet covered by a reservation
     ordered = sorted(
         reserved, key=lambda a: (a.container == POD_RESERVATION_NAME, not a.is_expected)
     )
     ids = [a.container_id for a in ordered if a.container_id in state.allocations]
     state = state.without_allocation(*ids)
-    for one in ordered:
-        cpus, idle_siblings = _unused_cpus(topology, state, one, used, limit_milli)
-        is_exclusive, withheld = used.exclusive and one.exclusive, cpus | idle_siblings
+    for reservation in ordered:
+        cpus, idle_siblings = _unused_cpus(topology, state, reservation, used, limit_milli)
+        is_exclusive, withheld = used.exclusive and reservation.exclusive, cpus | idle_siblings
         if is_exclusive and check_pool_floor(node.with_state(state), "", withheld):
             continue
-        charges = _unused_charges(one, taken, topology.cpu_count_by_node(cpus))
-        rest = _reservation_of(one, cpus, idle_siblings, charges)
-        if rest is not None:
-            state = state.with_allocation(rest)
+        charges = _unused_charges(reservation, used_charges, topology.cpu_count_by_node(cpus))
+        remainder = _reservation_of(reservation, cpus, idle_siblings, charges)
+        if remainder is not None:
+            state = state.with_allocation(remainder)
     return state
 
 
 def _unused_cpus(
     topology: Topology, state: NodeState, one: Allocation, used: Allocation, limit_milli: int | None
 ) -> tuple[CPUSet, CPUSet]:
-    """CPUs and idle siblings that are left of a reservation, within what its pod may reserve."""
+    """Return unused CPUs and idle siblings of a reservation, within its pod's limit."""
     used_cpus = NO_CPUS if used.yields_to_exclusive else used.cpus | used.idle_siblings
     cpus, idle_siblings = one.cpus - used_cpus, one.idle_siblings - used_cpus
     if limit_milli is None:
@@ -560,33 +560,33 @@ def _unused_cpus(
 
 
 def _unused_charges(
-    one: Allocation, taken: dict[int, Charge], cpu_counts: Mapping[int, int]
+    prior: Allocation, used_charges: dict[int, Charge], cpu_counts: Mapping[int, int]
 ) -> dict[int, Charge]:
-    """Charges that are left of a reservation; what they cover of ``taken`` is taken off there."""
+    """Return unused charges of a reservation; subtract the covered part of ``used_charges``."""
     charges = {}
-    for i, rest in one.charges.items():
-        # Others of the pod may be anywhere, a container that ended was in its place.
-        for numa_node in tuple(taken) if one.container == POD_RESERVATION_NAME else (i,):
-            charge = taken.get(numa_node, NO_CHARGE)
-            rest, taken[numa_node] = rest.subtract(charge), charge.subtract(rest)
-        if one.exclusive:
-            rest = replace(rest, cpu_milli=1000 * cpu_counts.get(i, 0))
-        if rest != NO_CHARGE:
-            charges[i] = rest
+    for i, unused in prior.charges.items():
+        # Pending containers may be on any NUMA node, an ended one was on its own.
+        for numa_node in tuple(used_charges) if prior.container == POD_RESERVATION_NAME else (i,):
+            charge = used_charges.get(numa_node, NO_CHARGE)
+            unused, used_charges[numa_node] = unused.subtract(charge), charge.subtract(unused)
+        if prior.exclusive:
+            unused = replace(unused, cpu_milli=1000 * cpu_counts.get(i, 0))
+        if unused != NO_CHARGE:
+            charges[i] = unused
     return charges
 
 
 def _reservation_of(
-    one: Allocation, cpus: CPUSet, idle_siblings: CPUSet, charges: Mapping[int, Charge]
+    prior: Allocation, cpus: CPUSet, idle_siblings: CPUSet, charges: Mapping[int, Charge]
 ) -> Allocation | None:
-    """A reservation with what is left of it; None where that is nothing."""
-    if cpus == one.cpus and idle_siblings == one.idle_siblings and charges == one.charges:
-        return one
-    if not cpus and (one.exclusive or not charges):
+    """Build a reservation of the unused part; None if nothing is left."""
+    if cpus == prior.cpus and idle_siblings == prior.idle_siblings and charges == prior.charges:
+        return prior
+    if not cpus and (prior.exclusive or not charges):
         return None
     total = reduce(Charge.add, charges.values(), NO_CHARGE)
-    mems = one.mems if total.memory or total.hugepages else NO_NUMA_NODES
+    mems = prior.mems if total.memory or total.hugepages else NO_NUMA_NODES
     return replace(
-        one, cpus=cpus, idle_siblings=idle_siblings, numa_nodes=NUMASet(charges), charges=charges,
+        prior, cpus=cpus, idle_siblings=idle_siblings, numa_nodes=NUMASet(charges), charges=charges,
         mems=mems, memory_bytes=total.memory, hugepages=total.hugepages,
     )  # fmt: skip

@@ -1,17 +1,16 @@
-"""Making room: which running containers would have to be elsewhere so that a refused one fits.
+"""Rebalancing: moves of running containers after which a rejected container fits.
 
-A strict policy refuses a container for which CPUs and memory are there in sum, but on no one NUMA
-node. Which others are in the way, and where they could be by their own policies, is worked out
-here, as a value. Of those that are movable `admit_by_moving` makes a decision, by which they move.
+A strict policy rejects a container if CPUs and memory suffice in sum, but on no single NUMA node.
+This module plans moves of other containers, by their own policies, as a value. With movable
+containers `admit_by_moving` turns a plan into a decision.
 
-The search is by cost: bytes to migrate, then number of containers, then their ids. Sums by NUMA
-node say what is worth a try; whether it fits is said by the engine that decides for real,
-`nri_numa.engine.admit`, on the state without the movers. All of it is one `StepwiseSearch`, which a
-request does `MAX_SEARCH_WORK` of, counted in work and not in time, so that it ends alike
-everywhere.
+The search order is by cost: bytes to migrate, then number of containers, then their ids. Sums by
+NUMA node select candidates; `nri_numa.engine.admit` then verifies them on the state without the
+movers. The search is one `StepwiseSearch`, limited to `MAX_SEARCH_WORK` while a request waits. The
+limit is in units of work, not in time, so the result is deterministic.
 
-Only containers on one NUMA node move, and those of a pod with ``scope: pod`` only if it has no
-other container: moving one of several would part them.
+Only containers on one NUMA node move. Containers of a pod with ``scope: pod`` move only if it has
+no other container, because a move would separate them.
 """
 
 from __future__ import annotations
@@ -59,37 +58,37 @@ from nri_numa.model.workload import (
 from nri_numa.text import human_bytes
 
 MAX_MOVES: Final = 3
-"""Containers that move for one."""
+"""Maximum number of containers that move for one."""
 MAX_SEARCH_WORK: Final = 20_000
 """Units of work of a search while a request waits. A unit takes up to a microsecond, so that all of
 it takes less than 25 ms on 512 CPUs with 1,000 containers (`python -m bench --only room`)."""
 MAX_DEFERRED_SEARCH_WORK: Final = 10 * MAX_SEARCH_WORK
-"""The same of what goes on after the answer."""
+"""Units of work of a search that continues after the answer."""
 _LOOK_WORK: Final = 1
-"""Units for one container, or a pair of a mover and a NUMA node, that is looked at."""
+"""Units for examining one container, or one pair of a mover and a NUMA node."""
 _MOVER_WORK: Final = 4
 """Units for the sums of one mover."""
 _PARTIAL_WORK: Final = 12
-"""Units for a partial plan that is made by taking out a mover, or is taken up."""
+"""Units for creating a partial plan by displacing a mover, or for expanding one."""
 
 
 T = TypeVar("T")
 SearchSteps = Generator[int, None, T]
-"""Yields units of work, before or after they are done, and returns what was found."""
+"""Generator that yields units of work, before or after doing them, and returns the result."""
 
 
 class StepwiseSearch(Generic[T]):
-    """A search that can be done in pieces, all of them about one state.
+    """A search that can run in parts, all on one state.
 
     Attributes:
         used: units of work so far.
     """
 
-    def __init__(self, steps: SearchSteps[T]) -> None:
-        self._steps, self._next, self.used = steps, 0, 0
+    def __init__(self, generator: SearchSteps[T]) -> None:
+        self._steps, self._next, self.used = generator, 0, 0
 
     def run_steps(self, units: int) -> T | None:
-        """Do one step, and more up to so many units; None where these were not enough to end."""
+        """Run at least one step, up to ``units`` of work; None if the search has not ended."""
         used = 0
         try:
             while not used or used + self._next <= units:
@@ -102,13 +101,13 @@ class StepwiseSearch(Generic[T]):
 
 
 class MovePlan(msgspec.Struct, frozen=True):
-    """Moves after which a refused container fits.
+    """Moves after which a rejected container fits.
 
     Attributes:
-        state: with the newcomer, and the movers where they end.
-        admitted: the decision about the refused container, as if the movers were nowhere.
-        moves: in the order in which they are placed.
-        targets: where each goes, the newcomer first.
+        state: state with the newcomer, and the movers at their targets.
+        admitted: decision about the rejected container on the state without the movers.
+        moves: moves in the order of placement.
+        targets: NUMA node of each container, the newcomer first.
     """
 
     state: NodeState
@@ -121,16 +120,16 @@ def plan_moves(
     node: NodeSnapshot,
     refused: Rejected,
     *,
-    still: Collection[str] = (),
+    exempt: Collection[str] = (),
     max_moves: int = MAX_MOVES,
     running: bool = False,
-    moved_for: str = "",
+    purpose: str = "",
 ) -> SearchSteps[MovePlan | None]:
-    """The cheapest moves after which a refused container fits with its policy; None without any.
+    """Plan the cheapest moves after which a rejected container fits with its policy; else None.
 
-    None of the containers in ``still`` moves, and none of its own pod. Of containers that are
-    ``running`` memory is on both sides until it has moved, so that they leave only CPUs to others.
-    ``moved_for`` says what they move for.
+    Containers in ``exempt`` and of its own pod do not move. Memory of ``running`` containers counts
+    on both NUMA nodes until it has migrated, so they free only CPUs. ``purpose`` is recorded in the
+    moved allocations.
     """
     requested, demand = refused.trace.requested, refused.trace.demand
     if requested is None or demand is None or not refused.reason.allows_moves:
@@ -140,69 +139,71 @@ def plan_moves(
     movers = [
         a
         for i, a in allocations.items()
-        if i not in still and a.pod_uid != pod_uid and _can_move(node, a)
+        if i not in exempt and a.pod_uid != pod_uid and _can_move(node, a)
     ]
     if requested.scope is Scope.POD:
         demand = pod_demand(refused.trace.pod, demand)
     yield _MOVER_WORK * len(movers)
     search = _PlanSearch(node, demand, movers, max_moves, running=running)
-    while (places := (yield from search.next_plan())) is not None:
-        yield _verification_work(node, refused, len(places) - 1)
-        plan = _verify_plan(node, refused, places, moved_for, running=running)
+    while (targets := (yield from search.next_plan())) is not None:
+        yield _verification_work(node, refused, len(targets) - 1)
+        plan = _verify_plan(node, refused, targets, purpose, running=running)
         if plan is not None:
             return plan
     return None
 
 
 def admit_by_moving(
-    node: NodeSnapshot, refused: Rejected, still: Collection[str] = ()
+    node: NodeSnapshot, refused: Rejected, exempt: Collection[str] = ()
 ) -> Admitted | Rejected:
-    """The container that was refused, once movable ones make room; refused where they cannot.
+    """Admit a rejected container by moving movable ones; rejected again if that fails.
 
-    None of the containers in ``still`` moves. Where `MAX_SEARCH_WORK` does not suffice, it is
-    refused and `continued_move_search` may go on.
+    Containers in ``exempt`` do not move. If `MAX_SEARCH_WORK` does not suffice, the container is
+    rejected, and `continued_move_search` may continue.
     """
-    decision = StepwiseSearch(_make_room_by_moving(node, refused, still)).run_steps(MAX_SEARCH_WORK)
+    decision = StepwiseSearch(_make_room_by_moving(node, refused, exempt)).run_steps(
+        MAX_SEARCH_WORK
+    )
     return replace(refused, is_search_spent=True) if decision is None else decision
 
 
 def continued_move_search(
-    node: NodeSnapshot, refused: Rejected, still: Collection[str] = (), *, is_deferred: bool
+    node: NodeSnapshot, refused: Rejected, exempt: Collection[str] = (), *, is_deferred: bool
 ) -> StepwiseSearch[Admitted | Rejected]:
-    """Go on after a refusal whose search spent its budget; `MAX_DEFERRED_SEARCH_WORK` at most.
+    """Continue a search that spent its budget, up to `MAX_DEFERRED_SEARCH_WORK`.
 
-    Where the container ``is_deferred``, which comes again later, the state is without it. Where no
-    moves let it in, the refusal says what is in the way only if those moves would be made.
+    With ``is_deferred`` the container comes again later, and the state is without it. Without a
+    plan the rejection names blocking containers only if they would really be moved.
     """
     return StepwiseSearch(
-        _make_room_by_moving(node, refused, still, is_deferred=is_deferred, must_move=True)
+        _make_room_by_moving(node, refused, exempt, is_deferred=is_deferred, must_move=True)
     )
 
 
 def _make_room_by_moving(
     node: NodeSnapshot,
     refused: Rejected,
-    still: Collection[str] = (),
+    exempt: Collection[str] = (),
     *,
     is_deferred: bool = False,
     must_move: bool = False,
 ) -> SearchSteps[Admitted | Rejected]:
-    """Make room for a container that comes now or ``is_deferred``.
+    """Admit a container, now or ``is_deferred``, by moving others.
 
-    There is no search for a pod of which one try would be more than `MAX_SEARCH_WORK`.
+    There is no search if one attempt for the pod would exceed `MAX_SEARCH_WORK`.
     """
     if refused.is_about_later_container or _verification_work(node, refused, 0) > MAX_SEARCH_WORK:
         return refused
     pod, container = refused.trace.pod, refused.trace.container
     allocations = node.state.allocations
     yield _LOOK_WORK * len(allocations)
-    immovable_ids = _immovable_ids(node.state, still)
-    stay = immovable_ids | {i for i, a in allocations.items() if not a.movable}
+    immovable_ids = _immovable_ids(node.state, exempt)
+    ids = immovable_ids | {i for i, a in allocations.items() if not a.movable}
     plan, max_moves = None, min(MAX_MOVES, node.machine.settings.rebalance_moves)
-    moved_for = f"make room for {pod.full_name}/{container.name}"
-    if max_moves and len(stay) < len(allocations):
+    purpose = f"make room for {pod.full_name}/{container.name}"
+    if max_moves and len(ids) < len(allocations):
         plan = yield from plan_moves(
-            node, refused, still=stay, max_moves=max_moves, running=True, moved_for=moved_for
+            node, refused, exempt=ids, max_moves=max_moves, running=True, purpose=purpose
         )
     if plan is None:
         return (yield from explain_blockers(node, refused, immovable_ids, must_move=must_move))
@@ -219,12 +220,12 @@ def _with_moves(
     change = decision.change
     if is_deferred:
         base = node.state.without_allocation(*(m.before.container_id for m in moves))
-        after = _state_with_moves(node.state, base, moves)
+        state = _state_with_moves(node.state, base, moves)
         change = NO_CHANGED_IDS
     else:
-        after = replace(plan.state, allocations={**plan.state.allocations, container_id: newcomer})
+        state = replace(plan.state, allocations={**plan.state.allocations, container_id: newcomer})
     moved_ids = {m.after.container_id for m in moves}
-    node_after = node.with_state(after)
+    node_after = node.with_state(state)
     move_updates = tuple(
         ContainerUpdate(
             m.after.container_id,
@@ -236,7 +237,7 @@ def _with_moves(
     pool_changes = updates_between(node, node_after, skip=container_id)
     return replace(
         decision,
-        state=after,
+        state=state,
         allocation=newcomer,
         adjustment=build_adjustment(
             node_after, decision.allocation, decision.adjustment.memory_policy
@@ -251,13 +252,13 @@ def _with_moves(
     )
 
 
-def movable_exclusive_by_node(node: NodeSnapshot, still: Collection[str] = ()) -> dict[int, int]:
-    """By NUMA node, exclusive CPUs that `admit_by_moving` could free there, as sums say.
+def movable_exclusive_by_node(node: NodeSnapshot, exempt: Collection[str] = ()) -> dict[int, int]:
+    """Estimate by NUMA node the exclusive CPUs that `admit_by_moving` could free there.
 
-    It frees no memory for the newcomer: that is on both sides until it has moved.
+    It frees no memory for the newcomer, because memory counts on both sides until it has migrated.
     """
     state, max_moves = node.state, node.machine.settings.rebalance_moves
-    immovable_ids = _immovable_ids(state, still)
+    immovable_ids = _immovable_ids(state, exempt)
     movers = [
         a
         for i, a in state.allocations.items()
@@ -269,7 +270,7 @@ def movable_exclusive_by_node(node: NodeSnapshot, still: Collection[str] = ()) -
 
 
 def state_after_migration(decision: Admitted) -> NodeState:
-    """The state once the memory of those that made room has moved, too."""
+    """Return the state after the memory of moved containers has migrated."""
     state = decision.state
     for move in decision.moves:
         state = state.without_allocation(move.after.container_id).with_allocation(
@@ -279,7 +280,7 @@ def state_after_migration(decision: Admitted) -> NodeState:
 
 
 def move_purpose_text(allocation: Allocation) -> str:
-    """`` to make room for shop/web/app``, as the end of a sentence; empty where it did not move."""
+    """Format the end of a sentence, `` to make room for shop/web/app``; empty without a move."""
     return f" to {allocation.moved_for}" if allocation.moved_for else ""
 
 
@@ -296,19 +297,19 @@ def fits_after_moves_text(moves: Collection[ContainerMove]) -> str:
 
 def move_text(move: ContainerMove) -> str:
     """``from NUMA node 1 to 0``, or ``from CPU 0 to 5``."""
-    before, after = move.before, move.after
-    if before.numa_nodes != after.numa_nodes:
-        return f"from {numa_text(before.numa_nodes)} to {after.numa_nodes}"
-    return f"from {cpus_text(before.cpus)} to {after.cpus}"
+    source, target = move.before, move.after
+    if source.numa_nodes != target.numa_nodes:
+        return f"from {numa_text(source.numa_nodes)} to {target.numa_nodes}"
+    return f"from {cpus_text(source.cpus)} to {target.cpus}"
 
 
 def explain_blockers(
     node: NodeSnapshot, refused: Rejected, immovable_ids: Collection[str], *, must_move: bool
 ) -> SearchSteps[Rejected]:
-    """The refusal, saying what would have to be elsewhere where a few containers are in the way.
+    """Add the containers that block a rejected one, if a few moves would make it fit.
 
-    Those in ``immovable_ids`` never move, movable or not. That others would have to be movable is
-    said where the search for moves finds them once they are. With ``must_move`` nothing else is.
+    Containers in ``immovable_ids`` never move. The text suggests making others movable if the
+    search then finds a plan; with ``must_move`` only that text is added.
     """
     plan = yield from plan_moves(node, refused)
     if plan is None:
@@ -329,11 +330,11 @@ def explain_blockers(
 def _plan_if_movable(
     node: NodeSnapshot, refused: Rejected, ids: Collection[str], immovable_ids: Collection[str]
 ) -> SearchSteps[MovePlan | None]:
-    """The moves that are made once these containers are movable, too."""
+    """Plan the moves that would be made if these containers were movable, too."""
     allocations, max_moves = node.state.allocations, node.machine.settings.rebalance_moves
-    still = {i for i, a in allocations.items() if not (a.movable or i in ids)} | {*immovable_ids}
+    exempt = {i for i, a in allocations.items() if not (a.movable or i in ids)} | {*immovable_ids}
     yield _LOOK_WORK * len(allocations)
-    return (yield from plan_moves(node, refused, still=still, max_moves=max_moves, running=True))
+    return (yield from plan_moves(node, refused, exempt=exempt, max_moves=max_moves, running=True))
 
 
 def _mover_text(move: ContainerMove) -> str:
@@ -348,20 +349,20 @@ def _mover_text(move: ContainerMove) -> str:
 
 
 def _displaced_container_text(move: ContainerMove) -> str:
-    before, after = move.before, move.after
-    if before.numa_nodes == after.numa_nodes:
-        return f"{_mover_text(move)} had {cpus_text(after.cpus)} instead of {before.cpus}"
+    source, target = move.before, move.after
+    if source.numa_nodes == target.numa_nodes:
+        return f"{_mover_text(move)} had {cpus_text(target.cpus)} instead of {source.cpus}"
     return (
-        f"{_mover_text(move)} were on {numa_text(after.numa_nodes)} instead of {before.numa_nodes}"
+        f"{_mover_text(move)} were on {numa_text(target.numa_nodes)} instead of {source.numa_nodes}"
     )
 
 
-def _immovable_ids(state: NodeState, still: Collection[str]) -> set[str]:
-    """Ids of containers that never move: with huge pages, the pool would move with them."""
+def _immovable_ids(state: NodeState, exempt: Collection[str]) -> set[str]:
+    """Return ids of containers that never move: exempt, granted, or with huge pages."""
     return {
         i
         for i, a in state.allocations.items()
-        if a.hugepages or i in still or state.kubelet.cpus_of(a.pod_uid, a.container, i)
+        if a.hugepages or i in exempt or state.kubelet.cpus_of(a.pod_uid, a.container, i)
     }
 
 
@@ -378,26 +379,26 @@ def _can_move(node: NodeSnapshot, a: Allocation) -> bool:
 
 
 def _migrated_bytes(a: Allocation) -> int:
-    """Bytes that have to migrate with it, at most: what it may use."""
+    """Maximum bytes that migrate with a container: its memory and huge pages."""
     return a.memory_bytes + sum(a.hugepages.values()) if a.mems else 0
 
 
-# --- what is worth a try --------------------------------------------------------------------------
+# --- candidates by sums ---------------------------------------------------------------------------
 
 
 ResourceVector = tuple[int, ...]
-"""Thousandths of a CPU, whole CPUs to own, memory, and huge pages by size."""
+"""Thousandths of a CPU, exclusive CPUs, bytes of memory, and of huge pages by size."""
 
 
 class _MoveItem(NamedTuple):
-    """Something to place: a mover, or the newcomer, which is no allocation yet.
+    """A container to place: a mover, or the newcomer, which has no allocation yet.
 
     Attributes:
-        needs: what must be free where it goes.
-        charge: what it takes there.
-        released: what it gives back where it was.
-        bytes: that migrate with it.
-        current_node: the NUMA node where it is.
+        needs: amounts that must be free on the target.
+        charge: amounts that it is charged with there.
+        released: amounts that it frees on its current NUMA node.
+        bytes: bytes that migrate with it.
+        current_node: its current NUMA node; -1 for the newcomer.
     """
 
     needs: ResourceVector
@@ -413,20 +414,20 @@ class _MoveItem(NamedTuple):
         assert self.mover is not None  # noqa: S101
         return self.mover.container_id
 
-    def fits_on(self, i: int, free: ResourceVector) -> bool:
-        """True if so much is enough on a NUMA node; what stays behind need not come back."""
-        needs = self.needs
+    def fits_on(self, i: int, amounts: ResourceVector) -> bool:
+        """True if free amounts suffice on a NUMA node; on its own, its charge that stays counts."""
+        demand = self.needs
         if i == self.current_node:
-            needs = tuple(
-                n - b + g for n, b, g in zip(needs, self.charge, self.released, strict=True)
+            demand = tuple(
+                n - b + g for n, b, g in zip(demand, self.charge, self.released, strict=True)
             )
-        return _covers_needs(needs, free)
+        return _covers_needs(demand, amounts)
 
     def equivalence_key(self, *, on_same_node: bool) -> tuple[object, ...]:
-        """The same for movers of which one is as good as another.
+        """Return a key that is equal for interchangeable movers.
 
-        Sizes count to an eighth, for else a byte would make two of them. On other CPUs of its NUMA
-        node none is like another.
+        Sizes are rounded down to an eighth, so a few bytes make no difference. Movers that stay on
+        their NUMA node differ by their CPUs.
         """
         a = self.mover
         assert a is not None  # noqa: S101
@@ -435,13 +436,13 @@ class _MoveItem(NamedTuple):
 
 
 class _PartialPlan(NamedTuple):
-    """A plan on its way.
+    """A plan that is not complete.
 
     Attributes:
-        pending: still to be placed; the first of them next.
-        cleared_node: the NUMA node that is being cleared for it; None where none is chosen.
-        first_mover_index: the movers there before this one in order are not taken out any more.
-        fits_unmoved: there was room by the sums before: movers may stay, on other CPUs.
+        pending: containers still to be placed; the first one is next.
+        cleared_node: NUMA node that is being cleared for the next one; None if none is chosen.
+        first_mover_index: index of the first mover there that may still be displaced.
+        fits_unmoved: the sums sufficed before, so movers may stay there on other CPUs.
     """
 
     pending: tuple[_MoveItem, ...]
@@ -456,14 +457,14 @@ class _PartialPlan(NamedTuple):
 _Places = tuple[tuple[_MoveItem, int], ...]
 PlanCost = tuple[int, int, tuple[str, ...]]
 _Child = tuple[PlanCost, PlanCost, _PartialPlan]
-"""What a plan will cost at least, what it costs so far, and the plan."""
+"""Minimum cost of a plan, its cost so far, and the plan."""
 
 
 class _PlanSearch:
-    """The plans that are worth a try by sums, the cheapest first.
+    """Search for plans that suffice by sums, the cheapest first.
 
-    Of what follows a partial plan only the cheapest is made, and the next one when that is taken
-    up: however many containers there are, few plans are made.
+    Of the children of a partial plan only the cheapest is created, and the next one when that is
+    expanded, so few plans are created even with many containers.
     """
 
     def __init__(
@@ -471,15 +472,15 @@ class _PlanSearch:
         node: NodeSnapshot,
         demand: Demand,
         movers: Collection[Allocation],
-        most: int,
+        max_moves: int,
         *,
         running: bool,
     ) -> None:
-        self._most, self._running = most, running
+        self._most, self._running = max_moves, running
         sizes = {size for a in movers for size in a.hugepages} | set(demand.hugepages)
         self._sizes = sorted(sizes)
         self._free = self._free_by_node(node)
-        # By id; and by bytes, then by id.
+        # Movers by id, and by bytes, then id.
         self._by_id = self._movers_by_node(movers)
         self._by_bytes = {
             i: sorted(items, key=lambda m: m.bytes) for i, items in self._by_id.items()
@@ -491,7 +492,7 @@ class _PlanSearch:
         self._serial = count()
         self._heap: list[tuple[PlanCost, int, PlanCost, _PartialPlan, Iterator[_Child]]] = []
         newcomer = self._newcomer_item(demand)
-        # Moves make no CPUs, whatever they free on a NUMA node.
+        # Moves free CPUs on a NUMA node, but do not change the total.
         total = tuple(map(sum, zip(*self._free.values(), strict=True)))[:2]
         max_exclusive = max_exclusive_above_pool_floor(node, SMT.ANY, demand.exclusive_cpus)
         if demand.exclusive_cpus <= max_exclusive and _covers_needs(newcomer.charge[:2], total):
@@ -519,7 +520,7 @@ class _PlanSearch:
         return items_by_node
 
     def _max_released_by_count(self, items: Collection[_MoveItem]) -> list[ResourceVector]:
-        """Most that 0, 1, … of these movers give back."""
+        """Maximum amounts that 0, 1, … of these movers release."""
         amounts = zip(*(m.released for m in items), strict=True)
         columns = [nlargest(self._most, column) for column in amounts]
         return [tuple(sum(column[:n]) for column in columns) for n in range(self._most + 1)]
@@ -533,32 +534,32 @@ class _PlanSearch:
         return _MoveItem((*size, *pages), (*charge, *pages), ())
 
     def _mover_item(self, a: Allocation) -> _MoveItem:
-        booked = next(iter(a.charges.values()), NO_CHARGE)
+        base_charge = next(iter(a.charges.values()), NO_CHARGE)
         cpus = len(a.cpus) if a.exclusive else 0
         owned = cpus + len(a.idle_siblings)
         pages = [a.hugepages.get(size, 0) if a.mems else 0 for size in self._sizes]
-        booked_pages = [booked.hugepages.get(size, 0) for size in self._sizes]
+        booked_pages = [base_charge.hugepages.get(size, 0) for size in self._sizes]
         size = (1000 * cpus or a.cpu_milli, owned, a.memory_bytes if a.mems else 0, *pages)
-        charge = (booked.cpu_milli, owned, booked.memory, *booked_pages)
+        charge = (base_charge.cpu_milli, owned, base_charge.memory, *booked_pages)
         released = (*charge[:2], *(0 for _ in charge[2:])) if self._running else charge
         return _MoveItem(size, charge, released, _migrated_bytes(a), next(iter(a.numa_nodes)), a)
 
     def freed_by_node(self) -> dict[int, int]:
-        """By NUMA node, CPUs to own that its movers leave there, those with the most first."""
-        freed = dict.fromkeys(self._free, 0)
+        """Count by NUMA node the exclusive CPUs that its movers free, the largest movers first."""
+        counts = dict.fromkeys(self._free, 0)
         for i, items in self._by_id.items():
-            amounts, moves = dict(self._free), self._most
+            amounts, budget = dict(self._free), self._most
             for item in sorted(items, key=lambda m: -m.released[1]):  # then by id, as they are
-                fitting = [j for j, free in amounts.items() if j != i and item.fits_on(j, free)]
-                if fitting and moves:
+                fitting = [j for j, v in amounts.items() if j != i and item.fits_on(j, v)]
+                if fitting and budget:
                     fullest = min(fitting, key=lambda j: (amounts[j], j))
                     amounts[fullest] = _subtract_amounts(amounts[fullest], item.charge)
-                    freed[i] += item.released[1]
-                    moves -= 1
-        return freed
+                    counts[i] += item.released[1]
+                    budget -= 1
+        return counts
 
     def next_plan(self) -> SearchSteps[_Places | None]:
-        """The NUMA node of each, the newcomer first; None when there are no more plans."""
+        """Find the next plan: NUMA nodes of all, the newcomer first; None if there is none."""
         while self._heap:
             _, _, cost, partial, siblings = heappop(self._heap)
             work_before = self._used
@@ -571,13 +572,13 @@ class _PlanSearch:
         return None
 
     def _push_children(self, children: Iterator[_Child]) -> None:
-        """Put the first of them on the heap; the others follow when it is taken up."""
+        """Push the first child on the heap; the others follow when it is expanded."""
         child = next(children, None)
         if child is not None:
             heappush(self._heap, (child[0], next(self._serial), *child[1:], children))
 
     def _expand_plan(self, p: _PartialPlan, cost: PlanCost) -> Iterator[Iterator[_Child]]:
-        """The next steps of a partial plan: each way begins with the cheapest."""
+        """Yield the children of a partial plan, one iterator each, the cheapest first."""
         item, is_cleared = p.pending[0], p.cleared_node is not None
         numa_nodes = [*p.free_by_node] if p.cleared_node is None else [p.cleared_node]
         self._used += _LOOK_WORK * len(numa_nodes)
@@ -594,7 +595,7 @@ class _PlanSearch:
                 yield self._displacements(p, cost, i, fits=p.fits_unmoved or fits_newcomer)
 
     def _destinations(self, p: _PartialPlan, fitting: Collection[int]) -> set[int]:
-        """The fullest that fits, then the lowest id; or where the mover was, on other CPUs."""
+        """Select the fullest that fits, then the lowest id; and the mover's own if it may stay."""
         fullest = min(fitting, key=lambda i: (p.free_by_node[i], i))
         current_node = p.pending[0].current_node
         if p.fits_unmoved and current_node in fitting:
@@ -604,25 +605,26 @@ class _PlanSearch:
     def _displacements(
         self, p: _PartialPlan, cost: PlanCost, i: int, *, fits: bool
     ) -> Iterator[_Child]:
-        """Each mover that leaves NUMA node ``i`` for the first that is pending, cheapest first.
+        """Yield plans in which one mover leaves NUMA node ``i`` for the first pending container.
 
-        It costs nothing where that one ``fits`` by the sums: the mover may stay, on other CPUs.
+        The cheapest is first; the cost is 0 if that container ``fits`` by sums, because the mover
+        may stay on other CPUs.
         """
-        limits, moves_left = self._max_released[i], self._most - len(p.displaced_ids)
+        limits, max_moves = self._max_released[i], self._most - len(p.displaced_ids)
         lacking = _subtract_amounts(p.pending[0].needs, p.free_by_node[i])
-        fewest = next((n for n in range(1, moves_left + 1) if _covers_needs(lacking, limits[n])), 0)
+        fewest = next((n for n in range(1, max_moves + 1) if _covers_needs(lacking, limits[n])), 0)
         if not fewest:
             return
         movers = (self._by_id if fits else self._by_bytes)[i]
         positions = range(p.first_mover_index, len(movers) - fewest + 1)
-        min_released = _subtract_amounts(lacking, limits[moves_left - 1])
+        min_released = _subtract_amounts(lacking, limits[max_moves - 1])
         for position in self._distinct_movers(p, movers, positions, min_released, fits=fits):
             mover = movers[position]
             displaced_ids = tuple(sorted((*p.displaced_ids, mover.container_id)))
             bytes_so_far = cost[0] + (0 if fits else mover.bytes)
             following = movers[position + 1 : position + fewest]
             min_bytes = bytes_so_far + (0 if fits else sum(m.bytes for m in following))
-            # The largest first; those that are alike in the order in which they were taken out.
+            # The largest first, equal ones in the order of displacement.
             pending = sorted((*p.pending[1:], mover), key=lambda m: m.needs, reverse=True)
             yield (
                 (min_bytes, len(p.displaced_ids) + fewest, displaced_ids),
@@ -643,16 +645,16 @@ class _PlanSearch:
         p: _PartialPlan,
         movers: list[_MoveItem],
         positions: range,
-        least: ResourceVector,
+        minimum: ResourceVector,
         *,
         fits: bool,
     ) -> Iterator[int]:
-        """Positions of the movers that release enough; of those that are alike the first."""
+        """Yield positions of movers that release enough, one of each equivalence class."""
         keys = set()
         for position in positions:
             self._used += _LOOK_WORK
             mover = movers[position]
-            if mover.container_id in p.displaced_ids or not _covers_needs(least, mover.released):
+            if mover.container_id in p.displaced_ids or not _covers_needs(minimum, mover.released):
                 continue
             key = mover.equivalence_key(on_same_node=fits)
             if key not in keys:
@@ -663,8 +665,8 @@ class _PlanSearch:
     def _place_item(self, p: _PartialPlan, cost: PlanCost, i: int) -> Iterator[_Child]:
         item = p.pending[0]
         charge = item.released if i == item.current_node else item.charge
-        has_moved = p.fits_unmoved and item.mover is not None and i != item.current_node
-        cost = (cost[0] + (item.bytes if has_moved else 0), *cost[1:])
+        is_displaced = p.fits_unmoved and item.mover is not None and i != item.current_node
+        cost = (cost[0] + (item.bytes if is_displaced else 0), *cost[1:])
         return _single_child(
             cost,
             p._replace(
@@ -682,13 +684,13 @@ def _single_child(cost: PlanCost, partial: _PartialPlan) -> Iterator[_Child]:
 
 
 def _round_down_to_leading_bits(amount: int) -> int:
-    """The amount without its last eighth, and less."""
+    """Round down to the leading four bits."""
     shift = max(0, amount.bit_length() - 4)
     return amount >> shift << shift
 
 
-def _covers_needs(needs: ResourceVector, amounts: ResourceVector) -> bool:
-    return all(map(le, needs, amounts))
+def _covers_needs(demand: ResourceVector, amounts: ResourceVector) -> bool:
+    return all(map(le, demand, amounts))
 
 
 def _add_amounts(total: ResourceVector, amounts: ResourceVector) -> ResourceVector:
@@ -699,11 +701,11 @@ def _subtract_amounts(total: ResourceVector, amounts: ResourceVector) -> Resourc
     return tuple(map(sub, total, amounts))
 
 
-# --- what the engine says -------------------------------------------------------------------------
+# --- verification ---------------------------------------------------------------------------------
 
 
 def _demand_of(a: Allocation) -> Demand:
-    """The demand of a running container, by its allocation."""
+    """Derive the demand of a running container from its allocation."""
     charges = [*a.charges.values()]
     return Demand(
         cpu_milli=a.cpu_milli,
@@ -728,11 +730,11 @@ def _verify_plan(
     node: NodeSnapshot,
     refused: Rejected,
     targets: _Places,
-    moved_for: str = "",
+    purpose: str = "",
     *,
     running: bool,
 ) -> MovePlan | None:
-    """Have the engine place the newcomer, and then each mover; None where it refuses."""
+    """Place the newcomer and then each mover with the engine; None if one is rejected."""
     _, *mover_targets = targets
     movers = [(m.mover, i) for m, i in mover_targets if m.mover is not None]
     base, reading = (
@@ -750,22 +752,22 @@ def _verify_plan(
     )
     if not isinstance(decision, Admitted):
         return None
-    after, moves, placed = decision.state, [], decision.allocation
+    state, moves, placed = decision.state, [], decision.allocation
     for a, i in movers:
         reading = None if reading is None else reading.with_own_charges_added(placed, -1)
-        moved = _place_mover(replace(node, state=after, reading=reading), a, i)
-        if moved is None or _has_same_place(a, moved):
-            return None  # what fits only while it is away does not fit
+        target = _place_mover(replace(node, state=state, reading=reading), a, i)
+        if target is None or _has_same_place(a, target):
+            return None  # the newcomer does not fit beside it
         if running:
-            if (moved.numa_nodes == a.numa_nodes) is not (i in a.numa_nodes):
-                return None  # its memory was booked otherwise
-            moved = moved.with_migration_started(a)
-            if a.container_id in after.allocations:
-                after = after.without_allocation(a.container_id)
-        moved = replace(moved, reason=moved_caption(moved.reason, moved_for), moved_for=moved_for)
-        after, placed = after.with_allocation(moved), moved.with_migration_finished
-        moves.append(ContainerMove(a, moved))
-    return MovePlan(_state_with_moves(node.state, after, moves), decision, tuple(moves), targets)
+            if (target.numa_nodes == a.numa_nodes) is not (i in a.numa_nodes):
+                return None  # its memory was charged differently
+            target = target.with_migration_started(a)
+            if a.container_id in state.allocations:
+                state = state.without_allocation(a.container_id)
+        target = replace(target, reason=moved_caption(target.reason, purpose), moved_for=purpose)
+        state, placed = state.with_allocation(target), target.with_migration_finished
+        moves.append(ContainerMove(a, target))
+    return MovePlan(_state_with_moves(node.state, state, moves), decision, tuple(moves), targets)
 
 
 def _has_same_place(a: Allocation, b: Allocation) -> bool:
@@ -773,7 +775,7 @@ def _has_same_place(a: Allocation, b: Allocation) -> bool:
 
 
 def _allocation_without_cpus(a: Allocation) -> Allocation:
-    """Its memory, which is where it was until it has moved."""
+    """Reduce an allocation to its memory, which stays until it has migrated."""
     charges = charges_with_cpu_removed(a.charges)
     return replace(
         a,
@@ -786,23 +788,23 @@ def _allocation_without_cpus(a: Allocation) -> Allocation:
 
 
 def _state_with_moves(
-    before: NodeState, after: NodeState, moves: Collection[ContainerMove]
+    prior: NodeState, state: NodeState, moves: Collection[ContainerMove]
 ) -> NodeState:
-    """The state with those that moved, and with what is remembered of their pods."""
-    missing = [m.after for m in moves if m.after.container_id not in after.allocations]
-    after, pods = after.with_allocation(*missing), dict(after.pods)
+    """Return the state with moved containers and their pods' records."""
+    missing = [m.after for m in moves if m.after.container_id not in state.allocations]
+    state, pods = state.with_allocation(*missing), dict(state.pods)
     for move in moves:
-        # What it had before is nothing to come back to.
-        record = before.pods[move.before.pod_uid]
+        # A moved container must not return to its former CPUs.
+        record = prior.pods[move.before.pod_uid]
         affinity = None if record.affinity is None else move.after.numa_nodes
         pods[record.uid] = replace(
-            after.pods[record.uid], previous=record.previous, affinity=affinity
+            state.pods[record.uid], previous=record.previous, affinity=affinity
         )
-    return replace(after, pods=pods)
+    return replace(state, pods=pods)
 
 
 def _place_mover(node: NodeSnapshot, a: Allocation, numa_node: int) -> Allocation | None:
-    """Place a mover by its own policy; None where that is worse than what it had."""
+    """Place a mover by its own policy; None if the placement is worse than before."""
     smt = a.smt if a.exclusive else SMT.ANY
     case = PlacementRequest(
         node,

@@ -1,11 +1,10 @@
-"""A live container's resources change: in-place resize, or another program's cpuset.
+"""Changes of a live container's resources: in-place resize, or another program's cpuset.
 
-A resize never moves anything. A changed ``cpuset.mems`` makes the kernel copy the pages of a
-running process (cgroup v2) or leaves them behind (v1), and a resize of a pod does not ask for
-either. So a container keeps its memory nodes for life, CPUs of its own stay its own as long as it
-has that many, and what it gets in addition comes from the NUMA nodes it is on. What cannot grow
-there is the business of ``on-failure``, whose default for strict policies refuses the resize;
-docs/adr/0027-a-resize-stays-in-place.md says why.
+A resize never moves a container. A changed ``cpuset.mems`` makes the kernel copy the pages of a
+running process (cgroup v2) or leave them behind (v1), and a pod's resize requests neither. So a
+container keeps its memory nodes and, up to its new size, its exclusive CPUs, and additional CPUs
+come from its NUMA nodes. If it cannot grow there, ``on-failure`` decides; its default for strict
+policies rejects the resize. Reasons: docs/adr/0027-a-resize-stays-in-place.md.
 """
 
 from __future__ import annotations
@@ -101,12 +100,12 @@ RESIZE_RULE_TEXT = "a resize stays in place"
 def resize_in_place(
     case: PlacementRequest, allocation: Allocation, offered: CPUSet = NO_CPUS
 ) -> Placement | Rejection:
-    """Give a running container its new size where it is.
+    """Place a running container with its new size on its current NUMA nodes.
 
-    What it uses is not in the reading. What cannot grow where it is, is the business of its
-    ``on-failure``: ``reject`` fails; ``widen`` adds CPUs of other NUMA nodes to those it owns;
-    otherwise, and for memory and shared CPUs, it stays with what it has and the new size is
-    allocated there. CPUs that its pod's pool ``offered`` come first.
+    Its current charges count as free. If it cannot grow there, ``on-failure`` decides: ``reject``
+    rejects the resize; ``widen`` adds exclusive CPUs of other NUMA nodes. Otherwise, and for memory
+    and shared CPUs, it keeps its resources and the new size is charged there. CPUs that the pod
+    pool ``offered`` are taken first.
     """
     node = case.node
     if node.reading is not None:
@@ -123,15 +122,15 @@ def resize_in_place(
 
 
 def shared_again_text(prior: Allocation, milli: int) -> str:
-    """Say what an owner loses by a new size that is no whole number; empty if it loses nothing."""
+    """Clause about exclusive CPUs lost by a size that is no whole number; empty for none."""
     if prior.kind is not ContainerKind.EXCLUSIVE or not milli % 1000:
         return ""
-    had = exclusive_cpu_count_text(len(prior.cpus))
-    return f"no longer has its {had}, because {milli}m is no whole number of CPUs"
+    text = exclusive_cpu_count_text(len(prior.cpus))
+    return f"no longer has its {text}, because {milli}m is no whole number of CPUs"
 
 
 class _Resize:
-    """One change of size on its way."""
+    """State of one resize that is being decided."""
 
     def __init__(self, case: PlacementRequest, allocation: Allocation, offered: CPUSet) -> None:
         self.case, self.prior, self.offered = case, allocation, offered
@@ -143,7 +142,7 @@ class _Resize:
         )
 
     def check_pod_sum(self) -> Rejection | None:
-        """See that others of its pod leave it its size, or that it may run with less."""
+        """Reject a size beyond its part of the pod's sum, unless it may run with less."""
         case, share = self.case, self.case.pod_share
         milli = own_request_milli(case.pod.qos, case.container.resources)
         limit, change = share.limit_milli(milli), case.demand.own_cpu_milli - self.prior.cpu_milli
@@ -160,10 +159,10 @@ class _Resize:
         return None if self._accepts_shortage(shortage) else shortage
 
     def resize_listed(self) -> Placement | Rejection:
-        """CPUs of a list stay that list; only the amounts change."""
+        """Keep the list of CPUs and change only the charges."""
         case, prior = self.case, self.prior
         if prior.exclusive:
-            # The runtime may tell the pod's sum of its creation, not that of now.
+            # The runtime may report the pod's sum of its creation instead of the current one.
             requested_milli = case.demand.cpu_requested_milli
             requested_milli += sum(a.cpu_milli for a in exclusive_list_sharers(case, prior.cpus))
             if case.demand.pod_requested_milli is not None:
@@ -181,7 +180,7 @@ class _Resize:
         return self._build_placement(prior.kind, prior.reason, prior.numa_nodes, milli, prior.cpus)
 
     def resize_shared(self) -> Placement | Rejection:
-        """The shared CPUs of the NUMA nodes it is on."""
+        """Charge shared CPUs on its current NUMA nodes."""
         case, numa_nodes = self.case, self.prior.numa_nodes
         nodes_text, free_by_node = numa_text(numa_nodes), case.node.free_shared_milli
         self.steps.append(f"stays on {nodes_text}")
@@ -202,29 +201,29 @@ class _Resize:
         return self._build_placement(ContainerKind.SHARED, caption, numa_nodes, milli)
 
     def resize_exclusive(self) -> Placement | Rejection:
-        """CPUs of its own: those it has, fewer of them, or these and more beside them."""
-        taken = self._resize_cpus()
-        if isinstance(taken, Rejection):
-            if not (self._may_keep_cpus() and self._accepts_shortage(taken)):
-                return taken
-            # Memory is booked at the new size all the same: that is what the container may use.
+        """Resize exclusive CPUs: keep, shrink or extend the current set."""
+        choice = self._resize_cpus()
+        if isinstance(choice, Rejection):
+            if not (self._may_keep_cpus() and self._accepts_shortage(choice)):
+                return choice
+            # Memory is still charged at the new size, which the container may use.
             self.steps.append(f"it keeps what it has, which is {SHORTFALL_TEXT}")
             if self.prior.kind is not ContainerKind.EXCLUSIVE:
                 return self.resize_shared()
-            taken = ChosenCPUs(cpus=self.prior.cpus, idle=self.prior.idle_siblings)
-        numa_nodes, milli = self._exclusive_by_node(taken.cpus)
-        self.steps += taken.notes
+            choice = ChosenCPUs(cpus=self.prior.cpus, idle=self.prior.idle_siblings)
+        numa_nodes, milli = self._exclusive_by_node(choice.cpus)
+        self.steps += choice.notes
         if not numa_nodes <= self._own_nodes():
             self.is_misaligned = True
         elif numa_nodes < self.prior.numa_nodes and len(numa_nodes | self.prior.mems) == 1:
-            self.is_misaligned = False  # by now
-        caption = f"{exclusive_cpu_count_text(len(taken.cpus))} on {numa_text(numa_nodes)}"
+            self.is_misaligned = False  # no longer
+        caption = f"{exclusive_cpu_count_text(len(choice.cpus))} on {numa_text(numa_nodes)}"
         return self._build_placement(
-            ContainerKind.EXCLUSIVE, caption, numa_nodes, milli, taken.cpus, taken.idle
+            ContainerKind.EXCLUSIVE, caption, numa_nodes, milli, choice.cpus, choice.idle
         )
 
     def _exclusive_by_node(self, cpus: CPUSet) -> tuple[NUMASet, Mapping[int, int]]:
-        """NUMA nodes of CPUs of its own, and milli there; offline ones come back as they were."""
+        """Return NUMA nodes of exclusive CPUs and milli there; unchanged if one is offline."""
         topology, prior = self.case.node.machine.topology, self.prior
         if not cpus <= topology.online:
             return prior.numa_nodes, {i: charge.cpu_milli for i, charge in prior.charges.items()}
@@ -232,12 +231,12 @@ class _Resize:
         return NUMASet(counts), {i: 1000 * count for i, count in counts.items()}
 
     def _has_shortage(self, amount: int, prior_amount: int, free_amount: int) -> bool:
-        """True if it grows beyond what there is, or has not got its size since an earlier time."""
+        """True if it grows beyond the free amount, or still has an earlier shortfall."""
         is_due = amount > prior_amount or (self.had_shortfall and amount == prior_amount)
         return is_due and free_amount < amount
 
     def _accepts_shortage(self, shortage: Rejection, note: str = "", *, grows: bool = True) -> bool:
-        """Run on with less than its size, unless it grows and ``on-failure`` rejects that."""
+        """Record a shortfall, unless the container grows and ``on-failure`` rejects that."""
         if grows and self.case.on_failure is OnFailure.REJECT:
             return False
         self.steps.append(f"{self.case.message_subject}: {shortage.detail}{note}")
@@ -245,62 +244,64 @@ class _Resize:
         return True
 
     def _may_keep_cpus(self) -> bool:
-        """True if it may keep its CPUs where it cannot have the new number: it requests them."""
+        """True if it may keep its CPUs if the new number does not fit: it requests them."""
         case, prior = self.case, self.prior
         if prior.kind is not ContainerKind.EXCLUSIVE or case.requested.unrequested_cpus:
             return True
         return 1000 * len(prior.cpus) <= case.demand.cpu_requested_milli
 
     def _own_nodes(self) -> NUMASet:
-        """The NUMA nodes that growing may use: its own, and those chosen for its whole pod."""
+        """NUMA nodes that it may grow on: its own, and those of its pod's affinity."""
         record = self.case.node.state.pods.get(self.prior.pod_uid)
         if record is None or record.affinity is None:
             return self.prior.numa_nodes
         return self.prior.numa_nodes | record.affinity
 
     def _resize_cpus(self) -> ChosenCPUs | Rejection:
-        case, held = self.case, self.prior.cpus
+        case, cpus = self.case, self.prior.cpus
         count = case.demand.exclusive_cpus
-        if count == len(held):
-            # CPUs of it that are offline come back, and stay its own.
-            return ChosenCPUs(cpus=held, idle=self.prior.idle_siblings)
-        if count < len(held):
-            fewer = self._take_cpus(NO_CPUS, {}, strict=True)
-            return fewer if isinstance(fewer, ChosenCPUs) else self._smt_rejection(fewer)
-        return self._grow_cpus(count, held)
+        if count == len(cpus):
+            # Offline CPUs remain exclusive until they are online again.
+            return ChosenCPUs(cpus=cpus, idle=self.prior.idle_siblings)
+        if count < len(cpus):
+            choice = self._take_cpus(NO_CPUS, {}, strict=True)
+            return choice if isinstance(choice, ChosenCPUs) else self._smt_rejection(choice)
+        return self._grow_cpus(count, cpus)
 
-    def _grow_cpus(self, count: int, held: CPUSet) -> ChosenCPUs | Rejection:
-        """The CPUs it has and more beside them, within the floors and quotas."""
+    def _grow_cpus(self, count: int, own_cpus: CPUSet) -> ChosenCPUs | Rejection:
+        """Extend the current CPUs within pool floors and quotas."""
         case, node = self.case, self.case.node
-        free = exclusive_candidate_cpus(node, count)
-        avoided = held & node.machine.avoided_isolated_cpus(count)
-        free = cpus_above_floors(node, free, held)
-        if not avoided and len(self.offered) >= count - len(held):
-            given = self._grow_from_pod_pool()
-            if isinstance(given, ChosenCPUs):
-                return given
+        free_cpus = exclusive_candidate_cpus(node, count)
+        avoided = own_cpus & node.machine.avoided_isolated_cpus(count)
+        free_cpus = cpus_above_floors(node, free_cpus, own_cpus)
+        if not avoided and len(self.offered) >= count - len(own_cpus):
+            pool_choice = self._grow_from_pod_pool()
+            if isinstance(pool_choice, ChosenCPUs):
+                return pool_choice
         home, smt = self._own_nodes(), self._effective_smt()
-        limits = count_free_exclusive_by_node(node, free | held, smt, node.free_cpu_milli)
+        limits = count_free_exclusive_by_node(node, free_cpus | own_cpus, smt, node.free_cpu_milli)
         room = sum(limits.get(i, 0) for i in home)
-        chosen: ChosenCPUs | NotEnoughCPUs | SMTMisaligned | None = None
+        choice: ChosenCPUs | NotEnoughCPUs | SMTMisaligned | None = None
         if room >= count and not avoided:
-            chosen = self._take_cpus(free, limits, strict=True)
-            if isinstance(chosen, SMTMisaligned):
-                return self._smt_rejection(chosen)
-        # A container that shares is on its NUMA nodes, and CPUs elsewhere would move it.
-        may_widen = case.on_failure is OnFailure.BEST_EFFORT and held and not avoided
-        if not isinstance(chosen, ChosenCPUs) and may_widen:
-            chosen = self._take_cpus(free, limits, strict=False)
-        who = exclusive_cpu_count_text(count)
-        if not isinstance(chosen, ChosenCPUs):
-            where = f"{numa_text(home)}{lowered_capacity_factor_text(node.machine, home)}"
-            text = shortage_clause("cpu", who, f"{room} free for exclusive use on {where} for it")
+            choice = self._take_cpus(free_cpus, limits, strict=True)
+            if isinstance(choice, SMTMisaligned):
+                return self._smt_rejection(choice)
+        # CPUs on other NUMA nodes would move a shared container.
+        may_widen = case.on_failure is OnFailure.BEST_EFFORT and own_cpus and not avoided
+        if not isinstance(choice, ChosenCPUs) and may_widen:
+            choice = self._take_cpus(free_cpus, limits, strict=False)
+        need = exclusive_cpu_count_text(count)
+        if not isinstance(choice, ChosenCPUs):
+            nodes_text = f"{numa_text(home)}{lowered_capacity_factor_text(node.machine, home)}"
+            text = shortage_clause(
+                "cpu", need, f"{room} free for exclusive use on {nodes_text} for it"
+            )
             text += f" (smt: {smt.value})" + isolated_mode_text(case)
             if avoided:
                 text += f"; {cpus_text(avoided, 'is', 'are')} isolated"
             text += exclusive_holders_text(node.state, home, requests=True)
             return _shortage_rejection(RejectionReason.NOT_ENOUGH_CPUS, text)
-        return check_exclusive_limits(case, f"cpu: {who}", chosen.cpus, chosen.idle) or chosen
+        return check_exclusive_limits(case, f"cpu: {need}", choice.cpus, choice.idle) or choice
 
     def _grow_from_pod_pool(self) -> ChosenCPUs | NotEnoughCPUs | SMTMisaligned:
         node, smt = self.case.node, self._effective_smt()
@@ -309,7 +310,7 @@ class _Resize:
         return self._take_cpus(self.offered, limits, strict=True)
 
     def _milli_to_allocate(self) -> int:
-        """Thousandths of a CPU that are allocated for shared CPUs: what its request pays for."""
+        """Thousandths of a CPU to charge for shared CPUs: at most the request."""
         return min(self.case.demand.cpu_milli, self.case.demand.cpu_requested_milli)
 
     def _effective_smt(self) -> SMT:
@@ -336,14 +337,14 @@ class _Resize:
         )
 
     def _smt_rejection(self, refused: NotEnoughCPUs | SMTMisaligned) -> Rejection:
-        why = (
+        text = (
             smt_misaligned_text(self.case, refused, self._effective_smt())
             if isinstance(refused, SMTMisaligned)
             else cpu_shortage_text(self.case.node.machine, refused, None)
         )
         return Rejection(
             reason=RejectionReason.SMT_ALIGNMENT,
-            detail=why,
+            detail=text,
             rule="smt: full-core gives whole cores only",
         )
 
@@ -354,9 +355,9 @@ class _Resize:
         numa_nodes: NUMASet,
         milli: Mapping[int, int],
         cpus: CPUSet = NO_CPUS,
-        idle: CPUSet = NO_CPUS,
+        idle_siblings: CPUSet = NO_CPUS,
     ) -> Placement | Rejection:
-        """Book the new size on the memory nodes it has; see that growing fits there."""
+        """Charge the new size on its memory nodes, and check that growth fits there."""
         case, prior = self.case, self.prior
         pages_left = case.free_hugepages() if prior.mems else {}
         shortage = self._check_memory(pages_left)
@@ -374,7 +375,7 @@ class _Resize:
             case.initial_placement,
             kind=kind,
             cpus=cpus,
-            idle_siblings=idle,
+            idle_siblings=idle_siblings,
             exclusive=is_exclusive,
             yields_to_exclusive=kind is ContainerKind.LISTED
             and not is_exclusive
@@ -393,7 +394,7 @@ class _Resize:
         )
 
     def _check_memory(self, pages_left: Mapping[int, Mapping[int, int]]) -> Rejection | None:
-        """See that memory and huge pages fit on its memory nodes, or may be short there."""
+        """Reject memory and huge pages that do not fit on its memory nodes, unless allowed."""
         case, prior, demand, mems = self.case, self.prior, self.case.demand, self.prior.mems
         if not mems:
             return None
@@ -414,7 +415,7 @@ class _Resize:
         return None
 
     def _list_yields(self, cpus: CPUSet) -> bool:
-        """True if a shared list yields: it is not paid for, or others own CPUs of it already."""
+        """True if a shared list yields: not requested, or it has yielded CPUs already."""
         case = self.case
         return is_yielding_list(case.requested, cpus, case.demand) or (
             self.prior.yields_to_exclusive and bool(cpus & case.node.state.unavailable_cpus)
@@ -438,7 +439,7 @@ def resize_container(
         outcome = _apply_other_cpuset(node, pod, container, update, trace)
         if outcome is not None:
             return outcome
-    after, change = state, NO_CHANGED_IDS
+    new_state, change = state, NO_CHANGED_IDS
     sharers: tuple[str, ...] = ()
     has_amounts = update.cpu_quota or update.cpu_shares or update.memory_limit or update.hugepages
     if allocation.is_pinned and has_amounts:
@@ -447,66 +448,66 @@ def resize_container(
         if isinstance(resized, Rejected):
             return resized
         allocation, trace = resized
-        after, sharers = state_with_resized_container(node, pod, allocation)
+        new_state, sharers = state_with_resized_container(node, pod, allocation)
         change = ChangedStateIds((container.id, *sharers), (pod.uid,))
     elif not allocation.is_pinned:
-        after, change = _with_unpinned_memory(node, pod, container, update)
-    node_after = node.with_state(after)
-    if after is not state:
+        new_state, change = _with_unpinned_memory(node, pod, container, update)
+    node_after = node.with_state(new_state)
+    if new_state is not state:
         trace = replace(trace, pool_before=node.pool, pool_after=node_after.pool)
     own_update = answer_to_update(node, node_after, container, update)
     updates = updates_between(node, node_after, skip=container.id, resized=sharers)
     return Resized(
-        state=after, change=change, container_update=own_update, updates=updates, trace=trace
+        state=new_state, change=change, container_update=own_update, updates=updates, trace=trace
     )
 
 
 def _with_unpinned_memory(
     node: NodeSnapshot, pod: PodSandbox, container: Container, update: Resources
 ) -> tuple[NodeState, ChangedStateIds]:
-    """The state once a container that nothing pins requests another amount of memory."""
+    """Return the state with the new memory request of an unpinned container."""
     state, prior = node.state, node.state.allocations[container.id]
-    others = state.requested_memory_of_pod(pod.uid, container.id)
+    other_charge = state.requested_memory_of_pod(pod.uid, container.id)
     merged = _apply_update(container, prior, update)
-    amount = unpinned_memory_request(pod, merged, node.machine.total_memory_bytes, others)
+    amount = unpinned_memory_request(pod, merged, node.machine.total_memory_bytes, other_charge)
     if not prior.unpinned_memory or amount == prior.unpinned_memory:
         return state, NO_CHANGED_IDS
-    after = state.without_allocation(container.id)
-    after = after.with_allocation(replace(prior, unpinned_memory=amount))
-    return after, ChangedStateIds((container.id,), (pod.uid,))
+    new_state = state.without_allocation(container.id)
+    new_state = new_state.with_allocation(replace(prior, unpinned_memory=amount))
+    return new_state, ChangedStateIds((container.id,), (pod.uid,))
 
 
 def state_with_resized_container(
     node: NodeSnapshot, pod: PodSandbox, allocation: Allocation
 ) -> tuple[NodeState, tuple[str, ...]]:
-    """The state once a container has its new size, and who else has other CPUs of its pod then."""
-    before, had = node.state, node.state.allocations[allocation.container_id]
-    total = sum_told_by(before, pod, had, allocation.cpu_milli, allocation.memory_bytes)
-    pool = tuple(a for a in before.pod_pool(pod.uid) if a is not had)
+    """Return the state with a resized container, and ids of pod pool members whose CPUs changed."""
+    state, prior = node.state, node.state.allocations[allocation.container_id]
+    total = sum_told_by(state, pod, prior, allocation.cpu_milli, allocation.memory_bytes)
+    pool = tuple(a for a in state.pod_pool(pod.uid) if a is not prior)
     ids = tuple(a.container_id for a in pool)
     is_member = allocation.is_in_pod_pool and allocation.kind is ContainerKind.EXCLUSIVE
-    after = before.without_allocation(had.container_id, *ids).with_allocation(allocation)
+    result = state.without_allocation(prior.container_id, *ids).with_allocation(allocation)
     if pool and is_member:
-        after = with_pod_pool(after, pool, allocation, node.machine.topology)
+        result = with_pod_pool(result, pool, allocation, node.machine.topology)
     elif pool and not allocation.uses_pod_resources:
-        after = resize_pod_pool(node.with_state(after), pool, total, had)
+        result = resize_pod_pool(node.with_state(result), pool, total, prior)
     else:
-        after = after.with_allocation(*pool)
-    old, new = before.allocations, after.allocations
-    changed = tuple(i for i in ids if new[i] != old[i])
-    return with_sum_told(after, pod, allocation, total), changed
+        result = result.with_allocation(*pool)
+    prior_by_id, by_id = state.allocations, result.allocations
+    changed = tuple(i for i in ids if by_id[i] != prior_by_id[i])
+    return with_sum_told(result, pod, allocation, total), changed
 
 
 def resources_if_resized(allocation: Allocation, resources: Resources) -> Resources | None:
-    """Read a container's new size from what the runtime has; None when it is as remembered."""
+    """Read a container's new size from the runtime's resources; None if it has not changed."""
     if not allocation.is_pinned:
         return None
     if (resources.cpu_quota or 0) <= 0 and allocation.lifted_quota:
-        # The quota was lifted, so the one it was created with still counts.
+        # The quota was lifted, so the original one still counts.
         resources = replace(resources, cpu_quota=allocation.lifted_quota)
     milli = cpu_size_milli(resources)
     if (resources.cpu_quota or 0) <= 0 and allocation.lifted_quota == 0:
-        # Lifted before the checkpoint was lost: nothing tells its size but the CPUs it has.
+        # Lifted before the checkpoint was lost: its size is known only from its CPUs.
         milli = allocation.cpu_milli
     memory = resources.memory_limit or 0
     if milli == allocation.cpu_milli and (
@@ -517,15 +518,15 @@ def resources_if_resized(allocation: Allocation, resources: Resources) -> Resour
 
 
 def _apply_update(container: Container, allocation: Allocation, update: Resources) -> Container:
-    """The container as the request wants it; a lifted quota counts as what was asked for once."""
-    now = container.resources
+    """Apply an update to the container's resources; a lifted quota counts as its original value."""
+    current = container.resources
     merged = replace(
-        now,
-        cpu_shares=update.cpu_shares or now.cpu_shares,
-        cpu_quota=update.cpu_quota or allocation.lifted_quota or now.cpu_quota,
-        cpu_period=update.cpu_period or now.cpu_period,
-        memory_limit=update.memory_limit or now.memory_limit,
-        hugepages={**now.hugepages, **update.hugepages},
+        current,
+        cpu_shares=update.cpu_shares or current.cpu_shares,
+        cpu_quota=update.cpu_quota or allocation.lifted_quota or current.cpu_quota,
+        cpu_period=update.cpu_period or current.cpu_period,
+        memory_limit=update.memory_limit or current.memory_limit,
+        hugepages={**current.hugepages, **update.hugepages},
     )
     return replace(container, resources=merged)
 
@@ -537,10 +538,10 @@ def _apply_other_cpuset(
     update: Resources,
     trace: DecisionTrace,
 ) -> Resized | None:
-    """Let another program's cpuset stand; None where that of the container's allocation counts.
+    """Accept another program's cpuset; None if the container's allocation takes precedence.
 
-    The kubelet may grant CPUs to a container that we placed: its policy became static afterwards.
-    Both would write for ever, so the configured side wins.
+    The kubelet may grant CPUs to a container of the agent if its policy became static later. Both
+    would overwrite each other repeatedly, so the configuration decides.
     """
     state = node.state
     allocation, cpus = state.allocations[container.id], parse_foreign_cpuset(update.cpus)
@@ -553,13 +554,13 @@ def _apply_other_cpuset(
     ):
         if allocation.kind is ContainerKind.FOREIGN and allocation.foreign_cpus == cpus:
             return Resized(state=state, container_update=None, trace=trace)
-        after, own_update = to_kubelet_allocation(allocation, cpus), None
-        if allocation.mems and not update.mems:  # no other program takes our pin back
+        result, own_update = to_kubelet_allocation(allocation, cpus), None
+        if allocation.mems and not update.mems:  # no other program removes the agent's pin
             own_update = ContainerUpdate(container.id, mems=str(node.machine.topology.memory_nodes))
-        return _foreign_cpuset_outcome(node, after, own_update, trace, after.reason)
+        return _foreign_cpuset_outcome(node, result, own_update, trace, result.reason)
     if allocation.is_pinned:
         return None
-    if not cpus:  # what is no list, the runtime refuses
+    if not cpus:  # the runtime refuses an invalid list
         return Resized(state=state, container_update=None, trace=trace)
     return _apply_foreign_cpuset(node, allocation, cpus, update, trace)
 
@@ -570,7 +571,7 @@ def _overrides_grant(
     container: Container,
     allocation: Allocation,
 ) -> bool:
-    """True if what the container requests is stronger than the kubelet's grant."""
+    """True if the container's options override the kubelet's grant."""
     machine = node.machine
     requested = _options_with_held_slots(
         machine, pod, container, allocation, machine.options_resolver(pod, container)
@@ -590,7 +591,7 @@ def _options_with_held_slots(
     allocation: Allocation,
     requested: PlacementOptions | Rejection,
 ) -> PlacementOptions | Rejection:
-    """As many slots as at its creation: an extended resource is not resized, nor is a claim."""
+    """Apply the slots of its creation: extended resources and claims are not resized."""
     if not allocation.slots:
         return requested
     key = f"{machine.settings.prefix}/{SLOTS_KEY}"
@@ -605,22 +606,22 @@ def _apply_foreign_cpuset(
     update: Resources,
     trace: DecisionTrace,
 ) -> Resized:
-    """Another program's cpuset on a container that nothing of ours binds.
+    """Apply another program's cpuset to a container without a pin of the agent.
 
-    It makes the container foreign, or unbound again when it holds the whole shared pool. It never
-    takes an unbound container onto owned CPUs.
+    The container becomes foreign, or unpinned again if the cpuset holds the whole shared pool. An
+    unpinned container never gets onto exclusive CPUs of others.
     """
-    pool, taken = node.pool, cpus & node.state.unavailable_cpus
-    after = allocation
-    if allocation.kind is ContainerKind.FOREIGN or not taken:
-        after = reclassify_cpuset(allocation, update.cpus, pool, node.state.kubelet.shared)
-    own_update, step_text = None, after.reason
-    if after.kind is ContainerKind.UNPINNED and cpus != pool:
+    pool, blocked_cpus = node.pool, cpus & node.state.unavailable_cpus
+    result = allocation
+    if allocation.kind is ContainerKind.FOREIGN or not blocked_cpus:
+        result = reclassify_cpuset(allocation, update.cpus, pool, node.state.kubelet.shared)
+    own_update, step_text = None, result.reason
+    if result.kind is ContainerKind.UNPINNED and cpus != pool:
         own_update = ContainerUpdate(allocation.container_id, cpus=str(pool))
         step_text = f"{cpus_text(pool)}, which everybody shares, instead of {update.cpus}"
-        if taken:
-            step_text += f": {cpus_text(taken, 'is', 'are')} exclusive to others"
-    return _foreign_cpuset_outcome(node, after, own_update, trace, step_text)
+        if blocked_cpus:
+            step_text += f": {cpus_text(blocked_cpus, 'is', 'are')} exclusive to others"
+    return _foreign_cpuset_outcome(node, result, own_update, trace, step_text)
 
 
 def _foreign_cpuset_outcome(
@@ -630,16 +631,16 @@ def _foreign_cpuset_outcome(
     trace: DecisionTrace,
     step_text: str,
 ) -> Resized:
-    """The answer once a container counts as what another program's cpuset makes of it."""
-    container_id, after, change = allocation.container_id, node.state, NO_CHANGED_IDS
-    if allocation is not after.allocations[container_id]:
-        after = after.without_allocation(container_id).with_allocation(allocation)
+    """Build the outcome for a container reclassified by another program's cpuset."""
+    container_id, state, change = allocation.container_id, node.state, NO_CHANGED_IDS
+    if allocation is not state.allocations[container_id]:
+        state = state.without_allocation(container_id).with_allocation(allocation)
         change = ChangedStateIds((container_id,), (allocation.pod_uid,))
     return Resized(
-        state=after,
+        state=state,
         change=change,
         container_update=own_update,
-        updates=updates_between(node, node.with_state(after), skip=container_id),
+        updates=updates_between(node, node.with_state(state), skip=container_id),
         trace=replace(trace, decision_steps=(step_text,)),
     )
 
@@ -647,56 +648,56 @@ def _foreign_cpuset_outcome(
 def resize_to_current_resources(
     node: NodeSnapshot, pod: PodSandbox, container: Container
 ) -> tuple[Allocation, DecisionTrace] | Rejected:
-    """Decide what a container has once it has the size that its resources say.
+    """Decide about the allocation of a container with the size of its resources.
 
-    Only these count: a rule that reads differently by now moves no running container.
+    Only its size counts: a rule that has changed moves no running container.
     """
-    machine, had = node.machine, node.state.allocations[container.id]
-    pool = node.state.pod_pool(pod.uid) if had.is_in_pod_pool else ()
-    rest = node.state.without_allocation(*{container.id, *(a.container_id for a in pool)})
-    allocation = had.with_migration_finished
-    without_it = node.with_state(rest)
+    machine, prior = node.machine, node.state.allocations[container.id]
+    pool = node.state.pod_pool(pod.uid) if prior.is_in_pod_pool else ()
+    state = node.state.without_allocation(*{container.id, *(a.container_id for a in pool)})
+    allocation = prior.with_migration_finished
+    base = node.with_state(state)
     trace = DecisionTrace(
         pod=pod,
         container=container,
-        free_cpu_milli=without_it.free_cpu_milli,
-        free_memory=without_it.free_memory,
+        free_cpu_milli=base.free_cpu_milli,
+        free_memory=base.free_memory,
     )
     requested = machine.options_resolver(pod, container)
     if isinstance(requested, Rejection):
-        # It was readable at creation; a rule changed under it. What it has stays valid.
-        step = f"{container_subject(pod, container)}: {requested.detail}"
-        return had, replace(trace, decision_steps=(step,))
+        # Valid at creation, but a rule has changed since. The allocation stays valid.
+        text = f"{container_subject(pod, container)}: {requested.detail}"
+        return prior, replace(trace, decision_steps=(text,))
     requested = _options_with_held_slots(machine, pod, container, allocation, requested)
     if isinstance(requested, Rejection):
         return _resize_rejection(requested, trace)
     trace = replace(trace, requested=requested)
     case = PlacementRequest(node, pod, container, requested, policy=allocation.policy)
-    share = find_pod_share(case, had)
+    pod_share = find_pod_share(case, prior)
     demand = compute_demand(
         pod,
         container,
         requested,
         machine.total_memory_bytes,
-        share,
+        pod_share,
         is_exclusive=allocation.exclusive,
     )
     if isinstance(demand, Rejection):
         return Rejected(demand, replace(trace, rule=demand.rule))
-    demand = _demand_staying_exclusive(allocation, demand, share)
+    demand = _demand_staying_exclusive(allocation, demand, pod_share)
     trace = replace(trace, demand=demand)
     if pool and demand.exclusive_cpus and not allocation.exclusive:
         allocation = _among_sharers(allocation, pool[0])
-    case = replace(case, node=without_it, demand=demand, pod_share=share)
+    case = replace(case, node=base, demand=demand, pod_share=pod_share)
     placed = resize_in_place(*_open_pod_pool(case, allocation))
     if isinstance(placed, Rejection):
         return _resize_rejection(placed, trace)
-    after = _resized_allocation(case, allocation, placed).with_migration_started(had)
-    return after, replace(trace, decision_steps=placed.decision_steps)
+    result = _resized_allocation(case, allocation, placed).with_migration_started(prior)
+    return result, replace(trace, decision_steps=placed.decision_steps)
 
 
 def _among_sharers(allocation: Allocation, sharer: Allocation) -> Allocation:
-    """A container of a pod's pool that shared beside it and has a whole number of CPUs by now."""
+    """Join a pod pool: for a shared member whose size is now a whole number of CPUs."""
     return replace(
         allocation, kind=sharer.kind, exclusive=True, cpus=sharer.cpus,
         idle_siblings=sharer.idle_siblings, numa_nodes=sharer.numa_nodes, smt=sharer.smt,
@@ -706,7 +707,7 @@ def _among_sharers(allocation: Allocation, sharer: Allocation) -> Allocation:
 def _open_pod_pool(
     case: PlacementRequest, allocation: Allocation
 ) -> tuple[PlacementRequest, Allocation, CPUSet]:
-    """The node once the pool of its pod gave what an owner is to have, and which CPUs these are."""
+    """Shrink the pod pool for an exclusive container; also return the CPUs that it offers."""
     state, pool = case.node.state, case.node.state.pod_pool(case.pod.uid)
     if not pool:
         return case, allocation, NO_CPUS
@@ -716,42 +717,42 @@ def _open_pod_pool(
     cpus, topology = pool[0].cpus, case.node.machine.topology
     count = pod_pool_cpus(state, case.pod.uid, total_milli)
     remaining = CPUSet(by_core(topology, cpus)[:count])
-    like = replace(pool[0], cpus=remaining)
-    state = with_pod_pool(state, pool, like, topology)
+    template = replace(pool[0], cpus=remaining)
+    state = with_pod_pool(state, pool, template, topology)
     return replace(case, node=case.node.with_state(state)), allocation, cpus - remaining
 
 
 def _resized_allocation(
     case: PlacementRequest, allocation: Allocation, placed: Placement
 ) -> Allocation:
-    """The allocation of a placement in place: what belongs to its processes stays."""
-    after = new_allocation(case, placed)
+    """Build the allocation after a resize; settings of its processes are kept."""
+    result = new_allocation(case, placed)
     return replace(
-        after,
+        result,
         assigned_at=allocation.assigned_at,
         mempolicy=allocation.mempolicy,
-        smt=allocation.smt if allocation.exclusive and placed.exclusive else after.smt,
+        smt=allocation.smt if allocation.exclusive and placed.exclusive else result.smt,
         movable=allocation.movable,
     )
 
 
-def _resize_rejection(why: Rejection, trace: DecisionTrace) -> Rejected:
-    return Rejected(why, replace(trace, rule=why.rule), is_resize=True)
+def _resize_rejection(rejection: Rejection, trace: DecisionTrace) -> Rejected:
+    return Rejected(rejection, replace(trace, rule=rejection.rule), is_resize=True)
 
 
-def _demand_staying_exclusive(allocation: Allocation, wanted: Demand, share: PodShare) -> Demand:
-    """Whole CPUs of an owner stay its own, whatever a rule that was changed says by now.
+def _demand_staying_exclusive(allocation: Allocation, demand: Demand, share: PodShare) -> Demand:
+    """Keep whole CPUs exclusive, even if a rule has changed since.
 
-    Those of a pod's pool are one at least, whatever its owners have.
+    A pod pool keeps at least one CPU, whatever exclusive containers have.
     """
-    if allocation.kind is not ContainerKind.EXCLUSIVE or wanted.exclusive_cpus:
-        return wanted
-    whole, fraction = divmod(wanted.cpu_milli, 1000)
-    own_whole, own_fraction = divmod(wanted.own_cpu_milli, 1000)
-    if share.uses_pod_resources and own_whole and not own_fraction:
-        whole, fraction = max(1, whole), 0
-    elif wanted.cpu_milli < wanted.own_cpu_milli and not own_fraction:
-        whole, fraction = min(own_whole, len(allocation.cpus)), 0  # it cannot grow in its pod
-    if fraction or not whole:
-        return wanted
-    return replace(wanted, exclusive_cpus=whole, cpu_notes=())  # which say that it shares
+    if allocation.kind is not ContainerKind.EXCLUSIVE or demand.exclusive_cpus:
+        return demand
+    count, fraction = divmod(demand.cpu_milli, 1000)
+    own_count, own_fraction = divmod(demand.own_cpu_milli, 1000)
+    if share.uses_pod_resources and own_count and not own_fraction:
+        count, fraction = max(1, count), 0
+    elif demand.cpu_milli < demand.own_cpu_milli and not own_fraction:
+        count, fraction = min(own_count, len(allocation.cpus)), 0  # it cannot grow in its pod
+    if fraction or not count:
+        return demand
+    return replace(demand, exclusive_cpus=count, cpu_notes=())  # which say that it shares

@@ -1,8 +1,8 @@
-"""What really runs against what is meant: after a lost link, and while it runs.
+"""Synchronization of the node state with the runtime's containers.
 
-The runtime is the truth for *what is*, the prior state (from memory or from the checkpoint) for
-*what was meant*. No running container moves: what is known keeps what it has, and an update is only
-sent where the runtime has something else than was meant.
+The runtime is authoritative for actual values, the prior state (from memory or the checkpoint) for
+desired ones. No running container moves: known containers keep their allocations, and an update is
+sent only if the runtime's values differ from the desired ones.
 """
 
 from __future__ import annotations
@@ -61,26 +61,26 @@ def rebuild_node_state(
     containers: Iterable[Container],
     in_time: Callable[[], bool] = lambda: True,
 ) -> Resynced:
-    """Build a fresh state from what really runs.
+    """Build a new state from the running containers.
 
-    Known containers first, owners of CPUs before others, then those that carry our ``assigned``
-    annotation (the checkpoint was lost), then strangers, which are decided like new ones, in order
-    of namespace, pod, container and id. A stranger that is refused keeps running unpinned: a
-    running container cannot be refused any more. Other programs' pins are judged by the cpuset that
-    the runtime has now. A stranger for which no time is left stays as it is, for `admit_running`.
-    ``in_time`` is called before each stranger; once it says no, the others are left undecided.
+    Known containers first, those with exclusive CPUs before others; then containers with the
+    annotation ``assigned`` (the checkpoint was lost); then unknown containers, decided like new
+    ones in order of namespace, pod, container and id. A rejected unknown container runs on
+    unpinned, because a running container cannot be rejected. Pins of other programs are classified
+    by the runtime's current cpuset. ``in_time`` is called before each unknown container; after
+    False the rest stays undecided, for `admit_running`.
     """
     rebuild = _Rebuild(prior, pods, containers)
     candidates, strangers = rebuild.match_known()
-    known = rebuild.resolve_conflicts(candidates, strangers)
-    rebuild.restore_reservations(known)
-    rebuild.resize_known(known)
+    allocations = rebuild.resolve_conflicts(candidates, strangers)
+    rebuild.restore_reservations(allocations)
+    rebuild.resize_known(allocations)
     rebuild.admit_strangers(strangers, in_time)
-    return rebuild.build_outcome(known)
+    return rebuild.build_outcome(allocations)
 
 
 class _Rebuild:
-    """A state that is being rebuilt, and what there is to report about it."""
+    """A state that is being rebuilt, and the facts to report about it."""
 
     def __init__(
         self, prior: NodeSnapshot, pods: PodTable, containers: Iterable[Container]
@@ -99,10 +99,10 @@ class _Rebuild:
         self.undecided: list[tuple[PodSandbox, Container]] = []
 
     def match_known(self) -> tuple[list[Allocation], list[Container]]:
-        """Allocations of live containers, the most trusted first, and the strangers.
+        """Return allocations of live containers, the most trusted first, and unknown containers.
 
-        What the prior state knows, then what we signed, then what anybody may have written; owners
-        first, then by id.
+        Order: the prior state, signed annotations, unsigned annotations; in each those with
+        exclusive CPUs first, then by id.
         """
         marker = f"{self.machine.settings.prefix}/{ASSIGNED_KEY}"
         candidates: list[tuple[int, bool, str, Allocation]] = []
@@ -121,9 +121,9 @@ class _Rebuild:
         return [allocation for *_, allocation in candidates], strangers
 
     def _read_annotation(self, marker: str, container: Container) -> tuple[int, Allocation | None]:
-        """Read a container's annotation, signed (1) or not (2); None if it cannot be so."""
+        """Read a container's annotation, signed (1) or not (2); None if it is rejected."""
         text, pod = container.annotations[marker], self.pods[container.pod_id]
-        # Three lists and a sentence: what is longer is not of our writing.
+        # The agent writes three lists and a sentence; a longer text is not its own.
         assignment = (
             adopt_assignment(self.machine, text, pod, container)
             if len(text) <= 2 * self.machine.max_list_chars
@@ -138,7 +138,7 @@ class _Rebuild:
     def resolve_conflicts(
         self, candidates: Iterable[Allocation], strangers: list[Container]
     ) -> list[Allocation]:
-        """The allocations that can be true together; the containers of others become strangers."""
+        """Keep allocations without conflicts; containers of the others become unknown."""
         exclusive_bits = listed_bits = 0
         usable = self.node.with_state(NodeState(kubelet=self.prior.kubelet)).pool.bits
         allocations: list[Allocation] = []
@@ -179,7 +179,7 @@ class _Rebuild:
         ]
 
     def _refresh_foreign(self, allocation: Allocation, pool: CPUSet) -> Allocation:
-        """Another program's pin by the cpuset of now; with a grant it stays the kubelet's."""
+        """Reclassify a foreign container by its current cpuset; with a grant it stays foreign."""
         grants, text = self.prior.kubelet, self.live[allocation.container_id].resources.cpus
         if grants.cpus_of(allocation.pod_uid, allocation.container, allocation.container_id):
             pinned = parse_foreign_cpuset(text)
@@ -187,7 +187,7 @@ class _Rebuild:
         return reclassify_cpuset(allocation, text, pool, grants.shared)
 
     def restore_reservations(self, allocations: Iterable[Allocation]) -> None:
-        """Start the state from what is known, and what pods keep of containers that ended."""
+        """Start the state from known allocations, and restore pod reservations."""
         prior, pod_ids = self.prior, {uid: pod_id for pod_id, uid in self.pods.uids.items()}
         records = [
             record
@@ -203,25 +203,25 @@ class _Rebuild:
             if container_id not in self.live and a.pod_uid in pod_ids and a.is_reservable
         ]
         for a in reservations:
-            if a.pod_id not in self.pods.uids:  # its pod has another sandbox
+            if a.pod_id not in self.pods.uids:  # its pod has a new sandbox
                 a = replace(a, pod_id=pod_ids[a.pod_uid])
             if (a.cpus | a.idle_siblings) & (state.unavailable_cpus | state.listed_cpus):
                 continue
-            with_it = state.with_allocation(a)
-            if is_for_pod_pool(with_it, a):
-                state = give_to_pod_pool(self.node.with_state(with_it), a)
+            new_state = state.with_allocation(a)
+            if is_for_pod_pool(new_state, a):
+                state = give_to_pod_pool(self.node.with_state(new_state), a)
             elif self.machine.settings.reservation_seconds:
                 state = (
-                    with_it
+                    new_state
                     if a.reserved_at
-                    else with_it.with_reservation(a.container_id, self.node.now)
+                    else new_state.with_reservation(a.container_id, self.node.now)
                 )
         self.node = self.node.with_state(state)
 
     def resize_known(self, allocations: Iterable[Allocation]) -> None:
-        """Give known containers that were resized meanwhile the size they have now."""
+        """Apply sizes of known containers that were resized meanwhile."""
         for allocation in allocations:
-            # One that carries the annotation alone was read from its present size.
+            # An allocation from the annotation has the present size already.
             if allocation.container_id not in self.prior.allocations:
                 continue
             container = self.live[allocation.container_id]
@@ -241,13 +241,13 @@ class _Rebuild:
                 self.resized.append(resized)
 
     def admit_strangers(self, strangers: Iterable[Container], in_time: Callable[[], bool]) -> None:
-        """Decide about strangers as about new containers, as long as there is time."""
-        before = self.node
+        """Decide about unknown containers as about new ones, while there is time."""
+        prior = self.node
         ordered = sorted(
             [(self.pods[container.pod_id], container) for container in strangers],
-            key=lambda one: (one[0].full_name, one[1].name, one[1].id),
+            key=lambda item: (item[0].full_name, item[1].name, item[1].id),
         )
-        # A second container of that name in the pod would take the first one's place.
+        # A second container of the same name would replace the first one's allocation.
         names = Counter([(c.pod_id, c.name) for c in self.live.values()] if ordered else ())
         for number, (pod, container) in enumerate(ordered):
             if not in_time():
@@ -258,22 +258,22 @@ class _Rebuild:
                 )
                 break
             is_single = names[container.pod_id, container.name] == 1
-            self._admit_stranger(before, pod, container, is_single=is_single)
-        self._book(self._undecided_allocation(before.pool, *one) for one in self.undecided)
+            self._admit_stranger(prior, pod, container, is_single=is_single)
+        self._book(self._undecided_allocation(prior.pool, *item) for item in self.undecided)
 
     def _book(self, undecided: Iterable[Allocation] = ()) -> None:
-        """Book the unpinned, which are put off until somebody looks at what they have."""
+        """Allocate the unpinned containers, which is deferred until their charges matter."""
         allocations = [*self.unpinned[self.booked_count :], *undecided]
         if allocations:
             self.node = self.node.with_state(self.node.state.with_allocation(*allocations))
             self.booked_count = len(self.unpinned)
 
     def _admit_stranger(
-        self, before: NodeSnapshot, pod: PodSandbox, stranger: Container, *, is_single: bool
+        self, prior: NodeSnapshot, pod: PodSandbox, stranger: Container, *, is_single: bool
     ) -> None:
         if pod.resources.memory_limit and self.unpinned and self.unpinned[-1].pod_uid == pod.uid:
-            self._book()  # one of its pod counts for it
-        container, held = _container_and_keepable_cpus(self.node, before.pool, stranger)
+            self._book()  # a container of its pod affects it
+        container, current_cpus = _container_and_keepable_cpus(self.node, prior.pool, stranger)
         resolved = self.machine.options_resolver(pod, container)
         if is_single:
             unpinned = unpinned_allocation(self.node, pod, container, resolved)
@@ -282,7 +282,7 @@ class _Rebuild:
                 return
         self._book()
         node = self.node
-        decision = admit(node, pod, container, held, running=True, resolved=resolved)
+        decision = admit(node, pod, container, current_cpus, running=True, resolved=resolved)
         if isinstance(decision, Rejected):
             self.decisions.append(decision)
             self.problems.append(
@@ -293,8 +293,8 @@ class _Rebuild:
             self.missed_starts.append(container.id)
             return
         self.node, allocation = node.with_state(decision.state), decision.allocation
-        # A thousand states at once would take more memory than the rest of the agent.
-        kept_state = decision.state if decision.updates else before.state
+        # A thousand states would take more memory than the rest of the agent.
+        kept_state = decision.state if decision.updates else prior.state
         self.decisions.append(replace(decision, state=kept_state))
         if allocation.kind is ContainerKind.FOREIGN:
             self.unknown_cpusets.append(allocation.full_name)
@@ -304,7 +304,7 @@ class _Rebuild:
     def _undecided_allocation(
         self, pool: CPUSet, pod: PodSandbox, container: Container
     ) -> Allocation:
-        """Leave a stranger what it has until it is decided about; nothing is allocated."""
+        """Build the allocation of an undecided container: its current cpuset, no charges."""
         cpus = container.resources.cpus
         if is_shared_pool_cpuset(cpus, pool, self.node.state.kubelet.shared):
             return _unpinned_allocation(pod, container, None, self.node.now)
@@ -314,10 +314,10 @@ class _Rebuild:
         return replace(allocation, foreign_cpus=parse_foreign_cpuset(cpus))
 
     def build_outcome(self, allocations: Iterable[Allocation]) -> Resynced:
-        """Report all of it, with the updates that give every container what it should have."""
+        """Build the outcome, with the updates to the desired state of every container."""
         prior, state = self.prior, self.node.state
         adopted = sorted([a.container_id for a in allocations])
-        # What we have known until now we may have narrowed, for an owner that is gone.
+        # Known containers may have been narrowed for a container that is gone.
         desired = replace(self.node, narrowed_at=self.node.now)
         updates, repaired = _resync_updates(desired, self.live, frozenset(adopted))
         return Resynced(
@@ -341,63 +341,62 @@ class _Rebuild:
         )
 
 
-def reclassify_repaired_as_missed_starts(outcome: Resynced, unsure: Collection[str]) -> Resynced:
-    """Tell containers that our answer never reached from those that another program changed.
+def reclassify_repaired_as_missed_starts(outcome: Resynced, ids: Collection[str]) -> Resynced:
+    """Report repaired containers as missed starts if the agent's answer never reached them.
 
-    ``unsure`` were decided and not seen to start before the link was lost; those of them that the
-    runtime had elsewhere are gap containers.
+    ``ids`` are containers that were decided, but not seen to start before the link was lost.
     """
-    missed = [i for i in outcome.repaired if i in unsure]
+    missed = [i for i in outcome.repaired if i in ids]
     if not missed:
         return outcome
     return replace(
         outcome,
-        repaired=tuple(i for i in outcome.repaired if i not in unsure),
+        repaired=tuple(i for i in outcome.repaired if i not in ids),
         missed_starts=tuple(sorted((*outcome.missed_starts, *missed))),
     )
 
 
 def admit_running(node: NodeSnapshot, pod: PodSandbox, container: Container) -> RunningAdmission:
-    """Decide about a container that runs and was never decided about.
+    """Decide about a running container without a decision.
 
-    Runtimes whose NRI is older than 0.7 can lose the creation of a container that falls into a
-    registration (nri#63); its start tells of it. For others `rebuild_node_state` had no time. As at
-    a synchronisation, it cannot be refused any more.
+    Runtimes with NRI before 0.7 can lose the creation of a container during a registration
+    (nri#63), and only report its start. For others `rebuild_node_state` had no time. A running
+    container cannot be rejected.
     """
     state = node.state
-    seen, held = _container_and_keepable_cpus(node, node.pool, container)
-    decision = admit(node, pod, seen, held, running=True)
+    stranger, current_cpus = _container_and_keepable_cpus(node, node.pool, container)
+    decision = admit(node, pod, stranger, current_cpus, running=True)
     if not isinstance(decision, Rejected):
-        after, change = decision.state, decision.change
+        new_state, change = decision.state, decision.change
     elif container.id in state.allocations:
         return RunningAdmission(decision=decision, state=state, change=NO_CHANGED_IDS)
     else:
         rejected = _unpinned_allocation(pod, container, decision.reason, node.now)
-        after = state.with_allocation(rejected)
+        new_state = state.with_allocation(rejected)
         change = ChangedStateIds((container.id,), (pod.uid,))
-    desired = node.with_state(after)
-    allocation, has = after.allocations[container.id], container.resources
-    actual = recorded_actual(has.cpus, has.mems, has.cpu_quota)
+    desired = node.with_state(new_state)
+    allocation, resources = new_state.allocations[container.id], container.resources
+    actual = recorded_actual(resources.cpus, resources.mems, resources.cpu_quota)
     drift = drift_of_container(desired, allocation, actual, online_only=False)
-    others = updates_between(node, desired, skip=container.id)
-    updates = others if drift is None else (drift.to_update, *others)
-    return RunningAdmission(decision=decision, state=after, change=change, updates=updates)
+    other_updates = updates_between(node, desired, skip=container.id)
+    updates = other_updates if drift is None else (drift.to_update, *other_updates)
+    return RunningAdmission(decision=decision, state=new_state, change=change, updates=updates)
 
 
 def _container_and_keepable_cpus(
     node: NodeSnapshot, pool: CPUSet, container: Container
 ) -> tuple[Container, CPUSet]:
-    """A running stranger as `admit` wants to see it, and the CPUs it may keep."""
+    """Prepare an unknown container for `admit`; also return the CPUs it may keep."""
     if not container.resources.cpus:
         return container, NO_CPUS
-    held = parse_foreign_cpuset(container.resources.cpus)
-    if not held <= exclusive_candidate_cpus(node):
-        held = NO_CPUS
+    current_cpus = parse_foreign_cpuset(container.resources.cpus)
+    if not current_cpus <= exclusive_candidate_cpus(node):
+        current_cpus = NO_CPUS
     if is_shared_pool_cpuset(container.resources.cpus, pool, node.state.kubelet.shared):
-        # No other program's pin: we narrowed it before the checkpoint was lost, and it holds what
-        # everybody shares.
+        # Not a pin of another program: the agent narrowed it to the shared pool before the
+        # checkpoint was lost.
         container = replace(container, resources=replace(container.resources, cpus=""))
-    return container, held
+    return container, current_cpus
 
 
 def _unpinned_allocation(
@@ -424,7 +423,7 @@ def _unpinned_allocation(
 def _resync_updates(
     desired: NodeSnapshot, live: Mapping[str, Container], adopted: frozenset[str]
 ) -> tuple[tuple[ContainerUpdate, ...], tuple[str, ...]]:
-    """List updates that give every container what it should have, and known ones that differed."""
+    """List updates to the desired state, and ids of known containers that differed."""
     updates: list[ContainerUpdate] = []
     repaired: list[str] = []
     texts: dict[int, str] = {}
@@ -433,7 +432,7 @@ def _resync_updates(
             continue
         record, key = live[container_id].resources, shared_group_key(allocation)
         if key is not None:
-            # Hundreds follow the pool in few groups, and most have what they should.
+            # Hundreds of containers follow the pool in few groups, and most need no update.
             if key not in texts:
                 texts[key] = str(desired.cpuset_of(allocation))
             if (

@@ -1,19 +1,19 @@
-"""The node's state: who has which CPUs and memory nodes. The single source of truth.
+"""State of the node: CPUs, memory nodes and charges of all containers. The single source of truth.
 
-Pools, all subsets of the CPUs that may be given to containers (`Topology.allowed`):
+Pools, all subsets of the CPUs that containers may use (`Topology.allowed`):
 
-- *owned*: CPUs that belong to one container alone, or to those of one pod that have its list;
-- *idle*: thread siblings kept idle for an owner (``smt: isolate``);
-- *the kubelet's*: CPUs that its static CPU Manager granted exclusively; no others get them;
-- *shared pool*: everything else; with strict reservation, without the reserved CPUs too, and
-  without the kernel's isolated CPUs (`withheld_isolated_bits`). Containers without CPUs of their
-  own run here. It is never empty.
-- *reserved*: never owned; normally still part of the shared pool.
+- *exclusive*: CPUs of one container, or of those containers of a pod that share its list;
+- *idle siblings*: siblings that are kept idle beside exclusive CPUs (``smt: isolate``);
+- *granted*: CPUs that the kubelet's static CPU Manager granted; no other container gets them;
+- *shared pool*: all other CPUs, without reserved CPUs under strict reservation, and without the
+  kernel's isolated CPUs (`withheld_isolated_bits`). Containers without exclusive CPUs run here. It
+  is never empty.
+- *reserved*: never exclusive; normally part of the shared pool.
 
-A `NodeState` is immutable. Every operation returns a new one, so a decision is an offer until the
+A `NodeState` is immutable. Every operation returns a new one, and a decision takes effect when the
 agent swaps the state in. Containers of one *group* (shared ones with the same NUMA nodes; those
-with the same soft list; all unbound ones) always have the same CPUs, which is why a changed pool is
-answered group by group and what each of them has now is not stored.
+with the same yielding list; all unpinned ones) always have the same CPUs. So updates for a changed
+pool are computed by group, and current CPUs of their containers are not stored.
 """
 
 from __future__ import annotations
@@ -63,32 +63,32 @@ COMPUTED_KINDS: Final = (ContainerKind.EXCLUSIVE, ContainerKind.SHARED)
 
 
 class Charge(msgspec.Struct, frozen=True, array_like=True):
-    """Amounts booked on one NUMA node: CPU in thousandths, memory in bytes, huge pages by size."""
+    """Charges on one NUMA node: thousandths of a CPU, bytes of memory, huge pages by size."""
 
     cpu_milli: int = 0
     memory: int = 0
     hugepages: Mapping[int, int] = msgspec.field(default_factory=dict)
 
-    def add(self, other: Charge, sign: int = 1) -> Charge:
-        """Add ``other`` (or take it away with ``sign=-1``)."""
+    def add(self, charge: Charge, sign: int = 1) -> Charge:
+        """Add a charge (or subtract it with ``sign=-1``)."""
         hugepages = self.hugepages
-        if other.hugepages:
+        if charge.hugepages:
             merged = dict(hugepages)
-            for size, amount in other.hugepages.items():
+            for size, amount in charge.hugepages.items():
                 merged[size] = merged.get(size, 0) + sign * amount
             hugepages = {size: amount for size, amount in merged.items() if amount}
         return Charge(
-            self.cpu_milli + sign * other.cpu_milli,
-            self.memory + sign * other.memory,
+            self.cpu_milli + sign * charge.cpu_milli,
+            self.memory + sign * charge.memory,
             hugepages,
         )
 
-    def subtract(self, other: Charge) -> Charge:
-        """Take ``other`` away, of each resource no more than there is."""
-        hugepages = {size: n - other.hugepages.get(size, 0) for size, n in self.hugepages.items()}
+    def subtract(self, charge: Charge) -> Charge:
+        """Subtract a charge; no resource becomes negative."""
+        hugepages = {size: n - charge.hugepages.get(size, 0) for size, n in self.hugepages.items()}
         return Charge(
-            max(0, self.cpu_milli - other.cpu_milli),
-            max(0, self.memory - other.memory),
+            max(0, self.cpu_milli - charge.cpu_milli),
+            max(0, self.memory - charge.memory),
             {size: n for size, n in hugepages.items() if n > 0},
         )
 
@@ -100,33 +100,31 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     """CPUs, memory nodes and charges of one container.
 
     Attributes:
-        cpus: CPUs listed for or owned by it; empty for shared and unbound containers.
-        exclusive: no other container may use ``cpus``, but those of its pod that own the same ones:
-            a list, or the pod's shared pool.
-        yields_to_exclusive: ``cpus`` are a list that gives way: it runs on those of them that no
-        container owns.
-        numa_nodes: the NUMA nodes a shared container's CPUs come from; for others where they lie.
-        aligned: False for what falls short of the request in any way.
-        reason: a caption for people, which nothing reads; see `nri_numa.engine.captions`.
-        foreign_cpus: CPUs that another program pinned a foreign container to, as far as we know.
-        lifted_quota: the CFS quota that was asked for, kept while it is lifted; None when not
-        lifted.
-        immovable: a policy placed it, and something else ties it to its NUMA nodes: devices, say.
-        movable: it may be elsewhere while it runs, to make room for others.
-        migrating_from: memory nodes, among ``mems``, that its pages are leaving; charged until they
-        have.
-        reserved_at: Unix time in seconds at which its container ended, or at which it was planned
-            for one that is still to come; what it has is kept for the pod. 0 while it lives.
-        has_shortfall: it runs with less than its size, since it could not grow.
+        cpus: its listed or exclusive CPUs; empty for shared and unpinned containers.
+        exclusive: no other container may use ``cpus``, except containers of its pod that share the
+            list or the pod pool.
+        yields_to_exclusive: ``cpus`` are a yielding list; it runs on those that are not exclusive
+            to others.
+        numa_nodes: NUMA nodes of its CPUs; for a shared container those of its group.
+        aligned: False if the placement falls short of the request in any way.
+        reason: caption for people, never read; see `nri_numa.engine.captions`.
+        foreign_cpus: last known CPUs that another program pinned a foreign container to.
+        lifted_quota: requested CFS quota while it is lifted; None if it is not lifted.
+        immovable: devices or other facts beside the policy tie it to its NUMA nodes.
+        movable: it may move while it runs, so another container fits.
+        migrating_from: memory nodes, part of ``mems``, that its pages migrate from; charged until
+            they have migrated.
+        reserved_at: Unix time in seconds of its container's end, or of the reservation for a
+            pending one; its resources are reserved for the pod. 0 for a live container.
+        has_shortfall: it runs with less than its size, because it could not grow.
         is_misaligned: it is on more NUMA nodes than an empty machine would need.
         is_undecided: it ran when a synchronization had no time for it.
-        moved_for: what it last moved for, as *make room for shop/web/app*; empty if it did not.
-        unpinned_for: why it runs without the pin that it asks for; None for any other.
-        unpinned_memory: bytes that it requests and that are charged nowhere, since nothing pins its
-            memory.
-        uses_pod_resources: its size is its pod's sum (KEP-2837), as was decided at its creation.
-        is_in_pod_pool: with exclusive CPUs it shares those that owners of its pod leave.
-        is_restarted: it ended, and so did one of its name before it.
+        moved_for: purpose of its last move, *make room for shop/web/app*; empty without a move.
+        unpinned_for: reason why it runs without the requested pin; None for any other.
+        unpinned_memory: requested bytes that are not charged, because its memory is not pinned.
+        uses_pod_resources: its size is its pod's sum (KEP-2837), as decided at its creation.
+        is_in_pod_pool: its exclusive CPUs are those of the pod pool.
+        is_restarted: it ended, and so did an earlier container of its name.
     """
 
     container_id: str
@@ -173,20 +171,20 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_pinned(self) -> bool:
-        """True if its CPUs or its memory nodes are ours to write."""
-        is_left_alone = self.kind in (ContainerKind.UNPINNED, ContainerKind.FOREIGN)
-        return not is_left_alone or bool(self.mems)
+        """True if the agent writes its CPUs or memory nodes."""
+        is_foreign_or_unpinned = self.kind in (ContainerKind.UNPINNED, ContainerKind.FOREIGN)
+        return not is_foreign_or_unpinned or bool(self.mems)
 
     @property
     def blocks_exclusive(self) -> bool:
-        """True if no container can own the CPUs that it lists and shares."""
+        """True if its listed CPUs cannot become exclusive to others."""
         return self.kind is ContainerKind.LISTED and not (
             self.exclusive or self.yields_to_exclusive
         )
 
     @property
     def is_reservable(self) -> bool:
-        """True if its pod keeps it when its container ends: others could be refused for it."""
+        """True if the pod keeps this allocation after the container has ended."""
         is_sharing = (
             self.kind in (ContainerKind.SHARED, ContainerKind.UNPINNED)
             and self.policy in STRICT_POLICIES
@@ -195,7 +193,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def with_migration_finished(self) -> Allocation:
-        """The same once its pages have left what they are leaving."""
+        """Return the allocation after its pages have migrated."""
         if not self.migrating_from:
             return self
         charges = {i: charge for i, charge in self.charges.items() if i not in self.migrating_from}
@@ -206,16 +204,16 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
             charges=charges,
         )
 
-    def with_migration_started(self, before: Allocation) -> Allocation:
-        """On its way from what it had: its memory is on both sides until it has arrived."""
-        leaves = before.mems - self.mems
-        if not leaves:
+    def with_migration_started(self, prior: Allocation) -> Allocation:
+        """Return the allocation during a migration: memory is charged on both sides."""
+        old_mems = prior.mems - self.mems
+        if not old_mems:
             return self
         charges = dict(self.charges)
-        for i, charge in before.charges.items():
-            if i in leaves:
+        for i, charge in prior.charges.items():
+            if i in old_mems:
                 charges[i] = charges.get(i, NO_CHARGE).add(replace(charge, cpu_milli=0))
-        return replace(self, mems=self.mems | leaves, migrating_from=leaves, charges=charges)
+        return replace(self, mems=self.mems | old_mems, migrating_from=old_mems, charges=charges)
 
     @property
     def full_name(self) -> str:
@@ -229,7 +227,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def exclusive_owners_key(self) -> tuple[str, CPUSet] | None:
-        """Its pod and the CPUs that it owns: containers that agree in both own them together."""
+        """Pod and exclusive CPUs: containers with the same key share the CPUs; None without any."""
         return (self.pod_uid, self.cpus) if self.exclusive else None
 
 
@@ -246,7 +244,7 @@ class ContainerIdentity(TypedDict):
 
 
 def container_identity(pod: PodSandbox, container: Container) -> ContainerIdentity:
-    """The identity of an allocation for this container."""
+    """Build the identity of a container's allocation."""
     return ContainerIdentity(
         container_id=container.id,
         pod_id=pod.id,
@@ -259,7 +257,7 @@ def container_identity(pod: PodSandbox, container: Container) -> ContainerIdenti
 
 
 class PreviousCPUs(msgspec.Struct, frozen=True):
-    """CPUs that a stopped container of a pod had: it, or the next of its pod, gets them back."""
+    """CPUs of a stopped container, preferred for it or the next container of its pod."""
 
     cpus: CPUSet
     numa_nodes: NUMASet
@@ -269,17 +267,17 @@ class PodRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The record of a pod.
 
     Attributes:
-        affinity: NUMA nodes chosen for the whole pod under scope ``pod``; None when none was.
-        sandbox_cgroup: the cgroupsPath of its latest sandbox, whose cgroup was there; empty where
-            nothing would be kept for it, and where none was seen.
-        told, total: the sum that the runtime tells, in thousandths of a CPU and bytes, and the one
-            that a container has told since; None where they are one.
-        grown: names of containers whose own size grew to the sum that the runtime tells.
-        pending_milli: thousandths of a CPU of its sum that none of its containers has had since it
-            last had no live one: others are still to be created.
-        may_be_init: its containers so far lived one at a time, each with less than its sum: the
-            one that lives may be an init container, and what comes after it need the whole sum.
-        stopped_at: Unix time in seconds at which its latest sandbox stopped; 0 while that is up.
+        affinity: NUMA nodes of the whole pod under scope ``pod``; None if none were chosen.
+        sandbox_cgroup: cgroupsPath of its latest sandbox, if its cgroup existed; empty if the pod
+            would get no reservation, or no cgroup was found.
+        told_sum, sum_in_force: the runtime's reported sum, in thousandths of a CPU and bytes, and
+            the later one of a resized container; None if they are equal.
+        grown_container_names: containers whose own size has grown to the reported sum.
+        pending_milli: thousandths of a CPU of its sum that no container has had since the pod last
+            had no live one: others are still to be created.
+        may_be_init: its containers so far lived one at a time, each with less than its sum, so the
+            live one may be an init container, and later ones may need the whole sum.
+        stopped_at: Unix time in seconds at which its latest sandbox stopped; 0 while it runs.
     """
 
     uid: str
@@ -312,18 +310,18 @@ with a soft list by its bits inverted, which are below: the unbound ones list no
 
 
 class NodeState(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that is decided on this node.
+    """All allocations on this node, and their sums.
 
     Attributes:
-        listed: CPUs of explicit lists that are neither owned nor soft, by container id.
-        listed_cpus: their union; never given exclusively to another container.
+        listed: CPUs of lists that are neither exclusive nor yielding, by container id.
+        listed_cpus: their union; never exclusive to another container.
         foreign: sets of CPUs that other programs pinned containers to, as bits, and how many
             containers to each.
         uncharged_counts: shared containers that are charged with nothing, by the bits of their NUMA
             nodes.
         unpinned_memory: bytes that are requested and not charged, by the bits of the NUMA nodes
             that their containers' CPUs are on; 0 where these are not bound either.
-        kubelet: what the kubelet granted; not of our making, and never saved.
+        kubelet: grants of the kubelet; never saved.
     """
 
     serial: int = 0
@@ -341,40 +339,40 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
     kubelet: KubeletGrants = NO_GRANTS
 
     def pool_bits(self, topology: Topology, settings: Settings) -> int:
-        """The bits of the shared pool.
+        """Return the bits of the shared pool.
 
-        The kubelet knows nothing of owned CPUs and may grant all that are left. Containers must
-        run somewhere, and then share with those it granted CPUs to rather than with owners.
+        The kubelet does not know the agent's exclusive CPUs and may grant all others. Containers
+        then share granted CPUs rather than exclusive ones.
         """
         bits = topology.allowed.bits & ~(self.exclusive.bits | self.idle_siblings.bits)
         if settings.strict_reserved:
             bits &= ~settings.reserved_cpus.bits
-        free = bits & ~self.kubelet.granted_cpus.bits
-        return free & ~withheld_isolated_bits(topology, settings) or free or bits
+        free_bits = bits & ~self.kubelet.granted_cpus.bits
+        return free_bits & ~withheld_isolated_bits(topology, settings) or free_bits or bits
 
     @property
     def unavailable_cpus(self) -> CPUSet:
-        """CPUs that no other container may be given: owned, kept idle, or the kubelet's."""
+        """CPUs that another container cannot get: exclusive, idle siblings and granted."""
         return CPUSet.from_bits(self.unavailable_bits)
 
     @property
     def unavailable_bits(self) -> int:
-        """The bits of `unavailable_cpus`, to compare two states without making sets."""
+        """Bits of `unavailable_cpus`, to compare two states without building sets."""
         return self.exclusive.bits | self.idle_siblings.bits | self.kubelet.granted_cpus.bits
 
     def with_kubelet(self, grants: KubeletGrants) -> NodeState:
-        """The kubelet granted something else."""
+        """Return the state with other grants of the kubelet."""
         return replace(self, serial=self.serial + 1, kubelet=grants)
 
     def allocated_on(self, numa_node: int) -> Charge:
-        """Amounts booked on one NUMA node."""
+        """Charges on one NUMA node."""
         return self.charges.get(numa_node, NO_CHARGE)
 
     def shared_milli(self, numa_node: int, cpus: CPUSet) -> int:
-        """Thousandths promised on a NUMA node to containers without CPUs of their own.
+        """Thousandths of a CPU on a NUMA node that are charged to shared containers.
 
-        An owner is allocated exactly its CPUs. One that is offline is no longer seen among them and
-        counts as promised to others, which errs on the safe side.
+        Exclusive containers are charged exactly their CPUs. An offline exclusive CPU counts as
+        charged to shared containers, which is conservative.
         """
         owned = (cpus.bits & self.exclusive.bits).bit_count()
         return max(0, self.allocated_on(numa_node).cpu_milli - 1000 * owned)
@@ -392,19 +390,19 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
             if a.is_in_pod_pool and a.kind is ContainerKind.EXCLUSIVE and not a.reserved_at
         )
 
-    def requested_memory_of_pod(self, uid: str, but: str) -> Charge:
-        """Memory of a pod's live containers without one of them, be it pinned or not."""
+    def requested_memory_of_pod(self, uid: str, excluded_id: str) -> Charge:
+        """Sum the memory of a pod's live containers except one, pinned or not."""
         live = (a for a in self.allocations_of_pod(uid) if not a.reserved_at)
         return Charge(
             memory=sum(
                 a.unpinned_memory + sum(charge.memory for charge in a.charges.values())
                 for a in live
-                if a.container_id != but
+                if a.container_id != excluded_id
             )
         )
 
     def cpu_sharers(self, allocation: Allocation) -> tuple[Allocation, ...]:
-        """Other containers of its pod that own the same CPUs as one."""
+        """Other containers of the pod with the same exclusive CPUs."""
         mine, id = allocation.exclusive_owners_key, allocation.container_id
         members = self.allocations_of_pod(allocation.pod_uid) if mine else ()
         return tuple(a for a in members if a.exclusive_owners_key == mine and a.container_id != id)
@@ -417,7 +415,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
         return builder.build_state()
 
     def without_allocation(self, *container_ids: str) -> NodeState:
-        """Take allocations out; the pod keeps a memory of what an owner had."""
+        """Remove allocations; the pod records their exclusive CPUs as preferred."""
         if not container_ids:
             return self
         builder = StateBuilder(self)
@@ -428,7 +426,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
     def with_reservation(
         self, container_id: str, now: float, caption: str = RESERVATION_CAPTION
     ) -> NodeState:
-        """Its container ended, or is still to come; what it has is kept for its pod."""
+        """Turn an allocation into a pod reservation: its container ended, or is pending."""
         allocation = self.allocations[container_id]
         reservation = replace(
             allocation.with_migration_finished,
@@ -449,15 +447,15 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(a for a in self.allocations_of_pod(uid) if a.reserved_at)
 
     def may_reserve_for_pod(self, uid: str) -> bool:
-        """True if a pod keeps something when its containers end, or does so by now."""
+        """True if the pod has a reservation, or gets one when its containers end."""
         return any(a.is_reservable for a in self.allocations_of_pod(uid))
 
     def with_pod(self, record: PodRecord) -> NodeState:
-        """Replace what is remembered of one pod."""
+        """Replace a pod's record."""
         return replace(self, serial=self.serial + 1, pods={**self.pods, record.uid: record})
 
     def without_pod(self, uid: str) -> NodeState:
-        """Forget a pod that has no containers left."""
+        """Drop a pod without containers."""
         if uid not in self.pods:
             return self
         pods = dict(self.pods)
@@ -466,7 +464,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StateBuilder:
-    """A node state that is being changed: every state that differs in allocations is made here."""
+    """Builder of every node state that differs in allocations."""
 
     def __init__(self, state: NodeState) -> None:
         self._before = state
@@ -490,7 +488,7 @@ class StateBuilder:
         self.pods[a.pod_uid] = record
 
     def remove_allocation(self, container_id: str) -> None:
-        """Take one allocation out; the pod keeps a memory of what an owner had."""
+        """Remove one allocation; the pod records its exclusive CPUs as preferred."""
         a = self._allocations[container_id]
         record = self.pods[a.pod_uid]
         self._update_sums(a, record, -1)
@@ -502,31 +500,31 @@ class StateBuilder:
         self.pods[a.pod_uid] = replace(record, containers=containers, previous=previous)
 
     def build_state(self) -> NodeState:
-        """The state."""
-        before, listed = self._before, self._listed
+        """Build the state."""
+        prior, listed = self._before, self._listed
         return NodeState(
-            serial=before.serial + 1,
+            serial=prior.serial + 1,
             allocations=self._allocations,
             pods=self.pods,
             exclusive=self._owned,
             idle_siblings=self._idle,
             listed=listed,
-            # Lists may overlap, so what is left has to be looked through.
-            listed_cpus=before.listed_cpus
-            if listed == before.listed
+            # Lists may overlap, so their union is computed again.
+            listed_cpus=prior.listed_cpus
+            if listed == prior.listed
             else union_cpus(listed.values()),
             foreign=self._foreign,
             charges=self._charges,
             shared_groups=self._groups,
             uncharged_counts=self._uncharged,
             unpinned_memory=self._unpinned_memory,
-            kubelet=before.kubelet,
+            kubelet=prior.kubelet,
         )
 
     def _update_sums(self, a: Allocation, record: PodRecord, sign: int) -> None:
         """Add a container to every sum (1), or subtract it (-1)."""
-        may_be_counted = a.exclusive and (sign < 0 or a.cpus <= self._owned)
-        is_list_counted = may_be_counted and _is_list_shared_in_pod(self._allocations, record, a)
+        may_share_list = a.exclusive and (sign < 0 or a.cpus <= self._owned)
+        is_list_counted = may_share_list and _is_list_shared_in_pod(self._allocations, record, a)
         if a.exclusive or a.kind is ContainerKind.LISTED:
             self._update_owned_and_listed_cpus(a, sign, is_list_counted=is_list_counted)
         if a.foreign_cpus:
@@ -557,16 +555,16 @@ class StateBuilder:
     def _update_owned_and_listed_cpus(
         self, a: Allocation, sign: int, *, is_list_counted: bool
     ) -> None:
-        """Exclusive CPUs with their idle siblings, and CPUs of lists.
+        """Update exclusive CPUs with their idle siblings, and CPUs of lists.
 
-        With ``is_list_counted`` another container of its pod owns the same list.
+        With ``is_list_counted`` another container of its pod has the same exclusive list.
         """
         if a.exclusive:
             if not is_list_counted:
                 self._owned = self._owned | a.cpus if sign > 0 else self._owned - a.cpus
             if a.idle_siblings:
-                idle, siblings = self._idle, a.idle_siblings
-                self._idle = idle | siblings if sign > 0 else idle - siblings
+                idle_cpus, siblings = self._idle, a.idle_siblings
+                self._idle = idle_cpus | siblings if sign > 0 else idle_cpus - siblings
         elif not a.yields_to_exclusive:
             if sign > 0:
                 self._listed[a.container_id] = a.cpus
@@ -575,7 +573,7 @@ class StateBuilder:
 
 
 def _add_amount(amounts: dict[int, int], key: int, amount: int) -> None:
-    """Add to one of several sums, of which none is kept that is 0."""
+    """Add to one of several sums, and drop it if it is 0."""
     amounts[key] = amounts.get(key, 0) + amount
     if not amounts[key]:
         del amounts[key]
@@ -584,7 +582,7 @@ def _add_amount(amounts: dict[int, int], key: int, amount: int) -> None:
 def _is_list_shared_in_pod(
     allocations: Mapping[str, Allocation], record: PodRecord, allocation: Allocation
 ) -> bool:
-    """True if another container of the pod owns the same CPUs."""
+    """True if another container of the pod shares the same exclusive CPUs."""
     return any(
         i in allocations and allocations[i].exclusive_owners_key == allocation.exclusive_owners_key
         for i in record.containers
@@ -616,14 +614,14 @@ def union_cpus(sets: Iterable[CPUSet]) -> CPUSet:
 
 
 def charges_with_cpu_removed(charges: Mapping[int, Charge]) -> dict[int, Charge]:
-    """Charges of a container whose list of CPUs is counted already."""
+    """Remove CPUs from charges of a container whose list is counted already."""
     return {i: replace(charge, cpu_milli=0) for i, charge in charges.items()}
 
 
 def shared_group_key(allocation: Allocation) -> int | None:
-    """Key of the group whose CPUs follow the shared pool; None when it has CPUs of its own.
+    """Key of the group whose CPUs follow the shared pool; None for a container with own CPUs.
 
-    Nor is a container in one that does not run.
+    None also for a container that does not run.
     """
     if allocation.reserved_at:
         return None
@@ -635,10 +633,10 @@ def shared_group_key(allocation: Allocation) -> int | None:
 
 
 def shared_group_cpus(key: int, pool: CPUSet, topology: Topology, withheld: int) -> CPUSet:
-    """CPUs of a group: the pool, for shared containers cut down to their NUMA nodes; or its list.
+    """CPUs of a group: the pool on its NUMA nodes, or its list.
 
-    A group whose NUMA nodes or list have nothing left (the CPUs went offline, or are owned) falls
-    back to the whole pool: an empty cpuset cannot be written and would mean *unchanged*.
+    A group without usable CPUs there (offline, or exclusive to others) gets the whole pool, because
+    an empty cpuset cannot be written and would mean *unchanged*.
     """
     if key >= 0:
         bits = pool.bits & topology.cpu_bits_of(key)
@@ -653,7 +651,7 @@ def build_node_state(
     serial: int = 0,
     kubelet: KubeletGrants = NO_GRANTS,
 ) -> NodeState:
-    """Put a state together, as after a restart; which containers pods have is worked out anew."""
+    """Build a state from its parts, as after a restart; members of pods are computed again."""
     builder = StateBuilder(NodeState(serial=serial, kubelet=kubelet))
     allocations = list(allocations)
     members: dict[str, set[str]] = {}
@@ -661,17 +659,17 @@ def build_node_state(
         members.setdefault(a.pod_uid, set()).add(a.container_id)
     for p in pods:
         containers = members.get(p.uid, NO_CONTAINER_IDS)
-        is_same = p.containers == containers
-        builder.pods[p.uid] = p if is_same else replace(p, containers=frozenset(containers))
+        is_current = p.containers == containers
+        builder.pods[p.uid] = p if is_current else replace(p, containers=frozenset(containers))
     for a in allocations:
         builder.add_allocation(a)
     return builder.build_state()
 
 
 def find_allocation_contradiction(a: Allocation) -> str:
-    """Say what cannot be true of any allocation; empty when nothing is wrong.
+    """Find a contradiction within one allocation; empty for none.
 
-    For allocations that were read back from somewhere: everything else relies on none of these.
+    For allocations that were read from outside; all other code relies on their consistency.
     """
     if a.kind is ContainerKind.EXCLUSIVE and not (a.exclusive and a.cpus):
         return "an exclusive container must own CPUs"
@@ -691,20 +689,20 @@ def find_allocation_contradiction(a: Allocation) -> str:
 
 
 def step_invariant_violations(
-    before: NodeState, after: NodeState, topology: Topology, settings: Settings
+    prior: NodeState, state: NodeState, topology: Topology, settings: Settings
 ) -> list[str]:
-    """Check what one step can break, at a cost that does not grow with the number of containers."""
+    """Check invariants that one step can violate; the cost is independent of the containers."""
     violations: list[str] = []
-    if not after.pool_bits(topology, settings):
+    if not state.pool_bits(topology, settings):
         violations.append("the shared pool is empty")
-    owned, reserved = after.exclusive.bits, settings.reserved_cpus.bits
-    if owned & after.idle_siblings.bits:
-        cpus = after.exclusive & after.idle_siblings
+    owned, reserved = state.exclusive.bits, settings.reserved_cpus.bits
+    if owned & state.idle_siblings.bits:
+        cpus = state.exclusive & state.idle_siblings
         violations.append(f"{cpus_text(cpus, 'is', 'are')} both owned and kept idle")
     if owned & ~topology.possible.bits:
-        cpus = after.exclusive - topology.possible
+        cpus = state.exclusive - topology.possible
         violations.append(f"{cpus_text(cpus, 'is owned but does', 'are owned but do')} not exist")
-    new_reserved = owned & ~before.exclusive.bits & reserved
+    new_reserved = owned & ~prior.exclusive.bits & reserved
     if new_reserved:
         text = cpus_text(CPUSet.from_bits(new_reserved), "was", "were")
         violations.append(f"reserved {text} given exclusively")
@@ -725,7 +723,7 @@ def state_invariant_violations(
 
 
 def _check_allocations(state: NodeState) -> Iterator[str]:
-    """Each allocation is true by itself, found by its id and from its pod, and owns its CPUs."""
+    """Check each allocation: contradictions, its id, its pod's record, and exclusive CPUs."""
     lists: set[tuple[str, CPUSet]] = set()
     owned = NO_CPUS
     for container_id, allocation in sorted(state.allocations.items()):
@@ -745,7 +743,7 @@ def _check_allocations(state: NodeState) -> Iterator[str]:
 
 
 def _check_sums(state: NodeState) -> Iterator[str]:
-    """Each sum that is kept step by step equals that of the allocations; no listed CPU is owned."""
+    """Check that incremental sums equal those of the allocations, and listed CPUs."""
     sums = build_node_state(state.allocations.values(), state.pods.values())
     for container_id, cpus in sums.listed.items():
         if cpus & sums.exclusive:
@@ -753,6 +751,6 @@ def _check_sums(state: NodeState) -> Iterator[str]:
             yield f"listed for {sums.allocations[container_id].full_name}, but {text}"
     for field in NodeState.__struct_fields__:
         if field not in ("serial", "allocations", "pods", "kubelet"):
-            counted, expected = getattr(state, field), getattr(sums, field)
-            if counted != expected:
-                yield f"{field}: counted as {counted}, and the allocations add up to {expected}"
+            actual, total = getattr(state, field), getattr(sums, field)
+            if actual != total:
+                yield f"{field}: counted as {actual}, and the allocations add up to {total}"

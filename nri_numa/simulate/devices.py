@@ -1,17 +1,17 @@
-"""Which devices a made-up kubelet can give (an inventory), and which pods have them.
+"""Devices that a simulated kubelet can allocate (an inventory), and their allocation to pods.
 
 An inventory is one YAML document of resources, each with its devices::
 
     nvidia.com/gpu:
-      - 0000:3b:00.0                    # a PCI device of the machine, which says where it is
+      - 0000:3b:00.0                    # a PCI device of the machine, with its NUMA node
     intel.com/vf:
       - pci: "8086:154c"                # all PCI devices of a vendor, or of vendor and device
     example.com/card:
       - {id: card-a, numaNodes: 0-1}    # anything else, and the NUMA nodes it belongs to
       - {id: card-b, numaNodes: none}
 
-It says what its author believes of a machine, so whatever it could not mean is a mistake: a guess
-would place pods beside devices that are elsewhere.
+Anything ambiguous in an inventory is an error: a guess would place pods beside devices that are on
+other NUMA nodes.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from nri_numa.model.workload import Device, KnownContainerDevices
 from nri_numa.simulate.manifests import load_yaml_documents, read_input_text
 
 DeviceInventory = Mapping[str, tuple[Device, ...]]
-"""Devices by resource, in the order in which they are given away."""
+"""Devices by resource, in the order in which they are allocated."""
 
 MAX_INVENTORY_BYTES: Final = 1 << 20
 MAX_INVENTORY_DEVICES: Final = 4096
-"""Of all resources; no machine has a tenth of it."""
+"""Devices of all resources; no machine has a tenth of it."""
 NO_NUMA_NODE_WORD: Final = "none"
 
 _RESOURCE_NAME_PATTERN: Final = re.compile(
@@ -53,21 +53,21 @@ _DEVICE_FORMS_TEXT: Final = "a PCI address, {id: NAME, numaNodes: 0} or {pci: VE
 
 
 def read_inventory(
-    path: str, topology: Topology, pci: Sequence[PCIDevice], counted: str = ""
+    path: str, topology: Topology, pci: Sequence[PCIDevice], slots_resource: str = ""
 ) -> DeviceInventory:
-    """Read an inventory of the devices on a machine; none of one made up are PCI devices.
+    """Read an inventory of the devices on a machine; a synthetic machine has no PCI devices.
 
-    ``counted`` is the extended resource that counts exclusive CPUs, which is no device.
+    ``slots_resource`` is the extended resource that counts exclusive CPUs, which are no devices.
 
     Raises:
-        ManifestError: with every mistake.
+        ManifestError: lists every problem.
     """
     problems: list[str] = []
     top = ManifestValue(path, "", _read_inventory_document(path), problems)
-    numa_nodes, by_address = NUMASet(topology.numa_nodes), {one.address: one for one in pci}
+    numa_nodes, by_address = NUMASet(topology.numa_nodes), {d.address: d for d in pci}
     inventory: dict[str, tuple[Device, ...]] = {}
     for name, node in top.as_mapping(required=True).items():
-        if name == counted:
+        if name == slots_resource:
             top.add_problem(
                 f"has {name!r}, which counts exclusive CPUs, expected resources of devices"
             )
@@ -92,11 +92,11 @@ def read_inventory(
 
 
 def _read_inventory_document(path: str) -> object:
-    """The only document of the file."""
+    """Read the only document of a file."""
     text = ""
     try:
         text = read_input_text(path, MAX_INVENTORY_BYTES)
-        documents = [one for one in load_yaml_documents(text) if one is not None]
+        documents = [document for document in load_yaml_documents(text) if document is not None]
     except OSError as error:
         raise _inventory_file_error(path, f"cannot be read: {error.strerror or error}") from error
     except yaml.YAMLError as error:
@@ -113,86 +113,86 @@ def _read_inventory_document(path: str) -> object:
     return documents[0]
 
 
-def _inventory_file_error(path: str, what: str) -> ManifestError:
-    return ManifestError((f"{path}: {what}",))
+def _inventory_file_error(path: str, problem: str) -> ManifestError:
+    return ManifestError((f"{path}: {problem}",))
 
 
 def _parse_inventory_entry(
-    place: ManifestValue, there: NUMASet, pci: Mapping[str, PCIDevice]
+    entry: ManifestValue, online: NUMASet, pci: Mapping[str, PCIDevice]
 ) -> Iterator[Device]:
-    """The devices of one entry; none after a complaint."""
-    value = place.value
+    """Yield the devices of one entry; none if it has a problem."""
+    value = entry.value
     if isinstance(value, str):
         address = value.lower()
         if not PCI_ADDRESS.fullmatch(address):
-            place.add_expectation_problem(_DEVICE_FORMS_TEXT)
+            entry.add_expectation_problem(_DEVICE_FORMS_TEXT)
         elif address not in pci:
-            place.add_expectation_problem(
+            entry.add_expectation_problem(
                 "a graphics card, network card, disk or accelerator of this machine"
             )
         else:
-            yield from _device_from_pci(place, pci[address], there)
+            yield from _device_from_pci(entry, pci[address], online)
     elif not isinstance(value, Mapping):
-        place.add_expectation_problem(_DEVICE_FORMS_TEXT)
+        entry.add_expectation_problem(_DEVICE_FORMS_TEXT)
     elif set(value) == {"pci"}:
-        for one in _devices_with_pci_ids(place["pci"], value["pci"], pci):
-            yield from _device_from_pci(place["pci"], one, there)
+        for device in _devices_with_pci_ids(entry["pci"], value["pci"], pci):
+            yield from _device_from_pci(entry["pci"], device, online)
     elif set(value) == {"id", "numaNodes"}:
         id = _scalar_text(value["id"])  # ids of many plugins are numbers
         if not _DEVICE_ID_PATTERN.fullmatch(id):
-            place["id"].add_expectation_problem(
+            entry["id"].add_expectation_problem(
                 "a name without white space, at most 256 characters"
             )
-        elif (nodes := _parse_numa_nodes(place["numaNodes"], there)) is not None:
+        elif (nodes := _parse_numa_nodes(entry["numaNodes"], online)) is not None:
             yield Device(id=id, numa_nodes=frozenset(nodes))
     elif set(value) == {"id"}:
-        place.add_problem("says nothing of where it is, expected numaNodes: 0 or the like, or none")
+        entry.add_problem("says nothing of where it is, expected numaNodes: 0 or the like, or none")
     else:
         strange = ", ".join(str(key)[:40] for key in value) or "no keys"
-        place.add_problem(f"has {strange}; expected {_DEVICE_FORMS_TEXT}")
+        entry.add_problem(f"has {strange}; expected {_DEVICE_FORMS_TEXT}")
 
 
 def _devices_with_pci_ids(
-    place: ManifestValue, value: object, pci: Mapping[str, PCIDevice]
+    entry: ManifestValue, value: object, pci: Mapping[str, PCIDevice]
 ) -> list[PCIDevice]:
-    """Devices of a vendor, or of a vendor and device."""
-    number = _scalar_text(value, "04d").lower()  # YAML takes 8086 for a number
+    """Return the PCI devices of a vendor, or of a vendor and device."""
+    number = _scalar_text(value, "04d").lower()  # YAML reads 8086 as a number
     vendor, _, device = number.partition(":")
     if not _PCI_VENDOR_DEVICE_PATTERN.fullmatch(number):
-        place.add_expectation_problem(
+        entry.add_expectation_problem(
             "a PCI vendor, or vendor and device, such as 10de or 8086:154c"
         )
         return []
     devices = [o for o in pci.values() if o.vendor == vendor and device in ("", o.device)]
     if not devices:
-        place.add_expectation_problem("ids of PCI devices that this machine has")
+        entry.add_expectation_problem("ids of PCI devices that this machine has")
     return devices
 
 
 def _scalar_text(value: object, form: str = "") -> str:
-    """A word, or a whole number written as one; empty for anything else."""
+    """Return a text, or a whole number as text; empty for anything else."""
     if isinstance(value, int) and not isinstance(value, bool):
         return format(value, form)
     return value if isinstance(value, str) else ""
 
 
-def _device_from_pci(place: ManifestValue, one: PCIDevice, there: NUMASet) -> Iterator[Device]:
-    if one.numa_node is None:
-        place.add_problem(
-            f"is {one.address}, whose NUMA node this machine does not report, expected "
-            f"{{id: {one.address}, numaNodes: 0}} or the like"
+def _device_from_pci(entry: ManifestValue, device: PCIDevice, online: NUMASet) -> Iterator[Device]:
+    if device.numa_node is None:
+        entry.add_problem(
+            f"is {device.address}, whose NUMA node this machine does not report, expected "
+            f"{{id: {device.address}, numaNodes: 0}} or the like"
         )
-    elif one.numa_node not in there:
-        place.add_problem(
-            f"is {one.address} on NUMA node {one.numa_node}, expected one that is online: "
-            f"{numa_text(there)}"
+    elif device.numa_node not in online:
+        entry.add_problem(
+            f"is {device.address} on NUMA node {device.numa_node}, expected one that is online: "
+            f"{numa_text(online)}"
         )
     else:
-        yield Device(id=one.address, numa_nodes=frozenset((one.numa_node,)))
+        yield Device(id=device.address, numa_nodes=frozenset((device.numa_node,)))
 
 
-def _parse_numa_nodes(at: ManifestValue, there: NUMASet) -> NUMASet | None:
-    text = _scalar_text(at.value)
+def _parse_numa_nodes(item: ManifestValue, online: NUMASet) -> NUMASet | None:
+    text = _scalar_text(item.value)
     if text == NO_NUMA_NODE_WORD:
         return NUMASet()
     try:
@@ -200,111 +200,110 @@ def _parse_numa_nodes(at: ManifestValue, there: NUMASet) -> NUMASet | None:
     except ListFormatError:
         nodes = None
     if text == "-1":
-        at.add_problem("is -1, by which a kernel says that it knows none, expected the word none")
+        item.add_problem("is -1, by which a kernel says that it knows none, expected the word none")
     elif not nodes:
-        at.add_expectation_problem("NUMA nodes such as 0 or 0-1, or none")
-    elif not nodes <= there:
-        at.add_expectation_problem(f"NUMA nodes that are online: {numa_text(there)}")
+        item.add_expectation_problem("NUMA nodes such as 0 or 0-1, or none")
+    elif not nodes <= online:
+        item.add_expectation_problem(f"NUMA nodes that are online: {numa_text(online)}")
     else:
         return nodes
     return None
 
 
-# --- Who has which ------------------------------------------------------------------------------
+# --- Allocation to pods ---------------------------------------------------------------------------
 
 DEVICE_REJECTION_REASON: Final = "UnexpectedAdmissionError"
-"""By which a kubelet says that it has too few devices (``pkg/kubelet/lifecycle/predicate.go``)."""
+"""The kubelet's reason for too few devices (``pkg/kubelet/lifecycle/predicate.go``)."""
 
 DevicesByResource = Mapping[str, tuple[Device, ...]]
 """Devices of one container, by resource."""
 
 
 class DeviceShortageFinding(NamedTuple):
-    """A container asks for more devices than are free."""
+    """A container that requests more devices than are free."""
 
     container: str
     message: str
 
 
 class KubeletDevices:
-    """Which devices a made-up kubelet gave to which pods, and what that means for a place.
+    """Devices that a simulated kubelet has allocated to pods, and their NUMA hints.
 
-    A kubelet gives all containers of a pod their devices when it admits the pod, before nri-numa
-    sees the first of them. Which ones it takes is left to its topology manager and the device
-    plugin; here it is the first that are free, in the order of the inventory, so that for another
-    choice one writes another order. ``places`` are NUMA nodes where containers can be placed.
+    A kubelet allocates the devices of all containers when it admits the pod, before nri-numa sees
+    the first one. Its Topology Manager and the device plugin select them; here the first free ones
+    of the inventory are taken. ``numa_nodes`` are those where containers can be placed.
     """
 
-    def __init__(self, inventory: DeviceInventory, places: NUMASet) -> None:
+    def __init__(self, inventory: DeviceInventory, numa_nodes: NUMASet) -> None:
         self._inventory = inventory
-        self._places = places
+        self._places = numa_nodes
         self._by_pod: dict[str, dict[str, DevicesByResource]] = {}
 
     def allocate_pod_or_find_shortage(self, pod: PodManifest) -> DeviceShortageFinding | None:
-        """Give a pod's containers their devices, or none of them any.
+        """Allocate devices to all containers of a pod, or to none and return the shortage.
 
-        What an init container had is taken first for those after it, as it has ended by then.
+        Devices of an init container are reused first: it ends before later containers start.
         """
-        free = self._free_devices_by_resource()
-        ended: dict[str, list[Device]] = {resource: [] for resource in free}
-        given: dict[str, DevicesByResource] = {}
+        free_devices = self._free_devices_by_resource()
+        spares: dict[str, list[Device]] = {resource: [] for resource in free_devices}
+        by_container: dict[str, DevicesByResource] = {}
         for container in pod.containers:
-            own: dict[str, tuple[Device, ...]] = {}
+            devices: dict[str, tuple[Device, ...]] = {}
             for resource, count in sorted(container.devices.items()):
-                pool = [*ended[resource], *free[resource]]
+                pool = [*spares[resource], *free_devices[resource]]
                 if len(pool) < count:
                     return DeviceShortageFinding(
                         container.name,
                         f"container {container.name}: {count} {resource} needed, {len(pool)} of "
                         f"the inventory's {len(self._inventory[resource])} are free",
                     )
-                own[resource] = first = tuple(pool[:count])
-                free[resource] = [one for one in free[resource] if one not in first]
-                left = [one for one in ended[resource] if one not in first]
-                ended[resource] = [*first, *left] if container.role is ContainerRole.INIT else left
-            if own:
-                given[container.name] = own
-        if given:
-            self._by_pod[pod.uid] = given
+                devices[resource] = batch = tuple(pool[:count])
+                free_devices[resource] = [d for d in free_devices[resource] if d not in batch]
+                tail = [d for d in spares[resource] if d not in batch]
+                spares[resource] = [*batch, *tail] if container.role is ContainerRole.INIT else tail
+            if devices:
+                by_container[container.name] = devices
+        if by_container:
+            self._by_pod[pod.uid] = by_container
         return None
 
     def release_pod_devices(self, pod: PodManifest) -> None:
-        """The pod was removed."""
+        """Release the devices of a removed pod."""
         self._by_pod.pop(pod.uid, None)
 
     def devices_of(self, pod: PodManifest, container: str) -> DevicesByResource:
-        """What a container was given."""
+        """Devices of one container."""
         return self._by_pod.get(pod.uid, {}).get(container, {})
 
     def known_devices_of_container(self, pod: PodManifest, container: str) -> KnownContainerDevices:
-        """What the agent would know of a container's devices."""
-        own = self._hints_of_given_devices([self.devices_of(pod, container)])
-        together = self._hints_of_given_devices(self._by_pod.get(pod.uid, {}).values())
-        return KnownContainerDevices(own.requests, together.requests, own.notes)
+        """Build what the agent would know about a container's devices."""
+        hints = self._hints_of_given_devices([self.devices_of(pod, container)])
+        pod_hints = self._hints_of_given_devices(self._by_pod.get(pod.uid, {}).values())
+        return KnownContainerDevices(hints.requests, pod_hints.requests, hints.notes)
 
-    def _hints_of_given_devices(self, of: Iterable[DevicesByResource]) -> DeviceHints:
-        found = (
-            LocatedDevice(resource, one.id, one.numa_nodes)
-            for given in of
-            for resource, had in given.items()
-            for one in had
+    def _hints_of_given_devices(self, allocations: Iterable[DevicesByResource]) -> DeviceHints:
+        located_devices = (
+            LocatedDevice(resource, device.id, device.numa_nodes)
+            for by_resource in allocations
+            for resource, devices in by_resource.items()
+            for device in devices
         )
-        return build_hints(found, self._places)
+        return build_hints(located_devices, self._places)
 
     def total_free_by_numa_node(self) -> dict[int, int]:
-        """By NUMA node, how many devices of all kinds are free."""
-        free = [one for devices in self._free_devices_by_resource().values() for one in devices]
-        return Counter(i for one in free for i in one.numa_nodes)
+        """Count free devices of all resources by NUMA node."""
+        free_devices = [d for devices in self._free_devices_by_resource().values() for d in devices]
+        return Counter(i for d in free_devices for i in d.numa_nodes)
 
     def _free_devices_by_resource(self) -> dict[str, list[Device]]:
         used = {
-            (resource, one.id)
+            (resource, device.id)
             for pod in self._by_pod.values()
-            for given in pod.values()
-            for resource, devices in given.items()
-            for one in devices
+            for by_resource in pod.values()
+            for resource, devices in by_resource.items()
+            for device in devices
         }
         return {
-            resource: [one for one in devices if (resource, one.id) not in used]
+            resource: [device for device in devices if (resource, device.id) not in used]
             for resource, devices in self._inventory.items()
         }

@@ -1,12 +1,12 @@
-"""Manifests become workloads: every document is checked, and every mistake is reported at once.
+"""Manifests are read as workloads: every document is checked, and every problem is reported.
 
-Read are Pod, Deployment, ReplicaSet, ReplicationController, StatefulSet, DaemonSet (one pod: this
-is about one machine), Job, CronJob (one run) and List. Other kinds are passed over with
-a note, as a folder of manifests is full of them; a kind that looks like a slip is a mistake.
+Supported kinds are Pod, Deployment, ReplicaSet, ReplicationController, StatefulSet, DaemonSet (one
+pod, because there is one machine), Job, CronJob (one run) and List. Other kinds are skipped with a
+note. A kind that looks like a misspelling is a problem.
 
-Files are read the way Kubernetes reads them: it reads YAML 1.1 and makes JSON of it, so that
-``yes`` and ``on`` are booleans, a date stays text, and a key that stands twice is refused. They are
-untrusted input: their size, depth and number of documents are bounded.
+Files are read as Kubernetes reads them, which converts YAML 1.1 to JSON: ``yes`` and ``on`` are
+booleans, a date is a text, and a duplicate key is rejected. They are untrusted input: size, depth
+and number of documents are bounded.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ MAX_MANIFEST_DOCUMENTS: Final = 10_000
 
 
 class _Loader(safe_yaml.Loader):
-    """With the scalars that Kubernetes knows."""
+    """YAML loader for the scalars that Kubernetes knows."""
 
 
-def _scalar_constructor(make: Callable[[str], Any]) -> Callable[[Any, Any], Any]:
+def _scalar_constructor(parse: Callable[[str], Any]) -> Callable[[Any, Any], Any]:
     def construct_scalar(loader: Any, node: Any) -> Any:
         text = loader.construct_scalar(node)
         try:
-            return make(text)
+            return parse(text)
         except ValueError as error:
             raise safe_yaml.RefusedYAMLValue(
                 problem=str(error), problem_mark=node.start_mark
@@ -82,10 +82,10 @@ for _tag, _pattern, _first, _construct in (
 
 
 def load_yaml_documents(text: str) -> Iterator[object]:
-    """The documents of a text, one after another; empty ones are left out.
+    """Yield the documents of a text in order.
 
     Raises:
-        yaml.YAMLError: from here on the text is no YAML.
+        yaml.YAMLError: the rest of the text is not YAML.
     """
     safe_yaml.limit_depth_and_aliases(text)
     for number, document in enumerate(yaml.load_all(text, Loader=_Loader)):
@@ -94,18 +94,18 @@ def load_yaml_documents(text: str) -> Iterator[object]:
         yield document
 
 
-def read_input_text(path: str | Path, most: int) -> str:
-    """The text of a file, or of standard input for ``-``, of at most so many bytes.
+def read_input_text(path: str | Path, max_bytes: int) -> str:
+    """Read a file, or standard input for ``-``, of at most ``max_bytes``.
 
     Raises:
-        OSError: it cannot be read.
-        ManifestError: it is too large, or no text; the one problem names the file.
+        OSError: the file cannot be read.
+        ManifestError: the file is too large, or not UTF-8.
     """
     name = "standard input" if str(path) == "-" else str(path)
     with nullcontext(sys.stdin.buffer) if str(path) == "-" else open(path, "rb") as file:
-        data = file.read(most + 1)
-    if len(data) > most:
-        raise ManifestError((f"{name}: is larger than {most >> 20} MiB",))
+        data = file.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise ManifestError((f"{name}: is larger than {max_bytes >> 20} MiB",))
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -115,7 +115,7 @@ def read_input_text(path: str | Path, most: int) -> str:
 # --- Workloads ----------------------------------------------------------------------------------
 
 MAX_WORKLOAD_PODS: Final = 10_000
-"""Pods of one workload; no node runs a tenth of it."""
+"""Pods of one workload; no node runs a tenth of them."""
 
 _API_VERSION_BY_KIND: Final = {
     "Pod": "v1",
@@ -142,11 +142,11 @@ _DNS_SUBDOMAIN_PATTERN = re.compile(
     r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*", re.ASCII
 )
 _SUFFIX_LETTERS: Final = "bcdfghjklmnpqrstvwxz2456789"
-"""What Kubernetes makes random name endings of: no vowels, so no words."""
+"""Letters of Kubernetes' random name suffixes: no vowels, so no words."""
 
 
 class Manifests(msgspec.Struct, frozen=True, kw_only=True):
-    """What was read, in the order of files and documents; notes say what was passed over."""
+    """Workloads in the order of files and documents; notes say what was skipped."""
 
     workloads: tuple[Workload, ...] = ()
     notes: tuple[str, ...] = ()
@@ -154,22 +154,21 @@ class Manifests(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_manifests(
     paths: Iterable[str | Path],
-    counted: str = "",
+    slots_resource: str = "",
     devices: Collection[str] | None = None,
     *,
     every_device: bool = False,
 ) -> Manifests:
     """Read files, folders (their YAML and JSON files in order of name), or ``-``.
 
-    ``counted`` is the extended resource that counts exclusive CPUs, if there is one. Resources that
-    are not in an inventory of ``devices`` are mistakes; without an inventory pods are placed
-    without what they ask for of such resources, unless ``every_device`` is read: a cluster's nodes
-    publish what they have.
+    ``slots_resource`` is the extended resource that counts exclusive CPUs, if there is one. With an
+    inventory of ``devices`` other resources are problems. Without one they are ignored, unless
+    ``every_device`` is set, because a cluster's nodes publish their resources.
 
     Raises:
-        ManifestError: with every mistake in all of them.
+        ManifestError: lists every problem of all files.
     """
-    reading = _ManifestReader(counted, devices, every_device=every_device)
+    reading = _ManifestReader(slots_resource, devices, every_device=every_device)
     for path in paths:
         for file in _list_manifest_files(Path(path), reading.problems):
             try:
@@ -188,50 +187,54 @@ def read_manifests(
 def read_manifests_from_text(
     text: str,
     source: str = "manifest",
-    counted: str = "",
+    slots_resource: str = "",
     devices: Collection[str] | None = None,
 ) -> Manifests:
-    """Read manifests from a text, which messages call ``source``; else as `read_manifests`."""
-    reading = _ManifestReader(counted, devices)
+    """Read manifests from a text, named ``source`` in messages; else as `read_manifests`."""
+    reading = _ManifestReader(slots_resource, devices)
     reading.add_workloads_of_text(source, text)
     return reading.build_manifests()
 
 
 def _list_manifest_files(path: Path, problems: list[str]) -> list[Path]:
-    if not os.path.isdir(path):  # or it may not be looked at: reading it says so
+    if not os.path.isdir(path):  # or not accessible: reading it reports that
         return [path]
-    found = sorted(
+    files = sorted(
         file
         for entry in os.scandir(path)
         if (file := Path(entry)).suffix in (".yaml", ".yml", ".json") and entry.is_file()
     )
-    if not found:
+    if not files:
         problems.append(f"{path}: has no .yaml, .yml or .json files, expected manifests")
-    return found
+    return files
 
 
 class _ManifestReader(PodManifestReader):
-    """Makes workloads of documents, and gathers them, notes and mistakes over all files."""
+    """Reader of workloads from documents; collects notes and problems of all files."""
 
     def __init__(
-        self, counted: str, devices: Collection[str] | None = None, *, every_device: bool = False
+        self,
+        slots_resource: str,
+        devices: Collection[str] | None = None,
+        *,
+        every_device: bool = False,
     ) -> None:
-        super().__init__(counted, devices, every_device=every_device)
+        super().__init__(slots_resource, devices, every_device=every_device)
         self.workloads: list[Workload] = []
         self.ended_pods = 0
         self.problems: list[str] = []
 
     def add_workloads_of_text(self, source: str, text: str) -> None:
-        """Read the text of one file."""
+        """Add the workloads of one file."""
         empty = True
         try:
             for number, document in enumerate(load_yaml_documents(text), 1):
                 if document is not None:
                     empty = False
-                    place = ManifestValue(
+                    root = ManifestValue(
                         f"{source}, document {number}", "", document, self.problems
                     )
-                    self._read_document(place)
+                    self._read_document(root)
         except yaml.YAMLError as error:
             self.problems.append(f"{source}: {safe_yaml.yaml_problem_text(error, text)}")
         else:
@@ -239,7 +242,7 @@ class _ManifestReader(PodManifestReader):
                 self.problems.append(f"{source}: is empty, expected at least one manifest")
 
     def build_manifests(self) -> Manifests:
-        """What was read, unless there were mistakes."""
+        """Return all workloads and notes; raise `ManifestError` if there are problems."""
         if self.problems:
             raise ManifestError(tuple(self.problems))
         notes = list(self.notes)
@@ -248,43 +251,43 @@ class _ManifestReader(PodManifestReader):
             notes.append(f"{count_text(self.ended_pods, 'pod')} with phase {phases}: left out")
         return Manifests(workloads=tuple(self.workloads), notes=tuple(notes))
 
-    def _read_document(self, place: ManifestValue) -> None:
-        if not isinstance(place.value, Mapping):
-            place.add_expectation_problem("a mapping with kind: Pod or the like")
+    def _read_document(self, root: ManifestValue) -> None:
+        if not isinstance(root.value, Mapping):
+            root.add_expectation_problem("a mapping with kind: Pod or the like")
             return
-        kind = place["kind"].as_text()
+        kind = root["kind"].as_text()
         if not kind:
-            if place["kind"].value is None:
-                place["kind"].add_expectation_problem("Pod, Deployment or the like")
+            if root["kind"].value is None:
+                root["kind"].add_expectation_problem("Pod, Deployment or the like")
             return
-        wanted = _API_VERSION_BY_KIND.get(kind)
-        if wanted is None:
-            near = difflib.get_close_matches(kind, _API_VERSION_BY_KIND, n=1, cutoff=0.8)
-            if near:
-                place["kind"].add_expectation_problem(f"{near[0]}, or another kind that makes pods")
+        api_version = _API_VERSION_BY_KIND.get(kind)
+        if api_version is None:
+            guess = difflib.get_close_matches(kind, _API_VERSION_BY_KIND, n=1, cutoff=0.8)
+            if guess:
+                root["kind"].add_expectation_problem(f"{guess[0]}, or another kind that makes pods")
             else:
-                self.notes.append(f"{place.location}: {_unread_kind_text(place, kind)}: left out")
+                self.notes.append(f"{root.location}: {_unread_kind_text(root, kind)}: left out")
             return
-        version = place["apiVersion"]
-        if version.value != wanted:
-            version.add_expectation_problem(f"{wanted} for kind {kind}")
+        version = root["apiVersion"]
+        if version.value != api_version:
+            version.add_expectation_problem(f"{api_version} for kind {kind}")
         if kind.endswith("List"):
-            for item in place["items"].as_list("one manifest"):
-                # An item is a document of its own, named by its place in the list.
+            for item in root["items"].as_list("one manifest"):
+                # An item is read as a document, named by its path in the list.
                 self._read_document(
-                    ManifestValue(f"{place.location}, {item.path}", "", item.value, self.problems)
+                    ManifestValue(f"{root.location}, {item.path}", "", item.value, self.problems)
                 )
             return
-        if kind == "Pod" and is_finished(place.value):
+        if kind == "Pod" and is_finished(root.value):
             self.ended_pods += 1
             return
-        before = len(self.problems)
-        workload = self._read_workload(place, kind)
-        if len(self.problems) == before:
+        problem_count = len(self.problems)
+        workload = self._read_workload(root, kind)
+        if len(self.problems) == problem_count:
             self.workloads.append(workload)
 
-    def _read_workload(self, place: ManifestValue, kind: str) -> Workload:
-        meta = place["metadata"]
+    def _read_workload(self, root: ManifestValue, kind: str) -> Workload:
+        meta = root["metadata"]
         meta.as_mapping(required=True)
         namespace = _read_name(meta["namespace"], DNS_LABEL_PATTERN) or "default"
         nothing = (None, "")
@@ -297,26 +300,26 @@ class _ManifestReader(PodManifestReader):
         )
         if name_at.value in nothing:
             name_at.add_expectation_problem("a name")
-        where = f"{place.location} ({kind} {name})" if name else place.location
-        place = ManifestValue(where, "", place.value, place.problems)
-        spec = place["spec"]["jobTemplate"]["spec"] if kind == "CronJob" else place["spec"]
-        template = place if kind == "Pod" else spec["template"]
+        source = f"{root.location} ({kind} {name})" if name else root.location
+        root = ManifestValue(source, "", root.value, root.problems)
+        spec = root["spec"]["jobTemplate"]["spec"] if kind == "CronJob" else root["spec"]
+        template = root if kind == "Pod" else spec["template"]
         if kind != "Pod":
             template.as_mapping(required=True)
-        made = replace(
+        pod = replace(
             self.read_pod(template, namespace),
             node_constraints=_read_node_constraints(template["spec"]),
         )
-        names = list(_pod_names(place, spec, kind, name, generated=generated))
+        names = list(_pod_names(root, spec, kind, name, generated=generated))
         pods = tuple(
-            replace(made, name=each, uid=pod_uid(f"{kind}/{namespace}/{name}/{each}"))
-            for each in names
+            replace(pod, name=pod_name, uid=pod_uid(f"{kind}/{namespace}/{name}/{pod_name}"))
+            for pod_name in names
         )
         outside = {} if kind == "Pod" else read_string_map(meta["annotations"])
         if kind == "CronJob":
-            outside |= read_string_map(place["spec"]["jobTemplate"]["metadata"]["annotations"])
+            outside |= read_string_map(root["spec"]["jobTemplate"]["metadata"]["annotations"])
         return Workload(
-            source=where,
+            source=source,
             kind=kind,
             namespace=namespace,
             name=name,
@@ -325,9 +328,9 @@ class _ManifestReader(PodManifestReader):
         )
 
 
-def _unread_kind_text(place: ManifestValue, kind: str) -> str:
-    """Why a document of another kind is no workload; a custom resource may become pods."""
-    group, slash, _ = str(place["apiVersion"].value).partition("/")
+def _unread_kind_text(root: ManifestValue, kind: str) -> str:
+    """Explain why a document of another kind is no workload; a controller may make pods of it."""
+    group, slash, _ = str(root["apiVersion"].value).partition("/")
     if kind in _VIRTUAL_MACHINE_KINDS:
         return f"what counts of a {kind} is its launcher pod (virt-launcher-…), made by KubeVirt"
     if slash and "." in group and not group.endswith(".k8s.io"):
@@ -336,37 +339,37 @@ def _unread_kind_text(place: ManifestValue, kind: str) -> str:
 
 
 def _read_node_constraints(spec: ManifestValue) -> dict[str, object]:
-    """What is judged by `nri_numa.cluster.node_facts`, as it stands."""
+    """Return the raw constraints that `nri_numa.cluster.node_facts` evaluates."""
     spec["tolerations"].as_list("one toleration")
     read_string_map(spec["nodeSelector"])
     spec["affinity"].as_mapping()
-    given = ((key, spec[key].value) for key in NODE_CONSTRAINTS)
-    return {key: value for key, value in given if value is not None}
+    constraints = ((key, spec[key].value) for key in NODE_CONSTRAINTS)
+    return {key: value for key, value in constraints if value is not None}
 
 
-def _read_name(place: ManifestValue, pattern: re.Pattern[str]) -> str:
-    text = place.as_text()
+def _read_name(entry: ManifestValue, pattern: re.Pattern[str]) -> str:
+    text = entry.as_text()
     if text and (len(text) > 253 or not pattern.fullmatch(text)):
-        place.add_expectation_problem("lower case letters, digits and dashes")
+        entry.add_expectation_problem("lower case letters, digits and dashes")
     return text
 
 
 def _pod_names(
-    place: ManifestValue, spec: ManifestValue, kind: str, name: str, *, generated: bool
+    root: ManifestValue, spec: ManifestValue, kind: str, name: str, *, generated: bool
 ) -> Iterator[str]:
-    """Names of the pods, such as their controller would give them.
+    """Yield names of the pods in the form that their controller gives them.
 
-    Random endings are worked out from the names, so that every reading gives the same ones.
+    Random suffixes are hashes of the names, so every run gives the same ones.
     """
     match kind:
         case "Pod":
-            yield f"{name}-{_hashed_name_suffix(place.location, 5)}" if generated else name
+            yield f"{name}-{_hashed_name_suffix(root.location, 5)}" if generated else name
         case "StatefulSet":
             start = spec["ordinals"]["start"].as_number(0, 1 << 31)
             for number in range(spec["replicas"].as_number(1, MAX_WORKLOAD_PODS)):
                 yield f"{name}-{start + number}"
         case "Deployment":
-            # The ending of the replica set is the hash of its template; here, of its owner.
+            # The suffix of a ReplicaSet is the hash of its template; here, of its owner.
             owner = f"{name}-{_hashed_name_suffix(f'{kind} {name}', 10)}"
             for number in range(spec["replicas"].as_number(1, MAX_WORKLOAD_PODS)):
                 yield f"{owner}-{_hashed_name_suffix(f'{owner} {number}', 5)}"
@@ -389,6 +392,6 @@ def _hashed_name_suffix(text: str, length: int) -> str:
     number = int.from_bytes(hashlib.sha256(text.encode()).digest()[:16])
     letters = []
     for _ in range(length):
-        number, place = divmod(number, len(_SUFFIX_LETTERS))
-        letters.append(_SUFFIX_LETTERS[place])
+        number, index = divmod(number, len(_SUFFIX_LETTERS))
+        letters.append(_SUFFIX_LETTERS[index])
     return "".join(letters)

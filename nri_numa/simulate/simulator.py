@@ -1,12 +1,11 @@
-"""What-if: pods placed one after another on a machine, by the engine that does it for real.
+"""Simulation: pods are placed one after another on a machine, by the engine of the agent.
 
-A `Simulator` stands where the agent and the runtime stand: it keeps the node state and what each
-container was given, and calls `decide.admit`, `resize` and `decide.release` in the order in which a
-kubelet would. Nothing is read, nothing is written.
+A `_Simulator` takes the part of agent and runtime: it holds the node state and the resources of
+each container, and calls the engine in the order in which a kubelet would. It does no I/O.
 
-Where this is simpler than life: the machine starts empty; init containers end at once, everything
-else runs for ever; and a pod with a refused container gives everything back, as if it had been
-deleted, where a kubelet would keep its other containers and try again.
+Simplifications: the machine starts empty. Init containers end at once, and other containers run
+without limit. A pod with a rejected container is removed; a kubelet would keep its other containers
+and retry.
 """
 
 from __future__ import annotations
@@ -55,11 +54,11 @@ from nri_numa.simulate.devices import (
 )
 
 FIRST_UNIX_TIME_S: Final = 1.0
-"""Unix time of the first pod; 0 would mean that nothing ended."""
+"""Unix time of the first pod; 0 would mean that no container has ended."""
 
 
 class PodAction(StrEnum):
-    """What happens to a pod."""
+    """Action on a pod."""
 
     CREATE = "create"
     RESIZE = "resize"
@@ -67,32 +66,32 @@ class PodAction(StrEnum):
 
 
 class PlannedAction(msgspec.Struct, frozen=True, kw_only=True):
-    """One pod and what is to happen to it."""
+    """One pod and the action planned for it."""
 
     action: PodAction
     pod: PodManifest
 
 
 class SimulatedOutcome(StrEnum):
-    """How one container fared."""
+    """Outcome of one container."""
 
     PLACED = "placed"
     MISALIGNED = "widened"
     SHORTFALL = "less"
-    """It could not grow in place and keeps less than its new size."""
+    """It could not grow in place and has less than its new size."""
     UNPINNED = "unpinned"
-    """It starts untouched, because what it needs cannot be had."""
+    """It starts without a pin, because its demand does not fit."""
     UNTOUCHED = "untouched"
     """Nothing was requested for it."""
     REJECTED = "refused"
 
 
 class ContainerOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """One container and what it got.
+    """One container and its assignment.
 
-    CPUs and memory nodes are kernel lists at that moment, empty for an untouched container, and
-    CPUs before a resize. There is no allocation of a refused one; the reason is the refusal's then.
-    Warnings say what is probably not meant, one clause each.
+    CPUs (also those before a resize) and memory nodes are kernel lists at that moment, empty for an
+    untouched container. A rejected container has no allocation, and the reason of its rejection.
+    Each warning is one clause about a setting that is probably not intended.
     """
 
     container: str
@@ -110,11 +109,11 @@ class ContainerOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SimulatedEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """What happened to one pod.
+    """Result of one action on a pod.
 
     Attributes:
-        changed_cpus: other containers whose CPUs changed with it, ``namespace/pod/container`` to
-        list.
+        changed_cpus: CPU lists of other containers whose CPUs changed, by
+        ``namespace/pod/container``.
     """
 
     number: int
@@ -125,12 +124,12 @@ class SimulatedEvent(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def first_rejected_container(self) -> ContainerOutcome | None:
-        """The first container that was refused."""
+        """The first rejected container; None without one."""
         return next((o for o in self.outcomes if o.verdict is SimulatedOutcome.REJECTED), None)
 
 
 class NUMANodeFill(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """How full one NUMA node is, as its document says it; ``cpus`` are those it has."""
+    """Capacity, allocated and free amounts of one NUMA node, in the form of its document."""
 
     cpus: int
     exclusive: int
@@ -144,13 +143,12 @@ class NUMANodeFill(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Simulation(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that happened.
+    """Result of a simulated plan.
 
     Attributes:
-        initial_fill, final_fill: how full each NUMA node is.
-        running_containers: containers as they stand at the end with their CPUs, in the order of
-        creation.
-        skipped_pods: pods that were left after the first refusal.
+        initial_fill, final_fill: amounts by NUMA node.
+        running_containers: containers at the end with their CPUs, in the order of creation.
+        skipped_pods: number of actions that were not run after the first rejection.
     """
 
     machine: NodeModel
@@ -162,17 +160,17 @@ class Simulation(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def first_refused(self) -> SimulatedEvent | None:
-        """The first event with a refused container."""
+        """The first event with a rejected container; None without one."""
         return next((e for e in self.events if e.first_rejected_container is not None), None)
 
     @property
     def count_by_outcome(self) -> Mapping[SimulatedOutcome, int]:
-        """Containers by how they fared, init containers included."""
-        counted = dict.fromkeys(SimulatedOutcome, 0)
+        """Number of containers by outcome, init containers included."""
+        counts = dict.fromkeys(SimulatedOutcome, 0)
         for event in self.events:
             for outcome in event.outcomes:
-                counted[outcome.verdict] += 1
-        return counted
+                counts[outcome.verdict] += 1
+        return counts
 
 
 # --- planning -------------------------------------------------------------------------------------
@@ -185,43 +183,42 @@ _POD_CHANGE_FIELDS: Final = (
     "pod_limits",
     "runtime_handler",
 )
-"""What makes another pod of a pod of the same name."""
+"""Fields whose change makes a later pod of the same name a resize."""
 
 
 def plan_actions(workloads: Iterable[Workload]) -> tuple[PlannedAction, ...]:
-    """Work out what each document does to which pods.
+    """Plan the actions of each document on its pods.
 
-    A later document of the same kind, namespace and name is a change: pods it has more of are
-    created, pods it has less of are removed, and the others are resized in place where their
-    resources differ.
+    A later document of the same kind, namespace and name is a change: additional pods are created,
+    missing pods are removed, and pods whose resources differ are resized in place.
 
     Raises:
-        ManifestError: with everything that Kubernetes would not change in place.
+        ManifestError: lists every change that Kubernetes would not make in place.
     """
     problems: list[str] = []
     planned: list[PlannedAction] = []
     latest: dict[tuple[str, str, str], dict[str, PodManifest]] = {}
     owners: dict[str, Workload] = {}
     for workload in workloads:
-        had = latest.get(workload.identity_key, {})
-        has = {pod.name: pod for pod in workload.pods}
-        latest[workload.identity_key] = has
+        prior = latest.get(workload.identity_key, {})
+        pods = {pod.name: pod for pod in workload.pods}
+        latest[workload.identity_key] = pods
         planned += [
-            PlannedAction(action=PodAction.REMOVE, pod=had[name])
-            for name in reversed(had)
-            if name not in has
+            PlannedAction(action=PodAction.REMOVE, pod=prior[name])
+            for name in reversed(prior)
+            if name not in pods
         ]
-        for name, pod in has.items():
+        for name, pod in pods.items():
             owner = owners.setdefault(pod.full_name, workload)
             if owner.identity_key != workload.identity_key:
                 problems.append(
                     f"{workload.source}: pod {pod.full_name} is made by {owner.source} already"
                 )
-            elif name not in had:
+            elif name not in prior:
                 planned.append(PlannedAction(action=PodAction.CREATE, pod=pod))
-            elif any(getattr(had[name], key) != getattr(pod, key) for key in _POD_CHANGE_FIELDS):
+            elif any(getattr(prior[name], key) != getattr(pod, key) for key in _POD_CHANGE_FIELDS):
                 problems += [
-                    f"{workload.source}: {why}" for why in _resize_obstacles(had[name], pod)
+                    f"{workload.source}: {text}" for text in _resize_obstacles(prior[name], pod)
                 ]
                 planned.append(PlannedAction(action=PodAction.RESIZE, pod=pod))
     if problems:
@@ -229,42 +226,43 @@ def plan_actions(workloads: Iterable[Workload]) -> tuple[PlannedAction, ...]:
     return tuple(planned)
 
 
-def _resize_obstacles(before: PodManifest, after: PodManifest) -> list[str]:
-    """Why Kubernetes would not change the one into the other in place."""
-    head = f"is a change of {before.source}, and"
-    names = [(c.name, c.role) for c in before.containers]
-    if names != [(c.name, c.role) for c in after.containers]:
+def _resize_obstacles(old_pod: PodManifest, pod: PodManifest) -> list[str]:
+    """List the reasons why Kubernetes would not change a pod in place."""
+    head = f"is a change of {old_pod.source}, and"
+    names = [(c.name, c.role) for c in old_pod.containers]
+    if names != [(c.name, c.role) for c in pod.containers]:
         return [f"{head} containers cannot be added or removed in place; expected another name"]
-    found = []
-    if before.annotations != after.annotations:
-        found.append(f"{head} annotations are read at creation only; expected the same ones")
-    if before.runtime_handler != after.runtime_handler:
-        found.append(f"{head} the runtime class cannot be changed; expected the same one")
-    if before.qos is not after.qos:
-        found.append(
-            f"{head} the QoS class cannot change from {before.qos} to {after.qos} in place"
+    obstacles = []
+    if old_pod.annotations != pod.annotations:
+        obstacles.append(f"{head} annotations are read at creation only; expected the same ones")
+    if old_pod.runtime_handler != pod.runtime_handler:
+        obstacles.append(f"{head} the runtime class cannot be changed; expected the same one")
+    if old_pod.qos is not pod.qos:
+        obstacles.append(
+            f"{head} the QoS class cannot change from {old_pod.qos} to {pod.qos} in place"
         )
-    for old, new in zip(before.containers, after.containers, strict=True):
-        found += [
-            f"{head} container {new.name}: {text}" for text in _container_resize_obstacles(old, new)
+    for prior, spec in zip(old_pod.containers, pod.containers, strict=True):
+        obstacles += [
+            f"{head} container {spec.name}: {text}"
+            for text in _container_resize_obstacles(prior, spec)
         ]
-    return found
+    return obstacles
 
 
-def _container_resize_obstacles(old: ContainerManifest, new: ContainerManifest) -> list[str]:
-    found = []
-    if old.role is ContainerRole.INIT and old != new:
-        found.append("an init container cannot be resized")
-    if old.limits.hugepages != new.limits.hugepages:
-        found.append("huge pages cannot be resized")
-    if (old.devices, old.slots) != (new.devices, new.slots):
-        found.append("extended resources cannot be resized")
+def _container_resize_obstacles(prior: ContainerManifest, spec: ContainerManifest) -> list[str]:
+    obstacles = []
+    if prior.role is ContainerRole.INIT and prior != spec:
+        obstacles.append("an init container cannot be resized")
+    if prior.limits.hugepages != spec.limits.hugepages:
+        obstacles.append("huge pages cannot be resized")
+    if (prior.devices, prior.slots) != (spec.devices, spec.slots):
+        obstacles.append("extended resources cannot be resized")
     for label in ("requests", "limits"):
-        a, b = getattr(old, label), getattr(new, label)
+        a, b = getattr(prior, label), getattr(spec, label)
         for name, had, has in (("cpu", a.cpu_milli, b.cpu_milli), ("memory", a.memory, b.memory)):
             if had is not None and has is None:
-                found.append(f"{name} {label} cannot be taken away")
-    return found
+                obstacles.append(f"{name} {label} cannot be taken away")
+    return obstacles
 
 
 # --- running --------------------------------------------------------------------------------------
@@ -278,21 +276,21 @@ def simulate_plan(
     keep_going: bool = False,
     inventory: DeviceInventory | None = None,
 ) -> Simulation:
-    """Run a plan on an empty machine, and go on after a refusal only with ``keep_going``.
+    """Run a plan on an empty machine; continue after a rejection only with ``keep_going``.
 
-    Without a reading of what the kernel has left all memory counts as free. The inventory is that
-    of the plan's manifests.
+    Without a reading of the kernel's free memory all memory is free. ``inventory`` is the one that
+    the manifests were read with.
     """
     simulator = _Simulator(machine, reading, inventory)
-    before = simulator.numa_node_fill()
+    initial_fill = simulator.numa_node_fill()
     events: list[SimulatedEvent] = []
-    for number, step in enumerate(planned, 1):
-        events.append(simulator.run_action(number, step))
+    for number, action in enumerate(planned, 1):
+        events.append(simulator.run_action(number, action))
         if events[-1].first_rejected_container is not None and not keep_going:
             break
     return Simulation(
         machine=machine,
-        initial_fill=before,
+        initial_fill=initial_fill,
         final_fill=simulator.numa_node_fill(),
         events=tuple(events),
         running_containers=simulator.running_containers(),
@@ -301,7 +299,7 @@ def simulate_plan(
 
 
 class _Simulator:
-    """A node in memory, with the node state as the agent would have it."""
+    """A node in memory, with the agent's node state."""
 
     def __init__(
         self, machine: NodeModel, reading: MeasuredFree | None, inventory: DeviceInventory | None
@@ -314,9 +312,9 @@ class _Simulator:
         self._devices = KubeletDevices(inventory or {}, machine.alignable_nodes)
 
     def run_action(self, number: int, planned: PlannedAction) -> SimulatedEvent:
-        """Do one thing to one pod."""
+        """Run one action on its pod."""
         pod, action = planned.pod, planned.action
-        before = self.state
+        prior = self.state
         outcomes: list[ContainerOutcome] = []
         if action is PodAction.REMOVE:
             self._remove_pod(pod)
@@ -325,26 +323,26 @@ class _Simulator:
                 self._create_pod(pod) if action is PodAction.CREATE else self._resize_pod(pod)
             )
         updates = updates_between(
-            NodeSnapshot(self._machine, before), NodeSnapshot(self._machine, self.state)
+            NodeSnapshot(self._machine, prior), NodeSnapshot(self._machine, self.state)
         )
-        had = self._cpus_by_container(before, (one.container_id for one in updates))
-        # A sidecar makes room for the containers of its own pod that start later.
-        had |= {
+        old_cpus = self._cpus_by_container(prior, (u.container_id for u in updates))
+        # A sidecar may lose CPUs to containers of its own pod that start later.
+        old_cpus |= {
             container_id(pod, outcome.container): outcome.cpus
             for outcome in outcomes
-            if outcome.allocation is not None  # a refusal has none, and changes nothing
+            if outcome.allocation is not None  # a rejected container has none
         }
-        moved = {
+        changes = {
             self.state.allocations[i].full_name: cpus or "any"
-            for i, cpus in self._cpus_by_container(self.state, had).items()
-            if had[i] != cpus
+            for i, cpus in self._cpus_by_container(self.state, old_cpus).items()
+            if old_cpus[i] != cpus
         }
         return SimulatedEvent(
-            number=number, action=action, pod=pod, outcomes=tuple(outcomes), changed_cpus=moved
+            number=number, action=action, pod=pod, outcomes=tuple(outcomes), changed_cpus=changes
         )
 
     def numa_node_fill(self) -> dict[int, NUMANodeFill]:
-        """How full each NUMA node is."""
+        """Return the amounts of each NUMA node."""
         machine, state = self._machine, self.state
         node = self._snapshot()
         cpu_left, memory_left = node.free_cpu_milli, node.free_memory
@@ -367,7 +365,7 @@ class _Simulator:
         return NodeSnapshot(self._machine, self.state, self._reading, self._now)
 
     def running_containers(self) -> tuple[tuple[Allocation, str], ...]:
-        """What every container has now, in the order of creation."""
+        """Return every container with its current CPUs, in the order of creation."""
         cpus = self._cpus_by_container(self.state, self._live)
         return tuple((self.state.allocations[i], cpus[i]) for i in self._live)
 
@@ -376,31 +374,31 @@ class _Simulator:
     def _create_pod(self, pod: PodManifest) -> list[ContainerOutcome]:
         sandbox = pod_sandbox(pod)
         outcomes: list[ContainerOutcome] = []
-        too_few = self._devices.allocate_pod_or_find_shortage(pod)
-        reading, free = self._reading, self._devices.total_free_by_numa_node()
-        if free:
-            reading = replace(reading or MeasuredFree(), devices=free)
+        shortage = self._devices.allocate_pod_or_find_shortage(pod)
+        reading, free_devices = self._reading, self._devices.total_free_by_numa_node()
+        if free_devices:
+            reading = replace(reading or MeasuredFree(), devices=free_devices)
         machine = self._machine
-        if too_few is None:
+        if shortage is None:
             self.state = reserve_for_sandbox(self._snapshot(), sandbox).state
         for manifest in pod.containers:
-            made = container_of(
+            spec = container_of(
                 pod, manifest, machine.total_memory_bytes, machine.slots_annotation_key
             )
-            if too_few is not None:
-                if manifest.name != too_few.container:
-                    continue  # none of them is made
+            if shortage is not None:
+                if manifest.name != shortage.container:
+                    continue  # none of them is created
                 rule = "the kubelet gives devices before it asks"
-                trace = DecisionTrace(pod=sandbox, container=made, rule=rule)
+                trace = DecisionTrace(pod=sandbox, container=spec, rule=rule)
                 outcomes.append(
-                    _rejected_outcome(manifest, DEVICE_REJECTION_REASON, too_few.message, trace)
+                    _rejected_outcome(manifest, DEVICE_REJECTION_REASON, shortage.message, trace)
                 )
                 self._remove_pod(pod)
                 break
-            given = self._devices.devices_of(pod, manifest.name)
-            made = self._devices.known_devices_of_container(pod, manifest.name).apply_to(made)
+            devices = self._devices.devices_of(pod, manifest.name)
+            spec = self._devices.known_devices_of_container(pod, manifest.name).apply_to(spec)
             node = NodeSnapshot(machine, self.state, reading, self._now)
-            decision = admit_pod(node, sandbox, made)
+            decision = admit_pod(node, sandbox, spec)
             if isinstance(decision, Rejected):
                 decision = admit_by_releasing(node, decision)
             if isinstance(decision, Rejected):
@@ -409,16 +407,16 @@ class _Simulator:
                 refusal = _rejected_outcome(
                     manifest, decision.reason, decision.message, decision.trace
                 )
-                outcomes.append(replace(refusal, devices=given))
+                outcomes.append(replace(refusal, devices=devices))
                 self._remove_pod(pod)
                 break
             self.state = state_after_migration(decision)
-            self._live[made.id] = _with_adjustment(made, decision)
-            outcome = self._container_outcome(manifest, made.id, decision.trace)
-            outcomes.append(replace(outcome, devices=given, warnings=decision.warnings))
+            self._live[spec.id] = _with_adjustment(spec, decision)
+            outcome = self._container_outcome(manifest, spec.id, decision.trace)
+            outcomes.append(replace(outcome, devices=devices, warnings=decision.warnings))
             if manifest.role is ContainerRole.INIT:
-                self._release_container(made.id, self._now)
-        # All that the pod waits for has come by the time the next one does.
+                self._release_container(spec.id, self._now)
+        # Reservations of this pod expire before the next pod comes.
         self._now += machine.settings.reservation_seconds
         node = self._snapshot()
         self.state = admit.release_reservations(node, expired_reservations(node)).state
@@ -428,27 +426,27 @@ class _Simulator:
         sandbox = pod_sandbox(pod)
         outcomes: list[ContainerOutcome] = []
         for manifest in pod.containers:
-            made = container_of(pod, manifest, self._machine.total_memory_bytes)
-            live = self._live.get(made.id)
+            spec = container_of(pod, manifest, self._machine.total_memory_bytes)
+            live = self._live.get(spec.id)
             if live is None:
-                continue  # an init container, or one of a pod that was refused
-            requested = replace(made.resources, hugepages={})
-            before = self._cpus_by_container(self.state, [made.id])[made.id]
-            found = resize_container(self._snapshot(), sandbox, live, requested)
-            if isinstance(found, Rejected):
-                refusal = _rejected_outcome(manifest, found.reason, found.message, found.trace)
-                outcomes.append(replace(refusal, previous_cpus=before))
+                continue  # an init container, or one of a rejected pod
+            requested = replace(spec.resources, hugepages={})
+            old_cpus = self._cpus_by_container(self.state, [spec.id])[spec.id]
+            result = resize_container(self._snapshot(), sandbox, live, requested)
+            if isinstance(result, Rejected):
+                refusal = _rejected_outcome(manifest, result.reason, result.message, result.trace)
+                outcomes.append(replace(refusal, previous_cpus=old_cpus))
                 break
-            self.state = found.state
-            # Our override is on top.
+            self.state = result.state
+            # The engine's update overrides the request.
             changed = {
                 **_nonempty_resource_fields(requested),
-                **_nonempty_resource_fields(found.container_update),
+                **_nonempty_resource_fields(result.container_update),
             }
-            self._live[made.id] = replace(live, resources=replace(live.resources, **changed))
+            self._live[spec.id] = replace(live, resources=replace(live.resources, **changed))
             outcomes.append(
                 replace(
-                    self._container_outcome(manifest, made.id, found.trace), previous_cpus=before
+                    self._container_outcome(manifest, spec.id, result.trace), previous_cpus=old_cpus
                 )
             )
         return outcomes
@@ -459,9 +457,9 @@ class _Simulator:
         self.state = admit.forget_pod(self._snapshot(), pod.uid).state
         self._devices.release_pod_devices(pod)
 
-    def _release_container(self, id: str, ended: float | None = None) -> None:
+    def _release_container(self, id: str, ended_at: float | None = None) -> None:
         self._live.pop(id, None)
-        self.state = admit.release_container(self._snapshot(), id, ended).state
+        self.state = admit.release_container(self._snapshot(), id, ended_at).state
 
     def _container_outcome(
         self, manifest: ContainerManifest, id: str, trace: DecisionTrace
@@ -487,7 +485,7 @@ class _Simulator:
         )
 
     def _cpus_by_container(self, state: NodeState, ids: Iterable[str]) -> dict[str, str]:
-        """What containers have in a state, of those that are in it."""
+        """Return the CPUs in a state of those containers that it has."""
         desired = NodeSnapshot(self._machine, state)
         return {
             i: str(desired.cpuset_of(state.allocations[i])) for i in ids if i in state.allocations
@@ -507,27 +505,27 @@ def _rejected_outcome(
     )
 
 
-def _with_adjustment(made: Container, decision: Admitted) -> Container:
-    """The container as the runtime keeps it after our answer."""
+def _with_adjustment(container: Container, decision: Admitted) -> Container:
+    """Return the container as the runtime records it after the adjustment."""
     adjustment = decision.adjustment
     changed = {"cpus": adjustment.cpus, "mems": adjustment.mems, "cpu_quota": adjustment.quota}
     return replace(
-        made,
-        annotations={**made.annotations, **adjustment.annotations},
-        resources=replace(made.resources, **{k: v for k, v in changed.items() if v}),
+        container,
+        annotations={**container.annotations, **adjustment.annotations},
+        resources=replace(container.resources, **{k: v for k, v in changed.items() if v}),
     )
 
 
 def _nonempty_resource_fields(change: Resources | ContainerUpdate | None) -> dict[str, Any]:
-    """What a change says of resources; it leaves the others as they are."""
+    """Return the resource fields that a change sets."""
     names = ("cpus", "mems", "cpu_quota", "cpu_period", "cpu_shares", "memory_limit")
     return {name: value for name in names if (value := getattr(change, name, None))}
 
 
 def _admit_by_moving(node: NodeSnapshot, refused: Rejected) -> Admitted | Rejected:
-    """As the agent has it; where a search goes on after its answer, as at the next try."""
-    found = admit_by_moving(node, refused)
-    if isinstance(found, Admitted) or not found.is_search_spent:
-        return found
+    """Admit by moving containers, with the work of a deferred search if the first is spent."""
+    decision = admit_by_moving(node, refused)
+    if isinstance(decision, Admitted) or not decision.is_search_spent:
+        return decision
     search = continued_move_search(node, refused, is_deferred=False)
-    return search.run_steps(MAX_DEFERRED_SEARCH_WORK) or found
+    return search.run_steps(MAX_DEFERRED_SEARCH_WORK) or decision

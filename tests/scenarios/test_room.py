@@ -239,7 +239,7 @@ def test_after_a_plan_everything_holds(
         stays = set(list(state.allocations)[::2]) if still else set()
         at = NodeSnapshot(node, state)
         plan, again = (
-            StepwiseSearch(plan_moves(at, answer, still=stays, running=running)).run_steps(10**6)
+            StepwiseSearch(plan_moves(at, answer, exempt=stays, running=running)).run_steps(10**6)
             for _ in range(2)
         )
         assert plan == again

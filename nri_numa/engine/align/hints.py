@@ -104,8 +104,8 @@ class SearchBudget:
 
         Twice the limit and one such search is the most that a merge can take.
         """
-        steps = SEARCH_STEP_LIMIT - self.used
-        return self.used + (max(steps // 2, _MIN_SEARCH_STEPS) if steps > -SEARCH_STEP_LIMIT else 0)
+        units = SEARCH_STEP_LIMIT - self.used
+        return self.used + (max(units // 2, _MIN_SEARCH_STEPS) if units > -SEARCH_STEP_LIMIT else 0)
 
 
 class MaskOrder:
@@ -332,10 +332,10 @@ class MaskRequirement(msgspec.Struct, frozen=True, kw_only=True):
     def _search_mask(  # noqa: C901 - mathematics, held to an oracle
         self, nodes: list[int], choose: int, distances: DistanceSums | None, budget: SearchBudget
     ) -> int | None:
-        """A close mask on a machine with too many to look at each.
+        """Search a close mask on a machine with too many masks to examine each.
 
-        Grows masks by the NUMA node that is nearest to what they hold, the first of the order among
-        equals, and leaves a branch that cannot have enough any more, or come nearer than the best.
+        Grow masks by the NUMA node nearest to them, the first of the order among equals, and drop a
+        branch that can no longer hold enough or be closer than the best.
         """
         weights = [q.amounts for q in self.quantities]
         lacks = [q.need - q.amount_in(self.required) for q in self.quantities]
@@ -911,7 +911,7 @@ class HintMerge(msgspec.Struct, frozen=True, kw_only=True):
                     [self.distances.self_distance(i) for i in node_ids] if self.distances else [0]
                 )
                 return 1 << node_ids[self_distances.index(min(self_distances))]
-        is_plain = not excluded and all(f.groups is None and not f.sockets for f in lists)
+        has_plain_hints = not excluded and all(f.groups is None and not f.sockets for f in lists)
 
         def accept(mask: int) -> bool:
             return mask not in excluded and all(
@@ -919,7 +919,7 @@ class HintMerge(msgspec.Struct, frozen=True, kw_only=True):
             )
 
         cover = self._merged_requirement(
-            lists, None if is_plain else accept
+            lists, None if has_plain_hints else accept
         )  # of plain ones the width decides
         for width in () if self.single else widths or range(2, cover.allowed_mask.bit_count() + 1):
             mask = cover.best_mask_of_width(width, self.order, self.distances, self.budget)

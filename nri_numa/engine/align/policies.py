@@ -204,11 +204,11 @@ def numa_node_sets_text(sets: Sequence[str], all_sets_fit: bool, count: int | No
     width = len(NUMASet.parse(sets[0]))
     if all_sets_fit:
         return f"any {_NUMBER_WORDS[width] if width < len(_NUMBER_WORDS) else width} of them"
-    narrowest = [s for s in sets if len(NUMASet.parse(s)) == width]
-    unlisted = (count or 0) - len(narrowest)
+    smallest_sets = [s for s in sets if len(NUMASet.parse(s)) == width]
+    unlisted = (count or 0) - len(smallest_sets)
     unlisted_text = f" or {count_text(unlisted, 'other set')}" if unlisted > 0 else ""
-    plural = "s" if width > 1 or len(narrowest) > 1 else ""
-    return f"NUMA node{plural} {' or '.join(narrowest)}{unlisted_text}"
+    plural = "s" if width > 1 or len(smallest_sets) > 1 else ""
+    return f"NUMA node{plural} {' or '.join(smallest_sets)}{unlisted_text}"
 
 
 def _summary_text(summary: ResourceSummary, provider: HintProvider) -> str:
@@ -283,10 +283,10 @@ def shortage_clause(resource: str, need: str, available: str) -> str:
     return f"{resource}: {need} needed, {available}"
 
 
-def byte_shortage_clause(resource: str, need: int, free: int, nodes_text: str) -> str:
+def byte_shortage_clause(resource: str, need: int, free_bytes: int, nodes_text: str) -> str:
     """The same of memory or huge pages; ``nodes_text`` goes on after ``3 GiB free``."""
     return shortage_clause(
-        resource, human_bytes(need), f"{human_bytes(free, free=True)} free{nodes_text}"
+        resource, human_bytes(need), f"{human_bytes(free_bytes, free=True)} free{nodes_text}"
     )
 
 
@@ -348,7 +348,7 @@ def _no_common_nodes_shortage(
     """Say that each resource has a place, and that they have none in common."""
     names = " and ".join(s.resource for s, _, _ in entries)
     lists = [id(f) for _, f, _ in entries]
-    places = ", ".join(
+    texts = ", ".join(
         f"{_need_text(s)} on "
         + (
             _resource_nodes_text(p, problem.numa_ids)
@@ -357,7 +357,7 @@ def _no_common_nodes_shortage(
         )
         for s, f, p in entries
     )
-    return Shortage(f"{names}: each fits, but not on the same NUMA nodes: {places}")
+    return Shortage(f"{names}: each fits, but not on the same NUMA nodes: {texts}")
 
 
 def _resource_nodes_text(provider: HintProvider, numa_ids: NUMASet) -> str:
@@ -447,15 +447,15 @@ class Alignment(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def is_device_misalignment(self) -> bool:
-        """Whether all but the devices, whose place is not ours to choose, would be admitted."""
+        """True if the policy would admit all demands except those of devices."""
         problem = self.problem
-        others = tuple(
-            one
-            for one in problem.demands
-            if one.max_amount_on(problem.numa_ids, 1, empty=False) is not None
+        demands = tuple(
+            demand
+            for demand in problem.demands
+            if demand.max_amount_on(problem.numa_ids, 1, empty=False) is not None
         )
-        return len(others) < len(problem.demands) and (
-            align_demands(replace(problem, demands=others)).admitted
+        return len(demands) < len(problem.demands) and (
+            align_demands(replace(problem, demands=demands)).admitted
         )
 
     @cached_property

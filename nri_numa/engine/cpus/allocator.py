@@ -56,7 +56,7 @@ class TakeRequest(msgspec.Struct, frozen=True, kw_only=True):
         load: of this container, for ``pair``; None counts as high.
         contended_cpus: CPUs to take when there are no others: another program pinned containers to
         them.
-        listed: CPUs of lists that give way: others are taken where they are as good.
+        listed: CPUs of yielding lists: equivalent other CPUs are preferred.
     """
 
     count: int
@@ -132,7 +132,7 @@ class SiblingLoads(msgspec.Struct, frozen=True, kw_only=True):
 def classify_cpus_by_load_overlap(
     load: BusySchedule | None, loads: Mapping[int, BusySchedule]
 ) -> SiblingLoads:
-    """Sort the CPUs of other containers by their load against ours; ours unknown counts as high."""
+    """Classify CPUs of other containers by load against this one's; unknown counts as high."""
     own_load = ALWAYS_BUSY_SCHEDULE if load is None else load
     # The CPUs of one container carry the same object: comparing identities first saves hashing
     # and comparing intervals CPU by CPU.
@@ -580,14 +580,14 @@ class _CPUAccumulator:
 
     def _cores_by_sibling_load(self) -> Sequence[int]:
         ix, occupied, partners = self.ix, self._occupied_cpus(), self.partners
-        same = ix.cores_touched(occupied & partners.same_hours)
+        same_cores = ix.cores_touched(occupied & partners.same_hours)
         unknown = ix.cores_touched(
             occupied & ~partners.same_hours & ~partners.opposite & ~partners.unloaded
         )
-        quiet = ix.first_threads & ~same & ~unknown
-        opposite = quiet & ix.cores_touched(occupied & partners.opposite)
+        usable = ix.first_threads & ~same_cores & ~unknown
+        opposite = usable & ix.cores_touched(occupied & partners.opposite)
         empty = ix.first_threads & ~ix.cores_touched(occupied)
-        return (opposite, empty, quiet & ~opposite & ~empty, unknown & ~same, same)
+        return (opposite, empty, usable & ~opposite & ~empty, unknown & ~same_cores, same_cores)
 
     def _fewest_nodes_first(self, region: int) -> Iterator[int]:
         """A region, split where half-used cores would spare it another NUMA node.

@@ -161,7 +161,7 @@ def build_allocator_index(topology: Topology) -> AllocatorIndex:
         placed |= bits
     nodes.append((NO_UNIT, all_bits & ~placed))
     numa = tuple(_numa_unit(i, bits, sockets, l3_groups) for i, bits in nodes if bits)
-    cores = [TopologyUnit(first, bits) for first, bits in core_bits.items()]
+    cores = [TopologyUnit(first_cpu, bits) for first_cpu, bits in core_bits.items()]
     return AllocatorIndex(
         all_cpus=all_bits,
         first_threads=CPUSet(core_bits).bits,

@@ -1,4 +1,4 @@
-"""The two orders of CPUs: our own best fit, and the kubelet's.
+"""The two orders of CPUs: the agent's best fit, and the kubelet's.
 
 *Best fit* keeps whole NUMA nodes, L3 groups and cores free. Everything is judged by what the
 machine really has, never by averages. `select_cpus` goes down level by level: which NUMA nodes,

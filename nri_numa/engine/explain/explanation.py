@@ -231,7 +231,7 @@ def _explain_trace(stored: StoredExplanation | None) -> ExplanationDocument:
 
 
 def _requested_options(requested: PlacementOptions) -> dict[str, tuple[str, str]]:
-    """Value and source by key, in the annotations' grammar; defaults of ours left out."""
+    """Value and source by key, in the annotations' grammar, without built-in defaults."""
     sources = requested.sources
     return {
         key: (option.format(value), sources[key].text)
@@ -269,10 +269,10 @@ def _demand_document(
 
 def shared_cpu_reason(basis: ExplanationInput) -> str:
     """The reason why a whole number of CPUs as a limit is no exclusive CPUs; else empty."""
-    asked, demand = basis.requested or {}, basis.demand
-    if demand is None or demand.cpu_from != "limit" or demand.cpu_milli % 1000 or "cpus" in asked:
+    options, demand = basis.requested or {}, basis.demand
+    if demand is None or demand.cpu_from != "limit" or demand.cpu_milli % 1000 or "cpus" in options:
         return ""
-    return _cpu_mode_reason(basis.qos, asked, demand)
+    return _cpu_mode_reason(basis.qos, options, demand)
 
 
 def _cpu_mode_reason(

@@ -68,7 +68,7 @@ def _brief_sentences(document: ExplanationDocument) -> list[str]:
         sentence for sentence in _outcome_sentences(document) if sentence != _PREFERRED_PLACE_TEXT
     ]
     if document["outcome"] == REFUSED_OUTCOME:
-        outcome = [one for one in outcome if not one.startswith(_REJECTION_RULE_SENTENCE_PREFIX)]
+        outcome = [text for text in outcome if not text.startswith(_REJECTION_RULE_SENTENCE_PREFIX)]
     parts = [" ".join(outcome)]
     if document["traced"]:
         parts += [*islice(_request_sentences(document), 1), *islice(_choice_sentences(document), 1)]
@@ -77,15 +77,15 @@ def _brief_sentences(document: ExplanationDocument) -> list[str]:
 
 
 def explanation_sentences(document: ExplanationDocument) -> list[str]:
-    """The explanation without headings, in the order of `render_text`."""
+    """List the sentences without headings, in the order of `render_text`."""
     return [sentence for _, sentences in explanation_sections(document) for sentence in sentences]
 
 
 def explanation_sections(document: ExplanationDocument) -> list[ExplanationSection]:
-    """Headings and sentences, every one of them in one line."""
+    """Build headings and sentences, each in one line."""
     sections: list[ExplanationSection] = [("", list(_outcome_sentences(document)))]
     if document["traced"]:
-        # The answer to the question first; what it was worked out from below it.
+        # The answer first, then the facts behind it.
         sections += [
             (
                 "Why this place" if document["result"] else "Why no place",
@@ -96,7 +96,7 @@ def explanation_sections(document: ExplanationDocument) -> list[ExplanationSecti
             ("Where that fits", list(_hint_sentences(document))),
             ("How it came about", list(_step_sentences(document))),
         ]
-    sections.append(("Later", [_to_sentence(step) for step in document.get("later", ())]))
+    sections.append(("Later", [_to_sentence(text) for text in document.get("later", ())]))
     return [
         (heading, [escape_unprintable(sentence) for sentence in sentences])
         for heading, sentences in sections
@@ -186,58 +186,58 @@ def _request_sentences(document: ExplanationDocument) -> Iterator[str]:
     if not document["understood"]:
         return
     demand = document["demand"]
-    asked = {option["key"]: option for option in document["asked"]}
-    lists = [asked.pop(key) for key in ("numacpu", "numamem") if key in asked]
-    bind = asked["bind"]["value"] if "bind" in asked else ""
+    table = {option["key"]: option for option in document["asked"]}
+    lists = [table.pop(key) for key in ("numacpu", "numamem") if key in table]
+    bind = table["bind"]["value"] if "bind" in table else ""
     if lists:
-        list_texts = [_list_text(one, is_near=bind == "cpu") for one in lists]
+        list_texts = [_list_text(item, cpus_only=bind == "cpu") for item in lists]
         yield f"It asked for {join_words(list_texts)}."
-    if demand is None and not lists and not any(map(_is_explicit_placement_option, asked.values())):
+    if demand is None and not lists and not any(map(_is_explicit_placement_option, table.values())):
         yield "It asked for nothing about CPUs or memory."
-    elif demand is not None and (not lists or _has_computed_cpus(asked)):
-        policy = asked.pop("policy", None)
+    elif demand is not None and (not lists or _has_computed_cpus(table)):
+        policy = table.pop("policy", None)
         value = policy["value"] if policy else "best-effort"
         source = f" ({_truncate_value(policy['source'])}: {value})" if policy else ""
         meaning = _option_meaning("policy", value)
         yield f"It asked for {_demand_text(demand, bind)} {meaning}{source}."
-    for key, one in asked.items():
-        if one["source"] == "default" and (
+    for key, item in table.items():
+        if item["source"] == "default" and (
             lists or demand is None or _is_irrelevant_default(key, demand)
         ):
             continue
-        value, source = _truncate_value(one["value"]), _truncate_value(one["source"])
+        value, source = _truncate_value(item["value"]), _truncate_value(item["source"])
         verb = "it goes " if key == "policy" else ""
-        yield f"{key}: {value} ({source}): {verb}{_option_meaning(key, one['value'])}."
+        yield f"{key}: {value} ({source}): {verb}{_option_meaning(key, item['value'])}."
 
 
-def _list_text(option: ExplanationDocument, *, is_near: bool) -> str:
-    """A list that was asked for, with its source; CPUs are near listed memory, or it is pinned."""
+def _list_text(option: ExplanationDocument, *, cpus_only: bool) -> str:
+    """Format a requested list with its source; ``cpus_only`` is ``bind: cpu``."""
     value, source = _truncate_value(option["value"]), _truncate_value(option["source"])
     if option["key"] == "numacpu":
         return f"{cpus_text(value)} ({source})"
-    return f"{'CPUs near ' if is_near else 'memory of '}{numa_text(value)} ({source})"
+    return f"{'CPUs near ' if cpus_only else 'memory of '}{numa_text(value)} ({source})"
 
 
 def _is_explicit_placement_option(option: ExplanationDocument) -> bool:
-    """True if a key and its value, which the pod or a rule gave, are about CPUs or memory."""
+    """True if a pod or a rule set an option about CPUs or memory."""
     is_explicit = option["source"] != "default" and option["value"] not in ("none", "shared")
     return is_explicit and option["key"] in ("policy", "cpus", "smt", "mempolicy")
 
 
 def _option_meaning(key: str, value: str) -> str:
-    """The meaning of a value, as the end of a sentence; another version may have stored others."""
+    """Meaning of a value as the end of a sentence; other versions may store other values."""
     option = options.TABLE.by_key.get(key)
     meanings = {} if option is None else option.meanings
     return meanings.get(value, meanings.get("", "not known to this version"))
 
 
 def _has_computed_cpus(requested: Mapping[str, Mapping[str, Any]]) -> bool:
-    """CPUs are computed beside memory that is listed."""
+    """True if CPUs are computed, also beside listed memory."""
     return "policy" in requested and requested["policy"]["value"] != "none"
 
 
 def _is_irrelevant_default(key: str, demand: Mapping[str, Any]) -> bool:
-    """A default about CPUs of its own that has none to speak of."""
+    """True for a default about exclusive CPUs of a container without any."""
     return key in ("smt", "load") and not demand["exclusiveCpus"]
 
 
@@ -254,10 +254,10 @@ def _demand_sentences(document: ExplanationDocument) -> Iterator[str]:
     else:
         yield "It has no CPU limit and no CPU request: it counts as needing none."
     if demand["why"]:
-        whose = "It shares CPUs with others"
-        if own := demand["exclusiveCpus"]:
-            whose = "It is exclusive" if own == 1 else "They are exclusive"
-        yield f"{whose}, because {demand['why']}."
+        subject = "It shares CPUs with others"
+        if count := demand["exclusiveCpus"]:
+            subject = "It is exclusive" if count == 1 else "They are exclusive"
+        yield f"{subject}, because {demand['why']}."
     memory = Unit.BYTES.amount_text(demand["ownMemoryBytes"])
     bytes_text = _within_pod_text(demand["memoryBytes"], demand["ownMemoryBytes"], Unit.BYTES)
     if demand["memoryFrom"] == "limit":
@@ -275,11 +275,11 @@ def _demand_sentences(document: ExplanationDocument) -> Iterator[str]:
         yield _to_sentence(note)
 
 
-def _within_pod_text(counted: int, own: int, unit: Unit) -> str:
-    """How much of a container's own limit counts beside the rest of its pod, if not all of it."""
-    if counted == own:
+def _within_pod_text(amount: int, own_amount: int, unit: Unit) -> str:
+    """Clause about the part of a limit that counts within the pod's sum; empty if all counts."""
+    if amount == own_amount:
         return ""
-    return f"; {unit.amount_text(counted)} of it count: its pod's sum leaves no more"
+    return f"; {unit.amount_text(amount)} of it count: its pod's sum leaves no more"
 
 
 def _hint_sentences(document: ExplanationDocument) -> Iterator[str]:
@@ -319,9 +319,9 @@ def _choice_sentences(document: ExplanationDocument) -> Iterator[str]:
                 f"the set{'s' if len(node_sets) > 1 else ''} of NUMA nodes {'; '.join(node_sets)}"
             )
         yield _to_sentence(f"{nodes_text}{' each' if len(node_sets) > 1 else ''} lost: {problem}")
-    before, after = document["pool"]["before"], document["pool"]["after"]
-    if before != after:
-        yield f"The shared CPUs were {before}, and are {after} from now on."
+    pool_before, pool_after = document["pool"]["before"], document["pool"]["after"]
+    if pool_before != pool_after:
+        yield f"The shared CPUs were {pool_before}, and are {pool_after} from now on."
 
 
 def _alignment_sentences(
@@ -345,9 +345,9 @@ def _alignment_sentences(
 
 
 def _step_sentences(document: ExplanationDocument) -> Iterator[str]:
-    for step in document["steps"]:
-        if document["alignment"] is None or not step.startswith("policy "):  # said already
-            yield _to_sentence(_strip_subject(document, step))
+    for text in document["steps"]:
+        if document["alignment"] is None or not text.startswith("policy "):  # said already
+            yield _to_sentence(_strip_subject(document, text))
 
 
 # --- parts of sentences -----------------------------------------------------------------------
@@ -375,58 +375,58 @@ def _hint_sentence(resource: Mapping[str, Any]) -> str:
         return "any NUMA node suits."
     if resource["wish"] == "impossible":
         return f"{need} needed, {_shortage_sentence(resource)}."
-    ideal, needed = resource["idealNumaNodes"], resource["neededNumaNodes"]
-    if needed == 1:
+    ideal, width = resource["idealNumaNodes"], resource["neededNumaNodes"]
+    if width == 1:
         sufficient = NUMASet(n["numaNode"] for n in resource["numaNodes"] if n["enough"])
         verb = "has that" if len(sufficient) == 1 else "each have that"
         nodes_text = f": {numa_text(str(sufficient))} {verb}" if sufficient else ""
         return f"{need} needed. One NUMA node is enough{nodes_text}."
-    if ideal == needed:
+    if ideal == width:
         sets = [s["numaNodes"] for s in resource["sets"] if s["preferred"]]
         sets_text = numa_node_sets_text(sets, resource["everySet"], resource["narrowestCount"])
-        return f"{need} needed. Even an empty machine would need {needed} NUMA nodes: {sets_text}."
-    if needed < ideal:
-        return f"{need} needed. {needed} NUMA nodes are enough; another resource needs {ideal}."
-    would = "one NUMA node" if ideal == 1 else f"{ideal} NUMA nodes"
-    return f"{need} needed. On an empty machine {would} would be enough; now it takes {needed}."
+        return f"{need} needed. Even an empty machine would need {width} NUMA nodes: {sets_text}."
+    if width < ideal:
+        return f"{need} needed. {width} NUMA nodes are enough; another resource needs {ideal}."
+    ideal_text = "one NUMA node" if ideal == 1 else f"{ideal} NUMA nodes"
+    return f"{need} needed. On an empty machine {ideal_text} would be enough; now it takes {width}."
 
 
 def _shortage_sentence(resource: Mapping[str, Any]) -> str:
-    """Need against have of a resource that no set of NUMA nodes has."""
-    free, capacity = (sum(n[key] for n in resource["numaNodes"]) for key in ("free", "capacity"))
-    all_of_it = Unit(resource["unit"]).amount_text(capacity)
+    """Clause with needed and free amounts of a resource that does not fit anywhere."""
+    amount, capacity = (sum(n[key] for n in resource["numaNodes"]) for key in ("free", "capacity"))
+    capacity_text = Unit(resource["unit"]).amount_text(capacity)
     if capacity < resource["needed"]:
-        return f"and all NUMA nodes together have {all_of_it}"
-    left = Unit(resource["unit"]).amount_text(free, free=True)
-    have = f"{left} of {all_of_it} free on all NUMA nodes together"
-    return have if free < resource["needed"] else f"{have}, but not beside what else it needs"
+        return f"and all NUMA nodes together have {capacity_text}"
+    free_text = Unit(resource["unit"]).amount_text(amount, free=True)
+    clause = f"{free_text} of {capacity_text} free on all NUMA nodes together"
+    return clause if amount < resource["needed"] else f"{clause}, but not beside what else it needs"
 
 
 def _free_sentences(resources: Sequence[Mapping[str, Any]], *, pool_refuses: bool) -> Iterator[str]:
-    """Free amounts of each NUMA node, of everything that is needed, and whether that is enough.
+    """Yield free amounts of each NUMA node for needed resources, with the need if too small.
 
-    Where the shared pool of the whole machine refuses, no NUMA node has CPUs free for it.
+    Without CPUs if the pool floor of the whole machine is the reason (``pool_refuses``).
     """
     by_node: dict[int, list[str]] = {}
     for r in resources:
         if r["wish"] == "no wish" or (pool_refuses and r["unit"] == "cpus"):
             continue
         for n in r["numaNodes"]:
-            less = "" if n["enough"] else f" ({Unit(r['unit']).amount_text(r['needed'])} needed)"
-            by_node.setdefault(n["numaNode"], []).append(f"{_free_of_capacity_text(n, r)}{less}")
+            note = "" if n["enough"] else f" ({Unit(r['unit']).amount_text(r['needed'])} needed)"
+            by_node.setdefault(n["numaNode"], []).append(f"{_free_of_capacity_text(n, r)}{note}")
     nodes_by_text: dict[str, list[int]] = {}
     for i in sorted(by_node):
         nodes_by_text.setdefault(join_words(by_node[i]), []).append(i)
-    for free, numa_nodes in islice(nodes_by_text.items(), _MAX_LISTED_NODES):
-        each = " each" if len(numa_nodes) > 1 else ""
-        yield f"Free on {numa_text(NUMASet(numa_nodes))}{each}: {free}."
+    for text, numa_nodes in islice(nodes_by_text.items(), _MAX_LISTED_NODES):
+        suffix = " each" if len(numa_nodes) > 1 else ""
+        yield f"Free on {numa_text(NUMASet(numa_nodes))}{suffix}: {text}."
     if len(nodes_by_text) > _MAX_LISTED_NODES:
         unlisted = sum(map(len, islice(nodes_by_text.values(), _MAX_LISTED_NODES, None)))
         yield f"And so on for {unlisted} more NUMA nodes."
 
 
 def _rejected_mask_sentence(document: ExplanationDocument, candidate: Mapping[str, Any]) -> str:
-    """The reason why a place lost, with the numbers that decided if there are any."""
+    """Clause with the reason for a rejected mask, and the numbers that decided."""
     winner, loser = document["alignment"]["numaNodes"], candidate["numaNodes"]
     if candidate["separatedBy"] == "preferred":
         for r in document["resources"]:
@@ -435,9 +435,9 @@ def _rejected_mask_sentence(document: ExplanationDocument, candidate: Mapping[st
                     need = Unit(r["unit"]).amount_text(r["needed"])
                     return f"it has only {_free_of_capacity_text(n, r)} free, and {need} needed"
         return "it is wider than an empty machine would need"
-    needs = document["demand"]
+    demand = document["demand"]
     if candidate["separatedBy"] == "rank" and (
-        needs["cpuMilli"] or needs["memoryBytes"] or needs["hugePages"]
+        demand["cpuMilli"] or demand["memoryBytes"] or demand["hugePages"]
     ):
         # As the strategy does: the scarcest first, then the next.
         for measure, winner_measure in zip(
@@ -451,7 +451,7 @@ def _rejected_mask_sentence(document: ExplanationDocument, candidate: Mapping[st
             use = f"{winner_measure[1]} would be in use, against {winner_text}"
             if measure[0] < winner_measure[0]:
                 return f"it would do as well, but would be fuller: {use}"
-            if any("of the opposite load" in step for step in document["steps"]):
+            if any("of the opposite load" in text for text in document["steps"]):
                 return "it has too few CPUs beside containers of the opposite load"
             return f"it would do as well, but would be emptier ({use}), and strategy decides"
         if winner.isdigit() and loser.isdigit() and int(winner) < int(loser):
@@ -462,7 +462,7 @@ def _rejected_mask_sentence(document: ExplanationDocument, candidate: Mapping[st
 def _usage_shares_after_placement(
     document: ExplanationDocument, numa_node: str
 ) -> list[tuple[float, str]]:
-    """Shares of a NUMA node in use once the container is there, and of what; largest first."""
+    """List used fractions of a NUMA node with the container, and their texts; largest first."""
     usage: list[tuple[float, str]] = []
     for r in document["resources"]:
         for n in r["numaNodes"]:
@@ -486,10 +486,10 @@ def _free_of_capacity_text(n: Mapping[str, Any], resource: Mapping[str, Any]) ->
     return f"{free_text} of {capacity}{label}"
 
 
-def _amounts_text(one: Mapping[str, Any]) -> str:
-    parts = [Unit.MILLI_CPUS.amount_text(one["cpuMilli"])]
-    if "memoryBytes" in one:
-        parts.append(Unit.BYTES.amount_text(one["memoryBytes"], free=True) + " of memory")
+def _amounts_text(amounts: Mapping[str, Any]) -> str:
+    parts = [Unit.MILLI_CPUS.amount_text(amounts["cpuMilli"])]
+    if "memoryBytes" in amounts:
+        parts.append(Unit.BYTES.amount_text(amounts["memoryBytes"], free=True) + " of memory")
     return join_words(parts)
 
 
@@ -508,12 +508,12 @@ def _truncate_value(value: str) -> str:
 
 
 def _strip_subject(document: ExplanationDocument, message: str) -> str:
-    """A message without the name that stands above it already.
+    """Remove the subject from a message, because the heading names it.
 
-    Refusals are kept with the message that the kubelet has, and steps quote it as a whole.
+    Rejections are stored with the kubelet's whole message, and steps quote it.
     """
-    who = f"pod {document['namespace']}/{document['pod']}, container {document['container']}: "
-    return message.replace(who, "", 1)  # read: shown without what stands above it
+    subject = f"pod {document['namespace']}/{document['pod']}, container {document['container']}: "
+    return message.replace(subject, "", 1)  # read: shown without what stands above it
 
 
 def _to_sentence(clause: str) -> str:
@@ -543,18 +543,18 @@ def displaced_text(cpus: str) -> str:
 _MAX_NAMED_HOLDERS = 3  # that are named
 
 
-def drift_text(text: str, since: str, owners: Sequence[str], *, given_up: bool) -> str:
+def drift_text(text: str, time_text: str, owners: Sequence[str], *, is_abandoned: bool) -> str:
     """``meant 4-7, has 0-7 since 12 s, on exclusive CPUs of shop/db/server``.
 
-    ``since`` says how long, or from when on; with ``given_up`` it is left to what rewrites it.
+    ``time_text`` is a duration or a start time; ``is_abandoned`` means no further repairs.
     """
-    parts = [f"{text} since {since}"]
+    parts = [f"{text} since {time_text}"]
     if owners:
         named = list(owners[:_MAX_NAMED_HOLDERS])
         if len(owners) > _MAX_NAMED_HOLDERS:
             named.append(f"{len(owners) - _MAX_NAMED_HOLDERS} more")
         parts.append(f", on exclusive CPUs of {join_words(named)}")
-    if given_up:
+    if is_abandoned:
         parts.append(
             "; put right again and again, and now left as it is, because something else rewrites it"
         )

@@ -150,7 +150,7 @@ def rank_numa_nodes(case: PlacementRequest, table: FreeResources) -> dict[int, i
     if settings.kubelet.ties:
         return None
     amounts = _amounts_by_resource(case, table)
-    need, ids, free = case.demand.exclusive_cpus, machine.alignable_nodes, table.free_cpus.bits
+    need, ids, free_bits = case.demand.exclusive_cpus, machine.alignable_nodes, table.free_cpus.bits
 
     def nodes_short_of(cpus: int) -> Collection[int]:
         """NUMA nodes with too few of some CPUs."""
@@ -162,11 +162,11 @@ def rank_numa_nodes(case: PlacementRequest, table: FreeResources) -> dict[int, i
     if need:
         contended = foreign_or_grantable_cpus(case.node.state, machine.topology, settings)
         contended = contended | yielding_list_cpus(case.node.state, machine.topology)
-        pinned = nodes_short_of(free & ~contended.bits) if contended else ()
-        suitable_cpus = machine.allocator_index.cpus_suiting_isolation(settings) & free
-        unsuiting = nodes_short_of(suitable_cpus) if suitable_cpus != free else ()
+        pinned = nodes_short_of(free_bits & ~contended.bits) if contended else ()
+        suitable_cpus = machine.allocator_index.cpus_suiting_isolation(settings) & free_bits
+        unsuiting = nodes_short_of(suitable_cpus) if suitable_cpus != free_bits else ()
         if case.effective_smt is SMT.PAIR:
-            unpaired = nodes_short_of(_opposite_load_cpus(case) & free)
+            unpaired = nodes_short_of(_opposite_load_cpus(case) & free_bits)
     placed = case.requested.scheduled_nodes.bits
     previous_cpus = table.previous_cpus.bits
     beside_devices = _nodes_with_unused_devices(case)
@@ -203,7 +203,7 @@ def _nodes_with_unused_devices(case: PlacementRequest) -> Collection[int]:
 
 
 def _nodes_low_on_memory(case: PlacementRequest) -> set[int]:
-    """NUMA nodes with so little memory free that whoever starts there may soon have none."""
+    """NUMA nodes whose free memory is so low that a new container may soon have none."""
     attached = case.node.machine.memory_only_nodes.attached
     free_bytes = add_attached_to_cpu_nodes(attached, case.node.free_memory)
     capacity = add_attached_to_cpu_nodes(attached, case.node.machine.memory_capacity)
@@ -297,9 +297,9 @@ def check_pod_affinity(
 ) -> Rejection | None:
     """Check that a further container may go where its pod was placed (scope ``pod``).
 
-    What the first container left may be gone by now, and the runtime may not have told the pod's
-    sum. Memory and CPUs of its own are checked where they are taken. Policies that are not strict
-    always let it.
+    Free amounts may have changed since the first container, and the runtime may not have reported
+    the pod's sum. Memory and exclusive CPUs are checked where they are taken. Policies that are not
+    strict always allow it.
     """
     policy, affinity = case.policy, record.affinity or NO_NUMA_NODES
     if policy not in STRICT_POLICIES:
@@ -308,10 +308,10 @@ def check_pod_affinity(
     shortage = "" if misfit else _pod_affinity_shortage(case, table, affinity)
     if misfit or shortage:
         nodes_text = numa_text(affinity)
-        first = shortage or f"policy {policy}: its pod was placed on {nodes_text}, {misfit}"
+        problem = shortage or f"policy {policy}: its pod was placed on {nodes_text}, {misfit}"
         return Rejection(
             reason=RejectionReason.TOPOLOGY_AFFINITY,
-            detail=f"{first}; it needs "
+            detail=f"{problem}; it needs "
             f"{needed_text(case)} where its pod was placed (policy {policy}, scope pod); "
             f"free: {free_resources_text(case, table)}",
             rule=f"policy {policy} keeps every container of the pod where the pod was placed",
@@ -328,7 +328,7 @@ def _has_exclusive_by_kubelet_rules(case: PlacementRequest) -> bool:
 def _pod_affinity_misfit(
     case: PlacementRequest, table: FreeResources, record: PodRecord, affinity: NUMASet
 ) -> str:
-    """Say what the policy has against the pod's NUMA nodes, however much is free there."""
+    """Clause about the pod's NUMA nodes if the policy does not allow them; else empty."""
     restricted = case.policy is Policy.RESTRICTED
     misfits = (
         (not restricted and len(affinity) > 1, "which is not one NUMA node"),
@@ -352,7 +352,7 @@ def _pod_affinity_misfit(
 
 
 def _pod_affinity_shortage(case: PlacementRequest, table: FreeResources, affinity: NUMASet) -> str:
-    """Say which CPUs are short on the pod's NUMA nodes; exclusive ones by the kubelet's rules."""
+    """Clause about CPUs that are short on the pod's NUMA nodes; else empty."""
     demand, nodes_text = case.demand, numa_text(affinity)
     if case.policy is Policy.RESTRICTED and _has_exclusive_by_kubelet_rules(case):
         # They may come from all of its sockets, and would have had to fit there beforehand.
@@ -393,7 +393,7 @@ def _is_preferred_affinity(case: PlacementRequest, table: FreeResources, affinit
 def memory_rejection(
     case: PlacementRequest, table: FreeResources, mems: NUMASet, alignment: Alignment | None
 ) -> Rejection:
-    """Say which memory is short on the memory nodes ``mems``."""
+    """Reject memory that is short on the memory nodes ``mems``."""
     lacking = memory_shortage_text(case.demand, table, mems, f"on {numa_text(mems)}")
     return RejectionWithAlignment(
         reason=RejectionReason.NOT_ENOUGH_MEMORY,
@@ -408,12 +408,12 @@ def memory_rejection(
 def choose_memory(
     case: PlacementRequest, table: FreeResources, numa_nodes: NUMASet
 ) -> tuple[NUMASet, bool, tuple[str, ...]] | None:
-    """Choose memory nodes for CPUs on some NUMA nodes; whether others than usual, and why.
+    """Choose memory nodes for CPUs on some NUMA nodes; also return a flag and steps for others.
 
-    Their own memory, or the nearest where they have none; if that is too little, NUMA nodes without
-    CPUs that serve them; then, unless the policy is strict, any other that may be used. Where even
-    those do not hold it, a pin would bring the OOM killer sooner than none. None when a strict
-    policy finds too little.
+    Order: their own memory, or the closest if they have none; then memory-only NUMA nodes attached
+    to them; then, unless the policy is strict, any other that may be used. If even those do not
+    hold it, none is pinned, because the OOM killer would come sooner. None if a strict policy finds
+    too little.
     """
     machine, demand = case.node.machine, case.demand
     topology, usable_nodes = machine.topology, machine.assignable_memory_nodes
@@ -444,7 +444,7 @@ def choose_memory(
 
 
 def _memory_only_note(machine: NodeModel, mems: NUMASet, numa_nodes: NUMASet) -> tuple[str, ...]:
-    """Say it when memory comes from NUMA nodes without CPUs."""
+    """Build the note that memory comes from memory-only NUMA nodes."""
     attached = machine.memory_only_nodes.attached
     nodes = mems & NUMASet(attached) if attached else NO_NUMA_NODES
     if not nodes:
@@ -516,12 +516,12 @@ def _place_shared(
         numa_nodes = topology.cpu_nodes
     numa_nodes = numa_nodes & topology.cpu_nodes
     if not numa_nodes:
-        why = "no NUMA node of this machine has CPUs"
+        cause = "no NUMA node of this machine has CPUs"
         return replace(
             case.initial_placement,
             aligned=False,
-            reason=unpinned_caption(why),
-            decision_steps=(why,),
+            reason=unpinned_caption(cause),
+            decision_steps=(cause,),
         )
     return _complete_placement(
         case, table, replace(placement, kind=ContainerKind.SHARED, numa_nodes=numa_nodes)
@@ -598,7 +598,7 @@ def _alignment_rejection(
 
 
 def _affinity_placement(case: PlacementRequest, alignment: Alignment) -> Placement:
-    """Begin a placement on the NUMA nodes that the policy chose, and say how they were chosen."""
+    """Start a placement on the NUMA nodes that the policy chose, with the steps."""
     affinity = alignment.affinity
     nodes_text = "any NUMA node" if affinity is None else numa_text(affinity)
     ideal = "" if alignment.preferred else ", wider than ideal"
@@ -625,7 +625,7 @@ def _affinity_placement(case: PlacementRequest, alignment: Alignment) -> Placeme
 def _with_device_sentences(
     case: PlacementRequest, placement: Placement, numa_nodes: NUMASet | None
 ) -> Placement:
-    """Say which devices are near, and which are not, where their NUMA nodes were looked at."""
+    """Add sentences about devices on the chosen NUMA nodes and on others."""
     container, alignment = case.container, placement.alignment
     if alignment is None or not (
         container.devices or container.pod_devices or container.device_notes
@@ -640,7 +640,7 @@ def _with_device_sentences(
 
 
 def _missing_cpu_holders(case: PlacementRequest) -> str:
-    """Name who has the missing CPUs, unless no empty NUMA node would have enough of them."""
+    """Name holders of the missing CPUs, unless no empty NUMA node would have enough."""
     count = case.demand.exclusive_cpus
     capacity = max(case.node.machine.exclusive_capacity_for(count).values(), default=0)
     if not count:
@@ -657,33 +657,33 @@ def _obstacles_text(case: PlacementRequest) -> str:
 
 
 def _place_exclusive(
-    case: PlacementRequest, table: FreeResources, found: Placement
+    case: PlacementRequest, table: FreeResources, placement: Placement
 ) -> Placement | Rejection:
     """Take CPUs for one container, of the affinity first."""
-    machine, affinity = case.node.machine, found.affinity
+    machine, affinity = case.node.machine, placement.affinity
     request = _take_request(case, table, affinity)
     chosen_cpus = take_avoiding_contended(case, request, table.free_exclusive_by_node)
     if not isinstance(chosen_cpus, ChosenCPUs):
-        return _take_rejection(chosen_cpus, case, table, found)
-    what = f"cpu: {exclusive_cpu_count_text(case.demand.exclusive_cpus)}"
-    refused = check_exclusive_limits(case, what, chosen_cpus.cpus, chosen_cpus.idle)
+        return _take_rejection(chosen_cpus, case, table, placement)
+    subject = f"cpu: {exclusive_cpu_count_text(case.demand.exclusive_cpus)}"
+    refused = check_exclusive_limits(case, subject, chosen_cpus.cpus, chosen_cpus.idle)
     if refused is not None:
-        return RejectionWithAlignment.with_alignment(refused, found.alignment)
+        return RejectionWithAlignment.with_alignment(refused, placement.alignment)
     numa_nodes = machine.topology.numa_of(chosen_cpus.cpus)
-    found = _with_device_sentences(case, found, numa_nodes)
-    sentences = [*found.decision_steps, *chosen_cpus.notes]
+    placement = _with_device_sentences(case, placement, numa_nodes)
+    sentences = [*placement.decision_steps, *chosen_cpus.notes]
     returned = request.prefer & chosen_cpus.cpus
     if returned:
         verb = inflect_for_ids(returned, "was", "were")
         sentences.append(f"{cpus_text(returned)} {verb} the pod's before")
-    aligned = found.aligned and (
+    aligned = placement.aligned and (
         affinity is None or numa_nodes <= _nodes_giving_cpus(request.settings, machine, affinity)
     )
     return _complete_placement(
         case,
         table,
         replace(
-            found,
+            placement,
             kind=ContainerKind.EXCLUSIVE,
             exclusive=True,
             numa_nodes=numa_nodes,
@@ -698,7 +698,7 @@ def _place_exclusive(
 def _take_request(
     case: PlacementRequest, table: FreeResources, affinity: NUMASet | None
 ) -> TakeRequest:
-    """The CPUs to take from: those of the affinity, or first those of a part of it."""
+    """Build the request for CPUs of the affinity, or first of a part of it."""
     machine, settings = case.node.machine, case.node.machine.settings
     if case.policy is Policy.SINGLE_NUMA_NODE and settings.kubelet.align_by_socket:
         # A socket may be several NUMA nodes. The kubelet refuses to start with both.
@@ -743,7 +743,7 @@ def _nodes_taken_first(
 
 
 def _nodes_giving_cpus(settings: Settings, machine: NodeModel, affinity: NUMASet) -> NUMASet:
-    """The NUMA nodes that give CPUs for an affinity; with ``alignBySocket`` all of its sockets."""
+    """NUMA nodes whose CPUs an affinity may use; with ``alignBySocket`` all of its sockets."""
     region = affinity
     if settings.kubelet.align_by_socket:
         for socket in machine.topology.sockets.values():
@@ -756,26 +756,26 @@ def _take_rejection(
     failed: NotEnoughCPUs | SMTMisaligned,
     case: PlacementRequest,
     table: FreeResources,
-    found: Placement,
+    placement: Placement,
 ) -> Rejection:
-    left, holders = free_resources_text(case, table), _obstacles_text(case)
+    text, holders = free_resources_text(case, table), _obstacles_text(case)
     if isinstance(failed, SMTMisaligned):
         return RejectionWithAlignment(
             reason=RejectionReason.SMT_ALIGNMENT,
             detail=(
-                f"{smt_misaligned_text(case, failed, case.effective_smt)}; free: {left}{holders}"
+                f"{smt_misaligned_text(case, failed, case.effective_smt)}; free: {text}{holders}"
             ),
             rule="smt: full-core gives whole cores only",
-            alignment=found.alignment,
+            alignment=placement.alignment,
         )
-    within = found.affinity if case.policy in STRICT_POLICIES else None
+    affinity = placement.affinity if case.policy in STRICT_POLICIES else None
     return RejectionWithAlignment(
         reason=RejectionReason.NOT_ENOUGH_CPUS,
-        detail=cpu_shortage_text(case.node.machine, failed, within)
-        + f"{exclusive_restrictions_text(case)}; free: {left}{holders}",
+        detail=cpu_shortage_text(case.node.machine, failed, affinity)
+        + f"{exclusive_restrictions_text(case)}; free: {text}{holders}",
         rule="exclusive CPUs must be free",
-        allows_best_effort=found.affinity is not None,
-        alignment=found.alignment,
+        allows_best_effort=placement.affinity is not None,
+        alignment=placement.alignment,
     )
 
 
@@ -912,7 +912,7 @@ def _with_near_memory(
 
 
 def _affinity_to_record_for_pod(machine: NodeModel, affinity: NUMASet | None) -> NUMASet | None:
-    """The place of a whole pod; on a machine with one NUMA node no affinity means that one."""
+    """Affinity of a whole pod; on a machine with one NUMA node none means that one."""
     if affinity is None and len(machine.alignable_nodes) == 1:
         return machine.alignable_nodes
     return affinity

@@ -1,10 +1,10 @@
-"""Explicit lists: ``numacpu`` and ``numamem``, taken as they are after checking.
+"""Lists: ``numacpu`` and ``numamem``, applied unchanged after checks.
 
-CPUs and NUMA nodes must exist and be online, must not belong to another container exclusively,
-and the memory must hold what the container may use. A bad value is refused with a message that
-names pod, container, annotation, value and expectation.
+CPUs and NUMA nodes must exist, be online and not be exclusive to another container, and the memory
+must hold what the container may use. A rejection names pod, container, annotation, value and
+expectation.
 
-A shared list that nothing pays for is *soft*: it gives way to containers that own CPUs
+A shared list whose CPUs are not requested *yields* to containers with exclusive CPUs
 (docs/adr/0024-quotas-and-the-floor.md).
 """
 
@@ -34,7 +34,7 @@ from nri_numa.text import human_bytes
 
 
 class _CPUList(NamedTuple):
-    """The CPUs of ``numacpu``, and how the container has them; none without the list."""
+    """CPUs of ``numacpu`` and their mode; empty without the list."""
 
     cpus: CPUSet = NO_CPUS
     is_exclusive: bool = False
@@ -44,7 +44,7 @@ class _CPUList(NamedTuple):
 
 
 def place_explicit(case: PlacementRequest) -> Placement | Rejection:
-    """Check the lists against machine and state, and take them."""
+    """Check the lists against machine and state, and apply them."""
     cpu_list, mems = _resolve_cpu_list(case), NO_NUMA_NODES
     if isinstance(cpu_list, Rejection):
         return cpu_list
@@ -58,7 +58,7 @@ def place_explicit(case: PlacementRequest) -> Placement | Rejection:
     warnings = excluded_memory_warnings(machine, mems)
     if not cpu_list.is_exclusive:
         warnings += isolated_list_warnings(machine, cpus)
-    # The sets, not the texts: these may be of any length.
+    # Sets instead of the annotation's texts, which may be long.
     listed = " and ".join(
         f"{key} {ids}" for key, ids in (("numacpu", cpus), ("numamem", mems)) if ids
     )
@@ -81,8 +81,8 @@ def place_explicit(case: PlacementRequest) -> Placement | Rejection:
 def _resolve_cpu_list(case: PlacementRequest) -> _CPUList | Rejection:
     """Check the list of CPUs, and decide if they are exclusive to the container.
 
-    Order of the checks: CPUs that exist and are free for it, the right to have them exclusively,
-    what others need of them, the quota on lists.
+    Order of the checks: CPUs exist and are available, they may be exclusive, pool floors and other
+    containers, the quota on lists.
     """
     requested, demand = case.requested, case.demand
     if requested.numacpu is None:
@@ -104,9 +104,9 @@ def _resolve_cpu_list(case: PlacementRequest) -> _CPUList | Rejection:
         rejection = _check_exclusive_list(case, cpus)
         return rejection or _CPUList(cpus, is_exclusive=True)
     if is_yielding_list(requested, cpus, demand):
-        paid = _requested_text(requested, cpus, demand)
-        steps = (f"the list gives way to exclusive CPUs of others: {paid}",)
-        return _CPUList(cpus, yields_to_exclusive=True, ignored=ignored, decision_steps=steps)
+        cause = _requested_text(requested, cpus, demand)
+        texts = (f"the list gives way to exclusive CPUs of others: {cause}",)
+        return _CPUList(cpus, yields_to_exclusive=True, ignored=ignored, decision_steps=texts)
     if requested.is_from_annotation("numacpu"):
         rejection = check_listed_cpus_quota(case, f"{_list_subject(case)}, which", cpus)
     return rejection or _CPUList(cpus, ignored=ignored)
@@ -115,7 +115,7 @@ def _resolve_cpu_list(case: PlacementRequest) -> _CPUList | Rejection:
 def _list_charges(
     case: PlacementRequest, cpu_list: _CPUList, numa_nodes: NUMASet, mems: NUMASet
 ) -> dict[int, Charge]:
-    """Charge a list; shared CPUs are spread over its NUMA nodes by how many CPUs lie there."""
+    """Compute the charges of a list; shared CPUs are split by the list's CPUs on each NUMA node."""
     demand, cpus = case.demand, cpu_list.cpus
     milli = min(demand.cpu_milli, demand.cpu_requested_milli)
     if cpu_list.is_exclusive:
@@ -130,7 +130,7 @@ def _list_charges(
 
 
 def excluded_memory_warnings(machine: NodeModel, mems: NUMASet) -> tuple[str, ...]:
-    """Warn of memory that is far from all CPUs and was not let in: a GPU's, or a slow tier."""
+    """Warn about excluded memory-only NUMA nodes: a device's memory, or a slow tier."""
     topology, nodes_by_kind = machine.topology, dict[tuple[int, int | None], list[int]]()
     for i in mems & machine.memory_only_nodes.excluded:
         min_distance = min((topology.distance(c, i) for c in topology.cpu_nodes), default=0)
@@ -144,7 +144,7 @@ def excluded_memory_warnings(machine: NodeModel, mems: NUMASet) -> tuple[str, ..
 
 
 def isolated_list_warnings(machine: NodeModel, cpus: CPUSet) -> tuple[str, ...]:
-    """Warn of a shared set in which the kernel balances no load."""
+    """Warn about shared CPUs that are isolated, where the kernel balances no load."""
     if len(cpus) < 2 or not cpus <= machine.topology.isolated:
         return ()
     return (
@@ -160,13 +160,13 @@ def _list_subject(case: PlacementRequest) -> str:
 
 
 def pod_exclusive_list_cpus(requested: PlacementOptions) -> CPUSet:
-    """The list that containers of one pod own together: exclusive, and given for the pod."""
+    """Exclusive list of a pod, which its containers share; empty without one."""
     is_shared = requested.list_is_pods and requested.cpus is CPUMode.EXCLUSIVE
     return requested.listed_cpus if is_shared else NO_CPUS
 
 
 def exclusive_list_sharers(case: PlacementRequest, cpus: CPUSet) -> tuple[Allocation, ...]:
-    """Other containers of its pod that own the pod's list, which this container has too."""
+    """Find other containers of the pod with the same exclusive list."""
     if pod_exclusive_list_cpus(case.requested) != cpus:
         return ()
     sharers = []
@@ -212,11 +212,11 @@ def _requested_text(requested: PlacementOptions, cpus: CPUSet, demand: Demand) -
 
 
 def unpaid_cpus_rejection(case: PlacementRequest, cpus: CPUSet) -> Rejection:
-    """Listed CPUs that may not be owned, and what was expected."""
-    paid = _requested_text(case.requested, cpus, case.demand)
+    """Reject an exclusive list whose CPUs are not requested."""
+    cause = _requested_text(case.requested, cpus, case.demand)
     return Rejection(
         reason=RejectionReason.UNPAID_CPUS,
-        detail=f"{_list_subject(case)} with cpus: exclusive, but {paid}; expected a "
+        detail=f"{_list_subject(case)} with cpus: exclusive, but {cause}; expected a "
         "request for all of them, or a permission with unpaidCPUs "
         f"({case.requested.permission} has not)",
         rule="exclusive CPUs must be paid for by the CPU request",
@@ -224,55 +224,55 @@ def unpaid_cpus_rejection(case: PlacementRequest, cpus: CPUSet) -> Rejection:
 
 
 def _list_rejection(
-    text: str, why: str, expected: str, rule: str, *, reason: RejectionReason
+    text: str, problem: str, remedy: str, rule: str, *, reason: RejectionReason
 ) -> Rejection:
-    return Rejection(reason=reason, detail=f"{text}, but {why}; expected {expected}", rule=rule)
+    return Rejection(reason=reason, detail=f"{text}, but {problem}; expected {remedy}", rule=rule)
 
 
 def _check_listed_cpus(case: PlacementRequest, withheld: CPUSet) -> Rejection | None:
-    """What is wrong with the list; ``withheld`` is what others have."""
+    """Reject listed CPUs that do not exist, are not usable or are ``withheld`` by others."""
     state, requested, topology = case.node.state, case.requested, case.node.machine.topology
     settings, text, cpus = case.node.machine.settings, _list_subject(case), requested.listed_cpus
-    expected = f"CPUs among {topology.online}"
-    if wrong := cpus - topology.possible:
-        why = f"{cpus_text(wrong, 'does', 'do')} not exist"
+    remedy = f"CPUs among {topology.online}"
+    if bad_cpus := cpus - topology.possible:
+        problem = f"{cpus_text(bad_cpus, 'does', 'do')} not exist"
         return _list_rejection(
-            text, why, expected, "listed CPUs must exist", reason=RejectionReason.UNKNOWN_CPU
+            text, problem, remedy, "listed CPUs must exist", reason=RejectionReason.UNKNOWN_CPU
         )
-    if wrong := cpus - topology.online:
-        why = f"{cpus_text(wrong, 'is', 'are')} offline"
+    if bad_cpus := cpus - topology.online:
+        problem = f"{cpus_text(bad_cpus, 'is', 'are')} offline"
         return _list_rejection(
-            text, why, expected, "listed CPUs must be online", reason=RejectionReason.CPU_OFFLINE
+            text, problem, remedy, "listed CPUs must be online", reason=RejectionReason.CPU_OFFLINE
         )
-    if wrong := cpus - topology.allowed:
-        why = f"{cpus_text(wrong, 'is', 'are')} outside the CPUs containers may use"
+    if bad_cpus := cpus - topology.allowed:
+        problem = f"{cpus_text(bad_cpus, 'is', 'are')} outside the CPUs containers may use"
         rule = "listed CPUs must be usable by containers"
         return _list_rejection(
             text,
-            why,
+            problem,
             f"CPUs among {topology.allowed}",
             rule,
             reason=RejectionReason.CPU_NOT_ALLOWED,
         )
     reserved = cpus & settings.reserved_cpus
     if reserved and requested.is_from_annotation("numacpu") and not requested.reserved_cpus:
-        others = topology.allowed - settings.reserved_cpus
+        usable = topology.allowed - settings.reserved_cpus
         return _list_rejection(
             text,
             f"{cpus_text(reserved, 'is', 'are')} reserved for the system",
-            f"CPUs among {others}, or a permission with reservedCPUs ({requested.permission} "
+            f"CPUs among {usable}, or a permission with reservedCPUs ({requested.permission} "
             "has not)",
             "reserved CPUs are not given to containers by their annotations",
             reason=RejectionReason.CPU_RESERVED,
         )
-    wrong = cpus & withheld
+    bad_cpus = cpus & withheld
     shared = requested.cpus is not CPUMode.EXCLUSIVE
-    if wrong and not (
+    if bad_cpus and not (
         case.had_instance and shared and is_yielding_list(requested, cpus, case.demand)
     ):
         return _list_rejection(
             text,
-            f"{cpus_text(wrong, 'is', 'are')} exclusive to {_exclusive_holder(state, wrong)}",
+            f"{cpus_text(bad_cpus, 'is', 'are')} exclusive to {_exclusive_holder(state, bad_cpus)}",
             f"CPUs among {CPUSet.from_bits(case.node.exclusive_pool_bits)}",
             "listed CPUs must not be exclusive to another container",
             reason=RejectionReason.CPU_OWNED,
@@ -284,15 +284,15 @@ def _check_exclusive_list(case: PlacementRequest, cpus: CPUSet) -> Rejection | N
     machine, state = case.node.machine, case.node.state
     settings, text = machine.settings, f"{_list_subject(case)} with cpus: exclusive"
     if reserved := cpus & settings.reserved_cpus:
-        why = f"{cpus_text(reserved, 'is', 'are')} reserved"
-        expected = f"CPUs among {machine.topology.allowed - settings.reserved_cpus}"
+        problem = f"{cpus_text(reserved, 'is', 'are')} reserved"
+        remedy = f"CPUs among {machine.topology.allowed - settings.reserved_cpus}"
         rule = "reserved CPUs are never given exclusively"
-        return _list_rejection(text, why, expected, rule, reason=RejectionReason.CPU_RESERVED)
-    if both := cpus & state.listed_cpus:
+        return _list_rejection(text, problem, remedy, rule, reason=RejectionReason.CPU_RESERVED)
+    if common_cpus := cpus & state.listed_cpus:
         names = sorted(state.allocations[i].full_name for i, c in state.listed.items() if c & cpus)
         return _list_rejection(
             text,
-            f"{cpus_text(both, 'is', 'are')} listed by {', '.join(names)} too",
+            f"{cpus_text(common_cpus, 'is', 'are')} listed by {', '.join(names)} too",
             "CPUs that no other container lists",
             "exclusive CPUs must not be listed by another container",
             reason=RejectionReason.CPU_LISTED,
@@ -305,21 +305,21 @@ def _check_exclusive_list(case: PlacementRequest, cpus: CPUSet) -> Rejection | N
 def _check_strict_shared_containers(
     node: NodeSnapshot, text: str, cpus: CPUSet
 ) -> Rejection | None:
-    """Containers that share under a strict policy have nowhere else to go."""
+    """Reject CPUs that shared containers with a strict policy need: they cannot move."""
     state = node.state
     for key, members in sorted(state.shared_groups.items()):
         if key < 0:
             continue
         numa_nodes = NUMASet.from_bits(key)
-        theirs = node.pool & node.machine.topology.cpus_of(numa_nodes)
+        group_cpus = node.pool & node.machine.topology.cpus_of(numa_nodes)
         strict = [i for i in sorted(members) if state.allocations[i].policy in STRICT_POLICIES]
-        if strict and theirs and theirs <= cpus:
-            first = state.allocations[strict[0]]
+        if strict and group_cpus and group_cpus <= cpus:
+            sharer = state.allocations[strict[0]]
             return _list_rejection(
                 text,
-                f"that leaves no CPU on {numa_text(numa_nodes)} for {first.full_name}, which "
-                f"shares CPUs there (policy {first.policy})",
-                f"one of {theirs} to be free",
+                f"that leaves no CPU on {numa_text(numa_nodes)} for {sharer.full_name}, which "
+                f"shares CPUs there (policy {sharer.policy})",
+                f"one of {group_cpus} to be free",
                 "containers that share under a strict policy keep a CPU on their NUMA nodes",
                 reason=RejectionReason.SHARED_POOL_EMPTY,
             )
@@ -337,7 +337,7 @@ def _exclusive_holder(state: NodeState, cpus: CPUSet) -> str:
 
 
 def check_numamem(case: PlacementRequest) -> Rejection | None:
-    """Check ``numamem``, alone or beside computed CPUs; None when the list may be used."""
+    """Check ``numamem``, alone or beside computed CPUs; None if the list may be used."""
     topology, requested, mems = (
         case.node.machine.topology,
         case.requested,
@@ -345,52 +345,52 @@ def check_numamem(case: PlacementRequest) -> Rejection | None:
     )
     value = quote_value(requested.numamem or "")
     text = f"numamem is {value} ({requested.source_text('numamem')})"
-    expected = f"NUMA nodes among {topology.memory_nodes}"
-    if wrong := mems - topology.numa_ids:
-        why = f"{numa_text(wrong, 'does', 'do')} not exist"
+    remedy = f"NUMA nodes among {topology.memory_nodes}"
+    if bad_nodes := mems - topology.numa_ids:
+        problem = f"{numa_text(bad_nodes, 'does', 'do')} not exist"
         return _list_rejection(
             text,
-            why,
-            expected,
+            problem,
+            remedy,
             "listed NUMA nodes must exist",
             reason=RejectionReason.UNKNOWN_NUMA_NODE,
         )
-    if wrong := mems & topology.withheld_memory:
-        why = f"memory of {numa_text(wrong)} is outside what containers may use"
+    if bad_nodes := mems & topology.withheld_memory:
+        problem = f"memory of {numa_text(bad_nodes)} is outside what containers may use"
         rule = "listed NUMA nodes must be usable by containers"
         return _list_rejection(
-            text, why, expected, rule, reason=RejectionReason.NUMA_NODE_NOT_ALLOWED
+            text, problem, remedy, rule, reason=RejectionReason.NUMA_NODE_NOT_ALLOWED
         )
-    if wrong := mems - topology.memory_nodes:
-        why, rule = (
-            f"{numa_text(wrong, 'has', 'have')} no memory",
+    if bad_nodes := mems - topology.memory_nodes:
+        problem, rule = (
+            f"{numa_text(bad_nodes, 'has', 'have')} no memory",
             "listed NUMA nodes must have memory",
         )
         return _list_rejection(
-            text, why, expected, rule, reason=RejectionReason.NUMA_NODE_WITHOUT_MEMORY
+            text, problem, remedy, rule, reason=RejectionReason.NUMA_NODE_WITHOUT_MEMORY
         )
     if requested.bind is Bind.CPU:
         return None
-    left = case.node.free_memory
-    memory = {i: left.get(i, topology.numa_nodes[i].memory_bytes) for i in mems}
-    needs: list[tuple[str, int, Mapping[int, int]]] = [("memory", case.demand.memory_bytes, memory)]
+    free_bytes = case.node.free_memory
+    memory = {i: free_bytes.get(i, topology.numa_nodes[i].memory_bytes) for i in mems}
+    rows: list[tuple[str, int, Mapping[int, int]]] = [("memory", case.demand.memory_bytes, memory)]
     if case.demand.hugepages:
         pages = case.free_hugepages()
-        needs += [
+        rows += [
             (hugepages_resource_name(size), amount, {i: pages[size].get(i, 0) for i in mems})
             for size, amount in sorted(case.demand.hugepages.items())  # by page size
         ]
-    for what, need, have in needs:
-        if need > sum(have.values()):
+    for resource, need, by_id in rows:
+        if need > sum(by_id.values()):
             return Rejection(
                 reason=RejectionReason.NOT_ENOUGH_MEMORY,
-                detail=f"{text}, but {what}: {human_bytes(need)} needed, "
-                f"{human_bytes(sum(have.values()), free=True)} free there; "
-                + per_node_text({i: human_bytes(amount, free=True) for i, amount in have.items()})
+                detail=f"{text}, but {resource}: {human_bytes(need)} needed, "
+                f"{human_bytes(sum(by_id.values()), free=True)} free there; "
+                + per_node_text({i: human_bytes(amount, free=True) for i, amount in by_id.items()})
                 + "; expected NUMA nodes that hold it, since "
                 + (
                     "a pin that does not fit ends in the OOM killer"
-                    if what == "memory"
+                    if resource == "memory"
                     else "a page that is not there ends in SIGBUS"
                 ),
                 rule="the memory limit must fit the listed NUMA nodes",

@@ -3,8 +3,8 @@
 Every quantity is bytes by NUMA node, one mapping for each memory *type*: ``memory`` and one for
 each huge page size. Two ways of accounting live here:
 
-* ours: a NUMA node has what is allocatable less what is bound to it, and never more than the kernel
-  says is free or reclaimable there, because containers that are not bound use memory too;
+* the agent's: a NUMA node has its capacity less charges, and never more than the kernel reports as
+  free or reclaimable there, because unpinned containers use memory too;
 * the kubelet's memory manager (KEP-1769, ``pkg/kubelet/cm/memorymanager/policy_static.go``), for
   operators who want its verdicts (``kubeletCompatibility``): only what it handed
   out counts, and a NUMA node serves either containers on it alone or one fixed *group* of NUMA
@@ -49,7 +49,7 @@ from nri_numa.model.workload import MemoryPolicy, MemoryPolicySetting, OnFailure
 
 def widen_for_memory(
     mask: NUMASet,
-    needs: Sequence[tuple[int, AmountsByNode]],
+    demands: Sequence[tuple[int, AmountsByNode]],
     distance: Callable[[int, int], int],
     candidates: NUMASet,
 ) -> NUMASet | None:
@@ -66,7 +66,7 @@ def widen_for_memory(
         quantities=tuple(
             [
                 ResourceNeed(need, {i: v for i, v in free_amounts.items() if v > 0})
-                for need, free_amounts in needs
+                for need, free_amounts in demands
                 if need > 0
             ]
         ),
@@ -82,7 +82,7 @@ def widen_for_memory(
 
 
 class MemoryTable(msgspec.Struct, frozen=True, kw_only=True):
-    """The kubelet's memory state, as far as decisions need it.
+    """The kubelet's memory state, reduced to what decisions need.
 
     Attributes:
         capacity, free: by type, what each NUMA node has, and has left.
@@ -167,7 +167,7 @@ def _best_hint(demands: Sequence[ResourceDemand], machine: NUMASet) -> tuple[NUM
 def kubelet_memory_grant(
     table: MemoryTable, bytes_needed: Mapping[str, int], affinity: NUMASet | None, preferred: bool
 ) -> NUMASet | str:
-    """The memory nodes of a grant, as the kubelet's memory manager has it, or why there is none."""
+    """Choose memory nodes as the kubelet's memory manager does, or return the problem."""
     machine, demands = table.numa_ids, table.memory_demands(bytes_needed)
     if affinity is None:
         default = _best_hint(demands, machine)
@@ -221,15 +221,15 @@ def memory_table(node: NodeSnapshot, sizes: Iterable[int]) -> MemoryTable:
             continue
         if not (a.memory_bytes or a.hugepages):
             continue
-        charged: dict[str, AmountsByNode] = {"memory": {i: c.memory for i, c in a.charges.items()}}
+        amounts: dict[str, AmountsByNode] = {"memory": {i: c.memory for i, c in a.charges.items()}}
         for size, name in names.items():
-            charged[name] = {i: c.hugepages.get(size, 0) for i, c in a.charges.items()}
-        assignments.append((a.mems, charged))
+            amounts[name] = {i: c.hugepages.get(size, 0) for i, c in a.charges.items()}
+        assignments.append((a.mems, amounts))
     return MemoryTable.from_assignments(capacity, assignments)
 
 
 def bytes_by_type(demand: Demand) -> dict[str, int]:
-    """Bytes by type; nothing for a type that is not asked for."""
+    """Requested bytes by type, without types that are not requested."""
     amounts = {"memory": demand.memory_bytes} if demand.memory_bytes else {}
     return amounts | {
         hugepages_resource_name(size): amount for size, amount in demand.hugepages.items()
@@ -237,7 +237,7 @@ def bytes_by_type(demand: Demand) -> dict[str, int]:
 
 
 def memory_groups_text(table: MemoryTable | None) -> str:
-    """Which NUMA nodes are tied together, as the end of a refusal; empty when none are."""
+    """Clause about groups of NUMA nodes, as the end of a rejection; empty without groups."""
     if table is None:
         return ""
     groups = sorted({str(group) for group in table.groups.values() if len(group) > 1})
@@ -250,7 +250,7 @@ def memory_groups_text(table: MemoryTable | None) -> str:
 
 
 def cpu_nodes_near(machine: NodeModel, listed: NUMASet) -> NUMASet:
-    """The listed NUMA nodes that have CPUs, and those that the others of the list serve."""
+    """Listed NUMA nodes with CPUs, and those that listed memory-only NUMA nodes serve."""
     with_cpus = NUMASet(i for i, count in machine.usable_cpu_count_by_node.items() if count)
     distance = machine.topology.distance
     cpu_nodes = listed & with_cpus
@@ -409,7 +409,7 @@ def interleaved_charges(
 def _split_bytes_by_weight(
     amount: int, weights: Mapping[int, int], free_amounts: Mapping[int, int]
 ) -> dict[int, int]:
-    """Share an amount out; what a NUMA node lacks comes from the others, what all lack from one."""
+    """Split bytes by weight; the excess of one NUMA node goes to others, the rest to one."""
     split: dict[int, int] = {}
     # Least room for its weight first, then by id: what it cannot give is shared by the others.
     order = sorted(weights, key=lambda i: (free_amounts.get(i, 0) // weights[i], i))
@@ -422,7 +422,7 @@ def _split_bytes_by_weight(
 
 
 def unpinned_memory_policy_rejection(requested: PlacementOptions) -> Rejection:
-    """A policy on memory nodes for a container that has none, and what was expected."""
+    """Reject a memory policy for a container without memory nodes."""
     return Rejection(
         reason=RejectionReason.MEMORY_POLICY_WITHOUT_NODES,
         detail=f"{_memory_policy_text(requested)}, but nothing pins the memory of the "

@@ -101,7 +101,7 @@ class FreeResources:
 
 
 def free_resources(case: PlacementRequest) -> FreeResources:
-    """Look up what is free, once for the whole decision."""
+    """Compute free resources, once for the whole decision."""
     node, demand, requested = case.node, case.demand, case.requested
     # One that runs keeps what it has.
     free_cpus = exclusive_candidate_cpus(node, 1 if case.current_cpus else demand.exclusive_cpus)
@@ -189,7 +189,7 @@ def pod_demand(pod: PodSandbox, demand: Demand, *, fractions: bool = True) -> De
 
 
 def cpu_provider(case: PlacementRequest, table: FreeResources) -> ResourceDemand:
-    """Exclusive CPUs, or a share; under the kubelet's rules a share asks for nothing."""
+    """Build the provider of CPUs; under the kubelet's rules shared CPUs have no hint."""
     machine, demand, topology = case.node.machine, case.demand, case.node.machine.topology
     sockets = None
     if machine.settings.kubelet.align_by_socket:
@@ -273,7 +273,7 @@ def needed_text(case: PlacementRequest) -> str:
 
 
 def exclusive_restrictions_text(case: PlacementRequest) -> str:
-    """Which settings make CPUs that are free no free ones for this container."""
+    """Clause about settings that keep free CPUs from this container."""
     if not case.demand.exclusive_cpus:
         return ""
     strict = case.effective_smt in (SMT.ISOLATE, SMT.FULL_CORE)
@@ -281,7 +281,7 @@ def exclusive_restrictions_text(case: PlacementRequest) -> str:
 
 
 def isolated_mode_text(case: PlacementRequest) -> str:
-    """Which setting makes isolated, or other, CPUs that are free no free ones for it."""
+    """Clause about the setting that keeps isolated, or other, free CPUs from this container."""
     isolated = case.node.machine.settings.isolated
     avoided = case.node.machine.avoided_isolated_cpus(case.demand.exclusive_cpus)
     if isolated is IsolatedCPUs.ONLY or exclusive_candidate_cpus(case.node) & avoided:
@@ -290,7 +290,7 @@ def isolated_mode_text(case: PlacementRequest) -> str:
 
 
 def cpu_shortage_text(machine: NodeModel, failed: NotEnoughCPUs, affinity: NUMASet | None) -> str:
-    """Exclusive CPUs that are not free, or that the machine does not have."""
+    """Clause about exclusive CPUs that are not free, or that the machine does not have."""
     need = exclusive_cpu_count_text(failed.requested)
     capacity = sum(machine.exclusive_capacity_for(failed.requested).values())
     if capacity < failed.requested:
@@ -305,7 +305,7 @@ def cpu_shortage_text(machine: NodeModel, failed: NotEnoughCPUs, affinity: NUMAS
 
 
 def smt_misaligned_text(case: PlacementRequest, failed: SMTMisaligned, smt: SMT) -> str:
-    """A number of CPUs that is not one of whole cores, and the nearest that are."""
+    """Clause about a number of CPUs that is not whole cores, and the nearest numbers."""
     core_size = human_milli(failed.threads_per_core * 1000)
     need = exclusive_cpu_count_text(failed.requested)
     max_count = max_exclusive_above_pool_floor(case.node, smt, failed.requested)
@@ -382,7 +382,7 @@ def lowered_capacity_factor_text(machine: NodeModel, numa_nodes: Iterable[int]) 
 
 
 def excluded_memory_nodes_text(case: PlacementRequest, table: FreeResources) -> str:
-    """Name the NUMA nodes without CPUs that could have served memory, had they been let in."""
+    """Name excluded memory-only NUMA nodes that could have provided memory."""
     machine = case.node.machine
     excluded = machine.memory_only_nodes.excluded
     if not excluded:
@@ -453,7 +453,7 @@ def devices_giving_hints(case: PlacementRequest) -> tuple[DeviceRequest, ...]:
 def affinity_nodes_with_most_devices(
     case: PlacementRequest, affinity: NUMASet, room: Mapping[int, int], need: int
 ) -> NUMASet:
-    """The NUMA nodes of an affinity that are begun with: those with most of the devices."""
+    """NUMA nodes of an affinity to take first: those with most of the devices."""
     devices = [device for request in devices_giving_hints(case) for device in request.devices]
     counts = Counter(i for device in devices for i in device.numa_nodes if i in affinity)
     if not counts:
@@ -468,7 +468,7 @@ def affinity_nodes_with_most_devices(
 
 
 def device_step_sentences(case: PlacementRequest, affinity: NUMASet | None) -> tuple[str, ...]:
-    """Say how the devices bear on the NUMA nodes, in sentences."""
+    """Build sentences about devices and the chosen NUMA nodes."""
     container = case.container
     if case.requested.devices is DeviceAlignmentMode.IGNORE:
         names = [_device_names_text(r.resource, r.devices) for r in container.devices if r.devices]

@@ -61,7 +61,7 @@ from nri_numa.model.workload import Container, PodSandbox
 def permission_of(
     permissions: Sequence[AnnotationPermission], pod: PodSandbox
 ) -> AnnotationPermission:
-    """The first permission that matches, else the built-in one."""
+    """Return the first permission that matches, else the built-in one."""
     for permission in permissions:
         if _matches_pod(permission, pod):
             return permission
@@ -69,7 +69,7 @@ def permission_of(
 
 
 def _matches_pod(entry: AnnotationPermission | Rule, pod: PodSandbox) -> bool:
-    """Every condition on the pod that is not empty must hold."""
+    """True if every condition on the pod that is not empty holds."""
     return (
         (not entry.qos or pod.qos in entry.qos)
         and all(pod.labels.get(key) == value for key, value in entry.labels.items())
@@ -156,13 +156,13 @@ MAX_SCHEDULED_NODES_CHARS: Final = 16_384
 
 
 def format_scheduled_nodes(numa_nodes: Mapping[str, NUMASet]) -> str:
-    """The annotation's value; containers in order of name, those without NUMA nodes left out."""
+    """Format the annotation's value by container name, without containers without NUMA nodes."""
     texts = {name: str(nodes) for name, nodes in sorted(numa_nodes.items()) if nodes}
     return json.dumps(texts, separators=(",", ":"))
 
 
 def parse_scheduled_nodes(text: str) -> dict[str, NUMASet] | None:
-    """Read a value by container; None where it is not of our form."""
+    """Parse a value by container; None if it is not valid."""
     if len(text) > MAX_SCHEDULED_NODES_CHARS:
         return None
     try:
@@ -183,7 +183,7 @@ def parse_scheduled_nodes(text: str) -> dict[str, NUMASet] | None:
 
 
 def scheduled_nodes(annotations: Mapping[str, str], prefix: str, container: str) -> NUMASet:
-    """The NUMA nodes that were held for one container; none where nothing readable says any."""
+    """NUMA nodes that the scheduler reserved for one container; empty without a valid value."""
     text = annotations.get(f"{prefix}/{SCHEDULED_NODES_KEY}")
     if text is None:
         return NO_NUMA_NODES
@@ -201,14 +201,12 @@ _MAX_CACHED_VALUE_CHARS: Final = 512
 """Characters of the values of one remembered request."""
 
 
-def _invalid_value_rejection(
-    key: str, value: str, expected: str, source: OptionSource
-) -> Rejection:
-    """Say what is wrong with a value; ``expected`` ends a sentence that starts *expected*."""
+def _invalid_value_rejection(key: str, value: str, remedy: str, source: OptionSource) -> Rejection:
+    """Say what is wrong with a value; ``remedy`` follows *expected* in the sentence."""
     return Rejection(
         reason=RejectionReason.INVALID_ANNOTATION,
         detail=f"{_printable_name(key)} is {quote_value(value)} ({_printable_name(source.text)}), "
-        f"expected {expected}",
+        f"expected {remedy}",
         rule="annotations must be readable and must not contradict each other",
     )
 
@@ -256,8 +254,8 @@ def check_value(key: str, value: str) -> str | None:
     """
     if key not in options.TABLE.by_key:
         return f"{quote_value(key)} is not a known key, expected {_known_keys_text(key)}"
-    expected = check_value_length(key, value, MAX_LIST_CHARS) or _expected_text(key, value)
-    return None if expected is None else f"{quote_value(value)} is not valid, expected {expected}"
+    remedy = check_value_length(key, value, MAX_LIST_CHARS) or _expected_text(key, value)
+    return None if remedy is None else f"{quote_value(value)} is not valid, expected {remedy}"
 
 
 def _known_keys_text(key: str) -> str:
@@ -266,11 +264,11 @@ def _known_keys_text(key: str) -> str:
     return f"{listed} (did you mean {match}?)" if match else listed
 
 
-def _closest_key(word: str) -> str | None:
-    """The key that a word resembles; None when there is none."""
-    if len(word) > MAX_SUGGESTION_CHARS:
+def _closest_key(text: str) -> str | None:
+    """Find the key that a word resembles; None without one."""
+    if len(text) > MAX_SUGGESTION_CHARS:
         return None
-    return next(iter(get_close_matches(word, options.TABLE.keys, n=1)), None)
+    return next(iter(get_close_matches(text, options.TABLE.keys, n=1)), None)
 
 
 # --- contradictions ---------------------------------------------------------------------------
@@ -299,13 +297,13 @@ def _find_contradiction(
 
 
 def _find_level_contradiction(level: _OptionLevel) -> tuple[str, str] | None:
-    """Find two keys of one level that exclude each other: the first of them and the expectation."""
+    """Find two contradicting keys of one level: the first of them and the expectation."""
     for key, (value, _) in level.items():
         row = _find_contradiction(key, value, level, CONTRADICTIONS_BY_KEY)
         if row is not None:
             other_value, other_source = level[row.other_key]
-            beside = f"{row.other_key} {quote_value(other_value)} ({other_source.text})"
-            return key, f"no {beside} next to it, because {row.explanation}"
+            other_text = f"{row.other_key} {quote_value(other_value)} ({other_source.text})"
+            return key, f"no {other_text} next to it, because {row.explanation}"
     return None
 
 
@@ -321,8 +319,8 @@ def check_option_level(values: Mapping[str, str]) -> list[str]:
             {key: (value, _SAME_PLACE_SOURCE) for key, value in values.items()}
         )
         if contradiction is not None:
-            key, expected = contradiction
-            problems.append(f"{key}: {quote_value(values[key])} is not valid, expected {expected}")
+            key, remedy = contradiction
+            problems.append(f"{key}: {quote_value(values[key])} is not valid, expected {remedy}")
     return problems
 
 
@@ -360,16 +358,16 @@ def resolve_placement_options(
     resolved: _OptionLevel = {}
     for number, level in enumerate(levels):
         level_options: _OptionLevel = {}
-        for key, one in level.items():
-            stronger = _find_contradiction(key, one[0], resolved, LEVEL_CONTRADICTIONS_BY_KEY)
+        for key, entry in level.items():
+            stronger = _find_contradiction(key, entry[0], resolved, LEVEL_CONTRADICTIONS_BY_KEY)
             if key not in resolved and stronger is None:
-                level_options[key] = one
+                level_options[key] = entry
         # Rules and defaults were checked when the configuration was read.
         contradiction = _find_level_contradiction(level_options) if number < annotated else None
         if contradiction is not None:
-            key, expected = contradiction
+            key, remedy = contradiction
             value, source = level_options[key]
-            return _invalid_value_rejection(key, value, expected, source)
+            return _invalid_value_rejection(key, value, remedy, source)
         resolved.update(level_options)
     return _build_placement_options(
         resolved,
@@ -432,15 +430,15 @@ def _read_annotations(
     permission: AnnotationPermission,
     ignored: list[str],
 ) -> tuple[_OptionLevel, _OptionLevel] | Rejection:
-    """Sort our annotations into the container's level and the pod's level.
+    """Sort the agent's annotations into the container's level and the pod's level.
 
-    What is passed over for want of a permission is added to ``ignored``.
+    Annotations that are ignored for want of a permission are added to ``ignored``.
     """
     if len(names) > MAX_ANNOTATIONS:
         name = min(names)
-        expected = f"at most {MAX_ANNOTATIONS} annotations that name {marker} and not {len(names)}"
+        remedy = f"at most {MAX_ANNOTATIONS} annotations that name {marker} and not {len(names)}"
         source = OptionSource(SourceKind.ANNOTATION, name)
-        return _invalid_value_rejection(name, pod.annotations[name], expected, source)
+        return _invalid_value_rejection(name, pod.annotations[name], remedy, source)
     mine: _OptionLevel = {}
     everybodys: _OptionLevel = {}
     below = 0
@@ -455,9 +453,9 @@ def _read_annotations(
         value = pod.annotations[name].removesuffix("\n")  # the end of a YAML block scalar
         source = OptionSource(SourceKind.ANNOTATION, name, target is not None)
         if key not in options.TABLE.by_key:
-            expected = _known_keys_text(key)
+            remedy = _known_keys_text(key)
         elif target == "":
-            expected = f"{marker}{key}, or {marker}{key}.CONTAINER with the container's name"
+            remedy = f"{marker}{key}, or {marker}{key}.CONTAINER with the container's name"
         elif target is not None and target != container.name:
             continue
         elif (refused := _permission_rejection(permission, key, value, list_limit)) is not None:
@@ -467,37 +465,37 @@ def _read_annotations(
                 )
                 continue
             rule = f"{permission.name} lets pods of namespace {pod.namespace} ask for no more"
-            wrong = _invalid_value_rejection(key, value, refused, source)
-            return replace(wrong, reason=RejectionReason.NOT_PERMITTED, rule=rule)
+            rejection = _invalid_value_rejection(key, value, refused, source)
+            return replace(rejection, reason=RejectionReason.NOT_PERMITTED, rule=rule)
         else:
             level = everybodys if target is None else mine
             earlier = level.setdefault(key, (value, source))
             if earlier[0] != value:
-                expected = f"the same as {quote_value(earlier[0])} ({earlier[1].text})"
+                remedy = f"the same as {quote_value(earlier[0])} ({earlier[1].text})"
             else:
                 problem = check_value_length(key, value, list_limit) or _expected_text(key, value)
                 if problem is None:
                     continue
-                expected = problem
-        return _invalid_value_rejection(key, value, expected, source)
+                remedy = problem
+        return _invalid_value_rejection(key, value, remedy, source)
     return mine, everybodys
 
 
 def _permission_rejection(
     permission: AnnotationPermission, key: str, value: str, list_limit: int
 ) -> str | None:
-    """Say what a permission lets pods ask for instead; None if it has nothing against it."""
+    """Say what a permission allows instead; None if it allows the value."""
     if check_value_length(key, value, list_limit) is not None:
         return None  # refused without being read
-    expected = check_permission(permission, key, value)
-    return None if expected is None else f"{expected}, which is all that {permission.name} allows"
+    remedy = check_permission(permission, key, value)
+    return None if remedy is None else f"{remedy}, which is all that {permission.name} allows"
 
 
 def _parse_annotation_name(name: str, marker: str, *, guess: bool) -> tuple[str, str | None] | None:
     """Take an annotation name apart into key and container (None: the whole pod).
 
-    None when the annotation is not ours: another domain that ends like our prefix. ``guess`` takes
-    what resembles one of our keys for ours, in a domain below the prefix.
+    None for an annotation of another program, whose domain ends like the prefix. ``guess`` accepts
+    names that resemble known keys, in a domain below the prefix.
     """
     start = name.index(marker)
     tail = name[start + len(marker) :]
@@ -505,8 +503,8 @@ def _parse_annotation_name(name: str, marker: str, *, guess: bool) -> tuple[str,
         key, dot, target = tail.partition(".")
         return key, target if dot else None
     key = name[: start - 1]
-    # A domain below our prefix may well be another program's: only what is, or nearly is, one of
-    # our keys is taken for ours.
+    # A domain below the prefix may belong to another program: only keys of the agent, or names
+    # that resemble them, are accepted.
     if name[start - 1] != "." or not (
         key in AGENT_WRITTEN_KEYS or key in options.TABLE.by_key or (guess and _closest_key(key))
     ):
@@ -564,7 +562,7 @@ _MAX_NAME_CHARS: Final = 63  # of a container's name: a DNS label
 
 
 def annotated_container_names(annotations: Mapping[str, str], prefix: str) -> dict[str, str]:
-    """Container names in annotations of ours, with the annotation that has it.
+    """Return container names in the agent's annotations, each with its annotation.
 
     At most `MAX_NAMED_CONTAINERS`, in the order of the annotations' names. Names that no container
     can have are left out.
@@ -584,12 +582,12 @@ def annotated_container_names(annotations: Mapping[str, str], prefix: str) -> di
 
 
 def unknown_container_sentence(annotation: str, name: str, known_names: Sequence[str]) -> str:
-    """A sentence for an annotation with a name that no container of the pod has."""
-    known = ", ".join(map(quote_value, known_names)) or "none"
+    """Build the sentence for an annotation with a name that no container of the pod has."""
+    names = ", ".join(map(quote_value, known_names)) or "none"
     similar = get_close_matches(name, known_names, n=1)
     return (
         f"annotation {annotation} is ignored, because it names a container {quote_value(name)}, "
-        f"which this pod does not have; it has {known}"
+        f"which this pod does not have; it has {names}"
         + "".join(f" (did you mean {one}?)" for one in similar)
     )
 
@@ -600,7 +598,7 @@ numa.kubernetes.io. node.kubernetes.io and kubernetes.io, which are in use, stay
 
 
 def misspelt_prefix_sentences(annotations: Mapping[str, str], prefix: str) -> list[str]:
-    """A sentence for each annotation with one of our keys below what is nearly our prefix."""
+    """Build a sentence for each annotation with a known key below a misspelt prefix."""
     misspelt = sorted(name for name in annotations if _prefix_candidate(name) not in ("", prefix))
     return [
         f"annotation {_printable_name(name)} is ignored, because its prefix is not {prefix} "
@@ -612,7 +610,7 @@ def misspelt_prefix_sentences(annotations: Mapping[str, str], prefix: str) -> li
 
 
 def _prefix_candidate(name: str) -> str:
-    """The prefix in a name with one of our keys, in both spellings; else empty."""
+    """Find the prefix in a name with a known key, in both spellings; else empty."""
     domain, _, tail = name.partition("/")
     if tail.partition(".")[0] in options.TABLE.by_key:
         return domain

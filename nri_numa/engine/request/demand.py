@@ -1,7 +1,7 @@
-"""The demand of one container, worked out from what the runtime tells.
+"""Demand of one container, computed from the runtime's data.
 
-The CRI carries neither requests nor the QoS class, but both can be recovered: quota and period are
-the CPU limit, shares are the CPU request, the OOM score of a Burstable pod's container is its
+The CRI has neither requests nor the QoS class, but both can be derived: quota and period are the
+CPU limit, shares are the CPU request, and the OOM score of a Burstable pod's container is its
 memory request (kubelet: ``pkg/kubelet/qos/policy.go`` and ``cm/helpers_linux.go``).
 
 *Slots* are exclusive CPUs that the scheduler counted, ids of the extended resource of
@@ -103,17 +103,17 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What had to be disregarded of the request, and what follows from it, as sentences."""
+        """Sentences about ignored parts of the request and their consequences."""
         return self.cpu_notes + self.memory_notes
 
 
 class PodShare(msgspec.Struct, frozen=True, kw_only=True):
-    """The sum of a pod, and what containers of it have; in thousandths of a CPU and bytes.
+    """Sum of a pod and charges of its containers, in thousandths of a CPU and bytes.
 
     Attributes:
-        sum: what the pod's requests are, as far as it was told; 0 where it was not.
-        own: booked for other live containers that have resources of their own.
-        others: what a container leaves to the other live ones.
+        sum: the pod's requests as reported; 0 if not reported.
+        own_charge: charges of other live containers with resources of their own.
+        other_charge: amounts that a container must leave to the other live ones.
         uses_pod_resources: as in `Allocation`.
     """
 
@@ -123,51 +123,51 @@ class PodShare(msgspec.Struct, frozen=True, kw_only=True):
     uses_pod_resources: bool = False
 
     def total_milli(self, milli: int) -> int:
-        """The pod's CPUs where a container requests so many: no less than all request."""
+        """Return the pod's milli CPUs if a container requests ``milli``: at least all requests."""
         if self.uses_pod_resources:
             return self.sum.cpu_milli
         return max(self.sum.cpu_milli, self.own_charge.cpu_milli + milli)
 
     def limit_milli(self, milli: int) -> int:
-        """What others leave of a container's request."""
+        """Limit a container's request to what the others of its pod leave."""
         if not self.sum.cpu_milli:
             return milli
         return max(0, min(milli, self.total_milli(milli) - self.other_charge.cpu_milli))
 
     def limit_memory(self, need: int) -> int:
-        """What others leave of a container's bytes."""
+        """Limit a container's bytes to what the others of its pod leave."""
         if self.sum.memory <= 0:
             return need
-        own = 0 if self.uses_pod_resources else self.own_charge.memory
-        return max(0, min(need, max(self.sum.memory, own + need) - self.other_charge.memory))
+        own_bytes = 0 if self.uses_pod_resources else self.own_charge.memory
+        return max(0, min(need, max(self.sum.memory, own_bytes + need) - self.other_charge.memory))
 
 
 NO_POD_SHARE: Final = PodShare()
 
 
 def share_of_first_container(
-    pod: PodSandbox, resources: Resources, total: Charge | None = None, *, is_own: bool = False
+    pod: PodSandbox, resources: Resources, total: Charge | None = None, *, has_size: bool = False
 ) -> PodShare:
-    """The share of a container alone in its pod, whose sum is ``total``, or else what is told.
+    """Return the share of a container alone in its pod, with ``total`` or the reported sum.
 
-    With ``is_own`` it is known to have resources of its own.
+    With ``has_size`` it is known to have resources of its own.
     """
     total = told_sum(pod) if total is None else total
-    is_user = not is_own and has_pods_size(pod, resources, total.cpu_milli)
+    is_user = not has_size and has_pods_size(pod, resources, total.cpu_milli)
     if is_user and pod.qos is QoSClass.GUARANTEED:
         total = replace(total, cpu_milli=cpu_size_milli(resources))
     return PodShare(sum=total, uses_pod_resources=is_user)
 
 
 def told_sum(pod: PodSandbox) -> Charge:
-    """The sum that the runtime tells of a pod; 0 where it does not."""
+    """Sum that the runtime reports for a pod; 0 if it does not."""
     return Charge(pod_cpu_request_milli(pod) or 0, max(0, pod.resources.memory_limit or 0))
 
 
 def has_pods_size(pod: PodSandbox, resources: Resources, total_milli: int) -> bool:
     """True if a container has its pod's limits, as one without resources of its own (KEP-2837).
 
-    ``total_milli`` is the pod's sum, 0 where nobody tells it.
+    ``total_milli`` is the pod's sum, 0 if it is not known.
     """
     if not total_milli:
         return False
@@ -176,12 +176,12 @@ def has_pods_size(pod: PodSandbox, resources: Resources, total_milli: int) -> bo
     return cpu_request_milli(resources, []) > total_milli
 
 
-def _demand_rejection(what: str, expected: str, *, reason: RejectionReason) -> Rejection:
-    """A need that cannot be met on any machine; ``what`` names the resource and its value."""
+def _demand_rejection(subject: str, remedy: str, *, reason: RejectionReason) -> Rejection:
+    """Reject a demand that no machine can meet; ``subject`` has the resource and its value."""
     return Rejection(
         reason=reason,
-        detail=f"{what}, expected {expected}",
-        rule=expected,
+        detail=f"{subject}, expected {remedy}",
+        rule=remedy,
     )
 
 
@@ -190,37 +190,35 @@ def compute_demand(
     container: Container,
     requested: PlacementOptions,
     capacity_bytes: int,
-    share: PodShare | None = None,
+    pod_share: PodShare | None = None,
     *,
     is_exclusive: bool = False,
 ) -> Demand | Rejection:
-    """Work out what a container needs.
+    """Compute the demand of a container.
 
-    Whole CPUs of its own get a container that asks for them (``cpus: exclusive``) and, as under
-    the kubelet's static policy, one of a Guaranteed pod with a whole number of CPUs, provided that
-    anything asks for alignment at all: a policy, or ``smt: full-core | isolate``, which could not
-    be kept on shared CPUs. ``exclusive`` of a pod, a rule or the *default* is for those containers
-    that request whole CPUs, and the others share; one that says it of itself is refused instead,
-    as is one whose pod requests less than a CPU, and one that had exclusive CPUs
-    (``is_exclusive``) before a resize.
+    A container gets exclusive CPUs if it requests them (``cpus: exclusive``). As under the
+    kubelet's static policy, so does a container of a Guaranteed pod with a whole number of CPUs, if
+    a policy or ``smt: full-core | isolate`` is set. ``exclusive`` of a pod, a rule or the defaults
+    applies to containers that request whole CPUs, and the others share. A container that sets it
+    itself is rejected instead, as is one whose pod requests less than a CPU, and one that had
+    exclusive CPUs (``is_exclusive``) before a resize.
 
-    A container without resources in a pod that has some of its own is given the pod's limits by the
-    kubelet (KEP-2837), as its limits and its request. So what a container has is bounded by what
-    the other containers leave of the pod's sum, ``share``. ``capacity_bytes`` is the machine's
-    memory as the kubelet counts it (MemTotal).
+    The kubelet gives a container without resources the limits of its pod, if that has some
+    (KEP-2837). So the demand is limited to what other containers leave of the pod's sum,
+    ``pod_share``. ``capacity_bytes`` is the machine's memory as the kubelet counts it (MemTotal).
     """
     resources = container.resources
-    share = share or share_of_first_container(pod, resources)
+    pod_share = pod_share or share_of_first_container(pod, resources)
     notes: list[str] = []
     memory_notes: list[str] = []
-    demand = _cpu_demand(pod, resources, share, notes)
+    demand = _cpu_demand(pod, resources, pod_share, notes)
     exclusive_cpus, ignored = 0, ""
-    # An explicit list is taken as it is, and bind: none touches nothing: no number is needed.
+    # Lists are applied unchanged, and bind: none changes nothing, so no number is needed.
     if requested.numacpu is None and requested.bind is not Bind.NONE:
-        # Could not be kept on shared CPUs.
+        # Whole cores cannot be guaranteed on shared CPUs.
         needs_cores = requested.smt in _WHOLE_CORE_SMT_MODES and "smt" in requested.explicit_keys
         decided = _count_exclusive_cpus(
-            pod, requested, demand, share, notes, is_exclusive=is_exclusive
+            pod, requested, demand, pod_share, notes, is_exclusive=is_exclusive
         )
         if isinstance(decided, Rejection):
             return decided
@@ -228,7 +226,7 @@ def compute_demand(
         if not exclusive_cpus and needs_cores:
             notes.append(f"smt: {requested.smt.value} has no effect on shared CPUs")
     own_bytes, memory_source = _memory_demand(pod, container, capacity_bytes, memory_notes)
-    allocated = requested_memory(pod, container, capacity_bytes, own_bytes, share)
+    allocated = requested_memory(pod, container, capacity_bytes, own_bytes, pod_share)
     cpu_milli, memory_bytes = demand.cpu_milli, own_bytes
     requested_milli = demand.cpu_requested_milli
     if pod.qos is QoSClass.GUARANTEED and pod_cpu_request_milli(pod) is not None:
@@ -246,7 +244,7 @@ def compute_demand(
         memory_source=memory_source,
         cpu_notes=tuple(notes),
         memory_notes=tuple(memory_notes),
-        pod_requested_milli=_pod_requested_milli(pod, requested_milli, share)
+        pod_requested_milli=_pod_requested_milli(pod, requested_milli, pod_share)
         if requested.list_is_pods
         else None,
         memory_requested=allocated,
@@ -256,12 +254,12 @@ def compute_demand(
 
 
 def _cpu_demand(pod: PodSandbox, resources: Resources, share: PodShare, notes: list[str]) -> Demand:
-    """The size of a container, and what its request pays for."""
+    """Compute a container's size and its CPU request."""
     request = cpu_request_milli(resources, notes)
     limit = cpu_limit_milli(resources, notes)
     cpu_shares = resources.cpu_shares or 0
     is_lower_bound = not limit and cpu_shares >= MAX_CPU_SHARES
-    if is_lower_bound and cpu_shares == MAX_CPU_SHARES:  # above, it was said already
+    if is_lower_bound and cpu_shares == MAX_CPU_SHARES:  # above, there is a note already
         notes.append(_shares_limit_text(pod))
     return Demand(
         cpu_milli=limit or request,
@@ -276,16 +274,16 @@ def _count_exclusive_cpus(
     pod: PodSandbox,
     requested: PlacementOptions,
     size: Demand,
-    share: PodShare,
+    pod_share: PodShare,
     notes: list[str],
     *,
     is_exclusive: bool,
 ) -> tuple[int, str] | Rejection:
-    """The number of exclusive CPUs, and what is ignored because the request does not pay for it."""
+    """Count exclusive CPUs; also return the option that is ignored for want of a request."""
     count = _wished_exclusive_cpus(pod, requested, size.cpu_milli)
-    may_share = not is_exclusive and _may_share_instead(pod, requested)
+    accepts_shared = not is_exclusive and _may_share_instead(pod, requested)
     if count is None:
-        if not may_share:
+        if not accepts_shared:
             return _fractional_rejection(requested, size.cpu_milli)
         text = f"its cpu is {size.cpu_milli}m" if size.cpu_milli else "its cpu is not set"
         ignored = _shares_instead_text(requested, text)
@@ -294,8 +292,8 @@ def _count_exclusive_cpus(
     if not count:
         return 0, ""
     whole_cpus = size.cpu_requested_milli // 1000
-    if whole_cpus and is_in_pod_pool(pod, requested, share):
-        count = min(count, whole_cpus)  # what others of its pod leave
+    if whole_cpus and is_in_pod_pool(pod, requested, pod_share):
+        count = min(count, whole_cpus)  # limited to what others of its pod leave
     if requested.cpus is None and count > whole_cpus:
         notes.append(f"it shares CPUs: {_requested_text(size.cpu_requested_milli, count)}")
         return 0, ""
@@ -304,10 +302,10 @@ def _count_exclusive_cpus(
         if requested.cpus is CPUMode.EXCLUSIVE and not is_explicit:
             return 0, ""
         return _unknown_cpus_rejection(pod)
-    # How much more than 256 CPUs a request pays for is not given, and slots were counted.
+    # A request above 256 CPUs is not known exactly; the scheduler has counted its slots.
     if count <= whole_cpus or requested.unrequested_cpus or size.cpu_is_lower_bound:
         return count, ""
-    ignored_or_rejection = _ignore_unpaid(requested, size, count, may_share=may_share)
+    ignored_or_rejection = _ignore_unpaid(requested, size, count, accepts_shared=accepts_shared)
     if isinstance(ignored_or_rejection, Rejection):
         return ignored_or_rejection
     notes.append(ignored_or_rejection)
@@ -315,11 +313,11 @@ def _count_exclusive_cpus(
 
 
 def _ignore_unpaid(
-    requested: PlacementOptions, size: Demand, count: int, *, may_share: bool
+    requested: PlacementOptions, size: Demand, count: int, *, accepts_shared: bool
 ) -> str | Rejection:
-    """Say what is ignored of a request that does not pay for so many CPUs, or reject it."""
+    """Reject exclusive CPUs that are not requested, or return the ignored option as text."""
     paid_text = _requested_text(size.cpu_requested_milli, count)
-    if may_share:
+    if accepts_shared:
         return _shares_instead_text(requested, paid_text)
     is_ignored = requested.ignores_denied and requested.is_from_annotation("cpus")
     if "cpus" in requested.explicit_keys and not is_ignored:
@@ -328,27 +326,27 @@ def _ignore_unpaid(
 
 
 def _wished_exclusive_cpus(pod: PodSandbox, requested: PlacementOptions, milli: int) -> int | None:
-    """The number of CPUs of a container that would own them; 0 for one that shares.
+    """Count the exclusive CPUs of a container by its options and size; 0 for a shared one.
 
-    None if it insists on exclusive CPUs and its size is no whole number of them.
+    None if it sets ``cpus: exclusive`` itself and its size is not a whole number.
     """
-    is_whole = milli > 0 and milli % 1000 == 0
+    is_integer = milli > 0 and milli % 1000 == 0
     if requested.cpus is CPUMode.EXCLUSIVE:
         if requested.slots is not None:
             return requested.slots.count
-        if is_whole:
+        if is_integer:
             return milli // 1000
         return None if "cpus" in requested.explicit_keys else 0
-    if requested.cpus is CPUMode.SHARED or not is_whole or pod.qos is not QoSClass.GUARANTEED:
+    if requested.cpus is CPUMode.SHARED or not is_integer or pod.qos is not QoSClass.GUARANTEED:
         return 0
     needs_cores = requested.smt in _WHOLE_CORE_SMT_MODES and "smt" in requested.explicit_keys
     return milli // 1000 if needs_cores or requested.policy is not Policy.NONE else 0
 
 
 def _may_share_instead(pod: PodSandbox, requested: PlacementOptions) -> bool:
-    """True if ``cpus: exclusive`` is for those containers of several that request whole CPUs.
+    """True if ``cpus: exclusive`` applies only to containers that request whole CPUs.
 
-    Of one named container it is strict, and of a pod that requests no whole CPU in all.
+    It is strict for one named container, and for a pod that requests less than one CPU.
     """
     source = requested.sources.get("cpus", DEFAULT_SOURCE)
     is_pods = source.kind is SourceKind.ANNOTATION and not source.is_for_container
@@ -360,14 +358,14 @@ def _shares_instead_text(requested: PlacementOptions, cause: str) -> str:
     return f"it shares CPUs beside cpus: exclusive ({requested.source_text('cpus')}): {cause}"
 
 
-def is_in_pod_pool(pod: PodSandbox, requested: PlacementOptions, share: PodShare) -> bool:
-    """True if a container shares what those with CPUs of their own leave of its pod's.
+def is_in_pod_pool(pod: PodSandbox, requested: PlacementOptions, pod_share: PodShare) -> bool:
+    """True if a container shares the CPUs that exclusive containers leave of its pod's.
 
-    Such are containers without resources of their own in a pod that is placed as a whole, as under
-    the kubelet (``AllocatePod`` in cm/cpumanager/policy_static.go).
+    These are containers without own resources in a pod with ``scope: pod``, as under the kubelet
+    (``AllocatePod`` in cm/cpumanager/policy_static.go).
     """
     return (
-        share.uses_pod_resources
+        pod_share.uses_pod_resources
         and pod.qos is QoSClass.GUARANTEED
         and requested.scope is Scope.POD
         and requested.numacpu is None
@@ -383,30 +381,26 @@ def _requested_text(requested_milli: int, count: int) -> str:
 def _unrequested_rejection(
     requested: PlacementOptions, requested_milli: int, count: int
 ) -> Rejection:
-    expected = (
+    remedy = (
         f"{1000 * count}m, because exclusive CPUs must be paid for by the CPU request "
         f"({requested.source_text('cpus')}), unless a permission has unpaidCPUs "
         f"({requested.permission} has not)"
     )
     value = f"{requested_milli}m" if requested_milli else "not set"
-    return _demand_rejection(
-        f"cpu request is {value}", expected, reason=RejectionReason.UNPAID_CPUS
-    )
+    return _demand_rejection(f"cpu request is {value}", remedy, reason=RejectionReason.UNPAID_CPUS)
 
 
 def _fractional_rejection(requested: PlacementOptions, milli: int) -> Rejection:
     cause = f"because cpus: exclusive is asked for ({requested.source_text('cpus')})"
     if milli:
-        expected = f"a whole number of CPUs such as {1000 * (milli // 1000 + 1)}m, {cause}"
-        return _demand_rejection(
-            f"cpu is {milli}m", expected, reason=RejectionReason.FRACTIONAL_CPUS
-        )
-    expected = f"a CPU limit or request that is a whole number, {cause}"
-    return _demand_rejection("cpu is not set", expected, reason=RejectionReason.NO_CPUS)
+        remedy = f"a whole number of CPUs such as {1000 * (milli // 1000 + 1)}m, {cause}"
+        return _demand_rejection(f"cpu is {milli}m", remedy, reason=RejectionReason.FRACTIONAL_CPUS)
+    remedy = f"a CPU limit or request that is a whole number, {cause}"
+    return _demand_rejection("cpu is not set", remedy, reason=RejectionReason.NO_CPUS)
 
 
 def _shares_limit_text(pod: PodSandbox) -> str:
-    """The text about a request that shares cannot express."""
+    """Clause about a request that CPU shares cannot express."""
     text = (
         f"{MAX_CPU_SHARES} CPU shares stand for {MAX_CPU_SHARES // SHARES_PER_CPU} CPUs or "
         "any number above"
@@ -416,12 +410,12 @@ def _shares_limit_text(pod: PodSandbox) -> str:
 
 
 def _unknown_cpus_rejection(pod: PodSandbox) -> Rejection:
-    what = f"cpu is a request of {MAX_CPU_SHARES // SHARES_PER_CPU} CPUs or more"
-    expected = (
+    subject = f"cpu is a request of {MAX_CPU_SHARES // SHARES_PER_CPU} CPUs or more"
+    remedy = (
         "a CPU limit as well, because how many exclusive CPUs it needs cannot be known: "
         + _shares_limit_text(pod)
     )
-    return _demand_rejection(what, expected, reason=RejectionReason.UNKNOWN_CPUS)
+    return _demand_rejection(subject, remedy, reason=RejectionReason.UNKNOWN_CPUS)
 
 
 def cpu_limit_milli(resources: Resources, notes: list[str]) -> int:
@@ -482,7 +476,7 @@ def _pod_requested_milli(pod: PodSandbox, requested_milli: int, share: PodShare)
 
 
 def pod_cpu_request_milli(pod: PodSandbox) -> int | None:
-    """Thousandths of a CPU that a whole pod requests; None where the runtime does not say."""
+    """Thousandths of a CPU that a whole pod requests; None if the runtime does not report it."""
     resources = pod.resources
     if resources.cpu_shares is None and not resources.cpu_quota:
         return None
@@ -509,9 +503,9 @@ def requested_memory(
     container: Container,
     capacity_bytes: int,
     need: int,
-    share: PodShare,
+    pod_share: PodShare,
 ) -> int:
-    """Bytes of a container's need that its request pays for.
+    """Bytes of a container's need that it requests.
 
     A Guaranteed pod requests its limits. For the others the OOM score tells the request to a
     thousandth of the machine, rounded down; without a score, or with one that says nothing
@@ -519,14 +513,14 @@ def requested_memory(
     is still seen, in what the kernel says is free.
     """
     if pod.qos is QoSClass.GUARANTEED:
-        return share.limit_memory(need)
+        return pod_share.limit_memory(need)
     return min(need, _bytes_requested_by_oom_score(pod, container, capacity_bytes))
 
 
 def _bytes_requested_by_oom_score(
     pod: PodSandbox, container: Container, capacity_bytes: int
 ) -> int:
-    """The memory request of a Burstable pod's container, by its OOM score; 0 without one."""
+    """Memory request of a Burstable pod's container, by its OOM score; 0 without one."""
     score = container.oom_score_adj
     # kubelet: 1000 - 1000 * request / capacity, never below 2 and never 1000; 999 is what a
     # container without a request gets, and node-critical pods get -997 whatever they request.
@@ -536,16 +530,16 @@ def _bytes_requested_by_oom_score(
 
 
 def unpinned_memory_request(
-    pod: PodSandbox, container: Container, capacity_bytes: int, others: Charge
+    pod: PodSandbox, container: Container, capacity_bytes: int, other_charge: Charge
 ) -> int:
-    """Bytes that a container requests whose needs are not looked at, since nothing is pinned."""
+    """Bytes that an unpinned container requests."""
     if pod.qos is not QoSClass.GUARANTEED:
         return _bytes_requested_by_oom_score(pod, container, capacity_bytes)
     limit = container.resources.memory_limit or 0
     if not 0 < limit < _MIN_UNLIMITED_BYTES:
         return 0
-    share = PodShare(sum=told_sum(pod), other_charge=others, uses_pod_resources=True)
-    return requested_memory(pod, container, capacity_bytes, limit, share)
+    pod_share = PodShare(sum=told_sum(pod), other_charge=other_charge, uses_pod_resources=True)
+    return requested_memory(pod, container, capacity_bytes, limit, pod_share)
 
 
 def _memory_demand(
@@ -587,12 +581,12 @@ _CLAIM_SLOT_PATTERN: Final = re.compile(
 
 
 def claim_result_text(numa_node: int, uid: str, number: int, cpus: int) -> str:
-    """One result of a claim, as `parse_claims` reads it."""
+    """Format one result of a claim for `parse_claims`."""
     return f"numa{numa_node}{CLAIM_SLOT_MARK}{uid}-{number}x{cpus}"
 
 
 def parse_claims(text: str) -> HeldCPUSlots | None:
-    """Read what a container has of its claims; None where the text is something else."""
+    """Parse the results of a container's claims; None if the text is not valid."""
     parts = text.split(",", MAX_CLAIM_RESULTS)
     matches = [_CLAIM_SLOT_PATTERN.fullmatch(part) for part in parts]
     results = [match for match in matches if match is not None]
@@ -606,17 +600,17 @@ def parse_claims(text: str) -> HeldCPUSlots | None:
 
 
 def check_claim_in_use(state: NodeState, slots: HeldCPUSlots) -> Rejection | None:
-    """Refuse what another container has already: a claim's CPUs are for one container at a time."""
+    """Reject a claim in use: its CPUs are for one container at a time."""
     if CLAIM_SLOT_MARK not in slots.ids:
         return None
     names = _claim_result_names(slots.ids.split(","))
-    for _, one in sorted(state.allocations.items()):
-        if CLAIM_SLOT_MARK in one.slots and names & _claim_result_names(one.slots.split(",")):
+    for _, a in sorted(state.allocations.items()):
+        if CLAIM_SLOT_MARK in a.slots and names & _claim_result_names(a.slots.split(",")):
             return Rejection(
                 reason=RejectionReason.CLAIM_IN_USE,
                 detail=f"its ResourceClaim's CPUs are "
                 "those of pod "
-                f"{one.namespace}/{one.pod}, container {one.container}; expected one container for "
+                f"{a.namespace}/{a.pod}, container {a.container}; expected one container for "
                 "each request of a claim",
                 rule="the CPUs of a claim are for one container at a time",
             )
@@ -638,9 +632,9 @@ _SLOT_ID_PATTERN: Final = re.compile(r"(?:numa([0-9]{1,4})-)?slot-[0-9]{1,6}", r
 
 
 def parse_slots(text: str) -> HeldCPUSlots | str:
-    """Read the ids that a container holds.
+    """Parse a container's slot ids.
 
-    Else what was expected, as the end of a sentence.
+    Return what was expected, as the end of a sentence, if they are not valid.
     """
     if CLAIM_SLOT_MARK in text and (claimed := parse_claims(text)) is not None:
         return claimed
@@ -656,7 +650,7 @@ def parse_slots(text: str) -> HeldCPUSlots | str:
 
 
 def allocated_slots(settings: Settings, container: Container) -> str:
-    """The ids that the kubelet gave a container; empty where it gave none."""
+    """Slot ids that the kubelet allocated to a container; empty for none."""
     return container.annotations.get(f"{settings.prefix}/{SLOTS_KEY}", "")
 
 
@@ -666,9 +660,9 @@ def with_slots(
     container: Container,
     requested: PlacementOptions | Rejection,
 ) -> PlacementOptions | Rejection:
-    """Add what its slots ask for to what a container requests.
+    """Add a container's slots to its options.
 
-    They are stronger than the defaults. What a pod or a rule says must not contradict them, and
+    They override the defaults. Options of a pod or a rule must not contradict them, and
     the container's CPU limit, else its request, must be as many CPUs as it holds slots: the
     scheduler counts both. A permission with ``unpaidCPUs`` lets it be less.
     """
@@ -694,30 +688,30 @@ def with_slots(
             rule="the device plugin of nri-numa says which slots a container holds",
         )
     plural, claimed = "s" if slots.count != 1 else "", CLAIM_SLOT_MARK in text
-    kind, held = SourceKind.SLOTS, f"{slots.count} slot{plural} of the device plugin"
+    kind, slots_text = SourceKind.SLOTS, f"{slots.count} slot{plural} of the device plugin"
     if claimed:
-        kind, held = SourceKind.CLAIM, f"{slots.count} CPU{plural} of a ResourceClaim"
+        kind, slots_text = SourceKind.CLAIM, f"{slots.count} CPU{plural} of a ResourceClaim"
     clash = _option_contradicting_slots(requested, slots)
     if clash:
-        key, value, why = clash
+        key, value, cause = clash
         source = requested.sources.get(key, DEFAULT_SOURCE)
         return Rejection(
             reason=RejectionReason.SLOTS_CONFLICT,
-            detail=f"{key} is {value!r} ({source.text}) and it holds {held}, expected one of "
-            f"them, because {why}",
+            detail=f"{key} is {value!r} ({source.text}) and it holds {slots_text}, expected one of "
+            f"them, because {cause}",
             rule="slots and annotations must not contradict each other",
         )
     # Where nothing else is asked for, it was not looked up.
     permission = permission_of(settings.permissions, pod)
     resources = container.resources
     limit, request = cpu_limit_milli(resources, []), cpu_request_milli(resources, [])
-    milli, wanted = limit or request, 1000 * slots.count
-    at_least = not limit and (resources.cpu_shares or 0) >= MAX_CPU_SHARES
-    if milli != wanted and not (milli < wanted and (at_least or permission.unpaid_cpus)):
+    milli, total = limit or request, 1000 * slots.count
+    is_lower_bound = not limit and (resources.cpu_shares or 0) >= MAX_CPU_SHARES
+    if milli != total and not (milli < total and (is_lower_bound or permission.unpaid_cpus)):
         value = f"{milli}m" if milli else "not set"
         return Rejection(
             reason=RejectionReason.SLOTS_MISMATCH,
-            detail=f"cpu is {value} and it holds {held}, expected {wanted}m: "
+            detail=f"cpu is {value} and it holds {slots_text}, expected {total}m: "
             + ("as many as the claim has" if claimed else "a CPU for each slot"),
             rule="a container has as many exclusive CPUs as it holds slots",
         )
@@ -729,14 +723,14 @@ def with_slots(
         unrequested_cpus=permission.unpaid_cpus,
         permission=permission.name,
         explicit_keys=requested.explicit_keys | {"cpus"},
-        sources={**requested.sources, "cpus": OptionSource(kind, held)},
+        sources={**requested.sources, "cpus": OptionSource(kind, slots_text)},
     )
 
 
 def _option_contradicting_slots(
     requested: PlacementOptions, slots: HeldCPUSlots
 ) -> tuple[str, str, str] | None:
-    """The option that contradicts the slots: a key, its value, and why."""
+    """Find the option that contradicts the slots: key, value and cause."""
     if requested.numacpu is not None:
         return "numacpu", requested.numacpu, "the CPUs of numacpu are taken as they are"
     if requested.cpus is CPUMode.SHARED and "cpus" in requested.explicit_keys:
@@ -755,7 +749,7 @@ def complete_options(
     container: Container,
     requested: PlacementOptions | Rejection,
 ) -> PlacementOptions | Rejection:
-    """Add what slots and the setting ``staticCPUs`` ask for to what a container requests."""
+    """Add slots and the setting ``staticCPUs`` to a container's options."""
     if container.annotations:
         requested = with_slots(settings, pod, container, requested)
     if not settings.kubelet.static_cpus or isinstance(requested, Rejection):

@@ -152,7 +152,7 @@ STATIC_CPUS_SETTING_AS_SOURCE: Final = OptionSource(SourceKind.STATIC_CPUS, "sta
 
 
 class Retention(StrEnum):
-    """When an allocation keeps the value of an option, in its field of the same name."""
+    """Condition on which an allocation keeps an option's value, in its field of the same name."""
 
     NEVER = "never"
     ALWAYS = "always"
@@ -212,7 +212,7 @@ class Option(msgspec.Struct, frozen=True):
 
 
 class PlacementOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What one container wants, after annotations, rules and defaults were put together.
+    """Options of one container, resolved from annotations, rules and defaults.
 
     The sources are resolved by
     `nri_numa.engine.request.annotations.resolve_placement_options`. First the keys, then what is
@@ -339,30 +339,30 @@ class PlacementOptions(msgspec.Struct, frozen=True, kw_only=True):
     scheduled_nodes: NUMASet = NO_NUMA_NODES
 
     def source_text(self, key: str) -> str:
-        """Where a key's value came from, for people."""
+        """Source of a key's value, for people."""
         return self.sources.get(key, DEFAULT_SOURCE).text
 
     def is_from_annotation(self, key: str) -> bool:
-        """Say whether a key's value comes from an annotation, not from the operator."""
+        """True if a key's value comes from an annotation, not from the operator."""
         return self.sources.get(key, DEFAULT_SOURCE).kind is SourceKind.ANNOTATION
 
     @property
     def effective_policy(self) -> Policy:
-        """The policy to align by; ``bind`` alone names none and asks for one: the mildest."""
+        """Policy to align by: best-effort if none is set, except for exclusive CPUs."""
         if self.policy is Policy.NONE and self.cpus is not CPUMode.EXCLUSIVE:
             return Policy.BEST_EFFORT
         return self.policy
 
     @property
     def effective_on_failure(self) -> OnFailure:
-        """What is done if it cannot be placed, also where nothing says so."""
+        """Action if the container cannot be placed, also if it is not set."""
         is_listed = self.numacpu is not None or self.numamem is not None
         is_mild = self.policy is Policy.BEST_EFFORT and not is_listed
         return self.on_failure or (OnFailure.BEST_EFFORT if is_mild else OnFailure.REJECT)
 
     @property
     def is_unpinned(self) -> bool:
-        """Whether nothing asks for CPUs or memory, so that the container is not bound."""
+        """True if no option requests CPUs or memory, so the container is not pinned."""
         if self.numacpu is not None or self.numamem is not None:
             return False
         if self.bind is Bind.NONE:
@@ -475,7 +475,7 @@ class OptionTable(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def claim_parameters(self) -> tuple[str, ...]:
         """Keys that a claim may set, sorted."""
-        return tuple(sorted(key for key, one in self.by_key.items() if not one.claim_obstacle))
+        return tuple(sorted(key for key, o in self.by_key.items() if not o.claim_obstacle))
 
 
 TABLE = OptionTable.of(PlacementOptions)

@@ -343,11 +343,11 @@ def test_values_of_any_length_are_cut() -> None:
     ],
 )
 def test_owners_are_named(owners: tuple[str, ...], expected: str) -> None:
-    assert drift_text("meant 4-7, has 0-7", "12 s", owners, given_up=False) == expected
+    assert drift_text("meant 4-7, has 0-7", "12 s", owners, is_abandoned=False) == expected
 
 
 def test_a_fight_that_was_given_up_is_said() -> None:
-    said = drift_text("meant 4-7, has 0-7", "12 s", (), given_up=True)
+    said = drift_text("meant 4-7, has 0-7", "12 s", (), is_abandoned=True)
     assert said.endswith("and now left as it is, because something else rewrites it")
 
 

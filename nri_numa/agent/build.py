@@ -116,7 +116,7 @@ def build_node(config: AgentConfig, metrics: Metrics, clock: Clock) -> NodeParts
         StateDirectoryBusy: another agent uses the state directory.
     """
     start = clock.time()
-    metrics.record_config_reload(at=start)
+    metrics.record_config_reload(loaded_at=start)
     name = config.node_name or registered_node_name(config.kubelet_root)
     topology = _discover_valid_topology(config)
     store = CheckpointStore(

@@ -368,7 +368,7 @@ class AgentServer(Server):
                 problems.report(
                     "no http: containers are placed as usual",
                     reason,
-                    say=log.error,
+                    log_function=log.error,
                     problem=f"cannot listen on {where}: {reason}",
                     remedy=f"see {key}; tried again every {LISTEN_RETRY_S:.0f} s",
                 )

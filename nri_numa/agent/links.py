@@ -228,7 +228,9 @@ class RuntimeOwnership:
                 self._lock.acquire()
             except RuntimeBusy as error:
                 problem = str(error)
-        self._problems.report("another agent works on this runtime", problem, say=log.error)
+        self._problems.report(
+            "another agent works on this runtime", problem, log_function=log.error
+        )
         current = self._agent.current
         before = current.observe
         current.set_observe(observe or bool(problem))

@@ -223,7 +223,7 @@ class Reloader(LinkObserver):
             except ConfigError as error:
                 self._report_unusable(error, "configuration not reloaded")
             except Exception:
-                self._metrics.record_config_reload(at=None)
+                self._metrics.record_config_reload(loaded_at=None)
                 self._metrics.internal_errors.inc()
                 log.exception("configuration not reloaded")
             else:
@@ -235,12 +235,12 @@ class Reloader(LinkObserver):
         self._notifier.notify_ready("reloaded")
 
     def _report_unusable(self, error: ConfigError, event: str) -> None:
-        self._metrics.record_config_reload(at=None)
+        self._metrics.record_config_reload(loaded_at=None)
         for problem in error.problems:
             log.error(event, file=error.source, problem=problem)
 
     def _apply(self, new: PreparedConfig, late: str = "this change needs a restart") -> None:
-        self._metrics.record_config_reload(at=self._clock.time())
+        self._metrics.record_config_reload(loaded_at=self._clock.time())
         for key in new.restart:
             log.warning(late, key=key)
         if new.live:

@@ -332,6 +332,6 @@ class NodeDevices:
             self._config.devices,
             root=self._config.sysfs_root,
             kubelet_root=self._config.kubelet_root,
-            places=lambda: current.machine.alignable_nodes,
+            alignable_nodes=lambda: current.machine.alignable_nodes,
             own_resource=self._config.device_plugin.resource_name,
         )

@@ -43,11 +43,11 @@ class AssignedFiles:
         current.subscribe(self._schedule_refresh)
 
     def extend(
-        self, allocation: Allocation, container: Container, to: ContainerAdjustment
+        self, allocation: Allocation, container: Container, adjustment: ContainerAdjustment
     ) -> ContainerAdjustment:
         """The container with its files, where it is pinned."""
         if not allocation.is_pinned or not _CONTAINER_ID_PATTERN.fullmatch(allocation.container_id):
-            return to
+            return adjustment
         path = os.path.join(self._root, allocation.container_id)
         try:
             os.makedirs(path, exist_ok=True)
@@ -55,8 +55,8 @@ class AssignedFiles:
             self._write_container_files(allocation)
         except OSError as error:
             log.warning("no files of what a container has", path=path, problem=str(error))
-            return to
-        return replace(to, mounts=(*to.mounts, (CONTAINER_MOUNT_PATH, path)))
+            return adjustment
+        return replace(adjustment, mounts=(*adjustment.mounts, (CONTAINER_MOUNT_PATH, path)))
 
     def _schedule_refresh(self) -> None:
         if not self._due:
@@ -92,11 +92,11 @@ class AssignedFiles:
             return
         for name, text in zip(ASSIGNED_FILE_NAMES, texts, strict=True):
             path = os.path.join(self._root, allocation.container_id, name)
-            beside = f"{path}.new"
-            with open(beside, "w", encoding="ascii") as file:
+            new_path = f"{path}.new"
+            with open(new_path, "w", encoding="ascii") as file:
                 file.write(f"{text}\n")
-            os.chmod(beside, 0o644)
-            os.replace(beside, path)
+            os.chmod(new_path, 0o644)
+            os.replace(new_path, path)
         self._written[allocation.container_id] = texts
 
 

@@ -359,7 +359,7 @@ def _build_view(
 ) -> LiveView:
     from nri_numa.agent import view
 
-    more = view.OptionalParts(
+    optional_parts = view.OptionalParts(
         kubelet=node.kubelet,
         devices=node.devices,
         measured=node.capacity.measured,
@@ -367,7 +367,7 @@ def _build_view(
         pods=pods.pending,
     )
     about = view.ProcessInfo(__version__, node.name, node.start)
-    return view.LiveView(agent, about, status, more, watches, node.clock)
+    return view.LiveView(agent, about, status, optional_parts, watches, node.clock)
 
 
 # --- The loops ------------------------------------------------------------------------------------
@@ -405,9 +405,9 @@ def build_loops(
     }
     if link.http is not None:
         loops["http"] = link.http.run
-    steering, wanted = InterruptSteering(config.state_dir), config.interrupts_off_exclusive_cpus
-    if wanted or steering.needs_restore:
-        loops["interrupts"] = partial(steering.run_steering, current, clock, wanted=wanted)
+    steering, is_enabled = InterruptSteering(config.state_dir), config.interrupts_off_exclusive_cpus
+    if is_enabled or steering.needs_restore:
+        loops["interrupts"] = partial(steering.run_steering, current, clock, active=is_enabled)
     if config.offline_capacity.file:
         loops["capacity from outside"] = partial(outside.run, current, apply_settings)
     if link.pods.claims is not None:

@@ -214,12 +214,12 @@ class StealWatch(CapacityMonitor):
         if not times.steal:
             return self._report_unreadable(f"{self._root.rstrip('/')}/proc/stat reports no steal")
         self._problems.report(UNKNOWN_STEAL_EVENT, "", "steal is known again")
-        last, self._last = self._last, (now, topology, times)
+        last_reading, self._last = self._last, (now, topology, times)
         # CPUs that moved to another NUMA node meanwhile would be counted there.
-        if last is None or last[1] is not topology or now <= last[0]:
+        if last_reading is None or last_reading[1] is not topology or now <= last_reading[0]:
             return False
-        seconds = now - last[0]
-        steal = steal_by_node(last[2], times, topology)
+        seconds = now - last_reading[0]
+        steal = steal_by_node(last_reading[2], times, topology)
         self._smoothed.retain_nodes(set(topology.numa_nodes))
         changed = self._smoothed.update_steal(steal, seconds)
         if changed:
@@ -236,7 +236,7 @@ class StealWatch(CapacityMonitor):
         self._gauges.update_gauges(
             {i: self.factors.get(i, 1.0) for i in steal},
             steal,
-            runqueue_by_node(last[2], times, topology, seconds),
+            runqueue_by_node(last_reading[2], times, topology, seconds),
             read_frequency_by_node(tree, topology),
         )
         return changed and self._acts
@@ -261,8 +261,8 @@ class CapacityFactors(NamedTuple):
         outside, measured = self.outside.factors, self.measured.enforced_factors()
         factors = dict(settings.capacity_factor)
         for i in topology.numa_nodes:
-            ours = factors.get(i, 1.0)
-            factor = ours * outside[i] if i in outside else min(ours, measured.get(i, ours))
-            if factor != ours:
+            base = factors.get(i, 1.0)
+            factor = base * outside[i] if i in outside else min(base, measured.get(i, base))
+            if factor != base:
                 factors[i] = factor
         return replace(settings, capacity_factor=factors)

@@ -103,24 +103,24 @@ class CgroupUpdates:
 
     def movable_write_problems(self) -> dict[str, str]:
         """Movable containers whose cgroups cannot be written, and why."""
-        found = {
+        problems = {
             i: self.writer.unwritable_cpuset_reason(self.containers.cgroup_of(i))
             for i, a in self._current.state.allocations.items()
             if a.movable
         }
-        return {i: problem for i, problem in found.items() if problem}
+        return {i: problem for i, problem in problems.items() if problem}
 
     # --- cgroups ----------------------------------------------------------------------------------
 
-    def write_cgroups(self, wanted: Mapping[str, CgroupWrite]) -> dict[str, WriteOutcome]:
+    def write_cgroups(self, writes: Mapping[str, CgroupWrite]) -> dict[str, WriteOutcome]:
         """Write cgroups, by container; where systemd made them, it gets the same afterwards."""
-        self.containers.write_counts.update(wanted.keys())
-        done = self.writer.write_cpusets(wanted)
-        if slow := [i for i, one in done.items() if one.is_held_up]:
+        self.containers.write_counts.update(writes.keys())
+        outcomes = self.writer.write_cpusets(writes)
+        if slow := [i for i, o in outcomes.items() if o.is_held_up]:
             self._report_slow_write(slow)
         # What could not be written yet may still come to pass.
-        self.queue_systemd_sync(i for i, one in done.items() if one.changed or one.problem)
-        return done
+        self.queue_systemd_sync(i for i, o in outcomes.items() if o.changed or o.problem)
+        return outcomes
 
     def _report_slow_write(self, container_ids: Sequence[str]) -> None:
         """Say that writes take long, and have compared what comes of them."""
@@ -137,15 +137,15 @@ class CgroupUpdates:
     def queue_systemd_sync(self, container_ids: Iterable[str]) -> None:
         """Have systemd given what those of these cgroups have that it made, soon."""
         if self.writer.reader.unified and not self._current.observe:
-            places = self.containers.cgroup_places
-            ids = [i for i in container_ids if i in places and places[i].is_systemd_managed]
+            cgroups = self.containers.cgroup_places
+            ids = [i for i in container_ids if i in cgroups and cgroups[i].is_systemd_managed]
             if ids:
                 self.confirmations[WriteTarget.SYSTEMD].require(ids, self._clock.time())
 
     def find_corrections(self, container_ids: Iterable[str]) -> tuple[Drift, ...]:
         """Which of these containers that run have something else than is meant now."""
-        places = self.containers.settled_places(container_ids)
-        return observe_cgroup_batch(self.writer.reader, self._current.desired, places).corrections
+        cgroups = self.containers.settled_places(container_ids)
+        return observe_cgroup_batch(self.writer.reader, self._current.desired, cgroups).corrections
 
     def repair_cgroups(self, container_ids: Iterable[str]) -> dict[str, WriteOutcome]:
         """Write the cgroups of those that have something else than is meant now."""
@@ -172,19 +172,19 @@ class CgroupUpdates:
         """
         if self._current.observe or not updates:
             return ()
-        places, starting = self.containers.cgroup_places, self.containers.starting
-        done = self.write_cgroups(
+        cgroups, starting = self.containers.cgroup_places, self.containers.starting
+        outcomes = self.write_cgroups(
             {
-                u.container_id: CgroupWrite(places[u.container_id], u.cpus, u.mems)
+                u.container_id: CgroupWrite(cgroups[u.container_id], u.cpus, u.mems)
                 for u in updates
-                if u.container_id in places and u.container_id not in starting
+                if u.container_id in cgroups and u.container_id not in starting
             }
         )
-        written = {i for i, one in done.items() if not (one.problem or one.missing)}
-        left = [u for u in updates if u.container_id not in written]
+        written = {i for i, o in outcomes.items() if not (o.problem or o.missing)}
+        unwritten = [u for u in updates if u.container_id not in written]
         if self.writer.is_write_held_up:  # the runtime's writes would wait as well
-            left = [u for u in left if u.container_id not in done]
-        return tuple(left)
+            unwritten = [u for u in unwritten if u.container_id not in outcomes]
+        return tuple(unwritten)
 
     def schedule_cpu_return(
         self, updates: Sequence[ContainerUpdate]
@@ -193,15 +193,15 @@ class CgroupUpdates:
         if self._current.observe or not updates:
             return ()
         starting, widening = self.containers.starting, self.containers.widening
-        waits = [u for u in updates if u.container_id not in starting]
+        running_updates = [u for u in updates if u.container_id not in starting]
         # What cannot be written goes with the reply; one stands for all.
-        if waits and self.writer.unwritable_cpuset_reason(
-            self.containers.cgroup_of(waits[0].container_id)
+        if running_updates and self.writer.unwritable_cpuset_reason(
+            self.containers.cgroup_of(running_updates[0].container_id)
         ):
             return self.write_updates(updates)
-        idle = not widening
-        widening.update(dict.fromkeys(u.container_id for u in waits))
-        if idle and widening:
+        is_queue_empty = not widening
+        widening.update(dict.fromkeys(u.container_id for u in running_updates))
+        if is_queue_empty and widening:
             self._tasks.add(self._return_cpus_batch)
         return tuple(u for u in updates if u.container_id in starting)
 
@@ -211,13 +211,14 @@ class CgroupUpdates:
         ids = list(widening)[:TASK_BATCH]
         for container_id in ids:
             del widening[container_id]
-        desired, known = self._current.desired, self._current.state.allocations
-        meant = [
+        desired, allocations = self._current.desired, self._current.state.allocations
+        updates = [
             ContainerUpdate(i, str(cpus))
             for i in ids
-            if i in known and (cpus := desired.cpuset_with_pool_restored(known[i], has_cpuset=True))
+            if i in allocations
+            and (cpus := desired.cpuset_with_pool_restored(allocations[i], has_cpuset=True))
         ]
-        self.request_check_of_unsent(self.write_updates(meant))
+        self.request_check_of_unsent(self.write_updates(updates))
         if widening:
             self._tasks.add(self._return_cpus_batch)
 
@@ -229,26 +230,26 @@ class CgroupUpdates:
         reader = self.writer.reader
         if self._current.observe or not reader.detect_hierarchy():
             return (() if self._current.observe else outcome.updates), outcome
-        done = self.repair_cgroups(self.containers.cgroup_places)
-        changed = {i for i, one in done.items() if one.changed}
-        failed = {i for i, one in done.items() if one.problem}
+        results = self.repair_cgroups(self.containers.cgroup_places)
+        changed = {i for i, r in results.items() if r.changed}
+        failed = {i for i, r in results.items() if r.problem}
         allocations = outcome.state.allocations
-        left = [
+        runtime_updates = [
             u
             for u in outcome.updates
             if shared_group_key(allocations[u.container_id]) is None
             or u.container_id in failed | self.containers.starting.keys()
             or not reader.directory_of(self.containers.cgroup_places[u.container_id])
         ]
-        changed |= {u.container_id for u in left}.intersection(outcome.repaired)
+        changed |= {u.container_id for u in runtime_updates}.intersection(outcome.repaired)
         changed -= set(outcome.missed_starts)
         repaired = tuple(i for i in outcome.adopted if i in changed)
-        return tuple(left), replace(outcome, repaired=repaired)
+        return tuple(runtime_updates), replace(outcome, repaired=repaired)
 
-    def request_check_of_unsent(self, left: Sequence[ContainerUpdate]) -> None:
+    def request_check_of_unsent(self, updates: Sequence[ContainerUpdate]) -> None:
         """No reply carries what is left; who has not started is put right at its start."""
         starting = self.containers.starting
-        self.request_check([u.container_id for u in left if u.container_id not in starting])
+        self.request_check([u.container_id for u in updates if u.container_id not in starting])
 
     def request_check(self, container_ids: Collection[str]) -> None:
         """Have these compared soon: what they should have may not have arrived."""
@@ -267,10 +268,10 @@ class CgroupUpdates:
 
         Or it moved since, and the runtime knows only where it was.
         """
-        key, place = self.mark_key, CgroupPlace(container.cgroups_path, container.pid)
+        key, cgroup = self.mark_key, CgroupPlace(container.cgroups_path, container.pid)
         if container.id in self._current.state.allocations:
             return container
-        text, resources = self.writer.reader.read_mark(place, key), container.resources
+        text, resources = self.writer.reader.read_mark(cgroup, key), container.resources
         if not text:
             return container
         if key in container.annotations:
@@ -283,12 +284,12 @@ class CgroupUpdates:
     def write_mark(self, container_id: str) -> None:
         """Write on its cgroup what no annotation of a running container can say."""
         allocation = self._current.state.allocations.get(container_id)
-        place = self.containers.cgroup_of(container_id)
+        cgroup = self.containers.cgroup_of(container_id)
         if allocation is not None and not self._current.observe:
             text = encode_assignment(
                 allocation, self._current.cpus_of(allocation), self._current.machine.key
             )
-            self.writer.write_mark(place, self.mark_key, text)
+            self.writer.write_mark(cgroup, self.mark_key, text)
 
 
 # --- Looking, in a thread ---
@@ -297,7 +298,7 @@ class CgroupUpdates:
 def observe_cgroups(
     reader: CgroupReader,
     desired: NodeSnapshot,
-    places: Sequence[tuple[str, CgroupPlace]],
+    cgroups: Sequence[tuple[str, CgroupPlace]],
     pause: Callable[[float], object] = time.sleep,
 ) -> CgroupCheckResult:
     """Read cgroups and compare them with one state; runs in a thread.
@@ -309,31 +310,31 @@ def observe_cgroups(
     """
     if not reader.detect_hierarchy():
         raise FileNotFoundError(errno.ENOENT, "no cgroup file system here", reader.hierarchy)
-    seen, found = 0, list[Drift]()
-    for start in range(0, len(places), READ_BATCH):
+    count, drifts = 0, list[Drift]()
+    for start in range(0, len(cgroups), READ_BATCH):
         if start:
             pause(THREAD_PAUSE_S)
-        some = observe_cgroup_batch(reader, desired, places[start : start + READ_BATCH])
-        seen += some.cgroup_count
-        found += some.corrections
-    return CgroupCheckResult(seen, tuple(sorted(found, key=lambda correction: correction.sort_key)))
+        batch = observe_cgroup_batch(reader, desired, cgroups[start : start + READ_BATCH])
+        count += batch.cgroup_count
+        drifts += batch.corrections
+    return CgroupCheckResult(count, tuple(sorted(drifts, key=lambda d: d.sort_key)))
 
 
 def observe_cgroup_batch(
-    reader: CgroupReader, desired: NodeSnapshot, places: Sequence[tuple[str, CgroupPlace]]
+    reader: CgroupReader, desired: NodeSnapshot, cgroups: Sequence[tuple[str, CgroupPlace]]
 ) -> CgroupCheckResult:
     """The same in one go. Of containers whose CPU limit was lifted, it counts too."""
-    where, observed = dict(places), read_actual_cgroups(reader, places)
+    by_id, observed = dict(cgroups), read_actual_cgroups(reader, cgroups)
     for container_id, real in observed.items():
         allocation = desired.state.allocations.get(container_id)
         if allocation is not None and allocation.lifted_quota is not None:
-            observed[container_id] = replace(real, quota=reader.read_cfs_quota(where[container_id]))
-    found = list[Drift]()
-    for one in plan_corrections(desired, observed):
-        way = partial(reader.blocking_cgroup_text, where[one.container_id])
-        found.append(
-            one.without_blocked_lists(
-                way("cpuset.cpus", str(one.cpus)), way("cpuset.mems", str(one.mems))
+            observed[container_id] = replace(real, quota=reader.read_cfs_quota(by_id[container_id]))
+    drifts = list[Drift]()
+    for drift in plan_corrections(desired, observed):
+        blocker = partial(reader.blocking_cgroup_text, by_id[drift.container_id])
+        drifts.append(
+            drift.without_blocked_lists(
+                blocker("cpuset.cpus", str(drift.cpus)), blocker("cpuset.mems", str(drift.mems))
             )
         )
-    return CgroupCheckResult(len(observed), tuple(found))
+    return CgroupCheckResult(len(observed), tuple(drifts))

@@ -111,7 +111,7 @@ class ClaimStore:
             os.makedirs(self._records, mode=0o700, exist_ok=True)
         except OSError as error:  # each preparation will say so too
             log.warning("no place for records of claims", problem=str(error))
-        found: dict[str, Claim] = {}
+        claims: dict[str, Claim] = {}
         for name in sorted(handover.list_file_names(self._records)):
             uid = name.removesuffix(".json")
             if name.startswith(".") or not is_uid(uid):
@@ -127,14 +127,14 @@ class ClaimStore:
             except (InvalidClaim, OSError) as error:
                 log.warning("record of a claim cannot be read", uid=uid, problem=str(error))
                 continue
-            found[uid] = claim
-        self.claims = found
-        for uid in {*handover.list_file_names(self._about)} - found.keys():
+            claims[uid] = claim
+        self.claims = claims
+        for uid in {*handover.list_file_names(self._about)} - claims.keys():
             with contextlib.suppress(OSError):
                 remove_flat_directory(os.path.join(self._about, uid))
-        self._repair_cdi_files(found)
+        self._repair_cdi_files(claims)
         self._asker.remove_leftovers()
-        log.info("claims", remembered=len(found))
+        log.info("claims", remembered=len(claims))
 
     def _repair_cdi_files(self, claims: Mapping[str, Claim]) -> None:
         prefix = f"{self._driver}-claim_"
@@ -168,31 +168,31 @@ class ClaimStore:
             raise InvalidClaim(f"claim {namespace}/{name} has UID {uid[:60]!r}, expected a UUID")
         claim = self._read_claim(namespace, name, uid)  # may take long, and holds up no other claim
         with self._turn:
-            known = self.claims.get(uid)
+            prior = self.claims.get(uid)
             validate_claim(self._current.machine, claim)
-            if known is not None and known.results != claim.results:
+            if prior is not None and prior.results != claim.results:
                 raise InvalidClaim(
                     f"claim {claim.full_name} is prepared with another allocation, expected the "
                     "same until it is unprepared"
                 )
-            if claim != known:
+            if claim != prior:
                 handover.write_file_atomically(
                     self._record_path(uid), encode_record(claim), mode=0o600
                 )
             self._write_cdi_file(claim)
             self.claims = {**self.claims, uid: claim}
-        if known is None:
+        if prior is None:
             self._await_free_cpus(claim)
             log.info("claim prepared", claim=claim.full_name, uid=uid, devices=_results_text(claim))
         return [
             PreparedDevice(
-                request=one.request,
+                request=result.request,
                 pool=self._pool,
-                device=numa_node_device_name(one.numa_node),
+                device=numa_node_device_name(result.numa_node),
                 cdi=qualified_cdi_device_name(self._driver, uid, number),
-                share_id=one.share_id,
+                share_id=result.share_id,
             )
-            for number, one in enumerate(claim.results)
+            for number, result in enumerate(claim.results)
         ]
 
     def _await_free_cpus(self, claim: Claim) -> None:
@@ -200,12 +200,12 @@ class ClaimStore:
 
         A refused container would come back after the kubelet's back-off only.
         """
-        needed: Counter[int] = Counter()
-        for one in claim.results:
-            needed[one.numa_node] += one.cpus
+        demand: Counter[int] = Counter()
+        for result in claim.results:
+            demand[result.numa_node] += result.cpus
         for _ in range(round(_CONTAINER_STOP_WAIT_S / _FREE_CPU_POLL_INTERVAL_S)):
-            free = max_exclusive_by_node(self._current.desired)
-            if all(free.get(i, 0) >= cpus for i, cpus in needed.items()):
+            free_cpus = max_exclusive_by_node(self._current.desired)
+            if all(free_cpus.get(i, 0) >= cpus for i, cpus in demand.items()):
                 return
             self._sleep(_FREE_CPU_POLL_INTERVAL_S)
 
@@ -223,11 +223,11 @@ class ClaimStore:
                     os.unlink(path)
             with contextlib.suppress(OSError):
                 remove_flat_directory(os.path.join(self._about, uid))
-            rest = dict(self.claims)
-            gone = rest.pop(uid, None)
-            self.claims = rest
-        if gone is not None:
-            log.info("claim forgotten", claim=gone.full_name, uid=uid)
+            remaining_claims = dict(self.claims)
+            removed_claim = remaining_claims.pop(uid, None)
+            self.claims = remaining_claims
+        if removed_claim is not None:
+            log.info("claim forgotten", claim=removed_claim.full_name, uid=uid)
 
     def _read_claim(self, namespace: str, name: str, uid: str) -> Claim:
         document = self._asker.fetch_claim(namespace, name, uid)
@@ -242,18 +242,20 @@ class ClaimStore:
     def pool_and_device_problems(self) -> tuple[str, Mapping[str, str]]:
         """The pool, and by device which CPUs went offline that containers have of it by claims."""
         topology = self._current.machine.topology
-        lost = dict.fromkeys(topology.cpu_nodes, NO_CPUS)
-        for one in self._current.state.allocations.values():
-            claimed, gone = parse_claims(one.slots), one.cpus - topology.online
-            if claimed is None or one.reserved_at or not gone:
+        cpus_by_node = dict.fromkeys(topology.cpu_nodes, NO_CPUS)
+        for allocation in self._current.state.allocations.values():
+            claimed, offline = parse_claims(allocation.slots), allocation.cpus - topology.online
+            if claimed is None or allocation.reserved_at or not offline:
                 continue
-            has = topology.cpu_count_by_node(one.cpus & topology.online)
+            online_counts = topology.cpu_count_by_node(allocation.cpus & topology.online)
             for i, count in claimed.by_node.items():  # where an offline CPU was is not known
-                if has.get(i, 0) < count:
-                    lost[i] = lost.get(i, NO_CPUS) | gone
+                if online_counts.get(i, 0) < count:
+                    cpus_by_node[i] = cpus_by_node.get(i, NO_CPUS) | offline
         return self._pool, {
-            numa_node_device_name(i): f"{cpus_text(gone, 'is', 'are')} offline" if gone else ""
-            for i, gone in sorted(lost.items())
+            numa_node_device_name(i): f"{cpus_text(offline, 'is', 'are')} offline"
+            if offline
+            else ""
+            for i, offline in sorted(cpus_by_node.items())
         }
 
     # --- the runtime's containers -----------------------------------------------------------------
@@ -278,40 +280,46 @@ class ClaimStore:
                 break
             results.append((uid, number, claim.results[number]))
         key = self._current.machine.slots_annotation_key
-        text = ",".join(claim_result_text(one.numa_node, u, n, one.cpus) for u, n, one in results)
+        text = ",".join(claim_result_text(d.numa_node, u, n, d.cpus) for u, n, d in results)
         container = replace(
             container,
             annotations={**container.annotations, key: "" if problem else text},
             claim_problem=problem,
         )
-        found = [one for _, _, one in results]
-        return with_claim_parameters(self._current.machine, pod, container, found), container
+        devices = [d for _, _, d in results]
+        return with_claim_parameters(self._current.machine, pod, container, devices), container
 
     def extend(
-        self, allocation: Allocation, container: Container, to: ContainerAdjustment
+        self, allocation: Allocation, container: Container, base: ContainerAdjustment
     ) -> ContainerAdjustment:
         """Have a container find its CPUs: in files, and those of one claim in a variable too."""
         if not allocation.exclusive:
-            return to
+            return base
         named = parse_claim_variable_names(container.mentions.claims)
-        to = replace(to, mounts=(*to.mounts, *self._write_device_metadata(named, to.cpus).items()))
+        base = replace(
+            base, mounts=(*base.mounts, *self._write_device_metadata(named, base.cpus).items())
+        )
         uids = {uid for uid, _ in named}
         if len(uids) != 1:
-            return to  # of several claims it is not known which CPUs are whose
-        return replace(to, env={**to.env, f"{DRA_DRIVER_CPU_VARIABLE_PREFIX}{uids.pop()}": to.cpus})
+            return base  # of several claims it is not known which CPUs are whose
+        return replace(
+            base, env={**base.env, f"{DRA_DRIVER_CPU_VARIABLE_PREFIX}{uids.pop()}": base.cpus}
+        )
 
     def _write_device_metadata(self, named: Sequence[tuple[str, int]], cpus: str) -> dict[str, str]:
         """Files of device metadata, by their path in the container (KEP-5304)."""
         numa_nodes, mounts = self._current.machine.topology.numa_nodes, dict[str, str]()
         for uid, number in named:
             claim = self.claims[uid]
-            one = claim.results[number]
-            own = CPUSet.parse(cpus) & numa_nodes[one.numa_node].cpus
-            if len(own) != one.cpus:
-                own = NO_CPUS  # of several requests there: which are whose is not known
-            inside = metadata_path(self._driver, claim, one.request)
+            result = claim.results[number]
+            device_cpus = CPUSet.parse(cpus) & numa_nodes[result.numa_node].cpus
+            if len(device_cpus) != result.cpus:
+                device_cpus = NO_CPUS  # of several requests there: which are whose is not known
+            inside = metadata_path(self._driver, claim, result.request)
             path = os.path.join(self._about, uid, f"{number}.json")
-            text = metadata_document(self._driver, self._pool, claim, one, own, int(time.time()))
+            text = metadata_document(
+                self._driver, self._pool, claim, result, device_cpus, int(time.time())
+            )
             try:
                 os.makedirs(os.path.dirname(path), exist_ok=True)
                 handover.write_file_atomically(path, text)
@@ -342,7 +350,8 @@ class ClaimStore:
 
 def _results_text(claim: Claim) -> str:
     return ", ".join(
-        f"{count_text(one.cpus, 'CPU')} of NUMA node {one.numa_node}" for one in claim.results
+        f"{count_text(result.cpus, 'CPU')} of NUMA node {result.numa_node}"
+        for result in claim.results
     )
 
 
@@ -360,12 +369,12 @@ def build_claim_store(config: AgentConfig, node: str, current: CurrentState) -> 
     )
 
 
-async def serve_claims_to_kubelet(config: AgentConfig, book: ClaimStore) -> None:
+async def serve_claims_to_kubelet(config: AgentConfig, store: ClaimStore) -> None:
     """Serve the kubelet until cancelled; gRPC is imported here, and serves in its own threads."""
     from nri_numa.dra.service import KubeletPlugin
 
     registry, endpoint = driver_sockets(config.kubelet_root, config.dra.driver)
-    plugin = KubeletPlugin(config.dra.driver, registry, endpoint, book, book.on_driver_registered)
+    plugin = KubeletPlugin(config.dra.driver, registry, endpoint, store, store.on_driver_registered)
     problems = ReportOnce(log)
     try:
         while True:
@@ -393,39 +402,40 @@ def validate_claim(machine: NodeModel, claim: Claim) -> None:
     Raises:
         InvalidClaim: with the first that was found.
     """
-    there = machine.topology.memory_nodes
-    for number, one in enumerate(claim.results):
-        who = f"claim {claim.full_name}, request {one.request}"
-        node = machine.topology.numa_nodes.get(one.numa_node)
+    memory_nodes = machine.topology.memory_nodes
+    for number, item in enumerate(claim.results):
+        subject = f"claim {claim.full_name}, request {item.request}"
+        node = machine.topology.numa_nodes.get(item.numa_node)
         if node is None or not node.cpus:
             raise InvalidClaim(
-                f"{who}: NUMA node {one.numa_node} is not there or has no CPUs, expected one "
+                f"{subject}: NUMA node {item.numa_node} is not there or has no CPUs, expected one "
                 f"of {machine.topology.cpu_nodes}"
             )
-        usable = len(machine.allowed_cpus_by_node[one.numa_node] - machine.settings.reserved_cpus)
-        memory = one.capacity.get(MEMORY_CAPACITY, 0)
-        for what, asked, has in (
-            (CPU_CAPACITY, one.cpus, usable),
+        usable = len(machine.allowed_cpus_by_node[item.numa_node] - machine.settings.reserved_cpus)
+        memory = item.capacity.get(MEMORY_CAPACITY, 0)
+        for resource, amount, limit in (
+            (CPU_CAPACITY, item.cpus, usable),
             (MEMORY_CAPACITY, memory, node.memory_bytes),
         ):
-            if asked > has:
+            if amount > limit:
                 raise InvalidClaim(
-                    f"{who}: takes {asked} of {what}, and NUMA node {one.numa_node} has {has}"
+                    f"{subject}: takes {amount} of {resource}, and "
+                    f"NUMA node {item.numa_node} has {limit}"
                 )
         requested = _resolve_result_options(machine, claim, number)
         if isinstance(requested, Rejection):
-            raise InvalidClaim(f"{who}: {requested.detail}")
+            raise InvalidClaim(f"{subject}: {requested.detail}")
         # The engine compares the list of ``numamem`` with the machine when it places.
         listed = requested.listed_mems
-        said = f"{who}: parameter numamem is {requested.numamem!r}, and"
-        if listed and (missing := listed - there):
+        clause = f"{subject}: parameter numamem is {requested.numamem!r}, and"
+        if listed and (missing := listed - memory_nodes):
             raise InvalidClaim(
-                f"{said} {numa_text(missing, 'has', 'have')} no memory for containers; expected "
-                f"NUMA nodes among {there}"
+                f"{clause} {numa_text(missing, 'has', 'have')} no memory for containers; expected "
+                f"NUMA nodes among {memory_nodes}"
             )
-        if listed and memory and one.numa_node not in listed:
+        if listed and memory and item.numa_node not in listed:
             raise InvalidClaim(
-                f"{said} the claim takes memory of NUMA node {one.numa_node}; expected that one "
+                f"{clause} the claim takes memory of NUMA node {item.numa_node}; expected that one "
                 "in it, or no memory in the claim"
             )
 
@@ -435,30 +445,30 @@ def with_claim_parameters(
 ) -> PodSandbox:
     """The pod as if its annotations said for this container what its claims say."""
     prefix = machine.settings.prefix
-    said = {
+    annotations = {
         f"{prefix}/{key}.{container.name}": value
-        for one in results
-        for key, value in one.parameters.items()
+        for device in results
+        for key, value in device.parameters.items()
     }
     # What the pod itself says of this container is nearer to it.
-    return replace(pod, annotations={**said, **pod.annotations}) if said else pod
+    return replace(pod, annotations={**annotations, **pod.annotations}) if annotations else pod
 
 
 def _resolve_result_options(
     machine: NodeModel, claim: Claim, number: int
 ) -> PlacementOptions | Rejection:
     """What a container with this result alone, and as many CPUs, would ask for."""
-    one = claim.results[number]
+    result = claim.results[number]
     pod = PodSandbox(id="", uid="", namespace=claim.namespace, name=claim.name)
-    text = claim_result_text(one.numa_node, claim.uid, number, one.cpus)
+    text = claim_result_text(result.numa_node, claim.uid, number, result.cpus)
     container = Container(
         id="",
         pod_id="",
         name="claim",
         annotations={machine.slots_annotation_key: text},
-        resources=Resources(cpu_quota=one.cpus * _CFS_PERIOD_US, cpu_period=_CFS_PERIOD_US),
+        resources=Resources(cpu_quota=result.cpus * _CFS_PERIOD_US, cpu_period=_CFS_PERIOD_US),
     )
     # That of the machine remembers what it read, for the loop's thread alone.
     resolve = OptionsResolver(machine.settings, machine.max_list_chars)
-    asked = resolve(with_claim_parameters(machine, pod, container, [one]), container)
-    return with_slots(machine.settings, pod, container, asked)
+    options = resolve(with_claim_parameters(machine, pod, container, [result]), container)
+    return with_slots(machine.settings, pod, container, options)

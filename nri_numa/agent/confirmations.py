@@ -89,8 +89,8 @@ class Confirmations:
     def record_finding(self, container_id: str, finding: str) -> bool:
         """Record what is there instead; whether something else was said last."""
         entry = self.entry(container_id)
-        said, entry.finding = entry.finding, finding
-        return said != finding
+        prior_finding, entry.finding = entry.finding, finding
+        return prior_finding != finding
 
     def count_tries(self, container_id: str, now: float) -> int:
         """How often it was repaired within `TRY_COUNT_WINDOW_S`."""

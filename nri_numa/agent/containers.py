@@ -68,8 +68,8 @@ class LiveContainers:
 
     def is_settled(self, container_id: str) -> bool:
         """True if a container is known, and its cgroup should be as the state says by now."""
-        under_way = container_id in self.starting or container_id in self.widening
-        return container_id in self.cgroup_places and not under_way
+        is_pending = container_id in self.starting or container_id in self.widening
+        return container_id in self.cgroup_places and not is_pending
 
     def settled_places(self, container_ids: Iterable[str]) -> list[tuple[str, CgroupPlace]]:
         """Cgroups of those of these that are settled."""

@@ -72,8 +72,8 @@ class CurrentState:
         """The node as schedulers count it: what gives way to their pods is free."""
         desired, state = self.desired, self.state
         soft_ids = [i for i in sorted(self.soft_ids) if i in state.allocations]
-        free = state.without_allocation(*soft_ids)
-        return desired.with_state(replace(free, serial=state.serial)) if soft_ids else desired
+        released = state.without_allocation(*soft_ids)
+        return desired.with_state(replace(released, serial=state.serial)) if soft_ids else desired
 
     def cpus_of(self, allocation: Allocation) -> str:
         """Kernel list of the CPUs a container should have; empty if it is left alone."""
@@ -85,7 +85,7 @@ class CurrentState:
         """Start from the checkpoint, before the runtime has said anything."""
         self.state = state
 
-    def replace_state(self, after: NodeState, change: ChangedStateIds) -> tuple[list[str], bool]:
+    def replace_state(self, state: NodeState, change: ChangedStateIds) -> tuple[list[str], bool]:
         """Put a decision on disk, then in force.
 
         Listeners are not called: the agent does that once cgroups of starting containers follow.
@@ -93,13 +93,13 @@ class CurrentState:
         Returns:
             The invariants that it violates, and whether other CPUs are unavailable now.
         """
-        before, machine = self.state, self.machine
-        violations = step_invariant_violations(before, after, machine.topology, machine.settings)
-        self.store.write_change(before, after, change)
-        self.state = after
-        if unavailable := before.unavailable_bits:
+        prior, machine = self.state, self.machine
+        violations = step_invariant_violations(prior, state, machine.topology, machine.settings)
+        self.store.write_change(prior, state, change)
+        self.state = state
+        if unavailable := prior.unavailable_bits:
             self.narrowed_at = self._now()
-        return violations, unavailable != after.unavailable_bits
+        return violations, unavailable != state.unavailable_bits
 
     def replace_machine(self, machine: NodeModel) -> None:
         """CPUs went on- or offline, or settings changed; memory policies stay."""

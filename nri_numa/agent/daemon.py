@@ -94,7 +94,7 @@ class Daemon:
             self.link.pods.device_watch.start()
         link = asyncio.create_task(self._run_link(), name="link")
         loops = {"every second": self._run_periodic, **self._loops}
-        others = [asyncio.create_task(run(), name=name) for name, run in loops.items()]
+        tasks = [asyncio.create_task(run(), name=name) for name, run in loops.items()]
         stop = asyncio.create_task(self._stop.wait(), name="stop")
         # Start-up made the objects that live for ever; the collector need not visit them again.
         gc.collect()
@@ -104,13 +104,13 @@ class Daemon:
         # All of this is no gap yet: the link is dialled when it is done.
         loop.call_soon(self._gaps.pop_longest_gap)
         try:
-            await asyncio.wait({link, stop, *others}, return_when=asyncio.FIRST_COMPLETED)
-            return _exit_code(link, others)
+            await asyncio.wait({link, stop, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+            return _exit_code(link, tasks)
         finally:
             self.link.notifier.notify_stopping()
-            for task in (link, stop, *others):
+            for task in (link, stop, *tasks):
                 task.cancel()
-            await asyncio.gather(link, stop, *others, return_exceptions=True)
+            await asyncio.gather(link, stop, *tasks, return_exceptions=True)
             await self._close_parts()
             gc.enable()
             log.info("stopped")
@@ -176,8 +176,8 @@ class Daemon:
             node.metrics.record_loop_lag(max(gaps))
 
 
-def _exit_code(link: asyncio.Task[None], others: list[asyncio.Task[None]]) -> int:
-    for task in others:
+def _exit_code(link: asyncio.Task[None], tasks: list[asyncio.Task[None]]) -> int:
+    for task in tasks:
         if task.done():
             task.result()  # raises what it failed with, also that it was cancelled
     if link.done() and not link.cancelled():
@@ -202,7 +202,7 @@ def build_daemon(
     node = build_node(config, Metrics(__version__), Clock())
     launched = preinstalled_from_environment(os.environ)
     over_cri = is_reached_over_cri(config, launched=launched is not None)
-    remembered = len(node.current.state.allocations)
+    restored_count = len(node.current.state.allocations)
     agent = build_agent(
         node.current,
         node.drift,
@@ -228,7 +228,7 @@ def build_daemon(
         sysfs_root=config.sysfs_root,
         cpus=str(topology.online),
         numa_nodes=str(topology.numa_ids),
-        remembered=remembered,
+        remembered=restored_count,
     )
     return Daemon(node, agent, history_file, link, loops, gaps)
 

@@ -26,9 +26,9 @@ class RepairPlan(NamedTuple):
 
 
 def plan_repairs(
-    found: Sequence[Drift],
+    drifts: Sequence[Drift],
     *,
-    late: Collection[str],
+    undelivered: Collection[str],
     updating: Collection[str],
     exhausted: Collection[str],
     observe: bool,
@@ -40,14 +40,16 @@ def plan_repairs(
     Those that are late are written even where drift may not be repaired (``may_repair``): while the
     runtime cannot be reached. Nothing is with ``observe``.
     """
-    excused = {*late, *updating}
-    drifted = [d for d in found if d.container_id not in excused]
-    writable = [d for d in found if not (d.is_report_only or observe)]
+    excused = {*undelivered, *updating}
+    drifted = [d for d in drifts if d.container_id not in excused]
+    writable = [d for d in drifts if not (d.is_report_only or observe)]
     abandoned = [
         d for d in writable if d.container_id in exhausted and d.container_id not in excused
     ]
     ids = {d.container_id for d in abandoned}
     writes = [
-        d for d in writable if d.container_id not in ids and (may_repair or d.container_id in late)
+        d
+        for d in writable
+        if d.container_id not in ids and (may_repair or d.container_id in undelivered)
     ]
     return RepairPlan(drifted, abandoned, writes)

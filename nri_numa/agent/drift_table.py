@@ -76,8 +76,8 @@ class DriftTable:
         self,
         container_ids: Iterable[str],
         corrections: Iterable[Drift],
-        since: Mapping[str, float],
-        given_up: Collection[str] = (),
+        starts: Mapping[str, float],
+        abandoned: Collection[str] = (),
     ) -> None:
         """Take in what a look at some containers showed; the others of them are as meant.
 
@@ -85,30 +85,30 @@ class DriftTable:
         left to what rewrites them.
         """
         self.accumulate_seconds()
-        wrong = {c.container_id: c for c in corrections}
-        after = dict(self.known)
+        drifts = {c.container_id: c for c in corrections}
+        table = dict(self.known)
         for container_id in container_ids:
-            if container_id not in wrong:
-                after.pop(container_id, None)
-        for container_id, one in wrong.items():
-            known = after.get(container_id)
-            began = known.observed_at if known else since[container_id]
-            intruder = one.rank == 0
-            if known and known.on_exclusive_cpus != intruder:
-                began = self._counted
-            if intruder and not (known and known.on_exclusive_cpus):
+            if container_id not in drifts:
+                table.pop(container_id, None)
+        for container_id, drift in drifts.items():
+            prior = table.get(container_id)
+            start = prior.observed_at if prior else starts[container_id]
+            intruder = drift.rank == 0
+            if prior and prior.on_exclusive_cpus != intruder:
+                start = self._counted
+            if intruder and not (prior and prior.on_exclusive_cpus):
                 self._metrics.neighbours_seen.inc()
-                self._metrics.neighbour_seconds.inc(max(0.0, self._counted - began))
-            after[container_id] = DriftStatus(one, began, container_id in given_up)
-        self._replace_drift(after)
+                self._metrics.neighbour_seconds.inc(max(0.0, self._counted - start))
+            table[container_id] = DriftStatus(drift, start, container_id in abandoned)
+        self._replace_drift(table)
 
     def remove_repaired(self, *container_ids: str) -> None:
         """They are as meant, or gone."""
-        gone = self.known.keys() & set(container_ids)
-        if not gone:
+        ids = self.known.keys() & set(container_ids)
+        if not ids:
             return
         self.accumulate_seconds()
-        self._replace_drift({i: one for i, one in self.known.items() if i not in gone})
+        self._replace_drift({i: d for i, d in self.known.items() if i not in ids})
 
     def accumulate_seconds(self) -> None:
         """Count the seconds since the last call of those on exclusive CPUs of others."""
@@ -118,9 +118,9 @@ class DriftTable:
             seconds * sum(d.on_exclusive_cpus for d in self.known.values())
         )
 
-    def _replace_drift(self, after: dict[str, DriftStatus]) -> None:
-        if after == self.known:
+    def _replace_drift(self, table: dict[str, DriftStatus]) -> None:
+        if table == self.known:
             return
-        self.known = MappingProxyType(after)
-        self._metrics.neighbours.set(sum(one.on_exclusive_cpus for one in after.values()))
+        self.known = MappingProxyType(table)
+        self._metrics.neighbours.set(sum(d.on_exclusive_cpus for d in table.values()))
         self._notify()

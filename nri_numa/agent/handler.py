@@ -240,14 +240,14 @@ class AgentHandler:
     ) -> tuple[PodTable, list[Container]]:
         """All pods and containers `_complete`; what sources say of a pod adds up."""
         by_id = {pod_id: pods[pod_id] for pod_id in pods.uids}
-        found: list[Container] = []
+        completed_containers: list[Container] = []
         for container in containers:
             if container.pod_id in by_id:
                 by_id[container.pod_id], container = self._complete(
                     by_id[container.pod_id], container
                 )
-            found.append(container)
-        return PodTable.from_pods(by_id.values()), found
+            completed_containers.append(container)
+        return PodTable.from_pods(by_id.values()), completed_containers
 
     # --- the link ---------------------------------------------------------------------------------
 
@@ -337,4 +337,4 @@ class PendingPods(PodObserver):
         """Namespace and name of each; may be called in another thread."""
         oldest = self._clock.monotonic() - PENDING_POD_TIMEOUT_S
         # A copy in one step: the runtime's requests change it meanwhile.
-        return [(space, name) for at, space, name in tuple(self._pods.values()) if at > oldest]
+        return [(space, name) for t, space, name in tuple(self._pods.values()) if t > oldest]

@@ -79,36 +79,36 @@ class DecisionHistory:
     def explanation_of(self, container_id: str) -> StoredExplanation | None:
         """How the decision about a live container came about; None for an adopted one."""
         allocation = self._current.state.allocations.get(container_id)
-        kept = self._traces.get(container_id)
-        if allocation is None or kept is None:
+        trace = self._traces.get(container_id)
+        if allocation is None or trace is None:
             return None
         return (
-            self._unpack_trace(kept, allocation)
-            if isinstance(kept, PackedTrace)
-            else stored_explanation(kept)
+            self._unpack_trace(trace, allocation)
+            if isinstance(trace, PackedTrace)
+            else stored_explanation(trace)
         )
 
     def explanation_of_rejection(self, rejection: Rejection) -> StoredExplanation:
         """How a rejection came about."""
         return self._unpack_trace(rejection.trace, rejection)
 
-    def _unpack_trace(self, trace: PackedTrace, of: Allocation | Rejection) -> StoredExplanation:
-        who = of.namespace, of.pod, of.container
-        return unpack_explanation(trace, who, self._current.machine.topology.distance)
+    def _unpack_trace(self, trace: PackedTrace, item: Allocation | Rejection) -> StoredExplanation:
+        names = item.namespace, item.pod, item.container
+        return unpack_explanation(trace, names, self._current.machine.topology.distance)
 
     def packed_traces(self) -> dict[str, tuple[PackedTrace, Allocation]]:
         """What is kept of the decisions about live containers, by container id."""
         live = self._current.state.allocations
         return {
-            i: (kept, live[i])
-            for i, kept in self._traces.items()
-            if isinstance(kept, PackedTrace) and i in live
+            i: (trace, live[i])
+            for i, trace in self._traces.items()
+            if isinstance(trace, PackedTrace) and i in live
         }
 
     def restore(self, traces: Mapping[str, PackedTrace], rejections: Iterable[Rejection]) -> None:
         """Know again what an earlier run of ours kept; only before the first event."""
         self._traces |= traces
-        self._rejections.update((one.key, one) for one in rejections)
+        self._rejections.update((r.key, r) for r in rejections)
 
     @property
     def rejections(self) -> tuple[Rejection, ...]:
@@ -128,10 +128,10 @@ class DecisionHistory:
                 self._current.observe,
             )
             self._tasks.add(partial(report_ignored, decision.trace, observed=observed))
-        for one in () if self._current.observe else decision.released:
+        for reservation in () if self._current.observe else decision.released:
             report = self.reporter.report_reservation_taken
-            self._tasks.add(partial(report, one, decision.allocation))
-        tell = partial(
+            self._tasks.add(partial(report, reservation, decision.allocation))
+        placed_report = partial(
             self.reporter.log_placed_with_neighbours,
             decision,
             self._current.machine.topology,
@@ -145,9 +145,9 @@ class DecisionHistory:
                 gap=missed_start,
                 observed=observed,
             )
-            self._tasks.add(tell, notice)
+            self._tasks.add(placed_report, notice)
         else:
-            self._tasks.add(tell)
+            self._tasks.add(placed_report)
 
     def hold_trace(self, allocation: Allocation, trace: DecisionTrace) -> None:
         """Hold the trace of a decision, if it says more than one clause; packed soon after."""
@@ -165,11 +165,11 @@ class DecisionHistory:
         """Count, log and note a rejection; ``running`` if the container runs nevertheless."""
         self.rejected_count += 1
         if running:
-            found = replace(
+            trace = replace(
                 decision.trace, decision_steps=(decision.message, REJECTED_RUNNING_TEXT)
             )
-            self.hold_trace(self._current.state.allocations[found.container.id], found)
-        one = Rejection(
+            self.hold_trace(self._current.state.allocations[trace.container.id], trace)
+        entry = Rejection(
             pod_id=decision.trace.pod.id,
             namespace=decision.trace.pod.namespace,
             pod=decision.trace.pod.name,
@@ -180,8 +180,8 @@ class DecisionHistory:
             trace=pack_trace(decision.trace),
             observed=self._current.observe,
         )
-        before = self._rejections.pop(one.key, None)
-        self._rejections[one.key] = replace(one, count=before.count + 1) if before else one
+        prior = self._rejections.pop(entry.key, None)
+        self._rejections[entry.key] = replace(entry, count=prior.count + 1) if prior else entry
         if len(self._rejections) > _MAX_REJECTIONS:
             del self._rejections[next(iter(self._rejections))]
         self.reporter.log_rejected(decision, observed=self._current.observe)
@@ -190,21 +190,21 @@ class DecisionHistory:
         self._current.notify()
 
     def record_resized(
-        self, allocation: Allocation, trace: DecisionTrace, before: Allocation | None = None
+        self, allocation: Allocation, trace: DecisionTrace, prior: Allocation | None = None
     ) -> None:
         """Hold how it came about, and have it logged."""
         self.hold_trace(allocation, trace)
         cpus = self._cpus_in_state(self._current.state, allocation)
-        self._tasks.add(partial(self.reporter.log_resized, allocation, cpus, before))
+        self._tasks.add(partial(self.reporter.log_resized, allocation, cpus, prior))
 
-    def record_synchronized(self, outcome: Resynced, known: Mapping[str, Allocation]) -> None:
+    def record_synchronized(self, outcome: Resynced, prior: Mapping[str, Allocation]) -> None:
         """The same for all decisions of a Synchronize; ``known`` are allocations before."""
         if outcome.unpinned:
             cpus = self._cpus_in_state(
                 outcome.state, outcome.unpinned[0]
             )  # the same for all of them
             self._tasks.add(
-                *(partial(self.reporter.log_placed, one, cpus, 0) for one in outcome.unpinned)
+                *(partial(self.reporter.log_placed, a, cpus, 0) for a in outcome.unpinned)
             )
         gap = frozenset(outcome.missed_starts)
         for decision in outcome.decisions:
@@ -213,30 +213,30 @@ class DecisionHistory:
             else:
                 self.record_rejected(decision, running=True)
         for allocation, trace in outcome.resized:
-            self.record_resized(allocation, trace, known.get(allocation.container_id))
+            self.record_resized(allocation, trace, prior.get(allocation.container_id))
         self._foreign.report_untrusted(outcome)
         self.schedule_overlap_check()
         self.reporter.log_synchronized(outcome)
 
-    def record_moves(self, moves: Sequence[ContainerMove]) -> None:
+    def record_moves(self, container_moves: Sequence[ContainerMove]) -> None:
         """Count the moves that make room, and have them logged."""
-        self._metrics.moves.inc(len(moves))
-        for move in moves:
-            for_whom = move_purpose_text(move.after)
-            self._tasks.add(partial(self.reporter.log_moved, move, move_text(move), for_whom))
+        self._metrics.moves.inc(len(container_moves))
+        for move in container_moves:
+            purpose = move_purpose_text(move.after)
+            self._tasks.add(partial(self.reporter.log_moved, move, move_text(move), purpose))
 
-    def record_released(self, allocation: Allocation, after: NodeState) -> None:
+    def record_released(self, allocation: Allocation, state_after: NodeState) -> None:
         """Have it logged that a container ended."""
         self.check_overlaps_of(allocation)
-        cpus_of = partial(self._cpus_in_state, after)
+        cpus_of = partial(self._cpus_in_state, state_after)
         self._tasks.add(partial(self.reporter.log_released, allocation, cpus_of))
 
     def record_room_found(self, rejected: Rejected, text: str) -> None:
         """A search that went on after a rejection came to an end: the rejection says it."""
         key = _rejection_key_of(rejected)
-        if (known := self._rejections.get(key)) is not None:
+        if (rejection := self._rejections.get(key)) is not None:
             message = replace(rejected, room_text=text).message
-            self._rejections[key] = replace(known, message=message)
+            self._rejections[key] = replace(rejection, message=message)
             self.reporter.log_room_found(rejected.trace, text)
             self._current.notify()
 
@@ -257,7 +257,7 @@ class DecisionHistory:
 
     def retain_rejections(self, is_retained: Callable[[Rejection], bool]) -> None:
         """Forget other rejections."""
-        self._rejections = {one.key: one for one in self.rejections if is_retained(one)}
+        self._rejections = {r.key: r for r in self.rejections if is_retained(r)}
 
     # --- foreign pins -----------------------------------------------------------------------------
 
@@ -293,21 +293,21 @@ class ForeignPinReporter:
 
     def report_overlaps(self, state: NodeState) -> None:
         """Look at every container once; nothing that the runtime waits for calls this."""
-        found = foreign_overlaps(state)
-        self._metrics.foreign_on_owned.set(len(found))
-        new = [i for i, cpus in found.items() if not cpus <= self._said.get(i, NO_CPUS)]
-        self._said = dict(found)
-        if not new:
+        overlaps = foreign_overlaps(state)
+        self._metrics.foreign_on_owned.set(len(overlaps))
+        new_ids = [i for i, cpus in overlaps.items() if not cpus <= self._said.get(i, NO_CPUS)]
+        self._said = dict(overlaps)
+        if not new_ids:
             return
-        self._metrics.foreign_overlaps.inc(len(new))
+        self._metrics.foreign_overlaps.inc(len(new_ids))
         shared = NO_CPUS
-        for container_id in new:
-            shared = shared | found[container_id]
+        for container_id in new_ids:
+            shared = shared | overlaps[container_id]
         log.warning(
             "foreign containers may run on exclusive CPUs of others",
-            containers=len(new),
+            containers=len(new_ids),
             cpus=str(shared),
-            names=names_text([state.allocations[i].full_name for i in new]),
+            names=names_text([state.allocations[i].full_name for i in new_ids]),
         )
 
     def report_untrusted(self, outcome: Resynced) -> None:
@@ -318,8 +318,8 @@ class ForeignPinReporter:
         for sentence in disbelieved[:MAX_LOGGED_UNTRUSTED_ANNOTATIONS]:
             log.warning("annotation not believed", problem=sentence)
         if len(disbelieved) > MAX_LOGGED_UNTRUSTED_ANNOTATIONS:
-            more = len(disbelieved) - MAX_LOGGED_UNTRUSTED_ANNOTATIONS
-            log.warning("more annotations not believed", containers=more)
+            unlogged_count = len(disbelieved) - MAX_LOGGED_UNTRUSTED_ANNOTATIONS
+            log.warning("more annotations not believed", containers=unlogged_count)
         if unexplained:
             log.warning(
                 "the origin of these cpusets is unknown: they are treated as pins of others, "
@@ -331,6 +331,6 @@ class ForeignPinReporter:
 
 def names_text(names: Sequence[str]) -> str:
     """The first few names, in order, and how many more there are."""
-    shown = sorted(names)[:MAX_NAMED_CONTAINERS]
-    more = len(names) - len(shown)
-    return ", ".join(shown) + (f" and {more} more" if more else "")
+    shown_names = sorted(names)[:MAX_NAMED_CONTAINERS]
+    unnamed_count = len(names) - len(shown_names)
+    return ", ".join(shown_names) + (f" and {unnamed_count} more" if unnamed_count else "")

@@ -65,17 +65,17 @@ class API:
     """The routes; ``busy_for`` says for how long the runtime's loop is at work without a pause."""
 
     def __init__(
-        self, view: LiveView, metrics: Metrics, busy_for: Callable[[], float] = lambda: 0.0
+        self, view: LiveView, metrics: Metrics, busy_seconds: Callable[[], float] = lambda: 0.0
     ) -> None:
-        self._view, self._busy_for = view, busy_for
+        self._view, self._busy_for = view, busy_seconds
         self._scrape = SharedScrape(metrics.render_chunks)
         self._changes = ChangeStreams(view)
 
         def get_route(path: str, answer: Handler, *query: str) -> Route:
             return Route("GET", path, answer, query=query)
 
-        def document_route(path: str, make: Callable[[], object]) -> Route:
-            return get_route(path, lambda request: _json_response(make()))
+        def document_route(path: str, build_document: Callable[[], object]) -> Route:
+            return get_route(path, lambda request: _json_response(build_document()))
 
         described = resources.files("nri_numa.web").joinpath("openapi.yaml")
         self.routes = (
@@ -124,8 +124,8 @@ class API:
         self.page = tuple(protocol.page_routes("nri_numa.web"))
 
     def _serve_healthz(self, request: HTTPRequest) -> Response:
-        if (busy := self._busy_for()) > STUCK_LOOP_S:
-            text = f"the loop that answers the runtime is stuck for {busy:.0f} s\n"
+        if (busy_s := self._busy_for()) > STUCK_LOOP_S:
+            text = f"the loop that answers the runtime is stuck for {busy_s:.0f} s\n"
             return Response(503, text.encode(), TEXT_CONTENT_TYPE)
         return Response(200, b"ok\n", TEXT_CONTENT_TYPE)
 
@@ -138,32 +138,32 @@ class API:
 
     async def _assignment_chunks(self, query: dict[str, str]) -> AsyncIterator[bytes]:
         head, containers = self._view.list_assignments()
-        piece = bytearray(_encode(head)[:-1] + b',"containers":[')
-        between = b""
-        for n, one in enumerate(containers, 1):
-            if query.get("namespace", one.namespace) == one.namespace and (
-                query.get("pod", one.pod) == one.pod
+        chunk = bytearray(_encode(head)[:-1] + b',"containers":[')
+        separator = b""
+        for n, assignment in enumerate(containers, 1):
+            if query.get("namespace", assignment.namespace) == assignment.namespace and (
+                query.get("pod", assignment.pod) == assignment.pod
             ):
-                piece += between + _encode(one)
-                between = b","
+                chunk += separator + _encode(assignment)
+                separator = b","
             if n % CONTAINERS_PER_CHUNK == 0:
-                yield bytes(piece)
-                piece.clear()
-        yield bytes(piece) + b"]}\n"
+                yield bytes(chunk)
+                chunk.clear()
+        yield bytes(chunk) + b"]}\n"
 
     def _serve_explanations(self, request: HTTPRequest) -> Response:
-        namespace, pod, *rest = request.segments[2:]
-        container = rest[0] if rest else None
-        found = self._view.explain_pod(namespace, pod, container)
-        if not found:
-            what = f"container {container!r} of " if container is not None else ""
+        namespace, pod, *names = request.segments[2:]
+        container = names[0] if names else None
+        explanations = self._view.explain_pod(namespace, pod, container)
+        if not explanations:
+            container_text = f"container {container!r} of " if container is not None else ""
             raise APIError(
                 404,
                 "NotFound",
-                f"nothing is known about {what}pod {namespace}/{pod}; "
+                f"nothing is known about {container_text}pod {namespace}/{pod}; "
                 + (self._view.status_document().link.problem or "it does not run on this node"),
             )
-        return _json_response(shown.PodExplanations(explanations=tuple(found)))
+        return _json_response(shown.PodExplanations(explanations=tuple(explanations)))
 
     def _serve_after_number(self, read: Callable[[int], object], request: HTTPRequest) -> Response:
         text = request.query.get("after", "0")
@@ -173,11 +173,11 @@ class API:
 
     async def _serve_container_use(self, request: HTTPRequest) -> Response:
         namespace, pod, container = request.segments[2:]
-        found = await self._view.container_use(namespace, pod, container)
-        if not found:
+        measurements = await self._view.container_use(namespace, pod, container)
+        if not measurements:
             problem = f"container {container!r} of pod {namespace}/{pod} does not run on this node"
             raise APIError(404, "NotFound", problem)
-        return _json_response(shown.MeasuredContainersOfName(containers=tuple(found)))
+        return _json_response(shown.MeasuredContainersOfName(containers=tuple(measurements)))
 
     def _serve_event_stream(self, request: HTTPRequest) -> Response:
         return Response(
@@ -207,18 +207,18 @@ class SharedScrape:
 
     async def stream_text(self) -> AsyncIterator[bytes]:
         """The text; no part of it is older than this call."""
-        begun = self._begun
+        begun_count = self._begun
         async with self._turn:
-            if self._made <= begun:  # what was made, if anything, was begun before
+            if self._made <= begun_count:  # what was made, if anything, was begun before
                 self._begun += 1
                 number, text = self._begun, bytearray()
                 for chunk in self._chunks():
                     text += chunk
                     await asyncio.sleep(0)  # others have their turn
                 self._text, self._made = bytes(text), number
-            whole = self._text
-        for start in range(0, len(whole), SCRAPE_BLOCK_BYTES):
-            yield whole[start : start + SCRAPE_BLOCK_BYTES]
+            full_text = self._text
+        for start in range(0, len(full_text), SCRAPE_BLOCK_BYTES):
+            yield full_text[start : start + SCRAPE_BLOCK_BYTES]
 
 
 class ChangeStreams:
@@ -305,7 +305,7 @@ class AgentServer(Server):
         metrics: Metrics,
         *,
         version: str,
-        busy_for: Callable[[], float] = lambda: 0.0,
+        busy_seconds: Callable[[], float] = lambda: 0.0,
         crowded: Callable[[bool], object] = lambda crowded: None,
     ) -> None:
         address = split_address(config.address)
@@ -315,7 +315,7 @@ class AgentServer(Server):
         self._socket = config.socket
         self._token = TokenFile(config.token_file) if config.token_file else None
         certificate = Certificate(config.tls_cert, config.tls_key) if config.tls_cert else None
-        api = API(view, metrics, busy_for)
+        api = API(view, metrics, busy_seconds)
         self._open = PROBE_PATHS | {route.path for route in api.page}
         super().__init__(host, (*api.routes, *api.page), version=version, certificate=certificate)
         self._metrics, self._crowded = metrics, crowded
@@ -338,9 +338,9 @@ class AgentServer(Server):
                 asyncio.create_task(self._listen_with_retry(listen, self._socket, "http.socket"))
             )
         if self._port >= 0:
-            where = f"{self._host}:{self._port}"
+            address = f"{self._host}:{self._port}"
             await self._listen_with_retry(
-                partial(self.listen_on_port, self._port), where, "http.address"
+                partial(self.listen_on_port, self._port), address, "http.address"
             )
         self._metrics.http_up.set(1)
         log.info(
@@ -351,7 +351,7 @@ class AgentServer(Server):
             token=self._token is not None,
         )
 
-    async def _listen_with_retry(self, listen: Callable[[], None], where: str, key: str) -> None:
+    async def _listen_with_retry(self, listen: Callable[[], None], address: str, key: str) -> None:
         """Listen; while the address is in use, say so and try again."""
         problems = ReportOnce(log)
         while True:
@@ -369,7 +369,7 @@ class AgentServer(Server):
                     "no http: containers are placed as usual",
                     reason,
                     log_function=log.error,
-                    problem=f"cannot listen on {where}: {reason}",
+                    problem=f"cannot listen on {address}: {reason}",
                     remedy=f"see {key}; tried again every {LISTEN_RETRY_S:.0f} s",
                 )
                 await asyncio.sleep(LISTEN_RETRY_S)
@@ -389,8 +389,8 @@ class AgentServer(Server):
 
     def on_request_answered(self, request: HTTPRequest | None, status: int) -> None:
         """Count it by the pattern of its path: bounded, whatever clients send."""
-        there = self.routes.routes_for_path(request) if request is not None else []
-        route = there[0].path if there else "other"
+        routes = self.routes.routes_for_path(request) if request is not None else []
+        route = routes[0].path if routes else "other"
         label = "page" if route in self._open - PROBE_PATHS else route
         self._metrics.http_requests.labels(label, str(status)).inc()
 

@@ -82,18 +82,18 @@ class InterruptSteering:
         """Whether anything is to be given back."""
         return bool(self._kept.irqs or self._kept.banned)
 
-    async def run_steering(self, current: CurrentState, clock: Clock, *, wanted: bool) -> None:
+    async def run_steering(self, current: CurrentState, clock: Clock, *, active: bool) -> None:
         """Keep them off while that is wanted, and give them back when this is cancelled."""
-        done, rounds = None, 0
+        applied_sets, rounds = None, 0
         try:
             while True:
                 exclusive = (
-                    current.state.unavailable_cpus if wanted and not current.observe else NO_CPUS
+                    current.state.unavailable_cpus if active and not current.observe else NO_CPUS
                 )
-                now = exclusive, current.machine.topology.online
-                if now != done or rounds >= SCAN_INTERVAL_S:
-                    await asyncio.to_thread(self.steer_from, *now)
-                    done, rounds = now, 0
+                cpu_sets = exclusive, current.machine.topology.online
+                if cpu_sets != applied_sets or rounds >= SCAN_INTERVAL_S:
+                    await asyncio.to_thread(self.steer_from, *cpu_sets)
+                    applied_sets, rounds = cpu_sets, 0
                 await clock.sleep(1.0)
                 rounds += 1
         finally:
@@ -125,8 +125,8 @@ class InterruptSteering:
         # It moves them by itself; what we wrote before it came is given back.
         problems += self._write_affinity_lists(NO_CPUS if balancers else exclusive, online)
         self._save_original_lists()
-        why, event = "; ".join(problems), "interrupts may be on exclusive CPUs"
-        self._problems.report(event, why, cpus=str(exclusive), why=why[:900])
+        problem, event = "; ".join(problems), "interrupts may be on exclusive CPUs"
+        self._problems.report(event, problem, cpus=str(exclusive), why=problem[:900])
 
     def _ban_exclusive_cpus(self, path: str, exclusive: CPUSet) -> None:
         if path not in self._kept.banned:
@@ -150,36 +150,36 @@ class InterruptSteering:
 
     def _write_affinity_lists(self, exclusive: CPUSet, online: CPUSet) -> list[str]:
         """Write the lists that have to change; a sentence for each that could not be written."""
-        kept, problems, wanted = self._kept.irqs, [], dict[str, str]()
+        originals, problems, target_by_irq = self._kept.irqs, [], dict[str, str]()
         try:
-            there = sorted((n for n in os.listdir(self._irqs) if n.isdigit()), key=int)
+            irqs = sorted((n for n in os.listdir(self._irqs) if n.isdigit()), key=int)
         except OSError as error:  # of a /proc that is mounted with subset=pid, say
             return [f"{self._irqs}: {error.strerror}"]
-        kept = {n: kept[n] for n in there if n in kept}
-        self._kept = replace(self._kept, irqs=kept)
-        for number in there:
+        originals = {n: originals[n] for n in irqs if n in originals}
+        self._kept = replace(self._kept, irqs=originals)
+        for number in irqs:
             try:
-                now = _read_text_file(self._affinity_path(number))
-                before, ours = kept.get(number, (now, now))
-                if now != ours:
-                    before = now  # another program decided meanwhile
-                left = CPUSet.parse(before) - exclusive
-                target = str(left if left & online or not exclusive else online - exclusive)
+                current = _read_text_file(self._affinity_path(number))
+                original, written = originals.get(number, (current, current))
+                if current != written:
+                    original = current  # another program decided meanwhile
+                allowed = CPUSet.parse(original) - exclusive
+                target = str(allowed if allowed & online or not exclusive else online - exclusive)
             except (OSError, ListFormatError):
                 continue  # gone, or nothing that says where it goes
-            if target in (before, ""):
-                kept.pop(number, None)
+            if target in (original, ""):
+                originals.pop(number, None)
             else:
-                kept[number] = before, target
-            if target not in (now, ""):
-                wanted[number] = target
+                originals[number] = original, target
+            if target not in (current, ""):
+                target_by_irq[number] = target
         self._save_original_lists()
-        for number, target in wanted.items():
+        for number, target in target_by_irq.items():
             try:
                 with open(self._affinity_path(number), "w", encoding="ascii") as file:
                     file.write(target)
             except OSError as error:
-                kept.pop(number, None)
+                originals.pop(number, None)
                 if exclusive & self._affinity_in_force(number):
                     problems.append(f"{self._interrupt_label(number)}: {error.strerror}")
         return problems
@@ -219,9 +219,9 @@ def _read_text_file(path: str) -> str:
 
 def _query_irqbalance(path: str, question: str) -> str:
     """What irqbalance answers; it closes the connection, and wants to see that we are root."""
-    who = struct.pack("3i", os.getpid(), os.getuid(), os.getgid())
+    cred = struct.pack("3i", os.getpid(), os.getuid(), os.getgid())
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(_IRQBALANCE_TIMEOUT_S)
         connection.connect(path)
-        connection.sendmsg([question.encode()], [(socket.SOL_SOCKET, socket.SCM_CREDENTIALS, who)])
+        connection.sendmsg([question.encode()], [(socket.SOL_SOCKET, socket.SCM_CREDENTIALS, cred)])
         return b"".join(iter(lambda: connection.recv(4096), b"")).decode(errors="replace")

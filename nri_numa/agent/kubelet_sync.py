@@ -86,29 +86,31 @@ class KubeletSync:
         topology = self._current.machine.topology
         if not self._files.refresh_and_report_change(topology.possible, topology.numa_ids):
             return None
-        before, after = self._current.state.kubelet, self._files.grants
-        self._clock.call_soon(partial(self._report_grants, before, after, self._files.problems))
-        return after if after != before else None
+        prior, grants = self._current.state.kubelet, self._files.grants
+        self._clock.call_soon(partial(self._report_grants, prior, grants, self._files.problems))
+        return grants if grants != prior else None
 
     def _report_grants(
-        self, before: KubeletGrants, after: KubeletGrants, problems: tuple[str, ...]
+        self, prior: KubeletGrants, grants: KubeletGrants, problems: tuple[str, ...]
     ) -> None:
-        self._watch.report_policy_changes({"cpu": after.cpu_policy, "memory": after.memory_policy})
-        self._metrics.kubelet_granted.set(len(after.granted_cpus))
+        self._watch.report_policy_changes(
+            {"cpu": grants.cpu_policy, "memory": grants.memory_policy}
+        )
+        self._metrics.kubelet_granted.set(len(grants.granted_cpus))
         self._metrics.kubelet_state_problems.set(len(problems))
-        new = frozenset(problems) - self._said
+        new_problems = frozenset(problems) - self._said
         self._said = frozenset(problems)
-        for problem in sorted(new):
+        for problem in sorted(new_problems):
             log.warning("the kubelet's state is not understood", problem=problem)
-        if after.granted_cpus != before.granted_cpus:
+        if grants.granted_cpus != prior.granted_cpus:
             log.info(
                 "the kubelet's exclusive CPUs changed",
-                cpus=str(after.granted_cpus),
-                before=str(before.granted_cpus),
-                containers=len(after.cpus) + len(after.pods),
+                cpus=str(grants.granted_cpus),
+                before=str(prior.granted_cpus),
+                containers=len(grants.cpus) + len(grants.pods),
             )
-        owned = after.granted_cpus & self._current.state.exclusive
-        if owned and owned != before.granted_cpus & self._current.state.exclusive:
+        owned = grants.granted_cpus & self._current.state.exclusive
+        if owned and owned != prior.granted_cpus & self._current.state.exclusive:
             log.warning(
                 "the kubelet granted CPUs that are exclusive to a container of ours",
                 cpus=str(owned),
@@ -116,42 +118,42 @@ class KubeletSync:
             )
 
     def on_cpuset_rewritten(
-        self, before: Allocation, after: Allocation, asked: str, kept: str
+        self, prior: Allocation, allocation: Allocation, requested: str, effective: str
     ) -> None:
         """A cpuset was sent for a container: by the kubelet?"""
         granted = self._current.state.kubelet.cpus_of(
-            after.pod_uid, after.container, after.container_id
+            allocation.pod_uid, allocation.container, allocation.container_id
         )
-        if not granted or not parse_foreign_cpuset(asked) <= granted:
+        if not granted or not parse_foreign_cpuset(requested) <= granted:
             return  # the shared set, or not the kubelet at all: `overridden` says so
-        if kept:
-            self._record_conflict(after, asked, kept, "nri-numa", "UpdateContainer")
-        elif before.kind not in (ContainerKind.FOREIGN, ContainerKind.UNPINNED):
-            self._record_conflict(after, asked, "", "kubelet", "UpdateContainer")
+        if effective:
+            self._record_conflict(allocation, requested, effective, "nri-numa", "UpdateContainer")
+        elif prior.kind not in (ContainerKind.FOREIGN, ContainerKind.UNPINNED):
+            self._record_conflict(allocation, requested, "", "kubelet", "UpdateContainer")
 
     def _check_cgroups(self) -> None:
         """Containers that are left to what rewrites their cgroup: is it the kubelet?"""
         state = self._current.state
-        for container_id, one in self._drift.known.items():
+        for container_id, status in self._drift.known.items():
             allocation = state.allocations.get(container_id)
-            if allocation is None or not one.repairs_abandoned:
+            if allocation is None or not status.repairs_abandoned:
                 continue
-            has, desired = one.drift.actual.effective_cpus, one.drift.desired_cpus
-            wants = state.kubelet.cpus_of(allocation.pod_uid, allocation.container, container_id)
-            if has and (has == wants or has in state.kubelet.shared):
+            actual, desired = status.drift.actual.effective_cpus, status.drift.desired_cpus
+            granted = state.kubelet.cpus_of(allocation.pod_uid, allocation.container, container_id)
+            if actual and (actual == granted or actual in state.kubelet.shared):
                 if container_id in self.conflicts:
                     continue
-                self._record_conflict(allocation, str(has), str(desired), "kubelet", "cgroup")
+                self._record_conflict(allocation, str(actual), str(desired), "kubelet", "cgroup")
 
     def _record_conflict(
-        self, allocation: Allocation, asked: str, kept: str, yields_to: str, seen_in: str
+        self, allocation: Allocation, requested: str, actual: str, yields_to: str, source: str
     ) -> None:
         from nri_numa.web.responses import KubeletConflict
 
-        known = self.conflicts.get(allocation.container_id)
-        if known is not None and known.yields_to == yields_to:
+        prior = self.conflicts.get(allocation.container_id)
+        if prior is not None and prior.yields_to == yields_to:
             self._store_conflict(
-                replace(known, times=known.times + 1, requested_cpus=asked, actual_cpus=kept)
+                replace(prior, times=prior.times + 1, requested_cpus=requested, actual_cpus=actual)
             )
             return
         self._store_conflict(
@@ -161,10 +163,10 @@ class KubeletSync:
                 pod=allocation.pod,
                 pod_uid=allocation.pod_uid,
                 container=allocation.container,
-                requested_cpus=asked,
-                actual_cpus=kept,
+                requested_cpus=requested,
+                actual_cpus=actual,
                 yields_to=yields_to,
-                detected_in=seen_in,
+                detected_in=source,
                 first_time=self._clock.time(),
                 times=1,
             )
@@ -174,10 +176,10 @@ class KubeletSync:
             "the kubelet and nri-numa both write this container's cpuset",
             pod=f"{allocation.namespace}/{allocation.pod}",
             container=allocation.container,
-            asked=asked,
-            kept=kept or asked,
+            asked=requested,
+            kept=actual or requested,
             yields_to=yields_to,
-            seen_in=seen_in,
+            seen_in=source,
             remedy="docs/kubelet.md",
         )
 
@@ -227,27 +229,27 @@ class KubeletConfigWatch:
 
         A kubelet that is being restarted, and a file that cannot be read, change nothing.
         """
-        section, before = config.kubelet, self.discovered
-        found = self._read(section.config, section.config_dir, self._root)
-        if before.running and not found.running and section.config == CONFIG_AUTO:
+        section, prior = config.kubelet, self.discovered
+        discovered = self._read(section.config, section.config_dir, self._root)
+        if prior.running and not discovered.running and section.config == CONFIG_AUTO:
             return False
-        if found.facts is None and found.problems:
-            found = replace(found, facts=before.facts)
-        self.discovered = found
-        return found.signature != before.signature
+        if discovered.facts is None and discovered.problems:
+            discovered = replace(discovered, facts=prior.facts)
+        self.discovered = discovered
+        return discovered.signature != prior.signature
 
     def settings_with_kubelet_config(self, config: AgentConfig, topology: Topology) -> Settings:
         """Ours, with what the kubelet's configuration adds; any thread may ask."""
-        ours = configuration.derive_settings(config)
+        base_settings = configuration.derive_settings(config)
         facts = self.discovered.facts
         self.adopted = (
             None
             if facts is None
             else adopt_kubelet_settings(
-                ours, config, facts, topology, build_allocator_index(topology)
+                base_settings, config, facts, topology, build_allocator_index(topology)
             )
         )
-        settings = ours if self.adopted is None else self.adopted.settings
+        settings = base_settings if self.adopted is None else self.adopted.settings
         return (
             settings
             if self._capacity is None

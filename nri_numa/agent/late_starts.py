@@ -52,29 +52,29 @@ class LateStarts:
         """
         return self._known
 
-    def on_start(self, container_id: str, started: float, updated: float | None) -> None:
+    def on_start(self, container_id: str, start_time: float, updated: float | None) -> None:
         """A container runs since a Unix time: write its cgroup now, unless it has what is meant.
 
         ``updated`` is when the runtime took an update for it; None when it has not.
         """
-        meant = self._desired_lists(container_id)
-        if meant is None:
+        desired_lists = self._desired_lists(container_id)
+        if desired_lists is None:
             return
-        place = self._agent.containers.cgroup_places[container_id]
-        written = self._agent.cgroups.write_cgroups({container_id: CgroupWrite(place, *meant)})[
-            container_id
-        ]
+        cgroup = self._agent.containers.cgroup_places[container_id]
+        written = self._agent.cgroups.write_cgroups(
+            {container_id: CgroupWrite(cgroup, *desired_lists)}
+        )[container_id]
         if written.problem or written.missing:
             return
-        started = self._process_created_at(place.pid, started)
-        right = self._clock.time() if written.changed else updated or started
-        self._record_delay(container_id, max(0.0, right - started))
+        start_time = self._process_created_at(cgroup.pid, start_time)
+        corrected_at = self._clock.time() if written.changed else updated or start_time
+        self._record_delay(container_id, max(0.0, corrected_at - start_time))
 
-    def on_start_update_applied(self, container_id: str, started: float) -> None:
+    def on_start_update_applied(self, container_id: str, start_time: float) -> None:
         """The runtime has applied its update; look until it arrived, if that is not known yet."""
         if container_id in self._known or self._desired_lists(container_id) is None:
             return
-        task = asyncio.create_task(self._measure_start_delay(container_id, started), name="late")
+        task = asyncio.create_task(self._measure_start_delay(container_id, start_time), name="late")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -128,7 +128,7 @@ class LateStarts:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _process_created_at(self, pid: int, started: float) -> float:
+    def _process_created_at(self, pid: int, start_time: float) -> float:
         """When the kernel made a container's process: before its program's first instruction.
 
         A runtime notes the start when its call returns, which on a busy machine is long after that.
@@ -136,31 +136,31 @@ class LateStarts:
         try:
             ticks = int(read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()[19])
         except (OSError, ValueError, IndexError):
-            return started
+            return start_time
         age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
         forked = self._clock.time() - age
         # Without the host's PIDs it may be anybody's process.
-        return forked if 0 < started - forked < MAX_MEASURED_DELAY_S else started
+        return forked if 0 < start_time - forked < MAX_MEASURED_DELAY_S else start_time
 
-    async def _measure_start_delay(self, container_id: str, started: float) -> None:
-        agent, wait = self._agent, FIRST_POLL_S
-        while self._clock.time() - started < MAX_MEASURED_DELAY_S:
-            place = agent.containers.cgroup_places.get(container_id)
-            if place is None or container_id not in agent.current.state.allocations:
+    async def _measure_start_delay(self, container_id: str, start_time: float) -> None:
+        agent, delay_s = self._agent, FIRST_POLL_S
+        while self._clock.time() - start_time < MAX_MEASURED_DELAY_S:
+            cgroup = agent.containers.cgroup_places.get(container_id)
+            if cgroup is None or container_id not in agent.current.state.allocations:
                 return
             try:
-                found = await asyncio.to_thread(
-                    observe_cgroups, self._reader, agent.current.desired, [(container_id, place)]
+                result = await asyncio.to_thread(
+                    observe_cgroups, self._reader, agent.current.desired, [(container_id, cgroup)]
                 )
             except OSError as error:
                 log.debug("cgroup not read", problem=str(error))
                 return
-            if found.cgroup_count and not found.corrections:
-                began = self._process_created_at(place.pid, started)
-                self._record_delay(container_id, max(0.0, self._clock.time() - began))
+            if result.cgroup_count and not result.corrections:
+                created_at = self._process_created_at(cgroup.pid, start_time)
+                self._record_delay(container_id, max(0.0, self._clock.time() - created_at))
                 return
-            await self._clock.sleep(wait)
-            wait = min(2 * wait, MAX_POLL_S)
+            await self._clock.sleep(delay_s)
+            delay_s = min(2 * delay_s, MAX_POLL_S)
 
     def _record_delay(self, container_id: str, seconds: float) -> None:
         live = self._agent.current.state.allocations

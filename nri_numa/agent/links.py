@@ -124,30 +124,30 @@ class LinkStatus(LinkObserver):
         """The link at this moment; any thread may ask."""
         from nri_numa.web.responses import RuntimeLinkStatus
 
-        (state, detail), info, since = self.status, self.info, self.down_since
+        (state, detail), info, down_since = self.status, self.info, self.down_since
         return RuntimeLinkStatus(
             state=state.value,
             detail=detail,
             runtime=info.name if info is not None else "",
             runtime_version=info.version if info is not None else "",
             pending_registration=self.unanswered,
-            problem="" if since is None else _link_down_text(since, detail),
+            problem="" if down_since is None else _link_down_text(down_since, detail),
             interface="cri" if self.over_cri else UNSET,
         )
 
     def report_unanswered_calls(self, calls: CallTimer, limit_s: float) -> None:
         """Say when the runtime does not answer a call of ours for so long, and when it does."""
-        what, seconds = calls.longest_pending()
+        call, seconds = calls.longest_pending()
         self._metrics.runtime_unanswered.set(seconds)
-        hangs = bool(what) and seconds >= limit_s
+        hangs = bool(call) and seconds >= limit_s
         if hangs and not self.unanswered:
             self.unanswered = (
-                f"the runtime has not answered a {what} for {seconds:.0f} s: either a container "
+                f"the runtime has not answered a {call} for {seconds:.0f} s: either a container "
                 "takes that long to stop, or the runtime hangs and starts no pods any more"
             )
             log.error(
                 "the runtime does not answer",
-                call=what,
+                call=call,
                 seconds=round(seconds),
                 remedy="if no container is in its grace period, restart the runtime: containers "
                 "go on running",
@@ -159,10 +159,10 @@ class LinkStatus(LinkObserver):
             self._current.notify()
 
 
-def _link_down_text(since: float, detail: str) -> str:
-    why = f" ({detail})" if detail else ""
+def _link_down_text(down_since: float, detail: str) -> str:
+    detail_text = f" ({detail})" if detail else ""
     return (
-        f"there is no link to the runtime since {utc_text(since)}{why}: "
+        f"there is no link to the runtime since {utc_text(down_since)}{detail_text}: "
         "containers that start meanwhile are not known here and not pinned before the link is back"
     )
 
@@ -232,9 +232,9 @@ class RuntimeOwnership:
             "another agent works on this runtime", problem, log_function=log.error
         )
         current = self._agent.current
-        before = current.observe
+        was_observing = current.observe
         current.set_observe(observe or bool(problem))
-        if before and not current.observe:
+        if was_observing and not current.observe:
             self._agent.cgroups.request_check(self._agent.containers.cgroup_places)
         return problem
 
@@ -267,10 +267,10 @@ def supported_memory_policies(
     release = parse_version(kernel)
     return MemoryPolicies(
         {
-            mode: f"Linux {kernel} does not have it; expected Linux {since[0]}.{since[1]} or "
-            f"newer, or {_OLDER_MEMORY_POLICY_ALTERNATIVES[mode]}"
-            for mode, since in MIN_KERNEL_VERSIONS.items()
-            if release is not None and release[:2] < since
+            mode: f"Linux {kernel} does not have it; expected Linux {min_version[0]}."
+            f"{min_version[1]} or newer, or {_OLDER_MEMORY_POLICY_ALTERNATIVES[mode]}"
+            for mode, min_version in MIN_KERNEL_VERSIONS.items()
+            if release is not None and release[:2] < min_version
         },
         weights=_read_interleave_weights(
             sysfs_root / "sys/kernel/mm/mempolicy/weighted_interleave"
@@ -280,13 +280,13 @@ def supported_memory_policies(
 
 def _read_interleave_weights(folder: Path) -> dict[int, int]:
     """``node0`` and so on, each a number from 1 to 255; what cannot be read counts as 1."""
-    found: dict[int, int] = {}
+    weights: dict[int, int] = {}
     for path in sorted(folder.glob("node*")):
         with suppress(OSError, ValueError):
             weight = int(path.read_text(encoding="ascii"))
             if 1 <= weight <= 255:
-                found[int(path.name.removeprefix("node"))] = weight
-    return found
+                weights[int(path.name.removeprefix("node"))] = weight
+    return weights
 
 
 # --- Devices ---
@@ -308,8 +308,8 @@ class NodeDevices:
         if config.devices.count:
             from nri_numa.devices.counts import DeviceCounts
 
-            own = config.device_plugin.resource_name
-            self._counts = DeviceCounts(config.kubelet_root, own)
+            resource_name = config.device_plugin.resource_name
+            self._counts = DeviceCounts(config.kubelet_root, resource_name)
         if config.devices.enabled or config.dra.enabled:
             from nri_numa.machine.pci import list_pci_devices, list_pcie_roots_by_node
             from nri_numa.machine.tree import open_tree

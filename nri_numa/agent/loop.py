@@ -61,13 +61,13 @@ class CPUBudget:
         """
         if self._last_charge is None:
             self._last_charge, self._saved = (now, used), HTTP_CPU_BURST_S
-        share = HURRIED_CPU_SHARE if self.hurry else HTTP_CPU_SHARE
-        earned = share * (now - self._last_charge[0])
+        cpu_share = HURRIED_CPU_SHARE if self.hurry else HTTP_CPU_SHARE
+        earned = cpu_share * (now - self._last_charge[0])
         spent = used - self._last_charge[1]
         self._last_charge = now, used
         self._saved = min(HTTP_CPU_BURST_S, self._saved + earned) - spent
-        self._saved = max(self._saved, -share * MAX_BUDGET_PAUSE_S)
-        return max(0.0, -self._saved / share)
+        self._saved = max(self._saved, -cpu_share * MAX_BUDGET_PAUSE_S)
+        return max(0.0, -self._saved / cpu_share)
 
 
 # --- Time and event loops ---
@@ -154,14 +154,14 @@ class LoopMonitor(selectors.DefaultSelector):
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         """As in the base class."""
         if self._woke is not None:
-            busy = self._clock() - self._woke
-            if busy > self._longest:
-                self._longest = busy
+            busy_s = self._clock() - self._woke
+            if busy_s > self._longest:
+                self._longest = busy_s
         self.busy = False
-        ready = super().select(timeout)
+        events = super().select(timeout)
         self._woke = self._clock()
         self.busy = True
-        return ready
+        return events
 
     def current_gap(self) -> float:
         """Seconds that the present round lasts already; 0 while the loop waits."""
@@ -170,8 +170,8 @@ class LoopMonitor(selectors.DefaultSelector):
 
     def pop_longest_gap(self) -> float:
         """The longest gap in seconds since this was asked last."""
-        longest, self._longest = self._longest, 0.0
-        return longest
+        gap_s, self._longest = self._longest, 0.0
+        return gap_s
 
 
 def new_monitored_loop(
@@ -199,7 +199,7 @@ class YieldingSelector(selectors.DefaultSelector):
     def __init__(
         self,
         watch: LoopMonitor,
-        share: CPUBudget | None = None,
+        budget: CPUBudget | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
         used: Callable[[], float] = time.thread_time,
@@ -207,17 +207,17 @@ class YieldingSelector(selectors.DefaultSelector):
     ) -> None:
         super().__init__()
         self._watch = watch
-        self._share = share or CPUBudget()
+        self._share = budget or CPUBudget()
         self._clock, self._used, self._sleep = clock, used, sleep
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         """As in the base class."""
         # Before it looks: what comes during the pause is served in the next round already.
         self.wait_for_budget()
-        ready = super().select(timeout)
+        events = super().select(timeout)
         self.yield_to_loop()
         self.collect_garbage()
-        return ready
+        return events
 
     def wait_for_budget(self) -> None:
         """Return when this thread may have CPU time again."""
@@ -226,11 +226,11 @@ class YieldingSelector(selectors.DefaultSelector):
 
     def yield_to_loop(self) -> None:
         """Return when the other loop waits, or is stuck."""
-        end: float | None = None
+        deadline: float | None = None
         while self._watch.busy:
             now = self._clock()
-            end = now + self.STUCK_AFTER_S if end is None else end
-            if now >= end:
+            deadline = now + self.STUCK_AFTER_S if deadline is None else deadline
+            if now >= deadline:
                 return
             self._sleep(self.YIELD_PAUSE_S)
 
@@ -304,9 +304,9 @@ class HeapReleaser:
         if self._rest:
             self._rest -= 1
             return
-        now = self._resident()
-        if now - self._least < MIN_HEAP_GROWTH_BYTES:
-            self._least = min(self._least, now)
+        size_bytes = self._resident()
+        if size_bytes - self._least < MIN_HEAP_GROWTH_BYTES:
+            self._least = min(self._least, size_bytes)
             return
         self._release_heap()
         self._least = self._resident()

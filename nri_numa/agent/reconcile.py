@@ -119,39 +119,41 @@ class DriftReports:
         self._metrics.internal_errors.inc()
         log.exception("reconcile failed")
 
-    def report_late_repairs(self, right: Sequence[Drift], since: Mapping[str, float]) -> None:
+    def report_late_repairs(self, drifts: Sequence[Drift], times: Mapping[str, float]) -> None:
         """Say which undelivered updates were repaired; ``since`` are Unix times."""
-        self._metrics.late_repairs.inc(len(right))
-        for correction in right:
-            known = self._current.state.allocations.get(correction.container_id)
-            if known is not None and known.kind is not ContainerKind.UNPINNED:
+        self._metrics.late_repairs.inc(len(drifts))
+        for correction in drifts:
+            record = self._current.state.allocations.get(correction.container_id)
+            if record is not None and record.kind is not ContainerKind.UNPINNED:
                 self._notices.add_for_allocation(
-                    known, NoticedEventKind.UNDELIVERED_UPDATE, f"{correction.finding}; put right"
+                    record, NoticedEventKind.UNDELIVERED_UPDATE, f"{correction.finding}; put right"
                 )
         now = self._clock.time()
         _log_each(
             log.warning,
             "late container put right",
             "more late containers put right",
-            right,
+            drifts,
             lambda c: {
                 "on_owned_cpus": c.rank == 0,
-                "seconds": round(now - since[c.container_id], 3),
+                "seconds": round(now - times[c.container_id], 3),
             },
         )
 
     def report_drift(self, drifted: Sequence[Drift]) -> None:
         """Count, note and log drift, once for as long as it stays the same."""
-        new = [c for c in drifted if self._confirmations.record_finding(c.container_id, c.finding)]
-        for correction in new:
+        new_drifts = [
+            c for c in drifted if self._confirmations.record_finding(c.container_id, c.finding)
+        ]
+        for correction in new_drifts:
             self._add_drift_notice(correction, correction.finding)
-        self._metrics.drift_found.inc(len(new))
+        self._metrics.drift_found.inc(len(new_drifts))
         observed = self._current.observe
         _log_each(
             log.warning,
             "drift found",
             "more drift found",
-            new,
+            new_drifts,
             lambda c: {"repairable": not c.is_report_only, "observed": observed},
         )
 
@@ -188,28 +190,28 @@ class DriftReports:
                 window_seconds=round(TRY_COUNT_WINDOW_S),
             )
 
-    def report_repaired(self, right: Sequence[Drift]) -> None:
+    def report_repaired(self, drifts: Sequence[Drift]) -> None:
         """Count repairs, and say whose drift they ended."""
-        self._metrics.drift_repaired.inc(len(right))
+        self._metrics.drift_repaired.inc(len(drifts))
         now = self._clock.monotonic()
-        for repaired in right:
+        for repaired in drifts:
             entry = self._confirmations.entry(repaired.container_id)
             entry.tries = (*entry.recent_tries(now), now)
             entry.finding, entry.is_without_effect = "", False
-        _log_each(log.info, "drift repaired", "more drift repaired", right)
+        _log_each(log.info, "drift repaired", "more drift repaired", drifts)
 
     def report_without_effect(self, corrections: Sequence[Drift]) -> None:
         """Say once that the runtime took an update and the cgroup is as before.
 
         That is no repair: it is tried again in each round.
         """
-        new = list[Drift]()
+        new_corrections = list[Drift]()
         for correction in corrections:
             entry = self._confirmations.entry(correction.container_id)
             if entry.is_without_effect:
                 continue
             entry.is_without_effect = True
-            new.append(correction)
+            new_corrections.append(correction)
             self._add_drift_notice(
                 correction, f"{correction.finding}; not put right: {UPDATE_WITHOUT_EFFECT_TEXT}"
             )
@@ -217,7 +219,7 @@ class DriftReports:
             log.warning,
             "drift not repaired",
             "more drift not repaired",
-            new,
+            new_corrections,
             lambda c: {"because": UPDATE_WITHOUT_EFFECT_TEXT},
         )
 
@@ -274,9 +276,9 @@ class Reconciler:
                         WRITE_CHECK_INTERVAL_S
                     )  # who writes CPUs also writes memory nodes
                     confirmations.wake.clear()
-                    began = self._clock.monotonic()
-                    places, starting = containers.cgroup_places, containers.starting
-                    watch.watch_containers({i: p for i, p in places.items() if i not in starting})
+                    start_time = self._clock.monotonic()
+                    cgroups, starting = containers.cgroup_places, containers.starting
+                    watch.watch_containers({i: p for i, p in cgroups.items() if i not in starting})
                     self._problems.report(
                         "some cpusets are not watched: their drift is found later", watch.problem
                     )
@@ -290,8 +292,8 @@ class Reconciler:
                     await self._run_round(
                         in_force, {*confirmations.required(), *(written if drifts else ())}
                     )
-                    took = self._clock.monotonic() - began
-                    await self._clock.sleep(max(WRITE_CHECK_INTERVAL_S, CHECK_REST_RATIO * took))
+                    cost_s = self._clock.monotonic() - start_time
+                    await self._clock.sleep(max(WRITE_CHECK_INTERVAL_S, CHECK_REST_RATIO * cost_s))
             finally:
                 loop.remove_reader(watch.fd)
 
@@ -301,29 +303,29 @@ class Reconciler:
 
     async def run_periodic_rounds(self, in_force: ConfigInForce) -> None:
         """Look at everything in each ``reconcile.interval``, until cancelled; 0 is never."""
-        waited = step = 0.0
+        waited = pause_s = 0.0
         while True:
             # In small steps, so that a reloaded interval counts at once.
-            await self._clock.sleep(step)
+            await self._clock.sleep(pause_s)
             self._drift.accumulate_seconds()
             interval = parse_duration(in_force.config.reconcile.interval)
-            waited = waited + step if interval > 0 else 0.0
+            waited = waited + pause_s if interval > 0 else 0.0
             if interval > 0 and waited >= interval:
                 waited = 0.0
                 await self._run_round(in_force, None)
-            step = (
+            pause_s = (
                 min(LOOP_POLL_INTERVAL_S, interval - waited)
                 if interval > 0
                 else LOOP_POLL_INTERVAL_S
             )
 
-    async def _run_round(self, in_force: ConfigInForce, only: Collection[str] | None) -> None:
+    async def _run_round(self, in_force: ConfigInForce, targets: Collection[str] | None) -> None:
         settings = in_force.config.reconcile
         try:
             await self.reconcile(
                 max_repairs=settings.max_repairs,
                 without_runtime=settings.without_runtime,
-                only=only,
+                targets=targets,
             )
         except Exception:
             # Containers are placed as well without it.
@@ -334,7 +336,7 @@ class Reconciler:
         *,
         max_repairs: int = 3,
         without_runtime: bool = False,
-        only: Collection[str] | None = None,
+        targets: Collection[str] | None = None,
     ) -> RoundResult:
         """Look at every container once, and repair what is not as meant.
 
@@ -347,48 +349,50 @@ class Reconciler:
         if not current.synchronized or cgroups.writer.is_write_held_up:
             return RoundResult()
         ids = [
-            i for i in (containers.cgroup_places if only is None else only)
+            i for i in (containers.cgroup_places if targets is None else targets)
             if containers.is_settled(i)
         ]  # fmt: skip
         confirmations = self._confirmations
-        required = confirmations.take(tuple(confirmations.entries) if only is None else only)
-        late = {i: required[i] for i in ids if i in required}
-        began = dict.fromkeys(ids, self._clock.time()) | late
-        first = await self._observe_cgroups(ids)
-        if first is None:
+        required = confirmations.take(tuple(confirmations.entries) if targets is None else targets)
+        due_at = {i: required[i] for i in ids if i in required}
+        starts = dict.fromkeys(ids, self._clock.time()) | due_at
+        result = await self._observe_cgroups(ids)
+        if result is None:
             return RoundResult()
-        suspects = [c.container_id for c in first.corrections]
+        suspects = [c.container_id for c in result.corrections]
         self._drift.remove_repaired(*(set(ids) - set(suspects)))
-        if only is None:
+        if targets is None:
             containers.unconfirmed_ids.clear()
-            self._report_blindness(first.cgroup_count)
+            self._report_blindness(result.cgroup_count)
             now = self._clock.monotonic()
             confirmations.retain_drifting(set(suspects), current.state.allocations, now)
         drifted, abandoned, writes = list[Drift](), list[Drift](), list[Drift]()
-        right, left = list[Drift](), list[Drift]()
+        drifts, unwritten = list[Drift](), list[Drift]()
         for start in range(0, len(suspects), WRITE_BATCH):
             if start:
                 await self._clock.sleep(0)
             may_repair = self._runtime.is_synchronized or without_runtime
             batch = suspects[start : start + WRITE_BATCH]
-            plan, done, failed = self._repair_batch(batch, late, began, max_repairs, may_repair)
+            plan, applied, failed = self._repair_batch(
+                batch, due_at, starts, max_repairs, may_repair
+            )
             drifted += plan.drifted
             abandoned += plan.abandoned
             writes += plan.writes
-            right += done
-            left += failed
+            drifts += applied
+            unwritten += failed
         self._reports.report_drift(drifted)
         self._reports.report_abandoned(abandoned, writes)
-        right += await self._push_corrections(left)
-        self._reports.report_late_repairs([c for c in right if c.container_id in late], late)
-        repaired = [c for c in right if c in drifted]
+        drifts += await self._push_corrections(unwritten)
+        self._reports.report_late_repairs([c for c in drifts if c.container_id in due_at], due_at)
+        repaired = [c for c in drifts if c in drifted]
         self._reports.report_repaired(repaired)
         if self._runtime.over_cri:  # no answer of ours changes its record, which may be older
             await self._push_updates([c.to_update for c in repaired])
-        if only is None:
+        if targets is None:
             cgroups.queue_systemd_sync(ids)
         return RoundResult(
-            cgroup_count=first.cgroup_count,
+            cgroup_count=result.cgroup_count,
             drifted=tuple(c.container_id for c in drifted),
             repaired=tuple(c.container_id for c in repaired),
             abandoned=tuple(c.container_id for c in abandoned),
@@ -397,8 +401,8 @@ class Reconciler:
     def _repair_batch(
         self,
         container_ids: Sequence[str],
-        late: Collection[str],
-        began: Mapping[str, float],
+        undelivered: Collection[str],
+        starts: Mapping[str, float],
         max_repairs: int,
         may_repair: bool,
     ) -> tuple[RepairPlan, list[Drift], list[Drift]]:
@@ -408,69 +412,69 @@ class Reconciler:
             The plan, which are right now, and which the runtime has to be asked for.
         """
         now, count_tries = self._clock.monotonic(), self._confirmations.count_tries
-        wrong = self._cgroups.find_corrections(container_ids)
+        drifts = self._cgroups.find_corrections(container_ids)
         plan = plan_repairs(
-            wrong,
-            late=late,
+            drifts,
+            undelivered=undelivered,
             updating=self._cgroups.containers.unconfirmed_ids | {self._systemd.target_id},
             exhausted={i for i in container_ids if count_tries(i, now) >= max_repairs},
             observe=self._current.observe,
             may_repair=may_repair,
         )
         abandoned = {c.container_id for c in plan.abandoned}
-        self._drift.update_drift(container_ids, wrong, began, abandoned)
+        self._drift.update_drift(container_ids, drifts, starts, abandoned)
         return plan, *self._write_corrections(plan.writes)
 
     # --- looking ----------------------------------------------------------------------------------
 
     async def _observe_cgroups(self, ids: Iterable[str]) -> CgroupCheckResult | None:
         """Read and compare in a thread; None when nothing can be read."""
-        places = self._cgroups.containers.settled_places(ids)
-        if not places:
+        pairs = self._cgroups.containers.settled_places(ids)
+        if not pairs:
             return CgroupCheckResult(0, ())
-        look = partial(observe_cgroups, self._cgroups.writer.reader, self._current.desired, places)
+        scan = partial(observe_cgroups, self._cgroups.writer.reader, self._current.desired, pairs)
         try:
-            return await asyncio.to_thread(look)
+            return await asyncio.to_thread(scan)
         except OSError as error:
             self._report_unreadable(f"{error.filename}: {error.strerror}")
             return None
 
     def _report_unreadable(self, problem: str) -> None:
         """Say that drift cannot be found, whyever, and that it can again."""
-        state, over = "unreadable" if problem else "", "drift is looked for again"
-        self._problems.report("drift is not looked for", state, over, problem=problem)
+        state, end_event = "unreadable" if problem else "", "drift is looked for again"
+        self._problems.report("drift is not looked for", state, end_event, problem=problem)
 
-    def _report_blindness(self, seen: int) -> None:
+    def _report_blindness(self, cgroup_count: int) -> None:
         """Say once that no container has a cgroup, and once the end of that."""
-        places = len(self._cgroups.containers.cgroup_places)
-        self._blind = self._blind + 1 if places and not seen else 0
+        count = len(self._cgroups.containers.cgroup_places)
+        self._blind = self._blind + 1 if count and not cgroup_count else 0
         if not self._blind:
             self._report_unreadable("")
         elif self._blind >= BLIND_ROUNDS_BEFORE_REPORT:
             hierarchy = self._cgroups.writer.reader.hierarchy
-            self._report_unreadable(f"none of {places} containers has a cgroup below {hierarchy}")
+            self._report_unreadable(f"none of {count} containers has a cgroup below {hierarchy}")
 
     # --- repairing --------------------------------------------------------------------------------
 
     def _write_corrections(self, corrections: Sequence[Drift]) -> tuple[list[Drift], list[Drift]]:
         """Write cgroups: which are right now, and which the runtime has to be asked for."""
-        right, left = list[Drift](), list[Drift]()
+        applied, unwritten = list[Drift](), list[Drift]()
         # What systemd may undo is not right yet, and its return would be no fight.
-        unsure = self._systemd.pending_ids()
-        done = self._cgroups.apply_corrections(corrections)
+        pending_ids = self._systemd.pending_ids()
+        outcomes = self._cgroups.apply_corrections(corrections)
         for correction in corrections:
-            one = done[correction.container_id]
-            if one.problem and self._cgroups.writer.is_write_held_up:
+            outcome = outcomes[correction.container_id]
+            if outcome.problem and self._cgroups.writer.is_write_held_up:
                 continue
-            if one.problem:
+            if outcome.problem:
                 event = "cgroup not written: the runtime is asked instead"
-                self._problems.report(event, one.problem)
-            if one.problem or correction.quota:
-                left.append(correction)
-            elif not one.missing:
+                self._problems.report(event, outcome.problem)
+            if outcome.problem or correction.quota:
+                unwritten.append(correction)
+            elif not outcome.missing:
                 self._drift.remove_repaired(correction.container_id)
-                right += [] if correction.container_id in unsure else [correction]
-        return right, left
+                applied += [] if correction.container_id in pending_ids else [correction]
+        return applied, unwritten
 
     async def _push_corrections(self, corrections: Sequence[Drift]) -> list[Drift]:
         """Ask the runtime for what is still wrong, a few at a time, and read it back.
@@ -481,35 +485,35 @@ class Reconciler:
         if not corrections:
             return []
         await self._clock.sleep(PUSH_DELAY_S)
-        wrong = self._cgroups.find_corrections(c.container_id for c in corrections)
+        pending = self._cgroups.find_corrections(c.container_id for c in corrections)
         sent: list[Drift] = []
-        for start in range(0, len(wrong), PUSH_BATCH):
-            chunk = wrong[start : start + PUSH_BATCH]
+        for start in range(0, len(pending), PUSH_BATCH):
+            chunk = pending[start : start + PUSH_BATCH]
             result = await self._push_updates([c.to_update for c in chunk])
             if not result.succeeded:
-                left = len(wrong) - start
-                log.warning("containers not put right", containers=left, detail=result.detail)
+                unsent = len(pending) - start
+                log.warning("containers not put right", containers=unsent, detail=result.detail)
                 break
             sent += chunk
         if sent:
             await self._clock.sleep(READ_BACK_DELAY_S)
-        now = {
+        drift_by_id = {
             c.container_id: c for c in self._cgroups.find_corrections(c.container_id for c in sent)
         }
-        self._reports.report_without_effect([c for c in now.values() if c in sent])
-        self._drift.remove_repaired(*(i for c in sent if (i := c.container_id) not in now))
-        return [c for c in corrections if c in sent and c.container_id not in now]
+        self._reports.report_without_effect([c for c in drift_by_id.values() if c in sent])
+        self._drift.remove_repaired(*(i for c in sent if (i := c.container_id) not in drift_by_id))
+        return [c for c in corrections if c in sent and c.container_id not in drift_by_id]
 
 
 def _log_each(
-    say: Callable[..., None],
+    log_function: Callable[..., None],
     event: str,
-    more: str,
+    summary_event: str,
     corrections: Sequence[Drift],
     fields: Callable[[Drift], dict[str, object]] = lambda c: {},
 ) -> None:
     """A line for each of the first, and one with the number of all others."""
     for c in corrections[:MAX_CONTAINER_LINES_PER_ROUND]:
-        say(event, container=c.name, id=c.container_id[:12], found=c.finding, **fields(c))
+        log_function(event, container=c.name, id=c.container_id[:12], found=c.finding, **fields(c))
     if len(corrections) > MAX_CONTAINER_LINES_PER_ROUND:
-        say(more, containers=len(corrections) - MAX_CONTAINER_LINES_PER_ROUND)
+        log_function(summary_event, containers=len(corrections) - MAX_CONTAINER_LINES_PER_ROUND)

@@ -141,11 +141,11 @@ class AgentIsRunning(CheckpointError):
     """An agent uses the state directory: it would pin everything again."""
 
     def __init__(self, path: str, owner: str) -> None:
-        who = f"an agent ({owner})" if owner else "an agent"
+        subject = f"an agent ({owner})" if owner else "an agent"
         super().__init__(
             path,
-            f"{who} runs on this state directory and would pin everything again; stop it first, "
-            "for instance: systemctl stop nri-numa",
+            f"{subject} runs on this state directory and would pin everything again; stop it "
+            "first, for instance: systemctl stop nri-numa",
         )
 
 
@@ -168,14 +168,14 @@ def plan_release(
     live = [container for container in containers if container.pod_id in by_pod.uids]
     node = NodeSnapshot(machine, prior)
     outcome = rebuild_node_state(node, by_pod, live)
-    known = [outcome.state.allocations[i] for i in outcome.adopted]
-    pool = node.with_state(build_node_state(known, kubelet=prior.kubelet)).pool
+    allocations = [outcome.state.allocations[i] for i in outcome.adopted]
+    pool = node.with_state(build_node_state(allocations, kubelet=prior.kubelet)).pool
     placed = outcome.state.allocations
-    found = [
+    entries = [
         _plan_container_release(machine, prior, pool, by_pod[c.pod_id], c, placed.get(c.id))
         for c in live
     ]
-    return tuple(sorted(found, key=lambda r: (r.namespace, r.pod, r.container, r.container_id)))
+    return tuple(sorted(entries, key=lambda r: (r.namespace, r.pod, r.container, r.container_id)))
 
 
 def _plan_container_release(
@@ -222,11 +222,11 @@ def _plan_container_release(
     # What the kubelet sent, which does not send it again: the grant, or what is not granted.
     grants = prior.kubelet
     granted = grants.cpus_of(pod.uid, container.name, container.id)
-    every = granted or everything.allowed - grants.granted_cpus or everything.allowed
+    allowed_cpus = granted or everything.allowed - grants.granted_cpus or everything.allowed
     # An empty text is no cpuset of its own, and one that cannot be read was not written by us.
     entry = replace(
         entry,
-        cpus=str(every) if cpus and cpus != every else "",
+        cpus=str(allowed_cpus) if cpus and cpus != allowed_cpus else "",
         mems=str(everything.memory_nodes) if mems and mems != everything.memory_nodes else "",
         quota=quota,
         note=note,
@@ -246,13 +246,13 @@ def _kind_from_annotation(
     marker = container.annotations.get(f"{machine.settings.prefix}/{ASSIGNED_KEY}")
     if marker is None:
         cpus = _parse_list_or_none(CPUSet, container.resources.cpus)
-        fewer = (
+        is_subset = (
             placed is not None
             and placed.yields_to_exclusive
             and cpus is not None
             and cpus <= placed.cpus
         )
-        if placed is not None and placed.cpus and (fewer or placed.cpus == cpus):
+        if placed is not None and placed.cpus and (is_subset or placed.cpus == cpus):
             lifted = placed.exclusive and container.resources.cpu_quota == NO_CFS_QUOTA
             return placed.kind, 0 if lifted else None
         return (ContainerKind.UNPINNED if cpus == pool else ContainerKind.FOREIGN), None
@@ -281,7 +281,7 @@ async def release_all_containers(
     identity: Mapping[str, str],
     dry_run: bool = False,
     timeout: float = 60.0,  # noqa: ASYNC109 - the time limit is part of what is asked for
-    waiting: Callable[[], object] = lambda: None,
+    on_delay: Callable[[], object] = lambda: None,
 ) -> ReleaseReport:
     """Give everything back, and read back that it arrived.
 
@@ -322,13 +322,13 @@ async def release_all_containers(
         problems += kubelet.problems
         prior = prior.with_kubelet(kubelet.grants)
         reader = CgroupReader(config.cgroup_root)
-        planned = await _send_release(config, machine, prior, reader, dry_run, timeout, waiting)
+        planned = await _send_release(config, machine, prior, reader, dry_run, timeout, on_delay)
         if dry_run:
             return ReleaseReport(containers=planned, problems=tuple(problems))
         await asyncio.to_thread(InterruptSteering(config.state_dir).restore_affinity)
         remove_assigned_files(config.state_dir)
-        done = await _await_released_cgroups(reader, planned)
-        report = ReleaseReport(containers=done, problems=tuple(problems))
+        containers = await _await_released_cgroups(reader, planned)
+        report = ReleaseReport(containers=containers, problems=tuple(problems))
         if store is not None and report.is_complete:
             report = replace(report, checkpoint=_archive_checkpoint(store, bool(entries)))
         return report
@@ -354,7 +354,7 @@ async def _send_release(
     reader: CgroupReader,
     dry_run: bool,
     seconds: float,
-    waiting: Callable[[], object],
+    on_delay: Callable[[], object],
 ) -> tuple[ReleasedContainer, ...]:
     planned: tuple[ReleasedContainer, ...] = ()
 
@@ -362,11 +362,11 @@ async def _send_release(
         pods: PodTable, containers: Sequence[Container]
     ) -> Sequence[ContainerUpdate]:
         nonlocal planned
-        shown = [_with_actual_cpuset(reader, machine.topology.allowed, c) for c in containers]
-        planned = plan_release(machine, prior, [pods[pod_id] for pod_id in pods.uids], shown)
+        actual = [_with_actual_cpuset(reader, machine.topology.allowed, c) for c in containers]
+        planned = plan_release(machine, prior, [pods[pod_id] for pod_id in pods.uids], actual)
         return [] if dry_run else [c.release_update for c in planned if c.has_changes]
 
-    timer = asyncio.get_running_loop().call_later(1.0, waiting)
+    timer = asyncio.get_running_loop().call_later(1.0, on_delay)
     try:
         async with asyncio.timeout(seconds):
             if is_reached_over_cri(config):
@@ -395,10 +395,10 @@ async def _send_release(
     return planned
 
 
-def _with_actual_cpuset(reader: CgroupReader, every: CPUSet, container: Container) -> Container:
+def _with_actual_cpuset(reader: CgroupReader, allowed: CPUSet, container: Container) -> Container:
     """With the CPUs of its cgroup: of neighbours the runtime's record is older (docs/adr/0012)."""
     observed = reader.read_actual_cgroup(CgroupPlace(container.cgroups_path, container.pid))
-    if observed is None or every <= observed.cpus:
+    if observed is None or allowed <= observed.cpus:
         return container
     resources = replace(container.resources, cpus=str(observed.cpus))
     return replace(container, resources=resources)
@@ -412,30 +412,30 @@ async def _await_released_cgroups(
     results: dict[str, ReleaseResult] = dict.fromkeys(open_entries, ReleaseResult.RECORDED)
     deadline = time.monotonic() + READ_BACK_STALL_S
     while open_entries and reader.detect_hierarchy():
-        places = [(i, c.cgroup) for i, c in open_entries.items()]
-        seen = await asyncio.to_thread(read_actual_cgroups, reader, places)
-        for container_id, observed in seen.items():
+        cgroups = [(i, c.cgroup) for i, c in open_entries.items()]
+        actual_by_id = await asyncio.to_thread(read_actual_cgroups, reader, cgroups)
+        for container_id, observed in actual_by_id.items():
             entry = open_entries[container_id]
-            arrived = (not entry.cpus or observed.cpus == CPUSet.parse(entry.cpus)) and (
+            is_written = (not entry.cpus or observed.cpus == CPUSet.parse(entry.cpus)) and (
                 not entry.mems or observed.mems == NUMASet.parse(entry.mems)
             )
-            results[container_id] = ReleaseResult.RELEASED if arrived else ReleaseResult.FAILED
-            if arrived:
+            results[container_id] = ReleaseResult.RELEASED if is_written else ReleaseResult.FAILED
+            if is_written:
                 del open_entries[container_id]
                 deadline = time.monotonic() + READ_BACK_STALL_S
-        if not seen or time.monotonic() > deadline:
+        if not actual_by_id or time.monotonic() > deadline:
             break
         await asyncio.sleep(0.05)
     return tuple(replace(c, result=results.get(c.container_id, c.result)) for c in planned)
 
 
-def _archive_checkpoint(store: CheckpointStore, keep: bool) -> str:
+def _archive_checkpoint(store: CheckpointStore, has_entries: bool) -> str:
     """Take the journal away, so that a later agent begins anew; where it is kept, if it is."""
-    aside = os.path.join(store.directory, RELEASED_CHECKPOINT_NAME)
+    archive_path = os.path.join(store.directory, RELEASED_CHECKPOINT_NAME)
     try:
-        if keep:
-            os.replace(store.path, aside)
-            return aside
+        if has_entries:
+            os.replace(store.path, archive_path)
+            return archive_path
         os.unlink(store.path)
     except OSError:
         pass  # not there, or a directory that cannot be written: then there is nothing to forget

@@ -95,13 +95,13 @@ def prepare_config(
     Raises:
         ConfigError: with every mistake.
     """
-    new = load()
-    problems = configuration.validate_config(new, machine.topology)
+    loaded_config = load()
+    problems = configuration.validate_config(loaded_config, machine.topology)
     if problems:
         raise ConfigError("configuration", problems)
-    live, restart = configuration.changed_paths(base, new)
+    live, restart = configuration.changed_paths(base, loaded_config)
     # What waits for a restart keeps its old value, so that the next reload names it again.
-    config = configuration.merge_reloadable(base, new) if live else base
+    config = configuration.merge_reloadable(base, loaded_config) if live else base
     return PreparedConfig(
         config=config,
         live=live,
@@ -127,15 +127,15 @@ async def prepare_in_thread(
         sys.setswitchinterval(usual)
 
 
-async def apply_when_unchanged(agent: Agent, make: Callable[[NodeModel], NodeModel]) -> bool:
+async def apply_when_unchanged(agent: Agent, change: Callable[[NodeModel], NodeModel]) -> bool:
     """Have the agent decide by what a thread makes of machine and settings; False: try again.
 
     They may have changed for another reason meanwhile.
     """
-    before = agent.current.machine
-    machine = await asyncio.to_thread(lambda: build_tables(make(before)))
-    if machine is not before:
-        if agent.current.machine is not before:
+    model_before = agent.current.machine
+    machine = await asyncio.to_thread(lambda: build_tables(change(model_before)))
+    if machine is not model_before:
+        if agent.current.machine is not model_before:
             return False
         agent.apply_node_model(machine)
     return True
@@ -202,7 +202,7 @@ class Reloader(LinkObserver):
         try:
             # At once: the containers that the runtime names next are decided by it.
             prepared = prepare_config(load, self.config, self._agent.current.machine, self._source)
-            self._apply(prepared, late="the runtime's drop-in came too late for this key")
+            self._apply(prepared, event="the runtime's drop-in came too late for this key")
         except ConfigError as error:
             self._report_unusable(error, "drop-in configuration not used")
 
@@ -239,16 +239,16 @@ class Reloader(LinkObserver):
         for problem in error.problems:
             log.error(event, file=error.source, problem=problem)
 
-    def _apply(self, new: PreparedConfig, late: str = "this change needs a restart") -> None:
+    def _apply(self, prepared: PreparedConfig, event: str = "this change needs a restart") -> None:
         self._metrics.record_config_reload(loaded_at=self._clock.time())
-        for key in new.restart:
-            log.warning(late, key=key)
-        if new.live:
-            self.config = new.config
-            logs.set_level(new.config.log.level.value)
-            self._ownership.update_observe(new.config.observe)
-            self._agent.apply_node_model(new.machine)
-        log.info("configuration reloaded", changed=", ".join(new.live))
+        for key in prepared.restart:
+            log.warning(event, key=key)
+        if prepared.live:
+            self.config = prepared.config
+            logs.set_level(prepared.config.log.level.value)
+            self._ownership.update_observe(prepared.config.observe)
+            self._agent.apply_node_model(prepared.machine)
+        log.info("configuration reloaded", changed=", ".join(prepared.live))
 
 
 # --- The machine ---
@@ -261,9 +261,9 @@ FIELDS_LOGGED_HOURLY: Final = frozenset(("memory", "hugepages"))
 UNREADABLE_EVENT: Final = "machine cannot be read any more"
 
 
-def report_polling(error: OSError, were_there: bool) -> None:
+def report_polling(error: OSError, had_events: bool) -> None:
     """Say that CPUs which come and go are found by polling alone."""
-    if were_there:
+    if had_events:
         log.warning("no kernel events about CPUs any more: polling only", error=str(error))
     else:
         log.info("no kernel events about CPUs: polling only", error=str(error))
@@ -296,9 +296,9 @@ class MachineReloader:
             current.set_memory(None)
             return
         devices: Counter[int] = Counter()
-        if not isinstance(counted := self._device_counts(), str):
-            for one in counted or ():
-                devices[one.numa_node] += one.available
+        if not isinstance(counts := self._device_counts(), str):
+            for device_count in counts or ():
+                devices[device_count.numa_node] += device_count.available
         current.set_memory(
             MeasuredFree(
                 memory={i: n.available_bytes for i, n in reading.numa_nodes.items()},
@@ -309,12 +309,12 @@ class MachineReloader:
 
     async def read_machine(self, agent: Agent) -> None:
         """Read what else may have changed, and let the agent have it."""
-        topology = known = agent.current.machine.topology
+        topology = topology_before = agent.current.machine.topology
 
         def with_topology(machine: NodeModel) -> NodeModel:
             nonlocal topology
-            topology = rediscover_topology(self._root, known)
-            return machine if topology is known else replace(machine, topology=topology)
+            topology = rediscover_topology(self._root, topology_before)
+            return machine if topology is topology_before else replace(machine, topology=topology)
 
         try:
             is_in_force = await apply_when_unchanged(agent, with_topology)
@@ -323,20 +323,20 @@ class MachineReloader:
             return
         self._problems.report(UNREADABLE_EVENT, "")
         if is_in_force:
-            self._log_changes(self._logged_topology or known, topology)
+            self._log_changes(self._logged_topology or topology_before, topology)
 
-    def _log_changes(self, before: Topology, now: Topology) -> None:
+    def _log_changes(self, prior: Topology, topology: Topology) -> None:
         """Say what changed since the last line, of memory no more than a line an hour."""
-        self._logged_topology = before
-        found = changed_texts_by_field(before, now) if now is not before else {}
-        at = self._clock.monotonic()
-        if before.online != now.online:
-            log.warning("CPUs changed", **{"gone": "", "new": "", **found})
-        elif found.keys() - FIELDS_LOGGED_HOURLY:
-            log.warning("machine changed", **found)
-        elif found and at >= self._logged_at + MIN_LINE_INTERVAL_S:
-            log.info("machine changed", **found)
-            self._logged_at = at
+        self._logged_topology = prior
+        changes = changed_texts_by_field(prior, topology) if topology is not prior else {}
+        time_s = self._clock.monotonic()
+        if prior.online != topology.online:
+            log.warning("CPUs changed", **{"gone": "", "new": "", **changes})
+        elif changes.keys() - FIELDS_LOGGED_HOURLY:
+            log.warning("machine changed", **changes)
+        elif changes and time_s >= self._logged_at + MIN_LINE_INTERVAL_S:
+            log.info("machine changed", **changes)
+            self._logged_at = time_s
         else:
             return
-        self._logged_topology = now
+        self._logged_topology = topology

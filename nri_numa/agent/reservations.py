@@ -46,9 +46,9 @@ class PodReservations:
 
     def stop_sandbox(self, uid: str, sandbox: str) -> None:
         """What a pod has reserved is soft from now on."""
-        after = with_sandbox_stopped(self._current.state, uid, sandbox, self._clock.time())
-        if after is not self._current.state:
-            self._replace_state(after, ChangedStateIds((), (uid,)))
+        state_after = with_sandbox_stopped(self._current.state, uid, sandbox, self._clock.time())
+        if state_after is not self._current.state:
+            self._replace_state(state_after, ChangedStateIds((), (uid,)))
             self._update_soft_ids()
 
     def _update_soft_ids(self) -> None:
@@ -66,38 +66,40 @@ class PodReservations:
         report a failed start, whose cgroup is not there.
         """
         state, reader = self._current.state, self._cgroups.writer.reader
-        kept = [a for a in state.allocations.values() if a.reserved_at]
-        waiting = [
+        reservations = [a for a in state.allocations.values() if a.reserved_at]
+        unstarted = [
             a for i in self._containers.starting
             if (a := state.allocations.get(i)) and reader.is_removed(self._containers.cgroup_of(i))
         ]  # fmt: skip
-        sandboxes = {a.pod_uid: state.pods[a.pod_uid].sandbox_cgroup for a in (*kept, *waiting)}
-        gone = {
+        sandboxes = {
+            a.pod_uid: state.pods[a.pod_uid].sandbox_cgroup for a in (*reservations, *unstarted)
+        }
+        uids = {
             uid for uid, path in sandboxes.items() if path and reader.is_removed(CgroupPlace(path))
         }
         seconds = max(self._current.machine.settings.reservation_seconds, RELEASE_UNSTARTED_AFTER_S)
         latest_start = self._clock.time() - seconds
-        late = [a for a in waiting if a.assigned_at <= latest_start or a.pod_uid in gone]
-        for uid in sorted(gone):
+        failures = [a for a in unstarted if a.assigned_at <= latest_start or a.pod_uid in uids]
+        for uid in sorted(uids):
             self.stop_sandbox(uid, state.pods[uid].pod_id)
-        self.release(expired_reservations(self._current.snapshot()) + late)
+        self.release(expired_reservations(self._current.snapshot()) + failures)
         self._update_soft_ids()
-        for allocation in late:  # should it start after all, it is met then
+        for allocation in failures:  # should it start after all, it is met then
             self._containers.ended.pop(allocation.container_id, None)
 
     def release_of_stopped(self) -> None:
         """Give back what pods without a sandbox have: what is granted or runs already needs it."""
         state = self._current.state
-        kept = [a for a in state.allocations.values() if a.reserved_at]
-        self.release([a for a in kept if state.pods[a.pod_uid].stopped_at])
+        reservations = [a for a in state.allocations.values() if a.reserved_at]
+        self.release([a for a in reservations if state.pods[a.pod_uid].stopped_at])
 
-    def release(self, kept: Sequence[Allocation]) -> None:
+    def release(self, reservations: Sequence[Allocation]) -> None:
         """Give back what these have."""
-        if not kept:
+        if not reservations:
             return
-        released = admit.release_reservations(self._current.desired, kept)
+        released = admit.release_reservations(self._current.desired, reservations)
         self._replace_state(released.state, released.change)
-        for allocation in kept:
+        for allocation in reservations:
             self._forget_container(allocation.container_id)
             self._history.reporter.log_reservation_released(allocation)
         self._cgroups.request_check_of_unsent(self._cgroups.schedule_cpu_return(released.updates))

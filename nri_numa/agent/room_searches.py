@@ -54,31 +54,33 @@ class DeferredRoomSearches:
 
     def add(self, refused: Rejected) -> None:
         """Go on for a container that was refused; once, however often it is."""
-        idle = not self._waiting
+        was_empty = not self._waiting
         self._waiting[refused.trace.pod.uid, refused.trace.container.name] = refused
         if len(self._waiting) > MAX_WAITING_SEARCHES:
             self._drop_current_search()
-        if idle:
-            self._tasks.add(self._do_piece)
+        if was_empty:
+            self._tasks.add(self._run_search_piece)
 
     def _drop_current_search(self) -> None:
         del self._waiting[next(iter(self._waiting))]
         self._search, self._beginnings = None, 0
 
-    def _do_piece(self) -> None:
+    def _run_search_piece(self) -> None:
         """Do one piece; the next one follows by itself."""
         refused = next(iter(self._waiting.values()))
-        found, ends = None, not self._is_retry_expected(refused)
-        if not ends:
+        result, is_finished = None, not self._is_retry_expected(refused)
+        if not is_finished:
             search = self._current_search(refused)
-            found = None if search is None else search.run_steps(SEARCH_UNITS_PER_PIECE)
-            ends = search is None or found is not None or search.used >= MAX_DEFERRED_SEARCH_WORK
-        if ends:
+            result = None if search is None else search.run_steps(SEARCH_UNITS_PER_PIECE)
+            is_finished = (
+                search is None or result is not None or search.used >= MAX_DEFERRED_SEARCH_WORK
+            )
+        if is_finished:
             self._drop_current_search()
         if self._waiting:
-            self._tasks.add(self._do_piece)
-        if found is not None:
-            self._apply_result(refused, found)
+            self._tasks.add(self._run_search_piece)
+        if result is not None:
+            self._apply_result(refused, result)
 
     def _current_search(self, refused: Rejected) -> StepwiseSearch[Admitted | Rejected] | None:
         """The search about the state of now; None where it began too often."""
@@ -95,20 +97,20 @@ class DeferredRoomSearches:
     def _is_retry_expected(self, refused: Rejected) -> bool:
         """True if a rejected container is still to come: its pod is there, and it is not."""
         uid, name = refused.trace.pod.uid, refused.trace.container.name
-        there = [a.container for a in self._current.state.allocations_of_pod(uid)]
-        return self._history.has_rejection(refused) and name not in there
+        container_names = [a.container for a in self._current.state.allocations_of_pod(uid)]
+        return self._history.has_rejection(refused) and name not in container_names
 
-    def _apply_result(self, refused: Rejected, found: Admitted | Rejected) -> None:
+    def _apply_result(self, refused: Rejected, outcome: Admitted | Rejected) -> None:
         """Have some move, if that is what the search found; the rejection says it."""
         immovable = self._cgroups.immovable_ids()
-        if isinstance(found, Rejected):
-            text = found.room_text
-        elif immovable.isdisjoint(m.after.container_id for m in found.moves):
-            problem = self._move(found)
+        if isinstance(outcome, Rejected):
+            text = outcome.room_text
+        elif immovable.isdisjoint(m.after.container_id for m in outcome.moves):
+            problem = self._move(outcome)
             text = (
                 f"no room could be made: {problem}"
                 if problem
-                else fits_after_moves_text(found.moves)
+                else fits_after_moves_text(outcome.moves)
             )
         else:
             text = ""

@@ -72,13 +72,13 @@ def find_lock_holder(directory: str, locks: str = _PROC_LOCKS_PATH) -> int | Non
     """
     with contextlib.suppress(OSError, ValueError, IndexError):
         status = os.stat(directory)
-        wanted = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+        inode = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
         with open(locks, encoding="ascii", errors="replace") as file:
             for line in file:
                 # 1: FLOCK  ADVISORY  READ 1234 00:19:123 0 EOF; with "->" for those who wait
-                words = line.split()
-                if words[1] == "FLOCK" and words[5] == wanted and int(words[4]) > 0:
-                    return int(words[4])
+                fields = line.split()
+                if fields[1] == "FLOCK" and fields[5] == inode and int(fields[4]) > 0:
+                    return int(fields[4])
     return None
 
 
@@ -86,6 +86,6 @@ def _agent_pod_of_pid(pid: int | None) -> str:
     """The pod of an agent, as its own environment says; empty when that is not known."""
     with contextlib.suppress(OSError):
         text = Path(f"/proc/{pid}/environ").read_text(errors="replace")
-        environment = dict(one.partition("=")[::2] for one in text.split("\0"))
+        environment = dict(entry.partition("=")[::2] for entry in text.split("\0"))
         return "/".join(filter(None, map(environment.get, ("POD_NAMESPACE", "POD_NAME"))))
     return ""

@@ -98,20 +98,20 @@ class HTTPThread:
         await asyncio.gather(serving, return_exceptions=True)
 
     async def _serve_for_ever(self) -> None:
-        said = ""
+        reported_problem = ""
         while True:
             try:
                 await self._serve_api()
             except ConfigError as error:
                 problem = "; ".join(error.problems)
-                if problem != said:  # said once, not every ten seconds
+                if problem != reported_problem:  # said once, not every ten seconds
                     log.error("no http: containers are placed as usual", problem=problem)
-                said = problem
+                reported_problem = problem
             except Exception as error:
-                if repr(error) != said:
+                if repr(error) != reported_problem:
                     self._metrics.internal_errors.inc()
                     log.exception("http failed: containers are placed as usual")
-                said = repr(error)
+                reported_problem = repr(error)
             await asyncio.sleep(SERVE_RETRY_S)
 
     async def _serve_api(self) -> None:
@@ -128,7 +128,7 @@ class HTTPThread:
                 view,
                 self._metrics,
                 version=__version__,
-                busy_for=self._watch.current_gap,
+                busy_seconds=self._watch.current_gap,
                 crowded=self._share.set_hurry,
             )
             self._metrics.set_snapshot(view.metrics_snapshot)

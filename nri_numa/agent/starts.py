@@ -72,8 +72,8 @@ class ContainerStarts:
         if allocation is None or self._current.observe or not self._sees_starts:
             return
         container_id = allocation.container_id
-        starting, started = self._containers.starting, self._containers.started_cgroups
-        if container_id in starting and container_id not in started:
+        starting, started_cgroups = self._containers.starting, self._containers.started_cgroups
+        if container_id in starting and container_id not in started_cgroups:
             self._tasks.add(partial(self._history.reporter.log_undone, allocation))
 
     def correct_all(self) -> None:
@@ -90,16 +90,16 @@ class ContainerStarts:
             return
         if allocation.kind is ContainerKind.FOREIGN:
             return
-        meant = self._current.desired.cpuset_with_pool_restored(
+        desired_cpus = self._current.desired.cpuset_with_pool_restored(
             allocation, has_cpuset=bool(start.cpus)
         )
-        cpus, mems = str(meant), str(allocation.mems)
+        cpus, mems = str(desired_cpus), str(allocation.mems)
         new_cpus = "" if start.cpus == cpus else cpus
         new_mems = "" if start.mems == mems else mems
         if not (new_cpus or new_mems):
             return
-        wanted = CgroupWrite(containers.cgroup_of(container_id), new_cpus, new_mems)
-        written = self._cgroups.write_cgroups({container_id: wanted})[container_id]
+        cgroup_write = CgroupWrite(containers.cgroup_of(container_id), new_cpus, new_mems)
+        written = self._cgroups.write_cgroups({container_id: cgroup_write})[container_id]
         if not (written.problem or written.missing):
             lists = StartingCpuset(cpus or start.cpus, mems or start.mems)
             containers.starting[container_id] = lists

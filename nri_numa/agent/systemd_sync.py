@@ -74,9 +74,9 @@ class SystemdSync:
             try:
                 problem = await asyncio.to_thread(sync)
             except Exception as error:  # refused by the bus, whose errors are of several kinds, too
-                why = getattr(error, "strerror", None) or error
+                error_text = getattr(error, "strerror", None) or error
                 for unanswered_id in (container_id, *confirmations.take(confirmations.entries)):
-                    finding = f"no answer over D-Bus: {why}"  # each would wait as long
+                    finding = f"no answer over D-Bus: {error_text}"  # each would wait as long
                     confirmations.record_finding(unanswered_id, finding)
                 break
             finally:
@@ -86,8 +86,8 @@ class SystemdSync:
                 cgroups.queue_systemd_sync([container_id])
             elif problem:
                 confirmations.record_finding(container_id, problem)
-        for gone in confirmations.entries.keys() - containers.cgroup_places.keys():
-            del confirmations.entries[gone]
+        for removed_id in confirmations.entries.keys() - containers.cgroup_places.keys():
+            del confirmations.entries[removed_id]
         findings = [entry.finding for entry in confirmations.entries.values() if entry.finding]
         self._problems.report(
             "systemd has other CPUs for scopes than cgroups",
@@ -107,19 +107,19 @@ class SystemdSync:
             Why systemd has something else; empty where it has the same.
         """
         containers = self._cgroups.containers
-        place = containers.cgroup_places.get(container_id)
+        cgroup = containers.cgroup_places.get(container_id)
         allocation = desired.state.allocations.get(container_id)
-        if place is None or allocation is None or allocation.kind is ContainerKind.FOREIGN:
+        if cgroup is None or allocation is None or allocation.kind is ContainerKind.FOREIGN:
             return ""
         topology = desired.machine.topology
         cpus = desired.usable_cpus_of(allocation)
         mems = allocation.mems & topology.memory_nodes
-        real = self._cgroups.writer.reader.read_actual_cgroup(place)
+        real = self._cgroups.writer.reader.read_actual_cgroup(cgroup)
         # One that was never bound has no list of its own, and systemd has none for it.
         if real is None or real.cpus & topology.online != cpus:
             return ""
         if mems and real.mems & topology.memory_nodes != mems:
             return ""  # its memory is on its way: systemd would have it moved in one go
         return self._scopes.sync_scope(
-            place, cpus, mems, lambda: containers.write_counts[container_id] == write_count
+            cgroup, cpus, mems, lambda: containers.write_counts[container_id] == write_count
         )

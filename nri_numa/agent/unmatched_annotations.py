@@ -58,8 +58,8 @@ class UnmatchedAnnotations(PodObserver):
         """These are all pods that there are, and their containers."""
         for uid in self._pods.keys() - set(pods.uids.values()):
             del self._pods[uid]
-        known = (c for c in containers if c.pod_id in pods.uids)
-        self._later(partial(self._record_containers, ((pods[c.pod_id], c.name) for c in known)))
+        live = (c for c in containers if c.pod_id in pods.uids)
+        self._later(partial(self._record_containers, ((pods[c.pod_id], c.name) for c in live)))
 
     def _record_containers(self, containers: Iterable[tuple[PodSandbox, str]]) -> None:
         for pod, name in containers:
@@ -95,16 +95,16 @@ class UnmatchedAnnotations(PodObserver):
 
     def report_settled(self) -> None:
         """Say what is missing in pods that have been quiet; call it now and then."""
-        until = self._now() - SETTLED_AFTER_S
+        settled_at = self._now() - SETTLED_AFTER_S
         for pending in self._pods.values():
-            if pending.updated_at <= until:
+            if pending.updated_at <= settled_at:
                 self._report_pod(pending)
                 pending.updated_at = inf  # until a container of another new name comes
 
     def _report_pod(self, pending: _PendingNames) -> None:
-        known = tuple(pending.container_names)
+        container_names = tuple(pending.container_names)
         sentences = [
-            unknown_container_sentence(annotation, name, known)
+            unknown_container_sentence(annotation, name, container_names)
             for name, annotation in pending.annotation_by_name.items()
         ]
         self._reporter.report_unmatched_annotations(

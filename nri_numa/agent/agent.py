@@ -1,4 +1,4 @@
-"""The imperative shell: owns the node state; one plain method for each NRI event.
+"""The imperative shell: owner of the node state, with one plain method for each NRI event.
 
 Every method runs to its end without an ``await``: decide → persist → swap → answer. Nothing else
 writes the state, so nothing needs a lock, and a reader between two requests sees a whole decision
@@ -63,15 +63,15 @@ from nri_numa.model.workload import (
 
 
 class GrantSource(Protocol):
-    """What a kubelet with static managers grants."""
+    """Source of the grants of a kubelet with static managers."""
 
     def refresh_kubelet_grants(self) -> KubeletGrants | None:
-        """Look at its state files; None unless they say something else than the node state."""
+        """Read the kubelet's state files if changed; None if they agree with the node state."""
 
     def on_cpuset_rewritten(
         self, prior: Allocation, allocation: Allocation, requested: str, effective: str
     ) -> None:
-        """A cpuset was sent for a container, and ``kept`` is in force instead, if anything."""
+        """Check a requested cpuset; ``effective`` is what applies instead, empty if nothing."""
 
 
 class Agent:
@@ -79,12 +79,12 @@ class Agent:
 
     Attributes:
         current: the node state, which nothing else replaces.
-        containers: what is known of live containers besides.
+        containers: facts of live containers beside their allocations.
         cgroups: writes their cgroups.
-        history: what is remembered of decisions.
-        starts: puts cgroups of starting containers right.
-        drift: what containers really have, where it is not what is meant.
-        reservations: gives back what pods have reserved.
+        history: traces, rejections and notices of decisions.
+        starts: corrects cgroups of starting containers.
+        drift: actual cpusets that differ from the desired ones.
+        reservations: releases pod reservations.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class Agent:
         return replace(decision, updates=self.cgroups.write_updates(updates))
 
     def _admit_by_releasing(self, refused: Rejected) -> Admitted | Rejected:
-        """Have soft reservations give way, or else others move."""
+        """Admit by releasing soft reservations, or else by moving containers."""
         decision = pod_admission.admit_by_releasing(self.current.snapshot(), refused)
         if isinstance(decision, Rejected):
             return self._admit_by_moving(refused)
@@ -160,7 +160,7 @@ class Agent:
         return decision
 
     def _admit_by_moving(self, refused: Rejected) -> Admitted | Rejected:
-        """Have others make room that can now; refused as before where that is not enough."""
+        """Move containers that can be moved now; the same rejection if that is not enough."""
         node = self.current.snapshot()
         problems, ids = self.cgroups.movable_write_problems(), self.cgroups.immovable_by_state()
         decide = partial(admit_by_moving, node, refused)
@@ -178,7 +178,7 @@ class Agent:
         return replace(decision, updates=outcome)
 
     def move_for_newcomer(self, decision: Admitted) -> str:
-        """Have some move for a container that is to come; returns what was in the way of it."""
+        """Move containers for an expected one; returns the problem, or an empty text."""
         state_before = self.current.state
         self._replace_state(decision.state, decision.change)
         outcome = self._apply_moves(state_before, decision)
@@ -190,12 +190,12 @@ class Agent:
     def _apply_moves(
         self, state_before: NodeState, decision: Admitted
     ) -> tuple[ContainerUpdate, ...] | str:
-        """Write those that make room, so that nobody is where another comes; or all go back.
+        """Write the moves in an order that never overlaps containers, or undo all of them.
 
-        Returns what the runtime has to write, or why there is no room.
+        Returns the updates for the runtime, or the problem.
 
-        Others leave the CPUs that are needed, then each goes to where none is any more, and only
-        then what is left over is given to who shares it.
+        Other containers first lose the CPUs that are needed, then the moves are written, and only
+        then the vacated CPUs return to the containers that share them.
         """
         move_by_id = {m.after.container_id: m for m in reversed(decision.moves)}
         vacated_cpus = union_cpus(m.before.cpus for m in decision.moves if m.before.exclusive)
@@ -225,10 +225,10 @@ class Agent:
         return tuple(merged.values())
 
     def finish_migration(self, container_id: str) -> CgroupWrite:
-        """The memory of one that moved is where its CPUs are; returns what its cgroup gets now.
+        """Finish a migration; returns the write for the container's cgroup.
 
-        `post_update_container` is called when that was written. The kernel may take seconds for it,
-        and CPUs, which it has by now, may change meanwhile.
+        Call `post_update_container` after the write. The kernel may take seconds for it, and the
+        container's CPUs may change meanwhile.
         """
         self.containers.unconfirmed_ids.add(container_id)
         self.containers.write_counts[container_id] += 1
@@ -238,7 +238,7 @@ class Agent:
         return CgroupWrite(self.containers.cgroup_places[container_id], "", str(allocation.mems))
 
     def start_container(self, pod: PodSandbox, container: Container) -> None:
-        """The cgroup of a container is there, and its program does not run yet."""
+        """Correct the cgroup of a starting container before its program runs."""
         if container.id in self.containers.ended:
             return
         self.containers.record_place(container)
@@ -247,15 +247,15 @@ class Agent:
         self.starts.on_cgroup_made(container.id)
 
     def post_start_container(self, pod: PodSandbox, container: Container) -> None:
-        """A container runs: what it has from now on is its cgroup's."""
+        """Record that a container runs; from now on its cgroup is compared."""
         if container.id in self.containers.ended:
-            return  # late news: a program may end before the runtime says that it runs
+            return  # a program may end before the runtime reports that it runs
         self.containers.record_place(container)
         if container.id not in self.current.state.allocations:
             self._admit_unreported(pod, container)
         self.starts.on_running(container.id)
         if (a := self.current.state.allocations.get(container.id)) is not None and a.movable:
-            self.current.notify()  # from now on it may move
+            self.current.notify()  # it may be moved from now on
 
     def update_container(
         self, pod: PodSandbox, container: Container, requested: Resources
@@ -299,7 +299,7 @@ class Agent:
         return replace(outcome, updates=self.cgroups.write_updates(outcome.updates))
 
     def post_update_container(self, container_id: str) -> None:
-        """The runtime is through with an update; it may have written what was meant before."""
+        """Repair a cgroup after an update of the runtime, which may have written older values."""
         self.containers.unconfirmed_ids.discard(container_id)
         self._tasks.add(partial(self.cgroups.write_mark, container_id))
         if not self.current.observe:
@@ -307,17 +307,17 @@ class Agent:
             self.cgroups.queue_systemd_sync([container_id])
 
     def stop_container(self, container_id: str) -> tuple[ContainerUpdate, ...]:
-        """Take back what a container has; unknown ids are ordinary."""
+        """Release a container's allocation; unknown ids are ordinary."""
         return self.cgroups.schedule_cpu_return(self._release_container(container_id))
 
     def remove_container(self, container_id: str) -> None:
-        """A container is gone; normally it gave everything back when it stopped."""
+        """Release a removed container; usually it was released when it stopped."""
         self.cgroups.request_check_of_unsent(
             self.cgroups.schedule_cpu_return(self._release_container(container_id))
         )
 
     def run_pod(self, pod: PodSandbox) -> None:
-        """A pod's sandbox starts: exclusive CPUs of a pod that is placed as a whole are kept."""
+        """Reserve the exclusive CPUs of a pod that is placed as a whole."""
         plan = pod_admission.reserve_for_sandbox(self.current.snapshot(), pod)
         if plan.state is not self.current.state or self.current.state.may_reserve_for_pod(pod.uid):
             self._replace_state(
@@ -326,20 +326,20 @@ class Agent:
             self.cgroups.request_check_of_unsent(self.cgroups.write_updates(plan.updates))
 
     def update_pod(self, pod: PodSandbox, total: Resources) -> None:
-        """A pod's sum changes, of which its containers are told afterwards."""
+        """Record a pod's new resources; the updates of its containers follow."""
         state_after = with_pod_resized(self.current.state, pod, total)
         if state_after is not self.current.state:
             self._replace_state(state_after, ChangedStateIds((), (pod.uid,)), pod)
 
     def stop_pod(self, uid: str, sandbox: str) -> None:
-        """A pod's sandbox stopped: nothing of it starts any more, unless it gets another."""
+        """Release what a stopped sandbox no longer needs; the pod may get another sandbox."""
         allocations = self.current.state.allocations_of_pod(uid)
         unstarted = [a for a in allocations if a.container_id in self.containers.starting]
         self.reservations.release([a for a in unstarted if a.pod_id == sandbox])
         self.reservations.stop_sandbox(uid, sandbox)
 
     def remove_pod(self, uid: str, sandbox: str) -> None:
-        """A sandbox is gone, and with it containers that were never reported stopped."""
+        """Release a removed sandbox, and its containers that were never reported stopped."""
         self.history.retain_rejections(lambda one: one.pod_id != sandbox)
         prior, released = self.current.state, admit.forget_pod(self.current.desired, uid, sandbox)
         if released.state is self.current.state:
@@ -353,7 +353,7 @@ class Agent:
     def synchronize(
         self, pods: PodTable | Iterable[PodSandbox], containers: Sequence[Container]
     ) -> tuple[ContainerUpdate, ...]:
-        """Compare notes with the runtime; see `nri_numa.engine.resync`."""
+        """Synchronize the node state with the runtime; see `nri_numa.engine.resync`."""
         deadline = self._clock.monotonic() + self.current.synchronize_budget_s
         pods = pods if isinstance(pods, PodTable) else PodTable.from_pods(pods)
         self.history.retain_rejections(lambda one: one.pod_id in pods.uids)
@@ -374,7 +374,7 @@ class Agent:
         unseen_starts = self.containers.replace_all(containers)
         self.starts.on_synchronized(containers)
         self.containers.clear_pending_writes()
-        if outcome.adopted:  # we may have narrowed them for an owner that is gone
+        if outcome.adopted:  # their pool may have been narrowed for a holder that is gone
             self.current.record_narrower_pool()
         updates, outcome = self.cgroups.write_synchronized(
             reclassify_repaired_as_missed_starts(outcome, unseen_starts)
@@ -406,14 +406,14 @@ class Agent:
         return updates
 
     def _admit_next_undecided(self) -> None:
-        """One stranger that Synchronize had no time for; the next one follows by itself."""
+        """Admit one unknown container that Synchronize had no time for, and schedule the next."""
         if not self._undecided:
             return  # a later Synchronize had time for all of them
         pod, container = self._undecided.popleft()
         self._tasks.add(self._admit_next_undecided)
         allocation = self.current.state.allocations.get(container.id)
         if allocation is None or not allocation.is_undecided:
-            return  # it is gone, or was decided about since
+            return  # it ended, or was decided about since
         admission = admit_running(self.current.snapshot(), pod, container)
         decision = admission.decision
         if isinstance(decision, Rejected):
@@ -427,13 +427,10 @@ class Agent:
         self.cgroups.request_check_of_unsent(self.cgroups.write_updates(admission.updates))
         self.cgroups.write_mark(container.id)
 
-    # --- changes of our own ----------------------------------------------------------------------
+    # --- changes by the agent --------------------------------------------------------------------
 
     def apply_grants(self, grants: KubeletGrants | None) -> None:
-        """The kubelet granted something else: who shares CPUs makes room, or gets it back.
-
-        None if nothing changed.
-        """
+        """Apply changed grants of the kubelet to the shared pool; None if nothing changed."""
         if grants is None:
             return
         self.reservations.release_of_stopped()
@@ -444,7 +441,7 @@ class Agent:
         )
 
     def record_enforced_quota(self, container_id: str, quota: int) -> None:
-        """A refused resize has a CFS quota in force: another one than we lifted is left there."""
+        """Record the CFS quota of a rejected resize; one that differs from the lifted one stays."""
         allocation = self.current.state.allocations.get(container_id)
         if allocation is None or allocation.lifted_quota in (None, quota):
             return
@@ -453,7 +450,7 @@ class Agent:
         self._replace_state(state_after, ChangedStateIds((container_id,), (allocation.pod_uid,)))
 
     def apply_node_model(self, machine: NodeModel) -> tuple[ContainerUpdate, ...]:
-        """CPUs went on- or offline, or settings changed: updates of containers with other CPUs."""
+        """Apply changed CPUs or settings; returns the updates of containers with other CPUs."""
         desired_before = self.current.desired
         self.current.replace_machine(machine)
         desired_after = self.current.desired
@@ -473,7 +470,7 @@ class Agent:
     def _release_container(self, container_id: str) -> tuple[ContainerUpdate, ...]:
         allocation = self.current.state.allocations.get(container_id)
         if allocation is None or allocation.reserved_at:
-            # Its successor in the pod took its place already, or its pod keeps its CPUs.
+            # Its successor in the pod has replaced it already, or its pod reserves its CPUs.
             self._forget_container(container_id)
             return ()
         self.starts.report_if_never_started(allocation)
@@ -486,7 +483,7 @@ class Agent:
     def _replace_state(
         self, state: NodeState, change: ChangedStateIds, pod: PodSandbox | None = None
     ) -> None:
-        """Put a decision on disk and in force; ``pod`` is the one that it is about."""
+        """Write a decision to disk and apply it; ``pod`` is the pod that it is about."""
         current = self.current
         if pod is not None and state.may_reserve_for_pod(pod.uid):
             state = with_sandbox_cgroup(state, pod, self.cgroups.writer.reader)
@@ -500,11 +497,11 @@ class Agent:
         current.notify()
 
     def _admit_unreported(self, pod: PodSandbox, container: Container) -> None:
-        """Decide about one whose creation was not reported, or that was refused in vain."""
+        """Decide about a container whose creation was not reported, or was rejected in vain."""
         self.reservations.release_of_stopped()
         admission = admit_running(self.current.snapshot(), pod, container)
         self._replace_state(admission.state, admission.change, pod)
-        if not self.current.observe:  # else it was refused in words only, and is no gap
+        if not self.current.observe:  # else it was not really rejected, and is no missed start
             self.containers.on_unreported_start(container)
             self.history.count_missed_start()
         self.cgroups.request_check_of_unsent(self.cgroups.write_updates(admission.updates))
@@ -526,10 +523,10 @@ class Agent:
 
 
 def with_sandbox_cgroup(state: NodeState, pod: PodSandbox, reader: CgroupReader) -> NodeState:
-    """Remember where the cgroup of a pod's sandbox is, if it is there.
+    """Record the cgroup of a pod's sandbox, if it exists.
 
-    Not every runtime makes one for each sandbox: that one is not there proves something only
-    where it was.
+    Not every runtime makes one for each sandbox: only one that existed can prove by its absence
+    that the sandbox is gone.
     """
     record, paths = state.pods[pod.uid], sandbox_cgroup_paths(pod.cgroups_path)
     if record.sandbox_cgroup in paths:
@@ -543,7 +540,7 @@ def with_sandbox_cgroup(state: NodeState, pod: PodSandbox, reader: CgroupReader)
 def with_sandbox_cgroups(
     state: NodeState, pods: PodTable, known_pods: Mapping[str, PodRecord], reader: CgroupReader
 ) -> NodeState:
-    """`with_sandbox_cgroup` for sandboxes of which no record of before, by UID, says it."""
+    """Apply `with_sandbox_cgroup` to sandboxes without an earlier record, by UID."""
     reserving_uids = {
         a.pod_uid for a in state.allocations.values() if a.exclusive or a.policy in STRICT_POLICIES
     }

@@ -1,8 +1,8 @@
-"""ResourceClaims on this node: prepared for the kubelet, remembered, and found again in containers.
+"""ResourceClaims on this node: prepared for the kubelet, recorded, and matched to containers.
 
-The order of a preparation is: read the claim, judge it, write its record, write its CDI file, count
-it. Whatever is missing after a kill is made when the kubelet asks again, or at the next start, from
-the record. A claim is forgotten in the opposite order, the record first.
+A preparation reads the claim, validates it, writes its record, writes its CDI file, and adds it.
+What is missing after a kill is made from the record when the kubelet repeats its call, or at the
+next start. Unpreparing removes the record first.
 
 Its CPUs are chosen when its container is created, by the engine: what a claim holds reaches it as
 an annotation of the container (`nri_numa.engine.request.demand`), which the agent makes here from a
@@ -74,14 +74,14 @@ _SOCKET_RETRY_S: Final = 10.0
 """Seconds until sockets that cannot be made are tried again."""
 _FREE_CPU_POLL_INTERVAL_S: Final = 0.1
 _CONTAINER_STOP_WAIT_S: Final = 10.0
-"""Seconds that containers may take to end whose pod was deleted without a grace period: the kubelet
-gives them two. It waits 45 for a claim, of which the publisher may need 20."""
+"""Seconds to wait for the end of containers whose pod was deleted without a grace period: the
+kubelet gives them two. It waits 45 for a claim, of which the publisher may need 20."""
 
 
 class ClaimStore:
-    """The claims that are prepared on this node.
+    """Claims prepared on this node.
 
-    Records of them are in a directory of ours, CDI files in one of the runtime.
+    Their records are in the state directory, their CDI files in the runtime's.
 
     Attributes:
         claims: by UID; replaced as a whole, so that any thread may read it.
@@ -106,10 +106,10 @@ class ClaimStore:
         self.claims: Mapping[str, Claim] = {}
 
     def load(self) -> None:
-        """Read the records, and put the CDI files right."""
+        """Read the records, and repair the CDI files."""
         try:
             os.makedirs(self._records, mode=0o700, exist_ok=True)
-        except OSError as error:  # each preparation will say so too
+        except OSError as error:  # each preparation reports it too
             log.warning("no place for records of claims", problem=str(error))
         claims: dict[str, Claim] = {}
         for name in sorted(handover.list_file_names(self._records)):
@@ -150,23 +150,23 @@ class ClaimStore:
                 log.warning("CDI file not written", uid=claim.uid, problem=str(error))
 
     def on_driver_registered(self) -> None:
-        """The kubelet has registered the driver; the publisher learns of it."""
+        """Tell the publisher that the kubelet has registered the driver."""
         self._asker.write_registration_marker()
 
     # --- the kubelet's calls ----------------------------------------------------------------------
 
     def prepare_claim(self, namespace: str, name: str, uid: str) -> list[PreparedDevice]:
-        """Prepare a claim; once more is the same.
+        """Prepare a claim; idempotent.
 
         Raises:
-            InvalidClaim: it cannot be had, or not be met on this node.
+            InvalidClaim: it cannot be read, or not be satisfied on this node.
             OSError: its files cannot be written.
         """
         from nri_numa.dra.service import PreparedDevice
 
         if not is_uid(uid):
             raise InvalidClaim(f"claim {namespace}/{name} has UID {uid[:60]!r}, expected a UUID")
-        claim = self._read_claim(namespace, name, uid)  # may take long, and holds up no other claim
+        claim = self._read_claim(namespace, name, uid)  # may take long, so outside of the lock
         with self._turn:
             prior = self.claims.get(uid)
             validate_claim(self._current.machine, claim)
@@ -196,9 +196,9 @@ class ClaimStore:
         ]
 
     def _await_free_cpus(self, claim: Claim) -> None:
-        """Wait for the end of containers that the API server no longer knows, and counts no more.
+        """Wait for the end of containers that the API server no longer counts.
 
-        A refused container would come back after the kubelet's back-off only.
+        A rejected container would come back only after the kubelet's back-off.
         """
         demand: Counter[int] = Counter()
         for result in claim.results:
@@ -210,7 +210,7 @@ class ClaimStore:
             self._sleep(_FREE_CPU_POLL_INTERVAL_S)
 
     def unprepare_claim(self, uid: str) -> None:
-        """Forget a claim; one that is not known is forgotten already.
+        """Forget a claim; an unknown one is ignored.
 
         Raises:
             OSError: its files cannot be removed.
@@ -240,7 +240,7 @@ class ClaimStore:
         return claim
 
     def pool_and_device_problems(self) -> tuple[str, Mapping[str, str]]:
-        """The pool, and by device which CPUs went offline that containers have of it by claims."""
+        """Return the pool, and by device the problem of claimed CPUs that went offline."""
         topology = self._current.machine.topology
         cpus_by_node = dict.fromkeys(topology.cpu_nodes, NO_CPUS)
         for allocation in self._current.state.allocations.values():
@@ -248,7 +248,7 @@ class ClaimStore:
             if claimed is None or allocation.reserved_at or not offline:
                 continue
             online_counts = topology.cpu_count_by_node(allocation.cpus & topology.online)
-            for i, count in claimed.by_node.items():  # where an offline CPU was is not known
+            for i, count in claimed.by_node.items():  # the NUMA node of an offline CPU is unknown
                 if online_counts.get(i, 0) < count:
                     cpus_by_node[i] = cpus_by_node.get(i, NO_CPUS) | offline
         return self._pool, {
@@ -261,7 +261,7 @@ class ClaimStore:
     # --- the runtime's containers -----------------------------------------------------------------
 
     def complete(self, pod: PodSandbox, container: Container) -> tuple[PodSandbox, Container]:
-        """The container with what it has of claims; untouched where it has nothing."""
+        """Add the results of its claims to a container; one without claims is unchanged."""
         named = parse_claim_variable_names(container.mentions.claims)
         if not named:
             return pod, container
@@ -292,7 +292,7 @@ class ClaimStore:
     def extend(
         self, allocation: Allocation, container: Container, base: ContainerAdjustment
     ) -> ContainerAdjustment:
-        """Have a container find its CPUs: in files, and those of one claim in a variable too."""
+        """Add files with a container's CPUs, and a variable if it has only one claim."""
         if not allocation.exclusive:
             return base
         named = parse_claim_variable_names(container.mentions.claims)
@@ -301,20 +301,20 @@ class ClaimStore:
         )
         uids = {uid for uid, _ in named}
         if len(uids) != 1:
-            return base  # of several claims it is not known which CPUs are whose
+            return base  # with several claims, the CPUs of each are unknown
         return replace(
             base, env={**base.env, f"{DRA_DRIVER_CPU_VARIABLE_PREFIX}{uids.pop()}": base.cpus}
         )
 
     def _write_device_metadata(self, named: Sequence[tuple[str, int]], cpus: str) -> dict[str, str]:
-        """Files of device metadata, by their path in the container (KEP-5304)."""
+        """Write files of device metadata; returns them by path in the container (KEP-5304)."""
         numa_nodes, mounts = self._current.machine.topology.numa_nodes, dict[str, str]()
         for uid, number in named:
             claim = self.claims[uid]
             result = claim.results[number]
             device_cpus = CPUSet.parse(cpus) & numa_nodes[result.numa_node].cpus
             if len(device_cpus) != result.cpus:
-                device_cpus = NO_CPUS  # of several requests there: which are whose is not known
+                device_cpus = NO_CPUS  # with several requests, the CPUs of each are unknown
             inside = metadata_path(self._driver, claim, result.request)
             path = os.path.join(self._about, uid, f"{number}.json")
             text = metadata_document(
@@ -356,7 +356,7 @@ def _results_text(claim: Claim) -> str:
 
 
 def build_claim_store(config: AgentConfig, node: str, current: CurrentState) -> ClaimStore | None:
-    """A book by the configuration's section ``dra``; None when off."""
+    """Build the store by the configuration's section ``dra``; None if it is off."""
     if not config.dra.enabled:
         return None
     return ClaimStore(
@@ -382,7 +382,7 @@ async def serve_claims_to_kubelet(config: AgentConfig, store: ClaimStore) -> Non
                 await asyncio.to_thread(plugin.start)
                 break
             except RuntimeUnavailable as error:
-                # Placement does not depend on it: the agent goes on, and tries again.
+                # Placement does not depend on it: the agent continues, and tries again.
                 problems.report("the kubelet is not served", str(error))
                 await asyncio.sleep(_SOCKET_RETRY_S)
         log.info("serving the kubelet", driver=config.dra.driver, socket=registry)
@@ -391,16 +391,16 @@ async def serve_claims_to_kubelet(config: AgentConfig, store: ClaimStore) -> Non
         await asyncio.to_thread(plugin.stop)
 
 
-# --- Whether a claim can be met on this machine ---
+# --- Validation of a claim on this machine ---
 
 _CFS_PERIOD_US = 100_000
 
 
 def validate_claim(machine: NodeModel, claim: Claim) -> None:
-    """Say no to what this machine does not have, and to parameters that make no sense.
+    """Check that this machine can satisfy a claim, and that its parameters are valid.
 
     Raises:
-        InvalidClaim: with the first that was found.
+        InvalidClaim: with the first problem.
     """
     memory_nodes = machine.topology.memory_nodes
     for number, item in enumerate(claim.results):
@@ -443,21 +443,21 @@ def validate_claim(machine: NodeModel, claim: Claim) -> None:
 def with_claim_parameters(
     machine: NodeModel, pod: PodSandbox, container: Container, results: Sequence[ClaimedDevice]
 ) -> PodSandbox:
-    """The pod as if its annotations said for this container what its claims say."""
+    """Add the parameters of a container's claims to its pod's annotations."""
     prefix = machine.settings.prefix
     annotations = {
         f"{prefix}/{key}.{container.name}": value
         for device in results
         for key, value in device.parameters.items()
     }
-    # What the pod itself says of this container is nearer to it.
+    # The pod's own annotations take precedence.
     return replace(pod, annotations={**annotations, **pod.annotations}) if annotations else pod
 
 
 def _resolve_result_options(
     machine: NodeModel, claim: Claim, number: int
 ) -> PlacementOptions | Rejection:
-    """What a container with this result alone, and as many CPUs, would ask for."""
+    """Resolve the options of a container that has this result alone, and as many CPUs."""
     result = claim.results[number]
     pod = PodSandbox(id="", uid="", namespace=claim.namespace, name=claim.name)
     text = claim_result_text(result.numa_node, claim.uid, number, result.cpus)
@@ -468,7 +468,7 @@ def _resolve_result_options(
         annotations={machine.slots_annotation_key: text},
         resources=Resources(cpu_quota=result.cpus * _CFS_PERIOD_US, cpu_period=_CFS_PERIOD_US),
     )
-    # That of the machine remembers what it read, for the loop's thread alone.
+    # The machine's resolver has a cache that only the loop's thread may use.
     resolve = OptionsResolver(machine.settings, machine.max_list_chars)
     options = resolve(with_claim_parameters(machine, pod, container, [result]), container)
     return with_slots(machine.settings, pod, container, options)

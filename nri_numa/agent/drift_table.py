@@ -1,4 +1,4 @@
-"""What containers really have, wherever it is not what they should have."""
+"""Actual cpusets of containers that differ from the desired ones."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from nri_numa.observe.metrics import Metrics
 
 
 class DriftStatus(msgspec.Struct, frozen=True):
-    """Drift of one container, as far as seen.
+    """Observed drift of one container.
 
     Attributes:
-        drift: what it has instead of what is meant.
-        observed_at: Unix time from which on it was so.
-        repairs_abandoned: it was put right again and again, and is left to what rewrites it.
+        drift: actual and desired values.
+        observed_at: Unix time since when it differs.
+        repairs_abandoned: True if it was repaired too often, and is left.
     """
 
     drift: Drift
@@ -27,14 +27,14 @@ class DriftStatus(msgspec.Struct, frozen=True):
 
     @property
     def on_exclusive_cpus(self) -> bool:
-        """Whether it can run on CPUs that another container owns."""
+        """True if it can run on exclusive CPUs of another container."""
         return self.drift.rank == 0
 
     @property
     def difference_text(self) -> str:
-        """Both sides: ``meant 4-7, has 0-7; memory nodes: meant 0, has 0-1``.
+        """Text of both sides: ``meant 4-7, has 0-7; memory nodes: meant 0, has 0-1``.
 
-        What is neither is said as it was found.
+        Any other difference is the finding.
         """
         drift, actual, parts = self.drift, self.drift.actual, list[str]()
         if drift.desired_cpus:
@@ -52,17 +52,17 @@ DriftById = Mapping[str, DriftStatus]
 
 
 class DriftTable:
-    """What containers really have, by id, wherever it is not what they are meant to have.
+    """Drift of containers, by id.
 
     `status`, `explain`, the API and the page show it beside the decision, and metrics count how
-    long a container could run on CPUs that another one owns. Every change replaces `known` as a
-    whole, so that any thread can read it.
+    long a container could run on exclusive CPUs of another one. Every change replaces `known` as a
+    whole, so any thread can read it.
 
     Args:
         notify: called after every change.
 
     Attributes:
-        known: all of them at this moment.
+        known: current drift, by container id.
     """
 
     def __init__(self, metrics: Metrics, clock: Clock, notify: Callable[[], None]) -> None:
@@ -79,10 +79,10 @@ class DriftTable:
         starts: Mapping[str, float],
         abandoned: Collection[str] = (),
     ) -> None:
-        """Take in what a look at some containers showed; the others of them are as meant.
+        """Record the corrections found for some containers; the others of them have no drift.
 
-        ``since`` are Unix times from which on it can have been so; ``given_up`` are those that are
-        left to what rewrites them.
+        ``starts`` are the earliest Unix times of their drift; ``abandoned`` are containers that are
+        no longer repaired.
         """
         self.accumulate_seconds()
         drifts = {c.container_id: c for c in corrections}
@@ -103,7 +103,7 @@ class DriftTable:
         self._replace_drift(table)
 
     def remove_repaired(self, *container_ids: str) -> None:
-        """They are as meant, or gone."""
+        """Remove containers that have no drift any longer, or ended."""
         ids = self.known.keys() & set(container_ids)
         if not ids:
             return
@@ -111,7 +111,7 @@ class DriftTable:
         self._replace_drift({i: d for i, d in self.known.items() if i not in ids})
 
     def accumulate_seconds(self) -> None:
-        """Count the seconds since the last call of those on exclusive CPUs of others."""
+        """Count the seconds that intruders were on exclusive CPUs since the last call."""
         now = self._clock.time()
         seconds, self._counted = max(0.0, now - self._counted), now
         self._metrics.neighbour_seconds.inc(

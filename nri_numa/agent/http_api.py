@@ -1,9 +1,9 @@
-"""The agent's API and page: routes over what it shows, and the server that has them.
+"""The agent's API and page: routes over its view, and their server.
 
-It is read-only. Long answers are made piece by piece, so that a list of 1,000 containers does not
-hold up the container that is just being created. The server runs in a loop and a thread of its own
-(`nri_numa.agent.serving`), which gives way to the one that answers the runtime whenever it looks
-for something to do: between any two answers, and between any two pieces of one.
+The API is read-only. Long answers are made in chunks, so a list of 1,000 containers does not delay
+a container that is being created. The server has its own loop and thread
+(`nri_numa.agent.serving`), which yields to the loop that answers the runtime between any two
+answers, and between any two chunks.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ if TYPE_CHECKING:
 log = get_logger("http")
 
 LISTEN_RETRY_S = 10.0
-"""Seconds between two attempts to listen at an address that another program has."""
+"""Seconds between two attempts to listen at an address in use."""
 STUCK_LOOP_S: Final = 10.0
-"""Seconds after which a loop that never waits is not at work but lost."""
+"""Seconds after which a busy loop counts as stuck."""
 MAX_EVENT_STREAMS = 32
 HEARTBEAT_INTERVAL_S = 15.0
 CHANGE_DEBOUNCE_S = 0.25
 """Seconds in which several changes are one event."""
 CONTAINERS_PER_CHUNK: Final = 10
-"""Containers between two chances for the event loop: about a tenth of a millisecond, five times as
-long when other work had the caches meanwhile."""
+"""Containers encoded before the event loop gets a turn: about a tenth of a millisecond, five times
+as long with cold caches."""
 SCRAPE_BLOCK_BYTES: Final = 64 << 10
 """Bytes of a scrape that are sent at once."""
 
@@ -62,7 +62,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class API:
-    """The routes; ``busy_for`` says for how long the runtime's loop is at work without a pause."""
+    """The routes; ``busy_seconds`` returns how long the runtime's loop has been busy."""
 
     def __init__(
         self, view: LiveView, metrics: Metrics, busy_seconds: Callable[[], float] = lambda: 0.0
@@ -193,10 +193,10 @@ def _json_response(document: object, status: int = 200) -> Response:
 
 
 class SharedScrape:
-    """Makes the text of the metrics, piece by piece, once for all clients that wait for it.
+    """Renders the metrics in chunks, once for all clients that wait for them.
 
-    With 10,000 containers it takes a tenth of a second and a megabyte; twenty clients at once would
-    take twenty times that, and each of them would see the same.
+    With 10,000 containers this takes a tenth of a second and a megabyte; twenty clients at once
+    would take twenty times that for the same text.
     """
 
     def __init__(self, chunks: Callable[[], Iterator[bytes]]) -> None:
@@ -206,15 +206,15 @@ class SharedScrape:
         self._text = b""
 
     async def stream_text(self) -> AsyncIterator[bytes]:
-        """The text; no part of it is older than this call."""
+        """Yield the text; no part of it is older than this call."""
         begun_count = self._begun
         async with self._turn:
-            if self._made <= begun_count:  # what was made, if anything, was begun before
+            if self._made <= begun_count:  # the last text was begun before this call
                 self._begun += 1
                 number, text = self._begun, bytearray()
                 for chunk in self._chunks():
                     text += chunk
-                    await asyncio.sleep(0)  # others have their turn
+                    await asyncio.sleep(0)  # other tasks get a turn
                 self._text, self._made = bytes(text), number
             full_text = self._text
         for start in range(0, len(full_text), SCRAPE_BLOCK_BYTES):
@@ -222,10 +222,10 @@ class SharedScrape:
 
 
 class ChangeStreams:
-    """The event streams; costs nothing while none is open.
+    """The event streams; free of cost while none is open.
 
-    The agent says that it changed in the middle of a request of the runtime, in its own thread:
-    what happens there is one flag, and once in a while a byte that wakes our loop.
+    The agent reports changes within requests of the runtime, in its own thread: there only a flag
+    is set, and sometimes a byte is sent that wakes the HTTP loop.
     """
 
     def __init__(self, view: LiveView) -> None:
@@ -235,12 +235,12 @@ class ChangeStreams:
         self._waking = False
 
     def check_stream_limit(self, request: HTTPRequest) -> None:
-        """Raise `APIError` where there are too many."""
+        """Raise `APIError` if too many streams are open."""
         if len(self._streams) >= MAX_EVENT_STREAMS:
             raise protocol.too_many_open_error("event streams")
 
     async def event_stream_chunks(self) -> AsyncIterator[bytes]:
-        """Pieces of one event stream: where we are, then every change, then a heartbeat."""
+        """Yield one event stream: the current state, then every change, with heartbeats."""
         changed = asyncio.Event()
         changed.set()
         if not self._streams:
@@ -266,10 +266,10 @@ class ChangeStreams:
                 self._end()
 
     def _on_agent_change(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Called in the agent's thread."""
+        """Wake the streams; called in the agent's thread."""
         if not self._waking:
             self._waking = True
-            with contextlib.suppress(RuntimeError):  # our loop ended just now
+            with contextlib.suppress(RuntimeError):  # the HTTP loop has just ended
                 loop.call_soon_threadsafe(self._wake_streams)
 
     def _wake_streams(self) -> None:
@@ -294,8 +294,8 @@ class ChangeStreams:
 class AgentServer(Server):
     """The API, at ``http.address`` and at the unix socket ``http.socket``.
 
-    ``crowded`` is called with whether newcomers find no place, each time that this may be
-    otherwise. A token or certificate that cannot be read is a `ConfigError`.
+    ``crowded`` is called with True while new connections have no room, and with False after that.
+    A token or certificate that cannot be read is a `ConfigError`.
     """
 
     def __init__(
@@ -329,7 +329,7 @@ class AgentServer(Server):
             await self.stop()
 
     async def start(self) -> None:
-        """Return when it listens at the address; what is served there does not need the socket."""
+        """Return when the server listens at the address; the socket may follow later."""
         if self._certificate is not None and (problem := self._certificate.expired_problem()):
             log.error("certificate expired", problem=problem, remedy="renew http.tlsCert")
         if self._socket:
@@ -352,7 +352,7 @@ class AgentServer(Server):
         )
 
     async def _listen_with_retry(self, listen: Callable[[], None], address: str, key: str) -> None:
-        """Listen; while the address is in use, say so and try again."""
+        """Listen; while that fails, report it and try again."""
         problems = ReportOnce(log)
         while True:
             try:
@@ -383,22 +383,22 @@ class AgentServer(Server):
         self._crowded(False)
 
     def check_request_allowed(self, request: HTTPRequest) -> None:
-        """Probes and the page itself are open; the unix socket's mode has said who may ask."""
+        """Check the token; probes, the page and the unix socket need none."""
         if self._token is not None and not (request.local or request.path in self._open):
             self._token.check_request_token(request)
 
     def on_request_answered(self, request: HTTPRequest | None, status: int) -> None:
-        """Count it by the pattern of its path: bounded, whatever clients send."""
+        """Count a request by the pattern of its path, so labels are bounded."""
         routes = self.routes.routes_for_path(request) if request is not None else []
         route = routes[0].path if routes else "other"
         label = "page" if route in self._open - PROBE_PATHS else route
         self._metrics.http_requests.labels(label, str(status)).inc()
 
     def on_connection_dropped(self) -> None:
-        """Count it."""
+        """Count a dropped connection."""
         self._metrics.http_dropped.inc()
 
     def on_connection_count(self, count: int, *, crowded: bool) -> None:
-        """Show it."""
+        """Set the gauge of connections, and report if they are crowded."""
         self._metrics.http_connections.set(count)
         self._crowded(crowded)

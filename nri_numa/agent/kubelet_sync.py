@@ -1,8 +1,8 @@
-"""The kubelet beside us: what its static managers granted, and its configuration.
+"""The kubelet on this node: grants of its static managers, and its configuration.
 
-What it granted is looked up before each decision, and every second. Where both of us write the
-cpuset of one container, that is said once, and kept for the page and the API. Its configuration is
-watched, and settings follow from it and from ours.
+Grants are read before each decision, and every second. If the kubelet and the agent both write one
+container's cpuset, this conflict is reported once, and stored for the page and the API. The
+kubelet's configuration is watched, since settings are inherited from it.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ log = get_logger("kubelet")
 
 
 class KubeletSync:
-    """Looks what the kubelet granted, and notes where it and we disagree.
+    """Reads the kubelet's grants, and records conflicts with it.
 
     Attributes:
-        conflicts: by container id, what both write; never changes, is replaced as a whole.
-        configuration: the kubelet's.
+        conflicts: by container id; replaced as a whole, never changed.
+        configuration: the kubelet's configuration.
     """
 
     def __init__(
@@ -73,16 +73,16 @@ class KubeletSync:
 
     @property
     def state_file_problems(self) -> tuple[str, ...]:
-        """What is wrong with the kubelet's state files, as sentences."""
+        """Problems of the kubelet's state files, as sentences."""
         return self._files.problems
 
     def check_conflicts(self) -> None:
-        """See which containers both write now; called every second."""
+        """Update the conflicts; called every second."""
         self._check_cgroups()
         self._forget_ended_conflicts()
 
     def refresh_kubelet_grants(self) -> KubeletGrants | None:
-        """What the kubelet granted, if that changed; costs two ``stat`` calls."""
+        """Return the kubelet's grants if they changed; costs two ``stat`` calls."""
         topology = self._current.machine.topology
         if not self._files.refresh_and_report_change(topology.possible, topology.numa_ids):
             return None
@@ -120,19 +120,19 @@ class KubeletSync:
     def on_cpuset_rewritten(
         self, prior: Allocation, allocation: Allocation, requested: str, effective: str
     ) -> None:
-        """A cpuset was sent for a container: by the kubelet?"""
+        """Record a conflict if the kubelet sent this cpuset."""
         granted = self._current.state.kubelet.cpus_of(
             allocation.pod_uid, allocation.container, allocation.container_id
         )
         if not granted or not parse_foreign_cpuset(requested) <= granted:
-            return  # the shared set, or not the kubelet at all: `overridden` says so
+            return  # the shared set, or not the kubelet's; logged as overridden
         if effective:
             self._record_conflict(allocation, requested, effective, "nri-numa", "UpdateContainer")
         elif prior.kind not in (ContainerKind.FOREIGN, ContainerKind.UNPINNED):
             self._record_conflict(allocation, requested, "", "kubelet", "UpdateContainer")
 
     def _check_cgroups(self) -> None:
-        """Containers that are left to what rewrites their cgroup: is it the kubelet?"""
+        """Record a conflict for abandoned containers that the kubelet rewrites."""
         state = self._current.state
         for container_id, status in self._drift.known.items():
             allocation = state.allocations.get(container_id)
@@ -199,15 +199,15 @@ class KubeletSync:
 # --- Settings that follow from the kubelet's configuration ---
 
 CONFIG_CHECK_INTERVAL_S: Final = 5.0
-"""Seconds between two looks at the kubelet's command line and files."""
+"""Seconds between two reads of the kubelet's command line and files."""
 
 
 class KubeletConfigWatch:
-    """What the kubelet's configuration says, and what became ours of it.
+    """The kubelet's configuration, and the settings inherited from it.
 
     Attributes:
         discovered: the kubelet's configuration when it was last read.
-        adopted: what became ours of it.
+        adopted: settings inherited from it.
     """
 
     def __init__(
@@ -225,7 +225,7 @@ class KubeletConfigWatch:
         self.adopted: AdoptedSettings | None = None
 
     def read_config(self, config: AgentConfig) -> bool:
-        """Read the kubelet's configuration; whether it is another one than before.
+        """Read the kubelet's configuration; True if it changed.
 
         A kubelet that is being restarted, and a file that cannot be read, change nothing.
         """
@@ -239,7 +239,7 @@ class KubeletConfigWatch:
         return discovered.signature != prior.signature
 
     def settings_with_kubelet_config(self, config: AgentConfig, topology: Topology) -> Settings:
-        """Ours, with what the kubelet's configuration adds; any thread may ask."""
+        """Return the settings with the inherited ones; any thread may call this."""
         base_settings = configuration.derive_settings(config)
         facts = self.discovered.facts
         self.adopted = (
@@ -257,7 +257,7 @@ class KubeletConfigWatch:
         )
 
     def report_config(self) -> None:
-        """Log once what became ours, what differs, and what cannot be read."""
+        """Log inherited settings, differences and problems, each once."""
         adopted = self.adopted
         lines = {
             **dict.fromkeys(adopted.adopted if adopted else (), log.info),
@@ -270,14 +270,14 @@ class KubeletConfigWatch:
         self._said = frozenset(lines)
 
     async def watch_config(self, in_force: ConfigInForce, apply_settings: ApplySettings) -> None:
-        """Look every few seconds, and put in force what changed, until cancelled."""
+        """Read it every few seconds and apply changes, until cancelled."""
         while True:
             await asyncio.sleep(CONFIG_CHECK_INTERVAL_S)
             await self.refresh_config(in_force.config, apply_settings)
 
     async def refresh_config(self, config: AgentConfig, apply_settings: ApplySettings) -> None:
-        """Read it in a thread; where something changed, containers get what follows."""
+        """Read it in a thread, and apply settings if it changed."""
         if await asyncio.to_thread(self.read_config, config):
             if not await apply_settings():
-                self.discovered = DiscoveredConfig()  # once more
+                self.discovered = DiscoveredConfig()  # tried again
             self.report_config()

@@ -1,10 +1,10 @@
-"""How late containers got their CPUs where no request comes before they start.
+"""Late starts over CRI: containers that start before their cpuset is written.
 
-A container is right when its real cgroup says so, not when the runtime took an update: one that
-came while the container was being started is recorded and applied to no cgroup. So the cgroup is
-written as soon as the container is seen to run, which takes tens of microseconds where the runtime
-needs tens of milliseconds; the runtime's own record follows. Where cgroups cannot be written, they
-are read, in a thread, until the runtime's update has arrived.
+A start is complete when the cgroup has the cpuset, not when the runtime took an update: one that
+arrives during the start is recorded and applied to no cgroup. So the agent writes the cgroup as
+soon as it sees the container run, which takes tens of microseconds instead of the runtime's tens of
+milliseconds; the runtime's record follows. If cgroups cannot be written, a thread reads them until
+the runtime's update has arrived.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ log = get_logger("late")
 
 FIRST_POLL_S: Final = 0.005
 MAX_POLL_S: Final = 0.2
-"""Seconds between two looks at a container that is not right yet, growing."""
+"""Maximum seconds between two reads of a cgroup that is not correct yet."""
 MAX_MEASURED_DELAY_S: Final = 10.0
-"""Seconds after which it is a matter of drift, which is looked for by itself."""
+"""Seconds after which a difference counts as drift."""
 
 
 class LateStarts:
-    """Puts late containers right, measures them, and says what a refusal means here."""
+    """Corrects late containers, measures their delay, and reports rejections over CRI."""
 
     def __init__(self, agent: Agent, metrics: Metrics, reader: CgroupReader, clock: Clock) -> None:
         self._agent = agent
@@ -46,16 +46,16 @@ class LateStarts:
 
     @property
     def start_delays(self) -> Mapping[str, float]:
-        """Seconds by which containers were late at most, by id; 0 for those in time.
+        """Start delays in seconds, by container id; 0 if in time.
 
-        Replaced as a whole, never changed: others read it from their threads.
+        Replaced as a whole, never changed, so any thread may read it.
         """
         return self._known
 
     def on_start(self, container_id: str, start_time: float, updated: float | None) -> None:
-        """A container runs since a Unix time: write its cgroup now, unless it has what is meant.
+        """Write the cgroup of a container that has run since a Unix time.
 
-        ``updated`` is when the runtime took an update for it; None when it has not.
+        ``updated`` is the time of the runtime's update for it; None without one.
         """
         desired_lists = self._desired_lists(container_id)
         if desired_lists is None:
@@ -71,7 +71,7 @@ class LateStarts:
         self._record_delay(container_id, max(0.0, corrected_at - start_time))
 
     def on_start_update_applied(self, container_id: str, start_time: float) -> None:
-        """The runtime has applied its update; look until it arrived, if that is not known yet."""
+        """Measure the start delay after the runtime's update, if it is not known yet."""
         if container_id in self._known or self._desired_lists(container_id) is None:
             return
         task = asyncio.create_task(self._measure_start_delay(container_id, start_time), name="late")
@@ -79,7 +79,7 @@ class LateStarts:
         task.add_done_callback(self._tasks.discard)
 
     def _desired_lists(self, container_id: str) -> tuple[str, str] | None:
-        """CPUs and memory nodes to have; None for one that is left alone."""
+        """Return the desired CPU and memory node lists; None if it is not pinned."""
         allocation = self._agent.current.state.allocations.get(container_id)
         if (
             self._agent.current.observe
@@ -95,7 +95,7 @@ class LateStarts:
     def on_started_despite_rejection(
         self, namespace: str, pod: str, uid: str, container: str, message: str
     ) -> None:
-        """A container was refused, and starts nevertheless."""
+        """Report a container that starts although it was rejected."""
         if self._agent.current.observe:
             return
         self._counts.refused_running.inc()
@@ -117,7 +117,7 @@ class LateStarts:
         )
 
     def on_rejected_resize_in_force(self, container_id: str, quota: int) -> None:
-        """A resize was refused, and the runtime has its CFS quota nevertheless."""
+        """Record the CFS quota that the runtime applied despite the rejection."""
         if not self._agent.current.observe:
             self._agent.record_enforced_quota(container_id, quota)
 
@@ -129,9 +129,9 @@ class LateStarts:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _process_created_at(self, pid: int, start_time: float) -> float:
-        """When the kernel made a container's process: before its program's first instruction.
+        """Return the time when the kernel made a container's process.
 
-        A runtime notes the start when its call returns, which on a busy machine is long after that.
+        A runtime records the start when its call returns, long after that on a busy machine.
         """
         try:
             ticks = int(read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()[19])
@@ -139,7 +139,7 @@ class LateStarts:
             return start_time
         age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
         forked = self._clock.time() - age
-        # Without the host's PIDs it may be anybody's process.
+        # Without the host's PIDs it may be another process.
         return forked if 0 < start_time - forked < MAX_MEASURED_DELAY_S else start_time
 
     async def _measure_start_delay(self, container_id: str, start_time: float) -> None:

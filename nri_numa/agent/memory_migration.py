@@ -1,7 +1,7 @@
-"""The memory of containers that made room follows them: in steps, while requests are answered.
+"""Migration of moved containers' memory, in steps, while requests are answered.
 
-Their CPUs changed before the newcomer started. Which memory nodes their pages are leaving is in the
-node state (`nri_numa.engine.state.Allocation.migrating_from`): a restart goes on from there.
+Their CPUs changed before the new container started. The source memory nodes are in the node state
+(`nri_numa.engine.state.Allocation.migrating_from`), so a restart continues the migration.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from nri_numa.text import human_bytes
 log = get_logger("mover")
 
 MAX_MIGRATION_BYTES_PER_S: Final = 1 << 30
-"""Bytes in a second at most; half of what one core copies."""
+"""Half of what one core copies in a second."""
 MAX_MIGRATION_PASSES: Final = 2
-"""The second finds what was touched meanwhile."""
+"""The second pass moves pages that were touched meanwhile."""
 TOLERATED_REMOTE_BYTES: Final = 64 << 20
-"""Bytes that are left to the kernel, which moves them when ``cpuset.mems`` is written."""
+"""Remaining bytes that the kernel moves when ``cpuset.mems`` is written."""
 MIN_REPORTED_UNMOVED_BYTES: Final = 1 << 20
-"""Bytes that would not move and are worth a word; fewer round to nothing."""
+"""Unmoved bytes that are reported; fewer round to nothing."""
 UNMOVED_RETRY_S: Final = 300.0
-"""Seconds until what would not move is tried again."""
+"""Seconds until unmoved pages are tried again."""
 
 
 def can_move_memory(reader: CgroupReader) -> bool:
-    """True if pages of containers can be moved from here; what is in the way is logged."""
+    """True if the agent can move pages of containers; a problem is logged."""
     problem = find_migration_problem(reader)
     if problem:
         log.info("containers with memory of their own NUMA node do not move", because=problem)
@@ -46,7 +46,7 @@ def can_move_memory(reader: CgroupReader) -> bool:
 
 
 class _MigrationResult(NamedTuple):
-    """Bytes that were moved and that would not move, and why."""
+    """Bytes that were moved and that could not be moved, and the obstacle."""
 
     migrated_bytes: int
     unmigrated_bytes: int
@@ -54,7 +54,7 @@ class _MigrationResult(NamedTuple):
 
 
 class MemoryMigrator:
-    """Moves what is to be moved, one container after the other."""
+    """Migrates the memory of moved containers, one after the other."""
 
     def __init__(self, agent: Agent, metrics: Metrics, clock: Clock) -> None:
         self._agent, self._metrics, self._clock = agent, metrics, clock
@@ -139,7 +139,7 @@ class MemoryMigrator:
             log.warning("partly moved", container=a.full_name, where=route, problem=result.obstacle)
             return
         cgroup_write = self._agent.finish_migration(container_id)
-        # In a thread of its own: the kernel looks at every page once more.
+        # In a thread: the kernel visits every page once more.
         await asyncio.to_thread(self._agent.cgroups.writer.write_cgroup, cgroup_write)
         self._agent.post_update_container(container_id)
         start_time = self._confirmations.take([container_id])[container_id]

@@ -1,4 +1,4 @@
-"""Says whether this machine is ready for nri-numa, line by line, each with its remedy.
+"""Checks that this machine is ready for nri-numa; each finding has its remedy.
 
 Nothing is changed and nothing is registered; the runtime's socket is only connected to.
 """
@@ -60,11 +60,11 @@ from nri_numa.store.files import directory_problem
 from nri_numa.web.security import Certificate, TokenFile, certificate_seconds_left
 
 _CONNECT_TIMEOUT_S = 2.0
-_FOREIGN_FILE_READ_BYTES = 1 << 20  # bytes of another program's file that are looked at
+_FOREIGN_FILE_READ_BYTES = 1 << 20  # bytes read of another program's file
 
 
 class FindingLevel(StrEnum):
-    """How a finding is to be taken."""
+    """Severity of a finding."""
 
     OK = "ok"
     WARN = "warn"
@@ -75,9 +75,9 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """One line of the check.
 
     Attributes:
-        subject: what was looked at.
-        message: what was found.
-        remedy: what to do about it; empty when all is well.
+        subject: part of the machine that was checked.
+        message: sentence about it.
+        remedy: advice; empty if all is well.
     """
 
     subject: str
@@ -99,7 +99,7 @@ def _failed_finding(subject: str, message: str, remedy: str) -> Finding:
 
 
 def run_checks(config: AgentConfig, root: Path = Path("/")) -> Iterator[Finding]:
-    """Look at everything a running agent depends on; ``root`` is another one than / in tests."""
+    """Check everything that a running agent depends on; ``root`` differs from / in tests."""
     topology = None
     try:
         topology = discover_topology(config.sysfs_root)
@@ -129,7 +129,7 @@ def run_checks(config: AgentConfig, root: Path = Path("/")) -> Iterator[Finding]
 
 
 def read_config_in_effect(config: AgentConfig) -> AgentConfig:
-    """The configuration with what becomes ours of the kubelet's, as far as both can be read."""
+    """Return the configuration with the settings inherited from the kubelet, if readable."""
     from nri_numa.agent.kubelet_sync import KubeletConfigWatch
 
     watch = KubeletConfigWatch(config.kubelet_root)
@@ -142,7 +142,7 @@ def read_config_in_effect(config: AgentConfig) -> AgentConfig:
 
 
 def check_machine(topology: Topology) -> Iterator[Finding]:
-    """What the machine is, and what is odd about it."""
+    """Report the machine and its oddities."""
     counts = ", ".join(
         f"{count} {noun}{'s' if count != 1 else ''}"
         for count, noun in (
@@ -170,7 +170,7 @@ def check_machine(topology: Topology) -> Iterator[Finding]:
 
 
 def check_devices(config: AgentConfig) -> Iterator[Finding]:
-    """The devices that containers can be placed beside, by NUMA node."""
+    """Report the devices that can be aligned with containers, by NUMA node."""
     # Order: by NUMA node, unknown ones last, then kind.
     counts = Counter(
         ("unknown NUMA node" if pci.numa_node is None else f"NUMA node {pci.numa_node}", pci.kind)
@@ -190,7 +190,7 @@ def check_devices(config: AgentConfig) -> Iterator[Finding]:
 
 
 def check_nohz_full(config: AgentConfig, topology: Topology) -> Iterator[Finding]:
-    """Whether anybody takes notice of the kernel's nohz_full list."""
+    """Report if the kernel's nohz_full list is not used."""
     if topology.nohz_full and config.nohz_full_cpus is NohzFullCPUs.ANY:
         yield _passed_finding(
             "kernel",
@@ -200,7 +200,7 @@ def check_nohz_full(config: AgentConfig, topology: Topology) -> Iterator[Finding
 
 
 def check_isolated_cpus(config: AgentConfig, topology: Topology) -> Iterator[Finding]:
-    """Whether containers that share have CPUs between which the kernel balances load."""
+    """Check that the kernel balances load between the CPUs of shared containers."""
     if config.isolated_cpus is IsolatedCPUs.ONLY and not topology.isolated & topology.allowed:
         yield _warning_finding(
             "kernel",
@@ -225,7 +225,7 @@ def check_isolated_cpus(config: AgentConfig, topology: Topology) -> Iterator[Fin
 
 
 def check_configuration(config: AgentConfig, topology: Topology) -> Iterator[Finding]:
-    """What the configuration says that this machine does not have."""
+    """Check the configuration against this machine."""
     problems = validate_config(config, topology)
     for problem in problems:
         yield _failed_finding("configuration", problem, "Correct the configuration file.")
@@ -235,7 +235,7 @@ def check_configuration(config: AgentConfig, topology: Topology) -> Iterator[Fin
 
 
 def check_privileges() -> Iterator[Finding]:
-    """Whether we may do what the agent does."""
+    """Check that this process has the agent's privileges."""
     if os.geteuid() == 0:
         yield _passed_finding("privileges", "running as root")
         yield from check_installation_ownership()
@@ -250,7 +250,7 @@ def check_privileges() -> Iterator[Finding]:
 def check_installation_ownership(
     paths: Iterable[str] = (sys.executable, __file__),
 ) -> Iterator[Finding]:
-    """Whether only root can write what root runs here: interpreter and package."""
+    """Check that only root can write the interpreter and the package."""
     for path in paths:
         real = Path(os.path.realpath(path))
         for part in (*Path(os.path.abspath(path)).parents, real, *real.parents):
@@ -274,7 +274,7 @@ _REQUIRED_CONTROLLERS = ("cpuset", "memory")
 
 
 def check_cgroup_controllers(mount: Path, root: Path = Path("/")) -> Iterator[Finding]:
-    """Whether the controllers are there that cpus and mems are written to."""
+    """Check that the cpuset and memory controllers exist."""
     unified = _read_text_or_none(mount / "cgroup.controllers")
     controllers = (
         [n for n in _REQUIRED_CONTROLLERS if (mount / n).is_dir()]
@@ -320,7 +320,7 @@ def check_cgroup_controllers(mount: Path, root: Path = Path("/")) -> Iterator[Fi
 
 
 def _check_writes(mount: Path, root: Path) -> Iterator[Finding]:
-    """Whether cgroups can be written: by the installed service, or by us in a container."""
+    """Check that the installed service, or this container, can write cgroups."""
     problem, protection = "", dict(_read_unit_settings(root)).get("ProtectControlGroups", "no")
     if protection.lower() not in _SYSTEMD_FALSE:
         problem = f"{SYSTEMD_UNIT} has ProtectControlGroups={protection}"
@@ -340,7 +340,7 @@ _HOST_PROCESSES_SUBJECT = "host processes"
 
 
 def check_host_processes(config: AgentConfig, topology: Topology) -> Iterator[Finding]:
-    """Which processes outside of pods may run on CPUs that containers can have exclusively."""
+    """Check that processes outside of pods cannot run on exclusive CPUs."""
     from nri_numa.agent.kubelet_sync import KubeletConfigWatch
 
     watch = KubeletConfigWatch(config.kubelet_root)
@@ -393,7 +393,7 @@ def _read_effective_cpus(directory: Path) -> CPUSet:
 
 
 def check_runtime_link(config: AgentConfig, root: Path = Path("/")) -> Iterator[Finding]:
-    """Whether the runtime serves NRI, or CRI where that is the link."""
+    """Check that the runtime serves NRI, or CRI if that is the link."""
     if config.runtime.link is RuntimeLinkKind.CRI:
         path = config.runtime.cri_socket.removeprefix("unix://")
         remedy = "Start the runtime, or set runtime.criSocket to where it serves CRI."
@@ -416,7 +416,7 @@ def check_runtime_link(config: AgentConfig, root: Path = Path("/")) -> Iterator[
 def _check_runtime_socket(
     name: str, path: str, remedy: str, key: str, because: str = ""
 ) -> Iterator[Finding]:
-    """Whether anything answers on a socket of the runtime."""
+    """Check that a socket of the runtime accepts connections."""
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
@@ -445,9 +445,9 @@ def _check_runtime_socket(
 
 
 def check_other_agents(config: AgentConfig) -> Iterator[Finding]:
-    """Whether an agent with another state directory works on this runtime: it takes one.
+    """Check that no agent with another state directory has this runtime's lock.
 
-    Nothing where no agent would use the directory: the one of it cannot be told from another.
+    Skipped if no agent can use the directory, since its agent could not be told from another one.
     """
     with contextlib.suppress(OSError):
         if directory_problem(os.stat(config.state_dir)):
@@ -468,7 +468,7 @@ def check_other_agents(config: AgentConfig) -> Iterator[Finding]:
 
 
 def check_pod_level_resources(root: Path = Path("/")) -> Iterator[Finding]:
-    """What the runtime says of pods with resources of their own (``spec.resources``)."""
+    """Report the runtime's support for pod-level resources (``spec.resources``)."""
     installed = query_containerd(root)
     if installed is None:
         return
@@ -478,13 +478,13 @@ def check_pod_level_resources(root: Path = Path("/")) -> Iterator[Finding]:
     yield _passed_finding("pod-level resources", text)
 
 
-# --- our own needs ------------------------------------------------------------------------------
+# --- the agent's needs --------------------------------------------------------------------------
 
 
 def check_state_directory(directory: Path) -> Iterator[Finding]:
-    """Whether the checkpoint can be written, and by no other user."""
+    """Check that the checkpoint can be written, and by no other user."""
     path = directory
-    while not os.path.exists(path) and path != path.parent:  # also where we may not look
+    while not os.path.exists(path) and path != path.parent:  # also without permission to look
         path = path.parent
     if not path.is_dir():
         yield _failed_finding("state", f"{path} is no directory", "Set stateDir.")
@@ -509,11 +509,11 @@ _LIBRARY_BY_SETTING: Final = {
     "dra.enabled": "grpc",
     "publish.otlpEndpoint": "opentelemetry.exporter.otlp.proto.http.trace_exporter",
 }
-"""What is imported only where a key is on, and found out there."""
+"""Libraries that are imported only if a key is on."""
 
 
 def check_libraries(config: AgentConfig) -> Iterator[Finding]:
-    """What is switched on and cannot be imported here."""
+    """Check that the libraries of switched-on features can be imported."""
     for key, module in _LIBRARY_BY_SETTING.items():
         is_device = key in ("devices.network", "devices.podResources")
         if not config_keys()[key].value_in(config) or (is_device and not config.devices.enabled):
@@ -531,7 +531,7 @@ def check_libraries(config: AgentConfig) -> Iterator[Finding]:
 
 
 def check_http_section(config: AgentConfig) -> Iterator[Finding]:
-    """Whether the API's address is free, or ours, and its files are in order."""
+    """Check that the API's address is free or served by nri-numa, and its files are valid."""
     section = config.http
     address = split_address(section.address)
     if address is None:
@@ -580,7 +580,7 @@ def _check_certificate_validity(cert: str) -> Iterator[Finding]:
 
 
 def _who_listens(host: str, port: int, *, tls: bool) -> str:
-    """``none``, ``nri-numa`` or ``other``."""
+    """Return ``none``, ``nri-numa`` or ``other``."""
     import http.client
     import ssl
 
@@ -591,7 +591,7 @@ def _who_listens(host: str, port: int, *, tls: bool) -> str:
         return "none"
     connection: http.client.HTTPConnection
     if tls:
-        # Only the name in the answer matters here, so that a private authority is no hindrance.
+        # Only the name in the answer matters, so a private authority is accepted.
         context = ssl._create_unverified_context()  # noqa: S323
         connection = http.client.HTTPSConnection(
             target, port, timeout=_CONNECT_TIMEOUT_S, context=context
@@ -609,7 +609,7 @@ def _who_listens(host: str, port: int, *, tls: bool) -> str:
 
 
 def check_numa_balancing(root: Path = Path("/")) -> Iterator[Finding]:
-    """Whether the kernel moves pages on its own account."""
+    """Report automatic NUMA balancing by the kernel."""
     if (_read_text_or_none(root / "proc/sys/kernel/numa_balancing") or "0").strip() not in (
         "",
         "0",
@@ -622,7 +622,7 @@ def check_numa_balancing(root: Path = Path("/")) -> Iterator[Finding]:
 
 
 def check_interrupt_steering(config: AgentConfig, root: Path = Path("/")) -> Iterator[Finding]:
-    """Whether interrupts of devices can be kept off exclusive CPUs, where that is asked for."""
+    """Check that device interrupts can be kept off exclusive CPUs, if configured."""
     if not config.interrupts_off_exclusive_cpus:
         return
     lists = [*(root / HOST_IRQ_DIRECTORY[1:]).glob("*/smp_affinity_list")]
@@ -664,7 +664,7 @@ def _read_text_or_none(path: Path) -> str | None:
 
 
 def worst_level(findings: list[Finding]) -> FindingLevel:
-    """The gravest level among the findings."""
+    """Return the worst level among the findings."""
     return max(
         (finding.level for finding in findings),
         key=list(FindingLevel).index,
@@ -682,7 +682,7 @@ _KUBELET_GUIDE_TEXT = (
 def check_kubelet(
     config: AgentConfig, topology: Topology | None, proc: str = "/proc"
 ) -> Iterator[Finding]:
-    """Whether the kubelet's own managers pin containers too, and whether both agree."""
+    """Check if the kubelet's managers pin containers too, and if its settings agree."""
     directory = Path(config.kubelet_root)
     if (
         "KUBERNETES_SERVICE_HOST" in os.environ
@@ -724,7 +724,7 @@ def _check_kubelet_policies(
     files: KubeletStateFiles, facts: KubeletFacts | None, config: AgentConfig
 ) -> Iterator[Finding]:
     grants = files.grants
-    # The state files are what it really runs with; its configuration may be newer.
+    # The state files show how it runs; its configuration may be newer.
     cpu = grants.cpu_policy or (facts.cpu_policy if facts else "")
     memory = grants.memory_policy or (facts.memory_policy if facts else "")
     if cpu == "static":
@@ -787,13 +787,13 @@ def _check_settings_against_kubelet(
         yield _passed_finding("kubelet", f"ours by its configuration: {adoption}")
 
 
-# --- The systemd service: what its unit keeps it from ---
+# --- The systemd service: restrictions of its unit ---
 
 SYSTEMD_UNIT: Final = "nri-numa.service"
 _UNIT_DIRECTORIES: Final = ("etc/systemd/system", "run/systemd/system", "usr/lib/systemd/system")
-"""Where units are, strongest first; see systemd.unit(5)."""
+"""Directories of units by precedence; see systemd.unit(5)."""
 _HOME_DIRECTORIES: Final = ("/home/", "/root/", "/run/user/")
-"""What ``ProtectHome=`` hides; see systemd.exec(5)."""
+"""Directories hidden by ``ProtectHome=``; see systemd.exec(5)."""
 _SYSTEMD_TRUE: Final = ("yes", "true", "on", "1", "y", "t")
 _SYSTEMD_FALSE: Final = ("no", "false", "off", "0", "n", "f")
 _CAP_SYS_ADMIN: Final = 21
@@ -802,7 +802,7 @@ _PROC_STATUS_PATTERN: Final = re.compile(r"^(Uid|CapEff):\s*(\w+)", re.MULTILINE
 
 
 def check_systemd_service(config: AgentConfig, root: Path = Path("/")) -> Iterator[Finding]:
-    """Whether the installed service can see its program; nothing where none is installed."""
+    """Check that the installed service can read its program; skipped without a service."""
     lines = _read_unit_settings(root)
     unit = dict(lines)
     if config.devices.enabled and config.devices.network:
@@ -826,7 +826,7 @@ def check_systemd_service(config: AgentConfig, root: Path = Path("/")) -> Iterat
 
 
 def _check_network_namespaces(lines: list[tuple[str, str]], root: Path) -> Iterator[Finding]:
-    """Whether network namespaces of pods may be entered: by the service, in a container by us."""
+    """Check that the service, or this container, may enter network namespaces of pods."""
     if lines:
         allowed = _systemd_list_allows(
             lines, "CapabilityBoundingSet", "CAP_SYS_ADMIN", nothing=("",), everything=("~",)
@@ -866,7 +866,7 @@ def _systemd_list_allows(
     nothing: tuple[str, ...],
     everything: tuple[str, ...],
 ) -> bool:
-    """Whether a list of systemd.exec(5) has a word: values are merged in the order of lines."""
+    """True if a list of systemd.exec(5) allows ``item``; values merge in order of lines."""
     allowed = full = True
     for value in (value for name, value in lines if name == key):
         listed = item in value.removeprefix("~").split()
@@ -880,11 +880,11 @@ def _systemd_list_allows(
 
 
 def _read_unit_settings(root: Path) -> list[tuple[str, str]]:
-    """Keys and values in the unit and its drop-ins; continued lines are not joined."""
+    """Read keys and values of the unit and its drop-ins; continued lines are not joined."""
     units = [
         root / d / SYSTEMD_UNIT for d in _UNIT_DIRECTORIES if (root / d / SYSTEMD_UNIT).is_file()
     ]
-    # Drop-ins count in the order of their names, wherever they are; of equal names the first.
+    # Drop-ins apply in the order of their names in all directories; the first of a name wins.
     drop_ins: dict[str, Path] = {}
     for directory in _UNIT_DIRECTORIES:
         for path in (root / directory / f"{SYSTEMD_UNIT}.d").glob("*.conf"):
@@ -896,7 +896,7 @@ def _read_unit_settings(root: Path) -> list[tuple[str, str]]:
 
 
 def _executed_files(root: Path, program: str) -> Iterator[str]:
-    """The files that are executed for a program: where its links lead, and its interpreter."""
+    """Return the files executed for a program: its link target, and its interpreter."""
     path = _resolve_in_root(root, program)
     yield path
     first_line = (_read_text_or_none(root / path.lstrip("/")) or "").partition("\n")[0]

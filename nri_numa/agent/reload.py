@@ -1,10 +1,10 @@
-"""What is read again while the agent runs: its configuration, and the machine.
+"""Reload of the configuration and the machine while the agent runs.
 
-Reading a file may wait for a disk, the first YAML document imports its parser, and a mistake
-imports the library that lists all of them: together up to a quarter of a second in which no
-container could start. So all of that happens in a thread, down to the tables that decisions need;
-what is left for the loop is to put the result in. The machine is read again regularly, and when
-something did not fit (docs/adr/0032-read-again-what-changes.md).
+Reading a file may wait for a disk, the first YAML document imports its parser, and an error imports
+the library that lists all of them: together up to a quarter of a second in which no container could
+start. So a thread does all of that, including the tables that decisions need, and the loop only
+applies the result. The machine is read again regularly, and after a rejection
+(docs/adr/0032-read-again-what-changes.md).
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 log = logs.get_logger("daemon")
 
 _YIELD_INTERVAL_S: Final = 0.0005
-"""Seconds after which the thread lets the loop go on. A request asks for its turn at each of its
-system calls, and with Python's 5 ms these added up to twice as long a wait."""
+"""Seconds after which the thread yields to the loop. A request needs a turn at each of its system
+calls, and with Python's 5 ms these added up to twice the time."""
 
 
 class ConfigInForce(Protocol):
@@ -54,28 +54,28 @@ class ConfigInForce(Protocol):
 
     @property
     def config(self) -> AgentConfig:
-        """In force at this moment."""
+        """Configuration in force."""
 
 
 ApplySettings = Callable[[], Awaitable[bool]]
-"""Makes settings anew and puts them in force; False: try again."""
+"""Function that recomputes and applies settings; False: try again."""
 
 
 class SettingsSource(Protocol):
-    """Makes settings of a configuration and of what else they follow from."""
+    """Source of settings from a configuration and other inputs."""
 
     def settings_with_kubelet_config(self, config: AgentConfig, topology: Topology) -> Settings:
-        """The settings; any thread may ask."""
+        """Return the settings; any thread may call this."""
 
 
 class PreparedConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """A configuration that can be put in force.
+    """A configuration that can be applied.
 
     Attributes:
-        config: what is in force then; keys that need a restart have the values of before.
+        config: the configuration to apply; keys that need a restart have their old values.
         live: paths that change at once.
         restart: paths that differ and need a restart.
-        machine: the topology of then with the new settings.
+        machine: the topology at that time with the new settings.
     """
 
     config: AgentConfig
@@ -90,17 +90,17 @@ def prepare_config(
     machine: NodeModel,
     source: SettingsSource,
 ) -> PreparedConfig:
-    """Read a configuration and make everything ready; touches nothing that others use.
+    """Read a configuration and prepare it; changes nothing that others use.
 
     Raises:
-        ConfigError: with every mistake.
+        ConfigError: with all problems.
     """
     loaded_config = load()
     problems = configuration.validate_config(loaded_config, machine.topology)
     if problems:
         raise ConfigError("configuration", problems)
     live, restart = configuration.changed_paths(base, loaded_config)
-    # What waits for a restart keeps its old value, so that the next reload names it again.
+    # A key that needs a restart has its old value, so the next reload names it again.
     config = configuration.merge_reloadable(base, loaded_config) if live else base
     return PreparedConfig(
         config=config,
@@ -118,7 +118,7 @@ async def prepare_in_thread(
     machine: NodeModel,
     source: SettingsSource,
 ) -> PreparedConfig:
-    """`prepare_config` in a thread that gives way to the loop."""
+    """Run `prepare_config` in a thread that yields to the loop."""
     usual = sys.getswitchinterval()
     sys.setswitchinterval(_YIELD_INTERVAL_S)
     try:
@@ -128,9 +128,9 @@ async def prepare_in_thread(
 
 
 async def apply_when_unchanged(agent: Agent, change: Callable[[NodeModel], NodeModel]) -> bool:
-    """Have the agent decide by what a thread makes of machine and settings; False: try again.
+    """Apply the node model that ``change`` makes in a thread.
 
-    They may have changed for another reason meanwhile.
+    Returns False if the model changed for another reason meanwhile: try again.
     """
     model_before = agent.current.machine
     machine = await asyncio.to_thread(lambda: build_tables(change(model_before)))
@@ -144,7 +144,7 @@ async def apply_when_unchanged(agent: Agent, change: Callable[[NodeModel], NodeM
 async def apply_recomputed_settings(
     agent: Agent, in_force: ConfigInForce, source: SettingsSource
 ) -> bool:
-    """Have the agent decide by settings that are made anew; False: try again."""
+    """Recompute and apply the settings; False: try again."""
     config = in_force.config
 
     def with_settings(machine: NodeModel) -> NodeModel:
@@ -155,7 +155,7 @@ async def apply_recomputed_settings(
 
 
 def build_tables(machine: NodeModel) -> NodeModel:
-    """The machine with its tables made, so that no container waits for those that all need."""
+    """Compute the machine's tables ahead, so no container waits for them."""
     _ = (
         machine.allocator_index,
         machine.cpu_capacity_milli,
@@ -166,13 +166,13 @@ def build_tables(machine: NodeModel) -> NodeModel:
 
 
 class Reloader(LinkObserver):
-    """Puts the configuration's file in force again, and the runtime's drop-in over it.
+    """Reloads the configuration's file, with the runtime's drop-in over it.
 
     Args:
         load: reads the configuration, given the text of the drop-in.
 
     Attributes:
-        config: in force.
+        config: configuration in force.
     """
 
     def __init__(
@@ -194,20 +194,20 @@ class Reloader(LinkObserver):
         self._task: asyncio.Task[None] | None = None
 
     def on_runtime_configured(self, info: RuntimeInfo) -> None:
-        """The runtime may have handed us a configuration: it overrides the file."""
+        """Apply the configuration in the runtime's Configure request; it overrides the file."""
         if not info.config or info.config == self._drop_in:
             return
         self._drop_in = info.config
         load = partial(self._load, info.config)
         try:
-            # At once: the containers that the runtime names next are decided by it.
+            # At once, since it applies to the containers that the runtime reports next.
             prepared = prepare_config(load, self.config, self._agent.current.machine, self._source)
             self._apply(prepared, event="the runtime's drop-in came too late for this key")
         except ConfigError as error:
             self._report_unusable(error, "drop-in configuration not used")
 
     def request_reload(self) -> asyncio.Task[None]:
-        """Read the configuration again, once more when it is being read; returns who does it."""
+        """Reload the configuration, or repeat a running reload; returns its task."""
         self._is_requested = True
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._reload(), name="reload")
@@ -227,7 +227,7 @@ class Reloader(LinkObserver):
                 self._metrics.internal_errors.inc()
                 log.exception("configuration not reloaded")
             else:
-                # Of a machine that has changed since, capacity factors may have, too.
+                # If the machine has changed since, capacity factors may have changed, too.
                 if self._agent.current.machine is machine:
                     self._apply(prepared)
                 else:
@@ -256,13 +256,13 @@ class Reloader(LinkObserver):
 MIN_LINE_INTERVAL_S: Final = 3600.0
 """Seconds between two lines about memory and huge pages."""
 FIELDS_LOGGED_HOURLY: Final = frozenset(("memory", "hugepages"))
-"""Of what `nri_numa.machine.hotplug.changed_texts_by_field` finds; a balloon moves them always."""
+"""Fields of `nri_numa.machine.hotplug.changed_texts_by_field` that a balloon always changes."""
 
 UNREADABLE_EVENT: Final = "machine cannot be read any more"
 
 
 def report_polling(error: OSError, had_events: bool) -> None:
-    """Say that CPUs which come and go are found by polling alone."""
+    """Report that CPU hotplug is detected by polling only."""
     if had_events:
         log.warning("no kernel events about CPUs any more: polling only", error=str(error))
     else:
@@ -270,7 +270,7 @@ def report_polling(error: OSError, had_events: bool) -> None:
 
 
 class MachineReloader:
-    """Reads again what changes on the machine, in threads."""
+    """Reads the machine again, in threads."""
 
     def __init__(
         self,
@@ -281,12 +281,12 @@ class MachineReloader:
     ) -> None:
         self._root, self._current = root, current
         self._device_counts, self._clock = device_counts, clock
-        self._logged_topology: Topology | None = None  # as the log has it
+        self._logged_topology: Topology | None = None  # as last logged
         self._logged_at = -math.inf
         self._problems = ReportOnce(log)
 
     async def read_memory(self) -> None:
-        """Read what is left of memory."""
+        """Read measured free memory."""
         current = self._current
         try:
             reading = await asyncio.to_thread(read_memory, self._root, current.machine.topology)
@@ -308,7 +308,7 @@ class MachineReloader:
         )
 
     async def read_machine(self, agent: Agent) -> None:
-        """Read what else may have changed, and let the agent have it."""
+        """Read the topology again, and apply changes."""
         topology = topology_before = agent.current.machine.topology
 
         def with_topology(machine: NodeModel) -> NodeModel:
@@ -326,7 +326,7 @@ class MachineReloader:
             self._log_changes(self._logged_topology or topology_before, topology)
 
     def _log_changes(self, prior: Topology, topology: Topology) -> None:
-        """Say what changed since the last line, of memory no more than a line an hour."""
+        """Log changes since the last line; of memory at most one line an hour."""
         self._logged_topology = prior
         changes = changed_texts_by_field(prior, topology) if topology is not prior else {}
         time_s = self._clock.monotonic()

@@ -1,9 +1,8 @@
-"""What is really used, beside the decisions: of the machine, of memory by NUMA node, of CPU time.
+"""Measured usage: of the machine, of memory by NUMA node, of CPU time.
 
-It lives in the thread of HTTP and reads in threads besides, so that no container waits for it, and
-within a budget: a sample of the machine every five seconds; where the memory of containers is
-and how much they wait for CPUs (``containerUsage``) in rounds, a few containers at
-a time, whose CPU time is measured and stays below a part of one CPU.
+It runs in the HTTP thread and reads in other threads, so no container waits for it, and within a
+budget: a sample of the machine every five seconds, and rounds over the memory and CPU pressure of
+containers (``containerUsage``), a few at a time, limited to a part of one CPU.
 """
 
 from __future__ import annotations
@@ -54,25 +53,25 @@ from nri_numa.web.responses import (
 log = get_logger("http")
 
 CPU_BUDGET_PERCENT: Final = 0.5
-"""Per cent of one CPU; a round is stretched over as much time as that needs."""
+"""Per cent of one CPU; rounds take as long as that requires."""
 MAX_SERIES_PER_METRIC: Final = 100
-"""Series of a metric about containers at most; those that need attention most have them."""
+"""Maximum series of a metric about containers; the most critical containers have them."""
 READ_SLICE_S: Final = 0.002
-"""Seconds of CPU time after which a turn of reading ends, with the container that is being read."""
+"""Seconds of CPU time after which a slice of reading ends, after the current container."""
 
 ReadingT = TypeVar("ReadingT")
 
 
 class ContainerScan(ABC, Generic[ReadingT]):
-    """Keeps what was read of every container.
+    """Reads every container in rounds.
 
     Attributes:
-        known: what the last whole round found, by container id; another object after each round.
+        known: readings of the last complete round, by container id; a new object each round.
     """
 
     subject: str
     sign = -1
-    """1 where low values need attention, -1 where high ones do."""
+    """1 if low values need attention, -1 if high ones do."""
 
     def __init__(
         self,
@@ -90,7 +89,7 @@ class ContainerScan(ABC, Generic[ReadingT]):
         self._cgroup_root = cgroup_root
         self._proc = proc
         self._clock = clock
-        # A new object: views see by identity whether anything is read at all.
+        # A new object, since views compare it by identity.
         self.known: Mapping[str, ReadingT] = MappingProxyType({})
 
     @abstractmethod
@@ -99,10 +98,10 @@ class ContainerScan(ABC, Generic[ReadingT]):
 
     @abstractmethod
     def metric_values(self, reading: ReadingT) -> Sequence[float | None]:
-        """What becomes a series each, the weightiest first; None where one is not known."""
+        """Return the values of the series, most important first; None if unknown."""
 
     def container_series(self, state: NodeState) -> MeasuredValuesByContainer | None:
-        """What a scrape has of the containers of ``state``; None where no metric is wanted."""
+        """Return the series of the containers of ``state``; None if no metric is configured."""
         if not self._has_metric:
             return None
         table = self.known
@@ -110,7 +109,7 @@ class ContainerScan(ABC, Generic[ReadingT]):
         for a in tuple(state.allocations.values()):
             values = self.metric_values(table[a.container_id]) if a.container_id in table else ()
             if any(value is not None for value in values):
-                # While a container is replaced there are two of its name for a moment: one series.
+                # A container and its replacement have one name for a moment: one series.
                 values_by_name[a.namespace, a.pod, a.container] = values
         # Those that need attention most, then by name.
         ordered = sorted(
@@ -128,7 +127,7 @@ class ContainerScan(ABC, Generic[ReadingT]):
         )
 
     async def run(self) -> None:
-        """Go round until cancelled."""
+        """Run rounds until cancelled."""
         while True:
             start = self._clock.monotonic()
             try:
@@ -138,7 +137,7 @@ class ContainerScan(ABC, Generic[ReadingT]):
             await self._clock.sleep(max(1.0, self._interval_s - (self._clock.monotonic() - start)))
 
     async def read_all_containers(self) -> None:
-        """Read every container once, with rests that pay for it."""
+        """Read every container once, with pauses that keep the CPU budget."""
         reader = await asyncio.to_thread(CgroupReader, self._cgroup_root, proc=self._proc)
         allocations = list(self._agent.current.state.allocations.values())
         allocations.reverse()
@@ -151,7 +150,7 @@ class ContainerScan(ABC, Generic[ReadingT]):
     def _read_slice(
         self, reader: CgroupReader, allocations: list[Allocation], readings: dict[str, ReadingT]
     ) -> float:
-        """Read containers from the end of ``waiting``; gives the CPU time that it took."""
+        """Read containers from the end of ``allocations``; returns the CPU time spent."""
         start_time = self._clock.cpu_time()
         spent = 0.0
         while allocations and spent < READ_SLICE_S:
@@ -161,7 +160,7 @@ class ContainerScan(ABC, Generic[ReadingT]):
         return spent
 
 
-# --- Where memory is ---
+# --- Memory by NUMA node ---
 
 MEMORY_NOT_READ: Final = ContainerMemory(
     local_percent=None, by_numa_node={}, source="", read_at=0.0, problem="not read yet"
@@ -171,7 +170,7 @@ MEMORY_NOT_READ: Final = ContainerMemory(
 def container_memory(
     allocation: Allocation, memory_nodes: ContainerMemoryNodes, read_at: float
 ) -> ContainerMemory:
-    """The document of what was found.
+    """Build the document of a reading.
 
     A container's own NUMA nodes are its memory nodes, or those of its CPUs.
     """
@@ -194,7 +193,7 @@ def container_memory(
 
 
 class MemoryWatch(ContainerScan[ContainerMemory]):
-    """Keeps where the memory of every container is."""
+    """Reads every container's memory by NUMA node."""
 
     subject = "where memory is"
     sign = 1
@@ -202,7 +201,7 @@ class MemoryWatch(ContainerScan[ContainerMemory]):
     def read_container_sample(
         self, reader: CgroupReader, allocation: Allocation
     ) -> ContainerMemory:
-        """Read where the memory of one container is."""
+        """Read one container's memory by NUMA node."""
         cgroup = self._agent.containers.cgroup_places.get(allocation.container_id)
         memory_nodes = (
             ContainerMemoryNodes(because="the agent does not know its cgroup")
@@ -218,11 +217,11 @@ class MemoryWatch(ContainerScan[ContainerMemory]):
         return container_memory(allocation, memory_nodes, self._clock.time())
 
     def metric_values(self, reading: ContainerMemory) -> Sequence[float | None]:
-        """The part that is local."""
+        """Return the local part, from 0 to 1."""
         return (None if reading.local_percent is None else reading.local_percent / 100,)
 
 
-# --- How much containers wait for CPUs ---
+# --- CPU pressure of containers ---
 
 WAITING_NOT_READ: Final = ContainerCPUPressure(
     pressure_percent=None, waiting_tasks=None, read_at=0.0, problem="not read yet"
@@ -230,7 +229,7 @@ WAITING_NOT_READ: Final = ContainerCPUPressure(
 
 
 class WaitingWatch(ContainerScan[ContainerCPUPressure]):
-    """Keeps how much every container waits for CPUs."""
+    """Reads every container's CPU pressure and waiting tasks."""
 
     subject = "how much containers wait"
 
@@ -250,7 +249,7 @@ class WaitingWatch(ContainerScan[ContainerCPUPressure]):
     def read_container_sample(
         self, reader: CgroupReader, allocation: Allocation
     ) -> ContainerCPUPressure:
-        """Read how much one container waits, and compare with the reading before."""
+        """Read one container's waits, and compare them with the previous reading."""
         cgroup = self._agent.containers.cgroup_places.get(allocation.container_id)
         if cgroup is None:
             unknown = "the agent does not know its cgroup"
@@ -275,23 +274,23 @@ class WaitingWatch(ContainerScan[ContainerCPUPressure]):
         )
 
     async def read_all_containers(self) -> None:
-        """Read every container once, and forget those that are not there any more."""
+        """Read every container once, and drop those that ended."""
         await super().read_all_containers()
         for removed_id in self._before.keys() - self.known.keys():
             del self._before[removed_id]
 
     def metric_values(self, reading: ContainerCPUPressure) -> Sequence[float | None]:
-        """The pressure from 0 to 1, and the threads that wait."""
+        """Return the pressure from 0 to 1, and the number of waiting tasks."""
         percent = reading.pressure_percent
         return None if percent is None else percent / 100, reading.waiting_tasks
 
 
-# --- What is used ---
+# --- Usage of the machine ---
 
 SAMPLE_INTERVAL_S: Final = 5.0
 """Seconds between two samples."""
 SAMPLE_COUNT: Final = 60
-"""Samples kept: five minutes."""
+"""Number of stored samples: five minutes."""
 SAMPLING_REST_RATIO: Final = 200
 """Reading takes at most this part of the time of one CPU."""
 CONTAINER_MEASURE_S: Final = 0.5
@@ -301,15 +300,15 @@ MAX_MEASUREMENTS: Final = 4
 
 
 class UsageSample(msgspec.Struct, frozen=True):
-    """What was used between two readings.
+    """Usage between two readings.
 
     Attributes:
-        sampled_at: Unix time of the later one.
+        sampled_at: Unix time of the later reading.
         seconds: between them.
-        cpus: by CPU, the part of the time that it was busy, from 0 to 1.
-        memory: by NUMA node, as the later reading has it.
-        remote: by NUMA node, the part of the pages taken there meanwhile that programs of other
-            NUMA nodes took; None where none were taken or the kernel does not count.
+        cpus: by CPU, the busy part of the time, from 0 to 1.
+        memory: by NUMA node, from the later reading.
+        remote: by NUMA node, the part of its allocated pages that programs on other NUMA nodes
+            allocated meanwhile; None without pages, or if the kernel does not count.
     """
 
     sampled_at: float
@@ -322,7 +321,7 @@ class UsageSample(msgspec.Struct, frozen=True):
 def sample_between(
     prior: MachineUsage, usage: MachineUsage, *, sampled_at: float, seconds: float
 ) -> UsageSample:
-    """The sample of two readings; CPUs that were away at one of them are left out."""
+    """Compute the sample of two readings; CPUs offline at one of them are left out."""
     cpus = {
         cpu: min(1.0, max(0.0, (used - prior.cpus[cpu][0]) / (total - prior.cpus[cpu][1])))
         for cpu, (used, total) in usage.cpus.items()
@@ -341,7 +340,7 @@ def _remote_fraction(prior: tuple[int, int] | None, pages: tuple[int, int] | Non
 
 
 class UsageWatch:
-    """Keeps the last minutes, and measures containers.
+    """Stores samples of the last minutes, and measures containers.
 
     ``root`` has the sys/ and proc/ trees.
     """
@@ -363,7 +362,7 @@ class UsageWatch:
             await asyncio.sleep(max(SAMPLE_INTERVAL_S, SAMPLING_REST_RATIO * cost))
 
     async def take_sample(self) -> float:
-        """Take one sample; gives the seconds of CPU time that reading took."""
+        """Take one sample; returns the CPU time of the reading in seconds."""
         cost = 0.0
 
         def read_timed_usage() -> MachineUsage:
@@ -393,7 +392,7 @@ class UsageWatch:
         return cost
 
     def usage_document(self) -> NodeUsage:
-        """The last sample, and the minutes before it."""
+        """Return the last sample, and the history before it."""
         samples = list(self._samples)
         if not samples:
             return NodeUsage(
@@ -461,7 +460,7 @@ class UsageWatch:
             allocation,
             ContainerMemoryNodes(second_usage.memory, NUMA_STAT)
             if second_usage.memory
-            # The file is not there: only now is it worth while to look into each process.
+            # Without the file each process has to be read, which is slow.
             else await asyncio.to_thread(
                 read_container_memory, reader, cgroup, self._cgroup_root, page_size=page
             ),
@@ -481,7 +480,7 @@ class UsageWatch:
 
 
 def _mean_percent(sample: UsageSample, cpus: tuple[int, ...]) -> int | None:
-    """Per cent that these CPUs were busy; None when nothing is known of any."""
+    """Return the mean usage of these CPUs in per cent; None if all are unknown."""
     ratios = [sample.cpus[cpu] for cpu in cpus if cpu in sample.cpus]
     return round(100 * sum(ratios) / len(ratios)) if ratios else None
 
@@ -497,7 +496,7 @@ def _used_memory_percent(reading: NUMAMemoryReading | None) -> int | None:
 
 
 class UsageWatches(msgspec.Struct, frozen=True):
-    """Those that are switched on: usage of the machine; memory and waiting of containers."""
+    """Watches that are switched on: usage of the machine; memory and waits of containers."""
 
     usage: UsageWatch | None = None
     memory: MemoryWatch | None = None
@@ -505,7 +504,7 @@ class UsageWatches(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_config(cls, config: AgentConfig, agent: Agent, clock: Clock) -> UsageWatches:
-        """By the configuration."""
+        """Build the watches by the configuration."""
         cgroups, section, unread = config.cgroup_root, config.container_usage, UsageReadMode.OFF
         memory, pressure, period = section.memory, section.cpu_pressure, section.interval
         return cls(
@@ -515,6 +514,6 @@ class UsageWatches(msgspec.Struct, frozen=True):
         )
 
     def start_watches(self) -> list[asyncio.Task[None]]:
-        """Begin to read, in the loop that runs now."""
+        """Start the watches in the running loop."""
         running = (self.usage, self.memory, self.cpu_waiting)
         return [asyncio.create_task(watch.run()) for watch in running if watch is not None]

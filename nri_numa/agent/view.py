@@ -1,9 +1,8 @@
-"""Shows the agent to the outside: its state as API documents and as a metrics snapshot.
+"""View of the agent: its state as API documents and as a metrics snapshot.
 
-Everything is read from the frozen state of one moment, so a long answer that is made piece by
-piece stays consistent while the agent goes on. The agent lives in another thread: what is taken
-from it is either replaced as a whole (the state, the machine), or copied in one step that the
-interpreter does not interrupt (the refusals).
+Everything is read from the frozen state of one moment, so a long answer made in chunks is
+consistent. The agent runs in another thread: its values are either replaced as a whole (state,
+machine), or copied in one step that the interpreter does not interrupt (rejections).
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ NO_PCIE_ROOTS: Final[Mapping[int, tuple[str, ...]]] = {}
 
 
 class ProcessInfo(NamedTuple):
-    """What never changes while the process runs; ``start_time`` is a Unix time."""
+    """Facts of the process that never change; ``start_time`` is a Unix time."""
 
     version: str
     node_name: str
@@ -69,13 +68,13 @@ class ProcessInfo(NamedTuple):
 
 
 class OptionalParts(Struct, frozen=True, kw_only=True):
-    """What else is shown; None where it is switched off.
+    """Parts that may be switched off; None if so.
 
     Attributes:
-        kubelet: what the kubelet's managers granted, and where it and we disagree.
-        devices: the machine's.
-        measured: capacity factors that were measured.
-        late_starts: containers that were late, where they can be.
+        kubelet: the kubelet's grants, and conflicts with it.
+        devices: the machine's devices.
+        measured: measured capacity factors.
+        late_starts: start delays over CRI.
         pods: Guaranteed pods that have no container yet.
     """
 
@@ -87,14 +86,14 @@ class OptionalParts(Struct, frozen=True, kw_only=True):
 
 
 class AssignmentListing(NamedTuple):
-    """The assignments of one moment; made one by one, and valid while the state moves on."""
+    """Assignments of one moment, made one by one; valid while the state changes."""
 
     head: shown.WholeNodeAllocation
     containers: Iterator[shown.Assignment]
 
 
 class LiveView:
-    """What the API and a scrape show of a running agent; read-only, from memory, at once."""
+    """View of a running agent for the API and a scrape; read-only, from memory."""
 
     def __init__(
         self,
@@ -113,7 +112,7 @@ class LiveView:
         self._clock = clock
 
     def status_document(self) -> shown.Status:
-        """The agent itself."""
+        """Return the agent's status."""
         agent = self._agent
         drift_by_id = agent.drift.known
         counts, kubelet = count_by_kind(agent.current.state), self._more.kubelet
@@ -137,7 +136,7 @@ class LiveView:
         )
 
     def readiness(self) -> shown.Readiness:
-        """Whether containers are being placed, and remembered."""
+        """Return if containers are placed and recorded, and else the reason."""
         link, problem = self._runtime.link_document(), self._agent.current.store.write_problem
         reason = link.pending_registration
         if not reason and not (link.state == LinkState.ACTIVE and self._agent.current.synchronized):
@@ -148,7 +147,7 @@ class LiveView:
         return shown.Readiness(ready=not reason, reason=reason)
 
     def machine_topology_document(self) -> shown.TopologyDocument:
-        """The machine."""
+        """Return the machine's topology."""
         return topology_document(
             self._agent.current.machine.topology,
             reserved=self._agent.current.machine.settings.reserved_cpus,
@@ -156,7 +155,7 @@ class LiveView:
         )
 
     def numa_info(self) -> shown.MachineNUMAInfo:
-        """The machine in short; CPUs one by one, so that a reader needs no range syntax."""
+        """Return the machine in short, with CPUs listed one by one, without ranges."""
         nodes = [n for _, n in sorted(self._agent.current.machine.topology.numa_nodes.items())]
         return shown.MachineNUMAInfo(
             code=200,
@@ -169,7 +168,7 @@ class LiveView:
         )
 
     def list_assignments(self) -> AssignmentListing:
-        """Every container and what it has, in the order of their names."""
+        """Return every container's assignment, in the order of their names."""
         moment = self._state_snapshot()
         state, pool = moment.state, moment.desired.pool
         uses = numa_node_uses(replace(moment.desired, reading=self._agent.current.memory))
@@ -183,18 +182,18 @@ class LiveView:
     def explain_pod(
         self, namespace: str, pod: str, container: str | None
     ) -> list[shown.Explanation]:
-        """What is known about a pod's containers: those that run, and those refused lately."""
+        """Explain a pod's containers: those that run, and those rejected lately."""
         moment = self._state_snapshot()
         state = moment.state
         refused: dict[str, Rejection] = {}
-        for record in self._agent.history.rejections:  # the last one of each counts
+        for record in self._agent.history.rejections:  # the last rejection of each counts
             if (record.namespace, record.pod) == (namespace, pod):
                 refused[record.container] = record
         explanations: list[shown.Explanation] = []
         for allocation in _sorted_allocations(state, namespace, pod, container):
             rejection = refused.pop(allocation.container, None)
             if rejection is not None and rejection.last_time <= allocation.assigned_at:
-                rejection = None  # it was refused before it was placed
+                rejection = None  # it was rejected before it was placed
             explanations.append(self._allocation_explanation(allocation, moment, rejection))
         explanations += [
             self._rejection_explanation(record)
@@ -260,14 +259,14 @@ class LiveView:
         )
 
     def list_rejections(self) -> list[shown.RejectionRecord]:
-        """The latest refusals, newest first."""
+        """Return the latest rejections, newest first."""
         return [
             convert(refused, shown.RejectionRecord, from_attributes=True)
             for refused in reversed(self._agent.history.rejections)
         ]
 
     def slots_document(self) -> shown.ExclusiveCPUSlotsDocument:
-        """Exclusive CPUs that the scheduler may count: those held with slots, and free ones."""
+        """Return the slots that the scheduler may count: allocated and free ones."""
         desired, reason = self._agent.current.schedulable, self._unready_reason()
         machine, state, offered = desired.machine, desired.state, slot_capacity(desired)
         return shown.ExclusiveCPUSlotsDocument(
@@ -285,9 +284,9 @@ class LiveView:
         )
 
     def scheduler_zones_document(self) -> shown.Zones:
-        """Every NUMA node as who schedules counts it."""
+        """Return every NUMA node as schedulers count it."""
         parts = self._more
-        # Before the state: who is decided about in between is in it.
+        # Before the state, which then includes pods that are decided about in between.
         pending_pods = () if parts.pods is None else parts.pods.pod_names()
         agent, desired = self._agent, self._agent.current.schedulable
         return zones_document(
@@ -302,28 +301,28 @@ class LiveView:
         )
 
     def _unready_reason(self) -> str:
-        """Why nothing is to be counted on now; empty when nothing speaks against it."""
+        """Return the reason why schedulers must not rely on this node; empty if they may."""
         readiness = self.readiness()
         if not readiness.ready:
             return readiness.reason
         return "observe is on, so nothing is pinned" if self._agent.current.observe else ""
 
     def kubelet_status_document(self) -> shown.KubeletDocument:
-        """The kubelet beside us."""
+        """Return the kubelet's grants and conflicts."""
         kubelet = self._more.kubelet
         return (
             shown.KubeletDocument() if kubelet is None else kubelet_document(self._agent, kubelet)
         )
 
     def notices_document(self, last_number: int) -> shown.Notices:
-        """What happened to containers after a number of the sequence."""
+        """Return the notices after a number of the sequence."""
         log = self._agent.history.notices
         number, evicted = log.number, log.evicted  # before the notices: one too many is no harm
         notices = tuple(log.notices_after(last_number))
         return shown.Notices(instance=log.instance, number=number, evicted=evicted, notices=notices)
 
     def decided_requests_document(self, last_number: int) -> shown.DecidedRequests:
-        """What was decided about requests of the runtime after a number of the sequence."""
+        """Return the decided requests after a number of the sequence."""
         decided, instance = self._agent.history.decided, f"{int(self._about.start_time * 1000):x}"
         number = decided.number  # before the requests: one too many is no harm
         return shown.DecidedRequests(
@@ -331,11 +330,11 @@ class LiveView:
         )
 
     def notice_number(self) -> int:
-        """The last number of that sequence."""
+        """Return the last number of the sequence of notices."""
         return self._agent.history.notices.number
 
     def node_usage(self) -> shown.NodeUsage:
-        """What is really used on the machine."""
+        """Return the measured usage of the machine."""
         usage = self._watches.usage
         if usage is None:
             return shown.NodeUsage(
@@ -346,7 +345,7 @@ class LiveView:
     async def container_use(
         self, namespace: str, pod: str, container: str
     ) -> list[shown.MeasuredContainer]:
-        """What a container really uses, measured now."""
+        """Measure the usage of a container now."""
         usage = self._watches.usage
         if usage is None:
             return []
@@ -355,11 +354,11 @@ class LiveView:
         return [await usage.measure_container(allocation) for allocation in allocations]
 
     def subscribe_to_changes(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Call ``listener`` after every change; returns what ends that."""
+        """Call ``listener`` after every change; returns a function that ends this."""
         return self._agent.current.subscribe(listener)
 
     def metrics_snapshot(self) -> MetricsSnapshot:
-        """The node for a scrape; `nri_numa.observe.metrics.Metrics.snapshot`."""
+        """Return the node for a scrape; `nri_numa.observe.metrics.Metrics.snapshot`."""
         node = self._agent.current.snapshot()
         state, topology = node.state, node.machine.topology
         written = self._agent.current.store.written_at
@@ -392,7 +391,7 @@ class LiveView:
 def _sorted_allocations(
     state: NodeState, namespace: str = "", pod: str = "", container: str | None = None
 ) -> list[Allocation]:
-    """All containers, those of a pod, or those of one name in it, by names and id."""
+    """Return all allocations, those of a pod, or of one container name, by names and id."""
     allocations = [
         a
         for a in state.allocations.values()
@@ -403,10 +402,10 @@ def _sorted_allocations(
 
 
 class StateSnapshot:
-    """What was decided at one moment, and what is known of what containers really have.
+    """Decisions of one moment, and the actual cpusets of containers.
 
-    ``known`` is what differs from the decision, ``late`` seconds by which containers were late, by
-    id; None where they cannot be. ``moving`` is what `Agent.moving` is.
+    ``start_delays`` are seconds by container id; None if starts cannot be late. ``migrating`` is as
+    in `nri_numa.agent.containers.LiveContainers`.
     """
 
     def __init__(
@@ -427,11 +426,11 @@ class StateSnapshot:
         self._owners: dict[int, str] | None = None
 
     def cpus_of(self, a: Allocation) -> CPUSet:
-        """What a container should be able to use."""
+        """Return the CPUs that a container should be able to use."""
         return self.desired.cpuset_of(a)
 
     def assignment_document(self, a: Allocation) -> shown.Assignment:
-        """One container, and what it has."""
+        """Return the assignment of one container."""
         i, cpus, memory, pressures = a.container_id, self.cpus_of(a), self.memory, self.waiting
         yielded_text = self.yielded_text(a, cpus)
         return shown.Assignment(
@@ -467,7 +466,7 @@ class StateSnapshot:
         )
 
     def migration_text(self, a: Allocation) -> str:
-        """Where the memory of a container is going, and how much has gone; empty where it stays."""
+        """Describe a container's migration and its progress; empty without one."""
         migration = self.moving.get(a.container_id)
         if migration is None:
             return (
@@ -479,7 +478,7 @@ class StateSnapshot:
         return f"from {numa_text(sources)} to {target}, {human_bytes(moved_bytes)} so far"
 
     def drift_of(self, container_id: str) -> shown.ActualCpuset | None:
-        """What this one has; None while it is as meant, and on no exclusive CPUs of others."""
+        """Return the actual cpuset if it differs, or overlaps exclusive CPUs of others."""
         status = self.known.get(container_id)
         if status is None:
             return self._foreign_overlap(container_id)
@@ -499,7 +498,7 @@ class StateSnapshot:
         )
 
     def _foreign_overlap(self, container_id: str) -> shown.ActualCpuset | None:
-        """One that was pinned, not by us, to CPUs that are exclusive to others."""
+        """Return the cpuset of a foreign container on exclusive CPUs of others."""
         allocation, state = self.state.allocations.get(container_id), self.state
         if not (allocation and allocation.foreign_cpus & (state.exclusive | state.idle_siblings)):
             return None
@@ -517,9 +516,9 @@ class StateSnapshot:
         )
 
     def yielded_text(self, allocation: Allocation, cpus: CPUSet) -> str:
-        """Where a container stands whose soft list gave way, and to what; empty when it did not.
+        """Describe the CPUs that a yielding list gave up, and their holders; empty if none.
 
-        ``cpus`` are what it should have now.
+        ``cpus`` are the container's desired CPUs.
         """
         ceded = (
             allocation.cpus & self.state.unavailable_cpus
@@ -534,10 +533,10 @@ class StateSnapshot:
         return f"stands on {text}: {cpus_text(ceded, 'is', 'are')} exclusive to {', '.join(names)}"
 
     def _holder_names(self, cpus: CPUSet, excluded_id: str) -> tuple[str, ...]:
-        """The names of containers that own some of these CPUs."""
+        """Return the names of the holders of these CPUs."""
         allocations = self.state.allocations
         if self._owners is None:
-            # Once for all of them: there may be as many intruders as owners.
+            # Once for all, since there may be as many intruders as holders.
             self._owners = {
                 cpu: a.container_id
                 for a in allocations.values()
@@ -548,13 +547,13 @@ class StateSnapshot:
         return tuple(sorted(allocations[i].full_name for i in holder_ids if i))
 
 
-# --- How many containers there are ---
+# --- Numbers of containers ---
 
 _FOREIGN_COUNT_KEYS = frozenset((ContainerKind.FOREIGN, preferred) for preferred in (False, True))
 
 
 def count_by_kind(state: NodeState) -> dict[tuple[str, bool], int]:
-    """Containers by kind, and by whether they have what is ideal (True) or a wider set."""
+    """Count containers by kind, and by aligned (True) or misaligned."""
     live = [a for a in state.allocations.values() if not a.reserved_at]
     kind_counts = Counter((a.kind, a.aligned) for a in live)
     counts = {(k.value, p): kind_counts[k, p] for k in ContainerKind for p in (False, True)}
@@ -570,7 +569,7 @@ def count_by_kind(state: NodeState) -> dict[tuple[str, bool], int]:
 
 
 def numa_node_uses(desired: NodeSnapshot) -> Iterator[shown.NUMANodeAllocation]:
-    """For the API: every NUMA node by id, who has its CPUs and what the accounting has left."""
+    """Return every NUMA node for the API, by id: use of its CPUs, and free amounts."""
     machine, state, pool = desired.machine, desired.state, desired.pool
     cpu_left, memory_left = desired.free_cpu_milli, desired.free_memory
     free_exclusive = max_exclusive_by_node(desired)
@@ -606,7 +605,7 @@ def numa_node_uses(desired: NodeSnapshot) -> Iterator[shown.NUMANodeAllocation]:
 
 
 def numa_node_samples(desired: NodeSnapshot) -> Iterator[NUMANodeSample]:
-    """For a scrape: the same in counts of CPUs, each CPU in one of them."""
+    """Return the same for a scrape, as numbers of CPUs; each CPU has one state."""
     machine, state = desired.machine, desired.state
     cpu_left, memory_left = desired.free_cpu_milli, desired.free_memory
     pool = desired.pool - machine.settings.reserved_cpus
@@ -620,7 +619,7 @@ def numa_node_samples(desired: NodeSnapshot) -> Iterator[NUMANodeSample]:
             "kubelet": len(kubelet),
             "shared": len((node.cpus & pool) - kubelet),
         }
-        # What is left: reserved CPUs, and those that our own cpuset keeps from containers.
+        # The others: reserved CPUs, and those outside of the agent's own cpuset.
         counts["reserved"] = len(node.cpus) - sum(counts.values())
         yield NUMANodeSample(
             numa_node=i,
@@ -643,7 +642,7 @@ def numa_node_samples(desired: NodeSnapshot) -> Iterator[NUMANodeSample]:
 # --- NUMA nodes as schedulers count them ---
 
 MIXED_CORE_KIND: Final = "mixed"
-"""Kind of a NUMA node's cores where it has several."""
+"""Kind of a NUMA node's cores if it has several kinds."""
 
 
 def zones_document(
@@ -657,13 +656,12 @@ def zones_document(
     pending_pods: Iterable[tuple[str, str]] = (),
     kubelet: KubeletFacts | None = None,
 ) -> shown.Zones:
-    """Count everything in one state; a pod of which nothing is charged yet is named all the same.
+    """Return all NUMA nodes of one state; pods without any charge yet are named, too.
 
-    None of the containers in ``still`` moves. ``reason`` is why nothing is to be counted on now;
-    ``measured`` has capacity factors that are acted upon, 1 for NUMA nodes that are not in it;
-    ``devices`` are those that the kubelet can give, or why they are not known; ``coming`` are
-    namespace and name of Guaranteed pods that have no container yet. Where the ``kubelet`` pins,
-    its policy is what refuses pods.
+    Containers in ``immovable_ids`` cannot be moved. ``reason`` is why schedulers must not rely on
+    the node; ``measured`` are enforced capacity factors, 1 for other NUMA nodes; ``devices`` are
+    free ones of the kubelet, or why they are unknown; ``pending_pods`` are namespace and name of
+    Guaranteed pods without a container. If the ``kubelet`` pins, its policy rejects pods.
     """
     pins = kubelet if kubelet is not None and kubelet.pins_containers else None
     machine, state = desired.machine, desired.state
@@ -747,10 +745,10 @@ def zones_document(
 
 
 def _is_counted_for_schedulers(allocation: Allocation) -> bool:
-    """Whether a container is counted that asked for NUMA nodes, be it with nothing.
+    """True if a container is named as counted: one with a charge or with options.
 
-    Who waits until it is counted would wait for ever for one that needs nothing, or that started
-    unpinned. Ordinary ones ask for nothing: hundreds of names for nobody.
+    A scheduler waits until the node counts it, so one that needs nothing, or started unpinned, is
+    named, too. Ordinary containers are not: nobody needs their names.
     """
     if allocation.charges:
         return True
@@ -761,7 +759,7 @@ def _is_counted_for_schedulers(allocation: Allocation) -> bool:
 def _devices_by_numa_node(
     counts: CountsOrReason | None,
 ) -> dict[int, tuple[shown.ZoneDevices, ...]]:
-    """Devices by NUMA node, in the order of their resources; none where they are not known."""
+    """Return devices by NUMA node, in the order of their resources; none if unknown."""
     devices_by_node: dict[int, tuple[shown.ZoneDevices, ...]] = {}
     for count in () if counts is None or isinstance(counts, str) else counts:
         devices = convert(count, shown.ZoneDevices, from_attributes=True)
@@ -775,7 +773,7 @@ def _socket_of_node(machine: NodeModel, numa_node: int) -> int | None:
 
 
 def _core_kind(machine: NodeModel, numa_node: int) -> str:
-    """The kind of a NUMA node's cores on a hybrid machine; empty on all others."""
+    """Return the kind of a NUMA node's cores on a hybrid machine; empty on others."""
     cores = machine.topology.cores.values()
     core_kinds = {core.kind for core in cores if core.numa_node == numa_node}
     if not core_kinds or CoreKind.STANDARD in core_kinds:
@@ -783,13 +781,13 @@ def _core_kind(machine: NodeModel, numa_node: int) -> str:
     return MIXED_CORE_KIND if len(core_kinds) > 1 else core_kinds.pop().value
 
 
-# --- The kubelet beside us ---
+# --- The kubelet ---
 
 
 def kubelet_document(agent: Agent, kubelet: KubeletSync) -> shown.KubeletDocument:
-    """What the kubelet's managers granted, and where it and we disagree.
+    """Return the kubelet's grants, and conflicts with it.
 
-    Reads what is replaced as a whole, so any thread may call it.
+    Any thread may call this, since all inputs are replaced as a whole.
     """
     state, settings, configuration = (
         agent.current.state,
@@ -813,9 +811,9 @@ def kubelet_document(agent: Agent, kubelet: KubeletSync) -> shown.KubeletDocumen
 
 
 def _list_kubelet_grants(agent: Agent) -> list[shown.KubeletGrant]:
-    """Of containers, then of whole pods; each by UID and name."""
+    """List grants of containers, then of whole pods, each by UID and name."""
     state, grants = agent.current.state, agent.current.state.kubelet
-    # A container has one by its pod and name, or by its id alone; a pod by its UID alone.
+    # Keys: pod UID and name of a container, or its id alone; UID alone of a pod.
     cpus = {**grants.cpus, **{(uid, ""): grant for uid, grant in grants.pods.items()}}
     mems = {**grants.mems, **{(uid, ""): grant for uid, grant in grants.pod_mems.items()}}
     allocation_by_holder = {

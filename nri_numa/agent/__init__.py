@@ -1,1 +1,1 @@
-"""The agent process on the node: what happens to the engine's answers, and when."""
+"""The agent process on the node: events, state, cgroups and outputs around the engine."""

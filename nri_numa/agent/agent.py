@@ -1,4 +1,4 @@
-"""The imperative shell: owns the node state; one plain method for each NRI event.
+"""The imperative shell: owner of the node state, with one plain method for each NRI event.
 
 Every method runs to its end without an ``await``: decide → persist → swap → answer. Nothing else
 writes the state, so nothing needs a lock, and a reader between two requests sees a whole decision
@@ -63,15 +63,15 @@ from nri_numa.model.workload import (
 
 
 class GrantSource(Protocol):
-    """What a kubelet with static managers grants."""
+    """Source of the grants of a kubelet with static managers."""
 
     def refresh_kubelet_grants(self) -> KubeletGrants | None:
-        """Look at its state files; None unless they say something else than the node state."""
+        """Read the kubelet's state files if changed; None if they agree with the node state."""
 
     def on_cpuset_rewritten(
-        self, before: Allocation, after: Allocation, asked: str, kept: str
+        self, prior: Allocation, allocation: Allocation, requested: str, effective: str
     ) -> None:
-        """A cpuset was sent for a container, and ``kept`` is in force instead, if anything."""
+        """Check a requested cpuset; ``effective`` is what applies instead, empty if nothing."""
 
 
 class Agent:
@@ -79,12 +79,12 @@ class Agent:
 
     Attributes:
         current: the node state, which nothing else replaces.
-        containers: what is known of live containers besides.
+        containers: facts of live containers beside their allocations.
         cgroups: writes their cgroups.
-        history: what is remembered of decisions.
-        starts: puts cgroups of starting containers right.
-        drift: what containers really have, where it is not what is meant.
-        reservations: gives back what pods have reserved.
+        history: traces, rejections and notices of decisions.
+        starts: corrects cgroups of starting containers.
+        drift: actual cpusets that differ from the desired ones.
+        reservations: releases pod reservations.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class Agent:
 
     def create_container(self, pod: PodSandbox, container: Container) -> Admitted | Rejected | None:
         """Decide about a container before it exists; None leaves it as it is."""
-        before = self.current.state.allocations
+        allocations_before = self.current.state.allocations
         if self._kubelet is not None:
             self.apply_grants(self._kubelet.refresh_kubelet_grants())
         decision = pod_admission.admit_pod(self.current.snapshot(), pod, container)
@@ -134,12 +134,12 @@ class Agent:
                     self._room_searches.add(decision)
                 return decision
         else:
-            one = decision.allocation
-            keeps = one.exclusive or one.policy in STRICT_POLICIES
-            self._replace_state(decision.state, decision.change, pod if keeps else None)
+            allocation = decision.allocation
+            may_be_reserved = allocation.exclusive or allocation.policy in STRICT_POLICIES
+            self._replace_state(decision.state, decision.change, pod if may_be_reserved else None)
         for container_id in decision.change.containers:
             if container_id not in self.current.state.allocations:
-                self.starts.report_if_never_started(before.get(container_id))
+                self.starts.report_if_never_started(allocations_before.get(container_id))
                 self._forget_container(container_id)
         mems = decision.adjustment.mems or container.resources.mems
         self.containers.on_created(container, decision.adjustment.cpus, mems)
@@ -152,93 +152,93 @@ class Agent:
         return replace(decision, updates=self.cgroups.write_updates(updates))
 
     def _admit_by_releasing(self, refused: Rejected) -> Admitted | Rejected:
-        """Have soft reservations give way, or else others move."""
-        found = pod_admission.admit_by_releasing(self.current.snapshot(), refused)
-        if isinstance(found, Rejected):
+        """Admit by releasing soft reservations, or else by moving containers."""
+        decision = pod_admission.admit_by_releasing(self.current.snapshot(), refused)
+        if isinstance(decision, Rejected):
             return self._admit_by_moving(refused)
-        self._replace_state(found.state, found.change, refused.trace.pod)
-        return found
+        self._replace_state(decision.state, decision.change, refused.trace.pod)
+        return decision
 
     def _admit_by_moving(self, refused: Rejected) -> Admitted | Rejected:
-        """Have others make room that can now; refused as before where that is not enough."""
+        """Move containers that can be moved now; the same rejection if that is not enough."""
         node = self.current.snapshot()
-        problems, still = self.cgroups.movable_write_problems(), self.cgroups.immovable_by_state()
+        problems, ids = self.cgroups.movable_write_problems(), self.cgroups.immovable_by_state()
         decide = partial(admit_by_moving, node, refused)
-        found = decide(still | problems.keys())
-        made: tuple[ContainerUpdate, ...] | str
-        if isinstance(found, Rejected):
-            if not problems or isinstance(decide(still), Rejected):
-                return found
-            made = next(iter(problems.values()))
+        decision = decide(ids | problems.keys())
+        outcome: tuple[ContainerUpdate, ...] | str
+        if isinstance(decision, Rejected):
+            if not problems or isinstance(decide(ids), Rejected):
+                return decision
+            outcome = next(iter(problems.values()))
         else:
-            self._replace_state(found.state, found.change, refused.trace.pod)
-            made = self._apply_moves(node.state, found)
-        if isinstance(made, str):
-            return replace(refused, room_text=f"no room could be made: {made}")
-        return replace(found, updates=made)
+            self._replace_state(decision.state, decision.change, refused.trace.pod)
+            outcome = self._apply_moves(node.state, decision)
+        if isinstance(outcome, str):
+            return replace(refused, room_text=f"no room could be made: {outcome}")
+        return replace(decision, updates=outcome)
 
-    def move_for_newcomer(self, found: Admitted) -> str:
-        """Have some move for a container that is to come; returns what was in the way of it."""
-        before = self.current.state
-        self._replace_state(found.state, found.change)
-        made = self._apply_moves(before, found)
-        if isinstance(made, str):
-            return made
-        self.cgroups.request_check_of_unsent(made)
+    def move_for_newcomer(self, decision: Admitted) -> str:
+        """Move containers for an expected one; returns the problem, or an empty text."""
+        state_before = self.current.state
+        self._replace_state(decision.state, decision.change)
+        outcome = self._apply_moves(state_before, decision)
+        if isinstance(outcome, str):
+            return outcome
+        self.cgroups.request_check_of_unsent(outcome)
         return ""
 
     def _apply_moves(
-        self, before: NodeState, decision: Admitted
+        self, state_before: NodeState, decision: Admitted
     ) -> tuple[ContainerUpdate, ...] | str:
-        """Write those that make room, so that nobody is where another comes; or all go back.
+        """Write the moves in an order that never overlaps containers, or undo all of them.
 
-        Returns what the runtime has to write, or why there is no room.
+        Returns the updates for the runtime, or the problem.
 
-        Others leave the CPUs that are needed, then each goes to where none is any more, and only
-        then what is left over is given to who shares it.
+        Other containers first lose the CPUs that are needed, then the moves are written, and only
+        then the vacated CPUs return to the containers that share them.
         """
-        moves = {m.after.container_id: m for m in reversed(decision.moves)}
-        left = union_cpus(m.before.cpus for m in decision.moves if m.before.exclusive)
-        wanted = {u.container_id: u for u in decision.updates}
-        others = [u for i, u in wanted.items() if i not in moves]
-        less = [(u, CPUSet.parse(u.cpus) - left) for u in others]
-        kept = self.cgroups.write_updates(
-            [u._replace(cpus=str(cpus) or u.cpus) for u, cpus in less]
+        move_by_id = {m.after.container_id: m for m in reversed(decision.moves)}
+        vacated_cpus = union_cpus(m.before.cpus for m in decision.moves if m.before.exclusive)
+        updates = {u.container_id: u for u in decision.updates}
+        other_updates = [u for i, u in updates.items() if i not in move_by_id]
+        reduced_cpusets = [(u, CPUSet.parse(u.cpus) - vacated_cpus) for u in other_updates]
+        unsent = self.cgroups.write_updates(
+            [u._replace(cpus=str(cpus) or u.cpus) for u, cpus in reduced_cpusets]
         )
-        done = self.cgroups.write_cgroups(
+        outcomes = self.cgroups.write_cgroups(
             {
-                i: CgroupWrite(self.containers.cgroup_places[i], wanted[i].cpus, wanted[i].mems)
-                for i in moves
+                i: CgroupWrite(self.containers.cgroup_places[i], updates[i].cpus, updates[i].mems)
+                for i in move_by_id
             }
         )
-        if problems := [one.problem for one in done.values() if one.problem]:
+        if problems := [outcome.problem for outcome in outcomes.values() if outcome.problem]:
             self._replace_state(
-                replace(before, serial=self.current.state.serial + 1), decision.change
+                replace(state_before, serial=self.current.state.serial + 1), decision.change
             )
-            self.cgroups.repair_cgroups([i for i in wanted if self.containers.is_settled(i)])
-            self.cgroups.request_check(wanted)
+            self.cgroups.repair_cgroups([i for i in updates if self.containers.is_settled(i)])
+            self.cgroups.request_check(updates)
             return problems[0]
-        more = [u for u in others if CPUSet.parse(u.cpus) & left]
-        self._tasks.add(*(partial(self.cgroups.write_mark, i) for i in moves))
+        gains = [u for u in other_updates if CPUSet.parse(u.cpus) & vacated_cpus]
+        self._tasks.add(*(partial(self.cgroups.write_mark, i) for i in move_by_id))
         self.history.record_moves(decision.moves)
-        every = {u.container_id: u for u in (*kept, *self.cgroups.schedule_cpu_return(more))}
-        return tuple(every.values())
+        merged = {u.container_id: u for u in (*unsent, *self.cgroups.schedule_cpu_return(gains))}
+        return tuple(merged.values())
 
     def finish_migration(self, container_id: str) -> CgroupWrite:
-        """The memory of one that moved is where its CPUs are; returns what its cgroup gets now.
+        """Finish a migration; returns the write for the container's cgroup.
 
-        `post_update_container` is called when that was written. The kernel may take seconds for it,
-        and CPUs, which it has by now, may change meanwhile.
+        Call `post_update_container` after the write. The kernel may take seconds for it, and the
+        container's CPUs may change meanwhile.
         """
         self.containers.unconfirmed_ids.add(container_id)
         self.containers.write_counts[container_id] += 1
-        there = self.current.state.allocations[container_id].with_migration_finished
-        after = self.current.state.without_allocation(container_id).with_allocation(there)
-        self._replace_state(after, ChangedStateIds((container_id,), (there.pod_uid,)))
-        return CgroupWrite(self.containers.cgroup_places[container_id], "", str(there.mems))
+        allocation = self.current.state.allocations[container_id].with_migration_finished
+        state = self.current.state.without_allocation(container_id).with_allocation(allocation)
+        self._replace_state(state, ChangedStateIds((container_id,), (allocation.pod_uid,)))
+        return CgroupWrite(self.containers.cgroup_places[container_id], "", str(allocation.mems))
 
     def start_container(self, pod: PodSandbox, container: Container) -> None:
-        """The cgroup of a container is there, and its program does not run yet."""
+        """Correct the cgroup of a starting container before its program runs."""
         if container.id in self.containers.ended:
             return
         self.containers.record_place(container)
@@ -247,15 +247,15 @@ class Agent:
         self.starts.on_cgroup_made(container.id)
 
     def post_start_container(self, pod: PodSandbox, container: Container) -> None:
-        """A container runs: what it has from now on is its cgroup's."""
+        """Record that a container runs; from now on its cgroup is compared."""
         if container.id in self.containers.ended:
-            return  # late news: a program may end before the runtime says that it runs
+            return  # a program may end before the runtime reports that it runs
         self.containers.record_place(container)
         if container.id not in self.current.state.allocations:
             self._admit_unreported(pod, container)
         self.starts.on_running(container.id)
         if (a := self.current.state.allocations.get(container.id)) is not None and a.movable:
-            self.current.notify()  # from now on it may move
+            self.current.notify()  # it may be moved from now on
 
     def update_container(
         self, pod: PodSandbox, container: Container, requested: Resources
@@ -263,7 +263,7 @@ class Agent:
         """Decide about new resources of a live container."""
         if self._kubelet is not None:
             self.apply_grants(self._kubelet.refresh_kubelet_grants())
-        before = self.current.state.allocations.get(container.id)
+        prior = self.current.state.allocations.get(container.id)
         outcome = resize_container(self.current.snapshot(), pod, container, requested)
         if isinstance(outcome, Rejected):
             self.history.record_rejected(outcome)
@@ -275,22 +275,22 @@ class Agent:
         if outcome.state is not self.current.state:
             self._replace_state(outcome.state, outcome.change, pod)
             allocation = self.current.state.allocations[container.id]
-            self.history.record_resized(allocation, outcome.trace, before)
-            self.history.check_overlaps_of(before)
+            self.history.record_resized(allocation, outcome.trace, prior)
+            self.history.check_overlaps_of(prior)
             self.history.check_overlaps_of(allocation)
-        kept = outcome.container_update.cpus if outcome.container_update is not None else ""
-        if requested.cpus and before is not None and self._kubelet is not None:
-            after = self.current.state.allocations[container.id]
+        effective = outcome.container_update.cpus if outcome.container_update is not None else ""
+        if requested.cpus and prior is not None and self._kubelet is not None:
+            allocation_after = self.current.state.allocations[container.id]
             rewritten = self._kubelet.on_cpuset_rewritten
-            self._tasks.add(partial(rewritten, before, after, requested.cpus, kept))
-        if requested.cpus and kept:
+            self._tasks.add(partial(rewritten, prior, allocation_after, requested.cpus, effective))
+        if requested.cpus and effective:
             self._tasks.add(
                 partial(
                     self.history.reporter.log_requested_cpuset_overridden,
                     pod,
                     container,
                     requested.cpus,
-                    kept,
+                    effective,
                 )
             )
         if self.current.observe:
@@ -299,7 +299,7 @@ class Agent:
         return replace(outcome, updates=self.cgroups.write_updates(outcome.updates))
 
     def post_update_container(self, container_id: str) -> None:
-        """The runtime is through with an update; it may have written what was meant before."""
+        """Repair a cgroup after an update of the runtime, which may have written older values."""
         self.containers.unconfirmed_ids.discard(container_id)
         self._tasks.add(partial(self.cgroups.write_mark, container_id))
         if not self.current.observe:
@@ -307,54 +307,54 @@ class Agent:
             self.cgroups.queue_systemd_sync([container_id])
 
     def stop_container(self, container_id: str) -> tuple[ContainerUpdate, ...]:
-        """Take back what a container has; unknown ids are ordinary."""
+        """Release a container's allocation; unknown ids are ordinary."""
         return self.cgroups.schedule_cpu_return(self._release_container(container_id))
 
     def remove_container(self, container_id: str) -> None:
-        """A container is gone; normally it gave everything back when it stopped."""
+        """Release a removed container; usually it was released when it stopped."""
         self.cgroups.request_check_of_unsent(
             self.cgroups.schedule_cpu_return(self._release_container(container_id))
         )
 
     def run_pod(self, pod: PodSandbox) -> None:
-        """A pod's sandbox starts: exclusive CPUs of a pod that is placed as a whole are kept."""
-        kept = pod_admission.reserve_for_sandbox(self.current.snapshot(), pod)
-        if kept.state is not self.current.state or self.current.state.may_reserve_for_pod(pod.uid):
+        """Reserve the exclusive CPUs of a pod that is placed as a whole."""
+        plan = pod_admission.reserve_for_sandbox(self.current.snapshot(), pod)
+        if plan.state is not self.current.state or self.current.state.may_reserve_for_pod(pod.uid):
             self._replace_state(
-                kept.state, ChangedStateIds(kept.change.containers, (pod.uid,)), pod
+                plan.state, ChangedStateIds(plan.change.containers, (pod.uid,)), pod
             )
-            self.cgroups.request_check_of_unsent(self.cgroups.write_updates(kept.updates))
+            self.cgroups.request_check_of_unsent(self.cgroups.write_updates(plan.updates))
 
     def update_pod(self, pod: PodSandbox, total: Resources) -> None:
-        """A pod's sum changes, of which its containers are told afterwards."""
-        after = with_pod_resized(self.current.state, pod, total)
-        if after is not self.current.state:
-            self._replace_state(after, ChangedStateIds((), (pod.uid,)), pod)
+        """Record a pod's new resources; the updates of its containers follow."""
+        state_after = with_pod_resized(self.current.state, pod, total)
+        if state_after is not self.current.state:
+            self._replace_state(state_after, ChangedStateIds((), (pod.uid,)), pod)
 
     def stop_pod(self, uid: str, sandbox: str) -> None:
-        """A pod's sandbox stopped: nothing of it starts any more, unless it gets another."""
-        every = self.current.state.allocations_of_pod(uid)
-        over = [a for a in every if a.container_id in self.containers.starting]
-        self.reservations.release([a for a in over if a.pod_id == sandbox])
+        """Release what a stopped sandbox no longer needs; the pod may get another sandbox."""
+        allocations = self.current.state.allocations_of_pod(uid)
+        unstarted = [a for a in allocations if a.container_id in self.containers.starting]
+        self.reservations.release([a for a in unstarted if a.pod_id == sandbox])
         self.reservations.stop_sandbox(uid, sandbox)
 
     def remove_pod(self, uid: str, sandbox: str) -> None:
-        """A sandbox is gone, and with it containers that were never reported stopped."""
+        """Release a removed sandbox, and its containers that were never reported stopped."""
         self.history.retain_rejections(lambda one: one.pod_id != sandbox)
-        before, released = self.current.state, admit.forget_pod(self.current.desired, uid, sandbox)
+        prior, released = self.current.state, admit.forget_pod(self.current.desired, uid, sandbox)
         if released.state is self.current.state:
             return
         self._replace_state(released.state, released.change)
         for container_id in released.change.containers:
             self._forget_container(container_id)
-            self.history.check_overlaps_of(before.allocations.get(container_id))
+            self.history.check_overlaps_of(prior.allocations.get(container_id))
         self.cgroups.request_check_of_unsent(self.cgroups.schedule_cpu_return(released.updates))
 
     def synchronize(
         self, pods: PodTable | Iterable[PodSandbox], containers: Sequence[Container]
     ) -> tuple[ContainerUpdate, ...]:
-        """Compare notes with the runtime; see `nri_numa.engine.resync`."""
-        end = self._clock.monotonic() + self.current.synchronize_budget_s
+        """Synchronize the node state with the runtime; see `nri_numa.engine.resync`."""
+        deadline = self._clock.monotonic() + self.current.synchronize_budget_s
         pods = pods if isinstance(pods, PodTable) else PodTable.from_pods(pods)
         self.history.retain_rejections(lambda one: one.pod_id in pods.uids)
         if {c.id for c in containers} - self.current.state.allocations.keys():
@@ -364,17 +364,17 @@ class Agent:
         containers = [self.cgroups.with_mark(c) for c in containers]
         node = self.current.snapshot()
         outcome = rebuild_node_state(
-            node, pods, containers, in_time=lambda: self._clock.monotonic() < end
+            node, pods, containers, in_time=lambda: self._clock.monotonic() < deadline
         )
-        before = self.current.state
-        known = before.pods if self.current.synchronized else {}
+        state_before = self.current.state
+        known_pods = state_before.pods if self.current.synchronized else {}
         reader = self.cgroups.writer.reader
-        after = with_sandbox_cgroups(outcome.state, pods, known, reader)
-        self._replace_state(after, outcome.change)
+        state_after = with_sandbox_cgroups(outcome.state, pods, known_pods, reader)
+        self._replace_state(state_after, outcome.change)
         unseen_starts = self.containers.replace_all(containers)
         self.starts.on_synchronized(containers)
         self.containers.clear_pending_writes()
-        if outcome.adopted:  # we may have narrowed them for an owner that is gone
+        if outcome.adopted:  # their pool may have been narrowed for a holder that is gone
             self.current.record_narrower_pool()
         updates, outcome = self.cgroups.write_synchronized(
             reclassify_repaired_as_missed_starts(outcome, unseen_starts)
@@ -389,7 +389,7 @@ class Agent:
                 state_invariant_violations(state, topology, settings)
             )
         )
-        self.history.record_synchronized(outcome, before.allocations)
+        self.history.record_synchronized(outcome, state_before.allocations)
         for container_id in outcome.removed:
             self._forget_container(container_id)
         if (
@@ -400,22 +400,22 @@ class Agent:
         self._undecided = deque(outcome.undecided)
         if self._undecided:
             self._tasks.add(self._admit_next_undecided)
-        later = {container.id for _, container in outcome.undecided}
-        self._tasks.add(*(partial(self.cgroups.write_mark, i) for i in unmarked if i not in later))
+        ids = {container.id for _, container in outcome.undecided}
+        self._tasks.add(*(partial(self.cgroups.write_mark, i) for i in unmarked if i not in ids))
         self.cgroups.request_check(())
         return updates
 
     def _admit_next_undecided(self) -> None:
-        """One stranger that Synchronize had no time for; the next one follows by itself."""
+        """Admit one unknown container that Synchronize had no time for, and schedule the next."""
         if not self._undecided:
             return  # a later Synchronize had time for all of them
         pod, container = self._undecided.popleft()
         self._tasks.add(self._admit_next_undecided)
-        known = self.current.state.allocations.get(container.id)
-        if known is None or not known.is_undecided:
-            return  # it is gone, or was decided about since
-        met = admit_running(self.current.snapshot(), pod, container)
-        decision = met.decision
+        allocation = self.current.state.allocations.get(container.id)
+        if allocation is None or not allocation.is_undecided:
+            return  # it ended, or was decided about since
+        admission = admit_running(self.current.snapshot(), pod, container)
+        decision = admission.decision
         if isinstance(decision, Rejected):
             self.history.record_rejected(decision, running=True)
             return
@@ -424,41 +424,38 @@ class Agent:
         if gap:
             self.history.count_missed_start()
         self.history.record_admitted(decision, missed_start=gap)
-        self.cgroups.request_check_of_unsent(self.cgroups.write_updates(met.updates))
+        self.cgroups.request_check_of_unsent(self.cgroups.write_updates(admission.updates))
         self.cgroups.write_mark(container.id)
 
-    # --- changes of our own ----------------------------------------------------------------------
+    # --- changes by the agent --------------------------------------------------------------------
 
     def apply_grants(self, grants: KubeletGrants | None) -> None:
-        """The kubelet granted something else: who shares CPUs makes room, or gets it back.
-
-        None if nothing changed.
-        """
+        """Apply changed grants of the kubelet to the shared pool; None if nothing changed."""
         if grants is None:
             return
         self.reservations.release_of_stopped()
-        before = self.current.desired
+        desired_before = self.current.desired
         self._replace_state(self.current.state.with_kubelet(grants), NO_CHANGED_IDS)
         self.cgroups.request_check_of_unsent(
-            self.cgroups.write_updates(updates_between(before, self.current.desired))
+            self.cgroups.write_updates(updates_between(desired_before, self.current.desired))
         )
 
     def record_enforced_quota(self, container_id: str, quota: int) -> None:
-        """A refused resize has a CFS quota in force: another one than we lifted is left there."""
+        """Record the CFS quota of a rejected resize; one that differs from the lifted one stays."""
         allocation = self.current.state.allocations.get(container_id)
         if allocation is None or allocation.lifted_quota in (None, quota):
             return
-        after = self.current.state.without_allocation(container_id)
-        after = after.with_allocation(replace(allocation, lifted_quota=None))
-        self._replace_state(after, ChangedStateIds((container_id,), (allocation.pod_uid,)))
+        state_after = self.current.state.without_allocation(container_id)
+        state_after = state_after.with_allocation(replace(allocation, lifted_quota=None))
+        self._replace_state(state_after, ChangedStateIds((container_id,), (allocation.pod_uid,)))
 
     def apply_node_model(self, machine: NodeModel) -> tuple[ContainerUpdate, ...]:
-        """CPUs went on- or offline, or settings changed: updates of containers with other CPUs."""
-        before = self.current.desired
+        """Apply changed CPUs or settings; returns the updates of containers with other CPUs."""
+        desired_before = self.current.desired
         self.current.replace_machine(machine)
-        after = self.current.desired
-        updates = sorted(updates_between(before, after))
-        if before.pool != after.pool:
+        desired_after = self.current.desired
+        updates = sorted(updates_between(desired_before, desired_after))
+        if desired_before.pool != desired_after.pool:
             # cgroup v1 takes CPUs that go offline out of every cpuset, and never puts them back.
             self.current.record_narrower_pool()
         self.current.notify()
@@ -473,7 +470,7 @@ class Agent:
     def _release_container(self, container_id: str) -> tuple[ContainerUpdate, ...]:
         allocation = self.current.state.allocations.get(container_id)
         if allocation is None or allocation.reserved_at:
-            # Its successor in the pod took its place already, or its pod keeps its CPUs.
+            # Its successor in the pod has replaced it already, or its pod reserves its CPUs.
             self._forget_container(container_id)
             return ()
         self.starts.report_if_never_started(allocation)
@@ -484,13 +481,13 @@ class Agent:
         return released.updates
 
     def _replace_state(
-        self, after: NodeState, change: ChangedStateIds, pod: PodSandbox | None = None
+        self, state: NodeState, change: ChangedStateIds, pod: PodSandbox | None = None
     ) -> None:
-        """Put a decision on disk and in force; ``pod`` is the one that it is about."""
+        """Write a decision to disk and apply it; ``pod`` is the pod that it is about."""
         current = self.current
-        if pod is not None and after.may_reserve_for_pod(pod.uid):
-            after = with_sandbox_cgroup(after, pod, self.cgroups.writer.reader)
-        violations, is_pool_changed = current.replace_state(after, change)
+        if pod is not None and state.may_reserve_for_pod(pod.uid):
+            state = with_sandbox_cgroup(state, pod, self.cgroups.writer.reader)
+        violations, is_pool_changed = current.replace_state(state, change)
         if violations:
             self.history.reporter.log_invariant_violations(violations)
         if is_pool_changed:
@@ -500,22 +497,22 @@ class Agent:
         current.notify()
 
     def _admit_unreported(self, pod: PodSandbox, container: Container) -> None:
-        """Decide about one whose creation was not reported, or that was refused in vain."""
+        """Decide about a container whose creation was not reported, or was rejected in vain."""
         self.reservations.release_of_stopped()
-        met = admit_running(self.current.snapshot(), pod, container)
-        self._replace_state(met.state, met.change, pod)
-        if not self.current.observe:  # else it was refused in words only, and is no gap
+        admission = admit_running(self.current.snapshot(), pod, container)
+        self._replace_state(admission.state, admission.change, pod)
+        if not self.current.observe:  # else it was not really rejected, and is no missed start
             self.containers.on_unreported_start(container)
             self.history.count_missed_start()
-        self.cgroups.request_check_of_unsent(self.cgroups.write_updates(met.updates))
-        last = self.history.rejections[-1] if self.history.rejections else None
-        if isinstance(met.decision, Admitted):
-            self.history.record_admitted(met.decision, missed_start=True)
-        elif last is None or (last.pod_id, last.container) != (pod.id, container.name):
-            self.history.record_rejected(met.decision, running=True)
+        self.cgroups.request_check_of_unsent(self.cgroups.write_updates(admission.updates))
+        record = self.history.rejections[-1] if self.history.rejections else None
+        if isinstance(admission.decision, Admitted):
+            self.history.record_admitted(admission.decision, missed_start=True)
+        elif record is None or (record.pod_id, record.container) != (pod.id, container.name):
+            self.history.record_rejected(admission.decision, running=True)
         else:
-            why = replace(met.decision.trace, decision_steps=(last.message,))
-            self.history.hold_trace(self.current.state.allocations[container.id], why)
+            trace = replace(admission.decision.trace, decision_steps=(record.message,))
+            self.history.hold_trace(self.current.state.allocations[container.id], trace)
         self._tasks.add(partial(self.cgroups.write_mark, container.id))
 
     def _forget_container(self, container_id: str) -> None:
@@ -526,10 +523,10 @@ class Agent:
 
 
 def with_sandbox_cgroup(state: NodeState, pod: PodSandbox, reader: CgroupReader) -> NodeState:
-    """Remember where the cgroup of a pod's sandbox is, if it is there.
+    """Record the cgroup of a pod's sandbox, if it exists.
 
-    Not every runtime makes one for each sandbox: that one is not there proves something only
-    where it was.
+    Not every runtime makes one for each sandbox: only one that existed can prove by its absence
+    that the sandbox is gone.
     """
     record, paths = state.pods[pod.uid], sandbox_cgroup_paths(pod.cgroups_path)
     if record.sandbox_cgroup in paths:
@@ -541,13 +538,13 @@ def with_sandbox_cgroup(state: NodeState, pod: PodSandbox, reader: CgroupReader)
 
 
 def with_sandbox_cgroups(
-    state: NodeState, pods: PodTable, known: Mapping[str, PodRecord], reader: CgroupReader
+    state: NodeState, pods: PodTable, known_pods: Mapping[str, PodRecord], reader: CgroupReader
 ) -> NodeState:
-    """`with_sandbox_cgroup` for sandboxes of which no record of before, by UID, says it."""
-    keep = {
+    """Apply `with_sandbox_cgroup` to sandboxes without an earlier record, by UID."""
+    reserving_uids = {
         a.pod_uid for a in state.allocations.values() if a.exclusive or a.policy in STRICT_POLICIES
     }
     for pod_id, uid in pods.uids.items():
-        if uid in keep and (uid not in known or known[uid].pod_id != pod_id):
+        if uid in reserving_uids and (uid not in known_pods or known_pods[uid].pod_id != pod_id):
             state = with_sandbox_cgroup(state, pods[pod_id], reader)
     return state

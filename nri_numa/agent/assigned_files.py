@@ -1,4 +1,4 @@
-"""What containers have, in files that follow it; a variable keeps what was at the start.
+"""Files with a container's CPUs and memory nodes; a variable has only the values at its start.
 
 The names are those of KEP-6369 (Pod Assigned Resource Exposure). A container gets a directory as a
 mount, not its files: a file is replaced as a whole, and a mount of it would stay with the old one.
@@ -25,7 +25,7 @@ log = get_logger("assigned")
 
 ASSIGNED_DIRECTORY: Final = "assigned"
 CONTAINER_MOUNT_PATH: Final = "/run/numa"
-"""Where containers find their files."""
+"""Directory of the files in a container."""
 ASSIGNED_FILE_NAMES: Final = ("assigned.cpuset", "assigned.memset")
 _CONTAINER_ID_PATTERN: Final = re.compile(r"\w[\w.-]*")
 
@@ -37,26 +37,26 @@ class AssignedFiles:
         self._root = os.path.join(state_dir, ASSIGNED_DIRECTORY)
         self._current, self._clock = current, clock
         self._due = False
-        # By container id; what an earlier process wrote is not known.
+        # By container id; the texts that an earlier process wrote are not known.
         names = os.listdir(self._root) if os.path.isdir(self._root) else []
         self._written: dict[str, tuple[str, ...]] = dict.fromkeys(names, ())
         current.subscribe(self._schedule_refresh)
 
     def extend(
-        self, allocation: Allocation, container: Container, to: ContainerAdjustment
+        self, allocation: Allocation, container: Container, adjustment: ContainerAdjustment
     ) -> ContainerAdjustment:
-        """The container with its files, where it is pinned."""
+        """Add the mount of a pinned container's files."""
         if not allocation.is_pinned or not _CONTAINER_ID_PATTERN.fullmatch(allocation.container_id):
-            return to
+            return adjustment
         path = os.path.join(self._root, allocation.container_id)
         try:
             os.makedirs(path, exist_ok=True)
-            os.chmod(path, 0o755)  # noqa: S103  # any user of the container may look
+            os.chmod(path, 0o755)  # noqa: S103  # any user of the container may read
             self._write_container_files(allocation)
         except OSError as error:
             log.warning("no files of what a container has", path=path, problem=str(error))
-            return to
-        return replace(to, mounts=(*to.mounts, (CONTAINER_MOUNT_PATH, path)))
+            return adjustment
+        return replace(adjustment, mounts=(*adjustment.mounts, (CONTAINER_MOUNT_PATH, path)))
 
     def _schedule_refresh(self) -> None:
         if not self._due:
@@ -64,10 +64,10 @@ class AssignedFiles:
             self._clock.call_soon(self.refresh)
 
     def refresh(self) -> None:
-        """Have all files say what is; those of containers that ended go."""
+        """Update all files, and remove those of ended containers."""
         self._due = False
         if not self._current.synchronized:
-            return  # a container that the checkpoint does not know may run
+            return  # containers unknown to the checkpoint may run
         allocations = self._current.state.allocations
         for container_id in tuple(self._written):
             allocation = allocations.get(container_id)
@@ -92,16 +92,16 @@ class AssignedFiles:
             return
         for name, text in zip(ASSIGNED_FILE_NAMES, texts, strict=True):
             path = os.path.join(self._root, allocation.container_id, name)
-            beside = f"{path}.new"
-            with open(beside, "w", encoding="ascii") as file:
+            new_path = f"{path}.new"
+            with open(new_path, "w", encoding="ascii") as file:
                 file.write(f"{text}\n")
-            os.chmod(beside, 0o644)
-            os.replace(beside, path)
+            os.chmod(new_path, 0o644)
+            os.replace(new_path, path)
         self._written[allocation.container_id] = texts
 
 
 def remove_assigned_files(state_dir: str) -> None:
-    """Take the files away; directories stay, which are mounted in containers that run."""
+    """Remove the files; the directories stay, since running containers have them mounted."""
     for folder, _, names in os.walk(os.path.join(state_dir, ASSIGNED_DIRECTORY)):
         for name in names:
             os.unlink(os.path.join(folder, name))

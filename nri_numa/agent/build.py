@@ -1,4 +1,4 @@
-"""The composition root: functions that make the parts of the agent, and return them.
+"""The composition root: functions that build and return the parts of the agent.
 
 What a part needs is an argument of its function, so the order is what the types allow: the node,
 the agent on it, the link above the agent, and the loops around all of them. Nothing runs yet;
@@ -80,18 +80,18 @@ if TYPE_CHECKING:
 log = logs.get_logger("daemon")
 
 LoopFunction = Callable[[], Coroutine[Any, Any, None]]
-"""Runs until it is cancelled."""
+"""Function that runs until it is cancelled."""
 
 
 # --- The node -------------------------------------------------------------------------------------
 
 
 class NodeParts(msgspec.Struct, frozen=True):
-    """The node as it is now, and what is read of it; nothing here knows of the runtime.
+    """The node and its readers; nothing here depends on the runtime.
 
     Attributes:
-        name: of the Kubernetes Node.
-        start: Unix time of the agent's.
+        name: name of the Kubernetes Node.
+        start: Unix time of the agent's start.
     """
 
     name: str
@@ -116,7 +116,7 @@ def build_node(config: AgentConfig, metrics: Metrics, clock: Clock) -> NodeParts
         StateDirectoryBusy: another agent uses the state directory.
     """
     start = clock.time()
-    metrics.record_config_reload(at=start)
+    metrics.record_config_reload(loaded_at=start)
     name = config.node_name or registered_node_name(config.kubelet_root)
     topology = _discover_valid_topology(config)
     store = CheckpointStore(
@@ -148,7 +148,7 @@ def build_node(config: AgentConfig, metrics: Metrics, clock: Clock) -> NodeParts
 
 
 def checkpoint_identity(config: AgentConfig) -> dict[str, str]:
-    """What a checkpoint must agree on to be ours: this boot of this machine."""
+    """Return the fields that identify a valid checkpoint: this boot of this machine."""
     boot = ""
     with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
         boot = file.read().strip()
@@ -167,7 +167,7 @@ def _discover_valid_topology(config: AgentConfig) -> Topology:
 def _load_checkpoint(
     config: AgentConfig, store: CheckpointStore, metrics: Metrics
 ) -> tuple[NodeState, bytes]:
-    """What was allocated before, and the key of annotations; what is damaged is logged."""
+    """Load the node state and the signing key; damaged entries are logged."""
     loaded = store.load()
     key, doubts = load_or_create_signing_key(
         config.state_dir, trusted=store.trusted, writable=store.has_lock
@@ -194,9 +194,9 @@ def build_agent(
     sees_starts: bool = True,
     max_decided_requests: int = 0,
 ) -> Agent:
-    """The agent over a node's state, with the parts that only it and what stands above it use.
+    """Build the agent over a node's state, with the parts that it owns.
 
-    ``drift`` and ``kubelet`` stand below it; the other arguments are those of its parts.
+    ``drift`` and ``kubelet`` are below the agent; the other arguments are those of its parts.
     """
     tasks = DeferredTasks(clock)
     containers = LiveContainers(moves_memory=moves_memory)
@@ -218,7 +218,7 @@ def build_agent(
 
 
 def restore_history(config: AgentConfig, node: NodeParts, agent: Agent) -> HistoryFile:
-    """The file of what is remembered of decisions, read into the agent's history."""
+    """Read the history file into the agent's history, and return it."""
     file = HistoryFile(
         config.state_dir, identity=checkpoint_identity(config), history=agent.history
     )
@@ -233,7 +233,7 @@ def restore_history(config: AgentConfig, node: NodeParts, agent: Agent) -> Histo
 
 
 class PodParts(msgspec.Struct, frozen=True):
-    """What follows pods beside the agent, and adds to what it decides about; None where off."""
+    """Parts that follow pods and complete their containers; None if switched off."""
 
     claims: ClaimStore | None
     device_watch: DeviceWatch | None
@@ -243,7 +243,7 @@ class PodParts(msgspec.Struct, frozen=True):
 
 
 class LinkParts(msgspec.Struct, frozen=True):
-    """The link to the runtime, and what stands between it and the agent."""
+    """The link to the runtime, and the parts between it and the agent."""
 
     pods: PodParts
     handler: AgentHandler
@@ -266,7 +266,7 @@ def build_link(
     launched: PreinstalledConnection | None,
     over_cri: bool,
 ) -> LinkParts:
-    """The link to the runtime above the agent; the arguments are those of its parts."""
+    """Build the link to the runtime; the arguments are those of its parts."""
     current, metrics, clock = node.current, node.metrics, node.clock
     pods = _build_pod_parts(config, node, agent)
     is_launched = launched is not None
@@ -359,7 +359,7 @@ def _build_view(
 ) -> LiveView:
     from nri_numa.agent import view
 
-    more = view.OptionalParts(
+    optional_parts = view.OptionalParts(
         kubelet=node.kubelet,
         devices=node.devices,
         measured=node.capacity.measured,
@@ -367,7 +367,7 @@ def _build_view(
         pods=pods.pending,
     )
     about = view.ProcessInfo(__version__, node.name, node.start)
-    return view.LiveView(agent, about, status, more, watches, node.clock)
+    return view.LiveView(agent, about, status, optional_parts, watches, node.clock)
 
 
 # --- The loops ------------------------------------------------------------------------------------
@@ -376,7 +376,7 @@ def _build_view(
 def build_loops(
     config: AgentConfig, node: NodeParts, agent: Agent, link: LinkParts
 ) -> Mapping[str, LoopFunction]:
-    """What runs beside the link, by name."""
+    """Build the loops that run beside the link, by name."""
     current, clock, reloader = node.current, node.clock, link.reloader
     outside, steal = node.capacity
     apply_settings = partial(apply_recomputed_settings, agent, reloader, node.kubelet.configuration)
@@ -405,9 +405,9 @@ def build_loops(
     }
     if link.http is not None:
         loops["http"] = link.http.run
-    steering, wanted = InterruptSteering(config.state_dir), config.interrupts_off_exclusive_cpus
-    if wanted or steering.needs_restore:
-        loops["interrupts"] = partial(steering.run_steering, current, clock, wanted=wanted)
+    steering, is_enabled = InterruptSteering(config.state_dir), config.interrupts_off_exclusive_cpus
+    if is_enabled or steering.needs_restore:
+        loops["interrupts"] = partial(steering.run_steering, current, clock, active=is_enabled)
     if config.offline_capacity.file:
         loops["capacity from outside"] = partial(outside.run, current, apply_settings)
     if link.pods.claims is not None:

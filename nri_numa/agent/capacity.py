@@ -1,11 +1,10 @@
 """Capacity factors beside the configuration's: from outside, and measured from steal.
 
-From outside: `nri-numa publish` writes a file, as another user: nothing in it is believed before it
-is read by `nri_numa.model.offline_capacity`. It can lower what new containers may have, between
-nothing and what the configuration says, and do nothing else
-(docs/adr/0050-capacity-from-outside.md).
+From outside: `nri-numa publish` writes a file, as another user, so
+`nri_numa.model.offline_capacity` validates all of it. It can only lower the capacity for new
+containers, down to nothing (docs/adr/0050-capacity-from-outside.md).
 
-Measured: of what hypervisors take from CPUs (docs/adr/0056-measured-where-it-runs.md).
+Measured: from the steal of hypervisors (docs/adr/0056-measured-where-it-runs.md).
 """
 
 from __future__ import annotations
@@ -56,11 +55,11 @@ from nri_numa.store.files import read_file
 log = get_logger("capacity")
 
 FILE_CHECK_INTERVAL_S: Final = 1.0
-"""Seconds between two looks at the file; one `open` of a missing file costs 5 µs."""
+"""Seconds between two reads of the file; one `open` of a missing file costs 5 µs."""
 
 
 class CapacityMonitor(ABC):
-    """Looks again and again what factors are; new containers are decided by them, nothing moves.
+    """Reads capacity factors periodically; they apply to new containers, nothing is moved.
 
     Attributes:
         factors: by NUMA node, those that are not 1; replaced as a whole.
@@ -72,16 +71,16 @@ class CapacityMonitor(ABC):
 
     @abstractmethod
     def refresh_capacity(self, topology: Topology) -> bool:
-        """Whether settings are different now; called in a thread."""
+        """Read the factors; True if settings differ now. Called in a thread."""
 
     async def run(self, current: CurrentState, apply_settings: ApplySettings) -> None:
-        """Look, and put in force what changed, until cancelled."""
+        """Read and apply factors until cancelled."""
         while True:
             await self.apply_capacity(current, apply_settings)
             await asyncio.sleep(self.interval)
 
     async def apply_capacity(self, current: CurrentState, apply_settings: ApplySettings) -> None:
-        """Look once; where settings could not be put in force, they are the next time."""
+        """Read once and apply changes; settings that could not be applied are tried again."""
         if await asyncio.to_thread(self.refresh_capacity, current.machine.topology):
             self._in_force = False
         if not self._in_force:
@@ -89,7 +88,7 @@ class CapacityMonitor(ABC):
 
 
 class ExternalCapacity(CapacityMonitor):
-    """What others say of this node's capacity; nothing where the path of their file is empty."""
+    """Capacity factors from a file; none if its path is empty."""
 
     interval = FILE_CHECK_INTERVAL_S
 
@@ -101,10 +100,10 @@ class ExternalCapacity(CapacityMonitor):
         self._said: frozenset[str] = frozenset()
 
     def refresh_capacity(self, topology: Topology) -> bool:
-        """Read the file, and forget what is no longer true; whether anything is different.
+        """Read the file and drop expired factors; True if anything differs.
 
-        A file that is not there, or not as expected, changes nothing: what was said before goes on
-        until its time is over, and a drained NUMA node stays drained.
+        A missing or invalid file changes nothing: earlier factors apply until they expire, and a
+        drained NUMA node stays drained.
         """
         problems: set[str] = set()
         try:
@@ -144,7 +143,7 @@ class ExternalCapacity(CapacityMonitor):
         return True
 
     def _apply_document(self, text: str) -> set[str]:
-        """Believe what is sound of a document; the problems of the rest."""
+        """Apply the valid part of a document; returns the problems of the rest."""
         try:
             document = parse_json_object(text)
         except BadCapacity as error:
@@ -175,14 +174,14 @@ class ExternalCapacity(CapacityMonitor):
 # --- Measured ---
 
 MIN_FACTOR_CHANGE: Final = 0.1
-"""How far the average must be from a factor before it changes."""
+"""Difference between average and factor above which the factor changes."""
 UNKNOWN_STEAL_EVENT: Final = "steal is not known here"
 STEAL_SOURCE: Final = "steal"
-"""Where these factors come from, in log lines."""
+"""Source of these factors in log lines."""
 
 
 class StealWatch(CapacityMonitor):
-    """Measures steal of each NUMA node, and what capacity factors follow."""
+    """Measures steal of each NUMA node, and derives capacity factors."""
 
     def __init__(self, config: StealCapacity, root: str, metrics: Metrics, clock: Clock) -> None:
         self.interval = parse_duration(config.interval)
@@ -198,11 +197,11 @@ class StealWatch(CapacityMonitor):
         self._problems = ReportOnce(log)
 
     def enforced_factors(self) -> Mapping[int, float]:
-        """By NUMA node, what was measured and is acted upon; any thread may ask."""
+        """Return the measured factors that apply, by NUMA node; any thread may call this."""
         return self.factors if self._acts else {}
 
     def refresh_capacity(self, topology: Topology) -> bool:
-        """Read once; whether settings are different. What cannot be read changes nothing."""
+        """Read once; True if settings differ. An unreadable file changes nothing."""
         now = self._clock.monotonic()
         try:
             tree = open_tree(self._root)
@@ -214,12 +213,12 @@ class StealWatch(CapacityMonitor):
         if not times.steal:
             return self._report_unreadable(f"{self._root.rstrip('/')}/proc/stat reports no steal")
         self._problems.report(UNKNOWN_STEAL_EVENT, "", "steal is known again")
-        last, self._last = self._last, (now, topology, times)
-        # CPUs that moved to another NUMA node meanwhile would be counted there.
-        if last is None or last[1] is not topology or now <= last[0]:
+        last_reading, self._last = self._last, (now, topology, times)
+        # CPUs that changed their NUMA node since would be counted on the new one.
+        if last_reading is None or last_reading[1] is not topology or now <= last_reading[0]:
             return False
-        seconds = now - last[0]
-        steal = steal_by_node(last[2], times, topology)
+        seconds = now - last_reading[0]
+        steal = steal_by_node(last_reading[2], times, topology)
         self._smoothed.retain_nodes(set(topology.numa_nodes))
         changed = self._smoothed.update_steal(steal, seconds)
         if changed:
@@ -236,7 +235,7 @@ class StealWatch(CapacityMonitor):
         self._gauges.update_gauges(
             {i: self.factors.get(i, 1.0) for i in steal},
             steal,
-            runqueue_by_node(last[2], times, topology, seconds),
+            runqueue_by_node(last_reading[2], times, topology, seconds),
             read_frequency_by_node(tree, topology),
         )
         return changed and self._acts
@@ -248,21 +247,21 @@ class StealWatch(CapacityMonitor):
 
 
 class CapacityFactors(NamedTuple):
-    """All factors, laid over the configuration's."""
+    """All factors beside the configuration's."""
 
     outside: ExternalCapacity
     measured: StealWatch
 
     def apply_to_settings(self, settings: Settings, topology: Topology) -> Settings:
-        """As measured where that is lower, but where a factor comes from outside, times that one.
+        """Return the settings with the lower of configured and measured factors.
 
-        Any thread may ask.
+        A factor from outside is multiplied instead. Any thread may call this.
         """
         outside, measured = self.outside.factors, self.measured.enforced_factors()
         factors = dict(settings.capacity_factor)
         for i in topology.numa_nodes:
-            ours = factors.get(i, 1.0)
-            factor = ours * outside[i] if i in outside else min(ours, measured.get(i, ours))
-            if factor != ours:
+            base = factors.get(i, 1.0)
+            factor = base * outside[i] if i in outside else min(base, measured.get(i, base))
+            if factor != base:
                 factors[i] = factor
         return replace(settings, capacity_factor=factors)

@@ -1,9 +1,9 @@
-"""What is written to cgroups of containers: by whom, when, and what becomes of it.
+"""Writes to the cgroups of containers, and what follows from them.
 
-Everything that gives a container other CPUs or memory nodes goes through `CgroupUpdates`: within a
-request, after it, and to repair drift. What could not be written, and what may not have arrived, is
-queued: `nri_numa.agent.reconcile` compares it, and `nri_numa.agent.systemd_sync` gives it to
-systemd. Nothing is written in a dry run.
+Every change of a container's CPUs or memory nodes goes through `CgroupUpdates`: within a request,
+after it, and to repair drift. Failed writes, and updates that may not have arrived, are queued:
+`nri_numa.agent.reconcile` compares them, and `nri_numa.agent.systemd_sync` sends them to systemd.
+Nothing is written in a dry run.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ log = get_logger("reconcile")
 READ_BATCH: Final = 25
 """Containers read without a pause: about a millisecond."""
 THREAD_PAUSE_S: Final = 0.002
-"""Seconds in which the thread wants nothing, so that the loop gets its turn."""
+"""Seconds that the thread pauses, so the loop gets its turn."""
 MAX_LOGGED_IDS: Final = 20
-"""Containers whose ids one line has."""
+"""Container ids in one log line."""
 
 
 class CgroupCheckResult(msgspec.Struct, frozen=True):
-    """What a look at some containers showed.
+    """Result of comparing some containers with the node state.
 
     Attributes:
-        cgroup_count: how many have a cgroup.
-        corrections: those that are not as meant.
+        cgroup_count: number of containers with a cgroup.
+        corrections: containers that differ from the node state.
     """
 
     cgroup_count: int
@@ -60,15 +60,14 @@ class CgroupCheckResult(msgspec.Struct, frozen=True):
 
 
 class CgroupUpdates:
-    """Writes cgroups as the node state says, and has checked what may not have arrived.
+    """Writes cgroups by the node state, and requests checks of updates that may be lost.
 
     Args:
         writer: writes cgroups, and marks them.
 
     Attributes:
-        containers: where the cgroups are.
-        confirmations: by target, what is to be compared soon, or given to systemd, and what came of
-            it.
+        containers: the live containers and their cgroups.
+        confirmations: by target, the writes to confirm, and their results.
     """
 
     def __init__(
@@ -87,11 +86,11 @@ class CgroupUpdates:
     # --- moving -----------------------------------------------------------------------------------
 
     def immovable_ids(self) -> set[str]:
-        """Those that cannot move now; any thread may call this."""
+        """Return containers that cannot be moved now; any thread may call this."""
         return self.immovable_by_state() | self.movable_write_problems().keys()
 
     def immovable_by_state(self) -> set[str]:
-        """Those that cannot move now, whether or not their cgroups can be written."""
+        """Return containers that cannot be moved now, even if their cgroups can be written."""
         return {
             i
             for i, a in self._current.state.allocations.items()
@@ -102,28 +101,28 @@ class CgroupUpdates:
         }
 
     def movable_write_problems(self) -> dict[str, str]:
-        """Movable containers whose cgroups cannot be written, and why."""
-        found = {
+        """Return movable containers whose cgroups cannot be written, with the problem."""
+        problems = {
             i: self.writer.unwritable_cpuset_reason(self.containers.cgroup_of(i))
             for i, a in self._current.state.allocations.items()
             if a.movable
         }
-        return {i: problem for i, problem in found.items() if problem}
+        return {i: problem for i, problem in problems.items() if problem}
 
     # --- cgroups ----------------------------------------------------------------------------------
 
-    def write_cgroups(self, wanted: Mapping[str, CgroupWrite]) -> dict[str, WriteOutcome]:
-        """Write cgroups, by container; where systemd made them, it gets the same afterwards."""
-        self.containers.write_counts.update(wanted.keys())
-        done = self.writer.write_cpusets(wanted)
-        if slow := [i for i, one in done.items() if one.is_held_up]:
+    def write_cgroups(self, writes: Mapping[str, CgroupWrite]) -> dict[str, WriteOutcome]:
+        """Write cgroups, by container; systemd gets the same for the cgroups it made."""
+        self.containers.write_counts.update(writes.keys())
+        outcomes = self.writer.write_cpusets(writes)
+        if slow := [i for i, o in outcomes.items() if o.is_held_up]:
             self._report_slow_write(slow)
-        # What could not be written yet may still come to pass.
-        self.queue_systemd_sync(i for i, one in done.items() if one.changed or one.problem)
-        return done
+        # A failed write may still take effect later.
+        self.queue_systemd_sync(i for i, o in outcomes.items() if o.changed or o.problem)
+        return outcomes
 
     def _report_slow_write(self, container_ids: Sequence[str]) -> None:
-        """Say that writes take long, and have compared what comes of them."""
+        """Report slow writes, and request a check of their results."""
         self._metrics.writes_held_up.inc()
         log.warning(
             "writes of cpusets take long",
@@ -135,26 +134,26 @@ class CgroupUpdates:
         self.request_check(container_ids)
 
     def queue_systemd_sync(self, container_ids: Iterable[str]) -> None:
-        """Have systemd given what those of these cgroups have that it made, soon."""
+        """Queue these containers for systemd, if it made their cgroups."""
         if self.writer.reader.unified and not self._current.observe:
-            places = self.containers.cgroup_places
-            ids = [i for i in container_ids if i in places and places[i].is_systemd_managed]
+            cgroups = self.containers.cgroup_places
+            ids = [i for i in container_ids if i in cgroups and cgroups[i].is_systemd_managed]
             if ids:
                 self.confirmations[WriteTarget.SYSTEMD].require(ids, self._clock.time())
 
     def find_corrections(self, container_ids: Iterable[str]) -> tuple[Drift, ...]:
-        """Which of these containers that run have something else than is meant now."""
-        places = self.containers.settled_places(container_ids)
-        return observe_cgroup_batch(self.writer.reader, self._current.desired, places).corrections
+        """Return the running containers that differ from the node state."""
+        cgroups = self.containers.settled_places(container_ids)
+        return observe_cgroup_batch(self.writer.reader, self._current.desired, cgroups).corrections
 
     def repair_cgroups(self, container_ids: Iterable[str]) -> dict[str, WriteOutcome]:
-        """Write the cgroups of those that have something else than is meant now."""
+        """Write the cgroups of containers that differ from the node state."""
         return self.apply_corrections(
             c for c in self.find_corrections(container_ids) if not c.is_report_only
         )
 
     def apply_corrections(self, corrections: Iterable[Drift]) -> dict[str, WriteOutcome]:
-        """Write the cgroups of these as is meant."""
+        """Write the desired values of these containers."""
         return self.write_cgroups(
             {
                 c.container_id: CgroupWrite(
@@ -165,93 +164,94 @@ class CgroupUpdates:
         )
 
     def write_updates(self, updates: Sequence[ContainerUpdate]) -> tuple[ContainerUpdate, ...]:
-        """Write what others are meant to have by now; returns what is left to the runtime.
+        """Write updates of other containers; returns those that the runtime has to apply.
 
-        That is what cannot be written, and the record of those that have not started: should they
-        start without us, they have what was meant.
+        These are the ones that cannot be written, and those of containers that have not started:
+        the runtime's record is right even if they start without the agent.
         """
         if self._current.observe or not updates:
             return ()
-        places, starting = self.containers.cgroup_places, self.containers.starting
-        done = self.write_cgroups(
+        cgroups, starting = self.containers.cgroup_places, self.containers.starting
+        outcomes = self.write_cgroups(
             {
-                u.container_id: CgroupWrite(places[u.container_id], u.cpus, u.mems)
+                u.container_id: CgroupWrite(cgroups[u.container_id], u.cpus, u.mems)
                 for u in updates
-                if u.container_id in places and u.container_id not in starting
+                if u.container_id in cgroups and u.container_id not in starting
             }
         )
-        written = {i for i, one in done.items() if not (one.problem or one.missing)}
-        left = [u for u in updates if u.container_id not in written]
+        written = {i for i, o in outcomes.items() if not (o.problem or o.missing)}
+        unwritten = [u for u in updates if u.container_id not in written]
         if self.writer.is_write_held_up:  # the runtime's writes would wait as well
-            left = [u for u in left if u.container_id not in done]
-        return tuple(left)
+            unwritten = [u for u in unwritten if u.container_id not in outcomes]
+        return tuple(unwritten)
 
     def schedule_cpu_return(
         self, updates: Sequence[ContainerUpdate]
     ) -> tuple[ContainerUpdate, ...]:
-        """Give back what others lacked, once the reply has left; returns what it has to carry."""
+        """Return CPUs to containers after the reply was sent; returns the updates it must carry."""
         if self._current.observe or not updates:
             return ()
         starting, widening = self.containers.starting, self.containers.widening
-        waits = [u for u in updates if u.container_id not in starting]
-        # What cannot be written goes with the reply; one stands for all.
-        if waits and self.writer.unwritable_cpuset_reason(
-            self.containers.cgroup_of(waits[0].container_id)
+        running_updates = [u for u in updates if u.container_id not in starting]
+        # If cgroups cannot be written, the reply carries the updates; one stands for all.
+        if running_updates and self.writer.unwritable_cpuset_reason(
+            self.containers.cgroup_of(running_updates[0].container_id)
         ):
             return self.write_updates(updates)
-        idle = not widening
-        widening.update(dict.fromkeys(u.container_id for u in waits))
-        if idle and widening:
+        is_queue_empty = not widening
+        widening.update(dict.fromkeys(u.container_id for u in running_updates))
+        if is_queue_empty and widening:
             self._tasks.add(self._return_cpus_batch)
         return tuple(u for u in updates if u.container_id in starting)
 
     def _return_cpus_batch(self) -> None:
-        """Some of those that wait, each to what is meant at this moment."""
+        """Return CPUs to one batch of containers, as the node state is now."""
         widening = self.containers.widening
         ids = list(widening)[:TASK_BATCH]
         for container_id in ids:
             del widening[container_id]
-        desired, known = self._current.desired, self._current.state.allocations
-        meant = [
+        desired, allocations = self._current.desired, self._current.state.allocations
+        updates = [
             ContainerUpdate(i, str(cpus))
             for i in ids
-            if i in known and (cpus := desired.cpuset_with_pool_restored(known[i], has_cpuset=True))
+            if i in allocations
+            and (cpus := desired.cpuset_with_pool_restored(allocations[i], has_cpuset=True))
         ]
-        self.request_check_of_unsent(self.write_updates(meant))
+        self.request_check_of_unsent(self.write_updates(updates))
         if widening:
             self._tasks.add(self._return_cpus_batch)
 
     def write_synchronized(self, outcome: Resynced) -> tuple[tuple[ContainerUpdate, ...], Resynced]:
-        """Write the cgroups of all that run; the updates left to the runtime, and what differed.
+        """Write the cgroups of all running containers; returns updates for the runtime and repairs.
 
-        What the runtime remembers of those that follow the shared pool is older than their cgroups.
+        The runtime's records of containers in the shared pool are older than their cgroups.
         """
         reader = self.writer.reader
         if self._current.observe or not reader.detect_hierarchy():
             return (() if self._current.observe else outcome.updates), outcome
-        done = self.repair_cgroups(self.containers.cgroup_places)
-        changed = {i for i, one in done.items() if one.changed}
-        failed = {i for i, one in done.items() if one.problem}
+        results = self.repair_cgroups(self.containers.cgroup_places)
+        changed = {i for i, r in results.items() if r.changed}
+        failed = {i for i, r in results.items() if r.problem}
         allocations = outcome.state.allocations
-        left = [
+        runtime_updates = [
             u
             for u in outcome.updates
             if shared_group_key(allocations[u.container_id]) is None
             or u.container_id in failed | self.containers.starting.keys()
             or not reader.directory_of(self.containers.cgroup_places[u.container_id])
         ]
-        changed |= {u.container_id for u in left}.intersection(outcome.repaired)
+        changed |= {u.container_id for u in runtime_updates}.intersection(outcome.repaired)
         changed -= set(outcome.missed_starts)
         repaired = tuple(i for i in outcome.adopted if i in changed)
-        return tuple(left), replace(outcome, repaired=repaired)
+        return tuple(runtime_updates), replace(outcome, repaired=repaired)
 
-    def request_check_of_unsent(self, left: Sequence[ContainerUpdate]) -> None:
-        """No reply carries what is left; who has not started is put right at its start."""
+    def request_check_of_unsent(self, updates: Sequence[ContainerUpdate]) -> None:
+        """Request a check of updates that no reply carries; starting containers follow later."""
         starting = self.containers.starting
-        self.request_check([u.container_id for u in left if u.container_id not in starting])
+        self.request_check([u.container_id for u in updates if u.container_id not in starting])
 
     def request_check(self, container_ids: Collection[str]) -> None:
-        """Have these compared soon: what they should have may not have arrived."""
+        """Request a check of these containers, whose update may not have arrived."""
         if not self._current.observe:
             self.confirmations[WriteTarget.CGROUP].require(container_ids, self._clock.time())
 
@@ -263,14 +263,14 @@ class CgroupUpdates:
         return f"{self._current.machine.settings.prefix}/{ASSIGNED_KEY}"
 
     def with_mark(self, container: Container) -> Container:
-        """With what its cgroup carries, as if its annotations did: it was created without us.
+        """Add the mark of its cgroup to a container's annotations.
 
-        Or it moved since, and the runtime knows only where it was.
+        Such a container was created without the agent, or moved since the runtime recorded it.
         """
-        key, place = self.mark_key, CgroupPlace(container.cgroups_path, container.pid)
+        key, cgroup = self.mark_key, CgroupPlace(container.cgroups_path, container.pid)
         if container.id in self._current.state.allocations:
             return container
-        text, resources = self.writer.reader.read_mark(place, key), container.resources
+        text, resources = self.writer.reader.read_mark(cgroup, key), container.resources
         if not text:
             return container
         if key in container.annotations:
@@ -281,59 +281,59 @@ class CgroupUpdates:
         return replace(container, annotations=annotations, resources=resources)
 
     def write_mark(self, container_id: str) -> None:
-        """Write on its cgroup what no annotation of a running container can say."""
+        """Write the mark of a cgroup, since annotations of a running container cannot change."""
         allocation = self._current.state.allocations.get(container_id)
-        place = self.containers.cgroup_of(container_id)
+        cgroup = self.containers.cgroup_of(container_id)
         if allocation is not None and not self._current.observe:
             text = encode_assignment(
                 allocation, self._current.cpus_of(allocation), self._current.machine.key
             )
-            self.writer.write_mark(place, self.mark_key, text)
+            self.writer.write_mark(cgroup, self.mark_key, text)
 
 
-# --- Looking, in a thread ---
+# --- Comparing, in a thread ---
 
 
 def observe_cgroups(
     reader: CgroupReader,
     desired: NodeSnapshot,
-    places: Sequence[tuple[str, CgroupPlace]],
+    cgroups: Sequence[tuple[str, CgroupPlace]],
     pause: Callable[[float], object] = time.sleep,
 ) -> CgroupCheckResult:
     """Read cgroups and compare them with one state; runs in a thread.
 
-    The interpreter is held for a batch at a time only.
+    The thread pauses between batches, so the loop can run.
 
     Raises:
-        OSError: the cgroup file system is not there at all.
+        OSError: the cgroup file system does not exist.
     """
     if not reader.detect_hierarchy():
         raise FileNotFoundError(errno.ENOENT, "no cgroup file system here", reader.hierarchy)
-    seen, found = 0, list[Drift]()
-    for start in range(0, len(places), READ_BATCH):
+    count, drifts = 0, list[Drift]()
+    for start in range(0, len(cgroups), READ_BATCH):
         if start:
             pause(THREAD_PAUSE_S)
-        some = observe_cgroup_batch(reader, desired, places[start : start + READ_BATCH])
-        seen += some.cgroup_count
-        found += some.corrections
-    return CgroupCheckResult(seen, tuple(sorted(found, key=lambda correction: correction.sort_key)))
+        batch = observe_cgroup_batch(reader, desired, cgroups[start : start + READ_BATCH])
+        count += batch.cgroup_count
+        drifts += batch.corrections
+    return CgroupCheckResult(count, tuple(sorted(drifts, key=lambda d: d.sort_key)))
 
 
 def observe_cgroup_batch(
-    reader: CgroupReader, desired: NodeSnapshot, places: Sequence[tuple[str, CgroupPlace]]
+    reader: CgroupReader, desired: NodeSnapshot, cgroups: Sequence[tuple[str, CgroupPlace]]
 ) -> CgroupCheckResult:
-    """The same in one go. Of containers whose CPU limit was lifted, it counts too."""
-    where, observed = dict(places), read_actual_cgroups(reader, places)
+    """Compare one batch, including the CFS quota of containers whose CPU limit was lifted."""
+    by_id, observed = dict(cgroups), read_actual_cgroups(reader, cgroups)
     for container_id, real in observed.items():
         allocation = desired.state.allocations.get(container_id)
         if allocation is not None and allocation.lifted_quota is not None:
-            observed[container_id] = replace(real, quota=reader.read_cfs_quota(where[container_id]))
-    found = list[Drift]()
-    for one in plan_corrections(desired, observed):
-        way = partial(reader.blocking_cgroup_text, where[one.container_id])
-        found.append(
-            one.without_blocked_lists(
-                way("cpuset.cpus", str(one.cpus)), way("cpuset.mems", str(one.mems))
+            observed[container_id] = replace(real, quota=reader.read_cfs_quota(by_id[container_id]))
+    drifts = list[Drift]()
+    for drift in plan_corrections(desired, observed):
+        blocker = partial(reader.blocking_cgroup_text, by_id[drift.container_id])
+        drifts.append(
+            drift.without_blocked_lists(
+                blocker("cpuset.cpus", str(drift.cpus)), blocker("cpuset.mems", str(drift.mems))
             )
         )
-    return CgroupCheckResult(len(observed), tuple(found))
+    return CgroupCheckResult(len(observed), tuple(drifts))

@@ -1,8 +1,8 @@
-"""ResourceClaims on this node: prepared for the kubelet, remembered, and found again in containers.
+"""ResourceClaims on this node: prepared for the kubelet, recorded, and matched to containers.
 
-The order of a preparation is: read the claim, judge it, write its record, write its CDI file, count
-it. Whatever is missing after a kill is made when the kubelet asks again, or at the next start, from
-the record. A claim is forgotten in the opposite order, the record first.
+A preparation reads the claim, validates it, writes its record, writes its CDI file, and adds it.
+What is missing after a kill is made from the record when the kubelet repeats its call, or at the
+next start. Unpreparing removes the record first.
 
 Its CPUs are chosen when its container is created, by the engine: what a claim holds reaches it as
 an annotation of the container (`nri_numa.engine.request.demand`), which the agent makes here from a
@@ -74,14 +74,14 @@ _SOCKET_RETRY_S: Final = 10.0
 """Seconds until sockets that cannot be made are tried again."""
 _FREE_CPU_POLL_INTERVAL_S: Final = 0.1
 _CONTAINER_STOP_WAIT_S: Final = 10.0
-"""Seconds that containers may take to end whose pod was deleted without a grace period: the kubelet
-gives them two. It waits 45 for a claim, of which the publisher may need 20."""
+"""Seconds to wait for the end of containers whose pod was deleted without a grace period: the
+kubelet gives them two. It waits 45 for a claim, of which the publisher may need 20."""
 
 
 class ClaimStore:
-    """The claims that are prepared on this node.
+    """Claims prepared on this node.
 
-    Records of them are in a directory of ours, CDI files in one of the runtime.
+    Their records are in the state directory, their CDI files in the runtime's.
 
     Attributes:
         claims: by UID; replaced as a whole, so that any thread may read it.
@@ -106,12 +106,12 @@ class ClaimStore:
         self.claims: Mapping[str, Claim] = {}
 
     def load(self) -> None:
-        """Read the records, and put the CDI files right."""
+        """Read the records, and repair the CDI files."""
         try:
             os.makedirs(self._records, mode=0o700, exist_ok=True)
-        except OSError as error:  # each preparation will say so too
+        except OSError as error:  # each preparation reports it too
             log.warning("no place for records of claims", problem=str(error))
-        found: dict[str, Claim] = {}
+        claims: dict[str, Claim] = {}
         for name in sorted(handover.list_file_names(self._records)):
             uid = name.removesuffix(".json")
             if name.startswith(".") or not is_uid(uid):
@@ -127,14 +127,14 @@ class ClaimStore:
             except (InvalidClaim, OSError) as error:
                 log.warning("record of a claim cannot be read", uid=uid, problem=str(error))
                 continue
-            found[uid] = claim
-        self.claims = found
-        for uid in {*handover.list_file_names(self._about)} - found.keys():
+            claims[uid] = claim
+        self.claims = claims
+        for uid in {*handover.list_file_names(self._about)} - claims.keys():
             with contextlib.suppress(OSError):
                 remove_flat_directory(os.path.join(self._about, uid))
-        self._repair_cdi_files(found)
+        self._repair_cdi_files(claims)
         self._asker.remove_leftovers()
-        log.info("claims", remembered=len(found))
+        log.info("claims", remembered=len(claims))
 
     def _repair_cdi_files(self, claims: Mapping[str, Claim]) -> None:
         prefix = f"{self._driver}-claim_"
@@ -150,67 +150,67 @@ class ClaimStore:
                 log.warning("CDI file not written", uid=claim.uid, problem=str(error))
 
     def on_driver_registered(self) -> None:
-        """The kubelet has registered the driver; the publisher learns of it."""
+        """Tell the publisher that the kubelet has registered the driver."""
         self._asker.write_registration_marker()
 
     # --- the kubelet's calls ----------------------------------------------------------------------
 
     def prepare_claim(self, namespace: str, name: str, uid: str) -> list[PreparedDevice]:
-        """Prepare a claim; once more is the same.
+        """Prepare a claim; idempotent.
 
         Raises:
-            InvalidClaim: it cannot be had, or not be met on this node.
+            InvalidClaim: it cannot be read, or not be satisfied on this node.
             OSError: its files cannot be written.
         """
         from nri_numa.dra.service import PreparedDevice
 
         if not is_uid(uid):
             raise InvalidClaim(f"claim {namespace}/{name} has UID {uid[:60]!r}, expected a UUID")
-        claim = self._read_claim(namespace, name, uid)  # may take long, and holds up no other claim
+        claim = self._read_claim(namespace, name, uid)  # may take long, so outside of the lock
         with self._turn:
-            known = self.claims.get(uid)
+            prior = self.claims.get(uid)
             validate_claim(self._current.machine, claim)
-            if known is not None and known.results != claim.results:
+            if prior is not None and prior.results != claim.results:
                 raise InvalidClaim(
                     f"claim {claim.full_name} is prepared with another allocation, expected the "
                     "same until it is unprepared"
                 )
-            if claim != known:
+            if claim != prior:
                 handover.write_file_atomically(
                     self._record_path(uid), encode_record(claim), mode=0o600
                 )
             self._write_cdi_file(claim)
             self.claims = {**self.claims, uid: claim}
-        if known is None:
+        if prior is None:
             self._await_free_cpus(claim)
             log.info("claim prepared", claim=claim.full_name, uid=uid, devices=_results_text(claim))
         return [
             PreparedDevice(
-                request=one.request,
+                request=result.request,
                 pool=self._pool,
-                device=numa_node_device_name(one.numa_node),
+                device=numa_node_device_name(result.numa_node),
                 cdi=qualified_cdi_device_name(self._driver, uid, number),
-                share_id=one.share_id,
+                share_id=result.share_id,
             )
-            for number, one in enumerate(claim.results)
+            for number, result in enumerate(claim.results)
         ]
 
     def _await_free_cpus(self, claim: Claim) -> None:
-        """Wait for the end of containers that the API server no longer knows, and counts no more.
+        """Wait for the end of containers that the API server no longer counts.
 
-        A refused container would come back after the kubelet's back-off only.
+        A rejected container would come back only after the kubelet's back-off.
         """
-        needed: Counter[int] = Counter()
-        for one in claim.results:
-            needed[one.numa_node] += one.cpus
+        demand: Counter[int] = Counter()
+        for result in claim.results:
+            demand[result.numa_node] += result.cpus
         for _ in range(round(_CONTAINER_STOP_WAIT_S / _FREE_CPU_POLL_INTERVAL_S)):
-            free = max_exclusive_by_node(self._current.desired)
-            if all(free.get(i, 0) >= cpus for i, cpus in needed.items()):
+            free_cpus = max_exclusive_by_node(self._current.desired)
+            if all(free_cpus.get(i, 0) >= cpus for i, cpus in demand.items()):
                 return
             self._sleep(_FREE_CPU_POLL_INTERVAL_S)
 
     def unprepare_claim(self, uid: str) -> None:
-        """Forget a claim; one that is not known is forgotten already.
+        """Forget a claim; an unknown one is ignored.
 
         Raises:
             OSError: its files cannot be removed.
@@ -223,11 +223,11 @@ class ClaimStore:
                     os.unlink(path)
             with contextlib.suppress(OSError):
                 remove_flat_directory(os.path.join(self._about, uid))
-            rest = dict(self.claims)
-            gone = rest.pop(uid, None)
-            self.claims = rest
-        if gone is not None:
-            log.info("claim forgotten", claim=gone.full_name, uid=uid)
+            remaining_claims = dict(self.claims)
+            removed_claim = remaining_claims.pop(uid, None)
+            self.claims = remaining_claims
+        if removed_claim is not None:
+            log.info("claim forgotten", claim=removed_claim.full_name, uid=uid)
 
     def _read_claim(self, namespace: str, name: str, uid: str) -> Claim:
         document = self._asker.fetch_claim(namespace, name, uid)
@@ -240,26 +240,28 @@ class ClaimStore:
         return claim
 
     def pool_and_device_problems(self) -> tuple[str, Mapping[str, str]]:
-        """The pool, and by device which CPUs went offline that containers have of it by claims."""
+        """Return the pool, and by device the problem of claimed CPUs that went offline."""
         topology = self._current.machine.topology
-        lost = dict.fromkeys(topology.cpu_nodes, NO_CPUS)
-        for one in self._current.state.allocations.values():
-            claimed, gone = parse_claims(one.slots), one.cpus - topology.online
-            if claimed is None or one.reserved_at or not gone:
+        cpus_by_node = dict.fromkeys(topology.cpu_nodes, NO_CPUS)
+        for allocation in self._current.state.allocations.values():
+            claimed, offline = parse_claims(allocation.slots), allocation.cpus - topology.online
+            if claimed is None or allocation.reserved_at or not offline:
                 continue
-            has = topology.cpu_count_by_node(one.cpus & topology.online)
-            for i, count in claimed.by_node.items():  # where an offline CPU was is not known
-                if has.get(i, 0) < count:
-                    lost[i] = lost.get(i, NO_CPUS) | gone
+            online_counts = topology.cpu_count_by_node(allocation.cpus & topology.online)
+            for i, count in claimed.by_node.items():  # the NUMA node of an offline CPU is unknown
+                if online_counts.get(i, 0) < count:
+                    cpus_by_node[i] = cpus_by_node.get(i, NO_CPUS) | offline
         return self._pool, {
-            numa_node_device_name(i): f"{cpus_text(gone, 'is', 'are')} offline" if gone else ""
-            for i, gone in sorted(lost.items())
+            numa_node_device_name(i): f"{cpus_text(offline, 'is', 'are')} offline"
+            if offline
+            else ""
+            for i, offline in sorted(cpus_by_node.items())
         }
 
     # --- the runtime's containers -----------------------------------------------------------------
 
     def complete(self, pod: PodSandbox, container: Container) -> tuple[PodSandbox, Container]:
-        """The container with what it has of claims; untouched where it has nothing."""
+        """Add the results of its claims to a container; one without claims is unchanged."""
         named = parse_claim_variable_names(container.mentions.claims)
         if not named:
             return pod, container
@@ -278,40 +280,46 @@ class ClaimStore:
                 break
             results.append((uid, number, claim.results[number]))
         key = self._current.machine.slots_annotation_key
-        text = ",".join(claim_result_text(one.numa_node, u, n, one.cpus) for u, n, one in results)
+        text = ",".join(claim_result_text(d.numa_node, u, n, d.cpus) for u, n, d in results)
         container = replace(
             container,
             annotations={**container.annotations, key: "" if problem else text},
             claim_problem=problem,
         )
-        found = [one for _, _, one in results]
-        return with_claim_parameters(self._current.machine, pod, container, found), container
+        devices = [d for _, _, d in results]
+        return with_claim_parameters(self._current.machine, pod, container, devices), container
 
     def extend(
-        self, allocation: Allocation, container: Container, to: ContainerAdjustment
+        self, allocation: Allocation, container: Container, base: ContainerAdjustment
     ) -> ContainerAdjustment:
-        """Have a container find its CPUs: in files, and those of one claim in a variable too."""
+        """Add files with a container's CPUs, and a variable if it has only one claim."""
         if not allocation.exclusive:
-            return to
+            return base
         named = parse_claim_variable_names(container.mentions.claims)
-        to = replace(to, mounts=(*to.mounts, *self._write_device_metadata(named, to.cpus).items()))
+        base = replace(
+            base, mounts=(*base.mounts, *self._write_device_metadata(named, base.cpus).items())
+        )
         uids = {uid for uid, _ in named}
         if len(uids) != 1:
-            return to  # of several claims it is not known which CPUs are whose
-        return replace(to, env={**to.env, f"{DRA_DRIVER_CPU_VARIABLE_PREFIX}{uids.pop()}": to.cpus})
+            return base  # with several claims, the CPUs of each are unknown
+        return replace(
+            base, env={**base.env, f"{DRA_DRIVER_CPU_VARIABLE_PREFIX}{uids.pop()}": base.cpus}
+        )
 
     def _write_device_metadata(self, named: Sequence[tuple[str, int]], cpus: str) -> dict[str, str]:
-        """Files of device metadata, by their path in the container (KEP-5304)."""
+        """Write files of device metadata; returns them by path in the container (KEP-5304)."""
         numa_nodes, mounts = self._current.machine.topology.numa_nodes, dict[str, str]()
         for uid, number in named:
             claim = self.claims[uid]
-            one = claim.results[number]
-            own = CPUSet.parse(cpus) & numa_nodes[one.numa_node].cpus
-            if len(own) != one.cpus:
-                own = NO_CPUS  # of several requests there: which are whose is not known
-            inside = metadata_path(self._driver, claim, one.request)
+            result = claim.results[number]
+            device_cpus = CPUSet.parse(cpus) & numa_nodes[result.numa_node].cpus
+            if len(device_cpus) != result.cpus:
+                device_cpus = NO_CPUS  # with several requests, the CPUs of each are unknown
+            inside = metadata_path(self._driver, claim, result.request)
             path = os.path.join(self._about, uid, f"{number}.json")
-            text = metadata_document(self._driver, self._pool, claim, one, own, int(time.time()))
+            text = metadata_document(
+                self._driver, self._pool, claim, result, device_cpus, int(time.time())
+            )
             try:
                 os.makedirs(os.path.dirname(path), exist_ok=True)
                 handover.write_file_atomically(path, text)
@@ -342,12 +350,13 @@ class ClaimStore:
 
 def _results_text(claim: Claim) -> str:
     return ", ".join(
-        f"{count_text(one.cpus, 'CPU')} of NUMA node {one.numa_node}" for one in claim.results
+        f"{count_text(result.cpus, 'CPU')} of NUMA node {result.numa_node}"
+        for result in claim.results
     )
 
 
 def build_claim_store(config: AgentConfig, node: str, current: CurrentState) -> ClaimStore | None:
-    """A book by the configuration's section ``dra``; None when off."""
+    """Build the store by the configuration's section ``dra``; None if it is off."""
     if not config.dra.enabled:
         return None
     return ClaimStore(
@@ -360,12 +369,12 @@ def build_claim_store(config: AgentConfig, node: str, current: CurrentState) -> 
     )
 
 
-async def serve_claims_to_kubelet(config: AgentConfig, book: ClaimStore) -> None:
+async def serve_claims_to_kubelet(config: AgentConfig, store: ClaimStore) -> None:
     """Serve the kubelet until cancelled; gRPC is imported here, and serves in its own threads."""
     from nri_numa.dra.service import KubeletPlugin
 
     registry, endpoint = driver_sockets(config.kubelet_root, config.dra.driver)
-    plugin = KubeletPlugin(config.dra.driver, registry, endpoint, book, book.on_driver_registered)
+    plugin = KubeletPlugin(config.dra.driver, registry, endpoint, store, store.on_driver_registered)
     problems = ReportOnce(log)
     try:
         while True:
@@ -373,7 +382,7 @@ async def serve_claims_to_kubelet(config: AgentConfig, book: ClaimStore) -> None
                 await asyncio.to_thread(plugin.start)
                 break
             except RuntimeUnavailable as error:
-                # Placement does not depend on it: the agent goes on, and tries again.
+                # Placement does not depend on it: the agent continues, and tries again.
                 problems.report("the kubelet is not served", str(error))
                 await asyncio.sleep(_SOCKET_RETRY_S)
         log.info("serving the kubelet", driver=config.dra.driver, socket=registry)
@@ -382,50 +391,51 @@ async def serve_claims_to_kubelet(config: AgentConfig, book: ClaimStore) -> None
         await asyncio.to_thread(plugin.stop)
 
 
-# --- Whether a claim can be met on this machine ---
+# --- Validation of a claim on this machine ---
 
 _CFS_PERIOD_US = 100_000
 
 
 def validate_claim(machine: NodeModel, claim: Claim) -> None:
-    """Say no to what this machine does not have, and to parameters that make no sense.
+    """Check that this machine can satisfy a claim, and that its parameters are valid.
 
     Raises:
-        InvalidClaim: with the first that was found.
+        InvalidClaim: with the first problem.
     """
-    there = machine.topology.memory_nodes
-    for number, one in enumerate(claim.results):
-        who = f"claim {claim.full_name}, request {one.request}"
-        node = machine.topology.numa_nodes.get(one.numa_node)
+    memory_nodes = machine.topology.memory_nodes
+    for number, item in enumerate(claim.results):
+        subject = f"claim {claim.full_name}, request {item.request}"
+        node = machine.topology.numa_nodes.get(item.numa_node)
         if node is None or not node.cpus:
             raise InvalidClaim(
-                f"{who}: NUMA node {one.numa_node} is not there or has no CPUs, expected one "
+                f"{subject}: NUMA node {item.numa_node} is not there or has no CPUs, expected one "
                 f"of {machine.topology.cpu_nodes}"
             )
-        usable = len(machine.allowed_cpus_by_node[one.numa_node] - machine.settings.reserved_cpus)
-        memory = one.capacity.get(MEMORY_CAPACITY, 0)
-        for what, asked, has in (
-            (CPU_CAPACITY, one.cpus, usable),
+        usable = len(machine.allowed_cpus_by_node[item.numa_node] - machine.settings.reserved_cpus)
+        memory = item.capacity.get(MEMORY_CAPACITY, 0)
+        for resource, amount, limit in (
+            (CPU_CAPACITY, item.cpus, usable),
             (MEMORY_CAPACITY, memory, node.memory_bytes),
         ):
-            if asked > has:
+            if amount > limit:
                 raise InvalidClaim(
-                    f"{who}: takes {asked} of {what}, and NUMA node {one.numa_node} has {has}"
+                    f"{subject}: takes {amount} of {resource}, and "
+                    f"NUMA node {item.numa_node} has {limit}"
                 )
         requested = _resolve_result_options(machine, claim, number)
         if isinstance(requested, Rejection):
-            raise InvalidClaim(f"{who}: {requested.detail}")
+            raise InvalidClaim(f"{subject}: {requested.detail}")
         # The engine compares the list of ``numamem`` with the machine when it places.
         listed = requested.listed_mems
-        said = f"{who}: parameter numamem is {requested.numamem!r}, and"
-        if listed and (missing := listed - there):
+        clause = f"{subject}: parameter numamem is {requested.numamem!r}, and"
+        if listed and (missing := listed - memory_nodes):
             raise InvalidClaim(
-                f"{said} {numa_text(missing, 'has', 'have')} no memory for containers; expected "
-                f"NUMA nodes among {there}"
+                f"{clause} {numa_text(missing, 'has', 'have')} no memory for containers; expected "
+                f"NUMA nodes among {memory_nodes}"
             )
-        if listed and memory and one.numa_node not in listed:
+        if listed and memory and item.numa_node not in listed:
             raise InvalidClaim(
-                f"{said} the claim takes memory of NUMA node {one.numa_node}; expected that one "
+                f"{clause} the claim takes memory of NUMA node {item.numa_node}; expected that one "
                 "in it, or no memory in the claim"
             )
 
@@ -433,32 +443,32 @@ def validate_claim(machine: NodeModel, claim: Claim) -> None:
 def with_claim_parameters(
     machine: NodeModel, pod: PodSandbox, container: Container, results: Sequence[ClaimedDevice]
 ) -> PodSandbox:
-    """The pod as if its annotations said for this container what its claims say."""
+    """Add the parameters of a container's claims to its pod's annotations."""
     prefix = machine.settings.prefix
-    said = {
+    annotations = {
         f"{prefix}/{key}.{container.name}": value
-        for one in results
-        for key, value in one.parameters.items()
+        for device in results
+        for key, value in device.parameters.items()
     }
-    # What the pod itself says of this container is nearer to it.
-    return replace(pod, annotations={**said, **pod.annotations}) if said else pod
+    # The pod's own annotations take precedence.
+    return replace(pod, annotations={**annotations, **pod.annotations}) if annotations else pod
 
 
 def _resolve_result_options(
     machine: NodeModel, claim: Claim, number: int
 ) -> PlacementOptions | Rejection:
-    """What a container with this result alone, and as many CPUs, would ask for."""
-    one = claim.results[number]
+    """Resolve the options of a container that has this result alone, and as many CPUs."""
+    result = claim.results[number]
     pod = PodSandbox(id="", uid="", namespace=claim.namespace, name=claim.name)
-    text = claim_result_text(one.numa_node, claim.uid, number, one.cpus)
+    text = claim_result_text(result.numa_node, claim.uid, number, result.cpus)
     container = Container(
         id="",
         pod_id="",
         name="claim",
         annotations={machine.slots_annotation_key: text},
-        resources=Resources(cpu_quota=one.cpus * _CFS_PERIOD_US, cpu_period=_CFS_PERIOD_US),
+        resources=Resources(cpu_quota=result.cpus * _CFS_PERIOD_US, cpu_period=_CFS_PERIOD_US),
     )
-    # That of the machine remembers what it read, for the loop's thread alone.
+    # The machine's resolver has a cache that only the loop's thread may use.
     resolve = OptionsResolver(machine.settings, machine.max_list_chars)
-    asked = resolve(with_claim_parameters(machine, pod, container, [one]), container)
-    return with_slots(machine.settings, pod, container, asked)
+    options = resolve(with_claim_parameters(machine, pod, container, [result]), container)
+    return with_slots(machine.settings, pod, container, options)

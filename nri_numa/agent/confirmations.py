@@ -1,4 +1,4 @@
-"""Which writes are not confirmed yet, were undone lately, or are given up: one table for all."""
+"""Table of writes that are not confirmed yet, were undone lately, or are abandoned."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ TRY_COUNT_WINDOW_S: Final = 600.0
 
 
 class WriteTarget(Enum):
-    """What is written of a container."""
+    """Target of a write."""
 
     CGROUP = auto()
     """Its cpuset, read back in the cgroup."""
     SYSTEMD = auto()
     """Properties of its scope, read back over D-Bus."""
     PAGES = auto()
-    """Where its memory is: what is left elsewhere is counted."""
+    """Pages of its memory; remote ones are counted."""
 
 
 class Confirmation(msgspec.Struct):
-    """How far the write of one container is.
+    """State of one container's write.
 
     Attributes:
-        required_at: since when it is to be confirmed, by the clock of who requires it; None once
-            somebody sees to it.
+        required_at: time when its confirmation was required, by the caller's clock; None once it is
+            being checked.
         not_before: monotonic time of the next try.
         tries: monotonic times of repairs that were read back.
-        finding: what was there instead, as said last.
-        is_abandoned: it was said that another program undoes it again and again.
-        is_without_effect: it was said that the runtime took it, and that it is as before.
+        finding: what was read instead, as last reported.
+        is_abandoned: True once it was reported that another program keeps undoing it.
+        is_without_effect: True once it was reported that the runtime's update changed nothing.
     """
 
     required_at: float | None = None
@@ -45,7 +45,7 @@ class Confirmation(msgspec.Struct):
     is_without_effect: bool = False
 
     def recent_tries(self, now: float) -> tuple[float, ...]:
-        """Those within `TRY_COUNT_WINDOW_S`."""
+        """Return the tries within `TRY_COUNT_WINDOW_S`."""
         return tuple(t for t in self.tries if t > now - TRY_COUNT_WINDOW_S)
 
 
@@ -53,15 +53,15 @@ class Confirmations:
     """The writes of one target, by container.
 
     Attributes:
-        entries: what is remembered of each.
-        wake: set when a confirmation is required; cleared by who sees to it.
+        entries: by container id.
+        wake: set when a confirmation is required; cleared by the task that checks.
     """
 
     def __init__(self) -> None:
         self.wake, self.entries = asyncio.Event(), dict[str, Confirmation]()
 
     def require(self, container_ids: Iterable[str], now: float) -> None:
-        """Have these confirmed, unless they are to be, and wake who does it."""
+        """Require confirmation of these containers, and wake the task that checks."""
         for container_id in container_ids:
             entry = self.entry(container_id)
             if entry.required_at is None:
@@ -69,11 +69,11 @@ class Confirmations:
         self.wake.set()
 
     def required(self) -> Iterator[str]:
-        """Those that are to be confirmed, in the order in which they came."""
+        """Return the containers to be confirmed, in the order in which they were required."""
         return (i for i, entry in self.entries.items() if entry.required_at is not None)
 
     def take(self, container_ids: Iterable[str]) -> dict[str, float]:
-        """Somebody sees to these now; returns since when those of them are required that are."""
+        """Begin to check these; returns the times at which they were required, by id."""
         required: dict[str, float] = {}
         for container_id in container_ids:
             entry = self.entries.get(container_id)
@@ -83,22 +83,22 @@ class Confirmations:
         return required
 
     def entry(self, container_id: str) -> Confirmation:
-        """What is remembered of one."""
+        """Return the entry of a container, made if missing."""
         return self.entries.setdefault(container_id, Confirmation())
 
     def record_finding(self, container_id: str, finding: str) -> bool:
-        """Record what is there instead; whether something else was said last."""
+        """Record what was read instead; True if the last finding was another one."""
         entry = self.entry(container_id)
-        said, entry.finding = entry.finding, finding
-        return said != finding
+        prior_finding, entry.finding = entry.finding, finding
+        return prior_finding != finding
 
     def count_tries(self, container_id: str, now: float) -> int:
-        """How often it was repaired within `TRY_COUNT_WINDOW_S`."""
+        """Count its repairs within `TRY_COUNT_WINDOW_S`."""
         entry = self.entries.get(container_id)
         return len(entry.recent_tries(now)) if entry else 0
 
     def retain_drifting(self, drifting: Collection[str], live: Collection[str], now: float) -> None:
-        """Forget what was said of those that are right again, and after a window their tries."""
+        """Clear findings of containers without drift, and their tries after the window."""
         for container_id, entry in self.entries.items():
             if container_id not in drifting:
                 entry.finding, entry.is_without_effect = "", False

@@ -1,4 +1,4 @@
-"""What is known of live containers beside their allocations; changed on the loop alone."""
+"""Facts of live containers beside their allocations; changed on the loop only."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.workload import Container
 
 _MAX_ENDED_IDS: Final = 256
-"""Ended containers whose ids are kept; the news of their start can only be moments late."""
+"""Stored ids of ended containers; the report of their start can only be moments late."""
 _UNKNOWN_CGROUP_PLACE: Final = CgroupPlace()
 
 
 class StartingCpuset(msgspec.Struct, frozen=True):
-    """A container on its way from creation to the end of its start.
+    """Cpuset of a container between its creation and the end of its start.
 
-    A runtime takes down an update of such a container and applies it to no cgroup: containerd
-    writes its own record, and the OCI runtime goes on with the record of before
-    (container_start.go and container_update_resources.go, the same in 1.7 and 2.1). Two moments are
-    left to put the cgroup right before the first instruction: at StartContainer it exists and the
-    program does not run yet; from then to PostStartContainer every change is written at once.
+    A runtime records an update of such a container and applies it to no cgroup: containerd writes
+    its own record, and the OCI runtime continues with the earlier one (container_start.go and
+    container_update_resources.go, the same in 1.7 and 2.1). Two moments are left to correct the
+    cgroup before the first instruction: at StartContainer it exists and the program does not run
+    yet; from then to PostStartContainer every change is written at once.
 
     Attributes:
-        cpus: kernel list that its cgroup was made with, or was given since; empty for all.
+        cpus: CPU list that its cgroup was made with, or was written since; empty for all.
         mems: the same of its memory nodes.
     """
 
@@ -36,19 +36,19 @@ class StartingCpuset(msgspec.Struct, frozen=True):
 
 
 class LiveContainers:
-    """Where live containers are on their way, and where their cgroups are.
+    """Live containers: progress of their starts, and places of their cgroups.
 
     Attributes:
-        cgroup_places: where the cgroups of live containers are, by container id.
-        write_counts: how often the cgroups of live containers were to be written, by container id.
+        cgroup_places: places of the cgroups of live containers, by container id.
+        write_counts: number of writes requested for live containers, by container id.
         starting: containers between their creation and the end of their start.
-        started_cgroups: those of them whose cgroup exists.
+        started_cgroups: starting containers whose cgroup exists.
         ended: ids of the latest that ended.
         unconfirmed_ids: containers whose cpuset the runtime may be writing, with other resources.
-        widening: containers that may have more than their cgroups say.
-        migrating: of containers whose pages are being moved, from where to where, and bytes so far.
+        widening: containers whose cgroups may get more CPUs.
+        migrating: by container id, source and target of its migration, and bytes moved so far.
         moves_memory: True if pages of containers can be moved from here.
-        creations: how many pods and containers began to be created.
+        creations: number of pods and containers whose creation began.
     """
 
     def __init__(self, *, moves_memory: bool = False) -> None:
@@ -63,42 +63,42 @@ class LiveContainers:
         self.moves_memory = moves_memory
 
     def cgroup_of(self, container_id: str) -> CgroupPlace:
-        """Where its cgroup is; a place without a path if that is not known."""
+        """Return the place of its cgroup; without a path if unknown."""
         return self.cgroup_places.get(container_id, _UNKNOWN_CGROUP_PLACE)
 
     def is_settled(self, container_id: str) -> bool:
-        """True if a container is known, and its cgroup should be as the state says by now."""
-        under_way = container_id in self.starting or container_id in self.widening
-        return container_id in self.cgroup_places and not under_way
+        """True if a container is known, and its cgroup should agree with the state."""
+        is_pending = container_id in self.starting or container_id in self.widening
+        return container_id in self.cgroup_places and not is_pending
 
     def settled_places(self, container_ids: Iterable[str]) -> list[tuple[str, CgroupPlace]]:
-        """Cgroups of those of these that are settled."""
+        """Return the cgroup places of the settled containers among these."""
         return [(i, self.cgroup_places[i]) for i in container_ids if self.is_settled(i)]
 
     def record_place(self, container: Container) -> None:
-        """Its cgroup is there, or will be."""
+        """Record the place of its cgroup."""
         self.cgroup_places[container.id] = CgroupPlace(container.cgroups_path, container.pid)
 
     def on_created(self, container: Container, cpus: str, mems: str) -> None:
-        """Its cgroup will be made with these lists."""
+        """Record the lists that its cgroup will be made with."""
         self.record_place(container)
         if container.id in self.ended:
             del self.ended[container.id]
         self.starting[container.id] = StartingCpuset(cpus, mems)
 
     def on_unreported_start(self, container: Container) -> None:
-        """It was created without the agent, and may be anywhere in its start."""
+        """Record a container created without the agent, which may be anywhere in its start."""
         resources = container.resources
         self.starting[container.id] = StartingCpuset(resources.cpus, resources.mems)
         self.started_cgroups[container.id] = None
 
     def on_running(self, container_id: str) -> None:
-        """Its start is over: what it has from now on is its cgroup's."""
+        """Record the end of its start."""
         self.starting.pop(container_id, None)
         self.started_cgroups.pop(container_id, None)
 
     def replace_all(self, containers: Iterable[Container]) -> frozenset[str]:
-        """These run, and no others.
+        """Replace all containers by those that run.
 
         Returns:
             Containers whose creation was decided and whose start was not seen: the answer may not
@@ -110,11 +110,11 @@ class LiveContainers:
         return unseen_starts
 
     def clear_pending_writes(self) -> None:
-        """Nothing is on its way to a cgroup: all of them are compared now."""
+        """Forget pending writes, since all cgroups are compared now."""
         self.unconfirmed_ids, self.widening = set(), {}
 
     def drop(self, container_id: str) -> None:
-        """Forget a container that ended, except that it did."""
+        """Forget an ended container, except for its id."""
         self.cgroup_places.pop(container_id, None)
         self.unconfirmed_ids.discard(container_id)
         for by_id in (self.starting, self.started_cgroups, self.widening, self.write_counts):

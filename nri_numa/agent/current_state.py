@@ -1,7 +1,7 @@
-"""The node at this moment: what decisions are made on.
+"""The current node: input of every decision.
 
-The agent alone replaces the state, within one event and without an ``await``. Other threads read
-what is here: every attribute is replaced as a whole.
+Only the agent replaces the state, within one event and without an ``await``. Other threads may read
+every attribute, since each is replaced as a whole.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class CurrentState:
     Attributes:
         machine: topology and settings in force.
         state: the node state.
-        memory: what the kernel had left when last read; None while it cannot be read.
-        narrowed_at: Unix time when the shared pool was last narrower than now, as far as known.
+        memory: measured free memory when last read; None while it cannot be read.
+        narrowed_at: Unix time when the shared pool was last narrower than now, if known.
         observe: as in Args, or another agent works on the runtime.
-        synchronized: True once the runtime has said what runs.
-        soft_ids: reservations that give way, by container id; seen every few seconds.
+        synchronized: True once the runtime has reported its containers.
+        soft_ids: container ids of soft reservations; updated every few seconds.
         synchronize_budget_s: seconds for the decisions of a Synchronize.
         store: the checkpoint.
     """
@@ -59,50 +59,50 @@ class CurrentState:
     # --- reading ----------------------------------------------------------------------------------
 
     def snapshot(self) -> NodeSnapshot:
-        """What a decision looks at: also measured free memory and the time."""
+        """Return the input of a decision, with measured free memory and the time."""
         return NodeSnapshot(self.machine, self.state, self.memory, self._now(), self.narrowed_at)
 
     @property
     def desired(self) -> NodeSnapshot:
-        """What containers should have at this moment."""
+        """Snapshot from which the desired cpusets of containers follow."""
         return NodeSnapshot(self.machine, self.state, narrowed_at=self.narrowed_at)
 
     @property
     def schedulable(self) -> NodeSnapshot:
-        """The node as schedulers count it: what gives way to their pods is free."""
+        """Snapshot of the node as schedulers count it: soft reservations are free."""
         desired, state = self.desired, self.state
         soft_ids = [i for i in sorted(self.soft_ids) if i in state.allocations]
-        free = state.without_allocation(*soft_ids)
-        return desired.with_state(replace(free, serial=state.serial)) if soft_ids else desired
+        released = state.without_allocation(*soft_ids)
+        return desired.with_state(replace(released, serial=state.serial)) if soft_ids else desired
 
     def cpus_of(self, allocation: Allocation) -> str:
-        """Kernel list of the CPUs a container should have; empty if it is left alone."""
+        """Return the CPU list a container should have; empty if it is not pinned."""
         return str(self.desired.cpuset_of(allocation))
 
     # --- changes ----------------------------------------------------------------------------------
 
     def restore_state(self, state: NodeState) -> None:
-        """Start from the checkpoint, before the runtime has said anything."""
+        """Start from the checkpoint, before the runtime reports anything."""
         self.state = state
 
-    def replace_state(self, after: NodeState, change: ChangedStateIds) -> tuple[list[str], bool]:
-        """Put a decision on disk, then in force.
+    def replace_state(self, state: NodeState, change: ChangedStateIds) -> tuple[list[str], bool]:
+        """Write a decision to disk, then apply it.
 
-        Listeners are not called: the agent does that once cgroups of starting containers follow.
+        Listeners are not called: the agent does that after correcting starting containers.
 
         Returns:
-            The invariants that it violates, and whether other CPUs are unavailable now.
+            Violated invariants, and True if other CPUs are unavailable now.
         """
-        before, machine = self.state, self.machine
-        violations = step_invariant_violations(before, after, machine.topology, machine.settings)
-        self.store.write_change(before, after, change)
-        self.state = after
-        if unavailable := before.unavailable_bits:
+        prior, machine = self.state, self.machine
+        violations = step_invariant_violations(prior, state, machine.topology, machine.settings)
+        self.store.write_change(prior, state, change)
+        self.state = state
+        if unavailable := prior.unavailable_bits:
             self.narrowed_at = self._now()
-        return violations, unavailable != after.unavailable_bits
+        return violations, unavailable != state.unavailable_bits
 
     def replace_machine(self, machine: NodeModel) -> None:
-        """CPUs went on- or offline, or settings changed; memory policies stay."""
+        """Replace topology and settings; memory policies stay."""
         self.machine = machine.with_memory_policies(self.machine.memory_policies)
 
     def record_narrower_pool(self) -> None:
@@ -110,24 +110,24 @@ class CurrentState:
         self.narrowed_at = self._now()
 
     def set_memory(self, memory: MeasuredFree | None) -> None:
-        """Record what is free by the kernel; None while it cannot be read."""
+        """Record measured free memory; None while it cannot be read."""
         self.memory = memory
 
     def set_soft_ids(self, soft_ids: frozenset[str]) -> None:
-        """Record which reservations give way by now, in a state of another serial."""
+        """Record the soft reservations, in a state with another serial."""
         self.soft_ids = soft_ids
         self.state = replace(self.state, serial=self.state.serial + 1)
 
     def set_observe(self, observe: bool) -> None:
-        """Only decide and report from now on, or write again."""
+        """Turn observe mode on or off."""
         self.observe = observe
 
     def set_synchronized(self) -> None:
-        """Record that the runtime has said what runs."""
+        """Record that the runtime has reported its containers."""
         self.synchronized = True
 
     def set_runtime(self, policies: MemoryPolicies, request_timeout: float) -> None:
-        """Record what the runtime can set, and how long it waits; 0 seconds if it does not say."""
+        """Record the runtime's memory policies and request timeout; 0 s if it reports none."""
         self.machine = self.machine.with_memory_policies(policies)
         self.synchronize_budget_s = min(
             SYNCHRONIZE_BUDGET_S, request_timeout / 2 or SYNCHRONIZE_BUDGET_S
@@ -136,11 +136,11 @@ class CurrentState:
     # --- listeners --------------------------------------------------------------------------------
 
     def subscribe(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Call ``listener`` after every change; returns what ends that."""
+        """Call ``listener`` after every change; returns a function that ends this."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
     def notify(self) -> None:
-        """Call listeners: something that they show changed."""
+        """Call all listeners."""
         for listener in self._listeners:
             listener()

@@ -1,4 +1,4 @@
-"""Runs the parts that `nri_numa.agent.build` makes, and takes them down.
+"""Life of the parts that `nri_numa.agent.build` makes: start, periodic work, end.
 
 Start-up is one line: configuration → topology → checkpoint → dial → register → configure →
 synchronize → ``READY=1``; a lost link re-enters at *dial*.
@@ -47,21 +47,21 @@ log = logs.get_logger("daemon")
 
 EXIT_OK, EXIT_FAILED, EXIT_UNAVAILABLE = 0, 1, 3
 PERIODIC_INTERVAL_S: Final = 1.0
-"""Seconds between two rounds of what is done beside requests."""
+"""Seconds between two rounds of periodic work."""
 ROUNDS_BETWEEN_MEMORY_READS: Final = 5
-"""Rounds between two looks at memory and at what changes on a machine."""
+"""Rounds between two reads of memory and machine."""
 ROUNDS_BETWEEN_HISTORY_SAVES: Final = 10
-"""Rounds between two looks at whether there is new history to save."""
+"""Rounds between two saves of new history."""
 LOOP_GAP_SAMPLES: Final = 120
 """Rounds that the recent longest gap of the event loop is taken over."""
 MAX_DECIDED_REQUESTS: Final = 1024
-"""Requests kept for spans, about a megabyte: `nri-numa publish` reads them within two seconds."""
+"""Requests stored for spans, about a megabyte: `nri-numa publish` reads them within 2 s."""
 ROUNDS_BETWEEN_RESYNCHRONIZES: Final = 15
-"""Rounds between two pictures of the node where the runtime gives launched plugins none."""
+"""Rounds between two one-shot synchronizations if launched plugins get none."""
 
 
 class Daemon:
-    """One running agent: start, signals and end of its parts, and what is done every second."""
+    """One running agent: start, signals and end of its parts, and periodic work."""
 
     def __init__(
         self,
@@ -78,10 +78,10 @@ class Daemon:
         self._stop = asyncio.Event()
 
     async def run(self) -> int:
-        """Run until a signal, or until the runtime that launched us goes away; gives the exit code.
+        """Run until a signal or the end of the runtime that launched it; returns the exit code.
 
-        Everything that runs is in `nri_numa.agent.build.build_loops`, beside the link and what is
-        done every second.
+        Everything that runs is in `nri_numa.agent.build.build_loops`, except for the link and the
+        periodic work.
         """
         loop = asyncio.get_running_loop()
         logs.defer_formatting(loop)
@@ -94,23 +94,23 @@ class Daemon:
             self.link.pods.device_watch.start()
         link = asyncio.create_task(self._run_link(), name="link")
         loops = {"every second": self._run_periodic, **self._loops}
-        others = [asyncio.create_task(run(), name=name) for name, run in loops.items()]
+        tasks = [asyncio.create_task(run(), name=name) for name, run in loops.items()]
         stop = asyncio.create_task(self._stop.wait(), name="stop")
-        # Start-up made the objects that live for ever; the collector need not visit them again.
+        # Objects made at start-up live until the end; the collector need not visit them again.
         gc.collect()
         gc.freeze()
-        # Nor may it run within a request, where it took more than half of a large Synchronize.
+        # It must not run within a request either, where it took half of a large Synchronize.
         gc.disable()
-        # All of this is no gap yet: the link is dialled when it is done.
+        # Start-up is not a gap: the link is dialled afterwards.
         loop.call_soon(self._gaps.pop_longest_gap)
         try:
-            await asyncio.wait({link, stop, *others}, return_when=asyncio.FIRST_COMPLETED)
-            return _exit_code(link, others)
+            await asyncio.wait({link, stop, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+            return _exit_code(link, tasks)
         finally:
             self.link.notifier.notify_stopping()
-            for task in (link, stop, *others):
+            for task in (link, stop, *tasks):
                 task.cancel()
-            await asyncio.gather(link, stop, *others, return_exceptions=True)
+            await asyncio.gather(link, stop, *tasks, return_exceptions=True)
             await self._close_parts()
             gc.enable()
             log.info("stopped")
@@ -136,7 +136,7 @@ class Daemon:
         await link.link.run()
 
     async def _run_periodic(self) -> None:
-        """What is done beside requests: each part is short, or happens in a thread."""
+        """Do the periodic work; each part is short, or runs in a thread."""
         node, agent, link = self.node, self.agent, self.link
         gaps = deque[float](maxlen=LOOP_GAP_SAMPLES)
         number = resynchronize_in = rejected_count = 0
@@ -147,8 +147,8 @@ class Daemon:
                 number % ROUNDS_BETWEEN_MEMORY_READS == 0
                 or agent.history.rejected_count != rejected_count
             ):
-                # One that was refused is not helped, but the kubelet tries again, and then what was
-                # freed or added in the meantime counts.
+                # This does not help the rejected container, but the kubelet retries, and by then
+                # freed or added resources count.
                 rejected_count = agent.history.rejected_count
                 await node.machine.read_memory()
                 await node.machine.read_machine(agent)
@@ -176,10 +176,10 @@ class Daemon:
             node.metrics.record_loop_lag(max(gaps))
 
 
-def _exit_code(link: asyncio.Task[None], others: list[asyncio.Task[None]]) -> int:
-    for task in others:
+def _exit_code(link: asyncio.Task[None], tasks: list[asyncio.Task[None]]) -> int:
+    for task in tasks:
         if task.done():
-            task.result()  # raises what it failed with, also that it was cancelled
+            task.result()  # raises its exception, or that it was cancelled
     if link.done() and not link.cancelled():
         error = link.exception()
         if isinstance(error, PermanentlyRejected):
@@ -194,15 +194,15 @@ def _exit_code(link: asyncio.Task[None], others: list[asyncio.Task[None]]) -> in
 def build_daemon(
     config: AgentConfig, load: Callable[[str], AgentConfig], gaps: LoopMonitor
 ) -> Daemon:
-    """Make the parts that need no event loop.
+    """Build the parts that need no event loop.
 
-    ``load`` reads the configuration again, given the text of NRI's Configure request; ``gaps`` are
-    those of the loop that this will run in. Errors are those of `nri_numa.agent.build.build_node`.
+    ``load`` reads the configuration again, given the text of NRI's Configure request; ``gaps``
+    monitors the loop that this will run in. Errors are those of `nri_numa.agent.build.build_node`.
     """
     node = build_node(config, Metrics(__version__), Clock())
     launched = preinstalled_from_environment(os.environ)
     over_cri = is_reached_over_cri(config, launched=launched is not None)
-    remembered = len(node.current.state.allocations)
+    restored_count = len(node.current.state.allocations)
     agent = build_agent(
         node.current,
         node.drift,
@@ -228,15 +228,15 @@ def build_daemon(
         sysfs_root=config.sysfs_root,
         cpus=str(topology.online),
         numa_nodes=str(topology.numa_ids),
-        remembered=remembered,
+        remembered=restored_count,
     )
     return Daemon(node, agent, history_file, link, loops, gaps)
 
 
 def run_daemon(config: AgentConfig, load: Callable[[str], AgentConfig]) -> int:
-    """Run the plugin in an event loop of its own; arguments and errors as of `build_daemon`.
+    """Run the agent in a new event loop; arguments and errors as of `build_daemon`.
 
-    Gives the exit code: 0 stopped, 1 failed, 3 the state directory or the machine is not available.
+    Returns the exit code: 0 stopped, 1 failed, 3 state directory or machine not available.
     """
     loop, gaps = new_monitored_loop()
     with asyncio.Runner(loop_factory=lambda: loop) as runner:

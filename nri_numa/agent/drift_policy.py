@@ -1,6 +1,6 @@
-"""Which containers that are not as they should be are put right, and which are left. Pure.
+"""Choice of the drifting containers that are repaired, and of those that are left. Pure.
 
-One that is rewritten again and again is not fought for ever (docs/adr/0012-drift.md).
+Repairs of a container that is rewritten repeatedly are abandoned (docs/adr/0012-drift.md).
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from nri_numa.engine.desired import Drift
 
 
 class RepairPlan(NamedTuple):
-    """What is to be done about containers that are not as they should be.
+    """Plan for containers that differ from the node state.
 
     Attributes:
-        drifted: what another program changed.
-        abandoned: of these, those that were repaired so often lately that they are left.
-        writes: what is to be written, late ones too.
+        drifted: containers that another program changed.
+        abandoned: drifted containers that were repaired too often lately.
+        writes: corrections to write, undelivered updates too.
     """
 
     drifted: list[Drift]
@@ -26,28 +26,30 @@ class RepairPlan(NamedTuple):
 
 
 def plan_repairs(
-    found: Sequence[Drift],
+    drifts: Sequence[Drift],
     *,
-    late: Collection[str],
+    undelivered: Collection[str],
     updating: Collection[str],
     exhausted: Collection[str],
     observe: bool,
     may_repair: bool,
 ) -> RepairPlan:
-    """Tell drift from what is only ``late`` or being updated, and choose what to write.
+    """Separate drift from ``undelivered`` and running updates, and choose what to write.
 
-    Drift of those that are ``exhausted``, because they were repaired so often lately, is left.
-    Those that are late are written even where drift may not be repaired (``may_repair``): while the
-    runtime cannot be reached. Nothing is with ``observe``.
+    Drift of ``exhausted`` containers, which were repaired too often lately, is left. Undelivered
+    updates are written even if drift may not be repaired (``may_repair``), which is the case while
+    the runtime cannot be reached. With ``observe`` nothing is written.
     """
-    excused = {*late, *updating}
-    drifted = [d for d in found if d.container_id not in excused]
-    writable = [d for d in found if not (d.is_report_only or observe)]
+    excused = {*undelivered, *updating}
+    drifted = [d for d in drifts if d.container_id not in excused]
+    writable = [d for d in drifts if not (d.is_report_only or observe)]
     abandoned = [
         d for d in writable if d.container_id in exhausted and d.container_id not in excused
     ]
     ids = {d.container_id for d in abandoned}
     writes = [
-        d for d in writable if d.container_id not in ids and (may_repair or d.container_id in late)
+        d
+        for d in writable
+        if d.container_id not in ids and (may_repair or d.container_id in undelivered)
     ]
     return RepairPlan(drifted, abandoned, writes)

@@ -1,4 +1,4 @@
-"""What containers really have, wherever it is not what they should have."""
+"""Actual cpusets of containers that differ from the desired ones."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from nri_numa.observe.metrics import Metrics
 
 
 class DriftStatus(msgspec.Struct, frozen=True):
-    """Drift of one container, as far as seen.
+    """Observed drift of one container.
 
     Attributes:
-        drift: what it has instead of what is meant.
-        observed_at: Unix time from which on it was so.
-        repairs_abandoned: it was put right again and again, and is left to what rewrites it.
+        drift: actual and desired values.
+        observed_at: Unix time since when it differs.
+        repairs_abandoned: True if it was repaired too often, and is left.
     """
 
     drift: Drift
@@ -27,14 +27,14 @@ class DriftStatus(msgspec.Struct, frozen=True):
 
     @property
     def on_exclusive_cpus(self) -> bool:
-        """Whether it can run on CPUs that another container owns."""
+        """True if it can run on exclusive CPUs of another container."""
         return self.drift.rank == 0
 
     @property
     def difference_text(self) -> str:
-        """Both sides: ``meant 4-7, has 0-7; memory nodes: meant 0, has 0-1``.
+        """Text of both sides: ``meant 4-7, has 0-7; memory nodes: meant 0, has 0-1``.
 
-        What is neither is said as it was found.
+        Any other difference is the finding.
         """
         drift, actual, parts = self.drift, self.drift.actual, list[str]()
         if drift.desired_cpus:
@@ -52,17 +52,17 @@ DriftById = Mapping[str, DriftStatus]
 
 
 class DriftTable:
-    """What containers really have, by id, wherever it is not what they are meant to have.
+    """Drift of containers, by id.
 
     `status`, `explain`, the API and the page show it beside the decision, and metrics count how
-    long a container could run on CPUs that another one owns. Every change replaces `known` as a
-    whole, so that any thread can read it.
+    long a container could run on exclusive CPUs of another one. Every change replaces `known` as a
+    whole, so any thread can read it.
 
     Args:
         notify: called after every change.
 
     Attributes:
-        known: all of them at this moment.
+        known: current drift, by container id.
     """
 
     def __init__(self, metrics: Metrics, clock: Clock, notify: Callable[[], None]) -> None:
@@ -76,51 +76,51 @@ class DriftTable:
         self,
         container_ids: Iterable[str],
         corrections: Iterable[Drift],
-        since: Mapping[str, float],
-        given_up: Collection[str] = (),
+        starts: Mapping[str, float],
+        abandoned: Collection[str] = (),
     ) -> None:
-        """Take in what a look at some containers showed; the others of them are as meant.
+        """Record the corrections found for some containers; the others of them have no drift.
 
-        ``since`` are Unix times from which on it can have been so; ``given_up`` are those that are
-        left to what rewrites them.
+        ``starts`` are the earliest Unix times of their drift; ``abandoned`` are containers that are
+        no longer repaired.
         """
         self.accumulate_seconds()
-        wrong = {c.container_id: c for c in corrections}
-        after = dict(self.known)
+        drifts = {c.container_id: c for c in corrections}
+        table = dict(self.known)
         for container_id in container_ids:
-            if container_id not in wrong:
-                after.pop(container_id, None)
-        for container_id, one in wrong.items():
-            known = after.get(container_id)
-            began = known.observed_at if known else since[container_id]
-            intruder = one.rank == 0
-            if known and known.on_exclusive_cpus != intruder:
-                began = self._counted
-            if intruder and not (known and known.on_exclusive_cpus):
+            if container_id not in drifts:
+                table.pop(container_id, None)
+        for container_id, drift in drifts.items():
+            prior = table.get(container_id)
+            start = prior.observed_at if prior else starts[container_id]
+            intruder = drift.rank == 0
+            if prior and prior.on_exclusive_cpus != intruder:
+                start = self._counted
+            if intruder and not (prior and prior.on_exclusive_cpus):
                 self._metrics.neighbours_seen.inc()
-                self._metrics.neighbour_seconds.inc(max(0.0, self._counted - began))
-            after[container_id] = DriftStatus(one, began, container_id in given_up)
-        self._replace_drift(after)
+                self._metrics.neighbour_seconds.inc(max(0.0, self._counted - start))
+            table[container_id] = DriftStatus(drift, start, container_id in abandoned)
+        self._replace_drift(table)
 
     def remove_repaired(self, *container_ids: str) -> None:
-        """They are as meant, or gone."""
-        gone = self.known.keys() & set(container_ids)
-        if not gone:
+        """Remove containers that have no drift any longer, or ended."""
+        ids = self.known.keys() & set(container_ids)
+        if not ids:
             return
         self.accumulate_seconds()
-        self._replace_drift({i: one for i, one in self.known.items() if i not in gone})
+        self._replace_drift({i: d for i, d in self.known.items() if i not in ids})
 
     def accumulate_seconds(self) -> None:
-        """Count the seconds since the last call of those on exclusive CPUs of others."""
+        """Count the seconds that intruders were on exclusive CPUs since the last call."""
         now = self._clock.time()
         seconds, self._counted = max(0.0, now - self._counted), now
         self._metrics.neighbour_seconds.inc(
             seconds * sum(d.on_exclusive_cpus for d in self.known.values())
         )
 
-    def _replace_drift(self, after: dict[str, DriftStatus]) -> None:
-        if after == self.known:
+    def _replace_drift(self, table: dict[str, DriftStatus]) -> None:
+        if table == self.known:
             return
-        self.known = MappingProxyType(after)
-        self._metrics.neighbours.set(sum(one.on_exclusive_cpus for one in after.values()))
+        self.known = MappingProxyType(table)
+        self._metrics.neighbours.set(sum(d.on_exclusive_cpus for d in table.values()))
         self._notify()

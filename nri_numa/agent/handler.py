@@ -1,7 +1,7 @@
-"""Between the link and the agent: what the runtime reports, with devices and claims, goes to it.
+"""Handler between the link and the agent: passes events on, with devices and claims.
 
-The only place where a refusal fails the runtime's request, and where a bug of ours becomes the
-answer the operator chose for it.
+Only here a rejection fails the runtime's request, and an internal error becomes the answer that the
+operator chose.
 """
 
 from __future__ import annotations
@@ -31,51 +31,51 @@ from nri_numa.runtime import LinkState, PodObserver, RequestRejected, RuntimeInf
 log = get_logger("nri")
 
 SLOW_ANSWER_S: Final = 0.5
-"""An answer that takes longer is logged."""
+"""Seconds above which an answer is logged as slow."""
 
 PENDING_POD_TIMEOUT_S: Final = 300.0
 """Seconds for which a pending pod is named: one whose image cannot be pulled must not keep its
-node's numbers from the scheduler for ever."""
+node's numbers from the scheduler without limit."""
 
 FIRST_CONTAINER_DELAY_S: Final = 0.5
-"""Seconds in which the first container follows where its image is there."""
+"""Seconds in which the first container follows if its image is present."""
 
 
 class ContainerSource(Protocol):
-    """Knows more of containers than the runtime says."""
+    """Source of facts that the runtime does not report."""
 
     def complete(self, pod: PodSandbox, container: Container) -> tuple[PodSandbox, Container]:
-        """Pod and container with what is known of the container."""
+        """Return pod and container with these facts."""
 
 
 class AdjustmentExtension(Protocol):
-    """Shows a placed container what it has."""
+    """Addition to the adjustment of a placed container."""
 
     def extend(
         self, allocation: Allocation, container: Container, adjustment: ContainerAdjustment
     ) -> ContainerAdjustment:
-        """The adjustment with what it adds."""
+        """Return the extended adjustment."""
 
 
 class LinkObserver:
-    """Hears of the link itself."""
+    """Observer of the link."""
 
     def on_runtime_configured(self, info: RuntimeInfo) -> None:
-        """The runtime introduced itself."""
+        """Handle the runtime's Configure request."""
 
     def on_link_changed(self, state: LinkState, detail: str) -> None:
-        """The link stands somewhere else."""
+        """Handle a change of the link's state."""
 
 
 class AgentHandler:
     """Implements `nri_numa.runtime.RuntimeHandler` over an agent.
 
     Args:
-        link_observers: hear of the link; called in this order.
-        rejects_on_error: True if a bug of ours is answered with an error, which fails the creation,
-            instead of an empty adjustment.
-        observers: follow pods; called in this order.
-        sources: complete containers before they are decided about, in this order.
+        link_observers: observers of the link, called in this order.
+        rejects_on_error: True if an internal error fails the creation, instead of an empty
+            adjustment.
+        observers: observers of pods, called in this order.
+        sources: complete containers before their admission, in this order.
         extensions: add to the adjustment of a placed container, in this order.
     """
 
@@ -98,18 +98,18 @@ class AgentHandler:
         self._extensions = extensions
         # Pods by sandbox id: in Stop and Remove requests the pod may carry only its id.
         self._pod_uids: dict[str, str] = {}
-        # Containers about which we made a mistake of our own.
+        # Containers whose creation ran into an internal error.
         self._failed: set[str] = set()
 
     @property
     def reads_mentions(self) -> bool:
-        """Whether devices or claims of containers count."""
+        """True if devices or claims of containers are used."""
         return bool(self._sources)
 
     # --- requests ---------------------------------------------------------------------------------
 
     def on_runtime_configured(self, info: RuntimeInfo) -> None:
-        """The runtime introduced itself."""
+        """Pass the runtime's name and abilities on."""
         for observer in self._link_observers:
             observer.on_runtime_configured(info)
         self._metrics.record_registration(info.name, info.version)
@@ -117,7 +117,7 @@ class AgentHandler:
     def synchronize(
         self, pods: PodTable, containers: Sequence[Container]
     ) -> Sequence[ContainerUpdate]:
-        """Let the agent compare what runs with what it knows."""
+        """Synchronize the agent with the runtime's containers."""
         with operation():
             self._pod_uids = dict(pods.uids)
             self._failed.clear()
@@ -140,11 +140,11 @@ class AgentHandler:
             try:
                 answer = self._agent.create_container(*self._complete(pod, container))
             except Exception:
-                # Whatever is answered now, its start is not that of an unknown container.
+                # Whatever the answer is, its start must not be that of an unknown container.
                 self._failed.add(container.id)
                 raise
             finally:
-                # Only now: in between the pod is published as pending or as charged.
+                # Only now, so the pod is always published as pending or as charged.
                 for observer in self._observers:
                     observer.on_decided(pod.id)
             if answer is None:
@@ -159,7 +159,7 @@ class AgentHandler:
     def update_container(
         self, pod: PodSandbox, container: Container, requested: Resources
     ) -> Sequence[ContainerUpdate]:
-        """Judge new resources."""
+        """Decide about new resources."""
         with operation():
             pod, container = self._complete(pod, container)
             outcome = self._agent.update_container(pod, container, requested)
@@ -172,12 +172,12 @@ class AgentHandler:
             )
 
     def post_update_container(self, container_id: str) -> None:
-        """Its cgroup may have what the runtime remembered."""
+        """Repair its cgroup, which may have the runtime's older record."""
         with operation():
             self._agent.post_update_container(container_id)
 
     def stop_container(self, container_id: str) -> Sequence[ContainerUpdate]:
-        """Free what it had."""
+        """Release its allocation."""
         with operation():
             self._failed.discard(container_id)
             return self._agent.stop_container(container_id)
@@ -189,33 +189,33 @@ class AgentHandler:
             self._agent.remove_container(container_id)
 
     def start_container(self, pod: PodSandbox, container: Container) -> None:
-        """Put its cgroup right if what it should have changed since it was created."""
+        """Correct its cgroup if the desired values changed since its creation."""
         if container.id not in self._failed:
             with operation():
                 self._pod_uids.setdefault(pod.id, pod.uid)
                 self._agent.start_container(*self._complete(pod, container))
 
     def post_start_container(self, pod: PodSandbox, container: Container) -> None:
-        """It runs, and updates reach it from now on."""
+        """Record that it runs, and can be updated from now on."""
         if container.id not in self._failed:
             with operation():
                 self._pod_uids.setdefault(pod.id, pod.uid)
                 self._agent.post_start_container(*self._complete(pod, container))
 
     def run_pod(self, pod: PodSandbox) -> None:
-        """The sum of a pod with scope `pod` is kept from here on."""
+        """Reserve the resources of a pod with scope `pod`."""
         with operation():
             self._agent.run_pod(pod)
             for observer in self._observers:
                 observer.on_run_pod(pod)
 
     def update_pod(self, pod: PodSandbox, total: Resources) -> None:
-        """Remember the pod's new sum."""
+        """Record the pod's new resources."""
         with operation():
             self._agent.update_pod(pod, total)
 
     def stop_pod(self, pod: PodSandbox) -> None:
-        """Give back what was kept for it; the pod is forgotten when it is removed."""
+        """Release its reservations; the pod is forgotten when it is removed."""
         for observer in self._observers:
             observer.on_stop_pod(pod.id)
         with operation():
@@ -230,7 +230,7 @@ class AgentHandler:
                 observer.on_remove_pod(pod.id, uid)
 
     def _complete(self, pod: PodSandbox, container: Container) -> tuple[PodSandbox, Container]:
-        """Pod and container with what the sources know of the container."""
+        """Complete pod and container from the sources."""
         for source in self._sources:
             pod, container = source.complete(pod, container)
         return pod, container
@@ -238,38 +238,38 @@ class AgentHandler:
     def _complete_all(
         self, pods: PodTable, containers: Sequence[Container]
     ) -> tuple[PodTable, list[Container]]:
-        """All pods and containers `_complete`; what sources say of a pod adds up."""
+        """Complete all pods and containers; additions to a pod accumulate."""
         by_id = {pod_id: pods[pod_id] for pod_id in pods.uids}
-        found: list[Container] = []
+        completed_containers: list[Container] = []
         for container in containers:
             if container.pod_id in by_id:
                 by_id[container.pod_id], container = self._complete(
                     by_id[container.pod_id], container
                 )
-            found.append(container)
-        return PodTable.from_pods(by_id.values()), found
+            completed_containers.append(container)
+        return PodTable.from_pods(by_id.values()), completed_containers
 
     # --- the link ---------------------------------------------------------------------------------
 
     def on_request_answered(self, event_name: str, seconds: float) -> None:
-        """Count the request, now that its answer is on its way."""
+        """Count an answered request, and log it if it was slow."""
         self._metrics.record_request(event_name, seconds)
         if seconds > SLOW_ANSWER_S:
             log.warning("slow answer", event_name=event_name, seconds=round(seconds, 3))
 
     def on_link_changed(self, state: LinkState, detail: str) -> None:
-        """Say where the link stands."""
+        """Pass the state of the link on."""
         if state is not LinkState.ACTIVE and state is not LinkState.CONFIGURED:
             self._metrics.link_up.set(0)
         for observer in self._link_observers:
             observer.on_link_changed(state, detail)
 
     def on_protocol_broken(self) -> None:
-        """Count it."""
+        """Count a protocol error."""
         self._metrics.protocol_errors.inc()
 
     def on_internal_error(self, event_name: str, error: Exception) -> None:
-        """A bug of ours: counted, logged with its traceback, answered as configured."""
+        """Count an internal error, log its traceback, and answer as configured."""
         self._metrics.internal_errors.inc()
         try:
             raise error
@@ -282,7 +282,7 @@ class AgentHandler:
 
 
 def _rejection_error(refused: Rejected) -> RequestRejected:
-    """Make the error that the pod's author will read: one line, whatever names are in it."""
+    """Build the error that the pod's author will read: one printable line."""
     text = f"{refused.reason}: {refused.message}"
     if not text.isprintable():
         text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
@@ -290,22 +290,22 @@ def _rejection_error(refused: Rejected) -> RequestRejected:
 
 
 class PendingPods(PodObserver):
-    """Guaranteed pods that are on this node and of which no container was created yet.
+    """Guaranteed pods on this node without a created container.
 
     A scheduler that works by a NodeResourceTopology drops what it reserved for pods of a node when
     the object names the pods that it counts itself, and it counts none that is still Pending. A pod
     whose image is being pulled is charged nowhere: if it were not named either, its CPUs would be
-    promised twice. Its sandbox runs before images are pulled, so from then on it is named
+    allocated twice. Its sandbox runs before images are pulled, so from then on it is named
     (docs/adr/0047-one-document-for-schedulers.md).
     """
 
     def __init__(self, agent: Agent, clock: Clock) -> None:
         self._agent, self._clock = agent, clock
-        # By sandbox: since when, namespace, name.
+        # By sandbox: start time, namespace, name.
         self._pods: dict[str, tuple[float, str, str]] = {}
 
     def on_run_pod(self, pod: PodSandbox) -> None:
-        """Name it from now on, if it is Guaranteed."""
+        """Add the pod if it is Guaranteed."""
         if pod.qos is QoSClass.GUARANTEED:
             self._pods[pod.id] = self._clock.monotonic(), pod.namespace, pod.name
             self._clock.call_later(
@@ -317,24 +317,24 @@ class PendingPods(PodObserver):
             self._agent.current.notify()
 
     def on_decided(self, pod_id: str) -> None:
-        """A container of it was decided about: name it no longer."""
+        """Drop the pod, since a container of it was decided about."""
         self._pods.pop(pod_id, None)
 
     def on_stop_pod(self, pod_id: str) -> None:
-        """It is stopped: name it no longer."""
+        """Drop a stopped pod."""
         self.on_decided(pod_id)
 
     def on_remove_pod(self, pod_id: str, uid: str) -> None:
-        """It is gone; over CRI no stop was reported."""
+        """Drop a removed pod; over CRI no stop was reported."""
         self.on_decided(pod_id)
 
     def on_synchronize(self, pods: PodTable, containers: Sequence[Container]) -> None:
-        """Forget sandboxes that are gone."""
+        """Drop sandboxes that are gone."""
         for pod_id in self._pods.keys() - pods.uids.keys():
             self.on_decided(pod_id)
 
     def pod_names(self) -> list[tuple[str, str]]:
-        """Namespace and name of each; may be called in another thread."""
+        """Return namespace and name of each pod; any thread may call this."""
         oldest = self._clock.monotonic() - PENDING_POD_TIMEOUT_S
         # A copy in one step: the runtime's requests change it meanwhile.
-        return [(space, name) for at, space, name in tuple(self._pods.values()) if at > oldest]
+        return [(space, name) for t, space, name in tuple(self._pods.values()) if t > oldest]

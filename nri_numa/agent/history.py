@@ -1,6 +1,6 @@
-"""What is remembered of decisions: rejections, how each came about, notices.
+"""History of decisions: rejections, traces, notices.
 
-All of it is recorded within a request and written down, packed and logged once the reply has left.
+A request records them; they are packed, written and logged after the reply was sent.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from nri_numa.observe.notices import NoticeLog, Rejection, RequestDecisions
 from nri_numa.observe.traces import PackedTrace, pack_trace, unpack_explanation
 
 MAX_LOGGED_UNTRUSTED_ANNOTATIONS: Final = 10
-"""Doubted annotations of one synchronisation that get a line each."""
+"""Rejected annotations of one Synchronize that are logged one by one."""
 MAX_NAMED_CONTAINERS: Final = 5
-"""Containers that one line names; a node may have hundreds."""
+"""Containers named in one log line; a node may have hundreds."""
 _MAX_REJECTIONS: Final = 256
-"""Rejections that are kept."""
+"""Number of stored rejections."""
 
 log = logs.get_logger("foreign")
 
@@ -42,16 +42,16 @@ def _rejection_key_of(refused: Rejected) -> tuple[str, str, str, str]:
 
 
 class DecisionHistory:
-    """What became of requests, kept for as long as somebody may ask.
+    """Outcomes of requests, stored for `explain`, Events and spans.
 
     Args:
-        max_decided_requests: requests kept for spans; 0 if nobody reads them.
+        max_decided_requests: requests stored for spans; 0 if nobody reads them.
 
     Attributes:
-        notices: what happened to containers; Events are made from it.
+        notices: notices about containers; Events are made from them.
         decided: requests with their decisions, for spans.
         reporter: logs and counts decisions.
-        rejected_count: how many rejections there were so far.
+        rejected_count: number of rejections so far.
     """
 
     def __init__(
@@ -77,48 +77,48 @@ class DecisionHistory:
         self._is_overlap_check_due = False
 
     def explanation_of(self, container_id: str) -> StoredExplanation | None:
-        """How the decision about a live container came about; None for an adopted one."""
+        """Return the explanation of a live container; None for an adopted one."""
         allocation = self._current.state.allocations.get(container_id)
-        kept = self._traces.get(container_id)
-        if allocation is None or kept is None:
+        trace = self._traces.get(container_id)
+        if allocation is None or trace is None:
             return None
         return (
-            self._unpack_trace(kept, allocation)
-            if isinstance(kept, PackedTrace)
-            else stored_explanation(kept)
+            self._unpack_trace(trace, allocation)
+            if isinstance(trace, PackedTrace)
+            else stored_explanation(trace)
         )
 
     def explanation_of_rejection(self, rejection: Rejection) -> StoredExplanation:
-        """How a rejection came about."""
+        """Return the explanation of a rejection."""
         return self._unpack_trace(rejection.trace, rejection)
 
-    def _unpack_trace(self, trace: PackedTrace, of: Allocation | Rejection) -> StoredExplanation:
-        who = of.namespace, of.pod, of.container
-        return unpack_explanation(trace, who, self._current.machine.topology.distance)
+    def _unpack_trace(self, trace: PackedTrace, item: Allocation | Rejection) -> StoredExplanation:
+        names = item.namespace, item.pod, item.container
+        return unpack_explanation(trace, names, self._current.machine.topology.distance)
 
     def packed_traces(self) -> dict[str, tuple[PackedTrace, Allocation]]:
-        """What is kept of the decisions about live containers, by container id."""
+        """Return the traces of live containers, by container id."""
         live = self._current.state.allocations
         return {
-            i: (kept, live[i])
-            for i, kept in self._traces.items()
-            if isinstance(kept, PackedTrace) and i in live
+            i: (trace, live[i])
+            for i, trace in self._traces.items()
+            if isinstance(trace, PackedTrace) and i in live
         }
 
     def restore(self, traces: Mapping[str, PackedTrace], rejections: Iterable[Rejection]) -> None:
-        """Know again what an earlier run of ours kept; only before the first event."""
+        """Restore the history of an earlier run; only before the first event."""
         self._traces |= traces
-        self._rejections.update((one.key, one) for one in rejections)
+        self._rejections.update((r.key, r) for r in rejections)
 
     @property
     def rejections(self) -> tuple[Rejection, ...]:
-        """The latest refused containers of pods that are there, oldest first."""
+        """Latest rejections of existing pods, oldest first."""
         return tuple(self._rejections.values())
 
     # --- records ---------------------------------------------------------------------------------
 
     def record_admitted(self, decision: Admitted, *, missed_start: bool = False) -> None:
-        """Hold how it came about, and have it logged; a missed start is noted, too."""
+        """Store its trace, and have it logged; a missed start gets a notice, too."""
         self.hold_trace(decision.allocation, decision.trace)
         if decision.allocation.kind is ContainerKind.FOREIGN:
             self.schedule_overlap_check()
@@ -128,10 +128,10 @@ class DecisionHistory:
                 self._current.observe,
             )
             self._tasks.add(partial(report_ignored, decision.trace, observed=observed))
-        for one in () if self._current.observe else decision.released:
+        for reservation in () if self._current.observe else decision.released:
             report = self.reporter.report_reservation_taken
-            self._tasks.add(partial(report, one, decision.allocation))
-        tell = partial(
+            self._tasks.add(partial(report, reservation, decision.allocation))
+        placed_report = partial(
             self.reporter.log_placed_with_neighbours,
             decision,
             self._current.machine.topology,
@@ -145,12 +145,12 @@ class DecisionHistory:
                 gap=missed_start,
                 observed=observed,
             )
-            self._tasks.add(tell, notice)
+            self._tasks.add(placed_report, notice)
         else:
-            self._tasks.add(tell)
+            self._tasks.add(placed_report)
 
     def hold_trace(self, allocation: Allocation, trace: DecisionTrace) -> None:
-        """Hold the trace of a decision, if it says more than one clause; packed soon after."""
+        """Store the trace of a decision, if it explains anything; it is packed later."""
         # Containers without any request would cost memory for an explanation of one clause.
         if allocation.is_pinned or not allocation.aligned:
             self._traces[allocation.container_id] = trace
@@ -162,14 +162,14 @@ class DecisionHistory:
             self._traces[container_id] = pack_trace(trace)
 
     def record_rejected(self, decision: Rejected, *, running: bool = False) -> None:
-        """Count, log and note a rejection; ``running`` if the container runs nevertheless."""
+        """Count, log and store a rejection; ``running`` if the container runs nevertheless."""
         self.rejected_count += 1
         if running:
-            found = replace(
+            trace = replace(
                 decision.trace, decision_steps=(decision.message, REJECTED_RUNNING_TEXT)
             )
-            self.hold_trace(self._current.state.allocations[found.container.id], found)
-        one = Rejection(
+            self.hold_trace(self._current.state.allocations[trace.container.id], trace)
+        entry = Rejection(
             pod_id=decision.trace.pod.id,
             namespace=decision.trace.pod.namespace,
             pod=decision.trace.pod.name,
@@ -180,8 +180,8 @@ class DecisionHistory:
             trace=pack_trace(decision.trace),
             observed=self._current.observe,
         )
-        before = self._rejections.pop(one.key, None)
-        self._rejections[one.key] = replace(one, count=before.count + 1) if before else one
+        prior = self._rejections.pop(entry.key, None)
+        self._rejections[entry.key] = replace(entry, count=prior.count + 1) if prior else entry
         if len(self._rejections) > _MAX_REJECTIONS:
             del self._rejections[next(iter(self._rejections))]
         self.reporter.log_rejected(decision, observed=self._current.observe)
@@ -190,21 +190,21 @@ class DecisionHistory:
         self._current.notify()
 
     def record_resized(
-        self, allocation: Allocation, trace: DecisionTrace, before: Allocation | None = None
+        self, allocation: Allocation, trace: DecisionTrace, prior: Allocation | None = None
     ) -> None:
-        """Hold how it came about, and have it logged."""
+        """Store its trace, and have it logged."""
         self.hold_trace(allocation, trace)
         cpus = self._cpus_in_state(self._current.state, allocation)
-        self._tasks.add(partial(self.reporter.log_resized, allocation, cpus, before))
+        self._tasks.add(partial(self.reporter.log_resized, allocation, cpus, prior))
 
-    def record_synchronized(self, outcome: Resynced, known: Mapping[str, Allocation]) -> None:
-        """The same for all decisions of a Synchronize; ``known`` are allocations before."""
+    def record_synchronized(self, outcome: Resynced, prior: Mapping[str, Allocation]) -> None:
+        """Record all decisions of a Synchronize; ``prior`` are the allocations before it."""
         if outcome.unpinned:
             cpus = self._cpus_in_state(
                 outcome.state, outcome.unpinned[0]
             )  # the same for all of them
             self._tasks.add(
-                *(partial(self.reporter.log_placed, one, cpus, 0) for one in outcome.unpinned)
+                *(partial(self.reporter.log_placed, a, cpus, 0) for a in outcome.unpinned)
             )
         gap = frozenset(outcome.missed_starts)
         for decision in outcome.decisions:
@@ -213,61 +213,61 @@ class DecisionHistory:
             else:
                 self.record_rejected(decision, running=True)
         for allocation, trace in outcome.resized:
-            self.record_resized(allocation, trace, known.get(allocation.container_id))
+            self.record_resized(allocation, trace, prior.get(allocation.container_id))
         self._foreign.report_untrusted(outcome)
         self.schedule_overlap_check()
         self.reporter.log_synchronized(outcome)
 
-    def record_moves(self, moves: Sequence[ContainerMove]) -> None:
-        """Count the moves that make room, and have them logged."""
-        self._metrics.moves.inc(len(moves))
-        for move in moves:
-            for_whom = move_purpose_text(move.after)
-            self._tasks.add(partial(self.reporter.log_moved, move, move_text(move), for_whom))
+    def record_moves(self, container_moves: Sequence[ContainerMove]) -> None:
+        """Count moves, and have them logged."""
+        self._metrics.moves.inc(len(container_moves))
+        for move in container_moves:
+            purpose = move_purpose_text(move.after)
+            self._tasks.add(partial(self.reporter.log_moved, move, move_text(move), purpose))
 
-    def record_released(self, allocation: Allocation, after: NodeState) -> None:
-        """Have it logged that a container ended."""
+    def record_released(self, allocation: Allocation, state_after: NodeState) -> None:
+        """Have a released container logged."""
         self.check_overlaps_of(allocation)
-        cpus_of = partial(self._cpus_in_state, after)
+        cpus_of = partial(self._cpus_in_state, state_after)
         self._tasks.add(partial(self.reporter.log_released, allocation, cpus_of))
 
     def record_room_found(self, rejected: Rejected, text: str) -> None:
-        """A search that went on after a rejection came to an end: the rejection says it."""
+        """Add the result of a search that ended after the rejection to its message."""
         key = _rejection_key_of(rejected)
-        if (known := self._rejections.get(key)) is not None:
+        if (rejection := self._rejections.get(key)) is not None:
             message = replace(rejected, room_text=text).message
-            self._rejections[key] = replace(known, message=message)
+            self._rejections[key] = replace(rejection, message=message)
             self.reporter.log_room_found(rejected.trace, text)
             self._current.notify()
 
     def count_missed_start(self) -> None:
-        """A container started without the agent."""
+        """Count a container that started without the agent."""
         self._metrics.gap_containers.inc()
 
     # --- forgetting -------------------------------------------------------------------------------
 
     def has_rejection(self, rejected: Rejected) -> bool:
-        """True as long as a rejection is kept."""
+        """True while a rejection is stored."""
         return _rejection_key_of(rejected) in self._rejections
 
     def drop_trace(self, container_id: str) -> None:
-        """Forget how the decision about a container came about."""
+        """Drop the trace of a container."""
         if container_id in self._traces:
             del self._traces[container_id]
 
     def retain_rejections(self, is_retained: Callable[[Rejection], bool]) -> None:
-        """Forget other rejections."""
-        self._rejections = {one.key: one for one in self.rejections if is_retained(one)}
+        """Drop all other rejections."""
+        self._rejections = {r.key: r for r in self.rejections if is_retained(r)}
 
     # --- foreign pins -----------------------------------------------------------------------------
 
     def check_overlaps_of(self, allocation: Allocation | None) -> None:
-        """A foreign pin came, changed or went: does it overlap with exclusive CPUs?"""
+        """Schedule an overlap check if a foreign pin was added, changed or removed."""
         if allocation is not None and allocation.kind is ContainerKind.FOREIGN:
             self.schedule_overlap_check()
 
     def schedule_overlap_check(self) -> None:
-        """Look for foreign pins on exclusive CPUs, once nothing waits for it."""
+        """Schedule a search for foreign pins on exclusive CPUs, once."""
         if not self._is_overlap_check_due:
             self._is_overlap_check_due = True
             self._tasks.add(self._report_overlaps)
@@ -281,10 +281,10 @@ class DecisionHistory:
 
 
 class ForeignPinReporter:
-    """Says what is not ours and could hurt: pins that overlap with owners, doubtful annotations.
+    """Reports foreign pins that overlap exclusive CPUs, and rejected annotations.
 
-    Nothing is done about foreign pins (docs/adr/0018-foreign-containers.md), so an operator has to
-    read of them. What was said is remembered, so that each overlap is said and counted once.
+    Foreign pins are never changed (docs/adr/0018-foreign-containers.md), so the operator is told.
+    Each overlap is logged and counted once.
     """
 
     def __init__(self, metrics: Metrics) -> None:
@@ -292,34 +292,34 @@ class ForeignPinReporter:
         self._said: dict[str, CPUSet] = {}
 
     def report_overlaps(self, state: NodeState) -> None:
-        """Look at every container once; nothing that the runtime waits for calls this."""
-        found = foreign_overlaps(state)
-        self._metrics.foreign_on_owned.set(len(found))
-        new = [i for i, cpus in found.items() if not cpus <= self._said.get(i, NO_CPUS)]
-        self._said = dict(found)
-        if not new:
+        """Check every container; not called while the runtime waits."""
+        overlaps = foreign_overlaps(state)
+        self._metrics.foreign_on_owned.set(len(overlaps))
+        new_ids = [i for i, cpus in overlaps.items() if not cpus <= self._said.get(i, NO_CPUS)]
+        self._said = dict(overlaps)
+        if not new_ids:
             return
-        self._metrics.foreign_overlaps.inc(len(new))
+        self._metrics.foreign_overlaps.inc(len(new_ids))
         shared = NO_CPUS
-        for container_id in new:
-            shared = shared | found[container_id]
+        for container_id in new_ids:
+            shared = shared | overlaps[container_id]
         log.warning(
             "foreign containers may run on exclusive CPUs of others",
-            containers=len(new),
+            containers=len(new_ids),
             cpus=str(shared),
-            names=names_text([state.allocations[i].full_name for i in new]),
+            names=names_text([state.allocations[i].full_name for i in new_ids]),
         )
 
     def report_untrusted(self, outcome: Resynced) -> None:
-        """Say which annotations were not believed, and which cpusets nothing explains."""
+        """Report rejected annotations, and cpusets of unknown origin."""
         disbelieved, unexplained = outcome.rejected_annotations, outcome.unknown_cpusets
         self._metrics.claims_disbelieved.inc(len(disbelieved))
         self._metrics.unexplained_pins.inc(len(unexplained))
         for sentence in disbelieved[:MAX_LOGGED_UNTRUSTED_ANNOTATIONS]:
             log.warning("annotation not believed", problem=sentence)
         if len(disbelieved) > MAX_LOGGED_UNTRUSTED_ANNOTATIONS:
-            more = len(disbelieved) - MAX_LOGGED_UNTRUSTED_ANNOTATIONS
-            log.warning("more annotations not believed", containers=more)
+            unlogged_count = len(disbelieved) - MAX_LOGGED_UNTRUSTED_ANNOTATIONS
+            log.warning("more annotations not believed", containers=unlogged_count)
         if unexplained:
             log.warning(
                 "the origin of these cpusets is unknown: they are treated as pins of others, "
@@ -330,7 +330,7 @@ class ForeignPinReporter:
 
 
 def names_text(names: Sequence[str]) -> str:
-    """The first few names, in order, and how many more there are."""
-    shown = sorted(names)[:MAX_NAMED_CONTAINERS]
-    more = len(names) - len(shown)
-    return ", ".join(shown) + (f" and {more} more" if more else "")
+    """Return the first few names, in order, and the number of the others."""
+    shown_names = sorted(names)[:MAX_NAMED_CONTAINERS]
+    unnamed_count = len(names) - len(shown_names)
+    return ", ".join(shown_names) + (f" and {unnamed_count} more" if unnamed_count else "")

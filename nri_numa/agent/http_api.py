@@ -1,9 +1,9 @@
-"""The agent's API and page: routes over what it shows, and the server that has them.
+"""The agent's API and page: routes over its view, and their server.
 
-It is read-only. Long answers are made piece by piece, so that a list of 1,000 containers does not
-hold up the container that is just being created. The server runs in a loop and a thread of its own
-(`nri_numa.agent.serving`), which gives way to the one that answers the runtime whenever it looks
-for something to do: between any two answers, and between any two pieces of one.
+The API is read-only. Long answers are made in chunks, so a list of 1,000 containers does not delay
+a container that is being created. The server has its own loop and thread
+(`nri_numa.agent.serving`), which yields to the loop that answers the runtime between any two
+answers, and between any two chunks.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ if TYPE_CHECKING:
 log = get_logger("http")
 
 LISTEN_RETRY_S = 10.0
-"""Seconds between two attempts to listen at an address that another program has."""
+"""Seconds between two attempts to listen at an address in use."""
 STUCK_LOOP_S: Final = 10.0
-"""Seconds after which a loop that never waits is not at work but lost."""
+"""Seconds after which a busy loop counts as stuck."""
 MAX_EVENT_STREAMS = 32
 HEARTBEAT_INTERVAL_S = 15.0
 CHANGE_DEBOUNCE_S = 0.25
 """Seconds in which several changes are one event."""
 CONTAINERS_PER_CHUNK: Final = 10
-"""Containers between two chances for the event loop: about a tenth of a millisecond, five times as
-long when other work had the caches meanwhile."""
+"""Containers encoded before the event loop gets a turn: about a tenth of a millisecond, five times
+as long with cold caches."""
 SCRAPE_BLOCK_BYTES: Final = 64 << 10
 """Bytes of a scrape that are sent at once."""
 
@@ -62,20 +62,20 @@ _encode = msgspec.json.Encoder().encode
 
 
 class API:
-    """The routes; ``busy_for`` says for how long the runtime's loop is at work without a pause."""
+    """The routes; ``busy_seconds`` returns how long the runtime's loop has been busy."""
 
     def __init__(
-        self, view: LiveView, metrics: Metrics, busy_for: Callable[[], float] = lambda: 0.0
+        self, view: LiveView, metrics: Metrics, busy_seconds: Callable[[], float] = lambda: 0.0
     ) -> None:
-        self._view, self._busy_for = view, busy_for
+        self._view, self._busy_for = view, busy_seconds
         self._scrape = SharedScrape(metrics.render_chunks)
         self._changes = ChangeStreams(view)
 
         def get_route(path: str, answer: Handler, *query: str) -> Route:
             return Route("GET", path, answer, query=query)
 
-        def document_route(path: str, make: Callable[[], object]) -> Route:
-            return get_route(path, lambda request: _json_response(make()))
+        def document_route(path: str, build_document: Callable[[], object]) -> Route:
+            return get_route(path, lambda request: _json_response(build_document()))
 
         described = resources.files("nri_numa.web").joinpath("openapi.yaml")
         self.routes = (
@@ -124,8 +124,8 @@ class API:
         self.page = tuple(protocol.page_routes("nri_numa.web"))
 
     def _serve_healthz(self, request: HTTPRequest) -> Response:
-        if (busy := self._busy_for()) > STUCK_LOOP_S:
-            text = f"the loop that answers the runtime is stuck for {busy:.0f} s\n"
+        if (busy_s := self._busy_for()) > STUCK_LOOP_S:
+            text = f"the loop that answers the runtime is stuck for {busy_s:.0f} s\n"
             return Response(503, text.encode(), TEXT_CONTENT_TYPE)
         return Response(200, b"ok\n", TEXT_CONTENT_TYPE)
 
@@ -138,32 +138,32 @@ class API:
 
     async def _assignment_chunks(self, query: dict[str, str]) -> AsyncIterator[bytes]:
         head, containers = self._view.list_assignments()
-        piece = bytearray(_encode(head)[:-1] + b',"containers":[')
-        between = b""
-        for n, one in enumerate(containers, 1):
-            if query.get("namespace", one.namespace) == one.namespace and (
-                query.get("pod", one.pod) == one.pod
+        chunk = bytearray(_encode(head)[:-1] + b',"containers":[')
+        separator = b""
+        for n, assignment in enumerate(containers, 1):
+            if query.get("namespace", assignment.namespace) == assignment.namespace and (
+                query.get("pod", assignment.pod) == assignment.pod
             ):
-                piece += between + _encode(one)
-                between = b","
+                chunk += separator + _encode(assignment)
+                separator = b","
             if n % CONTAINERS_PER_CHUNK == 0:
-                yield bytes(piece)
-                piece.clear()
-        yield bytes(piece) + b"]}\n"
+                yield bytes(chunk)
+                chunk.clear()
+        yield bytes(chunk) + b"]}\n"
 
     def _serve_explanations(self, request: HTTPRequest) -> Response:
-        namespace, pod, *rest = request.segments[2:]
-        container = rest[0] if rest else None
-        found = self._view.explain_pod(namespace, pod, container)
-        if not found:
-            what = f"container {container!r} of " if container is not None else ""
+        namespace, pod, *names = request.segments[2:]
+        container = names[0] if names else None
+        explanations = self._view.explain_pod(namespace, pod, container)
+        if not explanations:
+            container_text = f"container {container!r} of " if container is not None else ""
             raise APIError(
                 404,
                 "NotFound",
-                f"nothing is known about {what}pod {namespace}/{pod}; "
+                f"nothing is known about {container_text}pod {namespace}/{pod}; "
                 + (self._view.status_document().link.problem or "it does not run on this node"),
             )
-        return _json_response(shown.PodExplanations(explanations=tuple(found)))
+        return _json_response(shown.PodExplanations(explanations=tuple(explanations)))
 
     def _serve_after_number(self, read: Callable[[int], object], request: HTTPRequest) -> Response:
         text = request.query.get("after", "0")
@@ -173,11 +173,11 @@ class API:
 
     async def _serve_container_use(self, request: HTTPRequest) -> Response:
         namespace, pod, container = request.segments[2:]
-        found = await self._view.container_use(namespace, pod, container)
-        if not found:
+        measurements = await self._view.container_use(namespace, pod, container)
+        if not measurements:
             problem = f"container {container!r} of pod {namespace}/{pod} does not run on this node"
             raise APIError(404, "NotFound", problem)
-        return _json_response(shown.MeasuredContainersOfName(containers=tuple(found)))
+        return _json_response(shown.MeasuredContainersOfName(containers=tuple(measurements)))
 
     def _serve_event_stream(self, request: HTTPRequest) -> Response:
         return Response(
@@ -193,10 +193,10 @@ def _json_response(document: object, status: int = 200) -> Response:
 
 
 class SharedScrape:
-    """Makes the text of the metrics, piece by piece, once for all clients that wait for it.
+    """Renders the metrics in chunks, once for all clients that wait for them.
 
-    With 10,000 containers it takes a tenth of a second and a megabyte; twenty clients at once would
-    take twenty times that, and each of them would see the same.
+    With 10,000 containers this takes a tenth of a second and a megabyte; twenty clients at once
+    would take twenty times that for the same text.
     """
 
     def __init__(self, chunks: Callable[[], Iterator[bytes]]) -> None:
@@ -206,26 +206,26 @@ class SharedScrape:
         self._text = b""
 
     async def stream_text(self) -> AsyncIterator[bytes]:
-        """The text; no part of it is older than this call."""
-        begun = self._begun
+        """Yield the text; no part of it is older than this call."""
+        begun_count = self._begun
         async with self._turn:
-            if self._made <= begun:  # what was made, if anything, was begun before
+            if self._made <= begun_count:  # the last text was begun before this call
                 self._begun += 1
                 number, text = self._begun, bytearray()
                 for chunk in self._chunks():
                     text += chunk
-                    await asyncio.sleep(0)  # others have their turn
+                    await asyncio.sleep(0)  # other tasks get a turn
                 self._text, self._made = bytes(text), number
-            whole = self._text
-        for start in range(0, len(whole), SCRAPE_BLOCK_BYTES):
-            yield whole[start : start + SCRAPE_BLOCK_BYTES]
+            full_text = self._text
+        for start in range(0, len(full_text), SCRAPE_BLOCK_BYTES):
+            yield full_text[start : start + SCRAPE_BLOCK_BYTES]
 
 
 class ChangeStreams:
-    """The event streams; costs nothing while none is open.
+    """The event streams; free of cost while none is open.
 
-    The agent says that it changed in the middle of a request of the runtime, in its own thread:
-    what happens there is one flag, and once in a while a byte that wakes our loop.
+    The agent reports changes within requests of the runtime, in its own thread: there only a flag
+    is set, and sometimes a byte is sent that wakes the HTTP loop.
     """
 
     def __init__(self, view: LiveView) -> None:
@@ -235,12 +235,12 @@ class ChangeStreams:
         self._waking = False
 
     def check_stream_limit(self, request: HTTPRequest) -> None:
-        """Raise `APIError` where there are too many."""
+        """Raise `APIError` if too many streams are open."""
         if len(self._streams) >= MAX_EVENT_STREAMS:
             raise protocol.too_many_open_error("event streams")
 
     async def event_stream_chunks(self) -> AsyncIterator[bytes]:
-        """Pieces of one event stream: where we are, then every change, then a heartbeat."""
+        """Yield one event stream: the current state, then every change, with heartbeats."""
         changed = asyncio.Event()
         changed.set()
         if not self._streams:
@@ -266,10 +266,10 @@ class ChangeStreams:
                 self._end()
 
     def _on_agent_change(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Called in the agent's thread."""
+        """Wake the streams; called in the agent's thread."""
         if not self._waking:
             self._waking = True
-            with contextlib.suppress(RuntimeError):  # our loop ended just now
+            with contextlib.suppress(RuntimeError):  # the HTTP loop has just ended
                 loop.call_soon_threadsafe(self._wake_streams)
 
     def _wake_streams(self) -> None:
@@ -294,8 +294,8 @@ class ChangeStreams:
 class AgentServer(Server):
     """The API, at ``http.address`` and at the unix socket ``http.socket``.
 
-    ``crowded`` is called with whether newcomers find no place, each time that this may be
-    otherwise. A token or certificate that cannot be read is a `ConfigError`.
+    ``crowded`` is called with True while new connections have no room, and with False after that.
+    A token or certificate that cannot be read is a `ConfigError`.
     """
 
     def __init__(
@@ -305,7 +305,7 @@ class AgentServer(Server):
         metrics: Metrics,
         *,
         version: str,
-        busy_for: Callable[[], float] = lambda: 0.0,
+        busy_seconds: Callable[[], float] = lambda: 0.0,
         crowded: Callable[[bool], object] = lambda crowded: None,
     ) -> None:
         address = split_address(config.address)
@@ -315,7 +315,7 @@ class AgentServer(Server):
         self._socket = config.socket
         self._token = TokenFile(config.token_file) if config.token_file else None
         certificate = Certificate(config.tls_cert, config.tls_key) if config.tls_cert else None
-        api = API(view, metrics, busy_for)
+        api = API(view, metrics, busy_seconds)
         self._open = PROBE_PATHS | {route.path for route in api.page}
         super().__init__(host, (*api.routes, *api.page), version=version, certificate=certificate)
         self._metrics, self._crowded = metrics, crowded
@@ -329,7 +329,7 @@ class AgentServer(Server):
             await self.stop()
 
     async def start(self) -> None:
-        """Return when it listens at the address; what is served there does not need the socket."""
+        """Return when the server listens at the address; the socket may follow later."""
         if self._certificate is not None and (problem := self._certificate.expired_problem()):
             log.error("certificate expired", problem=problem, remedy="renew http.tlsCert")
         if self._socket:
@@ -338,9 +338,9 @@ class AgentServer(Server):
                 asyncio.create_task(self._listen_with_retry(listen, self._socket, "http.socket"))
             )
         if self._port >= 0:
-            where = f"{self._host}:{self._port}"
+            address = f"{self._host}:{self._port}"
             await self._listen_with_retry(
-                partial(self.listen_on_port, self._port), where, "http.address"
+                partial(self.listen_on_port, self._port), address, "http.address"
             )
         self._metrics.http_up.set(1)
         log.info(
@@ -351,8 +351,8 @@ class AgentServer(Server):
             token=self._token is not None,
         )
 
-    async def _listen_with_retry(self, listen: Callable[[], None], where: str, key: str) -> None:
-        """Listen; while the address is in use, say so and try again."""
+    async def _listen_with_retry(self, listen: Callable[[], None], address: str, key: str) -> None:
+        """Listen; while that fails, report it and try again."""
         problems = ReportOnce(log)
         while True:
             try:
@@ -368,8 +368,8 @@ class AgentServer(Server):
                 problems.report(
                     "no http: containers are placed as usual",
                     reason,
-                    say=log.error,
-                    problem=f"cannot listen on {where}: {reason}",
+                    log_function=log.error,
+                    problem=f"cannot listen on {address}: {reason}",
                     remedy=f"see {key}; tried again every {LISTEN_RETRY_S:.0f} s",
                 )
                 await asyncio.sleep(LISTEN_RETRY_S)
@@ -383,22 +383,22 @@ class AgentServer(Server):
         self._crowded(False)
 
     def check_request_allowed(self, request: HTTPRequest) -> None:
-        """Probes and the page itself are open; the unix socket's mode has said who may ask."""
+        """Check the token; probes, the page and the unix socket need none."""
         if self._token is not None and not (request.local or request.path in self._open):
             self._token.check_request_token(request)
 
     def on_request_answered(self, request: HTTPRequest | None, status: int) -> None:
-        """Count it by the pattern of its path: bounded, whatever clients send."""
-        there = self.routes.routes_for_path(request) if request is not None else []
-        route = there[0].path if there else "other"
+        """Count a request by the pattern of its path, so labels are bounded."""
+        routes = self.routes.routes_for_path(request) if request is not None else []
+        route = routes[0].path if routes else "other"
         label = "page" if route in self._open - PROBE_PATHS else route
         self._metrics.http_requests.labels(label, str(status)).inc()
 
     def on_connection_dropped(self) -> None:
-        """Count it."""
+        """Count a dropped connection."""
         self._metrics.http_dropped.inc()
 
     def on_connection_count(self, count: int, *, crowded: bool) -> None:
-        """Show it."""
+        """Set the gauge of connections, and report if they are crowded."""
         self._metrics.http_connections.set(count)
         self._crowded(crowded)

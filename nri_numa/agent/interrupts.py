@@ -1,10 +1,10 @@
-"""Interrupts of devices stay off CPUs that containers have for themselves, where that is asked for.
+"""Steering of device interrupts off exclusive CPUs, if configured.
 
-``/proc/irq/*/smp_affinity_list`` says which CPUs an interrupt may go to. The kernel refuses to move
-managed interrupts, one for each queue and CPU of NVMe and the like: they are reported. irqbalance
-overrides within seconds what others write; where it runs, it is given the CPUs as banned by its
-socket instead (``settings cpus``, irqbalance.c). What was before is in a file of the state
-directory, so that an agent that was killed gives it back after the next start.
+``/proc/irq/*/smp_affinity_list`` has the CPUs that an interrupt may go to. The kernel refuses to
+move managed interrupts, one for each queue and CPU of NVMe and the like: they are reported.
+irqbalance overrides within seconds what others write; if it runs, its socket gets the CPUs as
+banned ones instead (``settings cpus``, irqbalance.c). The original lists are in a file of the state
+directory, so an agent that was killed restores them after its next start.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from nri_numa.store.files import read_file, replace_file
 log = get_logger("interrupts")
 
 SCAN_INTERVAL_S: Final = 30
-"""Seconds between two looks for new interrupts, or a new irqbalance."""
+"""Seconds between two scans for new interrupts, or a new irqbalance."""
 HOST_IRQ_DIRECTORY: Final = "/host/proc/irq"
-"""Where a container has the host's, if it has it: its own ``/proc/irq`` is read-only."""
+"""Mount of the host's directory in a container, whose own ``/proc/irq`` is read-only."""
 IRQBALANCE_SOCKETS: Final = "/run/irqbalance/irqbalance*.sock"
 _SAVED_AFFINITY_FILE_NAME: Final = "interrupts"
 _MAX_SAVED_AFFINITY_BYTES: Final = 4 << 20
@@ -43,11 +43,11 @@ _IRQBALANCE_TIMEOUT_S: Final = 2.0
 
 
 class _OriginalAffinity(msgspec.Struct):
-    """What was before.
+    """Lists before the agent changed them.
 
     Attributes:
-        irqs: by number of the interrupt, its CPUs before and what was written.
-        banned: by socket of irqbalance, the CPUs that it was not to use before.
+        irqs: by number of the interrupt, its original CPU list and the written one.
+        banned: by socket of irqbalance, its original banned CPUs.
     """
 
     irqs: dict[str, tuple[str, str]] = {}
@@ -79,32 +79,32 @@ class InterruptSteering:
 
     @property
     def needs_restore(self) -> bool:
-        """Whether anything is to be given back."""
+        """True if any list has to be restored."""
         return bool(self._kept.irqs or self._kept.banned)
 
-    async def run_steering(self, current: CurrentState, clock: Clock, *, wanted: bool) -> None:
-        """Keep them off while that is wanted, and give them back when this is cancelled."""
-        done, rounds = None, 0
+    async def run_steering(self, current: CurrentState, clock: Clock, *, active: bool) -> None:
+        """Steer interrupts while ``active``, and restore them when cancelled."""
+        applied_sets, rounds = None, 0
         try:
             while True:
                 exclusive = (
-                    current.state.unavailable_cpus if wanted and not current.observe else NO_CPUS
+                    current.state.unavailable_cpus if active and not current.observe else NO_CPUS
                 )
-                now = exclusive, current.machine.topology.online
-                if now != done or rounds >= SCAN_INTERVAL_S:
-                    await asyncio.to_thread(self.steer_from, *now)
-                    done, rounds = now, 0
+                cpu_sets = exclusive, current.machine.topology.online
+                if cpu_sets != applied_sets or rounds >= SCAN_INTERVAL_S:
+                    await asyncio.to_thread(self.steer_from, *cpu_sets)
+                    applied_sets, rounds = cpu_sets, 0
                 await clock.sleep(1.0)
                 rounds += 1
         finally:
             self.restore_affinity()
 
     def restore_affinity(self) -> None:
-        """Everything as it was before."""
+        """Restore all original lists."""
         self.steer_from(NO_CPUS, NO_CPUS)
 
     def steer_from(self, exclusive: CPUSet, online: CPUSet) -> None:
-        """Have no interrupt on these CPUs, as far as the kernel moves it."""
+        """Steer all interrupts that the kernel can move off these CPUs."""
         with self._lock:
             if exclusive or self.needs_restore:
                 self._steer_from(exclusive, online)
@@ -122,11 +122,11 @@ class InterruptSteering:
                 self._kept.banned.pop(path, None)
             except (OSError, ValueError) as error:
                 problems.append(f"irqbalance at {path}: {error}")
-        # It moves them by itself; what we wrote before it came is given back.
+        # irqbalance moves them itself; lists written before it started are restored.
         problems += self._write_affinity_lists(NO_CPUS if balancers else exclusive, online)
         self._save_original_lists()
-        why, event = "; ".join(problems), "interrupts may be on exclusive CPUs"
-        self._problems.report(event, why, cpus=str(exclusive), why=why[:900])
+        problem, event = "; ".join(problems), "interrupts may be on exclusive CPUs"
+        self._problems.report(event, problem, cpus=str(exclusive), why=problem[:900])
 
     def _ban_exclusive_cpus(self, path: str, exclusive: CPUSet) -> None:
         if path not in self._kept.banned:
@@ -149,37 +149,37 @@ class InterruptSteering:
             del self._kept.banned[path]
 
     def _write_affinity_lists(self, exclusive: CPUSet, online: CPUSet) -> list[str]:
-        """Write the lists that have to change; a sentence for each that could not be written."""
-        kept, problems, wanted = self._kept.irqs, [], dict[str, str]()
+        """Write the lists that have to change; returns a sentence for each failed write."""
+        originals, problems, target_by_irq = self._kept.irqs, [], dict[str, str]()
         try:
-            there = sorted((n for n in os.listdir(self._irqs) if n.isdigit()), key=int)
-        except OSError as error:  # of a /proc that is mounted with subset=pid, say
+            irqs = sorted((n for n in os.listdir(self._irqs) if n.isdigit()), key=int)
+        except OSError as error:  # for example of a /proc mounted with subset=pid
             return [f"{self._irqs}: {error.strerror}"]
-        kept = {n: kept[n] for n in there if n in kept}
-        self._kept = replace(self._kept, irqs=kept)
-        for number in there:
+        originals = {n: originals[n] for n in irqs if n in originals}
+        self._kept = replace(self._kept, irqs=originals)
+        for number in irqs:
             try:
-                now = _read_text_file(self._affinity_path(number))
-                before, ours = kept.get(number, (now, now))
-                if now != ours:
-                    before = now  # another program decided meanwhile
-                left = CPUSet.parse(before) - exclusive
-                target = str(left if left & online or not exclusive else online - exclusive)
+                current = _read_text_file(self._affinity_path(number))
+                original, written = originals.get(number, (current, current))
+                if current != written:
+                    original = current  # another program decided meanwhile
+                allowed = CPUSet.parse(original) - exclusive
+                target = str(allowed if allowed & online or not exclusive else online - exclusive)
             except (OSError, ListFormatError):
-                continue  # gone, or nothing that says where it goes
-            if target in (before, ""):
-                kept.pop(number, None)
+                continue  # gone, or without a valid list
+            if target in (original, ""):
+                originals.pop(number, None)
             else:
-                kept[number] = before, target
-            if target not in (now, ""):
-                wanted[number] = target
+                originals[number] = original, target
+            if target not in (current, ""):
+                target_by_irq[number] = target
         self._save_original_lists()
-        for number, target in wanted.items():
+        for number, target in target_by_irq.items():
             try:
                 with open(self._affinity_path(number), "w", encoding="ascii") as file:
                     file.write(target)
             except OSError as error:
-                kept.pop(number, None)
+                originals.pop(number, None)
                 if exclusive & self._affinity_in_force(number):
                     problems.append(f"{self._interrupt_label(number)}: {error.strerror}")
         return problems
@@ -188,7 +188,7 @@ class InterruptSteering:
         return os.path.join(self._irqs, number, "smp_affinity_list")
 
     def _affinity_in_force(self, number: str) -> CPUSet:
-        """The CPUs that an interrupt really goes to."""
+        """Read the CPUs that an interrupt really goes to."""
         try:
             return CPUSet.parse(
                 _read_text_file(os.path.join(self._irqs, number, "effective_affinity_list"))
@@ -197,7 +197,7 @@ class InterruptSteering:
             return NO_CPUS
 
     def _interrupt_label(self, number: str) -> str:
-        """``36 (nvme0q1)``: its driver's folder is its name."""
+        """Return ``36 (nvme0q1)``, with the name of its driver's directory."""
         folder = os.path.join(self._irqs, number)
         names = [e.name for e in os.scandir(folder) if e.is_dir()]
         return f"{number} ({', '.join(sorted(names))})" if names else number
@@ -218,10 +218,10 @@ def _read_text_file(path: str) -> str:
 
 
 def _query_irqbalance(path: str, question: str) -> str:
-    """What irqbalance answers; it closes the connection, and wants to see that we are root."""
-    who = struct.pack("3i", os.getpid(), os.getuid(), os.getgid())
+    """Return irqbalance's answer; it checks for root, and closes the connection."""
+    cred = struct.pack("3i", os.getpid(), os.getuid(), os.getgid())
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(_IRQBALANCE_TIMEOUT_S)
         connection.connect(path)
-        connection.sendmsg([question.encode()], [(socket.SOL_SOCKET, socket.SCM_CREDENTIALS, who)])
+        connection.sendmsg([question.encode()], [(socket.SOL_SOCKET, socket.SCM_CREDENTIALS, cred)])
         return b"".join(iter(lambda: connection.recv(4096), b"")).decode(errors="replace")

@@ -1,8 +1,8 @@
-"""The kubelet beside us: what its static managers granted, and its configuration.
+"""The kubelet on this node: grants of its static managers, and its configuration.
 
-What it granted is looked up before each decision, and every second. Where both of us write the
-cpuset of one container, that is said once, and kept for the page and the API. Its configuration is
-watched, and settings follow from it and from ours.
+Grants are read before each decision, and every second. If the kubelet and the agent both write one
+container's cpuset, this conflict is reported once, and stored for the page and the API. The
+kubelet's configuration is watched, since settings are inherited from it.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ log = get_logger("kubelet")
 
 
 class KubeletSync:
-    """Looks what the kubelet granted, and notes where it and we disagree.
+    """Reads the kubelet's grants, and records conflicts with it.
 
     Attributes:
-        conflicts: by container id, what both write; never changes, is replaced as a whole.
-        configuration: the kubelet's.
+        conflicts: by container id; replaced as a whole, never changed.
+        configuration: the kubelet's configuration.
     """
 
     def __init__(
@@ -73,42 +73,44 @@ class KubeletSync:
 
     @property
     def state_file_problems(self) -> tuple[str, ...]:
-        """What is wrong with the kubelet's state files, as sentences."""
+        """Problems of the kubelet's state files, as sentences."""
         return self._files.problems
 
     def check_conflicts(self) -> None:
-        """See which containers both write now; called every second."""
+        """Update the conflicts; called every second."""
         self._check_cgroups()
         self._forget_ended_conflicts()
 
     def refresh_kubelet_grants(self) -> KubeletGrants | None:
-        """What the kubelet granted, if that changed; costs two ``stat`` calls."""
+        """Return the kubelet's grants if they changed; costs two ``stat`` calls."""
         topology = self._current.machine.topology
         if not self._files.refresh_and_report_change(topology.possible, topology.numa_ids):
             return None
-        before, after = self._current.state.kubelet, self._files.grants
-        self._clock.call_soon(partial(self._report_grants, before, after, self._files.problems))
-        return after if after != before else None
+        prior, grants = self._current.state.kubelet, self._files.grants
+        self._clock.call_soon(partial(self._report_grants, prior, grants, self._files.problems))
+        return grants if grants != prior else None
 
     def _report_grants(
-        self, before: KubeletGrants, after: KubeletGrants, problems: tuple[str, ...]
+        self, prior: KubeletGrants, grants: KubeletGrants, problems: tuple[str, ...]
     ) -> None:
-        self._watch.report_policy_changes({"cpu": after.cpu_policy, "memory": after.memory_policy})
-        self._metrics.kubelet_granted.set(len(after.granted_cpus))
+        self._watch.report_policy_changes(
+            {"cpu": grants.cpu_policy, "memory": grants.memory_policy}
+        )
+        self._metrics.kubelet_granted.set(len(grants.granted_cpus))
         self._metrics.kubelet_state_problems.set(len(problems))
-        new = frozenset(problems) - self._said
+        new_problems = frozenset(problems) - self._said
         self._said = frozenset(problems)
-        for problem in sorted(new):
+        for problem in sorted(new_problems):
             log.warning("the kubelet's state is not understood", problem=problem)
-        if after.granted_cpus != before.granted_cpus:
+        if grants.granted_cpus != prior.granted_cpus:
             log.info(
                 "the kubelet's exclusive CPUs changed",
-                cpus=str(after.granted_cpus),
-                before=str(before.granted_cpus),
-                containers=len(after.cpus) + len(after.pods),
+                cpus=str(grants.granted_cpus),
+                before=str(prior.granted_cpus),
+                containers=len(grants.cpus) + len(grants.pods),
             )
-        owned = after.granted_cpus & self._current.state.exclusive
-        if owned and owned != before.granted_cpus & self._current.state.exclusive:
+        owned = grants.granted_cpus & self._current.state.exclusive
+        if owned and owned != prior.granted_cpus & self._current.state.exclusive:
             log.warning(
                 "the kubelet granted CPUs that are exclusive to a container of ours",
                 cpus=str(owned),
@@ -116,42 +118,42 @@ class KubeletSync:
             )
 
     def on_cpuset_rewritten(
-        self, before: Allocation, after: Allocation, asked: str, kept: str
+        self, prior: Allocation, allocation: Allocation, requested: str, effective: str
     ) -> None:
-        """A cpuset was sent for a container: by the kubelet?"""
+        """Record a conflict if the kubelet sent this cpuset."""
         granted = self._current.state.kubelet.cpus_of(
-            after.pod_uid, after.container, after.container_id
+            allocation.pod_uid, allocation.container, allocation.container_id
         )
-        if not granted or not parse_foreign_cpuset(asked) <= granted:
-            return  # the shared set, or not the kubelet at all: `overridden` says so
-        if kept:
-            self._record_conflict(after, asked, kept, "nri-numa", "UpdateContainer")
-        elif before.kind not in (ContainerKind.FOREIGN, ContainerKind.UNPINNED):
-            self._record_conflict(after, asked, "", "kubelet", "UpdateContainer")
+        if not granted or not parse_foreign_cpuset(requested) <= granted:
+            return  # the shared set, or not the kubelet's; logged as overridden
+        if effective:
+            self._record_conflict(allocation, requested, effective, "nri-numa", "UpdateContainer")
+        elif prior.kind not in (ContainerKind.FOREIGN, ContainerKind.UNPINNED):
+            self._record_conflict(allocation, requested, "", "kubelet", "UpdateContainer")
 
     def _check_cgroups(self) -> None:
-        """Containers that are left to what rewrites their cgroup: is it the kubelet?"""
+        """Record a conflict for abandoned containers that the kubelet rewrites."""
         state = self._current.state
-        for container_id, one in self._drift.known.items():
+        for container_id, status in self._drift.known.items():
             allocation = state.allocations.get(container_id)
-            if allocation is None or not one.repairs_abandoned:
+            if allocation is None or not status.repairs_abandoned:
                 continue
-            has, desired = one.drift.actual.effective_cpus, one.drift.desired_cpus
-            wants = state.kubelet.cpus_of(allocation.pod_uid, allocation.container, container_id)
-            if has and (has == wants or has in state.kubelet.shared):
+            actual, desired = status.drift.actual.effective_cpus, status.drift.desired_cpus
+            granted = state.kubelet.cpus_of(allocation.pod_uid, allocation.container, container_id)
+            if actual and (actual == granted or actual in state.kubelet.shared):
                 if container_id in self.conflicts:
                     continue
-                self._record_conflict(allocation, str(has), str(desired), "kubelet", "cgroup")
+                self._record_conflict(allocation, str(actual), str(desired), "kubelet", "cgroup")
 
     def _record_conflict(
-        self, allocation: Allocation, asked: str, kept: str, yields_to: str, seen_in: str
+        self, allocation: Allocation, requested: str, actual: str, yields_to: str, source: str
     ) -> None:
         from nri_numa.web.responses import KubeletConflict
 
-        known = self.conflicts.get(allocation.container_id)
-        if known is not None and known.yields_to == yields_to:
+        prior = self.conflicts.get(allocation.container_id)
+        if prior is not None and prior.yields_to == yields_to:
             self._store_conflict(
-                replace(known, times=known.times + 1, requested_cpus=asked, actual_cpus=kept)
+                replace(prior, times=prior.times + 1, requested_cpus=requested, actual_cpus=actual)
             )
             return
         self._store_conflict(
@@ -161,10 +163,10 @@ class KubeletSync:
                 pod=allocation.pod,
                 pod_uid=allocation.pod_uid,
                 container=allocation.container,
-                requested_cpus=asked,
-                actual_cpus=kept,
+                requested_cpus=requested,
+                actual_cpus=actual,
                 yields_to=yields_to,
-                detected_in=seen_in,
+                detected_in=source,
                 first_time=self._clock.time(),
                 times=1,
             )
@@ -174,10 +176,10 @@ class KubeletSync:
             "the kubelet and nri-numa both write this container's cpuset",
             pod=f"{allocation.namespace}/{allocation.pod}",
             container=allocation.container,
-            asked=asked,
-            kept=kept or asked,
+            asked=requested,
+            kept=actual or requested,
             yields_to=yields_to,
-            seen_in=seen_in,
+            seen_in=source,
             remedy="docs/kubelet.md",
         )
 
@@ -197,15 +199,15 @@ class KubeletSync:
 # --- Settings that follow from the kubelet's configuration ---
 
 CONFIG_CHECK_INTERVAL_S: Final = 5.0
-"""Seconds between two looks at the kubelet's command line and files."""
+"""Seconds between two reads of the kubelet's command line and files."""
 
 
 class KubeletConfigWatch:
-    """What the kubelet's configuration says, and what became ours of it.
+    """The kubelet's configuration, and the settings inherited from it.
 
     Attributes:
         discovered: the kubelet's configuration when it was last read.
-        adopted: what became ours of it.
+        adopted: settings inherited from it.
     """
 
     def __init__(
@@ -223,31 +225,31 @@ class KubeletConfigWatch:
         self.adopted: AdoptedSettings | None = None
 
     def read_config(self, config: AgentConfig) -> bool:
-        """Read the kubelet's configuration; whether it is another one than before.
+        """Read the kubelet's configuration; True if it changed.
 
         A kubelet that is being restarted, and a file that cannot be read, change nothing.
         """
-        section, before = config.kubelet, self.discovered
-        found = self._read(section.config, section.config_dir, self._root)
-        if before.running and not found.running and section.config == CONFIG_AUTO:
+        section, prior = config.kubelet, self.discovered
+        discovered = self._read(section.config, section.config_dir, self._root)
+        if prior.running and not discovered.running and section.config == CONFIG_AUTO:
             return False
-        if found.facts is None and found.problems:
-            found = replace(found, facts=before.facts)
-        self.discovered = found
-        return found.signature != before.signature
+        if discovered.facts is None and discovered.problems:
+            discovered = replace(discovered, facts=prior.facts)
+        self.discovered = discovered
+        return discovered.signature != prior.signature
 
     def settings_with_kubelet_config(self, config: AgentConfig, topology: Topology) -> Settings:
-        """Ours, with what the kubelet's configuration adds; any thread may ask."""
-        ours = configuration.derive_settings(config)
+        """Return the settings with the inherited ones; any thread may call this."""
+        base_settings = configuration.derive_settings(config)
         facts = self.discovered.facts
         self.adopted = (
             None
             if facts is None
             else adopt_kubelet_settings(
-                ours, config, facts, topology, build_allocator_index(topology)
+                base_settings, config, facts, topology, build_allocator_index(topology)
             )
         )
-        settings = ours if self.adopted is None else self.adopted.settings
+        settings = base_settings if self.adopted is None else self.adopted.settings
         return (
             settings
             if self._capacity is None
@@ -255,7 +257,7 @@ class KubeletConfigWatch:
         )
 
     def report_config(self) -> None:
-        """Log once what became ours, what differs, and what cannot be read."""
+        """Log inherited settings, differences and problems, each once."""
         adopted = self.adopted
         lines = {
             **dict.fromkeys(adopted.adopted if adopted else (), log.info),
@@ -268,14 +270,14 @@ class KubeletConfigWatch:
         self._said = frozenset(lines)
 
     async def watch_config(self, in_force: ConfigInForce, apply_settings: ApplySettings) -> None:
-        """Look every few seconds, and put in force what changed, until cancelled."""
+        """Read it every few seconds and apply changes, until cancelled."""
         while True:
             await asyncio.sleep(CONFIG_CHECK_INTERVAL_S)
             await self.refresh_config(in_force.config, apply_settings)
 
     async def refresh_config(self, config: AgentConfig, apply_settings: ApplySettings) -> None:
-        """Read it in a thread; where something changed, containers get what follows."""
+        """Read it in a thread, and apply settings if it changed."""
         if await asyncio.to_thread(self.read_config, config):
             if not await apply_settings():
-                self.discovered = DiscoveredConfig()  # once more
+                self.discovered = DiscoveredConfig()  # tried again
             self.report_config()

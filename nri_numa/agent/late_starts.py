@@ -1,10 +1,10 @@
-"""How late containers got their CPUs where no request comes before they start.
+"""Late starts over CRI: containers that start before their cpuset is written.
 
-A container is right when its real cgroup says so, not when the runtime took an update: one that
-came while the container was being started is recorded and applied to no cgroup. So the cgroup is
-written as soon as the container is seen to run, which takes tens of microseconds where the runtime
-needs tens of milliseconds; the runtime's own record follows. Where cgroups cannot be written, they
-are read, in a thread, until the runtime's update has arrived.
+A start is complete when the cgroup has the cpuset, not when the runtime took an update: one that
+arrives during the start is recorded and applied to no cgroup. So the agent writes the cgroup as
+soon as it sees the container run, which takes tens of microseconds instead of the runtime's tens of
+milliseconds; the runtime's record follows. If cgroups cannot be written, a thread reads them until
+the runtime's update has arrived.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ log = get_logger("late")
 
 FIRST_POLL_S: Final = 0.005
 MAX_POLL_S: Final = 0.2
-"""Seconds between two looks at a container that is not right yet, growing."""
+"""Maximum seconds between two reads of a cgroup that is not correct yet."""
 MAX_MEASURED_DELAY_S: Final = 10.0
-"""Seconds after which it is a matter of drift, which is looked for by itself."""
+"""Seconds after which a difference counts as drift."""
 
 
 class LateStarts:
-    """Puts late containers right, measures them, and says what a refusal means here."""
+    """Corrects late containers, measures their delay, and reports rejections over CRI."""
 
     def __init__(self, agent: Agent, metrics: Metrics, reader: CgroupReader, clock: Clock) -> None:
         self._agent = agent
@@ -46,40 +46,40 @@ class LateStarts:
 
     @property
     def start_delays(self) -> Mapping[str, float]:
-        """Seconds by which containers were late at most, by id; 0 for those in time.
+        """Start delays in seconds, by container id; 0 if in time.
 
-        Replaced as a whole, never changed: others read it from their threads.
+        Replaced as a whole, never changed, so any thread may read it.
         """
         return self._known
 
-    def on_start(self, container_id: str, started: float, updated: float | None) -> None:
-        """A container runs since a Unix time: write its cgroup now, unless it has what is meant.
+    def on_start(self, container_id: str, start_time: float, updated: float | None) -> None:
+        """Write the cgroup of a container that has run since a Unix time.
 
-        ``updated`` is when the runtime took an update for it; None when it has not.
+        ``updated`` is the time of the runtime's update for it; None without one.
         """
-        meant = self._desired_lists(container_id)
-        if meant is None:
+        desired_lists = self._desired_lists(container_id)
+        if desired_lists is None:
             return
-        place = self._agent.containers.cgroup_places[container_id]
-        written = self._agent.cgroups.write_cgroups({container_id: CgroupWrite(place, *meant)})[
-            container_id
-        ]
+        cgroup = self._agent.containers.cgroup_places[container_id]
+        written = self._agent.cgroups.write_cgroups(
+            {container_id: CgroupWrite(cgroup, *desired_lists)}
+        )[container_id]
         if written.problem or written.missing:
             return
-        started = self._process_created_at(place.pid, started)
-        right = self._clock.time() if written.changed else updated or started
-        self._record_delay(container_id, max(0.0, right - started))
+        start_time = self._process_created_at(cgroup.pid, start_time)
+        corrected_at = self._clock.time() if written.changed else updated or start_time
+        self._record_delay(container_id, max(0.0, corrected_at - start_time))
 
-    def on_start_update_applied(self, container_id: str, started: float) -> None:
-        """The runtime has applied its update; look until it arrived, if that is not known yet."""
+    def on_start_update_applied(self, container_id: str, start_time: float) -> None:
+        """Measure the start delay after the runtime's update, if it is not known yet."""
         if container_id in self._known or self._desired_lists(container_id) is None:
             return
-        task = asyncio.create_task(self._measure_start_delay(container_id, started), name="late")
+        task = asyncio.create_task(self._measure_start_delay(container_id, start_time), name="late")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     def _desired_lists(self, container_id: str) -> tuple[str, str] | None:
-        """CPUs and memory nodes to have; None for one that is left alone."""
+        """Return the desired CPU and memory node lists; None if it is not pinned."""
         allocation = self._agent.current.state.allocations.get(container_id)
         if (
             self._agent.current.observe
@@ -95,7 +95,7 @@ class LateStarts:
     def on_started_despite_rejection(
         self, namespace: str, pod: str, uid: str, container: str, message: str
     ) -> None:
-        """A container was refused, and starts nevertheless."""
+        """Report a container that starts although it was rejected."""
         if self._agent.current.observe:
             return
         self._counts.refused_running.inc()
@@ -117,7 +117,7 @@ class LateStarts:
         )
 
     def on_rejected_resize_in_force(self, container_id: str, quota: int) -> None:
-        """A resize was refused, and the runtime has its CFS quota nevertheless."""
+        """Record the CFS quota that the runtime applied despite the rejection."""
         if not self._agent.current.observe:
             self._agent.record_enforced_quota(container_id, quota)
 
@@ -128,39 +128,39 @@ class LateStarts:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _process_created_at(self, pid: int, started: float) -> float:
-        """When the kernel made a container's process: before its program's first instruction.
+    def _process_created_at(self, pid: int, start_time: float) -> float:
+        """Return the time when the kernel made a container's process.
 
-        A runtime notes the start when its call returns, which on a busy machine is long after that.
+        A runtime records the start when its call returns, long after that on a busy machine.
         """
         try:
             ticks = int(read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()[19])
         except (OSError, ValueError, IndexError):
-            return started
+            return start_time
         age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
         forked = self._clock.time() - age
-        # Without the host's PIDs it may be anybody's process.
-        return forked if 0 < started - forked < MAX_MEASURED_DELAY_S else started
+        # Without the host's PIDs it may be another process.
+        return forked if 0 < start_time - forked < MAX_MEASURED_DELAY_S else start_time
 
-    async def _measure_start_delay(self, container_id: str, started: float) -> None:
-        agent, wait = self._agent, FIRST_POLL_S
-        while self._clock.time() - started < MAX_MEASURED_DELAY_S:
-            place = agent.containers.cgroup_places.get(container_id)
-            if place is None or container_id not in agent.current.state.allocations:
+    async def _measure_start_delay(self, container_id: str, start_time: float) -> None:
+        agent, delay_s = self._agent, FIRST_POLL_S
+        while self._clock.time() - start_time < MAX_MEASURED_DELAY_S:
+            cgroup = agent.containers.cgroup_places.get(container_id)
+            if cgroup is None or container_id not in agent.current.state.allocations:
                 return
             try:
-                found = await asyncio.to_thread(
-                    observe_cgroups, self._reader, agent.current.desired, [(container_id, place)]
+                result = await asyncio.to_thread(
+                    observe_cgroups, self._reader, agent.current.desired, [(container_id, cgroup)]
                 )
             except OSError as error:
                 log.debug("cgroup not read", problem=str(error))
                 return
-            if found.cgroup_count and not found.corrections:
-                began = self._process_created_at(place.pid, started)
-                self._record_delay(container_id, max(0.0, self._clock.time() - began))
+            if result.cgroup_count and not result.corrections:
+                created_at = self._process_created_at(cgroup.pid, start_time)
+                self._record_delay(container_id, max(0.0, self._clock.time() - created_at))
                 return
-            await self._clock.sleep(wait)
-            wait = min(2 * wait, MAX_POLL_S)
+            await self._clock.sleep(delay_s)
+            delay_s = min(2 * delay_s, MAX_POLL_S)
 
     def _record_delay(self, container_id: str, seconds: float) -> None:
         live = self._agent.current.state.allocations

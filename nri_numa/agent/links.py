@@ -1,4 +1,4 @@
-"""Parts by the configuration and the runtime: the link, memory policies, devices."""
+"""Parts that depend on configuration and runtime: link, memory policies, devices."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ log = get_logger("daemon")
 
 
 def is_reached_over_cri(config: AgentConfig, *, launched: bool = False) -> bool:
-    """Whether the runtime is reached over CRI; never where it launched us over NRI itself."""
+    """True if the runtime is reached over CRI; never if it launched the agent over NRI."""
     if config.runtime.link is not RuntimeLinkKind.CRI:
         return False
     if launched:
@@ -50,21 +50,21 @@ def is_reached_over_cri(config: AgentConfig, *, launched: bool = False) -> bool:
 
 
 def runtime_lock_socket(config: AgentConfig, *, launched: bool = False) -> str:
-    """The socket whose directory says that an agent works on this runtime."""
+    """Return the socket whose directory agents of this runtime lock."""
     if is_reached_over_cri(config, launched=launched):
         return config.runtime.cri_socket.removeprefix("unix://")
     return config.runtime.nri_socket
 
 
 class LinkStatus(LinkObserver):
-    """The runtime as other parts see it: what it is, and where the link stands.
+    """Status of the runtime and of the link to it.
 
     Attributes:
         over_cri: the runtime is reached over CRI.
         status: state of the link, and a detail.
         down_since: Unix time of the end of the last link, or of the start; None while there is one.
-        info: what the runtime said of itself; None before.
-        unanswered: what the runtime has not answered for too long, as a sentence.
+        info: name, version and abilities of the runtime; None before it registered.
+        unanswered: sentence about a call without an answer for too long; else empty.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class LinkStatus(LinkObserver):
         self.unanswered = ""
 
     def on_runtime_configured(self, info: RuntimeInfo) -> None:
-        """The runtime introduced itself: take what it can do into account."""
+        """Record the runtime's abilities."""
         self.info = info
         policies = supported_memory_policies(
             info, os.uname().release, over_cri=self.over_cri, sysfs_root=self._sysfs_root
@@ -108,10 +108,9 @@ class LinkStatus(LinkObserver):
 
     @property
     def needs_resynchronize(self) -> bool:
-        """Whether the runtime synchronizes and does not say what runs: it launched this plugin.
+        """True if the runtime launched this plugin and reports no running containers to it.
 
-        NRI before 0.7 gives the plugins that it launched no picture of what runs, and no stop of
-        what is older than they are either.
+        NRI before 0.7 sends plugins that it launched neither the running containers nor their stop.
         """
         return (
             self._is_launched
@@ -121,33 +120,33 @@ class LinkStatus(LinkObserver):
         )
 
     def link_document(self) -> RuntimeLinkStatus:
-        """The link at this moment; any thread may ask."""
+        """Return the link's status; any thread may call this."""
         from nri_numa.web.responses import RuntimeLinkStatus
 
-        (state, detail), info, since = self.status, self.info, self.down_since
+        (state, detail), info, down_since = self.status, self.info, self.down_since
         return RuntimeLinkStatus(
             state=state.value,
             detail=detail,
             runtime=info.name if info is not None else "",
             runtime_version=info.version if info is not None else "",
             pending_registration=self.unanswered,
-            problem="" if since is None else _link_down_text(since, detail),
+            problem="" if down_since is None else _link_down_text(down_since, detail),
             interface="cri" if self.over_cri else UNSET,
         )
 
     def report_unanswered_calls(self, calls: CallTimer, limit_s: float) -> None:
-        """Say when the runtime does not answer a call of ours for so long, and when it does."""
-        what, seconds = calls.longest_pending()
+        """Report a call that the runtime has not answered for ``limit_s``, and its end."""
+        call, seconds = calls.longest_pending()
         self._metrics.runtime_unanswered.set(seconds)
-        hangs = bool(what) and seconds >= limit_s
+        hangs = bool(call) and seconds >= limit_s
         if hangs and not self.unanswered:
             self.unanswered = (
-                f"the runtime has not answered a {what} for {seconds:.0f} s: either a container "
+                f"the runtime has not answered a {call} for {seconds:.0f} s: either a container "
                 "takes that long to stop, or the runtime hangs and starts no pods any more"
             )
             log.error(
                 "the runtime does not answer",
-                call=what,
+                call=call,
                 seconds=round(seconds),
                 remedy="if no container is in its grace period, restart the runtime: containers "
                 "go on running",
@@ -159,20 +158,20 @@ class LinkStatus(LinkObserver):
             self._current.notify()
 
 
-def _link_down_text(since: float, detail: str) -> str:
-    why = f" ({detail})" if detail else ""
+def _link_down_text(down_since: float, detail: str) -> str:
+    detail_text = f" ({detail})" if detail else ""
     return (
-        f"there is no link to the runtime since {utc_text(since)}{why}: "
+        f"there is no link to the runtime since {utc_text(down_since)}{detail_text}: "
         "containers that start meanwhile are not known here and not pinned before the link is back"
     )
 
 
 class LinkReporter(LinkObserver):
-    """Says where the link stands, and to systemd when the agent is ready.
+    """Reports the state of the link, and to systemd when the agent is ready.
 
     Args:
-        start: Unix time of the agent's.
-        allow_http: called once the link stands, or cannot be made now.
+        start: Unix time of the agent's start.
+        allow_http: called once the link is up, or cannot be made now.
     """
 
     def __init__(
@@ -197,8 +196,8 @@ class LinkReporter(LinkObserver):
             self._allow_http()
         self._current.notify()
         if state is LinkState.ACTIVE or (state is LinkState.DISCONNECTED and not self._is_ready):
-            # Without the runtime there is nothing to wait for at start: dialling goes on for ever,
-            # and systemd would kill a service that never gets ready.
+            # Without the runtime there is nothing to wait for at start: dialling has no end, and
+            # systemd would kill a service that never gets ready.
             self._notifier.notify_ready(f"link {state.value}")
             if not self._is_ready and state is LinkState.ACTIVE:
                 log.info("ready", seconds=round(self._time() - self._start, 3))
@@ -210,15 +209,15 @@ class LinkReporter(LinkObserver):
 
 
 class RuntimeOwnership:
-    """Whether the agent acts: not with ``observe``, nor while another one works on the runtime."""
+    """Lock on the runtime: the agent acts if it has the lock, and not with ``observe``."""
 
     def __init__(self, lock: RuntimeLock, agent: Agent) -> None:
         self._lock, self._agent, self._problems = lock, agent, ReportOnce(log)
 
     def update_observe(self, observe: bool) -> str:
-        """Who else works on the runtime, as a sentence; empty while it is ours or only observed.
+        """Take or release the lock; returns a sentence if another agent has it, else empty.
 
-        What was only observed is put right once it need not be any more.
+        Containers are corrected once observe mode ends.
         """
         problem = ""
         if observe:
@@ -228,16 +227,18 @@ class RuntimeOwnership:
                 self._lock.acquire()
             except RuntimeBusy as error:
                 problem = str(error)
-        self._problems.report("another agent works on this runtime", problem, say=log.error)
+        self._problems.report(
+            "another agent works on this runtime", problem, log_function=log.error
+        )
         current = self._agent.current
-        before = current.observe
+        was_observing = current.observe
         current.set_observe(observe or bool(problem))
-        if before and not current.observe:
+        if was_observing and not current.observe:
             self._agent.cgroups.request_check(self._agent.containers.cgroup_places)
         return problem
 
     def close(self) -> None:
-        """Let another agent have the runtime."""
+        """Release the lock for another agent."""
         self._lock.close()
 
 
@@ -252,7 +253,7 @@ _OLDER_MEMORY_POLICY_ALTERNATIVES: Final = {
 def supported_memory_policies(
     info: RuntimeInfo, kernel: str, *, over_cri: bool, sysfs_root: Path = Path("/")
 ) -> MemoryPolicies:
-    """What can be set here; a kernel release that cannot be read is taken for a new one."""
+    """Return the supported memory policies; an unreadable kernel release counts as new."""
     if over_cri:
         clause = f"{info.name} {info.version} is watched over CRI, which knows none; expected NRI"
         return MemoryPolicies(dict.fromkeys(MemoryPolicy, clause))
@@ -265,10 +266,10 @@ def supported_memory_policies(
     release = parse_version(kernel)
     return MemoryPolicies(
         {
-            mode: f"Linux {kernel} does not have it; expected Linux {since[0]}.{since[1]} or "
-            f"newer, or {_OLDER_MEMORY_POLICY_ALTERNATIVES[mode]}"
-            for mode, since in MIN_KERNEL_VERSIONS.items()
-            if release is not None and release[:2] < since
+            mode: f"Linux {kernel} does not have it; expected Linux {min_version[0]}."
+            f"{min_version[1]} or newer, or {_OLDER_MEMORY_POLICY_ALTERNATIVES[mode]}"
+            for mode, min_version in MIN_KERNEL_VERSIONS.items()
+            if release is not None and release[:2] < min_version
         },
         weights=_read_interleave_weights(
             sysfs_root / "sys/kernel/mm/mempolicy/weighted_interleave"
@@ -277,24 +278,24 @@ def supported_memory_policies(
 
 
 def _read_interleave_weights(folder: Path) -> dict[int, int]:
-    """``node0`` and so on, each a number from 1 to 255; what cannot be read counts as 1."""
-    found: dict[int, int] = {}
+    """Read ``node0`` and so on, numbers from 1 to 255; unreadable ones count as 1."""
+    weights: dict[int, int] = {}
     for path in sorted(folder.glob("node*")):
         with suppress(OSError, ValueError):
             weight = int(path.read_text(encoding="ascii"))
             if 1 <= weight <= 255:
-                found[int(path.name.removeprefix("node"))] = weight
-    return found
+                weights[int(path.name.removeprefix("node"))] = weight
+    return weights
 
 
 # --- Devices ---
 
 
 class NodeDevices:
-    """The machine's devices, as the configuration switches them on; nothing is imported else.
+    """The machine's devices, if the configuration switches them on; imported only then.
 
     Attributes:
-        pci: as they are now; None where ``devices`` is off.
+        pci: the PCI devices; None if ``devices`` is off.
         roots: PCIe roots by NUMA node, for the devices that claims allocate; empty without ``dra``.
     """
 
@@ -306,8 +307,8 @@ class NodeDevices:
         if config.devices.count:
             from nri_numa.devices.counts import DeviceCounts
 
-            own = config.device_plugin.resource_name
-            self._counts = DeviceCounts(config.kubelet_root, own)
+            resource_name = config.device_plugin.resource_name
+            self._counts = DeviceCounts(config.kubelet_root, resource_name)
         if config.devices.enabled or config.dra.enabled:
             from nri_numa.machine.pci import list_pci_devices, list_pcie_roots_by_node
             from nri_numa.machine.tree import open_tree
@@ -317,11 +318,11 @@ class NodeDevices:
             self.roots = list_pcie_roots_by_node(tree) if config.dra.enabled else {}
 
     def device_counts(self) -> CountsOrReason | None:
-        """How many devices the kubelet can give, or why that is not known, from memory."""
+        """Return the cached counts of free devices, or a sentence if they are unknown."""
         return None if self._counts is None else self._counts.known_counts()
 
     def new_device_watch(self, current: CurrentState) -> DeviceWatch | None:
-        """Finds out which devices containers have."""
+        """Build the watch over devices of containers; None if ``devices`` is off."""
         if not self._config.devices.enabled:
             return None
         from nri_numa.devices.watch import DeviceWatch
@@ -330,6 +331,6 @@ class NodeDevices:
             self._config.devices,
             root=self._config.sysfs_root,
             kubelet_root=self._config.kubelet_root,
-            places=lambda: current.machine.alignable_nodes,
+            alignable_nodes=lambda: current.machine.alignable_nodes,
             own_resource=self._config.device_plugin.resource_name,
         )

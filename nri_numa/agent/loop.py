@@ -1,9 +1,8 @@
-"""Event loops: one that knows how long it kept others waiting, and one that gives way to it.
+"""Event loops: one that measures its gaps, and one that yields to it.
 
-The first answers the runtime. The second serves HTTP in a thread of the same interpreter; it stands
-still while the first one is at work, so that of the interpreter's lock the runtime's requests have
-to wait for one small piece at most (docs/adr/0017); and most of the time, however much it is asked
-for, so that they seldom have to wait at all (docs/adr/0017).
+The first answers the runtime. The second serves HTTP in a thread of the same interpreter. It pauses
+while the first one is busy, so a request of the runtime waits for the interpreter's lock only for
+one small step; and it pauses most of the time under load, so requests seldom wait (docs/adr/0017).
 """
 
 from __future__ import annotations
@@ -19,17 +18,17 @@ from contextvars import Context, copy_context
 from dataclasses import dataclass
 from typing import Final, cast
 
-# --- How much of one CPU a thread may have ---
+# --- CPU budget of a thread ---
 
 HTTP_CPU_SHARE: Final = 0.2
-"""Of one CPU, in the long run. The runtime meets the thread at work in one request of five at most,
-and on a machine of two CPUs a client who never stops leaves nine tenths to others."""
+"""Part of one CPU, in the long run. At most one request of five finds the thread busy, and on a
+machine of two CPUs a client who never stops leaves nine tenths to others."""
 HTTP_CPU_BURST_S: Final = 0.05
-"""Seconds of CPU time at once after a rest: a scrape of 1,000 containers (2 ms for its text), or
-the page with its files and lists, also on a machine that is several times as slow."""
+"""Seconds of CPU time in a burst: a scrape of 1,000 containers (2 ms for its text), or the page
+with its files and lists, also on a machine that is several times as slow."""
 HURRIED_CPU_SHARE: Final = 0.5
-"""The same while newcomers stand in line: a probe is found by accepting who stands before it, 0.1
-ms for each of a thousand, and the kubelet waits for a second."""
+"""The same while new connections queue: a probe is reached by accepting those before it, 0.1 ms for
+each of a thousand, and the kubelet waits for a second."""
 MAX_BUDGET_PAUSE_S: Final = 0.02
 """Seconds of one pause. A probe is accepted, read and answered in some five rounds of the loop: all
 its pauses together are a tenth of the second that the kubelet gives it, whatever else is served in
@@ -40,10 +39,10 @@ these rounds."""
 class CPUBudget:
     """A bucket of CPU time, full at the start.
 
-    What would take longer to pay back than `MAX_BUDGET_PAUSE_S` is forgiven.
+    Debt that would need a longer pause than `MAX_BUDGET_PAUSE_S` is dropped.
 
     Attributes:
-        hurry: whether there is a reason to now.
+        hurry: True while new connections queue.
     """
 
     hurry: bool = False
@@ -51,32 +50,32 @@ class CPUBudget:
     _saved: float = 0.0
 
     def set_hurry(self, hurry: bool) -> None:
-        """Say whether there is a reason to hurry now."""
+        """Set `hurry`."""
         self.hurry = hurry
 
     def required_pause_s(self, now: float, used: float) -> float:
-        """Seconds to stand still before the next piece of work; 0 while something is saved up.
+        """Return the seconds to pause before the next step; 0 while the bucket is not empty.
 
         ``used`` is CPU time of the thread so far.
         """
         if self._last_charge is None:
             self._last_charge, self._saved = (now, used), HTTP_CPU_BURST_S
-        share = HURRIED_CPU_SHARE if self.hurry else HTTP_CPU_SHARE
-        earned = share * (now - self._last_charge[0])
+        cpu_share = HURRIED_CPU_SHARE if self.hurry else HTTP_CPU_SHARE
+        earned = cpu_share * (now - self._last_charge[0])
         spent = used - self._last_charge[1]
         self._last_charge = now, used
         self._saved = min(HTTP_CPU_BURST_S, self._saved + earned) - spent
-        self._saved = max(self._saved, -share * MAX_BUDGET_PAUSE_S)
-        return max(0.0, -self._saved / share)
+        self._saved = max(self._saved, -cpu_share * MAX_BUDGET_PAUSE_S)
+        return max(0.0, -self._saved / cpu_share)
 
 
 # --- Time and event loops ---
 
 
 class Clock:
-    """Time, and the loop's next turn; tests have one of their own."""
+    """Time, and the loop's next turn; tests replace it."""
 
-    # Python's own, so that none of them costs a call more.
+    # Python's own functions, without the cost of another call.
     monotonic = staticmethod(time.monotonic)
     """Seconds that only grow."""
     cpu_time = staticmethod(time.thread_time)
@@ -85,11 +84,11 @@ class Clock:
     """Unix time in seconds."""
 
     def call_soon(self, function: Callable[[], object]) -> None:
-        """Call this when the loop has nothing more urgent."""
+        """Call ``function`` in the loop's next round."""
         asyncio.get_running_loop().call_soon(function)
 
     def call_later(self, seconds: float, function: Callable[[], object]) -> None:
-        """Call this after so many seconds."""
+        """Call ``function`` after ``seconds``."""
         asyncio.get_running_loop().call_later(seconds, function)
 
     async def sleep(self, seconds: float) -> None:
@@ -102,7 +101,7 @@ TASK_BATCH: Final = 25
 
 
 class DeferredTasks:
-    """What no request waits for: done in small pieces once the reply has left.
+    """Tasks that no request waits for: done in small batches after the reply was sent.
 
     Log lines keep the ``op`` of the request that they come from.
     """
@@ -113,7 +112,7 @@ class DeferredTasks:
         self._is_scheduled = False
 
     def add(self, *functions: Callable[[], object]) -> None:
-        """Do this when the reply has left; what is added meanwhile has its turn a round later."""
+        """Run these after the reply was sent; tasks added meanwhile run a round later."""
         context = copy_context()
         for function in functions:
             self._waiting.append((context, function))
@@ -136,11 +135,10 @@ class DeferredTasks:
 
 
 class LoopMonitor(selectors.DefaultSelector):
-    """Waits for sockets, and notes how long the loop was busy in between.
+    """Waits for sockets, and measures how long the loop is busy in between.
 
-    The time from one return of ``select`` to its next call is what a request that came in just
-    then had to wait for. A timer that looks whether it is late would miss all gaps but those that
-    happen to be under way when it is due.
+    A request waits at most for the time from one return of ``select`` to its next call. A timer
+    that checks if it is late would miss all gaps except those that last when it is due.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -149,57 +147,57 @@ class LoopMonitor(selectors.DefaultSelector):
         self._longest = 0.0
         self._woke: float | None = None
         self.busy = False
-        """Whether the loop is at work, and does not wait for something to do."""
+        """True while the loop is busy and does not wait."""
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         """As in the base class."""
         if self._woke is not None:
-            busy = self._clock() - self._woke
-            if busy > self._longest:
-                self._longest = busy
+            busy_s = self._clock() - self._woke
+            if busy_s > self._longest:
+                self._longest = busy_s
         self.busy = False
-        ready = super().select(timeout)
+        events = super().select(timeout)
         self._woke = self._clock()
         self.busy = True
-        return ready
+        return events
 
     def current_gap(self) -> float:
-        """Seconds that the present round lasts already; 0 while the loop waits."""
+        """Return the seconds that the current round has lasted; 0 while the loop waits."""
         woke = self._woke
         return self._clock() - woke if self.busy and woke is not None else 0.0
 
     def pop_longest_gap(self) -> float:
-        """The longest gap in seconds since this was asked last."""
-        longest, self._longest = self._longest, 0.0
-        return longest
+        """Return the longest gap in seconds since the last call."""
+        gap_s, self._longest = self._longest, 0.0
+        return gap_s
 
 
 def new_monitored_loop(
     clock: Callable[[], float] = time.perf_counter,
 ) -> tuple[asyncio.SelectorEventLoop, LoopMonitor]:
-    """An event loop, and who watches it."""
+    """Return an event loop and its monitor."""
     watch = LoopMonitor(clock)
     return asyncio.SelectorEventLoop(watch), watch
 
 
 class YieldingSelector(selectors.DefaultSelector):
-    """Finds out what there is to do, and begins with it when the loop of another thread waits.
+    """Waits for sockets, and returns them once the loop of another thread is idle.
 
-    After `STUCK` seconds a piece of work is done all the same: a probe may look whether a loop that
-    is busy for long is still alive.
+    After `STUCK_AFTER_S` seconds it returns in any case: a probe must be able to check if a busy
+    loop is still alive.
     """
 
     STUCK_AFTER_S: Final = 0.1
     YIELD_PAUSE_S: Final = 0.001
     MIN_GC_OBJECTS: Final = 1000
     MAX_GC_OBJECTS: Final = 10_000
-    """New objects from which tidying up pays, and from which most of them are of a large request:
-    they live, and looking at them would take long."""
+    """New objects above which a collection is worthwhile, and above which most belong to a large
+    request: they are alive, and visiting them would take long."""
 
     def __init__(
         self,
         watch: LoopMonitor,
-        share: CPUBudget | None = None,
+        budget: CPUBudget | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
         used: Callable[[], float] = time.thread_time,
@@ -207,50 +205,49 @@ class YieldingSelector(selectors.DefaultSelector):
     ) -> None:
         super().__init__()
         self._watch = watch
-        self._share = share or CPUBudget()
+        self._share = budget or CPUBudget()
         self._clock, self._used, self._sleep = clock, used, sleep
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         """As in the base class."""
-        # Before it looks: what comes during the pause is served in the next round already.
+        # Before the call, so events that arrive during the pause are served in this round.
         self.wait_for_budget()
-        ready = super().select(timeout)
+        events = super().select(timeout)
         self.yield_to_loop()
         self.collect_garbage()
-        return ready
+        return events
 
     def wait_for_budget(self) -> None:
-        """Return when this thread may have CPU time again."""
+        """Return when this thread may use CPU time again."""
         if pause := self._share.required_pause_s(self._clock(), self._used()):
             self._sleep(pause)
 
     def yield_to_loop(self) -> None:
-        """Return when the other loop waits, or is stuck."""
-        end: float | None = None
+        """Return when the other loop is idle, or stuck."""
+        deadline: float | None = None
         while self._watch.busy:
             now = self._clock()
-            end = now + self.STUCK_AFTER_S if end is None else end
-            if now >= end:
+            deadline = now + self.STUCK_AFTER_S if deadline is None else deadline
+            if now >= deadline:
                 return
             self._sleep(self.YIELD_PAUSE_S)
 
     def collect_garbage(self) -> None:
-        """Collect our own garbage while it is little.
+        """Collect this thread's garbage while it is little.
 
-        The collector is run by hand, once a second, by the thread that goes first. Connections
-        leave circles (every transport of asyncio is one), and those of a thousand connections took
-        it 50 ms.
+        The agent's thread runs the collector once a second. Connections leave cycles (every
+        transport of asyncio is one), and those of a thousand connections took it 50 ms.
         """
         if self.MIN_GC_OBJECTS <= gc.get_count()[0] < self.MAX_GC_OBJECTS and not self._watch.busy:
             gc.collect(0)
 
 
-# --- Memory that is not used any more goes back to the kernel ---
+# --- Return of unused memory to the kernel ---
 
 MIN_HEAP_GROWTH_BYTES: Final = 2 << 20
-"""Bytes of resident memory more than after the last time that make it worth a look."""
+"""Growth of resident memory, in bytes, above which the heap is released."""
 MIN_ROUNDS_BETWEEN_RELEASES: Final = 5
-"""Rounds between two times at least: a busy node needs again what it gave back."""
+"""Minimum rounds between two releases: a busy node soon needs the memory again."""
 _HEAP_RESERVE_BYTES: Final = 1 << 18
 """Bytes left at the end of the heap, for the requests that come next."""
 
@@ -258,7 +255,7 @@ _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 
 def resident_bytes() -> int:
-    """Bytes of resident memory; 0 where it is not known."""
+    """Read the bytes of resident memory; 0 if unknown."""
     try:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[1]) * _PAGE_BYTES
@@ -267,7 +264,7 @@ def resident_bytes() -> int:
 
 
 def _find_malloc_trim() -> Callable[[int], object]:
-    """The C library's ``malloc_trim(3)``; nothing where it is none of GNU's, or out of reach."""
+    """Find the C library's ``malloc_trim(3)``; a no-op if it is missing."""
     try:
         import ctypes
 
@@ -282,12 +279,12 @@ _trim: Final = _find_malloc_trim()
 
 
 def release_heap() -> None:
-    """Give free pages of the heap back."""
+    """Return free pages of the heap to the kernel."""
     _trim(_HEAP_RESERVE_BYTES)
 
 
 class HeapReleaser:
-    """Gives memory back after it was needed for a moment: milliseconds for ten megabytes."""
+    """Releases memory after a peak; takes milliseconds for ten megabytes."""
 
     def __init__(
         self,
@@ -300,13 +297,13 @@ class HeapReleaser:
         self._rest = 0
 
     def release_if_grown(self) -> None:
-        """One round: look whether there is something to give back."""
+        """Release the heap if it has grown; called once a round."""
         if self._rest:
             self._rest -= 1
             return
-        now = self._resident()
-        if now - self._least < MIN_HEAP_GROWTH_BYTES:
-            self._least = min(self._least, now)
+        size_bytes = self._resident()
+        if size_bytes - self._least < MIN_HEAP_GROWTH_BYTES:
+            self._least = min(self._least, size_bytes)
             return
         self._release_heap()
         self._least = self._resident()
@@ -314,8 +311,8 @@ class HeapReleaser:
 
 
 def collect_generation(round_number: int) -> None:
-    """Look for garbage between requests; the older it is, the more seldom, as the collector does.
+    """Collect garbage between requests, older generations less often.
 
-    The youngest objects are those of one second. Everything takes 20 ms with 1,000 containers.
+    The youngest objects are one second old. A full collection takes 20 ms with 1,000 containers.
     """
     gc.collect(2 if round_number % 600 == 0 else 1 if round_number % 10 == 0 else 0)

@@ -1,7 +1,7 @@
-"""The memory of containers that made room follows them: in steps, while requests are answered.
+"""Migration of moved containers' memory, in steps, while requests are answered.
 
-Their CPUs changed before the newcomer started. Which memory nodes their pages are leaving is in the
-node state (`nri_numa.engine.state.Allocation.migrating_from`): a restart goes on from there.
+Their CPUs changed before the new container started. The source memory nodes are in the node state
+(`nri_numa.engine.state.Allocation.migrating_from`), so a restart continues the migration.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from nri_numa.text import human_bytes
 log = get_logger("mover")
 
 MAX_MIGRATION_BYTES_PER_S: Final = 1 << 30
-"""Bytes in a second at most; half of what one core copies."""
+"""Half of what one core copies in a second."""
 MAX_MIGRATION_PASSES: Final = 2
-"""The second finds what was touched meanwhile."""
+"""The second pass moves pages that were touched meanwhile."""
 TOLERATED_REMOTE_BYTES: Final = 64 << 20
-"""Bytes that are left to the kernel, which moves them when ``cpuset.mems`` is written."""
+"""Remaining bytes that the kernel moves when ``cpuset.mems`` is written."""
 MIN_REPORTED_UNMOVED_BYTES: Final = 1 << 20
-"""Bytes that would not move and are worth a word; fewer round to nothing."""
+"""Unmoved bytes that are reported; fewer round to nothing."""
 UNMOVED_RETRY_S: Final = 300.0
-"""Seconds until what would not move is tried again."""
+"""Seconds until unmoved pages are tried again."""
 
 
 def can_move_memory(reader: CgroupReader) -> bool:
-    """True if pages of containers can be moved from here; what is in the way is logged."""
+    """True if the agent can move pages of containers; a problem is logged."""
     problem = find_migration_problem(reader)
     if problem:
         log.info("containers with memory of their own NUMA node do not move", because=problem)
@@ -46,7 +46,7 @@ def can_move_memory(reader: CgroupReader) -> bool:
 
 
 class _MigrationResult(NamedTuple):
-    """Bytes that were moved and that would not move, and why."""
+    """Bytes that were moved and that could not be moved, and the obstacle."""
 
     migrated_bytes: int
     unmigrated_bytes: int
@@ -54,7 +54,7 @@ class _MigrationResult(NamedTuple):
 
 
 class MemoryMigrator:
-    """Moves what is to be moved, one container after the other."""
+    """Migrates the memory of moved containers, one after the other."""
 
     def __init__(self, agent: Agent, metrics: Metrics, clock: Clock) -> None:
         self._agent, self._metrics, self._clock = agent, metrics, clock
@@ -67,55 +67,55 @@ class MemoryMigrator:
         while True:
             await confirmations.wake.wait()
             confirmations.wake.clear()
-            now, known = self._clock.monotonic(), self._agent.current.state.allocations
-            for gone in confirmations.entries.keys() - known.keys():
-                del confirmations.entries[gone]
-            for container_id in [i for i, a in known.items() if a.migrating_from]:
+            now, allocations = self._clock.monotonic(), self._agent.current.state.allocations
+            for removed_id in confirmations.entries.keys() - allocations.keys():
+                del confirmations.entries[removed_id]
+            for container_id in [i for i, a in allocations.items() if a.migrating_from]:
                 if confirmations.entry(container_id).not_before <= now:
                     await self._migrate_container(container_id)
 
     def _allocation_if_migrating(self, container_id: str) -> Allocation | None:
         agent = self._agent
         a = agent.current.state.allocations.get(container_id)
-        moves = (
+        is_movable = (
             agent.current.synchronized
             and agent.containers.is_settled(container_id)
             and not agent.current.observe
         )
-        return a if moves and a is not None and a.migrating_from else None
+        return a if is_movable and a is not None and a.migrating_from else None
 
     async def _migrate_pages(
         self, container_id: str, sources: NUMASet, target: int
     ) -> _MigrationResult:
         """Move the pages of one container to ``target``, for as long as it is migrating."""
-        done, left, why, moving = 0, 0, "", self._agent.containers.migrating
-        said = self._clock.monotonic()
+        total, unmoved, obstacle, migrating = 0, 0, "", self._agent.containers.migrating
+        notified_at = self._clock.monotonic()
         try:
             for _ in range(MAX_MIGRATION_PASSES):
-                left = 0
-                place = self._agent.containers.cgroup_of(container_id)
-                steps = migrate_pages(self._agent.cgroups.writer.reader, place, sources, target)
-                while (step := await asyncio.to_thread(next, steps, None)) is not None:
-                    self._metrics.migrated_bytes.inc(step.moved_bytes)
-                    done, left, why = (
-                        done + step.moved_bytes,
-                        left + step.unmoved_bytes,
-                        step.obstacle or why,
+                unmoved = 0
+                cgroup = self._agent.containers.cgroup_of(container_id)
+                pages = migrate_pages(self._agent.cgroups.writer.reader, cgroup, sources, target)
+                while (batch := await asyncio.to_thread(next, pages, None)) is not None:
+                    self._metrics.migrated_bytes.inc(batch.moved_bytes)
+                    total, unmoved, obstacle = (
+                        total + batch.moved_bytes,
+                        unmoved + batch.unmoved_bytes,
+                        batch.obstacle or obstacle,
                     )
-                    moving[container_id] = sources, target, done
-                    if self._clock.monotonic() - said >= 1.0:
-                        said = self._clock.monotonic()
+                    migrating[container_id] = sources, target, total
+                    if self._clock.monotonic() - notified_at >= 1.0:
+                        notified_at = self._clock.monotonic()
                         self._agent.current.notify()
-                    await self._clock.sleep(step.moved_bytes / MAX_MIGRATION_BYTES_PER_S)
+                    await self._clock.sleep(batch.moved_bytes / MAX_MIGRATION_BYTES_PER_S)
                     if self._allocation_if_migrating(container_id) is None:
-                        return _MigrationResult(done, left, why)
+                        return _MigrationResult(total, unmoved, obstacle)
         except OSError as error:
-            return _MigrationResult(done, TOLERATED_REMOTE_BYTES + 1, error.strerror or str(error))
+            return _MigrationResult(total, TOLERATED_REMOTE_BYTES + 1, error.strerror or str(error))
         finally:
-            moving.pop(container_id, None)
-        if left > TOLERATED_REMOTE_BYTES:
-            why = f"{human_bytes(left)} would not move ({why or 'pinned'})"
-        return _MigrationResult(done, left, why)
+            migrating.pop(container_id, None)
+        if unmoved > TOLERATED_REMOTE_BYTES:
+            obstacle = f"{human_bytes(unmoved)} would not move ({obstacle or 'pinned'})"
+        return _MigrationResult(total, unmoved, obstacle)
 
     async def _migrate_container(self, container_id: str) -> None:
         a = self._allocation_if_migrating(container_id)
@@ -123,32 +123,32 @@ class MemoryMigrator:
             return
         self._confirmations.require([container_id], self._clock.monotonic())
         (target,) = a.mems - a.migrating_from
-        where = f"from {numa_text(a.migrating_from)} to {target}"
-        moved = await self._migrate_pages(container_id, a.migrating_from, target)
+        route = f"from {numa_text(a.migrating_from)} to {target}"
+        result = await self._migrate_pages(container_id, a.migrating_from, target)
         a = self._allocation_if_migrating(container_id)
         if a is None:
             return
-        if moved.unmigrated_bytes > TOLERATED_REMOTE_BYTES:
+        if result.unmigrated_bytes > TOLERATED_REMOTE_BYTES:
             entry = self._confirmations.entry(container_id)
             entry.not_before = self._clock.monotonic() + UNMOVED_RETRY_S
             self._clock.call_later(UNMOVED_RETRY_S, self._confirmations.wake.set)
-            message = f"partly moved {where}: {moved.obstacle}"
+            message = f"partly moved {route}: {result.obstacle}"
             self._agent.history.notices.add_for_allocation(
                 a, NoticedEventKind.MOVED, message, reason=NoticeMessageReason.PARTLY_MOVED
             )
-            log.warning("partly moved", container=a.full_name, where=where, problem=moved.obstacle)
+            log.warning("partly moved", container=a.full_name, where=route, problem=result.obstacle)
             return
-        wanted = self._agent.finish_migration(container_id)
-        # In a thread of its own: the kernel looks at every page once more.
-        await asyncio.to_thread(self._agent.cgroups.writer.write_cgroup, wanted)
+        cgroup_write = self._agent.finish_migration(container_id)
+        # In a thread: the kernel visits every page once more.
+        await asyncio.to_thread(self._agent.cgroups.writer.write_cgroup, cgroup_write)
         self._agent.post_update_container(container_id)
-        began = self._confirmations.take([container_id])[container_id]
+        start_time = self._confirmations.take([container_id])[container_id]
         self._confirmations.entries.pop(container_id, None)
-        seconds = self._clock.monotonic() - began
+        seconds = self._clock.monotonic() - start_time
         self._agent.history.notices.add_for_allocation(
-            a, NoticedEventKind.MOVED, f"moved {where} in {seconds:.1f} s{move_purpose_text(a)}"
+            a, NoticedEventKind.MOVED, f"moved {route} in {seconds:.1f} s{move_purpose_text(a)}"
         )
-        fields = {"where": where, "seconds": round(seconds, 3)}
-        if moved.unmigrated_bytes >= MIN_REPORTED_UNMOVED_BYTES:
-            fields |= {"left": moved.unmigrated_bytes, "problem": moved.obstacle}
+        fields = {"where": route, "seconds": round(seconds, 3)}
+        if result.unmigrated_bytes >= MIN_REPORTED_UNMOVED_BYTES:
+            fields |= {"left": result.unmigrated_bytes, "problem": result.obstacle}
         log.info("memory moved", container=a.full_name, **fields)

@@ -1,4 +1,4 @@
-"""Says whether this machine is ready for nri-numa, line by line, each with its remedy.
+"""Checks that this machine is ready for nri-numa; each finding has its remedy.
 
 Nothing is changed and nothing is registered; the runtime's socket is only connected to.
 """
@@ -60,11 +60,11 @@ from nri_numa.store.files import directory_problem
 from nri_numa.web.security import Certificate, TokenFile, certificate_seconds_left
 
 _CONNECT_TIMEOUT_S = 2.0
-_FOREIGN_FILE_READ_BYTES = 1 << 20  # bytes of another program's file that are looked at
+_FOREIGN_FILE_READ_BYTES = 1 << 20  # bytes read of another program's file
 
 
 class FindingLevel(StrEnum):
-    """How a finding is to be taken."""
+    """Severity of a finding."""
 
     OK = "ok"
     WARN = "warn"
@@ -75,9 +75,9 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """One line of the check.
 
     Attributes:
-        subject: what was looked at.
-        message: what was found.
-        remedy: what to do about it; empty when all is well.
+        subject: part of the machine that was checked.
+        message: sentence about it.
+        remedy: advice; empty if all is well.
     """
 
     subject: str
@@ -99,7 +99,7 @@ def _failed_finding(subject: str, message: str, remedy: str) -> Finding:
 
 
 def run_checks(config: AgentConfig, root: Path = Path("/")) -> Iterator[Finding]:
-    """Look at everything a running agent depends on; ``root`` is another one than / in tests."""
+    """Check everything that a running agent depends on; ``root`` differs from / in tests."""
     topology = None
     try:
         topology = discover_topology(config.sysfs_root)
@@ -129,7 +129,7 @@ def run_checks(config: AgentConfig, root: Path = Path("/")) -> Iterator[Finding]
 
 
 def read_config_in_effect(config: AgentConfig) -> AgentConfig:
-    """The configuration with what becomes ours of the kubelet's, as far as both can be read."""
+    """Return the configuration with the settings inherited from the kubelet, if readable."""
     from nri_numa.agent.kubelet_sync import KubeletConfigWatch
 
     watch = KubeletConfigWatch(config.kubelet_root)
@@ -142,7 +142,7 @@ def read_config_in_effect(config: AgentConfig) -> AgentConfig:
 
 
 def check_machine(topology: Topology) -> Iterator[Finding]:
-    """What the machine is, and what is odd about it."""
+    """Report the machine and its oddities."""
     counts = ", ".join(
         f"{count} {noun}{'s' if count != 1 else ''}"
         for count, noun in (
@@ -160,7 +160,7 @@ def check_machine(topology: Topology) -> Iterator[Finding]:
             f"{counts}: there is nothing to align",
             "Exclusive CPUs and explicit lists still work. On a virtual machine, give it vNUMA.",
         )
-    partitions = {partition_sentence(one) for one in topology.partitions}
+    partitions = {partition_sentence(partition) for partition in topology.partitions}
     for warning in topology.warnings:
         remedy = "See `nri-numa topology`; placement works with what is."
         if warning in partitions:
@@ -170,27 +170,27 @@ def check_machine(topology: Topology) -> Iterator[Finding]:
 
 
 def check_devices(config: AgentConfig) -> Iterator[Finding]:
-    """The devices that containers can be placed beside, by NUMA node."""
+    """Report the devices that can be aligned with containers, by NUMA node."""
     # Order: by NUMA node, unknown ones last, then kind.
-    found = Counter(
-        ("unknown NUMA node" if one.numa_node is None else f"NUMA node {one.numa_node}", one.kind)
-        for one in sorted(
+    counts = Counter(
+        ("unknown NUMA node" if pci.numa_node is None else f"NUMA node {pci.numa_node}", pci.kind)
+        for pci in sorted(
             list_pci_devices(open_tree(config.sysfs_root)),
             key=lambda d: (d.numa_node is None, d.numa_node, d.kind),
         )
     )
-    where: dict[str, list[str]] = {}
-    for (numa_node, kind), count in found.items():
-        where.setdefault(numa_node, []).append(f"{count} {kind}{'s' if count > 1 else ''}")
-    seen = "; ".join(f"{numa_node}: {', '.join(kinds)}" for numa_node, kinds in where.items())
+    texts: dict[str, list[str]] = {}
+    for (numa_node, kind), count in counts.items():
+        texts.setdefault(numa_node, []).append(f"{count} {kind}{'s' if count > 1 else ''}")
+    text = "; ".join(f"{numa_node}: {', '.join(names)}" for numa_node, names in texts.items())
     use = "" if config.devices.enabled else " (devices.enabled is off: no container is near them)"
     yield _passed_finding(
-        "devices", f"{seen}{use}" if seen else "no PCI devices that containers are given"
+        "devices", f"{text}{use}" if text else "no PCI devices that containers are given"
     )
 
 
 def check_nohz_full(config: AgentConfig, topology: Topology) -> Iterator[Finding]:
-    """Whether anybody takes notice of the kernel's nohz_full list."""
+    """Report if the kernel's nohz_full list is not used."""
     if topology.nohz_full and config.nohz_full_cpus is NohzFullCPUs.ANY:
         yield _passed_finding(
             "kernel",
@@ -200,7 +200,7 @@ def check_nohz_full(config: AgentConfig, topology: Topology) -> Iterator[Finding
 
 
 def check_isolated_cpus(config: AgentConfig, topology: Topology) -> Iterator[Finding]:
-    """Whether containers that share have CPUs between which the kernel balances load."""
+    """Check that the kernel balances load between the CPUs of shared containers."""
     if config.isolated_cpus is IsolatedCPUs.ONLY and not topology.isolated & topology.allowed:
         yield _warning_finding(
             "kernel",
@@ -212,7 +212,7 @@ def check_isolated_cpus(config: AgentConfig, topology: Topology) -> Iterator[Fin
     pool = NodeSnapshot(machine, NodeState()).pool
     lone = [
         i for i, node in topology.numa_nodes.items()
-        if (here := node.cpus & pool) and here <= topology.isolated
+        if (shared_cpus := node.cpus & pool) and shared_cpus <= topology.isolated
     ]  # fmt: skip
     if lone:
         yield _warning_finding(
@@ -225,17 +225,17 @@ def check_isolated_cpus(config: AgentConfig, topology: Topology) -> Iterator[Fin
 
 
 def check_configuration(config: AgentConfig, topology: Topology) -> Iterator[Finding]:
-    """What the configuration says that this machine does not have."""
-    found = validate_config(config, topology)
-    for problem in found:
+    """Check the configuration against this machine."""
+    problems = validate_config(config, topology)
+    for problem in problems:
         yield _failed_finding("configuration", problem, "Correct the configuration file.")
-    if not found:
+    if not problems:
         group = f"; settings of node group {config.node_group}" if config.node_group else ""
         yield _passed_finding("configuration", f"sound, and fits this machine{group}")
 
 
 def check_privileges() -> Iterator[Finding]:
-    """Whether we may do what the agent does."""
+    """Check that this process has the agent's privileges."""
     if os.geteuid() == 0:
         yield _passed_finding("privileges", "running as root")
         yield from check_installation_ownership()
@@ -250,17 +250,19 @@ def check_privileges() -> Iterator[Finding]:
 def check_installation_ownership(
     paths: Iterable[str] = (sys.executable, __file__),
 ) -> Iterator[Finding]:
-    """Whether only root can write what root runs here: interpreter and package."""
+    """Check that only root can write the interpreter and the package."""
     for path in paths:
         real = Path(os.path.realpath(path))
         for part in (*Path(os.path.abspath(path)).parents, real, *real.parents):
             about = os.stat(part)
             writable = about.st_mode & 0o022 and not about.st_mode & stat.S_ISVTX
             if about.st_uid or writable:
-                who = f"belongs to user {about.st_uid}" if about.st_uid else "is writable by others"
+                ownership = (
+                    f"belongs to user {about.st_uid}" if about.st_uid else "is writable by others"
+                )
                 yield _warning_finding(
                     "installation",
-                    f"{part} {who}, who can make root run anything",
+                    f"{part} {ownership}, who can make root run anything",
                     "Install it for root: sudo make node makes /opt/nri-numa.",
                 )
                 return
@@ -272,21 +274,21 @@ _REQUIRED_CONTROLLERS = ("cpuset", "memory")
 
 
 def check_cgroup_controllers(mount: Path, root: Path = Path("/")) -> Iterator[Finding]:
-    """Whether the controllers are there that cpus and mems are written to."""
+    """Check that the cpuset and memory controllers exist."""
     unified = _read_text_or_none(mount / "cgroup.controllers")
-    there = (
+    controllers = (
         [n for n in _REQUIRED_CONTROLLERS if (mount / n).is_dir()]
         if unified is None
         else unified.split()
     )
     version = "v1" if unified is None else "v2"
-    missing = [name for name in _REQUIRED_CONTROLLERS if name not in there]
+    missing = [name for name in _REQUIRED_CONTROLLERS if name not in controllers]
     if unified is None and len(missing) == len(_REQUIRED_CONTROLLERS):
-        known = {
+        kernel_controllers = {
             line.split("\t")[0]
             for line in (_read_text_or_none(root / "proc/cgroups") or "").splitlines()
         }
-        absent = [name for name in _REQUIRED_CONTROLLERS if name not in known]
+        absent = [name for name in _REQUIRED_CONTROLLERS if name not in kernel_controllers]
         yield _failed_finding(
             "cgroups",
             f"no cgroup controllers below {mount}",
@@ -295,13 +297,13 @@ def check_cgroup_controllers(mount: Path, root: Path = Path("/")) -> Iterator[Fi
             else "Mount the cgroup file system, or set cgroupRoot.",
         )
     elif missing:
-        other = ", or move to cgroup v2."
+        alternative = ", or move to cgroup v2."
         if unified is not None:
-            other = "; on a hybrid set-up unmount the v1 controllers."
+            alternative = "; on a hybrid set-up unmount the v1 controllers."
         yield _failed_finding(
             "cgroups",
             f"cgroup {version} without the controller {', '.join(missing)}",
-            f"Boot without cgroup_disable={other}",
+            f"Boot without cgroup_disable={alternative}",
         )
     else:
         yield _passed_finding("cgroups", f"cgroup {version} with cpuset and memory")
@@ -318,7 +320,7 @@ def check_cgroup_controllers(mount: Path, root: Path = Path("/")) -> Iterator[Fi
 
 
 def _check_writes(mount: Path, root: Path) -> Iterator[Finding]:
-    """Whether cgroups can be written: by the installed service, or by us in a container."""
+    """Check that the installed service, or this container, can write cgroups."""
     problem, protection = "", dict(_read_unit_settings(root)).get("ProtectControlGroups", "no")
     if protection.lower() not in _SYSTEMD_FALSE:
         problem = f"{SYSTEMD_UNIT} has ProtectControlGroups={protection}"
@@ -338,12 +340,12 @@ _HOST_PROCESSES_SUBJECT = "host processes"
 
 
 def check_host_processes(config: AgentConfig, topology: Topology) -> Iterator[Finding]:
-    """Which processes outside of pods may run on CPUs that containers can have exclusively."""
+    """Check that processes outside of pods cannot run on exclusive CPUs."""
     from nri_numa.agent.kubelet_sync import KubeletConfigWatch
 
-    known = KubeletConfigWatch(config.kubelet_root)
-    known.read_config(config)
-    reserved = known.settings_with_kubelet_config(config, topology).reserved_cpus & topology.online
+    watch = KubeletConfigWatch(config.kubelet_root)
+    watch.read_config(config)
+    reserved = watch.settings_with_kubelet_config(config, topology).reserved_cpus & topology.online
     if not reserved:
         yield _warning_finding(
             _HOST_PROCESSES_SUBJECT,
@@ -360,22 +362,22 @@ def check_host_processes(config: AgentConfig, topology: Topology) -> Iterator[Fi
             f"CPUAffinity={str(reserved).replace(',', ' ')}.",
         )
         return
-    every = _read_effective_cpus(mount) or topology.online
-    wider = {
+    all_cpus = _read_effective_cpus(mount) or topology.online
+    units = {
         unit.name: cpus
         for unit in sorted(mount.iterdir())
         if unit.suffix in (".slice", ".scope") and not unit.name.startswith("kubepods")
         if not any(unit.glob("kubepods*"))
-        if (cpus := _read_effective_cpus(unit) or every) - reserved
+        if (cpus := _read_effective_cpus(unit) or all_cpus) - reserved
     }
-    if not wider:
+    if not units:
         yield _passed_finding(_HOST_PROCESSES_SUBJECT, f"kept to reserved CPUs {reserved}")
         return
-    said = ", ".join(f"{name} ({cpus})" for name, cpus in wider.items())
+    text = ", ".join(f"{name} ({cpus})" for name, cpus in units.items())
     yield _warning_finding(
         _HOST_PROCESSES_SUBJECT,
-        f"{cpus_text(reserved, 'is', 'are')} reserved for them, and they run elsewhere too: {said}",
-        "; ".join(f"systemctl set-property {name} AllowedCPUs={reserved}" for name in wider)
+        f"{cpus_text(reserved, 'is', 'are')} reserved for them, and they run elsewhere too: {text}",
+        "; ".join(f"systemctl set-property {name} AllowedCPUs={reserved}" for name in units)
         + ". See docs/quiet-cpus.md, host processes.",
     )
 
@@ -391,7 +393,7 @@ def _read_effective_cpus(directory: Path) -> CPUSet:
 
 
 def check_runtime_link(config: AgentConfig, root: Path = Path("/")) -> Iterator[Finding]:
-    """Whether the runtime serves NRI, or CRI where that is the link."""
+    """Check that the runtime serves NRI, or CRI if that is the link."""
     if config.runtime.link is RuntimeLinkKind.CRI:
         path = config.runtime.cri_socket.removeprefix("unix://")
         remedy = "Start the runtime, or set runtime.criSocket to where it serves CRI."
@@ -414,7 +416,7 @@ def check_runtime_link(config: AgentConfig, root: Path = Path("/")) -> Iterator[
 def _check_runtime_socket(
     name: str, path: str, remedy: str, key: str, because: str = ""
 ) -> Iterator[Finding]:
-    """Whether anything answers on a socket of the runtime."""
+    """Check that a socket of the runtime accepts connections."""
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
@@ -443,9 +445,9 @@ def _check_runtime_socket(
 
 
 def check_other_agents(config: AgentConfig) -> Iterator[Finding]:
-    """Whether an agent with another state directory works on this runtime: it takes one.
+    """Check that no agent with another state directory has this runtime's lock.
 
-    Nothing where no agent would use the directory: the one of it cannot be told from another.
+    Skipped if no agent can use the directory, since its agent could not be told from another one.
     """
     with contextlib.suppress(OSError):
         if directory_problem(os.stat(config.state_dir)):
@@ -466,7 +468,7 @@ def check_other_agents(config: AgentConfig) -> Iterator[Finding]:
 
 
 def check_pod_level_resources(root: Path = Path("/")) -> Iterator[Finding]:
-    """What the runtime says of pods with resources of their own (``spec.resources``)."""
+    """Report the runtime's support for pod-level resources (``spec.resources``)."""
     installed = query_containerd(root)
     if installed is None:
         return
@@ -476,25 +478,25 @@ def check_pod_level_resources(root: Path = Path("/")) -> Iterator[Finding]:
     yield _passed_finding("pod-level resources", text)
 
 
-# --- our own needs ------------------------------------------------------------------------------
+# --- the agent's needs --------------------------------------------------------------------------
 
 
 def check_state_directory(directory: Path) -> Iterator[Finding]:
-    """Whether the checkpoint can be written, and by no other user."""
-    at = directory
-    while not os.path.exists(at) and at != at.parent:  # also where we may not look
-        at = at.parent
-    if not at.is_dir():
-        yield _failed_finding("state", f"{at} is no directory", "Set stateDir.")
-    elif not os.access(at, os.W_OK | os.X_OK):
-        yield _failed_finding("state", f"{at} cannot be written", "Run as root, or set stateDir.")
-    elif at != directory:
+    """Check that the checkpoint can be written, and by no other user."""
+    path = directory
+    while not os.path.exists(path) and path != path.parent:  # also without permission to look
+        path = path.parent
+    if not path.is_dir():
+        yield _failed_finding("state", f"{path} is no directory", "Set stateDir.")
+    elif not os.access(path, os.W_OK | os.X_OK):
+        yield _failed_finding("state", f"{path} cannot be written", "Run as root, or set stateDir.")
+    elif path != directory:
         yield _passed_finding("state", f"{directory} will be made")
-    elif problem := directory_problem(at.stat()):
+    elif problem := directory_problem(path.stat()):
         yield _failed_finding(
             "state",
-            f"{at} {problem}: other users could change which CPUs are exclusive",
-            f"chown root: {at} && chmod 700 {at}, or set stateDir.",
+            f"{path} {problem}: other users could change which CPUs are exclusive",
+            f"chown root: {path} && chmod 700 {path}, or set stateDir.",
         )
     else:
         yield _passed_finding("state", f"{directory} can be written")
@@ -507,14 +509,14 @@ _LIBRARY_BY_SETTING: Final = {
     "dra.enabled": "grpc",
     "publish.otlpEndpoint": "opentelemetry.exporter.otlp.proto.http.trace_exporter",
 }
-"""What is imported only where a key is on, and found out there."""
+"""Libraries that are imported only if a key is on."""
 
 
 def check_libraries(config: AgentConfig) -> Iterator[Finding]:
-    """What is switched on and cannot be imported here."""
+    """Check that the libraries of switched-on features can be imported."""
     for key, module in _LIBRARY_BY_SETTING.items():
-        near = key in ("devices.network", "devices.podResources")
-        if not config_keys()[key].value_in(config) or (near and not config.devices.enabled):
+        is_device = key in ("devices.network", "devices.podResources")
+        if not config_keys()[key].value_in(config) or (is_device and not config.devices.enabled):
             continue
         try:
             import_module(module)
@@ -529,7 +531,7 @@ def check_libraries(config: AgentConfig) -> Iterator[Finding]:
 
 
 def check_http_section(config: AgentConfig) -> Iterator[Finding]:
-    """Whether the API's address is free, or ours, and its files are in order."""
+    """Check that the API's address is free or served by nri-numa, and its files are valid."""
     section = config.http
     address = split_address(section.address)
     if address is None:
@@ -568,17 +570,17 @@ def check_http_section(config: AgentConfig) -> Iterator[Finding]:
 
 
 def _check_certificate_validity(cert: str) -> Iterator[Finding]:
-    left = certificate_seconds_left(cert, time.time())
-    if left is not None and left < 0:
+    seconds = certificate_seconds_left(cert, time.time())
+    if seconds is not None and seconds < 0:
         yield _failed_finding("http", f"{cert} has expired", "Renew the certificate.")
-    elif left is not None and left < 14 * 86400:
+    elif seconds is not None and seconds < 14 * 86400:
         yield _warning_finding(
-            "http", f"{cert} expires in {int(left // 86400)} days", "Renew it in time."
+            "http", f"{cert} expires in {int(seconds // 86400)} days", "Renew it in time."
         )
 
 
 def _who_listens(host: str, port: int, *, tls: bool) -> str:
-    """``none``, ``nri-numa`` or ``other``."""
+    """Return ``none``, ``nri-numa`` or ``other``."""
     import http.client
     import ssl
 
@@ -589,7 +591,7 @@ def _who_listens(host: str, port: int, *, tls: bool) -> str:
         return "none"
     connection: http.client.HTTPConnection
     if tls:
-        # Only the name in the answer matters here, so that a private authority is no hindrance.
+        # Only the name in the answer matters, so a private authority is accepted.
         context = ssl._create_unverified_context()  # noqa: S323
         connection = http.client.HTTPSConnection(
             target, port, timeout=_CONNECT_TIMEOUT_S, context=context
@@ -607,7 +609,7 @@ def _who_listens(host: str, port: int, *, tls: bool) -> str:
 
 
 def check_numa_balancing(root: Path = Path("/")) -> Iterator[Finding]:
-    """Whether the kernel moves pages on its own account."""
+    """Report automatic NUMA balancing by the kernel."""
     if (_read_text_or_none(root / "proc/sys/kernel/numa_balancing") or "0").strip() not in (
         "",
         "0",
@@ -620,7 +622,7 @@ def check_numa_balancing(root: Path = Path("/")) -> Iterator[Finding]:
 
 
 def check_interrupt_steering(config: AgentConfig, root: Path = Path("/")) -> Iterator[Finding]:
-    """Whether interrupts of devices can be kept off exclusive CPUs, where that is asked for."""
+    """Check that device interrupts can be kept off exclusive CPUs, if configured."""
     if not config.interrupts_off_exclusive_cpus:
         return
     lists = [*(root / HOST_IRQ_DIRECTORY[1:]).glob("*/smp_affinity_list")]
@@ -662,7 +664,7 @@ def _read_text_or_none(path: Path) -> str | None:
 
 
 def worst_level(findings: list[Finding]) -> FindingLevel:
-    """The gravest level among the findings."""
+    """Return the worst level among the findings."""
     return max(
         (finding.level for finding in findings),
         key=list(FindingLevel).index,
@@ -680,7 +682,7 @@ _KUBELET_GUIDE_TEXT = (
 def check_kubelet(
     config: AgentConfig, topology: Topology | None, proc: str = "/proc"
 ) -> Iterator[Finding]:
-    """Whether the kubelet's own managers pin containers too, and whether both agree."""
+    """Check if the kubelet's managers pin containers too, and if its settings agree."""
     directory = Path(config.kubelet_root)
     if (
         "KUBERNETES_SERVICE_HOST" in os.environ
@@ -696,10 +698,10 @@ def check_kubelet(
     if not directory.is_dir():
         yield _passed_finding("kubelet", f"none below {directory}")
         return
-    found = read_kubelet_config(
+    kubelet_config = read_kubelet_config(
         config.kubelet.config, config.kubelet.config_dir, str(directory), proc
     )
-    for problem in found.problems:
+    for problem in kubelet_config.problems:
         yield _warning_finding(
             "kubelet",
             f"its configuration: {problem}",
@@ -714,22 +716,22 @@ def check_kubelet(
             f"its state: {problem}",
             "Until it can be read, nri-numa does not know which CPUs are the kubelet's.",
         )
-    yield from _check_kubelet_policies(files, found.facts, config)
-    yield from _check_settings_against_kubelet(config, topology, found)
+    yield from _check_kubelet_policies(files, kubelet_config.facts, config)
+    yield from _check_settings_against_kubelet(config, topology, kubelet_config)
 
 
 def _check_kubelet_policies(
     files: KubeletStateFiles, facts: KubeletFacts | None, config: AgentConfig
 ) -> Iterator[Finding]:
     grants = files.grants
-    # The state files are what it really runs with; its configuration may be newer.
+    # The state files show how it runs; its configuration may be newer.
     cpu = grants.cpu_policy or (facts.cpu_policy if facts else "")
     memory = grants.memory_policy or (facts.memory_policy if facts else "")
     if cpu == "static":
-        held = f"; {cpus_text(grants.granted_cpus)} granted now" if grants.granted_cpus else ""
+        details = f"; {cpus_text(grants.granted_cpus)} granted now" if grants.granted_cpus else ""
         yield _warning_finding(
             "kubelet",
-            f"its CPU manager policy is static: it pins Guaranteed pods itself{held}",
+            f"its CPU manager policy is static: it pins Guaranteed pods itself{details}",
             f"What it grants is left to it (kubelet.override: {config.kubelet.override}). For full "
             "control set cpuManagerPolicy: none, drain the node, delete "
             f"{files.state_file_path('cpu')} and restart the kubelet. {_KUBELET_GUIDE_TEXT}",
@@ -744,8 +746,8 @@ def _check_kubelet_policies(
     if facts is not None:
         yield from _check_next_kubelet_start(files, grants, facts)
     if cpu != "static" and memory != "Static":
-        known = "cpuManagerPolicy none" if cpu or memory else "its configuration cannot be read"
-        yield _passed_finding("kubelet", known)
+        policy = "cpuManagerPolicy none" if cpu or memory else "its configuration cannot be read"
+        yield _passed_finding("kubelet", policy)
 
 
 def _check_next_kubelet_start(
@@ -755,43 +757,43 @@ def _check_next_kubelet_start(
         "cpu": (grants.cpu_policy, facts.cpu_policy),
         "memory": (grants.memory_policy, facts.memory_policy),
     }
-    for manager, (noted, wanted) in policies.items():
-        if noted and noted != wanted:
+    for manager, (last_policy, next_policy) in policies.items():
+        if last_policy and last_policy != next_policy:
             yield _warning_finding(
                 "kubelet",
-                f"{files.state_file_path(manager)} has policy {noted}, and its configuration "
-                f"has {wanted}: it "
+                f"{files.state_file_path(manager)} has policy {last_policy}, and its configuration "
+                f"has {next_policy}: it "
                 "does not start again like this",
                 f"Drain the node, delete {files.state_file_path(manager)}, restart the kubelet.",
             )
 
 
 def _check_settings_against_kubelet(
-    config: AgentConfig, topology: Topology | None, found: DiscoveredConfig
+    config: AgentConfig, topology: Topology | None, kubelet_config: DiscoveredConfig
 ) -> Iterator[Finding]:
-    if topology is None or found.facts is None:
+    if topology is None or kubelet_config.facts is None:
         return
-    ours = derive_settings(config)
+    settings = derive_settings(config)
     adopted = adopt_kubelet_settings(
-        ours, config, found.facts, topology, build_allocator_index(topology)
+        settings, config, kubelet_config.facts, topology, build_allocator_index(topology)
     )
     for difference in adopted.differences:
         yield _warning_finding(
             "kubelet",
             difference,
-            f"Make {found.path} and ours say the same. {_KUBELET_GUIDE_TEXT}",
+            f"Make {kubelet_config.path} and ours say the same. {_KUBELET_GUIDE_TEXT}",
         )
     for adoption in adopted.adopted:
         yield _passed_finding("kubelet", f"ours by its configuration: {adoption}")
 
 
-# --- The systemd service: what its unit keeps it from ---
+# --- The systemd service: restrictions of its unit ---
 
 SYSTEMD_UNIT: Final = "nri-numa.service"
 _UNIT_DIRECTORIES: Final = ("etc/systemd/system", "run/systemd/system", "usr/lib/systemd/system")
-"""Where units are, strongest first; see systemd.unit(5)."""
+"""Directories of units by precedence; see systemd.unit(5)."""
 _HOME_DIRECTORIES: Final = ("/home/", "/root/", "/run/user/")
-"""What ``ProtectHome=`` hides; see systemd.exec(5)."""
+"""Directories hidden by ``ProtectHome=``; see systemd.exec(5)."""
 _SYSTEMD_TRUE: Final = ("yes", "true", "on", "1", "y", "t")
 _SYSTEMD_FALSE: Final = ("no", "false", "off", "0", "n", "f")
 _CAP_SYS_ADMIN: Final = 21
@@ -800,7 +802,7 @@ _PROC_STATUS_PATTERN: Final = re.compile(r"^(Uid|CapEff):\s*(\w+)", re.MULTILINE
 
 
 def check_systemd_service(config: AgentConfig, root: Path = Path("/")) -> Iterator[Finding]:
-    """Whether the installed service can see its program; nothing where none is installed."""
+    """Check that the installed service can read its program; skipped without a service."""
     lines = _read_unit_settings(root)
     unit = dict(lines)
     if config.devices.enabled and config.devices.network:
@@ -824,19 +826,19 @@ def check_systemd_service(config: AgentConfig, root: Path = Path("/")) -> Iterat
 
 
 def _check_network_namespaces(lines: list[tuple[str, str]], root: Path) -> Iterator[Finding]:
-    """Whether network namespaces of pods may be entered: by the service, in a container by us."""
+    """Check that the service, or this container, may enter network namespaces of pods."""
     if lines:
-        may = _systemd_list_allows(
+        allowed = _systemd_list_allows(
             lines, "CapabilityBoundingSet", "CAP_SYS_ADMIN", nothing=("",), everything=("~",)
         )
-        may = may and _systemd_list_allows(
+        allowed = allowed and _systemd_list_allows(
             lines,
             "RestrictNamespaces",
             "net",
             nothing=_SYSTEMD_TRUE,
             everything=("", *_SYSTEMD_FALSE),
         )
-        who = SYSTEMD_UNIT
+        subject = SYSTEMD_UNIT
         remedy = "systemctl edit nri-numa, with [Service] CapabilityBoundingSet=CAP_SYS_ADMIN "
         remedy += "RestrictNamespaces=net on lines of their own"
     else:
@@ -844,13 +846,14 @@ def _check_network_namespaces(lines: list[tuple[str, str]], root: Path) -> Itera
             _PROC_STATUS_PATTERN.findall(_read_text_or_none(root / "proc/self/status") or "")
         )
         # For another user than root, what the agent may do is not known.
-        may = status.get("Uid") != "0" or bool(int(status["CapEff"], 16) >> _CAP_SYS_ADMIN & 1)
-        who = "this container"
+        allowed = status.get("Uid") != "0" or bool(int(status["CapEff"], 16) >> _CAP_SYS_ADMIN & 1)
+        subject = "this container"
         remedy = "Add the capability SYS_ADMIN and the host's /run/netns"
-    if not may:
+    if not allowed:
         yield _warning_finding(
             "devices",
-            f"devices.network gives no hints: {who} may not enter the network namespaces of pods",
+            f"devices.network gives no hints: {subject} may not enter the network namespaces of "
+            "pods",
             f"{remedy}. Or set devices.network: false.",
         )
 
@@ -858,15 +861,15 @@ def _check_network_namespaces(lines: list[tuple[str, str]], root: Path) -> Itera
 def _systemd_list_allows(
     lines: list[tuple[str, str]],
     key: str,
-    word: str,
+    item: str,
     *,
     nothing: tuple[str, ...],
     everything: tuple[str, ...],
 ) -> bool:
-    """Whether a list of systemd.exec(5) has a word: values are merged in the order of lines."""
+    """True if a list of systemd.exec(5) allows ``item``; values merge in order of lines."""
     allowed = full = True
     for value in (value for name, value in lines if name == key):
-        listed = word in value.removeprefix("~").split()
+        listed = item in value.removeprefix("~").split()
         if value.lower() in (*nothing, *everything):
             allowed = full = value.lower() in everything
         elif value.startswith("~"):
@@ -877,11 +880,11 @@ def _systemd_list_allows(
 
 
 def _read_unit_settings(root: Path) -> list[tuple[str, str]]:
-    """Keys and values in the unit and its drop-ins; continued lines are not joined."""
+    """Read keys and values of the unit and its drop-ins; continued lines are not joined."""
     units = [
         root / d / SYSTEMD_UNIT for d in _UNIT_DIRECTORIES if (root / d / SYSTEMD_UNIT).is_file()
     ]
-    # Drop-ins count in the order of their names, wherever they are; of equal names the first.
+    # Drop-ins apply in the order of their names in all directories; the first of a name wins.
     drop_ins: dict[str, Path] = {}
     for directory in _UNIT_DIRECTORIES:
         for path in (root / directory / f"{SYSTEMD_UNIT}.d").glob("*.conf"):
@@ -893,11 +896,11 @@ def _read_unit_settings(root: Path) -> list[tuple[str, str]]:
 
 
 def _executed_files(root: Path, program: str) -> Iterator[str]:
-    """The files that are executed for a program: where its links lead, and its interpreter."""
+    """Return the files executed for a program: its link target, and its interpreter."""
     path = _resolve_in_root(root, program)
     yield path
-    first = (_read_text_or_none(root / path.lstrip("/")) or "").partition("\n")[0]
-    interpreter = first.removeprefix("#!").split()[:1] if first.startswith("#!") else []
+    first_line = (_read_text_or_none(root / path.lstrip("/")) or "").partition("\n")[0]
+    interpreter = first_line.removeprefix("#!").split()[:1] if first_line.startswith("#!") else []
     if interpreter:
         yield interpreter[0]
         yield _resolve_in_root(root, interpreter[0])

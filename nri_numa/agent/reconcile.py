@@ -1,22 +1,21 @@
-"""Cgroups as the node state means them: desired against observed, and what is done about it.
+"""Reconciliation of cgroups with the node state.
 
-*Desired* is the node state. *Observed* are the cpuset files of containers, read in a thread, some
-at a time with pauses, and compared there (`observe_cgroups`): the loop is given only containers
-that may not be as meant, looks at them once more, and writes them in the same go, so that nothing
-can change in between. They are looked at
+*Desired* is the node state. *Actual* are the cpuset files of containers. A thread reads and
+compares them in batches with pauses (`observe_cgroups`). The loop gets only containers that may
+differ, reads them again, and writes them without an await in between. Containers are compared
 
-- when something writes their files (inotify), and every ``reconcile.interval``. What differs then
-  is *drift*;
-- when they start, and when a write of ours did not come to pass. What differs then is *late*.
+- when another program writes their files (inotify), and every ``reconcile.interval``. A difference
+  then is *drift*;
+- when they start, and when a write of the agent failed. A difference then is an *undelivered
+update*.
 
-Cgroups are written directly. The runtime is asked for what cannot be written, and for CPU limits,
-which it remembers: from NRI 0.12.1 on by a call, before that by a second registration, which is
-dear, and hangs containerd (2.1.9, 2.4.2) for good when a sandbox is removed in the same moment.
+Cgroups are written directly. The runtime gets updates that cannot be written, and CPU limits, which
+it records: from NRI 0.12.1 on by a call, before that by a second registration, which is expensive,
+and hangs containerd (2.1.9, 2.4.2) if a sandbox is removed at the same moment.
 
-What the kernel would refuse, because of a cgroup above or below, is not written: that cgroup is
-named, and the repair follows when it is out of the way. A container that is rewritten again and
-again is reported and left (`nri_numa.agent.drift_policy`). systemd, where it made a cgroup, is
-given the same set afterwards.
+If a cgroup above or below would make the kernel refuse a write, that cgroup is named, and the
+repair follows later. A container that is rewritten repeatedly is reported and left
+(`nri_numa.agent.drift_policy`). systemd gets the same set afterwards for the cgroups it made.
 """
 
 from __future__ import annotations
@@ -50,34 +49,34 @@ from nri_numa.runtime import PushResult
 log = get_logger("reconcile")
 
 WRITE_CHECK_INTERVAL_S: Final = 0.01
-"""Seconds between a write and the look at it, and between two looks."""
+"""Seconds between a write and its check, and between two checks."""
 CHECK_REST_RATIO: Final = 10
-"""A look is followed by this many times its own length of rest: a tenth of a core at most."""
+"""Pause after a check, as a multiple of its duration: a tenth of a core at most."""
 WRITE_BATCH: Final = 25
-"""Cgroups written in one go, each some tens of microseconds."""
+"""Cgroups written in one batch, each some tens of microseconds."""
 LOOP_POLL_INTERVAL_S: Final = 1.0
-"""Seconds after which it is seen that a round is due, and that the kernel takes writes again."""
+"""Seconds between two checks that a round is due, or the kernel accepts writes again."""
 PUSH_DELAY_S: Final = 1.0
-"""Seconds before a push: an update that rides on an answer has arrived by then."""
+"""Seconds before a push: an update in an answer has arrived by then."""
 MAX_CONTAINER_LINES_PER_ROUND: Final = 20
-"""Lines of one round about single containers; a thousand at once would keep requests waiting."""
+"""Log lines of one round about single containers; a thousand at once would delay requests."""
 READ_BACK_DELAY_S: Final = 0.2
-"""Seconds between a push and reading back what became of it."""
+"""Seconds between a push and reading back its result."""
 PUSH_BATCH: Final = 32
-"""Corrections of one push. Each push may cost the runtime a picture of the whole node."""
+"""Corrections of one push; each may cost the runtime a Synchronize of the whole node."""
 BLIND_ROUNDS_BEFORE_REPORT: Final = 3
-"""Rounds without any cgroup after which that is said; one may fall between create and start."""
+"""Rounds without any cgroup before that is reported; one may fall between create and start."""
 UPDATE_WITHOUT_EFFECT_TEXT: Final = "the runtime took the update, and the cgroup is as before"
 
 
 class RoundResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What one round came to, by container id.
+    """Result of one round, by container id.
 
     Attributes:
-        cgroup_count: containers that have a cgroup.
-        drifted: not as meant, and that after the second look too.
-        repaired: put right, as read back.
-        abandoned: repaired so often lately that it is left to what rewrites it.
+        cgroup_count: number of containers with a cgroup.
+        drifted: containers with drift, confirmed by a second read.
+        repaired: repaired containers, as read back.
+        abandoned: containers that were repaired too often lately, and are left.
     """
 
     cgroup_count: int = 0
@@ -87,21 +86,21 @@ class RoundResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RuntimeStatus(Protocol):
-    """How the runtime is reached, and whether it is."""
+    """Kind and state of the link to the runtime."""
 
     over_cri: bool
 
     @property
     def is_synchronized(self) -> bool:
-        """Registered and synchronized."""
+        """True if registered and synchronized."""
 
 
 PushUpdates = Callable[[Sequence[ContainerUpdate]], Awaitable[PushResult]]
-"""Sends the runtime updates that answer no event."""
+"""Function that sends the runtime updates that answer no event."""
 
 
 class DriftReports:
-    """Says what rounds found and did, once for as long as it stays the same."""
+    """Reports the results of rounds, each once while it stays the same."""
 
     def __init__(
         self,
@@ -119,39 +118,41 @@ class DriftReports:
         self._metrics.internal_errors.inc()
         log.exception("reconcile failed")
 
-    def report_late_repairs(self, right: Sequence[Drift], since: Mapping[str, float]) -> None:
-        """Say which undelivered updates were repaired; ``since`` are Unix times."""
-        self._metrics.late_repairs.inc(len(right))
-        for correction in right:
-            known = self._current.state.allocations.get(correction.container_id)
-            if known is not None and known.kind is not ContainerKind.UNPINNED:
+    def report_late_repairs(self, drifts: Sequence[Drift], times: Mapping[str, float]) -> None:
+        """Report repaired undelivered updates; ``times`` are Unix times by container id."""
+        self._metrics.late_repairs.inc(len(drifts))
+        for correction in drifts:
+            record = self._current.state.allocations.get(correction.container_id)
+            if record is not None and record.kind is not ContainerKind.UNPINNED:
                 self._notices.add_for_allocation(
-                    known, NoticedEventKind.UNDELIVERED_UPDATE, f"{correction.finding}; put right"
+                    record, NoticedEventKind.UNDELIVERED_UPDATE, f"{correction.finding}; put right"
                 )
         now = self._clock.time()
         _log_each(
             log.warning,
             "late container put right",
             "more late containers put right",
-            right,
+            drifts,
             lambda c: {
                 "on_owned_cpus": c.rank == 0,
-                "seconds": round(now - since[c.container_id], 3),
+                "seconds": round(now - times[c.container_id], 3),
             },
         )
 
     def report_drift(self, drifted: Sequence[Drift]) -> None:
         """Count, note and log drift, once for as long as it stays the same."""
-        new = [c for c in drifted if self._confirmations.record_finding(c.container_id, c.finding)]
-        for correction in new:
+        new_drifts = [
+            c for c in drifted if self._confirmations.record_finding(c.container_id, c.finding)
+        ]
+        for correction in new_drifts:
             self._add_drift_notice(correction, correction.finding)
-        self._metrics.drift_found.inc(len(new))
+        self._metrics.drift_found.inc(len(new_drifts))
         observed = self._current.observe
         _log_each(
             log.warning,
             "drift found",
             "more drift found",
-            new,
+            new_drifts,
             lambda c: {"repairable": not c.is_report_only, "observed": observed},
         )
 
@@ -165,7 +166,7 @@ class DriftReports:
             )
 
     def report_abandoned(self, abandoned: Sequence[Drift], writes: Sequence[Drift]) -> None:
-        """Say once which containers are left to what rewrites them; ``writes`` are not any more."""
+        """Report abandoned containers once; those in ``writes`` are no longer abandoned."""
         for written in writes:
             if entry := self._confirmations.entries.get(written.container_id):
                 entry.is_abandoned = False
@@ -188,28 +189,28 @@ class DriftReports:
                 window_seconds=round(TRY_COUNT_WINDOW_S),
             )
 
-    def report_repaired(self, right: Sequence[Drift]) -> None:
-        """Count repairs, and say whose drift they ended."""
-        self._metrics.drift_repaired.inc(len(right))
+    def report_repaired(self, drifts: Sequence[Drift]) -> None:
+        """Count and log repaired drift."""
+        self._metrics.drift_repaired.inc(len(drifts))
         now = self._clock.monotonic()
-        for repaired in right:
+        for repaired in drifts:
             entry = self._confirmations.entry(repaired.container_id)
             entry.tries = (*entry.recent_tries(now), now)
             entry.finding, entry.is_without_effect = "", False
-        _log_each(log.info, "drift repaired", "more drift repaired", right)
+        _log_each(log.info, "drift repaired", "more drift repaired", drifts)
 
     def report_without_effect(self, corrections: Sequence[Drift]) -> None:
-        """Say once that the runtime took an update and the cgroup is as before.
+        """Report once that an update of the runtime did not change the cgroup.
 
-        That is no repair: it is tried again in each round.
+        It is tried again in each round.
         """
-        new = list[Drift]()
+        new_corrections = list[Drift]()
         for correction in corrections:
             entry = self._confirmations.entry(correction.container_id)
             if entry.is_without_effect:
                 continue
             entry.is_without_effect = True
-            new.append(correction)
+            new_corrections.append(correction)
             self._add_drift_notice(
                 correction, f"{correction.finding}; not put right: {UPDATE_WITHOUT_EFFECT_TEXT}"
             )
@@ -217,13 +218,13 @@ class DriftReports:
             log.warning,
             "drift not repaired",
             "more drift not repaired",
-            new,
+            new_corrections,
             lambda c: {"because": UPDATE_WITHOUT_EFFECT_TEXT},
         )
 
 
 class Reconciler:
-    """Compares cgroups with the node state, and puts them right."""
+    """Compares cgroups with the node state, and repairs them."""
 
     def __init__(
         self,
@@ -255,12 +256,12 @@ class Reconciler:
                 problem=problem,
             )
 
-    # --- when to look -----------------------------------------------------------------------------
+    # --- schedule ---------------------------------------------------------------------------------
 
     async def run_checks(self, in_force: ConfigInForce) -> None:
-        """Look at what was written or may be late until cancelled.
+        """Check written cgroups and undelivered updates until cancelled.
 
-        With ``reconcile.interval`` 0 nothing that others write is looked at.
+        With ``reconcile.interval`` 0 writes of other programs are not checked.
         """
         loop, confirmations = asyncio.get_running_loop(), self._confirmations
         containers = self._cgroups.containers
@@ -272,15 +273,15 @@ class Reconciler:
                     await confirmations.wake.wait()
                     await self._clock.sleep(
                         WRITE_CHECK_INTERVAL_S
-                    )  # who writes CPUs also writes memory nodes
+                    )  # a writer of CPUs usually writes memory nodes, too
                     confirmations.wake.clear()
-                    began = self._clock.monotonic()
-                    places, starting = containers.cgroup_places, containers.starting
-                    watch.watch_containers({i: p for i, p in places.items() if i not in starting})
+                    start_time = self._clock.monotonic()
+                    cgroups, starting = containers.cgroup_places, containers.starting
+                    watch.watch_containers({i: p for i, p in cgroups.items() if i not in starting})
                     self._problems.report(
                         "some cpusets are not watched: their drift is found later", watch.problem
                     )
-                    # What is read now may be written over in a moment.
+                    # A blocked write may still change what is read now.
                     if self._cgroups.writer.is_write_held_up:
                         await self._clock.sleep(LOOP_POLL_INTERVAL_S)
                         confirmations.wake.set()
@@ -290,8 +291,8 @@ class Reconciler:
                     await self._run_round(
                         in_force, {*confirmations.required(), *(written if drifts else ())}
                     )
-                    took = self._clock.monotonic() - began
-                    await self._clock.sleep(max(WRITE_CHECK_INTERVAL_S, CHECK_REST_RATIO * took))
+                    cost_s = self._clock.monotonic() - start_time
+                    await self._clock.sleep(max(WRITE_CHECK_INTERVAL_S, CHECK_REST_RATIO * cost_s))
             finally:
                 loop.remove_reader(watch.fd)
 
@@ -300,33 +301,33 @@ class Reconciler:
         self._confirmations.wake.set()
 
     async def run_periodic_rounds(self, in_force: ConfigInForce) -> None:
-        """Look at everything in each ``reconcile.interval``, until cancelled; 0 is never."""
-        waited = step = 0.0
+        """Check all containers every ``reconcile.interval`` until cancelled; 0 is never."""
+        waited = pause_s = 0.0
         while True:
-            # In small steps, so that a reloaded interval counts at once.
-            await self._clock.sleep(step)
+            # In small steps, so a reloaded interval applies at once.
+            await self._clock.sleep(pause_s)
             self._drift.accumulate_seconds()
             interval = parse_duration(in_force.config.reconcile.interval)
-            waited = waited + step if interval > 0 else 0.0
+            waited = waited + pause_s if interval > 0 else 0.0
             if interval > 0 and waited >= interval:
                 waited = 0.0
                 await self._run_round(in_force, None)
-            step = (
+            pause_s = (
                 min(LOOP_POLL_INTERVAL_S, interval - waited)
                 if interval > 0
                 else LOOP_POLL_INTERVAL_S
             )
 
-    async def _run_round(self, in_force: ConfigInForce, only: Collection[str] | None) -> None:
+    async def _run_round(self, in_force: ConfigInForce, targets: Collection[str] | None) -> None:
         settings = in_force.config.reconcile
         try:
             await self.reconcile(
                 max_repairs=settings.max_repairs,
                 without_runtime=settings.without_runtime,
-                only=only,
+                targets=targets,
             )
         except Exception:
-            # Containers are placed as well without it.
+            # Placement works without it.
             self._reports.report_failure()
 
     async def reconcile(
@@ -334,61 +335,62 @@ class Reconciler:
         *,
         max_repairs: int = 3,
         without_runtime: bool = False,
-        only: Collection[str] | None = None,
+        targets: Collection[str] | None = None,
     ) -> RoundResult:
-        """Look at every container once, and repair what is not as meant.
+        """Check every container once, or only ``targets``, and repair those that differ.
 
-        One that was repaired ``max_repairs`` times within `TRY_COUNT_WINDOW_S` is left.
-        ``without_runtime`` repairs drift while the runtime cannot be reached; ``only`` looks at
-        these containers instead.
+        A container repaired ``max_repairs`` times within `TRY_COUNT_WINDOW_S` is left.
+        ``without_runtime`` repairs drift while the runtime cannot be reached.
         """
-        # Before the runtime has said what runs, what we remember may be long over.
+        # Before the first Synchronize the restored state may be outdated.
         current, cgroups, containers = self._current, self._cgroups, self._cgroups.containers
         if not current.synchronized or cgroups.writer.is_write_held_up:
             return RoundResult()
         ids = [
-            i for i in (containers.cgroup_places if only is None else only)
+            i for i in (containers.cgroup_places if targets is None else targets)
             if containers.is_settled(i)
         ]  # fmt: skip
         confirmations = self._confirmations
-        required = confirmations.take(tuple(confirmations.entries) if only is None else only)
-        late = {i: required[i] for i in ids if i in required}
-        began = dict.fromkeys(ids, self._clock.time()) | late
-        first = await self._observe_cgroups(ids)
-        if first is None:
+        required = confirmations.take(tuple(confirmations.entries) if targets is None else targets)
+        due_at = {i: required[i] for i in ids if i in required}
+        starts = dict.fromkeys(ids, self._clock.time()) | due_at
+        result = await self._observe_cgroups(ids)
+        if result is None:
             return RoundResult()
-        suspects = [c.container_id for c in first.corrections]
+        suspects = [c.container_id for c in result.corrections]
         self._drift.remove_repaired(*(set(ids) - set(suspects)))
-        if only is None:
+        if targets is None:
             containers.unconfirmed_ids.clear()
-            self._report_blindness(first.cgroup_count)
+            self._report_blindness(result.cgroup_count)
             now = self._clock.monotonic()
             confirmations.retain_drifting(set(suspects), current.state.allocations, now)
         drifted, abandoned, writes = list[Drift](), list[Drift](), list[Drift]()
-        right, left = list[Drift](), list[Drift]()
+        drifts, unwritten = list[Drift](), list[Drift]()
         for start in range(0, len(suspects), WRITE_BATCH):
             if start:
                 await self._clock.sleep(0)
             may_repair = self._runtime.is_synchronized or without_runtime
             batch = suspects[start : start + WRITE_BATCH]
-            plan, done, failed = self._repair_batch(batch, late, began, max_repairs, may_repair)
+            plan, applied, failed = self._repair_batch(
+                batch, due_at, starts, max_repairs, may_repair
+            )
             drifted += plan.drifted
             abandoned += plan.abandoned
             writes += plan.writes
-            right += done
-            left += failed
+            drifts += applied
+            unwritten += failed
         self._reports.report_drift(drifted)
         self._reports.report_abandoned(abandoned, writes)
-        right += await self._push_corrections(left)
-        self._reports.report_late_repairs([c for c in right if c.container_id in late], late)
-        repaired = [c for c in right if c in drifted]
+        drifts += await self._push_corrections(unwritten)
+        self._reports.report_late_repairs([c for c in drifts if c.container_id in due_at], due_at)
+        repaired = [c for c in drifts if c in drifted]
         self._reports.report_repaired(repaired)
-        if self._runtime.over_cri:  # no answer of ours changes its record, which may be older
+        if self._runtime.over_cri:  # the runtime's record may be older
             await self._push_updates([c.to_update for c in repaired])
-        if only is None:
+        if targets is None:
             cgroups.queue_systemd_sync(ids)
         return RoundResult(
-            cgroup_count=first.cgroup_count,
+            cgroup_count=result.cgroup_count,
             drifted=tuple(c.container_id for c in drifted),
             repaired=tuple(c.container_id for c in repaired),
             abandoned=tuple(c.container_id for c in abandoned),
@@ -397,119 +399,118 @@ class Reconciler:
     def _repair_batch(
         self,
         container_ids: Sequence[str],
-        late: Collection[str],
-        began: Mapping[str, float],
+        undelivered: Collection[str],
+        starts: Mapping[str, float],
         max_repairs: int,
         may_repair: bool,
     ) -> tuple[RepairPlan, list[Drift], list[Drift]]:
-        """Look at some once more and write them: nothing else happens in between.
+        """Read some containers again and write them, without an await in between.
 
         Returns:
-            The plan, which are right now, and which the runtime has to be asked for.
+            The plan, the applied corrections, and those for the runtime.
         """
         now, count_tries = self._clock.monotonic(), self._confirmations.count_tries
-        wrong = self._cgroups.find_corrections(container_ids)
+        drifts = self._cgroups.find_corrections(container_ids)
         plan = plan_repairs(
-            wrong,
-            late=late,
+            drifts,
+            undelivered=undelivered,
             updating=self._cgroups.containers.unconfirmed_ids | {self._systemd.target_id},
             exhausted={i for i in container_ids if count_tries(i, now) >= max_repairs},
             observe=self._current.observe,
             may_repair=may_repair,
         )
         abandoned = {c.container_id for c in plan.abandoned}
-        self._drift.update_drift(container_ids, wrong, began, abandoned)
+        self._drift.update_drift(container_ids, drifts, starts, abandoned)
         return plan, *self._write_corrections(plan.writes)
 
-    # --- looking ----------------------------------------------------------------------------------
+    # --- comparing --------------------------------------------------------------------------------
 
     async def _observe_cgroups(self, ids: Iterable[str]) -> CgroupCheckResult | None:
-        """Read and compare in a thread; None when nothing can be read."""
-        places = self._cgroups.containers.settled_places(ids)
-        if not places:
+        """Read and compare in a thread; None if nothing can be read."""
+        pairs = self._cgroups.containers.settled_places(ids)
+        if not pairs:
             return CgroupCheckResult(0, ())
-        look = partial(observe_cgroups, self._cgroups.writer.reader, self._current.desired, places)
+        scan = partial(observe_cgroups, self._cgroups.writer.reader, self._current.desired, pairs)
         try:
-            return await asyncio.to_thread(look)
+            return await asyncio.to_thread(scan)
         except OSError as error:
             self._report_unreadable(f"{error.filename}: {error.strerror}")
             return None
 
     def _report_unreadable(self, problem: str) -> None:
-        """Say that drift cannot be found, whyever, and that it can again."""
-        state, over = "unreadable" if problem else "", "drift is looked for again"
-        self._problems.report("drift is not looked for", state, over, problem=problem)
+        """Report once that drift cannot be found, and once the end of that."""
+        state, end_event = "unreadable" if problem else "", "drift is looked for again"
+        self._problems.report("drift is not looked for", state, end_event, problem=problem)
 
-    def _report_blindness(self, seen: int) -> None:
-        """Say once that no container has a cgroup, and once the end of that."""
-        places = len(self._cgroups.containers.cgroup_places)
-        self._blind = self._blind + 1 if places and not seen else 0
+    def _report_blindness(self, cgroup_count: int) -> None:
+        """Report once that no container has a cgroup, and once the end of that."""
+        count = len(self._cgroups.containers.cgroup_places)
+        self._blind = self._blind + 1 if count and not cgroup_count else 0
         if not self._blind:
             self._report_unreadable("")
         elif self._blind >= BLIND_ROUNDS_BEFORE_REPORT:
             hierarchy = self._cgroups.writer.reader.hierarchy
-            self._report_unreadable(f"none of {places} containers has a cgroup below {hierarchy}")
+            self._report_unreadable(f"none of {count} containers has a cgroup below {hierarchy}")
 
     # --- repairing --------------------------------------------------------------------------------
 
     def _write_corrections(self, corrections: Sequence[Drift]) -> tuple[list[Drift], list[Drift]]:
-        """Write cgroups: which are right now, and which the runtime has to be asked for."""
-        right, left = list[Drift](), list[Drift]()
-        # What systemd may undo is not right yet, and its return would be no fight.
-        unsure = self._systemd.pending_ids()
-        done = self._cgroups.apply_corrections(corrections)
+        """Write cgroups; returns the applied corrections, and those for the runtime."""
+        applied, unwritten = list[Drift](), list[Drift]()
+        # systemd may still undo a write, and that would not be another program's drift.
+        pending_ids = self._systemd.pending_ids()
+        outcomes = self._cgroups.apply_corrections(corrections)
         for correction in corrections:
-            one = done[correction.container_id]
-            if one.problem and self._cgroups.writer.is_write_held_up:
+            outcome = outcomes[correction.container_id]
+            if outcome.problem and self._cgroups.writer.is_write_held_up:
                 continue
-            if one.problem:
+            if outcome.problem:
                 event = "cgroup not written: the runtime is asked instead"
-                self._problems.report(event, one.problem)
-            if one.problem or correction.quota:
-                left.append(correction)
-            elif not one.missing:
+                self._problems.report(event, outcome.problem)
+            if outcome.problem or correction.quota:
+                unwritten.append(correction)
+            elif not outcome.missing:
                 self._drift.remove_repaired(correction.container_id)
-                right += [] if correction.container_id in unsure else [correction]
-        return right, left
+                applied += [] if correction.container_id in pending_ids else [correction]
+        return applied, unwritten
 
     async def _push_corrections(self, corrections: Sequence[Drift]) -> list[Drift]:
-        """Ask the runtime for what is still wrong, a few at a time, and read it back.
+        """Push remaining corrections to the runtime in batches, and read them back.
 
-        In the order of the plan: wherever this ends, what was sent is right, and the next round
-        goes on from there.
+        In the order of the plan: if this is interrupted, the next round continues from there.
         """
         if not corrections:
             return []
         await self._clock.sleep(PUSH_DELAY_S)
-        wrong = self._cgroups.find_corrections(c.container_id for c in corrections)
+        pending = self._cgroups.find_corrections(c.container_id for c in corrections)
         sent: list[Drift] = []
-        for start in range(0, len(wrong), PUSH_BATCH):
-            chunk = wrong[start : start + PUSH_BATCH]
+        for start in range(0, len(pending), PUSH_BATCH):
+            chunk = pending[start : start + PUSH_BATCH]
             result = await self._push_updates([c.to_update for c in chunk])
             if not result.succeeded:
-                left = len(wrong) - start
-                log.warning("containers not put right", containers=left, detail=result.detail)
+                unsent = len(pending) - start
+                log.warning("containers not put right", containers=unsent, detail=result.detail)
                 break
             sent += chunk
         if sent:
             await self._clock.sleep(READ_BACK_DELAY_S)
-        now = {
+        drift_by_id = {
             c.container_id: c for c in self._cgroups.find_corrections(c.container_id for c in sent)
         }
-        self._reports.report_without_effect([c for c in now.values() if c in sent])
-        self._drift.remove_repaired(*(i for c in sent if (i := c.container_id) not in now))
-        return [c for c in corrections if c in sent and c.container_id not in now]
+        self._reports.report_without_effect([c for c in drift_by_id.values() if c in sent])
+        self._drift.remove_repaired(*(i for c in sent if (i := c.container_id) not in drift_by_id))
+        return [c for c in corrections if c in sent and c.container_id not in drift_by_id]
 
 
 def _log_each(
-    say: Callable[..., None],
+    log_function: Callable[..., None],
     event: str,
-    more: str,
+    summary_event: str,
     corrections: Sequence[Drift],
     fields: Callable[[Drift], dict[str, object]] = lambda c: {},
 ) -> None:
-    """A line for each of the first, and one with the number of all others."""
+    """Log a line for each of the first corrections, and one with the number of the others."""
     for c in corrections[:MAX_CONTAINER_LINES_PER_ROUND]:
-        say(event, container=c.name, id=c.container_id[:12], found=c.finding, **fields(c))
+        log_function(event, container=c.name, id=c.container_id[:12], found=c.finding, **fields(c))
     if len(corrections) > MAX_CONTAINER_LINES_PER_ROUND:
-        say(more, containers=len(corrections) - MAX_CONTAINER_LINES_PER_ROUND)
+        log_function(summary_event, containers=len(corrections) - MAX_CONTAINER_LINES_PER_ROUND)

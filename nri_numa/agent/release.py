@@ -1,11 +1,10 @@
-"""Giving back: every container gets the CPUs and memory nodes it would have without us.
+"""Release: every container gets the CPUs and memory nodes it would have without the agent.
 
-Works while the agent is stopped, since a running one would pin everything again. The state
-directory's lock says whether one runs, and keeps one from starting meanwhile; one that uses another
-state directory is found by its lock on the runtime (`nri_numa.agent.runtime_lock`). The updates
-travel in the answer to a Synchronize of a registration that lives for this one answer
-(`nri_numa.nri.link`), so the runtime's own records are put right together with the cgroups;
-with ``runtime.link: cri`` they are calls of CRI.
+The agent must be stopped, since it would pin everything again. The state directory's lock shows if
+one runs, and keeps one from starting meanwhile; an agent with another state directory is found by
+its lock on the runtime (`nri_numa.agent.runtime_lock`). The updates are in the answer to a
+Synchronize of a registration that lives for this one answer (`nri_numa.nri.link`), so the runtime's
+records are corrected together with the cgroups; with ``runtime.link: cri`` they are calls of CRI.
 
 A container without a cpuset of its own may use what its parent cgroup may. The protocol cannot take
 a cpuset away, so all CPUs and memory nodes that containers of this machine can have are written
@@ -54,39 +53,39 @@ from nri_numa.store.journal import Document, state_from
 _CPUOrNUMASet = TypeVar("_CPUOrNUMASet", CPUSet, NUMASet)
 
 RELEASED_CHECKPOINT_NAME: Final = "checkpoint.released"
-"""Name under which the checkpoint is kept once everything it knew was given back."""
+"""Name of the archived checkpoint after a complete release."""
 
 READ_BACK_STALL_S: Final = 10.0
-"""Seconds in which no cgroup is written, after which those that are left count as not written.
+"""Seconds without a written cgroup after which the remaining ones count as not written.
 
-Under the systemd driver each takes its time."""
+Under the systemd driver each write is slow."""
 
 
 class ReleaseResult(StrEnum):
-    """What became of one container."""
+    """Result for one container."""
 
     RELEASED = "released"
-    """Its cgroup was read back and says so."""
+    """Its cgroup was read back and has the new values."""
     RECORDED = "recorded"
-    """It has no cgroup that can be seen (it does not run yet): the runtime has the new values."""
+    """It has no cgroup yet (it does not run): the runtime has the new values."""
     FAILED = "failed"
     """Its cgroup still has the old values."""
     PLANNED = "planned"
     """A dry run: it would be released."""
     FREE = "free"
-    """Ours, and it has everything already."""
+    """It was placed by the agent, and has all CPUs and memory nodes already."""
     FOREIGN = "foreign"
-    """Never ours: pinned by others, or not at all."""
+    """It was not placed by the agent."""
 
 
 class ReleasedContainer(msgspec.Struct, frozen=True, kw_only=True):
     """One container.
 
     Attributes:
-        had_cpus, had_mems: kernel lists as the runtime has them; empty where there was none.
-        cpus, mems: what it gets; empty where nothing is changed.
-        quota: the CFS quota it gets back, in microseconds per period; None where none is written.
-        note: what the operator should know beside that.
+        had_cpus, had_mems: CPU and memory node lists in the runtime's record; empty without one.
+        cpus, mems: lists that are written; empty if unchanged.
+        quota: the CFS quota that is restored, in microseconds per period; None if none is.
+        note: sentence for the operator; may be empty.
     """
 
     container_id: str
@@ -104,12 +103,12 @@ class ReleasedContainer(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_changes(self) -> bool:
-        """Whether anything is written."""
+        """True if anything is written."""
         return bool(self.cpus or self.mems or self.quota is not None)
 
     @property
     def release_update(self) -> ContainerUpdate:
-        """What the runtime is sent."""
+        """Update for the runtime."""
         return ContainerUpdate(
             container_id=self.container_id,
             cpus=self.cpus,
@@ -119,12 +118,12 @@ class ReleasedContainer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReleaseReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What was done.
+    """Report of a release.
 
     Attributes:
         containers: every container of the node, in the order of `plan_release`.
-        checkpoint: where the old checkpoint is kept now; empty when there was nothing to keep.
-        problems: sentences about what was odd on the way.
+        checkpoint: path of the archived checkpoint; empty if there was none.
+        problems: sentences about problems.
     """
 
     containers: tuple[ReleasedContainer, ...]
@@ -133,7 +132,7 @@ class ReleaseReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing of ours is left."""
+        """True if no container failed."""
         return all(c.result is not ReleaseResult.FAILED for c in self.containers)
 
 
@@ -141,15 +140,15 @@ class AgentIsRunning(CheckpointError):
     """An agent uses the state directory: it would pin everything again."""
 
     def __init__(self, path: str, owner: str) -> None:
-        who = f"an agent ({owner})" if owner else "an agent"
+        subject = f"an agent ({owner})" if owner else "an agent"
         super().__init__(
             path,
-            f"{who} runs on this state directory and would pin everything again; stop it first, "
-            "for instance: systemctl stop nri-numa",
+            f"{subject} runs on this state directory and would pin everything again; stop it "
+            "first, for instance: systemctl stop nri-numa",
         )
 
 
-# --- what to do, without I/O ------------------------------------------------------------------
+# --- plan, without I/O ------------------------------------------------------------------------
 
 
 def plan_release(
@@ -158,24 +157,24 @@ def plan_release(
     pods: Iterable[PodSandbox],
     containers: Iterable[Container],
 ) -> tuple[ReleasedContainer, ...]:
-    """What each container gets back, by namespace, pod, container and id.
+    """Plan the release of each container, by namespace, pod, container and id.
 
-    Ours is what the checkpoint (``prior``) knows, what carries our ``assigned`` annotation, and,
-    since unbound containers that were created without us carry none, whatever has exactly the
-    shared pool. Everything else is left alone.
+    Containers of the agent are those in the checkpoint (``prior``), those with an ``assigned``
+    annotation, and those with exactly the shared pool, since unpinned containers that were created
+    without the agent have no annotation. All others are left alone.
     """
     by_pod = PodTable.from_pods(pods)
     live = [container for container in containers if container.pod_id in by_pod.uids]
     node = NodeSnapshot(machine, prior)
     outcome = rebuild_node_state(node, by_pod, live)
-    known = [outcome.state.allocations[i] for i in outcome.adopted]
-    pool = node.with_state(build_node_state(known, kubelet=prior.kubelet)).pool
+    allocations = [outcome.state.allocations[i] for i in outcome.adopted]
+    pool = node.with_state(build_node_state(allocations, kubelet=prior.kubelet)).pool
     placed = outcome.state.allocations
-    found = [
+    entries = [
         _plan_container_release(machine, prior, pool, by_pod[c.pod_id], c, placed.get(c.id))
         for c in live
     ]
-    return tuple(sorted(found, key=lambda r: (r.namespace, r.pod, r.container, r.container_id)))
+    return tuple(sorted(entries, key=lambda r: (r.namespace, r.pod, r.container, r.container_id)))
 
 
 def _plan_container_release(
@@ -219,14 +218,14 @@ def _plan_container_release(
             quota = milli * (resources.cpu_period or DEFAULT_CFS_PERIOD_US) // 1000
         else:
             note = "its CPU limit stays lifted: the checkpoint that knew it was lost"
-    # What the kubelet sent, which does not send it again: the grant, or what is not granted.
+    # The kubelet does not repeat its cpuset: the grant, or all CPUs that are not granted.
     grants = prior.kubelet
     granted = grants.cpus_of(pod.uid, container.name, container.id)
-    every = granted or everything.allowed - grants.granted_cpus or everything.allowed
-    # An empty text is no cpuset of its own, and one that cannot be read was not written by us.
+    allowed_cpus = granted or everything.allowed - grants.granted_cpus or everything.allowed
+    # An empty text is no cpuset, and an unreadable one was not written by the agent.
     entry = replace(
         entry,
-        cpus=str(every) if cpus and cpus != every else "",
+        cpus=str(allowed_cpus) if cpus and cpus != allowed_cpus else "",
         mems=str(everything.memory_nodes) if mems and mems != everything.memory_nodes else "",
         quota=quota,
         note=note,
@@ -237,22 +236,22 @@ def _plan_container_release(
 def _kind_from_annotation(
     machine: NodeModel, pool: CPUSet, container: Container, placed: Allocation | None
 ) -> tuple[ContainerKind, int | None]:
-    """What a container is that the checkpoint does not know, and the quota that was lifted.
+    """Return kind and lifted quota of a container that is not in the checkpoint.
 
-    The quota itself is in the checkpoint alone, so it is 0 where one was lifted. Over CRI no
-    container carries an annotation: it is ours where its pod asks for CPUs and it has those that it
-    would be given (``placed``).
+    Only the checkpoint has the quota itself, so it is 0 if one was lifted. Over CRI no container
+    has an annotation: the agent placed it if its pod requests CPUs and it has those that it would
+    get (``placed``).
     """
     marker = container.annotations.get(f"{machine.settings.prefix}/{ASSIGNED_KEY}")
     if marker is None:
         cpus = _parse_list_or_none(CPUSet, container.resources.cpus)
-        fewer = (
+        is_subset = (
             placed is not None
             and placed.yields_to_exclusive
             and cpus is not None
             and cpus <= placed.cpus
         )
-        if placed is not None and placed.cpus and (fewer or placed.cpus == cpus):
+        if placed is not None and placed.cpus and (is_subset or placed.cpus == cpus):
             lifted = placed.exclusive and container.resources.cpu_quota == NO_CFS_QUOTA
             return placed.kind, 0 if lifted else None
         return (ContainerKind.UNPINNED if cpus == pool else ContainerKind.FOREIGN), None
@@ -261,7 +260,7 @@ def _kind_from_annotation(
         kind = ContainerKind(document["kind"])
         owned = kind is ContainerKind.EXCLUSIVE or bool(document.get("owned"))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return ContainerKind.UNPINNED, None  # damaged, but only we write this key
+        return ContainerKind.UNPINNED, None  # damaged, but only the agent writes this key
     return kind, 0 if owned and container.resources.cpu_quota == NO_CFS_QUOTA else None
 
 
@@ -272,7 +271,7 @@ def _parse_list_or_none(kind: type[_CPUOrNUMASet], text: str) -> _CPUOrNUMASet |
         return None
 
 
-# --- doing it ---------------------------------------------------------------------------------
+# --- execution --------------------------------------------------------------------------------
 
 
 async def release_all_containers(
@@ -281,12 +280,12 @@ async def release_all_containers(
     identity: Mapping[str, str],
     dry_run: bool = False,
     timeout: float = 60.0,  # noqa: ASYNC109 - the time limit is part of what is asked for
-    waiting: Callable[[], object] = lambda: None,
+    on_delay: Callable[[], object] = lambda: None,
 ) -> ReleaseReport:
-    """Give everything back, and read back that it arrived.
+    """Release all containers, and read back the result.
 
-    The runtime has ``timeout`` seconds to take our registration; ``waiting`` is called when that
-    takes longer than one. A dry run changes nothing, and does not mind a running agent.
+    The runtime has ``timeout`` seconds to accept the registration; ``on_delay`` is called if that
+    takes longer than one. A dry run changes nothing, and is possible while an agent runs.
 
     Raises:
         AgentIsRunning: an agent uses the state directory.
@@ -322,13 +321,13 @@ async def release_all_containers(
         problems += kubelet.problems
         prior = prior.with_kubelet(kubelet.grants)
         reader = CgroupReader(config.cgroup_root)
-        planned = await _send_release(config, machine, prior, reader, dry_run, timeout, waiting)
+        planned = await _send_release(config, machine, prior, reader, dry_run, timeout, on_delay)
         if dry_run:
             return ReleaseReport(containers=planned, problems=tuple(problems))
         await asyncio.to_thread(InterruptSteering(config.state_dir).restore_affinity)
         remove_assigned_files(config.state_dir)
-        done = await _await_released_cgroups(reader, planned)
-        report = ReleaseReport(containers=done, problems=tuple(problems))
+        containers = await _await_released_cgroups(reader, planned)
+        report = ReleaseReport(containers=containers, problems=tuple(problems))
         if store is not None and report.is_complete:
             report = replace(report, checkpoint=_archive_checkpoint(store, bool(entries)))
         return report
@@ -354,7 +353,7 @@ async def _send_release(
     reader: CgroupReader,
     dry_run: bool,
     seconds: float,
-    waiting: Callable[[], object],
+    on_delay: Callable[[], object],
 ) -> tuple[ReleasedContainer, ...]:
     planned: tuple[ReleasedContainer, ...] = ()
 
@@ -362,11 +361,11 @@ async def _send_release(
         pods: PodTable, containers: Sequence[Container]
     ) -> Sequence[ContainerUpdate]:
         nonlocal planned
-        shown = [_with_actual_cpuset(reader, machine.topology.allowed, c) for c in containers]
-        planned = plan_release(machine, prior, [pods[pod_id] for pod_id in pods.uids], shown)
+        actual = [_with_actual_cpuset(reader, machine.topology.allowed, c) for c in containers]
+        planned = plan_release(machine, prior, [pods[pod_id] for pod_id in pods.uids], actual)
         return [] if dry_run else [c.release_update for c in planned if c.has_changes]
 
-    timer = asyncio.get_running_loop().call_later(1.0, waiting)
+    timer = asyncio.get_running_loop().call_later(1.0, on_delay)
     try:
         async with asyncio.timeout(seconds):
             if is_reached_over_cri(config):
@@ -395,10 +394,10 @@ async def _send_release(
     return planned
 
 
-def _with_actual_cpuset(reader: CgroupReader, every: CPUSet, container: Container) -> Container:
-    """With the CPUs of its cgroup: of neighbours the runtime's record is older (docs/adr/0012)."""
+def _with_actual_cpuset(reader: CgroupReader, allowed: CPUSet, container: Container) -> Container:
+    """Replace the CPUs in the runtime's record, which may be old (docs/adr/0012)."""
     observed = reader.read_actual_cgroup(CgroupPlace(container.cgroups_path, container.pid))
-    if observed is None or every <= observed.cpus:
+    if observed is None or allowed <= observed.cpus:
         return container
     resources = replace(container.resources, cpus=str(observed.cpus))
     return replace(container, resources=resources)
@@ -407,36 +406,36 @@ def _with_actual_cpuset(reader: CgroupReader, every: CPUSet, container: Containe
 async def _await_released_cgroups(
     reader: CgroupReader, planned: Sequence[ReleasedContainer]
 ) -> tuple[ReleasedContainer, ...]:
-    """Wait until the cgroups say what was sent; the runtime does not say what became of it."""
+    """Wait until the cgroups have what was sent; the runtime does not report it."""
     open_entries = {c.container_id: c for c in planned if c.has_changes}
     results: dict[str, ReleaseResult] = dict.fromkeys(open_entries, ReleaseResult.RECORDED)
     deadline = time.monotonic() + READ_BACK_STALL_S
     while open_entries and reader.detect_hierarchy():
-        places = [(i, c.cgroup) for i, c in open_entries.items()]
-        seen = await asyncio.to_thread(read_actual_cgroups, reader, places)
-        for container_id, observed in seen.items():
+        cgroups = [(i, c.cgroup) for i, c in open_entries.items()]
+        actual_by_id = await asyncio.to_thread(read_actual_cgroups, reader, cgroups)
+        for container_id, observed in actual_by_id.items():
             entry = open_entries[container_id]
-            arrived = (not entry.cpus or observed.cpus == CPUSet.parse(entry.cpus)) and (
+            is_written = (not entry.cpus or observed.cpus == CPUSet.parse(entry.cpus)) and (
                 not entry.mems or observed.mems == NUMASet.parse(entry.mems)
             )
-            results[container_id] = ReleaseResult.RELEASED if arrived else ReleaseResult.FAILED
-            if arrived:
+            results[container_id] = ReleaseResult.RELEASED if is_written else ReleaseResult.FAILED
+            if is_written:
                 del open_entries[container_id]
                 deadline = time.monotonic() + READ_BACK_STALL_S
-        if not seen or time.monotonic() > deadline:
+        if not actual_by_id or time.monotonic() > deadline:
             break
         await asyncio.sleep(0.05)
     return tuple(replace(c, result=results.get(c.container_id, c.result)) for c in planned)
 
 
-def _archive_checkpoint(store: CheckpointStore, keep: bool) -> str:
-    """Take the journal away, so that a later agent begins anew; where it is kept, if it is."""
-    aside = os.path.join(store.directory, RELEASED_CHECKPOINT_NAME)
+def _archive_checkpoint(store: CheckpointStore, has_entries: bool) -> str:
+    """Archive or remove the journal, so a later agent starts anew; returns its new path."""
+    archive_path = os.path.join(store.directory, RELEASED_CHECKPOINT_NAME)
     try:
-        if keep:
-            os.replace(store.path, aside)
-            return aside
+        if has_entries:
+            os.replace(store.path, archive_path)
+            return archive_path
         os.unlink(store.path)
     except OSError:
-        pass  # not there, or a directory that cannot be written: then there is nothing to forget
+        pass  # missing, or in a read-only directory: then there is nothing to forget
     return ""

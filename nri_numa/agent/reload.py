@@ -1,10 +1,10 @@
-"""What is read again while the agent runs: its configuration, and the machine.
+"""Reload of the configuration and the machine while the agent runs.
 
-Reading a file may wait for a disk, the first YAML document imports its parser, and a mistake
-imports the library that lists all of them: together up to a quarter of a second in which no
-container could start. So all of that happens in a thread, down to the tables that decisions need;
-what is left for the loop is to put the result in. The machine is read again regularly, and when
-something did not fit (docs/adr/0032-read-again-what-changes.md).
+Reading a file may wait for a disk, the first YAML document imports its parser, and an error imports
+the library that lists all of them: together up to a quarter of a second in which no container could
+start. So a thread does all of that, including the tables that decisions need, and the loop only
+applies the result. The machine is read again regularly, and after a rejection
+(docs/adr/0032-read-again-what-changes.md).
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 log = logs.get_logger("daemon")
 
 _YIELD_INTERVAL_S: Final = 0.0005
-"""Seconds after which the thread lets the loop go on. A request asks for its turn at each of its
-system calls, and with Python's 5 ms these added up to twice as long a wait."""
+"""Seconds after which the thread yields to the loop. A request needs a turn at each of its system
+calls, and with Python's 5 ms these added up to twice the time."""
 
 
 class ConfigInForce(Protocol):
@@ -54,28 +54,28 @@ class ConfigInForce(Protocol):
 
     @property
     def config(self) -> AgentConfig:
-        """In force at this moment."""
+        """Configuration in force."""
 
 
 ApplySettings = Callable[[], Awaitable[bool]]
-"""Makes settings anew and puts them in force; False: try again."""
+"""Function that recomputes and applies settings; False: try again."""
 
 
 class SettingsSource(Protocol):
-    """Makes settings of a configuration and of what else they follow from."""
+    """Source of settings from a configuration and other inputs."""
 
     def settings_with_kubelet_config(self, config: AgentConfig, topology: Topology) -> Settings:
-        """The settings; any thread may ask."""
+        """Return the settings; any thread may call this."""
 
 
 class PreparedConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """A configuration that can be put in force.
+    """A configuration that can be applied.
 
     Attributes:
-        config: what is in force then; keys that need a restart have the values of before.
+        config: the configuration to apply; keys that need a restart have their old values.
         live: paths that change at once.
         restart: paths that differ and need a restart.
-        machine: the topology of then with the new settings.
+        machine: the topology at that time with the new settings.
     """
 
     config: AgentConfig
@@ -90,18 +90,18 @@ def prepare_config(
     machine: NodeModel,
     source: SettingsSource,
 ) -> PreparedConfig:
-    """Read a configuration and make everything ready; touches nothing that others use.
+    """Read a configuration and prepare it; changes nothing that others use.
 
     Raises:
-        ConfigError: with every mistake.
+        ConfigError: with all problems.
     """
-    new = load()
-    problems = configuration.validate_config(new, machine.topology)
+    loaded_config = load()
+    problems = configuration.validate_config(loaded_config, machine.topology)
     if problems:
         raise ConfigError("configuration", problems)
-    live, restart = configuration.changed_paths(base, new)
-    # What waits for a restart keeps its old value, so that the next reload names it again.
-    config = configuration.merge_reloadable(base, new) if live else base
+    live, restart = configuration.changed_paths(base, loaded_config)
+    # A key that needs a restart has its old value, so the next reload names it again.
+    config = configuration.merge_reloadable(base, loaded_config) if live else base
     return PreparedConfig(
         config=config,
         live=live,
@@ -118,7 +118,7 @@ async def prepare_in_thread(
     machine: NodeModel,
     source: SettingsSource,
 ) -> PreparedConfig:
-    """`prepare_config` in a thread that gives way to the loop."""
+    """Run `prepare_config` in a thread that yields to the loop."""
     usual = sys.getswitchinterval()
     sys.setswitchinterval(_YIELD_INTERVAL_S)
     try:
@@ -127,15 +127,15 @@ async def prepare_in_thread(
         sys.setswitchinterval(usual)
 
 
-async def apply_when_unchanged(agent: Agent, make: Callable[[NodeModel], NodeModel]) -> bool:
-    """Have the agent decide by what a thread makes of machine and settings; False: try again.
+async def apply_when_unchanged(agent: Agent, change: Callable[[NodeModel], NodeModel]) -> bool:
+    """Apply the node model that ``change`` makes in a thread.
 
-    They may have changed for another reason meanwhile.
+    Returns False if the model changed for another reason meanwhile: try again.
     """
-    before = agent.current.machine
-    machine = await asyncio.to_thread(lambda: build_tables(make(before)))
-    if machine is not before:
-        if agent.current.machine is not before:
+    model_before = agent.current.machine
+    machine = await asyncio.to_thread(lambda: build_tables(change(model_before)))
+    if machine is not model_before:
+        if agent.current.machine is not model_before:
             return False
         agent.apply_node_model(machine)
     return True
@@ -144,7 +144,7 @@ async def apply_when_unchanged(agent: Agent, make: Callable[[NodeModel], NodeMod
 async def apply_recomputed_settings(
     agent: Agent, in_force: ConfigInForce, source: SettingsSource
 ) -> bool:
-    """Have the agent decide by settings that are made anew; False: try again."""
+    """Recompute and apply the settings; False: try again."""
     config = in_force.config
 
     def with_settings(machine: NodeModel) -> NodeModel:
@@ -155,7 +155,7 @@ async def apply_recomputed_settings(
 
 
 def build_tables(machine: NodeModel) -> NodeModel:
-    """The machine with its tables made, so that no container waits for those that all need."""
+    """Compute the machine's tables ahead, so no container waits for them."""
     _ = (
         machine.allocator_index,
         machine.cpu_capacity_milli,
@@ -166,13 +166,13 @@ def build_tables(machine: NodeModel) -> NodeModel:
 
 
 class Reloader(LinkObserver):
-    """Puts the configuration's file in force again, and the runtime's drop-in over it.
+    """Reloads the configuration's file, with the runtime's drop-in over it.
 
     Args:
         load: reads the configuration, given the text of the drop-in.
 
     Attributes:
-        config: in force.
+        config: configuration in force.
     """
 
     def __init__(
@@ -194,20 +194,20 @@ class Reloader(LinkObserver):
         self._task: asyncio.Task[None] | None = None
 
     def on_runtime_configured(self, info: RuntimeInfo) -> None:
-        """The runtime may have handed us a configuration: it overrides the file."""
+        """Apply the configuration in the runtime's Configure request; it overrides the file."""
         if not info.config or info.config == self._drop_in:
             return
         self._drop_in = info.config
         load = partial(self._load, info.config)
         try:
-            # At once: the containers that the runtime names next are decided by it.
+            # At once, since it applies to the containers that the runtime reports next.
             prepared = prepare_config(load, self.config, self._agent.current.machine, self._source)
-            self._apply(prepared, late="the runtime's drop-in came too late for this key")
+            self._apply(prepared, event="the runtime's drop-in came too late for this key")
         except ConfigError as error:
             self._report_unusable(error, "drop-in configuration not used")
 
     def request_reload(self) -> asyncio.Task[None]:
-        """Read the configuration again, once more when it is being read; returns who does it."""
+        """Reload the configuration, or repeat a running reload; returns its task."""
         self._is_requested = True
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._reload(), name="reload")
@@ -223,11 +223,11 @@ class Reloader(LinkObserver):
             except ConfigError as error:
                 self._report_unusable(error, "configuration not reloaded")
             except Exception:
-                self._metrics.record_config_reload(at=None)
+                self._metrics.record_config_reload(loaded_at=None)
                 self._metrics.internal_errors.inc()
                 log.exception("configuration not reloaded")
             else:
-                # Of a machine that has changed since, capacity factors may have, too.
+                # If the machine has changed since, capacity factors may have changed, too.
                 if self._agent.current.machine is machine:
                     self._apply(prepared)
                 else:
@@ -235,20 +235,20 @@ class Reloader(LinkObserver):
         self._notifier.notify_ready("reloaded")
 
     def _report_unusable(self, error: ConfigError, event: str) -> None:
-        self._metrics.record_config_reload(at=None)
+        self._metrics.record_config_reload(loaded_at=None)
         for problem in error.problems:
             log.error(event, file=error.source, problem=problem)
 
-    def _apply(self, new: PreparedConfig, late: str = "this change needs a restart") -> None:
-        self._metrics.record_config_reload(at=self._clock.time())
-        for key in new.restart:
-            log.warning(late, key=key)
-        if new.live:
-            self.config = new.config
-            logs.set_level(new.config.log.level.value)
-            self._ownership.update_observe(new.config.observe)
-            self._agent.apply_node_model(new.machine)
-        log.info("configuration reloaded", changed=", ".join(new.live))
+    def _apply(self, prepared: PreparedConfig, event: str = "this change needs a restart") -> None:
+        self._metrics.record_config_reload(loaded_at=self._clock.time())
+        for key in prepared.restart:
+            log.warning(event, key=key)
+        if prepared.live:
+            self.config = prepared.config
+            logs.set_level(prepared.config.log.level.value)
+            self._ownership.update_observe(prepared.config.observe)
+            self._agent.apply_node_model(prepared.machine)
+        log.info("configuration reloaded", changed=", ".join(prepared.live))
 
 
 # --- The machine ---
@@ -256,21 +256,21 @@ class Reloader(LinkObserver):
 MIN_LINE_INTERVAL_S: Final = 3600.0
 """Seconds between two lines about memory and huge pages."""
 FIELDS_LOGGED_HOURLY: Final = frozenset(("memory", "hugepages"))
-"""Of what `nri_numa.machine.hotplug.changed_texts_by_field` finds; a balloon moves them always."""
+"""Fields of `nri_numa.machine.hotplug.changed_texts_by_field` that a balloon always changes."""
 
 UNREADABLE_EVENT: Final = "machine cannot be read any more"
 
 
-def report_polling(error: OSError, were_there: bool) -> None:
-    """Say that CPUs which come and go are found by polling alone."""
-    if were_there:
+def report_polling(error: OSError, had_events: bool) -> None:
+    """Report that CPU hotplug is detected by polling only."""
+    if had_events:
         log.warning("no kernel events about CPUs any more: polling only", error=str(error))
     else:
         log.info("no kernel events about CPUs: polling only", error=str(error))
 
 
 class MachineReloader:
-    """Reads again what changes on the machine, in threads."""
+    """Reads the machine again, in threads."""
 
     def __init__(
         self,
@@ -281,12 +281,12 @@ class MachineReloader:
     ) -> None:
         self._root, self._current = root, current
         self._device_counts, self._clock = device_counts, clock
-        self._logged_topology: Topology | None = None  # as the log has it
+        self._logged_topology: Topology | None = None  # as last logged
         self._logged_at = -math.inf
         self._problems = ReportOnce(log)
 
     async def read_memory(self) -> None:
-        """Read what is left of memory."""
+        """Read measured free memory."""
         current = self._current
         try:
             reading = await asyncio.to_thread(read_memory, self._root, current.machine.topology)
@@ -296,9 +296,9 @@ class MachineReloader:
             current.set_memory(None)
             return
         devices: Counter[int] = Counter()
-        if not isinstance(counted := self._device_counts(), str):
-            for one in counted or ():
-                devices[one.numa_node] += one.available
+        if not isinstance(counts := self._device_counts(), str):
+            for device_count in counts or ():
+                devices[device_count.numa_node] += device_count.available
         current.set_memory(
             MeasuredFree(
                 memory={i: n.available_bytes for i, n in reading.numa_nodes.items()},
@@ -308,13 +308,13 @@ class MachineReloader:
         )
 
     async def read_machine(self, agent: Agent) -> None:
-        """Read what else may have changed, and let the agent have it."""
-        topology = known = agent.current.machine.topology
+        """Read the topology again, and apply changes."""
+        topology = topology_before = agent.current.machine.topology
 
         def with_topology(machine: NodeModel) -> NodeModel:
             nonlocal topology
-            topology = rediscover_topology(self._root, known)
-            return machine if topology is known else replace(machine, topology=topology)
+            topology = rediscover_topology(self._root, topology_before)
+            return machine if topology is topology_before else replace(machine, topology=topology)
 
         try:
             is_in_force = await apply_when_unchanged(agent, with_topology)
@@ -323,20 +323,20 @@ class MachineReloader:
             return
         self._problems.report(UNREADABLE_EVENT, "")
         if is_in_force:
-            self._log_changes(self._logged_topology or known, topology)
+            self._log_changes(self._logged_topology or topology_before, topology)
 
-    def _log_changes(self, before: Topology, now: Topology) -> None:
-        """Say what changed since the last line, of memory no more than a line an hour."""
-        self._logged_topology = before
-        found = changed_texts_by_field(before, now) if now is not before else {}
-        at = self._clock.monotonic()
-        if before.online != now.online:
-            log.warning("CPUs changed", **{"gone": "", "new": "", **found})
-        elif found.keys() - FIELDS_LOGGED_HOURLY:
-            log.warning("machine changed", **found)
-        elif found and at >= self._logged_at + MIN_LINE_INTERVAL_S:
-            log.info("machine changed", **found)
-            self._logged_at = at
+    def _log_changes(self, prior: Topology, topology: Topology) -> None:
+        """Log changes since the last line; of memory at most one line an hour."""
+        self._logged_topology = prior
+        changes = changed_texts_by_field(prior, topology) if topology is not prior else {}
+        time_s = self._clock.monotonic()
+        if prior.online != topology.online:
+            log.warning("CPUs changed", **{"gone": "", "new": "", **changes})
+        elif changes.keys() - FIELDS_LOGGED_HOURLY:
+            log.warning("machine changed", **changes)
+        elif changes and time_s >= self._logged_at + MIN_LINE_INTERVAL_S:
+            log.info("machine changed", **changes)
+            self._logged_at = time_s
         else:
             return
-        self._logged_topology = now
+        self._logged_topology = topology

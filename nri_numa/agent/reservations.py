@@ -1,4 +1,4 @@
-"""What pods have reserved, given back once nothing of them is to come."""
+"""Release of pod reservations."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from nri_numa.machine.cgroups import CgroupPlace
 from nri_numa.model.workload import ChangedStateIds
 
 RELEASE_UNSTARTED_AFTER_S: Final = 120.0
-"""A start that takes longer is given up by the kubelet (its ``runtimeRequestTimeout``)."""
+"""Seconds after which the kubelet abandons a start (its ``runtimeRequestTimeout``)."""
 
 
 class PodReservations:
-    """Lets reservations become soft and end, by sandboxes and time (docs/adr/0015).
+    """Makes reservations soft and ends them, by sandboxes and time (docs/adr/0015).
 
     Args:
-        replace_state: puts another node state in force, of which these ids changed.
-        forget_container: drops what is known of a container beside the state.
+        replace_state: applies another node state, in which these ids changed.
+        forget_container: drops a container's facts beside the state.
     """
 
     def __init__(
@@ -45,59 +45,61 @@ class PodReservations:
         self._replace_state, self._forget_container = replace_state, forget_container
 
     def stop_sandbox(self, uid: str, sandbox: str) -> None:
-        """What a pod has reserved is soft from now on."""
-        after = with_sandbox_stopped(self._current.state, uid, sandbox, self._clock.time())
-        if after is not self._current.state:
-            self._replace_state(after, ChangedStateIds((), (uid,)))
+        """Make a pod's reservations soft."""
+        state_after = with_sandbox_stopped(self._current.state, uid, sandbox, self._clock.time())
+        if state_after is not self._current.state:
+            self._replace_state(state_after, ChangedStateIds((), (uid,)))
             self._update_soft_ids()
 
     def _update_soft_ids(self) -> None:
-        """Reservations become soft with time alone, and schedulers count them as free then."""
+        """Update soft reservations, which schedulers count as free; they also depend on time."""
         soft_ids = frozenset(a.container_id for a in soft_reservations(self._current.snapshot()))
         if soft_ids != self._current.soft_ids:
             self._current.set_soft_ids(soft_ids)
             self._current.notify()
 
     def release_expired(self) -> None:
-        """Give back what pods have kept for too long, or have no use for; called every few seconds.
+        """Release expired and useless reservations; called every few seconds.
 
-        A runtime reports no stop of a sandbox that is older than itself, over CRI none at all, and
-        none to an agent that is away: the cgroup of the pod's latest sandbox shows it. Nor does it
-        report a failed start, whose cgroup is not there.
+        A runtime does not report the stop of a sandbox older than itself, over CRI no stop at all,
+        and none while the agent is not registered: the cgroup of the pod's latest sandbox shows it.
+        Nor does it report a failed start, whose cgroup does not exist.
         """
         state, reader = self._current.state, self._cgroups.writer.reader
-        kept = [a for a in state.allocations.values() if a.reserved_at]
-        waiting = [
+        reservations = [a for a in state.allocations.values() if a.reserved_at]
+        unstarted = [
             a for i in self._containers.starting
             if (a := state.allocations.get(i)) and reader.is_removed(self._containers.cgroup_of(i))
         ]  # fmt: skip
-        sandboxes = {a.pod_uid: state.pods[a.pod_uid].sandbox_cgroup for a in (*kept, *waiting)}
-        gone = {
+        sandboxes = {
+            a.pod_uid: state.pods[a.pod_uid].sandbox_cgroup for a in (*reservations, *unstarted)
+        }
+        uids = {
             uid for uid, path in sandboxes.items() if path and reader.is_removed(CgroupPlace(path))
         }
         seconds = max(self._current.machine.settings.reservation_seconds, RELEASE_UNSTARTED_AFTER_S)
         latest_start = self._clock.time() - seconds
-        late = [a for a in waiting if a.assigned_at <= latest_start or a.pod_uid in gone]
-        for uid in sorted(gone):
+        failures = [a for a in unstarted if a.assigned_at <= latest_start or a.pod_uid in uids]
+        for uid in sorted(uids):
             self.stop_sandbox(uid, state.pods[uid].pod_id)
-        self.release(expired_reservations(self._current.snapshot()) + late)
+        self.release(expired_reservations(self._current.snapshot()) + failures)
         self._update_soft_ids()
-        for allocation in late:  # should it start after all, it is met then
+        for allocation in failures:  # if it starts after all, it is admitted then
             self._containers.ended.pop(allocation.container_id, None)
 
     def release_of_stopped(self) -> None:
-        """Give back what pods without a sandbox have: what is granted or runs already needs it."""
+        """Release reservations of pods without a sandbox, for grants or running containers."""
         state = self._current.state
-        kept = [a for a in state.allocations.values() if a.reserved_at]
-        self.release([a for a in kept if state.pods[a.pod_uid].stopped_at])
+        reservations = [a for a in state.allocations.values() if a.reserved_at]
+        self.release([a for a in reservations if state.pods[a.pod_uid].stopped_at])
 
-    def release(self, kept: Sequence[Allocation]) -> None:
-        """Give back what these have."""
-        if not kept:
+    def release(self, reservations: Sequence[Allocation]) -> None:
+        """Release these reservations."""
+        if not reservations:
             return
-        released = admit.release_reservations(self._current.desired, kept)
+        released = admit.release_reservations(self._current.desired, reservations)
         self._replace_state(released.state, released.change)
-        for allocation in kept:
+        for allocation in reservations:
             self._forget_container(allocation.container_id)
             self._history.reporter.log_reservation_released(allocation)
         self._cgroups.request_check_of_unsent(self._cgroups.schedule_cpu_return(released.updates))

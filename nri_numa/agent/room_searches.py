@@ -1,7 +1,7 @@
-"""Searches for room that a request had no more work for: they go on here, between requests.
+"""Searches for room that exceeded a request's limit and continue between requests.
 
-A piece takes a few milliseconds, and the next one comes when everything else had its turn. What a
-search finds is about one state of the node: where that changed meanwhile, it begins anew.
+A piece takes a few milliseconds, and the next one runs after all other tasks had a turn. The result
+of a search is valid for one node state: if that changed meanwhile, the search starts again.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from nri_numa.engine.rebalance import (
 SEARCH_UNITS_PER_PIECE: Final = 2_000
 """Units of work of one piece, unless a single try is more."""
 MAX_SEARCH_RESTARTS: Final = 3
-"""The node changes all the time where pods come and go; the kubelet tries again anyway."""
+"""Limit for a node that keeps changing; the kubelet retries anyway."""
 MAX_WAITING_SEARCHES: Final = 32
-"""Refused containers whose search is to go on; of more the oldest are left as they are."""
+"""Rejected containers whose search continues; beyond that the oldest is dropped."""
 
 
 class DeferredRoomSearches:
-    """Goes on with the searches for refused containers, one after the other.
+    """Continues the searches for rejected containers, one after the other.
 
     Args:
-        move: has containers move; returns what was in the way of it.
+        move: moves containers; returns the problem, or an empty text.
     """
 
     def __init__(
@@ -53,35 +53,37 @@ class DeferredRoomSearches:
         self._beginnings = 0
 
     def add(self, refused: Rejected) -> None:
-        """Go on for a container that was refused; once, however often it is."""
-        idle = not self._waiting
+        """Continue the search for a rejected container, once for all its rejections."""
+        was_empty = not self._waiting
         self._waiting[refused.trace.pod.uid, refused.trace.container.name] = refused
         if len(self._waiting) > MAX_WAITING_SEARCHES:
             self._drop_current_search()
-        if idle:
-            self._tasks.add(self._do_piece)
+        if was_empty:
+            self._tasks.add(self._run_search_piece)
 
     def _drop_current_search(self) -> None:
         del self._waiting[next(iter(self._waiting))]
         self._search, self._beginnings = None, 0
 
-    def _do_piece(self) -> None:
-        """Do one piece; the next one follows by itself."""
+    def _run_search_piece(self) -> None:
+        """Run one piece of the current search, and schedule the next one."""
         refused = next(iter(self._waiting.values()))
-        found, ends = None, not self._is_retry_expected(refused)
-        if not ends:
+        result, is_finished = None, not self._is_retry_expected(refused)
+        if not is_finished:
             search = self._current_search(refused)
-            found = None if search is None else search.run_steps(SEARCH_UNITS_PER_PIECE)
-            ends = search is None or found is not None or search.used >= MAX_DEFERRED_SEARCH_WORK
-        if ends:
+            result = None if search is None else search.run_steps(SEARCH_UNITS_PER_PIECE)
+            is_finished = (
+                search is None or result is not None or search.used >= MAX_DEFERRED_SEARCH_WORK
+            )
+        if is_finished:
             self._drop_current_search()
         if self._waiting:
-            self._tasks.add(self._do_piece)
-        if found is not None:
-            self._apply_result(refused, found)
+            self._tasks.add(self._run_search_piece)
+        if result is not None:
+            self._apply_result(refused, result)
 
     def _current_search(self, refused: Rejected) -> StepwiseSearch[Admitted | Rejected] | None:
-        """The search about the state of now; None where it began too often."""
+        """Return the search on the current state; None if it was restarted too often."""
         about = self._current.machine, self._current.state
         if any(map(is_not, about, self._about)) or self._search is None:
             if self._beginnings == MAX_SEARCH_RESTARTS:
@@ -93,22 +95,22 @@ class DeferredRoomSearches:
         return self._search
 
     def _is_retry_expected(self, refused: Rejected) -> bool:
-        """True if a rejected container is still to come: its pod is there, and it is not."""
+        """True if a rejected container may be created again: its pod exists without it."""
         uid, name = refused.trace.pod.uid, refused.trace.container.name
-        there = [a.container for a in self._current.state.allocations_of_pod(uid)]
-        return self._history.has_rejection(refused) and name not in there
+        container_names = [a.container for a in self._current.state.allocations_of_pod(uid)]
+        return self._history.has_rejection(refused) and name not in container_names
 
-    def _apply_result(self, refused: Rejected, found: Admitted | Rejected) -> None:
-        """Have some move, if that is what the search found; the rejection says it."""
+    def _apply_result(self, refused: Rejected, outcome: Admitted | Rejected) -> None:
+        """Move containers if the search found moves, and update the rejection's message."""
         immovable = self._cgroups.immovable_ids()
-        if isinstance(found, Rejected):
-            text = found.room_text
-        elif immovable.isdisjoint(m.after.container_id for m in found.moves):
-            problem = self._move(found)
+        if isinstance(outcome, Rejected):
+            text = outcome.room_text
+        elif immovable.isdisjoint(m.after.container_id for m in outcome.moves):
+            problem = self._move(outcome)
             text = (
                 f"no room could be made: {problem}"
                 if problem
-                else fits_after_moves_text(found.moves)
+                else fits_after_moves_text(outcome.moves)
             )
         else:
             text = ""

@@ -1,10 +1,10 @@
-"""Who works on a runtime, whatever state directory they use: a lock on its NRI socket's directory.
+"""Lock on a runtime: one agent for each NRI socket, whatever its state directory is.
 
-An agent holds it from before it registers, ``release`` until it is done: with two plugins of ours
+An agent holds it from before it registers, ``release`` until it is done: with two nri-numa plugins
 the runtime fails every container, since both set the same annotation. It is flock(2) on the
-directory itself, opened for reading: that makes no file, needs no writable mount (the service and
-the DaemonSet have none there), means the same inode inside and outside of containers, and ends with
-its process however that dies, so there is nothing stale to force. See
+directory of the socket, opened for reading: that creates no file, needs no writable mount (the
+service and the DaemonSet have none there), is the same inode inside and outside of containers, and
+ends with its process, so it is never stale. See
 docs/adr/0033-who-works-on-a-runtime.md.
 """
 
@@ -22,16 +22,16 @@ _PROC_LOCKS_PATH: Final = "/proc/locks"
 
 
 class RuntimeLock:
-    """Our lock on one runtime's socket, which need not be there yet. Nothing here ever waits."""
+    """Lock on one runtime's socket, which need not exist yet. Never blocks."""
 
     def __init__(self, nri_socket: str) -> None:
         self.directory = os.path.dirname(os.path.abspath(nri_socket))
         self._fd = -1
 
     def acquire(self) -> None:
-        """Keep every other away until `close`; again and again, since the directory may come anew.
+        """Lock until `close`; call it periodically, since the directory may be replaced.
 
-        Without the directory, or where it may not be opened, there is nothing to keep.
+        Without a directory that can be opened, this does nothing.
 
         Raises:
             RuntimeBusy: an agent works on this runtime, or a release does.
@@ -49,7 +49,7 @@ class RuntimeLock:
             return
 
     def close(self) -> None:
-        """Let go."""
+        """Release the lock."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -67,25 +67,25 @@ class RuntimeLock:
 def find_lock_holder(directory: str, locks: str = _PROC_LOCKS_PATH) -> int | None:
     """Find the process that has a directory or file locked, see proc_locks(5).
 
-    None when it is not known: some file systems lock under another device number, and processes
-    of other containers are not shown.
+    None if unknown: some file systems lock under another device number, and processes of other
+    containers are not listed.
     """
     with contextlib.suppress(OSError, ValueError, IndexError):
         status = os.stat(directory)
-        wanted = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+        inode = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
         with open(locks, encoding="ascii", errors="replace") as file:
             for line in file:
                 # 1: FLOCK  ADVISORY  READ 1234 00:19:123 0 EOF; with "->" for those who wait
-                words = line.split()
-                if words[1] == "FLOCK" and words[5] == wanted and int(words[4]) > 0:
-                    return int(words[4])
+                fields = line.split()
+                if fields[1] == "FLOCK" and fields[5] == inode and int(fields[4]) > 0:
+                    return int(fields[4])
     return None
 
 
 def _agent_pod_of_pid(pid: int | None) -> str:
-    """The pod of an agent, as its own environment says; empty when that is not known."""
+    """Read the pod of an agent from its environment; empty if unknown."""
     with contextlib.suppress(OSError):
         text = Path(f"/proc/{pid}/environ").read_text(errors="replace")
-        environment = dict(one.partition("=")[::2] for one in text.split("\0"))
+        environment = dict(entry.partition("=")[::2] for entry in text.split("\0"))
         return "/".join(filter(None, map(environment.get, ("POD_NAMESPACE", "POD_NAME"))))
     return ""

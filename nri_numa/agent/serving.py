@@ -1,10 +1,10 @@
-"""Brings the HTTP side up when nothing waits for it, and keeps it from delaying requests.
+"""Start of the HTTP server, in a thread that does not delay requests of the runtime.
 
-Containers come first: the server is imported (30 ms, 4 MiB) after the link to the runtime stands,
-or when it is clear that this takes a while. It lives in a thread with a loop of its own, which
-stands still while the loop that answers the runtime is at work: no client, however many requests it
-sends, takes more than one small piece of time from a container that is being created. Whatever goes
-wrong here is logged and tried again. docs/adr/0017 has the figures, and why it is no process.
+Containers come first: the server is imported (30 ms, 4 MiB) after the link to the runtime is up, or
+when that takes long. It has a thread and a loop, which pauses while the loop that answers the
+runtime is busy: no client, however many requests it sends, delays the creation of a container by
+more than one small step. Errors are logged and tried again. docs/adr/0017 has the figures, and
+explains why it is not a process.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 log = get_logger("http")
 
 LINK_WAIT_S = 2.0
-"""Seconds to wait for the link; a busy runtime may take a minute, and a user asks why."""
+"""Seconds to wait for the link; a busy runtime may take a minute, in which users want status."""
 SERVE_RETRY_S = 10.0
 """Seconds between two attempts after something went wrong."""
 STOP_TIMEOUT_S = 2.0
-"""Seconds that the end of the process waits for the thread."""
+"""Seconds to wait for the thread at the end of the process."""
 THREAD_SWITCH_INTERVAL_S = 0.0005
 """Seconds after which a thread must hand on the interpreter's lock when another one waits for it:
 what a request of the runtime may have to wait when it comes in while HTTP is at work. Python's own
@@ -43,7 +43,7 @@ value is ten times that."""
 
 
 class HTTPThread:
-    """The HTTP server's life; ``new_view`` is called late, because what it imports takes time."""
+    """Life of the HTTP server; ``new_view`` is called late, because its imports are slow."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class HTTPThread:
         self._settled = asyncio.Event()
 
     def allow_start(self) -> None:
-        """The link stands, or cannot be made now: nothing is gained by waiting longer."""
+        """Start without further waiting: the link is up, or cannot be made now."""
         self._settled.set()
 
     async def run(self) -> None:
@@ -81,7 +81,7 @@ class HTTPThread:
             with asyncio.Runner(loop_factory=lambda: loop) as runner:
                 runner.run(self._serve_until(stop))
 
-        # A daemon: nothing that a client does can keep the process from ending.
+        # A daemon thread, so no client can keep the process from ending.
         thread = threading.Thread(target=run_http_loop, name="http", daemon=True)
         thread.start()
         try:
@@ -98,20 +98,20 @@ class HTTPThread:
         await asyncio.gather(serving, return_exceptions=True)
 
     async def _serve_for_ever(self) -> None:
-        said = ""
+        reported_problem = ""
         while True:
             try:
                 await self._serve_api()
             except ConfigError as error:
                 problem = "; ".join(error.problems)
-                if problem != said:  # said once, not every ten seconds
+                if problem != reported_problem:  # once, not every ten seconds
                     log.error("no http: containers are placed as usual", problem=problem)
-                said = problem
+                reported_problem = problem
             except Exception as error:
-                if repr(error) != said:
+                if repr(error) != reported_problem:
                     self._metrics.internal_errors.inc()
                     log.exception("http failed: containers are placed as usual")
-                said = repr(error)
+                reported_problem = repr(error)
             await asyncio.sleep(SERVE_RETRY_S)
 
     async def _serve_api(self) -> None:
@@ -128,7 +128,7 @@ class HTTPThread:
                 view,
                 self._metrics,
                 version=__version__,
-                busy_for=self._watch.current_gap,
+                busy_seconds=self._watch.current_gap,
                 crowded=self._share.set_hurry,
             )
             self._metrics.set_snapshot(view.metrics_snapshot)

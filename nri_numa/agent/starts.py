@@ -1,6 +1,6 @@
 """Containers from their creation to the end of their start.
 
-`nri_numa.agent.containers.StartingCpuset` says why their cgroups need care of their own.
+`nri_numa.agent.containers.StartingCpuset` explains why their cgroups are special.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from nri_numa.observe.metrics import Metrics
 
 
 class ContainerStarts:
-    """Puts cgroups of starting containers right in the two moments that are left for it.
+    """Corrects cgroups of starting containers in the two moments that are left for it.
 
     Args:
-        sees_starts: every start is reported; over CRI a short life is not.
+        sees_starts: True if every start is reported; over CRI short lives are not.
     """
 
     def __init__(
@@ -41,21 +41,21 @@ class ContainerStarts:
         self._tasks, self._metrics, self._sees_starts = tasks, metrics, sees_starts
 
     def on_cgroup_made(self, container_id: str) -> None:
-        """Its cgroup is there, and its program does not run yet."""
+        """Correct a new cgroup before its program runs."""
         if not self._current.observe:
             if container_id in self._containers.starting:
                 self._containers.started_cgroups[container_id] = None
             self.correct(container_id)
 
     def on_running(self, container_id: str) -> None:
-        """It runs: what it has from now on is its cgroup's."""
+        """Record that it runs, and check its cgroup."""
         self._containers.on_running(container_id)
         # It may have been written while it started.
         self._cgroups.queue_systemd_sync([container_id])
         self._tasks.add(partial(self._cgroups.request_check, (container_id,)))
 
     def on_synchronized(self, containers: Sequence[Container]) -> None:
-        """Of containers that the runtime named these may be anywhere in their start."""
+        """Record and correct the starting containers of a Synchronize."""
         if not self._current.observe:
             for container in containers:
                 if container.starting:
@@ -63,26 +63,26 @@ class ContainerStarts:
             self.correct_all()
 
     def report_if_never_started(self, allocation: Allocation | None) -> None:
-        """One ends, or another takes its place: was it created and did not come to its start?
+        """Report an ended or replaced container that was created and never started.
 
-        Another plugin may have wanted the same, or the OCI runtime failed. containerd reports an
-        end, CRI-O nothing at all before the kubelet's next attempt. A pod that is deleted first
-        stops its sandbox first.
+        Another plugin may have set the same fields, or the OCI runtime failed. containerd reports
+        its end, CRI-O nothing before the kubelet's next attempt. For a deleted pod the stop of its
+        sandbox comes first.
         """
         if allocation is None or self._current.observe or not self._sees_starts:
             return
         container_id = allocation.container_id
-        starting, started = self._containers.starting, self._containers.started_cgroups
-        if container_id in starting and container_id not in started:
+        starting, started_cgroups = self._containers.starting, self._containers.started_cgroups
+        if container_id in starting and container_id not in started_cgroups:
             self._tasks.add(partial(self._history.reporter.log_undone, allocation))
 
     def correct_all(self) -> None:
-        """`correct` each of those whose cgroup exists."""
+        """Correct each starting container whose cgroup exists."""
         for container_id in tuple(self._containers.started_cgroups):
             self.correct(container_id)
 
     def correct(self, container_id: str) -> None:
-        """Write the cgroup of a starting container that is meant to have other CPUs by now."""
+        """Write the cgroup of a starting container whose desired CPUs have changed."""
         containers = self._containers
         start = containers.starting.get(container_id)
         allocation = self._current.state.allocations.get(container_id)
@@ -90,16 +90,16 @@ class ContainerStarts:
             return
         if allocation.kind is ContainerKind.FOREIGN:
             return
-        meant = self._current.desired.cpuset_with_pool_restored(
+        desired_cpus = self._current.desired.cpuset_with_pool_restored(
             allocation, has_cpuset=bool(start.cpus)
         )
-        cpus, mems = str(meant), str(allocation.mems)
+        cpus, mems = str(desired_cpus), str(allocation.mems)
         new_cpus = "" if start.cpus == cpus else cpus
         new_mems = "" if start.mems == mems else mems
         if not (new_cpus or new_mems):
             return
-        wanted = CgroupWrite(containers.cgroup_of(container_id), new_cpus, new_mems)
-        written = self._cgroups.write_cgroups({container_id: wanted})[container_id]
+        cgroup_write = CgroupWrite(containers.cgroup_of(container_id), new_cpus, new_mems)
+        written = self._cgroups.write_cgroups({container_id: cgroup_write})[container_id]
         if not (written.problem or written.missing):
             lists = StartingCpuset(cpus or start.cpus, mems or start.mems)
             containers.starting[container_id] = lists

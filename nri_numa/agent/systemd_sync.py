@@ -1,6 +1,6 @@
-"""systemd's view of scopes follows their cgroups: it writes back what it remembers otherwise.
+"""Properties of systemd scopes: systemd would write its older values back to cgroups.
 
-Where systemd made a container's cgroup, it is given the same set afterwards.
+If systemd made a container's cgroup, its scope gets the same cpuset afterwards.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from nri_numa.observe.reports import ReportOnce
 log = get_logger("reconcile")
 
 SYNC_DELAY_S: Final = 1.0
-"""Seconds before systemd is given lists: what changes again meanwhile is given once."""
+"""Seconds before lists are sent to systemd, so repeated changes are sent once."""
 
 
 class SystemdSync:
-    """Gives systemd what cgroups have.
+    """Sends the cpusets of cgroups to systemd.
 
     Attributes:
-        target_id: the container whose scope systemd may be writing; empty between two.
+        target_id: container whose scope systemd may be writing; else empty.
     """
 
     def __init__(
@@ -42,11 +42,11 @@ class SystemdSync:
         self.target_id = ""
 
     def pending_ids(self) -> set[str]:
-        """Containers for which systemd may have other lists than their cgroups."""
+        """Return containers for which systemd may have other lists than their cgroups."""
         return set(self._confirmations.entries)
 
     async def run_systemd_sync(self) -> None:
-        """Give systemd what cgroups have, until cancelled: no request waits for it."""
+        """Synchronize systemd until cancelled; no request waits for it."""
         wake = self._confirmations.wake
         while True:
             await wake.wait()
@@ -55,15 +55,15 @@ class SystemdSync:
             await self.sync_systemd()
 
     async def sync_systemd(self) -> None:
-        """Give systemd what cgroups have, one after the other; what fails waits for a round.
+        """Send systemd the pending cpusets, one after the other; failures wait for a round.
 
-        systemd writes the cgroup itself. So nothing is sent that was meant before the last write of
-        ours, and where that comes while systemd is at work, the cgroup is put right afterwards.
+        systemd writes the cgroup itself. So no value older than the agent's last write is sent, and
+        if a write happens meanwhile, the cgroup is repaired afterwards.
         """
         cgroups, confirmations = self._cgroups, self._confirmations
         containers = cgroups.containers
         while (container_id := next(confirmations.required(), None)) is not None:
-            if cgroups.writer.is_write_held_up:  # what they will have is not known
+            if cgroups.writer.is_write_held_up:  # their cpusets are not known yet
                 confirmations.wake.set()
                 break
             del confirmations.entries[container_id]
@@ -73,10 +73,10 @@ class SystemdSync:
             sync = partial(self._sync_scope, container_id, self._current.desired, write_count)
             try:
                 problem = await asyncio.to_thread(sync)
-            except Exception as error:  # refused by the bus, whose errors are of several kinds, too
-                why = getattr(error, "strerror", None) or error
+            except Exception as error:  # D-Bus errors are of several kinds
+                error_text = getattr(error, "strerror", None) or error
                 for unanswered_id in (container_id, *confirmations.take(confirmations.entries)):
-                    finding = f"no answer over D-Bus: {why}"  # each would wait as long
+                    finding = f"no answer over D-Bus: {error_text}"  # each would wait as long
                     confirmations.record_finding(unanswered_id, finding)
                 break
             finally:
@@ -86,8 +86,8 @@ class SystemdSync:
                 cgroups.queue_systemd_sync([container_id])
             elif problem:
                 confirmations.record_finding(container_id, problem)
-        for gone in confirmations.entries.keys() - containers.cgroup_places.keys():
-            del confirmations.entries[gone]
+        for removed_id in confirmations.entries.keys() - containers.cgroup_places.keys():
+            del confirmations.entries[removed_id]
         findings = [entry.finding for entry in confirmations.entries.values() if entry.finding]
         self._problems.report(
             "systemd has other CPUs for scopes than cgroups",
@@ -98,28 +98,27 @@ class SystemdSync:
         )
 
     def _sync_scope(self, container_id: str, desired: NodeSnapshot, write_count: int) -> str:
-        """Compare systemd's properties with those that are meant, and set them; runs in a thread.
+        """Compare systemd's properties with the desired ones, and set them; runs in a thread.
 
-        Nothing of what was ``desired`` is sent once the cgroup was written more often than
-        ``write_count``.
+        Nothing is sent once the cgroup was written more often than ``write_count``.
 
         Returns:
-            Why systemd has something else; empty where it has the same.
+            The problem; empty if systemd has the same values.
         """
         containers = self._cgroups.containers
-        place = containers.cgroup_places.get(container_id)
+        cgroup = containers.cgroup_places.get(container_id)
         allocation = desired.state.allocations.get(container_id)
-        if place is None or allocation is None or allocation.kind is ContainerKind.FOREIGN:
+        if cgroup is None or allocation is None or allocation.kind is ContainerKind.FOREIGN:
             return ""
         topology = desired.machine.topology
         cpus = desired.usable_cpus_of(allocation)
         mems = allocation.mems & topology.memory_nodes
-        real = self._cgroups.writer.reader.read_actual_cgroup(place)
-        # One that was never bound has no list of its own, and systemd has none for it.
+        real = self._cgroups.writer.reader.read_actual_cgroup(cgroup)
+        # A container that was never pinned has no list, and systemd has none for it.
         if real is None or real.cpus & topology.online != cpus:
             return ""
         if mems and real.mems & topology.memory_nodes != mems:
-            return ""  # its memory is on its way: systemd would have it moved in one go
+            return ""  # its memory is migrating: systemd would move it at once
         return self._scopes.sync_scope(
-            place, cpus, mems, lambda: containers.write_counts[container_id] == write_count
+            cgroup, cpus, mems, lambda: containers.write_counts[container_id] == write_count
         )

@@ -1,8 +1,8 @@
-"""Finds annotations without effect: for a container that does not come, or with a wrong prefix.
+"""Annotations without effect: for an unknown container, or with a wrong prefix.
 
-No event says that the pod's last container is there. It is taken to be there when no container of
-a new name came for `SETTLED_AFTER_S` seconds, and for certain when the pod is removed. A container
-that comes later all the same, behind a slow init container or image, takes it back.
+No event marks the pod's last container. All are assumed to exist if no container of a new name was
+created for `SETTLED_AFTER_S` seconds, and certainly when the pod is removed. A container that is
+created later, behind a slow init container or image, withdraws the notice.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from nri_numa.observe.notices import NoticeMessageReason
 from nri_numa.runtime import PodObserver
 
 SETTLED_AFTER_S: Final = 120.0
-"""Seconds without a container of a new name after which the last one is taken to be there."""
+"""Seconds without a container of a new name after which all are assumed to exist."""
 _MAX_PODS_WITH_PENDING_NAMES: Final = 2048
-"""Pods with names that have not come yet; the oldest are forgotten."""
+"""Pods with unmatched names; the oldest are dropped."""
 
 
 @dataclass(slots=True)
 class _PendingNames:
-    """Names in a pod's annotations that have not come, and those that have."""
+    """Unmatched names in a pod's annotations, and names of its containers."""
 
     pod: PodSandbox
     annotation_by_name: dict[str, str]
@@ -42,7 +42,7 @@ class _PendingNames:
 
 
 class UnmatchedAnnotations(PodObserver):
-    """Looks after the names in pods' annotations."""
+    """Matches the names in pods' annotations with containers."""
 
     def __init__(self, agent: Agent, clock: Clock) -> None:
         self._current, self._reporter = agent.current, agent.history.reporter
@@ -51,15 +51,15 @@ class UnmatchedAnnotations(PodObserver):
         self._pods: dict[str, _PendingNames] = {}
 
     def on_container(self, pod: PodSandbox, name: str) -> None:
-        """A container is created, perhaps to be rejected."""
+        """Record a container that is being created."""
         self._later(partial(self._record_containers, [(pod, name)]))
 
     def on_synchronize(self, pods: PodTable, containers: Sequence[Container]) -> None:
-        """These are all pods that there are, and their containers."""
+        """Drop pods that are gone, and record all containers."""
         for uid in self._pods.keys() - set(pods.uids.values()):
             del self._pods[uid]
-        known = (c for c in containers if c.pod_id in pods.uids)
-        self._later(partial(self._record_containers, ((pods[c.pod_id], c.name) for c in known)))
+        live = (c for c in containers if c.pod_id in pods.uids)
+        self._later(partial(self._record_containers, ((pods[c.pod_id], c.name) for c in live)))
 
     def _record_containers(self, containers: Iterable[tuple[PodSandbox, str]]) -> None:
         for pod, name in containers:
@@ -74,7 +74,7 @@ class UnmatchedAnnotations(PodObserver):
                 self._reporter.withdraw_unknown_containers(pod)
 
     def _add_pod(self, pod: PodSandbox) -> _PendingNames | None:
-        """Look at a pod's annotations; None if they name no container."""
+        """Read a pod's annotations; None if they name no container."""
         prefix = self._current.machine.settings.prefix
         misspelt = misspelt_prefix_sentences(pod.annotations, prefix)
         reason = NoticeMessageReason.UNKNOWN_PREFIX
@@ -88,23 +88,23 @@ class UnmatchedAnnotations(PodObserver):
         return self._pods[pod.uid]
 
     def on_remove_pod(self, pod_id: str, uid: str) -> None:
-        """A pod is removed: who has not come will not come."""
+        """Report the unmatched names of a removed pod."""
         pending = self._pods.pop(uid, None)
         if pending is not None:
             self._later(partial(self._report_pod, pending))
 
     def report_settled(self) -> None:
-        """Say what is missing in pods that have been quiet; call it now and then."""
-        until = self._now() - SETTLED_AFTER_S
+        """Report unmatched names of settled pods; called periodically."""
+        settled_at = self._now() - SETTLED_AFTER_S
         for pending in self._pods.values():
-            if pending.updated_at <= until:
+            if pending.updated_at <= settled_at:
                 self._report_pod(pending)
                 pending.updated_at = inf  # until a container of another new name comes
 
     def _report_pod(self, pending: _PendingNames) -> None:
-        known = tuple(pending.container_names)
+        container_names = tuple(pending.container_names)
         sentences = [
-            unknown_container_sentence(annotation, name, known)
+            unknown_container_sentence(annotation, name, container_names)
             for name, annotation in pending.annotation_by_name.items()
         ]
         self._reporter.report_unmatched_annotations(

@@ -1,9 +1,8 @@
-"""What is really used, beside the decisions: of the machine, of memory by NUMA node, of CPU time.
+"""Measured usage: of the machine, of memory by NUMA node, of CPU time.
 
-It lives in the thread of HTTP and reads in threads besides, so that no container waits for it, and
-within a budget: a sample of the machine every five seconds; where the memory of containers is
-and how much they wait for CPUs (``containerUsage``) in rounds, a few containers at
-a time, whose CPU time is measured and stays below a part of one CPU.
+It runs in the HTTP thread and reads in other threads, so no container waits for it, and within a
+budget: a sample of the machine every five seconds, and rounds over the memory and CPU pressure of
+containers (``containerUsage``), a few at a time, limited to a part of one CPU.
 """
 
 from __future__ import annotations
@@ -54,25 +53,25 @@ from nri_numa.web.responses import (
 log = get_logger("http")
 
 CPU_BUDGET_PERCENT: Final = 0.5
-"""Per cent of one CPU; a round is stretched over as much time as that needs."""
+"""Per cent of one CPU; rounds take as long as that requires."""
 MAX_SERIES_PER_METRIC: Final = 100
-"""Series of a metric about containers at most; those that need attention most have them."""
+"""Maximum series of a metric about containers; the most critical containers have them."""
 READ_SLICE_S: Final = 0.002
-"""Seconds of CPU time after which a turn of reading ends, with the container that is being read."""
+"""Seconds of CPU time after which a slice of reading ends, after the current container."""
 
 ReadingT = TypeVar("ReadingT")
 
 
 class ContainerScan(ABC, Generic[ReadingT]):
-    """Keeps what was read of every container.
+    """Reads every container in rounds.
 
     Attributes:
-        known: what the last whole round found, by container id; another object after each round.
+        known: readings of the last complete round, by container id; a new object each round.
     """
 
     subject: str
     sign = -1
-    """1 where low values need attention, -1 where high ones do."""
+    """1 if low values need attention, -1 if high ones do."""
 
     def __init__(
         self,
@@ -90,7 +89,7 @@ class ContainerScan(ABC, Generic[ReadingT]):
         self._cgroup_root = cgroup_root
         self._proc = proc
         self._clock = clock
-        # A new object: views see by identity whether anything is read at all.
+        # A new object, since views compare it by identity.
         self.known: Mapping[str, ReadingT] = MappingProxyType({})
 
     @abstractmethod
@@ -98,69 +97,70 @@ class ContainerScan(ABC, Generic[ReadingT]):
         """Read one container, in a thread that may take its time."""
 
     @abstractmethod
-    def metric_values(self, found: ReadingT) -> Sequence[float | None]:
-        """What becomes a series each, the weightiest first; None where one is not known."""
+    def metric_values(self, reading: ReadingT) -> Sequence[float | None]:
+        """Return the values of the series, most important first; None if unknown."""
 
     def container_series(self, state: NodeState) -> MeasuredValuesByContainer | None:
-        """What a scrape has of the containers of ``state``; None where no metric is wanted."""
+        """Return the series of the containers of ``state``; None if no metric is configured."""
         if not self._has_metric:
             return None
-        known = self.known
-        found: dict[tuple[str, str, str], Sequence[float | None]] = {}
+        table = self.known
+        values_by_name: dict[tuple[str, str, str], Sequence[float | None]] = {}
         for a in tuple(state.allocations.values()):
-            values = self.metric_values(known[a.container_id]) if a.container_id in known else ()
+            values = self.metric_values(table[a.container_id]) if a.container_id in table else ()
             if any(value is not None for value in values):
-                # While a container is replaced there are two of its name for a moment: one series.
-                found[a.namespace, a.pod, a.container] = values
+                # A container and its replacement have one name for a moment: one series.
+                values_by_name[a.namespace, a.pod, a.container] = values
         # Those that need attention most, then by name.
         ordered = sorted(
-            found.items(), key=lambda one: (*(self.sign * (v or 0.0) for v in one[1]), one[0])
+            values_by_name.items(),
+            key=lambda one: (*(self.sign * (v or 0.0) for v in one[1]), one[0]),
         )
-        shown = dict(ordered[:MAX_SERIES_PER_METRIC])
+        series = dict(ordered[:MAX_SERIES_PER_METRIC])
         return MeasuredValuesByContainer(
-            shown,
+            series,
             {
                 "known": len(ordered),
                 "unknown": len(state.allocations) - len(ordered),
-                "left out": len(ordered) - len(shown),
+                "left out": len(ordered) - len(series),
             },
         )
 
     async def run(self) -> None:
-        """Go round until cancelled."""
+        """Run rounds until cancelled."""
         while True:
-            begun = self._clock.monotonic()
+            start = self._clock.monotonic()
             try:
                 await self.read_all_containers()
             except OSError as error:
                 log.warning(f"{self.subject}, was not read", error=str(error))
-            await self._clock.sleep(max(1.0, self._interval_s - (self._clock.monotonic() - begun)))
+            await self._clock.sleep(max(1.0, self._interval_s - (self._clock.monotonic() - start)))
 
     async def read_all_containers(self) -> None:
-        """Read every container once, with rests that pay for it."""
+        """Read every container once, with pauses that keep the CPU budget."""
         reader = await asyncio.to_thread(CgroupReader, self._cgroup_root, proc=self._proc)
-        waiting = list(self._agent.current.state.allocations.values())
-        waiting.reverse()
-        found: dict[str, ReadingT] = {}
-        while waiting:
-            spent = await asyncio.to_thread(self._read_slice, reader, waiting, found)
+        allocations = list(self._agent.current.state.allocations.values())
+        allocations.reverse()
+        readings: dict[str, ReadingT] = {}
+        while allocations:
+            spent = await asyncio.to_thread(self._read_slice, reader, allocations, readings)
             await self._clock.sleep(spent * (100 / CPU_BUDGET_PERCENT - 1))
-        self.known = MappingProxyType(found)
+        self.known = MappingProxyType(readings)
 
     def _read_slice(
-        self, reader: CgroupReader, waiting: list[Allocation], found: dict[str, ReadingT]
+        self, reader: CgroupReader, allocations: list[Allocation], readings: dict[str, ReadingT]
     ) -> float:
-        """Read containers from the end of ``waiting``; gives the CPU time that it took."""
-        begun = self._clock.cpu_time()
+        """Read containers from the end of ``allocations``; returns the CPU time spent."""
+        start_time = self._clock.cpu_time()
         spent = 0.0
-        while waiting and spent < READ_SLICE_S:
-            allocation = waiting.pop()
-            found[allocation.container_id] = self.read_container_sample(reader, allocation)
-            spent = self._clock.cpu_time() - begun
+        while allocations and spent < READ_SLICE_S:
+            allocation = allocations.pop()
+            readings[allocation.container_id] = self.read_container_sample(reader, allocation)
+            spent = self._clock.cpu_time() - start_time
         return spent
 
 
-# --- Where memory is ---
+# --- Memory by NUMA node ---
 
 MEMORY_NOT_READ: Final = ContainerMemory(
     local_percent=None, by_numa_node={}, source="", read_at=0.0, problem="not read yet"
@@ -168,15 +168,15 @@ MEMORY_NOT_READ: Final = ContainerMemory(
 
 
 def container_memory(
-    allocation: Allocation, found: ContainerMemoryNodes, at: float
+    allocation: Allocation, memory_nodes: ContainerMemoryNodes, read_at: float
 ) -> ContainerMemory:
-    """The document of what was found.
+    """Build the document of a reading.
 
     A container's own NUMA nodes are its memory nodes, or those of its CPUs.
     """
     home = allocation.mems or allocation.numa_nodes
-    total = sum(found.by_numa_node.values())
-    problem = found.because
+    total = sum(memory_nodes.by_numa_node.values())
+    problem = memory_nodes.because
     if not problem and not total:
         problem = "it has no memory yet"
     elif not problem and not home:
@@ -184,16 +184,16 @@ def container_memory(
     return ContainerMemory(
         local_percent=None
         if problem
-        else round(100 * local_bytes(found.by_numa_node, home) / total, 1),
-        by_numa_node={str(i): n for i, n in sorted(found.by_numa_node.items())},
-        source=found.source,
-        read_at=at,
+        else round(100 * local_bytes(memory_nodes.by_numa_node, home) / total, 1),
+        by_numa_node={str(i): n for i, n in sorted(memory_nodes.by_numa_node.items())},
+        source=memory_nodes.source,
+        read_at=read_at,
         problem=problem,
     )
 
 
 class MemoryWatch(ContainerScan[ContainerMemory]):
-    """Keeps where the memory of every container is."""
+    """Reads every container's memory by NUMA node."""
 
     subject = "where memory is"
     sign = 1
@@ -201,27 +201,27 @@ class MemoryWatch(ContainerScan[ContainerMemory]):
     def read_container_sample(
         self, reader: CgroupReader, allocation: Allocation
     ) -> ContainerMemory:
-        """Read where the memory of one container is."""
-        place = self._agent.containers.cgroup_places.get(allocation.container_id)
-        places = (
+        """Read one container's memory by NUMA node."""
+        cgroup = self._agent.containers.cgroup_places.get(allocation.container_id)
+        memory_nodes = (
             ContainerMemoryNodes(because="the agent does not know its cgroup")
-            if place is None
+            if cgroup is None
             else read_container_memory(
                 reader,
-                place,
+                cgroup,
                 self._cgroup_root,
                 proc=self._proc,
                 page_size=os.sysconf("SC_PAGE_SIZE"),
             )
         )
-        return container_memory(allocation, places, self._clock.time())
+        return container_memory(allocation, memory_nodes, self._clock.time())
 
-    def metric_values(self, found: ContainerMemory) -> Sequence[float | None]:
-        """The part that is local."""
-        return (None if found.local_percent is None else found.local_percent / 100,)
+    def metric_values(self, reading: ContainerMemory) -> Sequence[float | None]:
+        """Return the local part, from 0 to 1."""
+        return (None if reading.local_percent is None else reading.local_percent / 100,)
 
 
-# --- How much containers wait for CPUs ---
+# --- CPU pressure of containers ---
 
 WAITING_NOT_READ: Final = ContainerCPUPressure(
     pressure_percent=None, waiting_tasks=None, read_at=0.0, problem="not read yet"
@@ -229,7 +229,7 @@ WAITING_NOT_READ: Final = ContainerCPUPressure(
 
 
 class WaitingWatch(ContainerScan[ContainerCPUPressure]):
-    """Keeps how much every container waits for CPUs."""
+    """Reads every container's CPU pressure and waiting tasks."""
 
     subject = "how much containers wait"
 
@@ -249,48 +249,48 @@ class WaitingWatch(ContainerScan[ContainerCPUPressure]):
     def read_container_sample(
         self, reader: CgroupReader, allocation: Allocation
     ) -> ContainerCPUPressure:
-        """Read how much one container waits, and compare with the reading before."""
-        place = self._agent.containers.cgroup_places.get(allocation.container_id)
-        if place is None:
+        """Read one container's waits, and compare them with the previous reading."""
+        cgroup = self._agent.containers.cgroup_places.get(allocation.container_id)
+        if cgroup is None:
             unknown = "the agent does not know its cgroup"
-            found = CPUWaits(no_pressure=unknown, no_threads=unknown)
+            waits = CPUWaits(no_pressure=unknown, no_threads=unknown)
         else:
-            found = read_cpu_waits(reader, place, self._cgroup_root, proc=self._proc)
+            waits = read_cpu_waits(reader, cgroup, self._cgroup_root, proc=self._proc)
         moment = self._clock.monotonic()
-        before = self._before.pop(allocation.container_id, None)
-        tasks, problem = None, found.no_threads
-        if found.threads is not None:
-            self._before[allocation.container_id] = moment, found.threads
-            if before is None:
+        prior = self._before.pop(allocation.container_id, None)
+        tasks, problem = None, waits.no_threads
+        if waits.threads is not None:
+            self._before[allocation.container_id] = moment, waits.threads
+            if prior is None:
                 problem = "threads were read once so far"
             else:
-                tasks = tasks_waiting(before[1], found.threads, moment - before[0])
+                tasks = tasks_waiting(prior[1], waits.threads, moment - prior[0])
                 problem = "" if tasks is not None else "no thread was there at both readings"
         return ContainerCPUPressure(
-            pressure_percent=None if found.pressure is None else round(100 * found.pressure, 2),
+            pressure_percent=None if waits.pressure is None else round(100 * waits.pressure, 2),
             waiting_tasks=None if tasks is None else round(tasks, 3),
             read_at=self._clock.time(),
-            problem="; ".join(dict.fromkeys(filter(None, (found.no_pressure, problem)))),
+            problem="; ".join(dict.fromkeys(filter(None, (waits.no_pressure, problem)))),
         )
 
     async def read_all_containers(self) -> None:
-        """Read every container once, and forget those that are not there any more."""
+        """Read every container once, and drop those that ended."""
         await super().read_all_containers()
-        for gone in self._before.keys() - self.known.keys():
-            del self._before[gone]
+        for removed_id in self._before.keys() - self.known.keys():
+            del self._before[removed_id]
 
-    def metric_values(self, found: ContainerCPUPressure) -> Sequence[float | None]:
-        """The pressure from 0 to 1, and the threads that wait."""
-        percent = found.pressure_percent
-        return None if percent is None else percent / 100, found.waiting_tasks
+    def metric_values(self, reading: ContainerCPUPressure) -> Sequence[float | None]:
+        """Return the pressure from 0 to 1, and the number of waiting tasks."""
+        percent = reading.pressure_percent
+        return None if percent is None else percent / 100, reading.waiting_tasks
 
 
-# --- What is used ---
+# --- Usage of the machine ---
 
 SAMPLE_INTERVAL_S: Final = 5.0
 """Seconds between two samples."""
 SAMPLE_COUNT: Final = 60
-"""Samples kept: five minutes."""
+"""Number of stored samples: five minutes."""
 SAMPLING_REST_RATIO: Final = 200
 """Reading takes at most this part of the time of one CPU."""
 CONTAINER_MEASURE_S: Final = 0.5
@@ -300,15 +300,15 @@ MAX_MEASUREMENTS: Final = 4
 
 
 class UsageSample(msgspec.Struct, frozen=True):
-    """What was used between two readings.
+    """Usage between two readings.
 
     Attributes:
-        sampled_at: Unix time of the later one.
+        sampled_at: Unix time of the later reading.
         seconds: between them.
-        cpus: by CPU, the part of the time that it was busy, from 0 to 1.
-        memory: by NUMA node, as the later reading has it.
-        remote: by NUMA node, the part of the pages taken there meanwhile that programs of other
-            NUMA nodes took; None where none were taken or the kernel does not count.
+        cpus: by CPU, the busy part of the time, from 0 to 1.
+        memory: by NUMA node, from the later reading.
+        remote: by NUMA node, the part of its allocated pages that programs on other NUMA nodes
+            allocated meanwhile; None without pages, or if the kernel does not count.
     """
 
     sampled_at: float
@@ -319,28 +319,28 @@ class UsageSample(msgspec.Struct, frozen=True):
 
 
 def sample_between(
-    before: MachineUsage, after: MachineUsage, *, at: float, seconds: float
+    prior: MachineUsage, usage: MachineUsage, *, sampled_at: float, seconds: float
 ) -> UsageSample:
-    """The sample of two readings; CPUs that were away at one of them are left out."""
+    """Compute the sample of two readings; CPUs offline at one of them are left out."""
     cpus = {
-        cpu: min(1.0, max(0.0, (busy - before.cpus[cpu][0]) / (total - before.cpus[cpu][1])))
-        for cpu, (busy, total) in after.cpus.items()
-        if cpu in before.cpus and total > before.cpus[cpu][1]
+        cpu: min(1.0, max(0.0, (used - prior.cpus[cpu][0]) / (total - prior.cpus[cpu][1])))
+        for cpu, (used, total) in usage.cpus.items()
+        if cpu in prior.cpus and total > prior.cpus[cpu][1]
     }
-    remote = {i: _remote_fraction(before.pages.get(i), after.pages.get(i)) for i in after.memory}
-    return UsageSample(at, seconds, cpus, after.memory, remote)
+    remote = {i: _remote_fraction(prior.pages.get(i), usage.pages.get(i)) for i in usage.memory}
+    return UsageSample(sampled_at, seconds, cpus, usage.memory, remote)
 
 
-def _remote_fraction(before: tuple[int, int] | None, after: tuple[int, int] | None) -> float | None:
-    if before is None or after is None:
+def _remote_fraction(prior: tuple[int, int] | None, pages: tuple[int, int] | None) -> float | None:
+    if prior is None or pages is None:
         return None
-    here, elsewhere = after[0] - before[0], after[1] - before[1]
-    taken = here + elsewhere
-    return elsewhere / taken if here >= 0 and elsewhere >= 0 and taken else None
+    local_pages, remote_pages = pages[0] - prior[0], pages[1] - prior[1]
+    total = local_pages + remote_pages
+    return remote_pages / total if local_pages >= 0 and remote_pages >= 0 and total else None
 
 
 class UsageWatch:
-    """Keeps the last minutes, and measures containers.
+    """Stores samples of the last minutes, and measures containers.
 
     ``root`` has the sys/ and proc/ trees.
     """
@@ -362,18 +362,18 @@ class UsageWatch:
             await asyncio.sleep(max(SAMPLE_INTERVAL_S, SAMPLING_REST_RATIO * cost))
 
     async def take_sample(self) -> float:
-        """Take one sample; gives the seconds of CPU time that reading took."""
+        """Take one sample; returns the CPU time of the reading in seconds."""
         cost = 0.0
 
         def read_timed_usage() -> MachineUsage:
             nonlocal cost
-            begun = time.thread_time()
+            cpu_start = time.thread_time()
             try:
                 return read_usage(self._root, self._agent.current.machine.topology)
             finally:
-                cost = time.thread_time() - begun
+                cost = time.thread_time() - cpu_start
 
-        at = time.monotonic()
+        read_at = time.monotonic()
         try:
             usage = await asyncio.to_thread(read_timed_usage)
         except (TopologyError, OSError) as error:
@@ -383,42 +383,44 @@ class UsageWatch:
             self._problem = f"{self._root.rstrip('/')}/proc/stat lists no CPU"
         else:
             self._problem = ""
-            if self._last is not None and at > self._last[0]:
-                seconds = at - self._last[0]
+            if self._last is not None and read_at > self._last[0]:
+                seconds = read_at - self._last[0]
                 self._samples.append(
-                    sample_between(self._last[1], usage, at=self._now(), seconds=seconds)
+                    sample_between(self._last[1], usage, sampled_at=self._now(), seconds=seconds)
                 )
-        self._last = at, usage
+        self._last = read_at, usage
         return cost
 
     def usage_document(self) -> NodeUsage:
-        """The last sample, and the minutes before it."""
+        """Return the last sample, and the history before it."""
         samples = list(self._samples)
         if not samples:
             return NodeUsage(
                 sampled_at=None, interval=0.0, problem=self._problem, cpus={}, numa_nodes=()
             )
-        last = samples[-1]
+        sample = samples[-1]
         return NodeUsage(
-            sampled_at=last.sampled_at,
-            interval=last.seconds,
+            sampled_at=sample.sampled_at,
+            interval=sample.seconds,
             problem=self._problem,
-            cpus={str(cpu): round(100 * part) for cpu, part in sorted(last.cpus.items())},
-            numa_nodes=tuple(self._numa_node_usage(i, last, samples) for i in sorted(last.memory)),
+            cpus={str(cpu): round(100 * part) for cpu, part in sorted(sample.cpus.items())},
+            numa_nodes=tuple(
+                self._numa_node_usage(i, sample, samples) for i in sorted(sample.memory)
+            ),
         )
 
     def _numa_node_usage(
-        self, i: int, last: UsageSample, samples: list[UsageSample]
+        self, i: int, last_sample: UsageSample, samples: list[UsageSample]
     ) -> NUMANodeLoad:
-        one, remote = last.memory[i], last.remote[i]
+        reading, remote = last_sample.memory[i], last_sample.remote[i]
         node = self._agent.current.machine.topology.numa_nodes.get(i)
         cpus = tuple(node.cpus) if node is not None else ()
         return NUMANodeLoad(
             id=i,
-            cpu_percent=_mean_percent(last, cpus),
-            memory_bytes=one.total_bytes,
-            memory_used_bytes=_used_memory_bytes(one),
-            memory_reclaimable_bytes=one.reclaimable_bytes,
+            cpu_percent=_mean_percent(last_sample, cpus),
+            memory_bytes=reading.total_bytes,
+            memory_used_bytes=_used_memory_bytes(reading),
+            memory_reclaimable_bytes=reading.reclaimable_bytes,
             remote_percent=None if remote is None else round(100 * remote, 1),
             cpu_history=tuple(_mean_percent(sample, cpus) for sample in samples),
             memory_history=tuple(_used_memory_percent(sample.memory.get(i)) for sample in samples),
@@ -438,29 +440,29 @@ class UsageWatch:
         )
         async with self._turn:
             reader = await asyncio.to_thread(CgroupReader, self._cgroup_root)
-            place = self._agent.containers.cgroup_places.get(allocation.container_id)
+            cgroup = self._agent.containers.cgroup_places.get(allocation.container_id)
             page = os.sysconf("SC_PAGE_SIZE")
-            if place is None:
+            if cgroup is None:
                 return use
-            arguments = reader, place, self._cgroup_root, page
-            first = await asyncio.to_thread(read_container_usage, *arguments)
-            begun = time.monotonic()
+            arguments = reader, cgroup, self._cgroup_root, page
+            first_usage = await asyncio.to_thread(read_container_usage, *arguments)
+            start_time = time.monotonic()
             await asyncio.sleep(CONTAINER_MEASURE_S)
-            second = await asyncio.to_thread(read_container_usage, *arguments)
-            seconds = time.monotonic() - begun
-        if first is None or second is None:
+            second_usage = await asyncio.to_thread(read_container_usage, *arguments)
+            seconds = time.monotonic() - start_time
+        if first_usage is None or second_usage is None:
             return replace(use, problem="it has no cgroup that can be read")
         cpus = self._agent.current.desired.usable_cpus_of(allocation)
         used = None
-        if first.cpu_seconds is not None and second.cpu_seconds is not None:
-            used = max(0.0, second.cpu_seconds - first.cpu_seconds) / seconds
+        if first_usage.cpu_seconds is not None and second_usage.cpu_seconds is not None:
+            used = max(0.0, second_usage.cpu_seconds - first_usage.cpu_seconds) / seconds
         memory = container_memory(
             allocation,
-            ContainerMemoryNodes(second.memory, NUMA_STAT)
-            if second.memory
-            # The file is not there: only now is it worth while to look into each process.
+            ContainerMemoryNodes(second_usage.memory, NUMA_STAT)
+            if second_usage.memory
+            # Without the file each process has to be read, which is slow.
             else await asyncio.to_thread(
-                read_container_memory, reader, place, self._cgroup_root, page_size=page
+                read_container_memory, reader, cgroup, self._cgroup_root, page_size=page
             ),
             self._now(),
         )
@@ -478,23 +480,23 @@ class UsageWatch:
 
 
 def _mean_percent(sample: UsageSample, cpus: tuple[int, ...]) -> int | None:
-    """Per cent that these CPUs were busy; None when nothing is known of any."""
-    known = [sample.cpus[cpu] for cpu in cpus if cpu in sample.cpus]
-    return round(100 * sum(known) / len(known)) if known else None
+    """Return the mean usage of these CPUs in per cent; None if all are unknown."""
+    ratios = [sample.cpus[cpu] for cpu in cpus if cpu in sample.cpus]
+    return round(100 * sum(ratios) / len(ratios)) if ratios else None
 
 
-def _used_memory_bytes(one: NUMAMemoryReading) -> int:
-    return max(0, one.total_bytes - one.available_bytes)
+def _used_memory_bytes(reading: NUMAMemoryReading) -> int:
+    return max(0, reading.total_bytes - reading.available_bytes)
 
 
-def _used_memory_percent(one: NUMAMemoryReading | None) -> int | None:
-    if one is None or not one.total_bytes:
+def _used_memory_percent(reading: NUMAMemoryReading | None) -> int | None:
+    if reading is None or not reading.total_bytes:
         return None
-    return round(100 * _used_memory_bytes(one) / one.total_bytes)
+    return round(100 * _used_memory_bytes(reading) / reading.total_bytes)
 
 
 class UsageWatches(msgspec.Struct, frozen=True):
-    """Those that are switched on: usage of the machine; memory and waiting of containers."""
+    """Watches that are switched on: usage of the machine; memory and waits of containers."""
 
     usage: UsageWatch | None = None
     memory: MemoryWatch | None = None
@@ -502,16 +504,16 @@ class UsageWatches(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_config(cls, config: AgentConfig, agent: Agent, clock: Clock) -> UsageWatches:
-        """By the configuration."""
-        cgroups, section, off = config.cgroup_root, config.container_usage, UsageReadMode.OFF
-        memory, pressure, every = section.memory, section.cpu_pressure, section.interval
+        """Build the watches by the configuration."""
+        cgroups, section, unread = config.cgroup_root, config.container_usage, UsageReadMode.OFF
+        memory, pressure, period = section.memory, section.cpu_pressure, section.interval
         return cls(
             UsageWatch(agent, config.sysfs_root, cgroups, clock),
-            None if memory is off else MemoryWatch(agent, memory, every, cgroups, clock),
-            None if pressure is off else WaitingWatch(agent, pressure, every, cgroups, clock),
+            None if memory is unread else MemoryWatch(agent, memory, period, cgroups, clock),
+            None if pressure is unread else WaitingWatch(agent, pressure, period, cgroups, clock),
         )
 
     def start_watches(self) -> list[asyncio.Task[None]]:
-        """Begin to read, in the loop that runs now."""
+        """Start the watches in the running loop."""
         running = (self.usage, self.memory, self.cpu_waiting)
-        return [asyncio.create_task(one.run()) for one in running if one is not None]
+        return [asyncio.create_task(watch.run()) for watch in running if watch is not None]

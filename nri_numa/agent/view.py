@@ -1,9 +1,8 @@
-"""Shows the agent to the outside: its state as API documents and as a metrics snapshot.
+"""View of the agent: its state as API documents and as a metrics snapshot.
 
-Everything is read from the frozen state of one moment, so a long answer that is made piece by
-piece stays consistent while the agent goes on. The agent lives in another thread: what is taken
-from it is either replaced as a whole (the state, the machine), or copied in one step that the
-interpreter does not interrupt (the refusals).
+Everything is read from the frozen state of one moment, so a long answer made in chunks is
+consistent. The agent runs in another thread: its values are either replaced as a whole (state,
+machine), or copied in one step that the interpreter does not interrupt (rejections).
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ NO_PCIE_ROOTS: Final[Mapping[int, tuple[str, ...]]] = {}
 
 
 class ProcessInfo(NamedTuple):
-    """What never changes while the process runs; ``start_time`` is a Unix time."""
+    """Facts of the process that never change; ``start_time`` is a Unix time."""
 
     version: str
     node_name: str
@@ -69,13 +68,13 @@ class ProcessInfo(NamedTuple):
 
 
 class OptionalParts(Struct, frozen=True, kw_only=True):
-    """What else is shown; None where it is switched off.
+    """Parts that may be switched off; None if so.
 
     Attributes:
-        kubelet: what the kubelet's managers granted, and where it and we disagree.
-        devices: the machine's.
-        measured: capacity factors that were measured.
-        late_starts: containers that were late, where they can be.
+        kubelet: the kubelet's grants, and conflicts with it.
+        devices: the machine's devices.
+        measured: measured capacity factors.
+        late_starts: start delays over CRI.
         pods: Guaranteed pods that have no container yet.
     """
 
@@ -87,35 +86,35 @@ class OptionalParts(Struct, frozen=True, kw_only=True):
 
 
 class AssignmentListing(NamedTuple):
-    """The assignments of one moment; made one by one, and valid while the state moves on."""
+    """Assignments of one moment, made one by one; valid while the state changes."""
 
     head: shown.WholeNodeAllocation
     containers: Iterator[shown.Assignment]
 
 
 class LiveView:
-    """What the API and a scrape show of a running agent; read-only, from memory, at once."""
+    """View of a running agent for the API and a scrape; read-only, from memory."""
 
     def __init__(
         self,
         agent: Agent,
         about: ProcessInfo,
         runtime: LinkStatus,
-        more: OptionalParts,
+        optional_parts: OptionalParts,
         watches: UsageWatches,
         clock: Clock,
     ) -> None:
         self._agent = agent
         self._about = about
         self._runtime = runtime
-        self._more = more
+        self._more = optional_parts
         self._watches = watches
         self._clock = clock
 
     def status_document(self) -> shown.Status:
-        """The agent itself."""
+        """Return the agent's status."""
         agent = self._agent
-        known = agent.drift.known
+        drift_by_id = agent.drift.known
         counts, kubelet = count_by_kind(agent.current.state), self._more.kubelet
         return shown.Status(
             version=self._about.version,
@@ -126,8 +125,8 @@ class LiveView:
             serial=agent.current.state.serial,
             containers={k: n + counts[k, True] for (k, p), n in counts.items() if not p},
             misaligned=sum(n for (_, preferred), n in counts.items() if not preferred),
-            drifted=len(known),
-            on_exclusive_cpus=sum(one.on_exclusive_cpus for one in known.values()),
+            drifted=len(drift_by_id),
+            on_exclusive_cpus=sum(status.on_exclusive_cpus for status in drift_by_id.values()),
             kubelet_cpus=str(agent.current.state.kubelet.granted_cpus),
             kubelet_conflicts=len(kubelet.conflicts) if kubelet is not None else 0,
             link=self._runtime.link_document(),
@@ -137,7 +136,7 @@ class LiveView:
         )
 
     def readiness(self) -> shown.Readiness:
-        """Whether containers are being placed, and remembered."""
+        """Return if containers are placed and recorded, and else the reason."""
         link, problem = self._runtime.link_document(), self._agent.current.store.write_problem
         reason = link.pending_registration
         if not reason and not (link.state == LinkState.ACTIVE and self._agent.current.synchronized):
@@ -148,7 +147,7 @@ class LiveView:
         return shown.Readiness(ready=not reason, reason=reason)
 
     def machine_topology_document(self) -> shown.TopologyDocument:
-        """The machine."""
+        """Return the machine's topology."""
         return topology_document(
             self._agent.current.machine.topology,
             reserved=self._agent.current.machine.settings.reserved_cpus,
@@ -156,7 +155,7 @@ class LiveView:
         )
 
     def numa_info(self) -> shown.MachineNUMAInfo:
-        """The machine in short; CPUs one by one, so that a reader needs no range syntax."""
+        """Return the machine in short, with CPUs listed one by one, without ranges."""
         nodes = [n for _, n in sorted(self._agent.current.machine.topology.numa_nodes.items())]
         return shown.MachineNUMAInfo(
             code=200,
@@ -169,7 +168,7 @@ class LiveView:
         )
 
     def list_assignments(self) -> AssignmentListing:
-        """Every container and what it has, in the order of their names."""
+        """Return every container's assignment, in the order of their names."""
         moment = self._state_snapshot()
         state, pool = moment.state, moment.desired.pool
         uses = numa_node_uses(replace(moment.desired, reading=self._agent.current.memory))
@@ -183,52 +182,55 @@ class LiveView:
     def explain_pod(
         self, namespace: str, pod: str, container: str | None
     ) -> list[shown.Explanation]:
-        """What is known about a pod's containers: those that run, and those refused lately."""
+        """Explain a pod's containers: those that run, and those rejected lately."""
         moment = self._state_snapshot()
         state = moment.state
         refused: dict[str, Rejection] = {}
-        for one in self._agent.history.rejections:  # the last one of each counts
-            if (one.namespace, one.pod) == (namespace, pod):
-                refused[one.container] = one
-        found: list[shown.Explanation] = []
+        for record in self._agent.history.rejections:  # the last rejection of each counts
+            if (record.namespace, record.pod) == (namespace, pod):
+                refused[record.container] = record
+        explanations: list[shown.Explanation] = []
         for allocation in _sorted_allocations(state, namespace, pod, container):
-            later = refused.pop(allocation.container, None)
-            if later is not None and later.last_time <= allocation.assigned_at:
-                later = None  # it was refused before it was placed
-            found.append(self._allocation_explanation(allocation, moment, later))
-        found += [
-            self._rejection_explanation(one)
-            for name, one in sorted(refused.items())
+            rejection = refused.pop(allocation.container, None)
+            if rejection is not None and rejection.last_time <= allocation.assigned_at:
+                rejection = None  # it was rejected before it was placed
+            explanations.append(self._allocation_explanation(allocation, moment, rejection))
+        explanations += [
+            self._rejection_explanation(record)
+            for name, record in sorted(refused.items())
             if container in (None, name)
         ]
-        return sorted(found, key=lambda one: one.container)
+        return sorted(explanations, key=lambda one: one.container)
 
     def _allocation_explanation(
-        self, allocation: Allocation, moment: StateSnapshot, later: Rejection | None
+        self, allocation: Allocation, moment: StateSnapshot, rejection: Rejection | None
     ) -> shown.Explanation:
         effective = moment.cpus_of(allocation)
-        known = self._agent.history.explanation_of(allocation.container_id)
-        document = explain_allocation(allocation, known, str(effective))
-        since = [f"since then refused: {later.message}"] if later is not None else []
-        if gave_way := moment.yielded_text(allocation, effective):
-            since.append(f"listed {allocation.cpus}, {gave_way}")
+        explanation = self._agent.history.explanation_of(allocation.container_id)
+        document = explain_allocation(allocation, explanation, str(effective))
+        notes = [f"since then refused: {rejection.message}"] if rejection is not None else []
+        if yielded_text := moment.yielded_text(allocation, effective):
+            notes.append(f"listed {allocation.cpus}, {yielded_text}")
         ignored = self._agent.history.notices.ignored_annotations_of(allocation.pod_uid)
-        since += [notice.message for notice in ignored]
+        notes += [notice.message for notice in ignored]
         assignment = moment.assignment_document(allocation)
-        before = []
+        facts = []
         if assignment.displaced:
-            before.append(displaced_text(assignment.displaced))
+            facts.append(displaced_text(assignment.displaced))
         if reserved := assignment.reserved:
-            before.append(
+            facts.append(
                 f"{cpus_text(reserved)} became reserved later: its own until it is created again"
             )
         if isinstance(assignment.start_delay, float):
-            before.append(start_delay_text(assignment.start_delay))
-        if before or since:
-            document["later"] = [*before, *since]
-        if (has := assignment.actual) is not None:
+            facts.append(start_delay_text(assignment.start_delay))
+        if facts or notes:
+            document["later"] = [*facts, *notes]
+        if (actual := assignment.actual) is not None:
             document["actual"] = drift_text(
-                has.text, utc_text(has.observed_at), has.holders, is_abandoned=has.repairs_abandoned
+                actual.text,
+                utc_text(actual.observed_at),
+                actual.holders,
+                is_abandoned=actual.repairs_abandoned,
             )
         return shown.Explanation(
             namespace=allocation.namespace,
@@ -242,8 +244,8 @@ class LiveView:
         )
 
     def _rejection_explanation(self, refused: Rejection) -> shown.Explanation:
-        known = self._agent.history.explanation_of_rejection(refused)
-        document = explain_rejection(known, refused.reason, refused.message)
+        explanation = self._agent.history.explanation_of_rejection(refused)
+        document = explain_rejection(explanation, refused.reason, refused.message)
         return shown.Explanation(
             namespace=refused.namespace,
             pod=refused.pod,
@@ -257,14 +259,14 @@ class LiveView:
         )
 
     def list_rejections(self) -> list[shown.RejectionRecord]:
-        """The latest refusals, newest first."""
+        """Return the latest rejections, newest first."""
         return [
             convert(refused, shown.RejectionRecord, from_attributes=True)
             for refused in reversed(self._agent.history.rejections)
         ]
 
     def slots_document(self) -> shown.ExclusiveCPUSlotsDocument:
-        """Exclusive CPUs that the scheduler may count: those held with slots, and free ones."""
+        """Return the slots that the scheduler may count: allocated and free ones."""
         desired, reason = self._agent.current.schedulable, self._unready_reason()
         machine, state, offered = desired.machine, desired.state, slot_capacity(desired)
         return shown.ExclusiveCPUSlotsDocument(
@@ -275,64 +277,64 @@ class LiveView:
             total=offered.total_slots,
             exclusive=len(state.exclusive),
             numa_nodes=tuple(
-                shown.NUMANodeExclusiveCPUSlots(id=i, allocated=offered.allocated[i], free=free)
-                for i, free in sorted(offered.free.items())
+                shown.NUMANodeExclusiveCPUSlots(id=i, allocated=offered.allocated[i], free=count)
+                for i, count in sorted(offered.free.items())
             ),
             ids=tuple(id for a in offered.holders for id in a.slots.split(",")),
         )
 
     def scheduler_zones_document(self) -> shown.Zones:
-        """Every NUMA node as who schedules counts it."""
-        more = self._more
-        # Before the state: who is decided about in between is in it.
-        coming = () if more.pods is None else more.pods.pod_names()
+        """Return every NUMA node as schedulers count it."""
+        parts = self._more
+        # Before the state, which then includes pods that are decided about in between.
+        pending_pods = () if parts.pods is None else parts.pods.pod_names()
         agent, desired = self._agent, self._agent.current.schedulable
         return zones_document(
             replace(desired, reading=agent.current.memory),
-            still=agent.cgroups.immovable_ids(),
+            immovable_ids=agent.cgroups.immovable_ids(),
             reason=self._unready_reason(),
-            measured=None if more.measured is None else more.measured.enforced_factors(),
-            devices=None if more.devices is None else more.devices.device_counts(),
-            roots_of_pcie=NO_PCIE_ROOTS if more.devices is None else more.devices.roots,
-            coming=coming,
-            kubelet=None if more.kubelet is None else more.kubelet.configuration.discovered.facts,
+            measured=None if parts.measured is None else parts.measured.enforced_factors(),
+            devices=None if parts.devices is None else parts.devices.device_counts(),
+            roots_of_pcie=NO_PCIE_ROOTS if parts.devices is None else parts.devices.roots,
+            pending_pods=pending_pods,
+            kubelet=None if parts.kubelet is None else parts.kubelet.configuration.discovered.facts,
         )
 
     def _unready_reason(self) -> str:
-        """Why nothing is to be counted on now; empty when nothing speaks against it."""
+        """Return the reason why schedulers must not rely on this node; empty if they may."""
         readiness = self.readiness()
         if not readiness.ready:
             return readiness.reason
         return "observe is on, so nothing is pinned" if self._agent.current.observe else ""
 
     def kubelet_status_document(self) -> shown.KubeletDocument:
-        """The kubelet beside us."""
+        """Return the kubelet's grants and conflicts."""
         kubelet = self._more.kubelet
         return (
             shown.KubeletDocument() if kubelet is None else kubelet_document(self._agent, kubelet)
         )
 
-    def notices_document(self, after: int) -> shown.Notices:
-        """What happened to containers after a number of the sequence."""
-        kept = self._agent.history.notices
-        number, evicted = kept.number, kept.evicted  # before the notices: one too many is no harm
-        found = tuple(kept.notices_after(after))
-        return shown.Notices(instance=kept.instance, number=number, evicted=evicted, notices=found)
+    def notices_document(self, last_number: int) -> shown.Notices:
+        """Return the notices after a number of the sequence."""
+        log = self._agent.history.notices
+        number, evicted = log.number, log.evicted  # before the notices: one too many is no harm
+        notices = tuple(log.notices_after(last_number))
+        return shown.Notices(instance=log.instance, number=number, evicted=evicted, notices=notices)
 
-    def decided_requests_document(self, after: int) -> shown.DecidedRequests:
-        """What was decided about requests of the runtime after a number of the sequence."""
+    def decided_requests_document(self, last_number: int) -> shown.DecidedRequests:
+        """Return the decided requests after a number of the sequence."""
         decided, instance = self._agent.history.decided, f"{int(self._about.start_time * 1000):x}"
         number = decided.number  # before the requests: one too many is no harm
         return shown.DecidedRequests(
-            instance=instance, number=number, requests=decided.requests_after(after)
+            instance=instance, number=number, requests=decided.requests_after(last_number)
         )
 
     def notice_number(self) -> int:
-        """The last number of that sequence."""
+        """Return the last number of the sequence of notices."""
         return self._agent.history.notices.number
 
     def node_usage(self) -> shown.NodeUsage:
-        """What is really used on the machine."""
+        """Return the measured usage of the machine."""
         usage = self._watches.usage
         if usage is None:
             return shown.NodeUsage(
@@ -343,24 +345,24 @@ class LiveView:
     async def container_use(
         self, namespace: str, pod: str, container: str
     ) -> list[shown.MeasuredContainer]:
-        """What a container really uses, measured now."""
+        """Measure the usage of a container now."""
         usage = self._watches.usage
         if usage is None:
             return []
         state = self._agent.current.state
-        found = _sorted_allocations(state, namespace, pod, container)
-        return [await usage.measure_container(allocation) for allocation in found]
+        allocations = _sorted_allocations(state, namespace, pod, container)
+        return [await usage.measure_container(allocation) for allocation in allocations]
 
     def subscribe_to_changes(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Call ``listener`` after every change; returns what ends that."""
+        """Call ``listener`` after every change; returns a function that ends this."""
         return self._agent.current.subscribe(listener)
 
     def metrics_snapshot(self) -> MetricsSnapshot:
-        """The node for a scrape; `nri_numa.observe.metrics.Metrics.snapshot`."""
+        """Return the node for a scrape; `nri_numa.observe.metrics.Metrics.snapshot`."""
         node = self._agent.current.snapshot()
         state, topology = node.state, node.machine.topology
         written = self._agent.current.store.written_at
-        memory, waiting = self._watches.memory, self._watches.cpu_waiting
+        memory, cpu_waiting = self._watches.memory, self._watches.cpu_waiting
         return MetricsSnapshot(
             numa_nodes=numa_node_samples(node),
             node_name=self._about.node_name,
@@ -373,15 +375,15 @@ class LiveView:
             ready=self.readiness().ready,
             observe=self._agent.current.observe,
             local_memory=None if memory is None else memory.container_series(state),
-            cpu_waiting=None if waiting is None else waiting.container_series(state),
+            cpu_waiting=None if cpu_waiting is None else cpu_waiting.container_series(state),
         )
 
     def _state_snapshot(self) -> StateSnapshot:
-        agent, late = self._agent, self._more.late_starts
-        known = agent.drift.known
+        agent, late_starts = self._agent, self._more.late_starts
+        drift_by_id = agent.drift.known
         return StateSnapshot(
-            agent.current.machine, agent.current.state, known, self._watches,
-            None if late is None else late.start_delays, agent.containers.migrating,
+            agent.current.machine, agent.current.state, drift_by_id, self._watches,
+            None if late_starts is None else late_starts.start_delays, agent.containers.migrating,
             agent.current.soft_ids,
         )  # fmt: skip
 
@@ -389,48 +391,48 @@ class LiveView:
 def _sorted_allocations(
     state: NodeState, namespace: str = "", pod: str = "", container: str | None = None
 ) -> list[Allocation]:
-    """All containers, those of a pod, or those of one name in it, by names and id."""
-    found = [
+    """Return all allocations, those of a pod, or of one container name, by names and id."""
+    allocations = [
         a
         for a in state.allocations.values()
         if (not pod or (a.namespace, a.pod) == (namespace, pod))
         and container in (None, a.container)
     ]
-    return sorted(found, key=lambda a: (a.namespace, a.pod, a.container, a.container_id))
+    return sorted(allocations, key=lambda a: (a.namespace, a.pod, a.container, a.container_id))
 
 
 class StateSnapshot:
-    """What was decided at one moment, and what is known of what containers really have.
+    """Decisions of one moment, and the actual cpusets of containers.
 
-    ``known`` is what differs from the decision, ``late`` seconds by which containers were late, by
-    id; None where they cannot be. ``moving`` is what `Agent.moving` is.
+    ``start_delays`` are seconds by container id; None if starts cannot be late. ``migrating`` is as
+    in `nri_numa.agent.containers.LiveContainers`.
     """
 
     def __init__(
         self,
         machine: NodeModel,
         state: NodeState,
-        known: DriftById,
+        drift_by_id: DriftById,
         watches: UsageWatches = UsageWatches(),  # noqa: B008 - a value
-        late: Mapping[str, float] | None = None,
-        moving: Mapping[str, tuple[NUMASet, int, int]] = MappingProxyType({}),
+        start_delays: Mapping[str, float] | None = None,
+        migrating: Mapping[str, tuple[NUMASet, int, int]] = MappingProxyType({}),
         soft_ids: Collection[str] = (),
     ) -> None:
-        self.machine, self.state, self.known, self.late = machine, state, known, late
-        self.moving, self.soft_ids = moving, soft_ids
+        self.machine, self.state, self.known, self.late = machine, state, drift_by_id, start_delays
+        self.moving, self.soft_ids = migrating, soft_ids
         self.desired = NodeSnapshot(machine, state)
         self.memory = None if watches.memory is None else watches.memory.known
         self.waiting = None if watches.cpu_waiting is None else watches.cpu_waiting.known
         self._owners: dict[int, str] | None = None
 
     def cpus_of(self, a: Allocation) -> CPUSet:
-        """What a container should be able to use."""
+        """Return the CPUs that a container should be able to use."""
         return self.desired.cpuset_of(a)
 
     def assignment_document(self, a: Allocation) -> shown.Assignment:
-        """One container, and what it has."""
-        i, cpus, memory, waiting = a.container_id, self.cpus_of(a), self.memory, self.waiting
-        gave_way = self.yielded_text(a, cpus)
+        """Return the assignment of one container."""
+        i, cpus, memory, pressures = a.container_id, self.cpus_of(a), self.memory, self.waiting
+        yielded_text = self.yielded_text(a, cpus)
         return shown.Assignment(
             id=i,
             pod_uid=a.pod_uid,
@@ -452,7 +454,7 @@ class StateSnapshot:
             displaced=str(a.cpus) if self.desired.has_all_cpus_offline(a) else "",
             reserved=str(a.cpus & self.machine.settings.reserved_cpus) if a.exclusive else "",
             aligned=a.aligned,
-            reason=f"{a.reason}, {gave_way}" if gave_way else a.reason,
+            reason=f"{a.reason}, {yielded_text}" if yielded_text else a.reason,
             cpu_milli=a.cpu_milli,
             memory_bytes=a.memory_bytes,
             assigned_at=a.assigned_at,
@@ -460,23 +462,23 @@ class StateSnapshot:
             slots=a.slots,
             memory=UNSET if memory is None else memory.get(i, MEMORY_NOT_READ),
             start_delay=UNSET if self.late is None else self.late.get(i, UNSET),
-            cpu_pressure=UNSET if waiting is None else waiting.get(i, WAITING_NOT_READ),
+            cpu_pressure=UNSET if pressures is None else pressures.get(i, WAITING_NOT_READ),
         )
 
     def migration_text(self, a: Allocation) -> str:
-        """Where the memory of a container is going, and how much has gone; empty where it stays."""
-        under_way = self.moving.get(a.container_id)
-        if under_way is None:
+        """Describe a container's migration and its progress; empty without one."""
+        migration = self.moving.get(a.container_id)
+        if migration is None:
             return (
                 f"from {numa_text(a.migrating_from)} to {a.mems - a.migrating_from}"
                 if a.migrating_from
                 else ""
             )
-        sources, target, done = under_way
-        return f"from {numa_text(sources)} to {target}, {human_bytes(done)} so far"
+        sources, target, moved_bytes = migration
+        return f"from {numa_text(sources)} to {target}, {human_bytes(moved_bytes)} so far"
 
     def drift_of(self, container_id: str) -> shown.ActualCpuset | None:
-        """What this one has; None while it is as meant, and on no exclusive CPUs of others."""
+        """Return the actual cpuset if it differs, or overlaps exclusive CPUs of others."""
         status = self.known.get(container_id)
         if status is None:
             return self._foreign_overlap(container_id)
@@ -496,7 +498,7 @@ class StateSnapshot:
         )
 
     def _foreign_overlap(self, container_id: str) -> shown.ActualCpuset | None:
-        """One that was pinned, not by us, to CPUs that are exclusive to others."""
+        """Return the cpuset of a foreign container on exclusive CPUs of others."""
         allocation, state = self.state.allocations.get(container_id), self.state
         if not (allocation and allocation.foreign_cpus & (state.exclusive | state.idle_siblings)):
             return None
@@ -514,49 +516,49 @@ class StateSnapshot:
         )
 
     def yielded_text(self, allocation: Allocation, cpus: CPUSet) -> str:
-        """Where a container stands whose soft list gave way, and to what; empty when it did not.
+        """Describe the CPUs that a yielding list gave up, and their holders; empty if none.
 
-        ``cpus`` are what it should have now.
+        ``cpus`` are the container's desired CPUs.
         """
-        lost = (
+        ceded = (
             allocation.cpus & self.state.unavailable_cpus
             if allocation.yields_to_exclusive
             else NO_CPUS
         )
-        if not lost:
+        if not ceded:
             return ""
-        names = list(self._holder_names(lost, allocation.container_id))
-        names += [f"{name} (by the kubelet)" for name in grant_holders(self.state, lost)]
-        where = str(cpus) if cpus <= allocation.cpus else f"the shared pool {cpus}"
-        return f"stands on {where}: {cpus_text(lost, 'is', 'are')} exclusive to {', '.join(names)}"
+        names = list(self._holder_names(ceded, allocation.container_id))
+        names += [f"{name} (by the kubelet)" for name in grant_holders(self.state, ceded)]
+        text = str(cpus) if cpus <= allocation.cpus else f"the shared pool {cpus}"
+        return f"stands on {text}: {cpus_text(ceded, 'is', 'are')} exclusive to {', '.join(names)}"
 
-    def _holder_names(self, cpus: CPUSet, but: str) -> tuple[str, ...]:
-        """The names of containers that own some of these CPUs."""
+    def _holder_names(self, cpus: CPUSet, excluded_id: str) -> tuple[str, ...]:
+        """Return the names of the holders of these CPUs."""
         allocations = self.state.allocations
         if self._owners is None:
-            # Once for all of them: there may be as many intruders as owners.
+            # Once for all, since there may be as many intruders as holders.
             self._owners = {
                 cpu: a.container_id
                 for a in allocations.values()
                 if a.exclusive
                 for cpu in a.cpus | a.idle_siblings
             }
-        found = {self._owners.get(cpu) for cpu in cpus} - {None, but}
-        return tuple(sorted(allocations[i].full_name for i in found if i))
+        holder_ids = {self._owners.get(cpu) for cpu in cpus} - {None, excluded_id}
+        return tuple(sorted(allocations[i].full_name for i in holder_ids if i))
 
 
-# --- How many containers there are ---
+# --- Numbers of containers ---
 
 _FOREIGN_COUNT_KEYS = frozenset((ContainerKind.FOREIGN, preferred) for preferred in (False, True))
 
 
 def count_by_kind(state: NodeState) -> dict[tuple[str, bool], int]:
-    """Containers by kind, and by whether they have what is ideal (True) or a wider set."""
+    """Count containers by kind, and by aligned (True) or misaligned."""
     live = [a for a in state.allocations.values() if not a.reserved_at]
-    counted = Counter((a.kind, a.aligned) for a in live)
-    counts = {(k.value, p): counted[k, p] for k in ContainerKind for p in (False, True)}
+    kind_counts = Counter((a.kind, a.aligned) for a in live)
+    counts = {(k.value, p): kind_counts[k, p] for k in ContainerKind for p in (False, True)}
     counts |= {(KUBELET_KIND, p): 0 for p in (False, True)}
-    for a in live if counted.keys() & _FOREIGN_COUNT_KEYS else ():
+    for a in live if kind_counts.keys() & _FOREIGN_COUNT_KEYS else ():
         if shown_kind(state, a) == KUBELET_KIND:
             counts[a.kind.value, a.aligned] -= 1
             counts[KUBELET_KIND, a.aligned] += 1
@@ -567,10 +569,10 @@ def count_by_kind(state: NodeState) -> dict[tuple[str, bool], int]:
 
 
 def numa_node_uses(desired: NodeSnapshot) -> Iterator[shown.NUMANodeAllocation]:
-    """For the API: every NUMA node by id, who has its CPUs and what the accounting has left."""
+    """Return every NUMA node for the API, by id: use of its CPUs, and free amounts."""
     machine, state, pool = desired.machine, desired.state, desired.pool
     cpu_left, memory_left = desired.free_cpu_milli, desired.free_memory
-    free = max_exclusive_by_node(desired)
+    free_exclusive = max_exclusive_by_node(desired)
     for i, node in sorted(machine.topology.numa_nodes.items()):
         charge = state.allocated_on(i)
         yield shown.NUMANodeAllocation(
@@ -598,16 +600,16 @@ def numa_node_uses(desired: NodeSnapshot) -> Iterator[shown.NUMANodeAllocation]:
                 for size, total in sorted(node.hugepages.items())
             ),
             capacity_factor=machine.settings.capacity_factor.get(i, 1.0),
-            free_exclusive_cpus=free.get(i, 0),
+            free_exclusive_cpus=free_exclusive.get(i, 0),
         )
 
 
 def numa_node_samples(desired: NodeSnapshot) -> Iterator[NUMANodeSample]:
-    """For a scrape: the same in counts of CPUs, each CPU in one of them."""
+    """Return the same for a scrape, as numbers of CPUs; each CPU has one state."""
     machine, state = desired.machine, desired.state
     cpu_left, memory_left = desired.free_cpu_milli, desired.free_memory
     pool = desired.pool - machine.settings.reserved_cpus
-    free = max_exclusive_by_node(desired)
+    free_exclusive = max_exclusive_by_node(desired)
     for i, node in sorted(machine.topology.numa_nodes.items()):
         charge = state.allocated_on(i)
         kubelet = (node.cpus & state.kubelet.granted_cpus) - state.exclusive - state.idle_siblings
@@ -617,7 +619,7 @@ def numa_node_samples(desired: NodeSnapshot) -> Iterator[NUMANodeSample]:
             "kubelet": len(kubelet),
             "shared": len((node.cpus & pool) - kubelet),
         }
-        # What is left: reserved CPUs, and those that our own cpuset keeps from containers.
+        # The others: reserved CPUs, and those outside of the agent's own cpuset.
         counts["reserved"] = len(node.cpus) - sum(counts.values())
         yield NUMANodeSample(
             numa_node=i,
@@ -629,7 +631,7 @@ def numa_node_samples(desired: NodeSnapshot) -> Iterator[NUMANodeSample]:
             memory_allocated_bytes=charge.memory,
             memory_available_bytes=memory_left.get(i, 0),
             capacity_factor=machine.settings.capacity_factor.get(i, 1.0),
-            free_exclusive_cpus=free.get(i, 0),
+            free_exclusive_cpus=free_exclusive.get(i, 0),
             hugepages={
                 size: (total, charge.hugepages.get(size, 0))
                 for size, total in node.hugepages.items()
@@ -640,49 +642,48 @@ def numa_node_samples(desired: NodeSnapshot) -> Iterator[NUMANodeSample]:
 # --- NUMA nodes as schedulers count them ---
 
 MIXED_CORE_KIND: Final = "mixed"
-"""Kind of a NUMA node's cores where it has several."""
+"""Kind of a NUMA node's cores if it has several kinds."""
 
 
 def zones_document(
     desired: NodeSnapshot,
     *,
-    still: Collection[str] = (),
+    immovable_ids: Collection[str] = (),
     reason: str = "",
     measured: Mapping[int, float] | None = None,
     devices: CountsOrReason | None = None,
     roots_of_pcie: Mapping[int, tuple[str, ...]] = NO_PCIE_ROOTS,
-    coming: Iterable[tuple[str, str]] = (),
+    pending_pods: Iterable[tuple[str, str]] = (),
     kubelet: KubeletFacts | None = None,
 ) -> shown.Zones:
-    """Count everything in one state; a pod of which nothing is charged yet is named all the same.
+    """Return all NUMA nodes of one state; pods without any charge yet are named, too.
 
-    None of the containers in ``still`` moves. ``reason`` is why nothing is to be counted on now;
-    ``measured`` has capacity factors that are acted upon, 1 for NUMA nodes that are not in it;
-    ``devices`` are those that the kubelet can give, or why they are not known; ``coming`` are
-    namespace and name of Guaranteed pods that have no container yet. Where the ``kubelet`` pins,
-    its policy is what refuses pods.
+    Containers in ``immovable_ids`` cannot be moved. ``reason`` is why schedulers must not rely on
+    the node; ``measured`` are enforced capacity factors, 1 for other NUMA nodes; ``devices`` are
+    free ones of the kubelet, or why they are unknown; ``pending_pods`` are namespace and name of
+    Guaranteed pods without a container. If the ``kubelet`` pins, its policy rejects pods.
     """
     pins = kubelet if kubelet is not None and kubelet.pins_containers else None
     machine, state = desired.machine, desired.state
     topology, settings = machine.topology, machine.settings
     defaults = settings.defaults
-    charged = {
+    counted_names = {
         (a.pod_uid, a.container)
         for a in state.allocations.values()
         if _is_counted_for_schedulers(a)
     }
-    pods = dict.fromkeys(coming, QoSClass.GUARANTEED.value)
+    pods = dict.fromkeys(pending_pods, QoSClass.GUARANTEED.value)
     pods |= {(a.namespace, a.pod): a.qos.value for a in state.allocations.values()}
     empty = desired.with_state(NodeState())
     cpu_left, memory_left = desired.free_cpu_milli, desired.free_memory
-    free, whole = max_exclusive_by_node(desired), max_exclusive_by_node(empty)
-    freed, most = (
-        movable_exclusive_by_node(desired, still),
+    free_cpus, totals = max_exclusive_by_node(desired), max_exclusive_by_node(empty)
+    movable, limit = (
+        movable_exclusive_by_node(desired, immovable_ids),
         total_free_exclusive(desired),
     )
     sizes = sorted({size for node in topology.numa_nodes.values() for size in node.hugepages})
     capacity = {size: machine.hugepages_capacity(size) for size in sizes}
-    left = {size: desired.free_hugepages(size) for size in sizes}
+    free_hugepages = {size: desired.free_hugepages(size) for size in sizes}
     devices_of = _devices_by_numa_node(devices)
     return shown.Zones(
         serial=state.serial,
@@ -694,22 +695,22 @@ def zones_document(
         memory_manager_policy=pins.memory_policy if pins else None,
         defaults_to_shared=defaults.get("cpus") == CPUMode.SHARED.value,
         threads_per_core=topology.threads_per_core,
-        free_exclusive_cpus=most,
+        free_exclusive_cpus=limit,
         zones=tuple(
             shown.Zone(
                 id=i,
                 socket=_socket_of_node(machine, i),
                 distances=tuple(
-                    shown.Distance(id=other, value=topology.distance(i, other))
-                    for other in topology.numa_ids
+                    shown.Distance(id=other_node, value=topology.distance(i, other_node))
+                    for other_node in topology.numa_ids
                 ),
                 cpus=len(node.cpus),
                 cpu_allocatable_milli=machine.cpu_capacity_milli.get(i, 0),
                 cpu_available_milli=cpu_left.get(i, 0),
-                exclusive_cpus=whole.get(i, 0),
-                free_exclusive_cpus=free.get(i, 0),
+                exclusive_cpus=totals.get(i, 0),
+                free_exclusive_cpus=free_cpus.get(i, 0),
                 exclusive_cpus_after_moves=(
-                    min(free[i] + freed[i], whole[i], most) if freed.get(i) else None
+                    min(free_cpus[i] + movable[i], totals[i], limit) if movable.get(i) else None
                 ),
                 shared_cpus=len(node.cpus & desired.pool),
                 memory_bytes=node.memory_bytes,
@@ -720,7 +721,7 @@ def zones_document(
                         size_bytes=size,
                         capacity_bytes=node.hugepages.get(size, 0),
                         allocatable_bytes=capacity[size][i],
-                        available_bytes=left[size][i],
+                        available_bytes=free_hugepages[size][i],
                     )
                     for size in sizes
                 ),
@@ -738,16 +739,16 @@ def zones_document(
             for (namespace, name), qos in sorted(pods.items())
         ),
         counted_containers=tuple(
-            shown.CountedContainer(pod_uid=uid, name=name) for uid, name in sorted(charged)
+            shown.CountedContainer(pod_uid=uid, name=name) for uid, name in sorted(counted_names)
         ),
     )
 
 
 def _is_counted_for_schedulers(allocation: Allocation) -> bool:
-    """Whether a container is counted that asked for NUMA nodes, be it with nothing.
+    """True if a container is named as counted: one with a charge or with options.
 
-    Who waits until it is counted would wait for ever for one that needs nothing, or that started
-    unpinned. Ordinary ones ask for nothing: hundreds of names for nobody.
+    A scheduler waits until the node counts it, so one that needs nothing, or started unpinned, is
+    named, too. Ordinary containers are not: nobody needs their names.
     """
     if allocation.charges:
         return True
@@ -758,12 +759,12 @@ def _is_counted_for_schedulers(allocation: Allocation) -> bool:
 def _devices_by_numa_node(
     counts: CountsOrReason | None,
 ) -> dict[int, tuple[shown.ZoneDevices, ...]]:
-    """Devices by NUMA node, in the order of their resources; none where they are not known."""
-    found: dict[int, tuple[shown.ZoneDevices, ...]] = {}
-    for one in () if counts is None or isinstance(counts, str) else counts:
-        devices = convert(one, shown.ZoneDevices, from_attributes=True)
-        found[one.numa_node] = (*found.get(one.numa_node, ()), devices)
-    return found
+    """Return devices by NUMA node, in the order of their resources; none if unknown."""
+    devices_by_node: dict[int, tuple[shown.ZoneDevices, ...]] = {}
+    for count in () if counts is None or isinstance(counts, str) else counts:
+        devices = convert(count, shown.ZoneDevices, from_attributes=True)
+        devices_by_node[count.numa_node] = (*devices_by_node.get(count.numa_node, ()), devices)
+    return devices_by_node
 
 
 def _socket_of_node(machine: NodeModel, numa_node: int) -> int | None:
@@ -772,26 +773,26 @@ def _socket_of_node(machine: NodeModel, numa_node: int) -> int | None:
 
 
 def _core_kind(machine: NodeModel, numa_node: int) -> str:
-    """The kind of a NUMA node's cores on a hybrid machine; empty on all others."""
+    """Return the kind of a NUMA node's cores on a hybrid machine; empty on others."""
     cores = machine.topology.cores.values()
-    kinds = {core.kind for core in cores if core.numa_node == numa_node}
-    if not kinds or CoreKind.STANDARD in kinds:
+    core_kinds = {core.kind for core in cores if core.numa_node == numa_node}
+    if not core_kinds or CoreKind.STANDARD in core_kinds:
         return ""
-    return MIXED_CORE_KIND if len(kinds) > 1 else kinds.pop().value
+    return MIXED_CORE_KIND if len(core_kinds) > 1 else core_kinds.pop().value
 
 
-# --- The kubelet beside us ---
+# --- The kubelet ---
 
 
-def kubelet_document(agent: Agent, beside: KubeletSync) -> shown.KubeletDocument:
-    """What the kubelet's managers granted, and where it and we disagree.
+def kubelet_document(agent: Agent, kubelet: KubeletSync) -> shown.KubeletDocument:
+    """Return the kubelet's grants, and conflicts with it.
 
-    Reads what is replaced as a whole, so any thread may call it.
+    Any thread may call this, since all inputs are replaced as a whole.
     """
     state, settings, configuration = (
         agent.current.state,
         agent.current.machine.settings,
-        beside.configuration,
+        kubelet.configuration,
     )
     grants, adopted = state.kubelet, configuration.adopted
     return shown.KubeletDocument(
@@ -801,8 +802,8 @@ def kubelet_document(agent: Agent, beside: KubeletSync) -> shown.KubeletDocument
         shared_cpus=str(grants.shared[0]) if grants.shared else "",
         granted_cpus=str(grants.granted_cpus),
         grants=tuple(_list_kubelet_grants(agent)),
-        conflicts=tuple(one for _, one in sorted(beside.conflicts.items())),
-        problems=(*beside.state_file_problems, *configuration.discovered.problems),
+        conflicts=tuple(conflict for _, conflict in sorted(kubelet.conflicts.items())),
+        problems=(*kubelet.state_file_problems, *configuration.discovered.problems),
         configuration=configuration.discovered.path,
         inherited=adopted.adopted if adopted else (),
         differences=adopted.differences if adopted else (),
@@ -810,20 +811,20 @@ def kubelet_document(agent: Agent, beside: KubeletSync) -> shown.KubeletDocument
 
 
 def _list_kubelet_grants(agent: Agent) -> list[shown.KubeletGrant]:
-    """Of containers, then of whole pods; each by UID and name."""
+    """List grants of containers, then of whole pods, each by UID and name."""
     state, grants = agent.current.state, agent.current.state.kubelet
-    # A container has one by its pod and name, or by its id alone; a pod by its UID alone.
-    cpus = {**grants.cpus, **{(uid, ""): its for uid, its in grants.pods.items()}}
-    mems = {**grants.mems, **{(uid, ""): its for uid, its in grants.pod_mems.items()}}
-    known = {
+    # Keys: pod UID and name of a container, or its id alone; UID alone of a pod.
+    cpus = {**grants.cpus, **{(uid, ""): grant for uid, grant in grants.pods.items()}}
+    mems = {**grants.mems, **{(uid, ""): grant for uid, grant in grants.pod_mems.items()}}
+    allocation_by_holder = {
         holder: a
         for a in state.allocations.values()
         for holder in ((a.pod_uid, a.container), ("", a.container_id), (a.pod_uid, ""))
     }
-    found: list[shown.KubeletGrant] = []
+    kubelet_grants: list[shown.KubeletGrant] = []
     for holder in sorted(cpus.keys() | mems.keys(), key=lambda one: (not one[1], one)):
-        a, (uid, name) = known.get(holder), holder
-        found.append(
+        a, (uid, name) = allocation_by_holder.get(holder), holder
+        kubelet_grants.append(
             shown.KubeletGrant(
                 pod_uid=a.pod_uid if a else uid,
                 container=a.container if a and name else name,
@@ -837,4 +838,4 @@ def _list_kubelet_grants(agent: Agent) -> list[shown.KubeletGrant]:
                 and shown_kind(state, a) != KUBELET_KIND,
             )
         )
-    return found
+    return kubelet_grants

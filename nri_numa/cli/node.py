@@ -368,7 +368,7 @@ def release(
                 identity=checkpoint_identity(config),
                 dry_run=dry_run,
                 timeout=timeout,
-                waiting=lambda: status("waiting for the runtime, which first lets containers end"),
+                on_delay=lambda: status("waiting for the runtime, which first lets containers end"),
             )
         )
     write_document_or_lines(

@@ -1,1 +1,1 @@
-"""Which devices a container has before it starts, and on which NUMA nodes they are."""
+"""Devices of a container before it starts, and their NUMA nodes."""

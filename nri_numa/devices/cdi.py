@@ -1,6 +1,6 @@
-"""Files of the Container Device Interface: which device files and interfaces a CDI name stands for.
+"""Files of the Container Device Interface: device files and interfaces by CDI name.
 
-They are read in a thread, when their directories changed, and never while a container waits.
+A thread reads them after their directories have changed; no container waits for it.
 
 Source: cncf-tags/container-device-interface, SPEC.md 1.1.0.
 """
@@ -17,14 +17,14 @@ import msgspec
 from nri_numa.model.workload import MAX_CONTAINER_DEVICES, DeviceFile
 
 MAX_CDI_SPEC_BYTES: Final = 1 << 20
-"""Of one file; that of a node with sixteen GPUs is 100 kB."""
+"""Bytes of one file; the file of a node with sixteen GPUs has 100 kB."""
 MAX_CDI_SPEC_FILES: Final = 256
 MAX_CDI_NAMES: Final = 4096
 _MAX_CDI_NAME_CHARS: Final = 256
 
 
 class CDIDevice(NamedTuple):
-    """What a CDI name gives to a container.
+    """Devices that a CDI name adds to a container.
 
     Attributes:
         nodes: device files.
@@ -39,7 +39,7 @@ Stamp = tuple[tuple[str, int, int, int], ...]
 
 
 class CDIRegistry:
-    """The devices of all files in some directories, the later directory winning.
+    """Devices of all files in some directories; later directories override earlier ones.
 
     Attributes:
         devices: by name, ``vendor/class=device``; replaced as a whole.
@@ -53,14 +53,14 @@ class CDIRegistry:
         self.problems: tuple[str, ...] = ()
 
     def refresh_specs(self) -> bool:
-        """Read everything again if a file came, went or changed; says whether it did. Blocks."""
+        """Read all files again if one was added, removed or changed; True if so. Blocks."""
         stamp = tuple(self._find_spec_files())
         if stamp == self._stamp:
             return False
-        found: dict[str, CDIDevice] = {}
+        device_by_name: dict[str, CDIDevice] = {}
         problems: list[str] = []
         for directory in self._directories:
-            here: dict[str, CDIDevice] = {}
+            directory_devices: dict[str, CDIDevice] = {}
             twice: set[str] = set()
             for path, _, size, _ in stamp:
                 if os.path.dirname(path) != directory:
@@ -70,17 +70,19 @@ class CDIRegistry:
                 except (OSError, msgspec.MsgspecError, ValueError, RecursionError) as error:
                     problems.append(f"{path}: not used: {error}")
                     continue
-                # The same name twice on one level is a conflict, and stands for nothing.
-                twice |= here.keys() & devices.keys()
-                here.update(devices)
-            found.update({name: here[name] for name in here if name not in twice})
+                # A name defined twice in one directory is a conflict, and is ignored.
+                twice |= directory_devices.keys() & devices.keys()
+                directory_devices.update(devices)
+            device_by_name.update(
+                {name: directory_devices[name] for name in directory_devices if name not in twice}
+            )
             problems += [
                 f"{directory}: {name} is defined twice: not used" for name in sorted(twice)
             ]
-        if len(found) > MAX_CDI_NAMES:
-            problems.append(f"{len(found)} CDI devices, of which {MAX_CDI_NAMES} are used")
-            found = dict(sorted(found.items())[:MAX_CDI_NAMES])
-        self._stamp, self.devices, self.problems = stamp, found, tuple(problems)
+        if len(device_by_name) > MAX_CDI_NAMES:
+            problems.append(f"{len(device_by_name)} CDI devices, of which {MAX_CDI_NAMES} are used")
+            device_by_name = dict(sorted(device_by_name.items())[:MAX_CDI_NAMES])
+        self._stamp, self.devices, self.problems = stamp, device_by_name, tuple(problems)
         return True
 
     def _find_spec_files(self) -> Iterator[tuple[str, int, int, int]]:
@@ -104,11 +106,11 @@ class CDIRegistry:
 
 
 def _read_spec(path: str, size: int) -> Iterator[tuple[str, CDIDevice]]:
-    """The devices of one file.
+    """Read the devices of one file.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError, msgspec.MsgspecError: it is no CDI file.
+        OSError: the file cannot be read.
+        ValueError, msgspec.MsgspecError: the file is not a CDI file.
     """
     if size > MAX_CDI_SPEC_BYTES:
         raise ValueError(f"{size} bytes, expected at most {MAX_CDI_SPEC_BYTES}")
@@ -128,7 +130,8 @@ def _read_spec(path: str, size: int) -> Iterator[tuple[str, CDIDevice]]:
                 None, map(_resolve_device_node, edits.device_nodes[:MAX_CONTAINER_DEVICES])
             )
             interfaces = (
-                one.host_interface_name for one in edits.net_devices[:MAX_CONTAINER_DEVICES]
+                net_device.host_interface_name
+                for net_device in edits.net_devices[:MAX_CONTAINER_DEVICES]
             )
             yield name, CDIDevice(tuple(nodes), tuple(filter(None, interfaces)))
 
@@ -156,7 +159,7 @@ class _CDISpecDevice(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class _SpecFile(msgspec.Struct, frozen=True):
-    """What concerns us of a file."""
+    """The part of a CDI file that the agent uses."""
 
     kind: str
     devices: tuple[_CDISpecDevice, ...]
@@ -165,7 +168,7 @@ class _SpecFile(msgspec.Struct, frozen=True):
 def _resolve_device_node(node: _CDIDeviceNode) -> DeviceFile | None:
     if node.type and node.major is not None and node.minor is not None:
         return DeviceFile(node.type, node.major, node.minor)
-    # Numbers that are left out are those of the host's file.
+    # Missing numbers are those of the host's file.
     try:
         facts = os.stat(node.host_path or node.path)
     except (OSError, ValueError):

@@ -1,8 +1,7 @@
-"""How many devices the kubelet can still give on each NUMA node, for schedulers.
+"""Free devices of the kubelet on each NUMA node, for schedulers.
 
-The kubelet alone knows. A thread asks it when the figures are read, at most once in
-`COUNTS_REFRESH_AFTER_S`
-seconds: a reader gets the answer to the question before, and reads again.
+Only the kubelet knows them. A thread queries it when the counts are read, at most once in
+`COUNTS_REFRESH_AFTER_S` seconds; a reader gets the previous answer, and reads again later.
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ from nri_numa.observe.reports import ReportOnce
 log = get_logger("devices")
 
 COUNTS_REFRESH_AFTER_S: Final = 4.0
-"""Seconds for which an answer is taken; the publisher reads every five."""
+"""Seconds before the kubelet is queried again; the publisher reads every five."""
 COUNTS_EXPIRE_AFTER_S: Final = 30.0
-"""Seconds after which an answer is worth nothing any more."""
+"""Seconds after which an answer is no longer used."""
 NO_KUBELET_ANSWER_TEXT: Final = "the kubelet has not answered yet"
 
 CountsOrReason = tuple[DeviceCount, ...] | str
-"""Devices, or why they are not known, as a sentence."""
+"""Device counts, or a sentence saying why they are unknown."""
 
 
 class DeviceCounts:
-    """Asks one kubelet; devices of ``own_resource`` are CPUs, and counted as such."""
+    """Queries the kubelet; devices of ``own_resource`` are CPUs, and are left out."""
 
     def __init__(
         self,
@@ -47,7 +46,7 @@ class DeviceCounts:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="device counts")
 
     def known_counts(self) -> CountsOrReason:
-        """What is known now; asks anew, without waiting, when that is some seconds old."""
+        """Return the last counts; start another query, without waiting, if they are old."""
         now = self._clock()
         if not self._under_way and now - self._asked >= COUNTS_REFRESH_AFTER_S:
             self._under_way, self._asked = True, now
@@ -57,16 +56,16 @@ class DeviceCounts:
         )
 
     def wait_for_query(self) -> None:
-        """Wait for the answer that is under way."""
+        """Wait for the running query."""
         self._thread.submit(lambda: None).result()
 
     def _query_kubelet(self) -> None:
         try:
-            found = pod_resources.query_device_counts(self._root)
-            if not isinstance(found, str):
-                found = tuple(one for one in found if one.resource != self._own)
-            self._known, self._answered = found, self._clock()
-            problem = found if isinstance(found, str) else ""
+            answer = pod_resources.query_device_counts(self._root)
+            if not isinstance(answer, str):
+                answer = tuple(count for count in answer if count.resource != self._own)
+            self._known, self._answered = answer, self._clock()
+            problem = answer if isinstance(answer, str) else ""
             self._problems.report("devices are not counted", problem)
         finally:
             self._under_way = False

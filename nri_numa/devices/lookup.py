@@ -1,7 +1,7 @@
-"""Which devices a message or the kubelet means, by what sysfs, the driver and CDI files say.
+"""Lookup of the devices that a message or the kubelet names, in sysfs, the driver and CDI files.
 
-The driver's GPUs and CDI files are read in threads and replaced as a whole. A lookup reads nothing
-but links and small files of sysfs, and those once (`nri_numa.devices.sysfs`).
+Threads read the driver's GPUs and the CDI files, and replace them as a whole. A lookup reads only
+links and small files of sysfs, each once (`nri_numa.devices.sysfs`).
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class MissedHints:
-    """What gives no hint.
+    """Devices that give no hint.
 
     Attributes:
-        gpu, cdi: a GPU is not known to the driver; a name stands in no CDI file. Either is read
-            again because of that.
+        gpu: True if a GPU is unknown to the driver, whose GPUs are then read again.
+        cdi: True if a name is in no CDI file; the files are then read again.
         notes: sentences for explanations.
     """
 
@@ -49,16 +49,16 @@ class MissedHints:
 
 
 class DeviceFinder:
-    """Knows devices by what they are called; safe to use from several threads.
+    """Finds devices by name; safe to use from several threads.
 
     Attributes:
-        sysfs: where devices are.
-        gpus: the driver's, replaced as a whole.
-        cdi: the files.
+        sysfs: devices by number, PCI address or bus.
+        gpus: the driver's GPUs, replaced as a whole.
+        cdi: the CDI files.
     """
 
     def __init__(self, sources: Sources, *, root: str, own_resource: str) -> None:
-        """Know nothing yet; see `nri_numa.devices.watch.DeviceWatch` for the arguments."""
+        """Read nothing yet; see `nri_numa.devices.watch.DeviceWatch` for the arguments."""
         self._sources = sources
         self._own_resource = own_resource
         self.sysfs = SysfsDevices(root)
@@ -68,7 +68,7 @@ class DeviceFinder:
     def find_mentioned(
         self, mentions: DeviceMentions, missed: MissedHints
     ) -> Iterator[LocatedDevice]:
-        """The devices that a message mentions; what gives no hint is put into ``missed``."""
+        """Find the devices that a message mentions; ``missed`` collects those without a hint."""
         sources = self._sources
         if mentions.unread:
             missed.notes.append(
@@ -97,15 +97,15 @@ class DeviceFinder:
     def _find_by_pci_variable(
         self, variable: str, text: str, missed: MissedHints
     ) -> Iterator[LocatedDevice]:
-        """Of a variable of the SR-IOV network device plugin's; anybody may write one into a pod.
+        """Find the device of a variable of the SR-IOV network device plugin.
 
-        It costs no other pod anything: a container is placed where it says that its device is.
+        Any pod may set such a variable by hand; it affects only where its own container is placed.
         """
         address = text.strip().lower()
         if PCI_ADDRESS.fullmatch(address):
-            at = self.sysfs.by_pci(address)
-            yield from at
-            if not at:
+            devices = self.sysfs.by_pci(address)
+            yield from devices
+            if not devices:
                 missed.notes.append(
                     f"variable {variable} names {address}, which is not there: no hint"
                 )
@@ -116,13 +116,13 @@ class DeviceFinder:
             )
 
     def _gpus_of_nvidia_variable(self, value: str, missed: MissedHints) -> Iterator[LocatedDevice]:
-        """Of the variable of NVIDIA's device plugin: UUIDs or indices."""
-        word = value.strip().lower()
-        if word == ALL_DEVICES:
+        """Find the GPUs of the variable of NVIDIA's device plugin: UUIDs or indices."""
+        keyword = value.strip().lower()
+        if keyword == ALL_DEVICES:
             missed.notes.append(
                 f"variable {NVIDIA_VARIABLE} is 'all', as images set it themselves: no hint"
             )
-        if word == ALL_DEVICES or word in NO_DEVICE_VALUES:
+        if keyword == ALL_DEVICES or keyword in NO_DEVICE_VALUES:
             return
         for name in [part.strip() for part in value.split(",") if part.strip()][
             :MAX_CONTAINER_DEVICES
@@ -148,12 +148,12 @@ class DeviceFinder:
             yield from self.sysfs.by_interface(interface)
 
     def _gpu_at(self, address: str) -> LocatedDevice:
-        """A GPU of NVIDIA's at a PCI address, on no NUMA node where sysfs does not have it."""
-        found = self.sysfs.by_pci(address)
-        return found[0]._replace(kind=GPU) if found else LocatedDevice(GPU, address)
+        """Return the NVIDIA GPU at a PCI address, without NUMA nodes if sysfs lacks it."""
+        devices = self.sysfs.by_pci(address)
+        return devices[0]._replace(kind=GPU) if devices else LocatedDevice(GPU, address)
 
     def match_kubelet_devices(self, devices: Iterable[LocatedDevice]) -> Iterator[LocatedDevice]:
-        """Devices by the kubelet's books, as those that sysfs knows where their ids tell which."""
+        """Replace devices of the kubelet by those of sysfs if their ids identify them."""
         for device in devices:
             if device.kind == self._own_resource:
                 continue
@@ -162,61 +162,67 @@ class DeviceFinder:
                 if device.id.lower().startswith("gpu-")
                 else None
             )
-            known = (
+            sysfs_devices = (
                 (self._gpu_at(address),) if address is not None else self.sysfs.by_pci(device.id)
             )
-            for one in known or (device,):
-                # Where sysfs knows no NUMA node, as in many a virtual machine, the plugin may.
-                yield one if one.numa_nodes else one._replace(numa_nodes=device.numa_nodes)
+            for sysfs_device in sysfs_devices or (device,):
+                # sysfs often has no NUMA node in a virtual machine; the device plugin may have one.
+                yield (
+                    sysfs_device
+                    if sysfs_device.numa_nodes
+                    else sysfs_device._replace(numa_nodes=device.numa_nodes)
+                )
 
 
-# --- what becomes of the devices that were found --------------------------------------------------
-# Whatever is found is a hint where its container should be, and no grant: the device is used or
-# not whatever is said here. So a device of which nothing is known gives no hint, and a sentence.
+# --- hints from devices ---------------------------------------------------------------------------
+# A device is a hint for the placement of its container, and no grant: without a hint it can be
+# used, too. So an unknown device gives no hint, and a sentence.
 
 
 MAX_UNLOCATED_NOTES: Final = 8
 
 
 class DeviceHints(NamedTuple):
-    """What the engine is given: requests by kind, and sentences about what gives no hint."""
+    """Input of the engine: requests by kind, and sentences about devices without a hint."""
 
     requests: tuple[DeviceRequest, ...] = ()
     notes: tuple[str, ...] = ()
 
 
 def build_hints(
-    found: Iterable[LocatedDevice], places: NUMASet, notes: Iterable[str] = ()
+    located_devices: Iterable[LocatedDevice], alignable_nodes: NUMASet, notes: Iterable[str] = ()
 ) -> DeviceHints:
-    """Make hints of devices, the surest sources first, and of what is to be said besides.
+    """Build hints from devices, ordered by how reliable their source is, and from ``notes``.
 
-    A device that several sources tell of counts once, under its first kind, on the NUMA nodes of
-    all of them; an id of a plugin's own is one of its resource alone. NUMA nodes that are none of
-    ``places`` (offline, without CPUs, or of another machine) are no hint.
+    A device named by several sources counts once, under its first kind, on the NUMA nodes of all of
+    them; an id that a plugin made up belongs to its resource only. NUMA nodes outside of
+    ``alignable_nodes`` (offline, without CPUs, or of another machine) give no hint.
     """
-    known: dict[tuple[str, str], LocatedDevice] = {}
-    for one in found:
-        key = one.kind if "/" in one.kind else "", one.id
-        had = known.setdefault(key, one)
-        known[key] = had._replace(numa_nodes=had.numa_nodes | one.numa_nodes)
-    said = list(dict.fromkeys(notes))
+    device_by_key: dict[tuple[str, str], LocatedDevice] = {}
+    for device in located_devices:
+        key = device.kind if "/" in device.kind else "", device.id
+        first_device = device_by_key.setdefault(key, device)
+        device_by_key[key] = first_device._replace(
+            numa_nodes=first_device.numa_nodes | device.numa_nodes
+        )
+    sentences = list(dict.fromkeys(notes))
     by_kind: dict[str, list[Device]] = {}
-    for kind, id, nodes in known.values():
-        usable = nodes.intersection(places)
+    for kind, id, nodes in device_by_key.values():
+        usable = nodes.intersection(alignable_nodes)
         if usable:
             by_kind.setdefault(kind, []).append(Device(id=id, numa_nodes=usable))
         elif nodes:
-            where = numa_text(NUMASet(nodes))
-            said.append(f"its {kind} {id} is on {where}, where no CPUs are: no hint")
+            nodes_text = numa_text(NUMASet(nodes))
+            sentences.append(f"its {kind} {id} is on {nodes_text}, where no CPUs are: no hint")
         else:
-            said.append(f"its {kind} {id} has no known NUMA node: no hint")
+            sentences.append(f"its {kind} {id} has no known NUMA node: no hint")
     total = sum(len(devices) for devices in by_kind.values())
     if total > MAX_CONTAINER_DEVICES:
         by_kind = {}
-        said.insert(0, f"it has {total} devices, more than {MAX_CONTAINER_DEVICES}: no hint")
-    if len(said) > MAX_UNLOCATED_NOTES:
-        said[MAX_UNLOCATED_NOTES - 1 :] = [
-            f"and {len(said) - MAX_UNLOCATED_NOTES + 1} more such devices"
+        sentences.insert(0, f"it has {total} devices, more than {MAX_CONTAINER_DEVICES}: no hint")
+    if len(sentences) > MAX_UNLOCATED_NOTES:
+        sentences[MAX_UNLOCATED_NOTES - 1 :] = [
+            f"and {len(sentences) - MAX_UNLOCATED_NOTES + 1} more such devices"
         ]
     # Order: by kind, then by id.
     return DeviceHints(
@@ -228,7 +234,7 @@ def build_hints(
             )
             for kind, devices in sorted(by_kind.items())
         ),
-        tuple(said),
+        tuple(sentences),
     )
 
 
@@ -236,11 +242,11 @@ def _truncate_text(text: str) -> str:
     return text if len(text) <= 60 else f"{text[:60]}…"
 
 
-# --- NVIDIA's GPUs: what their names and device files of major 195 mean ---------------------------
+# --- NVIDIA's GPUs: names, and device files of major 195 ------------------------------------------
 # The driver makes its device files by mknod, so sysfs does not know their numbers
-# (opencontainers/runc #3708); its own directory in /proc joins them with PCI addresses. Reading
-# that may wake a GPU, so it is done in a thread, at start and when a GPU is named that is not
-# known. Source: NVIDIA/open-gpu-kernel-modules, ``nv-procfs.c``.
+# (opencontainers/runc #3708); its directory in /proc maps them to PCI addresses. Reading it may
+# wake a GPU, so a thread reads it, at start and when an unknown GPU is named.
+# Source: NVIDIA/open-gpu-kernel-modules, ``nv-procfs.c``.
 
 
 NVIDIA_MAJOR: Final = 195
@@ -248,13 +254,13 @@ _NVIDIA_CONTROL_MINORS: Final = (254, 255)
 """nvidia-modeset and nvidiactl, which belong to all GPUs."""
 NO_DEVICE_VALUES: Final = frozenset(("", "void", "none"))
 ALL_DEVICES: Final = "all"
-"""Images set it for themselves; it says nothing about the pod."""
+"""Value that images set themselves; it says nothing about the pod."""
 
 _MAX_GPUS: Final = 64
 
 
 class GPUs(msgspec.Struct, frozen=True, kw_only=True):
-    """The GPUs of a machine, by what they are called.
+    """GPUs of a machine, by name.
 
     Attributes:
         addresses: PCI addresses in ascending order, which is the order of indices.
@@ -267,14 +273,14 @@ class GPUs(msgspec.Struct, frozen=True, kw_only=True):
     by_minor: Mapping[int, str] = msgspec.field(default_factory=dict)
 
     def address_of_minor(self, minor: int) -> str | None:
-        """The GPU of a device file; None for control devices and unknown ones."""
+        """Return the PCI address of a device file's GPU; None for control and unknown devices."""
         return None if minor in _NVIDIA_CONTROL_MINORS else self.by_minor.get(minor)
 
     def address_of_name(self, name: str) -> str | None:
-        """The GPU that a UUID or an index names; None where it is not known.
+        """Return the PCI address of a GPU by UUID or index; None if it is unknown.
 
         ``MIG-GPU-<uuid>/<instance>/…`` and ``<index>:<instance>`` are parts of the GPU they name.
-        The newer ``MIG-<uuid>`` does not say whose part it is. ``::N`` is a replica (time slicing).
+        The newer ``MIG-<uuid>`` does not name its GPU. ``::N`` is a replica (time slicing).
         """
         name = name.strip().lower().partition("::")[0]
         name = name.removeprefix("mig-") if name.startswith("mig-gpu-") else name
@@ -288,7 +294,7 @@ class GPUs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_nvidia_gpus(root: str) -> GPUs:
-    """Read what the driver says below ``proc/driver/nvidia``; without the driver there is none."""
+    """Read the GPUs below ``proc/driver/nvidia``; none without the driver."""
     directory = os.path.join(root, "proc", "driver", "nvidia", "gpus")
     try:
         names = sorted(name.lower() for name in os.listdir(directory))[:_MAX_GPUS]
@@ -300,7 +306,7 @@ def read_nvidia_gpus(root: str) -> GPUs:
     for address in addresses:
         facts = _read_gpu_information(os.path.join(directory, address, "information"))
         uuid, minor = facts.get("gpu uuid", "").lower(), facts.get("device minor", "")
-        if uuid.startswith("gpu-") and "?" not in uuid:  # unknown before the first use
+        if uuid.startswith("gpu-") and "?" not in uuid:  # not known before the first use
             by_uuid[uuid] = address
         if minor.isascii() and minor.isdigit() and len(minor) <= 3:
             by_minor[int(minor)] = address

@@ -1,12 +1,11 @@
-"""Where a device is, as sysfs says: by its number, its PCI address, or its name on a bus.
+"""NUMA nodes of devices in sysfs: by number, PCI address, or name on a bus.
 
-A device's directory is followed upwards to the first that names a NUMA node: a partition lies below
-its disk, a queue below its card, a card below the port that knows. -1 is *unknown*, so one goes on.
+The search goes from a device's directory upwards to the first one with a NUMA node: a partition is
+below its disk, a queue below its card, a card below its port. -1 is *unknown*, so it goes on.
 
-What has been found is remembered. A device costs a few small files of sysfs once, which the kernel
-answers from memory, and nothing afterwards. Whether all of it is still so is read by
-`SysfsDevices.reresolve_cached_links`, in a thread: until then a device that was removed leads to a
-hint that is out of date, and never to more than a hint.
+Results are cached. A device costs a few small files of sysfs once, which the kernel answers from
+memory, and nothing afterwards. `SysfsDevices.reresolve_cached_links` reads them again in a thread:
+until then a removed device gives an outdated hint, and never more than a hint.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ class LocatedDevice(NamedTuple):
     """One device.
 
     Attributes:
-        kind: what people call it: ``GPU``, ``NIC``, or a resource name of the kubelet's.
-        id: its PCI address where it has one, else its name in sysfs.
-        numa_nodes: where it is; empty where that is not known.
+        kind: ``GPU``, ``NIC``, … or the kubelet's resource name.
+        id: the PCI address if it has one, else the name in sysfs.
+        numa_nodes: the NUMA nodes of the device; empty if unknown.
     """
 
     kind: str
@@ -43,24 +42,24 @@ _NVME_CONTROLLER_NAME: Final = re.compile(r"nvme[0-9]{1,6}", re.ASCII)
 _NVME_SUBSYSTEM_NAME: Final = re.compile(r"nvme-subsys[0-9]{1,6}", re.ASCII)
 
 _MAX_CACHED_LINKS: Final = 512
-"""Links that are remembered, and looked at again with every sandbox."""
+"""Cached links, which are resolved again with every sandbox."""
 _MAX_ANCESTOR_DIRECTORIES: Final = 32
-"""Directories above a device; bridges behind bridges are a dozen at most."""
+"""Directories above a device; nested bridges are a dozen at most."""
 _MAX_DISK_STACK_DEPTH: Final = 4
-"""Layers of device mapper and md that are looked through: LUKS on LVM on RAID are three."""
+"""Layers of device mapper and md that are followed: LUKS on LVM on RAID are three."""
 
 
 class SysfsDevices:
-    """Looks devices up below one root; safe to use from several threads."""
+    """Looks up devices below one root; safe to use from several threads."""
 
     def __init__(self, root: str) -> None:
-        """Look below ``root``, which holds ``sys/``."""
+        """Look up devices below ``root``, which contains ``sys/``."""
         self._sys = os.path.join(os.path.realpath(root), "sys")
         self._top = os.path.join(self._sys, "devices")
         self._links: dict[str, tuple[LocatedDevice, ...]] = {}
 
     def by_number(self, type: str, major: int, minor: int) -> tuple[LocatedDevice, ...]:
-        """The devices behind a device file; empty where it is none, or the kernel's own."""
+        """Return the devices behind a device file; empty for the kernel's own and for none."""
         kind = {"c": "char", "u": "char", "b": "block"}.get(type)
         if kind is None or major < 0 or minor < 0:
             return ()
@@ -69,7 +68,7 @@ class SysfsDevices:
         )
 
     def by_pci(self, address: str) -> tuple[LocatedDevice, ...]:
-        """The device at a PCI address; empty where there is none."""
+        """Return the device at a PCI address; empty if there is none."""
         address = address.strip().lower()
         if not PCI_ADDRESS.fullmatch(address):
             return ()
@@ -78,7 +77,7 @@ class SysfsDevices:
         )
 
     def by_bus(self, bus: str, name: str) -> tuple[LocatedDevice, ...]:
-        """A device by its name on a bus, as the kernel says of a network interface's parent."""
+        """Return a device by its name on a bus, as the kernel names an interface's parent."""
         if not _SYSFS_NAME_PATTERN.fullmatch(bus) or not _SYSFS_NAME_PATTERN.fullmatch(name):
             return ()
         return self._cached_devices_behind_link(
@@ -86,34 +85,34 @@ class SysfsDevices:
         )
 
     def by_interface(self, name: str) -> tuple[LocatedDevice, ...]:
-        """The device of a network interface in the host's namespace."""
+        """Return the device of a network interface in the host's namespace."""
         if not _SYSFS_NAME_PATTERN.fullmatch(name):
             return ()
         return self._cached_devices_behind_link(os.path.join(self._sys, "class", "net", name))
 
     def reresolve_cached_links(self) -> None:
-        """Look whether everything that is remembered is still so. Blocks."""
+        """Resolve all cached links again. Blocks."""
         for link in list(self._links):
-            now = self._devices_behind_link(link)
-            if now is None:
+            devices = self._devices_behind_link(link)
+            if devices is None:
                 self._links.pop(link, None)
             else:
-                self._links[link] = now
+                self._links[link] = devices
 
     def _cached_devices_behind_link(self, link: str) -> tuple[LocatedDevice, ...]:
-        known = self._links.get(link)
-        if known is not None:
-            return known
-        found = self._devices_behind_link(link)
-        if found is None:
-            return ()  # not remembered: anybody can make up addresses
+        cached_devices = self._links.get(link)
+        if cached_devices is not None:
+            return cached_devices
+        devices = self._devices_behind_link(link)
+        if devices is None:
+            return ()  # not cached: anybody can make up addresses
         if len(self._links) >= _MAX_CACHED_LINKS:
             self._links.clear()
-        self._links[link] = found
-        return found
+        self._links[link] = devices
+        return devices
 
     def _devices_behind_link(self, link: str) -> tuple[LocatedDevice, ...] | None:
-        """The devices behind a link; None where there is nothing."""
+        """Return the devices behind a link; None if it does not exist."""
         try:
             target = os.readlink(link)
         except OSError:
@@ -129,7 +128,7 @@ class SysfsDevices:
     def _read_devices(self, path: str, stacked: int) -> Iterator[LocatedDevice]:
         parts = path[len(self._top) + 1 :].split("/")
         if parts[:2] == ["virtual", "vfio"] and len(parts) == 3:
-            # A group of the IOMMU may hold several devices, which are only given together.
+            # An IOMMU group may contain several devices, which are only assigned together.
             group = parts[2].removeprefix("noiommu-")
             members = os.path.join(self._sys, "kernel", "iommu_groups", group, "devices")
             for address in _list_directory(members):
@@ -139,7 +138,7 @@ class SysfsDevices:
             if nodes:
                 yield LocatedDevice(DISK_KIND, parts[2], nodes)
         elif parts[:2] == ["virtual", "nvme-subsystem"] and len(parts) >= 4:
-            # With multipath the disk belongs to the subsystem, and its controllers are links there.
+            # With multipath the disk belongs to the subsystem, which has links to its controllers.
             directory = os.path.join(self._top, *parts[:3])
             if _NVME_SUBSYSTEM_NAME.fullmatch(parts[2]):
                 for name in filter(_NVME_CONTROLLER_NAME.fullmatch, _list_directory(directory)):
@@ -148,27 +147,27 @@ class SysfsDevices:
             yield self._nearest_pci_device(path, _kind_of_path(parts))
 
     def _nodes_of_stacked_disk(self, name: str, stacked: int) -> frozenset[int]:
-        """NUMA nodes of the disks below a disk of dm or md."""
+        """Return the NUMA nodes of the disks below a disk of dm or md."""
         if stacked >= _MAX_DISK_STACK_DEPTH:
             return frozenset()
         slaves = os.path.join(self._top, "virtual", "block", name, "slaves")
         paths = [os.path.realpath(f"{slaves}/{slave}") for slave in _list_directory(slaves)]
-        disks = [one for path in paths for one in self._devices_at(path, stacked + 1) or ()]
-        return frozenset().union(*(one.numa_nodes for one in disks))
+        disks = [disk for path in paths for disk in self._devices_at(path, stacked + 1) or ()]
+        return frozenset().union(*(disk.numa_nodes for disk in disks))
 
     def _nearest_pci_device(self, path: str, kind: str) -> LocatedDevice:
-        """The device that a directory belongs to: the nearest with a PCI address, or itself."""
-        at, address, nodes = path, "", frozenset[int]()
+        """Return the device of a directory: the nearest with a PCI address, or itself."""
+        directory, address, nodes = path, "", frozenset[int]()
         for _ in range(_MAX_ANCESTOR_DIRECTORIES):
-            if not address and PCI_ADDRESS.fullmatch(os.path.basename(at)):
-                address = os.path.basename(at)
-                named = kind_of_class(_read_attribute(f"{at}/class"))
+            if not address and PCI_ADDRESS.fullmatch(os.path.basename(directory)):
+                address = os.path.basename(directory)
+                named = kind_of_class(_read_attribute(f"{directory}/class"))
                 if kind == DEVICE or (kind == DISK_KIND and named == NVME):
                     kind = named
             if not nodes:
-                nodes = _read_numa_nodes(at)
-            at = os.path.dirname(at)
-            if (nodes and address) or len(at) <= len(self._top):
+                nodes = _read_numa_nodes(directory)
+            directory = os.path.dirname(directory)
+            if (nodes and address) or len(directory) <= len(self._top):
                 break
         return LocatedDevice(kind, address or os.path.basename(path), nodes)
 

@@ -1,12 +1,12 @@
-"""Puts the sources together: the devices of a container, at the moment it is decided about.
+"""Devices of a container from all sources, at the time of its admission.
 
-What takes time is done ahead, in threads, while the pod's sandbox is being made: its network
-namespace is looked into, the kubelet is asked what it gave, files of the Container Device Interface
-are read when they changed, and what is remembered of sysfs is compared with it. A container that
-comes before that is done is placed without, and its explanation says so. When a container is
-decided about, nothing is read but a link of sysfs for each device that no container had before.
+Threads do the slow part while the runtime makes the pod's sandbox: they list the interfaces of its
+network namespace, query the kubelet for its devices, read changed CDI files, and resolve the cached
+links of sysfs again. A container that arrives earlier is placed without these devices, and its
+explanation says so. An admission itself reads only a link of sysfs for each device that no
+container had before.
 
-So a device that went since the last sandbox was made may still be a hint. It is a hint only: what a
+So a device removed since the last sandbox was made may still give a hint. It is only a hint: what a
 container may use is not decided here.
 """
 
@@ -45,36 +45,36 @@ log = get_logger("devices")
 MAX_REMEMBERED_PODS: Final = 4096
 _GPU_REREAD_INTERVAL_S: Final = 60.0
 _MIN_CDI_REREAD_INTERVAL_S: Final = 1.0
-"""Seconds between two looks because of a name that is not known."""
+"""Seconds between two reads of the CDI files because of an unknown name."""
 
 _NETWORK_NOT_READ_TEXT: Final = "its network interfaces were not looked at yet: no hint of them"
 _NO_KUBELET_ANSWER_TEXT: Final = "the kubelet has not said yet what it gave: no hint of that"
 
 KUBELET_ANSWER_TIMEOUT_S: Final = 0.05
-"""Seconds for an answer. It is known at once or not in time: the first container comes soon."""
+"""Seconds for an answer; a later one would miss the pod's first container anyway."""
 MIN_KUBELET_QUERY_INTERVAL_S: Final = 0.02
-"""Seconds between two questions: half of what the kubelet admits, for others ask as well."""
+"""Seconds between two queries: half the kubelet's rate limit, since others query it too."""
 RATE_LIMIT_RETRY_S: Final = 0.1
-"""Seconds after which a kubelet that was asked too often is asked once more."""
+"""Seconds until a rate-limited query is repeated once."""
 
 
 CLONE_NEWNET: Final = 0x40000000
 INTERFACE_QUERY_TIMEOUT_S: Final = 1.0
-"""Seconds for an answer of the kernel, which is a matter of milliseconds."""
+"""Seconds for an answer of the kernel, which takes milliseconds."""
 
 
 DevicesByContainer = Mapping[str, tuple[LocatedDevice, ...]]
-"""What the kubelet gave, by container; a device's kind is its resource."""
+"""Devices that the kubelet allocated, by container; a device's kind is its resource."""
 
 
 @dataclass(slots=True)
 class PodDevices:
-    """What was found out about one pod ahead of its containers; threads replace each half whole.
+    """Devices of one pod, found before its containers; threads replace each field as a whole.
 
     Attributes:
-        pod: its namespace and name.
-        network: the devices of its network interfaces, and why they are not known.
-        kubelet: what the kubelet gave, and why that is not known.
+        pod: namespace and name of the pod.
+        network: devices of its network interfaces, and a sentence if they are unknown.
+        kubelet: devices the kubelet allocated, and a sentence if they are unknown.
     """
 
     pod: str
@@ -88,9 +88,9 @@ _UNKNOWN_POD: Final = PodDevices("", ((), ""), ({}, ""))
 def query_devices(
     kubelet_root: str, namespace: str, pod: str, seconds: float = KUBELET_ANSWER_TIMEOUT_S
 ) -> DevicesByContainer | str:
-    """The devices of a pod by container, or why they are not known. Blocks.
+    """Query a pod's devices by container; a sentence if they are unknown. Blocks.
 
-    Without a pod's name nothing is asked, but what takes time the first time is done.
+    Without a pod's name only the slow imports of the first query are done.
     """
     from nri_numa.kubelet import pod_resources
 
@@ -103,20 +103,22 @@ def query_devices(
         answer = pod_resources.query_pod(kubelet_root, namespace, pod, timeout_s=seconds)
     if isinstance(answer, str):
         return answer
-    found: dict[str, tuple[LocatedDevice, ...]] = {}
-    for one in answer:
+    devices_by_container: dict[str, tuple[LocatedDevice, ...]] = {}
+    for container_answer in answer:
         devices = [
             LocatedDevice(devices.resource, id, frozenset(devices.by_id[id]))
-            for devices in one.devices
+            for devices in container_answer.devices
             for id in devices.allocated_ids
         ]
         if devices:
-            found[one.container] = tuple(devices[: MAX_CONTAINER_DEVICES + 1])
-    return found
+            devices_by_container[container_answer.container] = tuple(
+                devices[: MAX_CONTAINER_DEVICES + 1]
+            )
+    return devices_by_container
 
 
 class DeviceWatch(PodObserver):
-    """Knows the devices of containers. Its methods are called in the loop and never wait."""
+    """Finds the devices of containers. Its methods run in the loop and never wait."""
 
     def __init__(
         self,
@@ -124,56 +126,59 @@ class DeviceWatch(PodObserver):
         *,
         root: str,
         kubelet_root: str,
-        places: Callable[[], NUMASet],
+        alignable_nodes: Callable[[], NUMASet],
         own_resource: str = "",
         clock: Callable[[], float] = time.monotonic,
         deadline: float = KUBELET_ANSWER_TIMEOUT_S,
     ) -> None:
-        """Make a watch that knows nothing yet; `start` lets it look around.
+        """Create the watch; `start` begins to read.
 
-        ``root`` holds ``sys/``, and ``proc/`` for NVIDIA's driver; ``places`` are the NUMA nodes
-        that containers can be placed on; devices of ``own_resource`` are CPUs.
+        ``root`` contains ``sys/``, and ``proc/`` for NVIDIA's driver; ``alignable_nodes`` are the
+        NUMA nodes that containers can be placed on; devices of ``own_resource`` are CPUs.
         """
         self._sources = sources
         self._root = root
         self._kubelet_root = kubelet_root
-        self._places = places
+        self._places = alignable_nodes
         self._clock = clock
         self._deadline = deadline
         self._lookup = DeviceFinder(sources, root=root, own_resource=own_resource)
         self._pods: dict[str, PodDevices] = {}
-        # One thread each, so that a kubelet that hangs holds up no look at network cards.
+        # One thread each, so a hanging kubelet does not delay the lookup of network cards.
         self._local = ThreadPoolExecutor(1, thread_name_prefix="devices")
         self._asking = ThreadPoolExecutor(1, thread_name_prefix="pod resources")
         self._gpus_read = self._files_read = float("-inf")
         self._refresh_waiting = False
 
     def start(self) -> None:
-        """Look around, in threads: the driver's GPUs, the files, and libraries that load slowly."""
+        """Read the driver's GPUs and CDI files and import slow libraries, in threads."""
         self._submit_task(self._local, self._preload_sources)
         if self._sources.pod_resources:
             self._submit_task(self._asking, query_devices, self._kubelet_root, "", "")
 
     def close(self) -> None:
-        """Ask nothing any more; what is under way ends by itself."""
+        """Cancel queued tasks; running ones end by themselves."""
         for pool in (self._local, self._asking):
             pool.shutdown(wait=False, cancel_futures=True)
 
     def wait_for_tasks(self) -> None:
-        """Wait until everything that was begun is done."""
+        """Wait until all submitted tasks are done."""
         for pool in (self._local, self._asking):
             pool.submit(lambda: None).result()
 
     # --- called by the link -----------------------------------------------------------------------
 
     def on_run_pod(self, pod: PodSandbox) -> None:
-        """A pod is being made: find out ahead what its containers will have."""
+        """Start to find the devices of a pod whose sandbox is being made."""
         network = pod.network_namespace
-        looks, asks = bool(self._sources.network and network), self._sources.pod_resources
+        reads_network, queries_kubelet = (
+            bool(self._sources.network and network),
+            self._sources.pod_resources,
+        )
         entry = PodDevices(
             pod.full_name,
-            ((), _NETWORK_NOT_READ_TEXT * looks),
-            ({}, _NO_KUBELET_ANSWER_TEXT * asks),
+            ((), _NETWORK_NOT_READ_TEXT * reads_network),
+            ({}, _NO_KUBELET_ANSWER_TEXT * queries_kubelet),
         )
         self._pods[pod.id] = entry
         while len(self._pods) > MAX_REMEMBERED_PODS:
@@ -181,65 +186,72 @@ class DeviceWatch(PodObserver):
         if not self._refresh_waiting:
             self._refresh_waiting = True
             self._submit_task(self._local, self._refresh_links_and_cdi)
-        if looks:
+        if reads_network:
             self._submit_task(self._local, self._find_network_devices, pod, entry)
-        if asks:
+        if queries_kubelet:
             self._submit_task(self._asking, self._query_kubelet, pod, entry)
 
     def on_synchronize(self, pods: PodTable, containers: Sequence[Container]) -> None:
-        """There are these pods and no others; those that are new to us are looked at."""
-        # In one step: the threads look here whether a pod is still there.
+        """Forget pods that are gone, and start to find the devices of new ones."""
+        # In one step: the threads check here that a pod still exists.
         self._pods = {i: self._pods[i] for i in pods.uids if i in self._pods}
         for pod_id in pods.uids:
             if pod_id not in self._pods:
                 self.on_run_pod(pods[pod_id])
 
     def on_remove_pod(self, pod_id: str, uid: str) -> None:
-        """A pod is removed."""
+        """Forget a removed pod."""
         self._pods.pop(pod_id, None)
 
     def complete(self, pod: PodSandbox, container: Container) -> tuple[PodSandbox, Container]:
-        """The container with what is known of its devices."""
-        known = self.known_container_devices(pod.id, container.name, container.mentions)
-        return pod, known.apply_to(container)
+        """Return the container with its known devices."""
+        devices = self.known_container_devices(pod.id, container.name, container.mentions)
+        return pod, devices.apply_to(container)
 
     def known_container_devices(
         self, pod_id: str, name: str, mentions: DeviceMentions
     ) -> KnownContainerDevices:
-        """What is known at this moment of the devices of the container ``name``."""
+        """Return the devices of the container ``name`` that are known now."""
         entry = self._pods.get(pod_id, _UNKNOWN_POD)
-        (cards, network_note), (given, kubelet_note) = entry.network, entry.kubelet
+        (cards, network_note), (kubelet_devices, kubelet_note) = entry.network, entry.kubelet
         lookup, missed = self._lookup, MissedHints()
-        found = list(lookup.find_mentioned(mentions, missed))
-        # A name that is missed is looked for once more.
+        devices = list(lookup.find_mentioned(mentions, missed))
+        # Sources that lack a name are read again.
         if missed.cdi and self._clock() - self._files_read > _MIN_CDI_REREAD_INTERVAL_S:
             self._files_read = self._clock()
             self._submit_task(self._local, self._read_cdi_files)
         if missed.gpu and self._clock() - self._gpus_read > _GPU_REREAD_INTERVAL_S:
             self._gpus_read = self._clock()
             self._submit_task(self._local, self._read_gpus)
-        found += cards
-        if name in given:
-            found += lookup.match_kubelet_devices(given[name])
+        devices += cards
+        if name in kubelet_devices:
+            devices += lookup.match_kubelet_devices(kubelet_devices[name])
         notes = [*missed.notes, *filter(None, (network_note, kubelet_note))]
-        places = self._places()
-        mine = build_hints(found, places, notes)
-        others = [one for its, all in given.items() if its != name for one in all]
-        together = (
-            build_hints([*found, *lookup.match_kubelet_devices(others)], places).requests
-            if others
+        alignable_nodes = self._places()
+        hints = build_hints(devices, alignable_nodes, notes)
+        other_devices = [
+            device
+            for container_name, allocated_devices in kubelet_devices.items()
+            if container_name != name
+            for device in allocated_devices
+        ]
+        pod_requests = (
+            build_hints(
+                [*devices, *lookup.match_kubelet_devices(other_devices)], alignable_nodes
+            ).requests
+            if other_devices
             else ()
         )
-        for note in mine.notes:
+        for note in hints.notes:
             log.debug("device without hint", pod=entry.pod or pod_id, container=name, why=note)
-        return KnownContainerDevices(mine.requests, together, mine.notes)
+        return KnownContainerDevices(hints.requests, pod_requests, hints.notes)
 
     # --- in threads -------------------------------------------------------------------------------
 
     def _submit_task(
         self, pool: ThreadPoolExecutor, function: Callable[..., object], *args: object
     ) -> None:
-        """Let a thread do something."""
+        """Run a function in a thread; an exception is logged."""
 
         def run_guarded() -> None:
             try:
@@ -256,10 +268,10 @@ class DeviceWatch(PodObserver):
         if self._sources.cdi:
             self._read_cdi_files()
         if self._sources.network:
-            import pyroute2  # noqa: F401 - so that the first question is quick
+            import pyroute2  # noqa: F401 - imported ahead of the first query
 
     def _refresh_links_and_cdi(self) -> None:
-        self._refresh_waiting = False  # whatever changes from here on is another look's
+        self._refresh_waiting = False  # a later change needs another refresh
         self._lookup.sysfs.reresolve_cached_links()
         if self._sources.cdi:
             self._read_cdi_files()
@@ -275,15 +287,15 @@ class DeviceWatch(PodObserver):
 
     def _find_network_devices(self, pod: PodSandbox, entry: PodDevices) -> None:
         if self._pods.get(pod.id) is not entry:
-            return  # it is gone; those behind it are waiting
+            return  # it was removed
         parents = list_interface_parents(pod.network_namespace)
         if isinstance(parents, str):
             entry.network = (), f"its network interfaces cannot be looked at: {parents}"
             return
         cards = tuple(
-            one._replace(kind=NIC)
+            card._replace(kind=NIC)
             for parent in parents
-            for one in self._lookup.sysfs.by_bus(parent.bus, parent.name)
+            for card in self._lookup.sysfs.by_bus(parent.bus, parent.name)
         )
         entry.network = cards, ""
 
@@ -295,24 +307,21 @@ class DeviceWatch(PodObserver):
             entry.kubelet = {}, f"the kubelet does not say what it gave: {answer}"
         else:
             for devices in answer.values():
-                list(
-                    self._lookup.match_kubelet_devices(devices)
-                )  # the next lookup finds them remembered
+                list(self._lookup.match_kubelet_devices(devices))  # caches them for the next lookup
             entry.kubelet = answer, ""
-        time.sleep(MIN_KUBELET_QUERY_INTERVAL_S)  # of this thread, which nothing waits for
+        time.sleep(MIN_KUBELET_QUERY_INTERVAL_S)  # nothing waits for this thread
 
 
 # --- Network interfaces of a pod ---
 #
-# A network card that was moved into a pod is not in the host's sysfs any more, but the kernel still
-# names its device (``IFLA_PARENT_DEV_NAME``, Linux 5.14). The namespace is entered by a thread that
-# ends with the question: a thread that came back from elsewhere is of no use, one that stayed would
-# keep the namespace, and the card in it, after the pod has gone; and nothing is forked. Within its
-# thread pyroute2 is used as in any program.
+# A network card that was moved into a pod is no longer in the host's sysfs, but the kernel still
+# names its device (``IFLA_PARENT_DEV_NAME``, Linux 5.14). A thread enters the namespace and ends
+# after the query: a longer life would keep the namespace, and its card, after the pod is gone.
+# Nothing is forked. Within its thread pyroute2 is used as in any program.
 
 
 class ParentDevice(NamedTuple):
-    """The device of a network interface: its bus, and its name there."""
+    """Device of a network interface: its bus, and its name on that bus."""
 
     bus: str
     name: str
@@ -321,17 +330,17 @@ class ParentDevice(NamedTuple):
 def list_interface_parents(
     namespace: str, seconds: float = INTERFACE_QUERY_TIMEOUT_S
 ) -> tuple[ParentDevice, ...] | str:
-    """The interfaces with a device in a network namespace, or why they are not known. Blocks.
+    """List the devices of interfaces in a network namespace; a sentence on failure. Blocks.
 
-    ``namespace`` is a path such as ``/run/netns/cni-…`` or ``/proc/1234/ns/net``; our own gives
-    none.
+    ``namespace`` is a path such as ``/run/netns/cni-…`` or ``/proc/1234/ns/net``; the agent's own
+    has none.
     """
     answer: list[tuple[ParentDevice, ...] | str] = []
 
     def list_interfaces() -> None:
         try:
             if os.stat(namespace).st_ino == os.stat("/proc/self/ns/net").st_ino:
-                answer.append(())  # it is on the host's network, whose cards belong to no pod
+                answer.append(())  # host network, whose cards belong to no pod
                 return
             _enter_namespace(namespace)
             answer.append(_list_parent_devices())
@@ -348,7 +357,7 @@ def list_interface_parents(
 
 def _enter_namespace(namespace: str) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
-    # Whatever is in the namespace's place must not make anybody wait.
+    # O_NONBLOCK: opening another file in its place, such as a FIFO, must not block.
     descriptor = os.open(namespace, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         if libc.setns(descriptor, CLONE_NEWNET) != 0:
@@ -361,12 +370,12 @@ def _enter_namespace(namespace: str) -> None:
 def _list_parent_devices() -> tuple[ParentDevice, ...]:
     import pyroute2
 
-    found: list[ParentDevice] = []
+    parents: list[ParentDevice] = []
     route: Any = pyroute2.IPRoute()
     with route:
         for link in route.get_links():
             bus = link.get_attr("IFLA_PARENT_DEV_BUS_NAME")
             name = link.get_attr("IFLA_PARENT_DEV_NAME")
-            if bus and name and len(found) < MAX_CONTAINER_DEVICES:
-                found.append(ParentDevice(bus, name))
-    return tuple(found)
+            if bus and name and len(parents) < MAX_CONTAINER_DEVICES:
+                parents.append(ParentDevice(bus, name))
+    return tuple(parents)

@@ -1,1 +1,1 @@
-"""What operators see of the agent: log lines, metrics, traces of decisions, systemd."""
+"""Output for operators: log lines, metrics, traces of decisions, messages to systemd."""

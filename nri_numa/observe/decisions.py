@@ -1,4 +1,4 @@
-"""What is counted, logged and noted about decisions."""
+"""Reports of decisions: metrics, log lines and notices."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ log = get_logger("agent")
 REJECTED_RUNNING_TEXT: Final = (
     "it was running already, so it stays unpinned until its pod is made anew"
 )
-"""Of a refused container that was started while the agent was away."""
+"""Added to the rejection of a container that had started while the agent was not registered."""
 UNDONE_TEXT: Final = (
     "admitted, and undone by the runtime before its start: another NRI plugin set the same, or the "
     "OCI runtime failed; the runtime's log says which"
 )
 MAX_NAMED_NEIGHBOURS: Final = 5
-"""Neighbours of one line that are named; the others are counted."""
+"""Neighbours named in one log line; the others are counted."""
 
 
 def allocation_log_fields(allocation: Allocation, cpus: str) -> dict[str, object]:
-    """A container and what it has; ``cpus`` is the kernel list it should have now."""
+    """Return the log fields of an allocation; ``cpus`` is the CPU list it should have now."""
     return {
         "pod": f"{allocation.namespace}/{allocation.pod}",
         "container": allocation.container,
@@ -58,10 +58,14 @@ def allocation_log_fields(allocation: Allocation, cpus: str) -> dict[str, object
 
 
 def affected_neighbours(decision: Admitted, topology: Topology) -> str:
-    """Whose CPUs a decision changed, with their old and new sets; the first few by name."""
-    before, after = decision.trace.pool_before, decision.trace.pool_after
-    takes, own = decision.state.unavailable_bits, decision.allocation
-    had = takes & ~(own.cpus | own.idle_siblings).bits if own.exclusive else takes
+    """Return the containers whose CPUs a decision changed, old and new; the first few by name."""
+    pool_before, pool_after = decision.trace.pool_before, decision.trace.pool_after
+    unavailable_bits, new_allocation = decision.state.unavailable_bits, decision.allocation
+    unavailable_before = (
+        unavailable_bits & ~(new_allocation.cpus | new_allocation.idle_siblings).bits
+        if new_allocation.exclusive
+        else unavailable_bits
+    )
     named: list[str] = []
     for update in decision.updates[:MAX_NAMED_NEIGHBOURS]:
         allocation = decision.state.allocations.get(update.container_id)
@@ -69,17 +73,17 @@ def affected_neighbours(decision: Admitted, topology: Topology) -> str:
             continue
         key = shared_group_key(allocation)
         key = UNPINNED_GROUP_KEY if key is None else key
-        old = shared_group_cpus(key, before, topology, had)
-        new = shared_group_cpus(key, after, topology, takes)
-        named.append(f"{allocation.full_name} {old} -> {new}")
-    more = len(decision.updates) - len(named)
-    return "; ".join(named) + (f"; and {more} more" if more else "")
+        old_cpus = shared_group_cpus(key, pool_before, topology, unavailable_before)
+        new_cpus = shared_group_cpus(key, pool_after, topology, unavailable_bits)
+        named.append(f"{allocation.full_name} {old_cpus} -> {new_cpus}")
+    unnamed_count = len(decision.updates) - len(named)
+    return "; ".join(named) + (f"; and {unnamed_count} more" if unnamed_count else "")
 
 
 class DecisionReporter:
-    """Counts and logs decisions, and notes what becomes a Kubernetes Event.
+    """Counts and logs decisions, and adds the notices that become Kubernetes Events.
 
-    Most of it is called once the reply has left.
+    Most methods are called after the reply to the runtime was sent.
     """
 
     def __init__(self, metrics: Metrics, notices: NoticeLog, requests: RequestDecisions) -> None:
@@ -88,14 +92,14 @@ class DecisionReporter:
         self._requests = requests
 
     def report_ignored_annotations(self, trace: DecisionTrace, *, observed: bool) -> None:
-        """Annotations that are not permitted, or not in force for this container of the pod."""
+        """Report annotations that are not permitted, or that do not apply to this container."""
         pod = trace.pod
-        for what in trace.ignored:
+        for annotation in trace.ignored:
             log.warning(
                 "annotation ignored",
                 pod=pod.full_name,
                 container=trace.container.name,
-                ignored=what,
+                ignored=annotation,
             )
         if not observed:
             self._notices.add_notice(
@@ -110,9 +114,9 @@ class DecisionReporter:
     def report_unmatched_annotations(
         self, pod: PodSandbox, reason: NoticeMessageReason, sentences: Sequence[str]
     ) -> None:
-        """Say once, over restarts too, that annotations of a pod have no effect."""
-        known = self._notices.ignored_annotations_of(pod.uid)
-        if not sentences or any(one.reason == reason for one in known):
+        """Report once, across restarts too, that annotations of a pod have no effect."""
+        notices = self._notices.ignored_annotations_of(pod.uid)
+        if not sentences or any(notice.reason == reason for notice in notices):
             return
         for sentence in sentences:
             log.warning(
@@ -129,14 +133,14 @@ class DecisionReporter:
         )
 
     def withdraw_unknown_containers(self, pod: PodSandbox) -> None:
-        """A container that an annotation names was created after all."""
-        for one in self._notices.ignored_annotations_of(pod.uid):
-            if one.reason == NoticeMessageReason.UNKNOWN_CONTAINER:
+        """Withdraw the notice about a container that was unknown and has been created since."""
+        for notice in self._notices.ignored_annotations_of(pod.uid):
+            if notice.reason == NoticeMessageReason.UNKNOWN_CONTAINER:
                 log.info("the container that an annotation names was created", pod=pod.full_name)
-                self._notices.withdraw_notice(one)
+                self._notices.withdraw_notice(notice)
 
     def log_placed_with_neighbours(self, decision: Admitted, topology: Topology, gap: bool) -> None:
-        """A container was placed, and whose CPUs that moved."""
+        """Log a placed container, and the containers whose CPUs changed because of it."""
         updates = len(decision.updates)
         allocation = decision.allocation
         for warning in decision.warnings:
@@ -158,18 +162,20 @@ class DecisionReporter:
                 neighbours=affected_neighbours(decision, topology),
             )
 
-    def log_moved(self, move: ContainerMove, where: str, for_whom: str) -> None:
-        """A container is elsewhere; when its memory is, too, that is a notice of its own."""
-        log.info("container moved", container=move.after.full_name, where=where, why=for_whom[1:])
+    def log_moved(self, move: ContainerMove, destination: str, purpose: str) -> None:
+        """Log a move. The notice is added here only if no pages have to migrate."""
+        log.info(
+            "container moved", container=move.after.full_name, where=destination, why=purpose[1:]
+        )
         if not move.after.migrating_from:
             self._notices.add_for_allocation(
-                move.after, NoticedEventKind.MOVED, f"moved {where}{for_whom}"
+                move.after, NoticedEventKind.MOVED, f"moved {destination}{purpose}"
             )
 
     def log_placed(
         self, allocation: Allocation, cpus: str, updates: int, *, gap: bool = False
     ) -> None:
-        """A container has CPUs; ``gap`` where it started while we were away."""
+        """Count and log a placed container; ``gap`` is True for a missed start."""
         if allocation.kind is ContainerKind.UNPINNED and not allocation.aligned:
             outcome, reason = "unpinned", str(allocation.unpinned_for or allocation.kind)
         elif allocation.aligned:
@@ -187,7 +193,7 @@ class DecisionReporter:
         )
 
     def log_rejected(self, decision: Rejected, *, observed: bool) -> None:
-        """A container was refused, or would have been while only observing."""
+        """Count and log a rejection; with ``observed`` the container was left as it is."""
         trace = decision.trace
         policy = trace.requested.policy.value if trace.requested is not None else "none"
         self._metrics.record_decision("refused", decision.reason, policy)
@@ -208,7 +214,7 @@ class DecisionReporter:
         )
 
     def log_room_found(self, trace: DecisionTrace, text: str) -> None:
-        """A refused container fits, or would, as a search found out that went on afterwards."""
+        """Report that a search after the reply found room for a rejected container."""
         pod, name = trace.pod, trace.container.name
         log.info("room found", pod=pod.full_name, container=name, room=text)
         self._notices.add_notice(
@@ -221,7 +227,7 @@ class DecisionReporter:
         )
 
     def notice_refused(self, decision: Rejected, *, observed: bool, running: bool) -> None:
-        """A notice of a refusal; none while only observing, when nothing is refused really."""
+        """Add a notice of a rejection; none in observe mode, where nothing is rejected."""
         if observed:
             return
         trace = decision.trace
@@ -238,40 +244,46 @@ class DecisionReporter:
     def notice_imperfect_placement(
         self, allocation: Allocation, *, gap: bool, observed: bool
     ) -> None:
-        """Notices of a container that did not get the best, or got it after its start."""
+        """Add notices of a misaligned or unpinned container, and of a missed start."""
         if observed:
             return
         unpinned = allocation.kind is ContainerKind.UNPINNED
         if not allocation.aligned:
-            what = NoticedEventKind.UNPINNED if unpinned else NoticedEventKind.MISALIGNED
-            self._notices.add_for_allocation(allocation, what, allocation.reason)
+            kind = NoticedEventKind.UNPINNED if unpinned else NoticedEventKind.MISALIGNED
+            self._notices.add_for_allocation(allocation, kind, allocation.reason)
         if gap and not unpinned:
             message = "started while the agent could not place it; placed afterwards: "
             message += allocation.reason
             self._notices.add_for_allocation(allocation, NoticedEventKind.MISSED_START, message)
 
-    def log_resized(self, allocation: Allocation, cpus: str, before: Allocation | None) -> None:
-        """A container has another size: CPU in thousandths, memory in bytes, as ``old -> new``."""
+    def log_resized(
+        self, allocation: Allocation, cpus: str, allocation_before: Allocation | None
+    ) -> None:
+        """Log a resize: millicores and bytes of memory, as ``old -> new``."""
         fields = allocation_log_fields(allocation, cpus)
-        for name in ("cpu_milli", "memory_bytes") if before is not None else ():
-            old, new = getattr(before, name), getattr(allocation, name)
-            if old != new:
-                fields[name] = f"{old} -> {new}"
+        for name in ("cpu_milli", "memory_bytes") if allocation_before is not None else ():
+            old_amount, new_amount = getattr(allocation_before, name), getattr(allocation, name)
+            if old_amount != new_amount:
+                fields[name] = f"{old_amount} -> {new_amount}"
         self._record_request_decision(allocation, "resized", cpus)
         log.info("container resized", **fields)
-        text = "" if before is None else shared_again_text(before, allocation.cpu_milli)
+        text = (
+            ""
+            if allocation_before is None
+            else shared_again_text(allocation_before, allocation.cpu_milli)
+        )
         if text and not allocation.exclusive:
             log.warning("container no longer exclusive", **fields, problem=text)
             self._notices.add_for_allocation(allocation, NoticedEventKind.SHARED_AGAIN, text)
 
     def log_released(self, allocation: Allocation, cpus: Callable[[Allocation], str]) -> None:
-        """A container gave back what it had; ``cpus`` makes the kernel list of it."""
-        had = cpus(allocation)
-        self._record_request_decision(allocation, "released", had)
-        log.info("container released", **allocation_log_fields(allocation, had))
+        """Log a released allocation; ``cpus`` returns its CPU list."""
+        cpu_list = cpus(allocation)
+        self._record_request_decision(allocation, "released", cpu_list)
+        log.info("container released", **allocation_log_fields(allocation, cpu_list))
 
     def log_undone(self, allocation: Allocation) -> None:
-        """The runtime asked us, and went on to no start: it does not say why to a plugin."""
+        """Report an admitted container that never started; the runtime tells plugins no reason."""
         self._metrics.undone_creations.inc()
         log.warning(
             "container admitted, and undone by the runtime before its start",
@@ -279,58 +291,58 @@ class DecisionReporter:
         )
         self._notices.add_for_allocation(allocation, NoticedEventKind.UNDONE, UNDONE_TEXT)
 
-    def _record_request_decision(self, one: Allocation, outcome: str, cpus: str) -> None:
+    def _record_request_decision(self, allocation: Allocation, outcome: str, cpus: str) -> None:
         if not self._requests.limit:
             return
-        fields = {name: getattr(one, name) for name in ("kind", "mems", "policy", "reason")}
-        who = (one.namespace, one.pod, one.pod_uid, one.container)
+        fields = {name: getattr(allocation, name) for name in ("kind", "mems", "policy", "reason")}
+        subject = (allocation.namespace, allocation.pod, allocation.pod_uid, allocation.container)
         self._requests.record_decision(
-            one.container_id, who, {"outcome": outcome, "cpus": cpus, **fields}
+            allocation.container_id, subject, {"outcome": outcome, "cpus": cpus, **fields}
         )
 
     def log_reservation_released(self, allocation: Allocation) -> None:
-        """Its pod kept CPUs of a container that ended, and does no more."""
+        """Log the end of a pod reservation."""
         log.info("kept CPUs released", **allocation_log_fields(allocation, str(allocation.cpus)))
 
     def report_reservation_taken(self, reserved: Allocation, taker: Allocation) -> None:
-        """Say that what its pod had reserved gave way to a container of another pod."""
+        """Report that a pod reservation was released for a container of another pod."""
         fields = allocation_log_fields(reserved, str(reserved.cpus))
         log.info("reservation gave way", taken_by=taker.full_name, **fields)
-        is_for_all = reserved.container == POD_RESERVATION_NAME
+        is_pod_reservation = reserved.container == POD_RESERVATION_NAME
         self._notices.add_for_allocation(
-            replace(reserved, container="") if is_for_all else reserved,
+            replace(reserved, container="") if is_pod_reservation else reserved,
             NoticedEventKind.RESERVATION_RELEASED,
             f"{reserved_text(reserved)} gave way to {taker.full_name}",
         )
 
     def log_requested_cpuset_overridden(
-        self, pod: PodSandbox, container: Container, asked: str, kept: str
+        self, pod: PodSandbox, container: Container, requested_cpus: str, effective_cpus: str
     ) -> None:
-        """A request would have changed the cpuset, and did not."""
+        """Log a request whose cpuset was replaced by the desired one."""
         log.info(
             "cpuset of a request overridden",
-            asked=asked,
-            kept=kept,
+            asked=requested_cpus,
+            kept=effective_cpus,
             pod=pod.full_name,
             container=container.name,
             id=container.id[:12],
         )
 
     def log_start_correction(self, allocation: Allocation, cpus: str, problem: str) -> None:
-        """The cgroup of a starting container was written, or could not be."""
+        """Log the write to the cgroup of a starting container; ``problem`` is empty on success."""
         fields = allocation_log_fields(allocation, cpus)
         if problem:
-            # Its start goes on; what it really has is read as soon as it runs.
+            # The start goes on; the actual cpuset is read as soon as the container runs.
             event = "cgroup of a starting container not written"
             log.warning(event, problem=problem, **fields)
         else:
             log.info("corrected before it runs", **fields)
 
     def log_synchronized(self, outcome: Resynced) -> None:
-        """Notes were compared with the runtime."""
-        # Others may have run on exclusive CPUs meanwhile; the undecided are counted when decided.
-        other = {*outcome.adopted, *(container.id for _, container in outcome.undecided)}
-        narrowed = {u.container_id for u in outcome.updates if u.container_id not in other}
+        """Count and log the outcome of a Synchronize."""
+        # These may have run on exclusive CPUs; undecided containers are counted when decided.
+        excluded_ids = {*outcome.adopted, *(container.id for _, container in outcome.undecided)}
+        narrowed = {u.container_id for u in outcome.updates if u.container_id not in excluded_ids}
         gap = len(narrowed.union(outcome.missed_starts))
         self._metrics.gap_containers.inc(gap)
         self._metrics.drift_found.inc(len(outcome.repaired))
@@ -349,7 +361,7 @@ class DecisionReporter:
         log.info("synchronized", **counts)
 
     def log_invariant_violations(self, sentences: Sequence[str]) -> None:
-        """Broken invariants are counted and said, never a reason to stop."""
+        """Count and log broken invariants; they never stop the agent."""
         for sentence in sentences:
             self._metrics.invariant_violations.inc()
             log.error("invariant violated", violation=sentence)

@@ -1,15 +1,14 @@
 """Structured log lines: ``key=value`` (logfmt) or JSON, one event per line.
 
 Every line of one request carries the same ``op`` id; `operation` binds it. Values come from pods
-and are not trusted: whatever could end a line, move a cursor or reorder text is escaped, so that a
-line in a terminal says what it says.
+and are not trusted: characters that could end a line, move a cursor or reorder text are escaped.
 
-Built on the standard library's logging: our loggers stand below ``nri_numa``, one handler writes
-for them and for warnings and errors of other libraries. A line costs nothing below the threshold,
-and its text is made after the reply has left: with a loop (`defer_formatting`) the handler keeps
-records in a queue that the loop empties in its next round. A reader that stands still blocks
-nothing (`Outlet`): its lines are kept up to a limit, then dropped and counted, and the count is a
-line when it reads again.
+Built on the standard library's logging: the agent's loggers are below ``nri_numa``, and one handler
+writes for them and for warnings and errors of other libraries. A line below the threshold costs
+nothing. With a loop (`defer_formatting`) the handler queues records and the loop formats them in
+its next round, after the reply was sent. A reader that stops reading blocks nothing (`Outlet`): its
+lines are queued up to a limit, then dropped and counted, and the count is logged when it reads
+again.
 """
 
 from __future__ import annotations
@@ -40,22 +39,22 @@ from typing import Any, Final, TextIO
 from nri_numa.text import escape_unprintable
 
 MAX_QUEUED_BYTES: Final = 512 * 1024
-"""Bytes that wait at most."""
+"""Bytes of queued lines; a line beyond them is dropped."""
 READER_TIMEOUT_S: Final = 5.0
-"""Seconds that a program at its start, or a command, waits once for a reader that stands still."""
+"""Seconds that a starting program, or a command, waits once for a reader that does not read."""
 
 
 class Outlet:
-    """Where lines go: a stream, written to by its descriptor if it has one.
+    """Destination of lines: a stream, written to by its descriptor if it has one.
 
     The descriptor is often shared (containerd and its plugins, a shell and its jobs), and
-    O_NONBLOCK belongs to the open file that all of them share: set here, it would break the others.
-    So a pipe or a terminal is opened once more by its name in /proc, which makes an open file of
-    our own, and a socket is sent to with MSG_DONTWAIT.
+    O_NONBLOCK belongs to the open file description that all of them share: set here, it would break
+    the others. So a pipe or a terminal is opened once more by its name in /proc, which makes a new
+    open file description, and a socket is sent to with MSG_DONTWAIT.
 
     Attributes:
-        patient: wait for the reader; over when it needs longer than `READER_TIMEOUT_S`.
-        dropped: lines given up so far.
+        patient: wait for the reader; False once it took longer than `READER_TIMEOUT_S`.
+        dropped: number of lines dropped so far.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -76,7 +75,7 @@ class Outlet:
         self._write = self._open_nonblocking_write(descriptor, mode)
 
     def _open_nonblocking_write(self, descriptor: int, mode: int) -> Callable[[bytes], int]:
-        """What writes some of the bytes given, and raises BlockingIOError when it can none."""
+        """Return a function that writes bytes; it raises BlockingIOError if it can write none."""
         if stat.S_ISSOCK(mode):
             sock = socket.socket(fileno=os.dup(descriptor))
             self._close = sock.close
@@ -86,9 +85,9 @@ class Outlet:
             return partial(os.write, descriptor)
         flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
         try:
-            own = os.open(f"/proc/self/fd/{descriptor}", flags)
+            new_descriptor = os.open(f"/proc/self/fd/{descriptor}", flags)
         except OSError:
-            # A pipe of another user, or no /proc. There is room for this much when poll(2) says so,
+            # A pipe of another user, or no /proc. poll(2) promises room for PIPE_BUF bytes,
             # unless another process writes at the same moment.
             self._poll = poll = _new_write_poll(descriptor)
 
@@ -98,17 +97,17 @@ class Outlet:
                 return os.write(descriptor, data[: select.PIPE_BUF])
 
             return write_when_ready
-        self._close = lambda: os.close(own)
-        self._poll = _new_write_poll(own)
-        return partial(os.write, own)
+        self._close = lambda: os.close(new_descriptor)
+        self._poll = _new_write_poll(new_descriptor)
+        return partial(os.write, new_descriptor)
 
     @property
     def has_pending_lines(self) -> bool:
-        """Whether lines wait for the reader."""
+        """True if lines are queued for the reader."""
         return bool(self._waiting)
 
     def write_line(self, line: str) -> None:
-        """Write a line, or keep it, or drop it; OSError and ValueError: it will never be read."""
+        """Write, queue or drop a line; OSError and ValueError if nobody will ever read it."""
         if self._stream is not None:
             self._stream.write(line)
             self._stream.flush()
@@ -124,17 +123,17 @@ class Outlet:
         self.patient = self.patient and not self._waiting
 
     def drain_lines(self, seconds: float = 0.0) -> None:
-        """Write what waits, as far as it is read in time; OSError: it never is, and is given up."""
-        end = time.monotonic() + seconds
+        """Write queued lines for up to ``seconds``; on OSError they are dropped and counted."""
+        deadline = time.monotonic() + seconds
         while self._waiting:
             data = self._waiting[0]
             try:
                 written = self._write(data)
             except BlockingIOError:
-                left = end - time.monotonic()
-                if left <= 0 or self._poll is None:
+                remaining_s = deadline - time.monotonic()
+                if remaining_s <= 0 or self._poll is None:
                     return
-                self._poll.poll(left * 1000)
+                self._poll.poll(remaining_s * 1000)
                 continue
             except OSError:
                 self.dropped += len(self._waiting)
@@ -148,23 +147,23 @@ class Outlet:
                 self._waiting.popleft()
 
     def close(self) -> None:
-        """Give back what was opened; the stream itself stays open."""
+        """Close the descriptor opened here; the stream itself stays open."""
         self._close()
         self._close = lambda: None
 
 
 def _new_write_poll(descriptor: int) -> select.poll:
-    made = select.poll()
+    poll = select.poll()
     with contextlib.suppress(OSError):
-        made.register(descriptor, select.POLLOUT)
-    return made
+        poll.register(descriptor, select.POLLOUT)
+    return poll
 
 
 _SYSLOG_PRIORITIES = {"debug": 7, "info": 6, "warning": 4, "error": 3}  # syslog(3)
 LOG_LEVELS: Final = {name: int(getattr(logging, name.upper())) for name in _SYSLOG_PRIORITIES}
 
 MAX_LOG_VALUE_CHARS = 4096
-"""Characters of one value; a longer one is cut and says so."""
+"""Characters of one value; a longer one is truncated and ends with its length."""
 
 _LEVEL_NAMES = {number: name for name, number in LOG_LEVELS.items()}
 _UNQUOTED_VALUE = re.compile(
@@ -182,7 +181,7 @@ _bound: ContextVar[Mapping[str, object]] = ContextVar(
 )
 
 
-# Ids distinguish lines of one request from others', also across restarts; nothing relies on them.
+# Ids group the lines of one request, across restarts too; nothing depends on them.
 _operations = itertools.count(int.from_bytes(os.urandom(4)))
 
 
@@ -196,23 +195,23 @@ class Logger:
         self._logger = _package_logger.getChild(component)
 
     def debug(self, event: str, /, **fields: object) -> None:
-        """Something only a developer wants to follow."""
+        """Log a detail for developers."""
         self._emit_record(logging.DEBUG, event, fields)
 
     def info(self, event: str, /, **fields: object) -> None:
-        """Something an operator may want to know: decisions and changes of state."""
+        """Log a decision or a change of state."""
         self._emit_record(logging.INFO, event, fields)
 
     def warning(self, event: str, /, **fields: object) -> None:
-        """Something works less well than it should."""
+        """Log a problem that does not fail a request."""
         self._emit_record(logging.WARNING, event, fields)
 
     def error(self, event: str, /, **fields: object) -> None:
-        """A request failed."""
+        """Log a failed request."""
         self._emit_record(logging.ERROR, event, fields)
 
     def exception(self, event: str, /, **fields: object) -> None:
-        """A request failed by an unexpected exception; its traceback is part of the line."""
+        """Log a request that failed with an unexpected exception, and its traceback."""
         error = sys.exc_info()[1]
         if error is not None:
             fields = {
@@ -225,7 +224,7 @@ class Logger:
     def _emit_record(self, level: int, event: str, fields: Mapping[str, object]) -> None:
         if not self._logger.isEnabledFor(level):
             return
-        # Made here rather than by Logger.log: no line has the caller's file and line number.
+        # Logger.log would look up the caller's file and line number, which no line has.
         record = logging.LogRecord(self._logger.name, level, "", 0, event, None, None)
         record.component = self._component
         record.fields = {**_bound.get(), "component": self._component, **fields}
@@ -233,13 +232,13 @@ class Logger:
 
 
 _WRITE_RETRY_S: Final = 0.5
-"""Seconds until a reader that stands still is tried again."""
+"""Seconds until lines for a blocked reader are tried again."""
 _FINAL_DRAIN_S: Final = 0.5
-"""Seconds that it gets at the end."""
+"""Seconds to wait for a blocked reader before the process ends."""
 
 
 class _LogHandler(logging.Handler):
-    """Writes records at once, or in the loop's next round when there is a loop."""
+    """Writes records at once, or in the next round of the loop if one is set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -255,14 +254,14 @@ class _LogHandler(logging.Handler):
         self.queue: deque[logging.LogRecord] = deque()
 
     def open_stream_writer(self, stream: TextIO, *, journal: bool) -> Callable[[str, str], None]:
-        """What writes lines to a stream, which becomes the outlet."""
+        """Return a function that writes lines to ``stream``, which becomes the outlet."""
         if self.outlet is not None:
             self.lost += self.outlet.dropped
             self.outlet.close()
         outlet = self.outlet = Outlet(stream)
         self._said_dropped = (
             self.dropped_lines
-        )  # what an earlier reader missed is nothing to this one
+        )  # lines that an earlier reader missed do not concern this one
         if journal:
             return lambda level, line: outlet.write_line(f"<{_SYSLOG_PRIORITIES[level]}>{line}\n")
         return lambda _level, line: outlet.write_line(line + "\n")
@@ -286,11 +285,11 @@ class _LogHandler(logging.Handler):
 
     @property
     def dropped_lines(self) -> int:
-        """Lines that will never be read."""
+        """Number of lines that were dropped."""
         return self.lost + (self.outlet.dropped if self.outlet is not None else 0)
 
     def drain_lines(self, seconds: float = 0.0) -> None:
-        """Write what waits for its reader, and say what was dropped meanwhile."""
+        """Write queued lines, and log how many were dropped meanwhile."""
         if self.outlet is None:
             return
         with contextlib.suppress(OSError):
@@ -300,16 +299,16 @@ class _LogHandler(logging.Handler):
             get_logger("logs").warning("log lines dropped: stderr was not read", count=count)
 
     def _write_record(self, record: logging.LogRecord) -> None:
-        event, before = _event_fields(record), self.dropped_lines
-        # A full disk or a closed terminal must not be the reason why a container does not start.
+        event, dropped_before = _event_fields(record), self.dropped_lines
+        # A full disk or a closed terminal must not keep a container from starting.
         try:
             self.write(event["level"], self.render(event))
         except (OSError, ValueError):
-            self.lost += self.dropped_lines == before  # else the outlet has counted it
+            self.lost += self.dropped_lines == dropped_before  # else the outlet has counted it
         self._try_later()
 
     def _try_later(self) -> None:
-        """Try again while the reader stands still."""
+        """Schedule another write if the reader is blocked."""
         blocked = self.outlet is not None and self.outlet.has_pending_lines
         if self.loop is not None and blocked and not self._trying:
             self._trying = True
@@ -322,7 +321,7 @@ class _LogHandler(logging.Handler):
 
 
 def _event_fields(record: logging.LogRecord) -> LogEvent:
-    """The head of a line stands before its fields."""
+    """Return the fields of a line: time, level and message first."""
     head: LogEvent = {
         "time": datetime.fromtimestamp(record.created, UTC),
         "level": _LEVEL_NAMES.get(
@@ -340,7 +339,7 @@ def _event_fields(record: logging.LogRecord) -> LogEvent:
 
 
 def get_logger(component: str) -> Logger:
-    """A logger whose lines carry ``component``."""
+    """Return a logger whose lines have ``component``."""
     return Logger(component)
 
 
@@ -362,7 +361,7 @@ class operation:  # used like a function; a class, because every request enters 
 
 
 def set_level(level: str) -> None:
-    """Change the threshold; takes effect at once in every logger."""
+    """Change the threshold of every logger at once."""
     _package_logger.setLevel(LOG_LEVELS[level])
 
 
@@ -373,10 +372,10 @@ def setup_logging(
     file: str = "",
     stream: TextIO | None = None,
 ) -> None:
-    """Choose threshold, form and destination.
+    """Set threshold, form and destination.
 
     Without ``file``, lines go to standard error. When that is /dev/null, as in a plugin that the
-    runtime launched, they go to the journal where there is one. Under systemd each line is
+    runtime launched, they go to the journal if there is one. Under systemd each line is
     prefixed with its priority (sd-daemon(3)) and carries no time, since the journal has its own.
     """
     _log_handler.flush()
@@ -401,9 +400,9 @@ def setup_logging(
 
 
 def defer_formatting(loop: AbstractEventLoop | None) -> None:
-    """Make the text of lines in ``loop``'s next round; None writes them at once again.
+    """Format lines in ``loop``'s next round; None writes them at once again.
 
-    From here on nothing waits for the reader.
+    After this call no line waits for the reader.
     """
     if _log_handler.outlet is not None:
         _log_handler.outlet.patient = False
@@ -412,13 +411,13 @@ def defer_formatting(loop: AbstractEventLoop | None) -> None:
 
 
 def flush_lines() -> None:
-    """Write what waits; called before the process ends. Takes half a second at most."""
+    """Write queued lines before the process ends; takes at most half a second."""
     _log_handler.flush()
     _log_handler.drain_lines(_FINAL_DRAIN_S)
 
 
 def count_dropped_lines() -> int:
-    """Lines that could not be written, since the start."""
+    """Return the number of lines dropped since the start."""
     return _log_handler.dropped_lines
 
 
@@ -430,7 +429,7 @@ def _open_journal_writer(path: str) -> tuple[Callable[[str, str], None], Callabl
     sock.setblocking(False)
 
     def send_journal_line(level: str, line: str) -> None:
-        # Lines hold no line ends, so the journal's simple form serves.
+        # Lines contain no line ends, so the journal's simple form is enough.
         fields = (
             f"MESSAGE={line}\nPRIORITY={_SYSLOG_PRIORITIES[level]}\nSYSLOG_IDENTIFIER=nri-numa\n"
         )
@@ -448,15 +447,15 @@ def _is_null(stream: TextIO) -> bool:
 
 
 def _is_journal(stream: TextIO) -> bool:
-    """Say whether ``stream`` is the journal's, as JOURNAL_STREAM says (systemd.exec(5))."""
-    wanted = os.environ.get("JOURNAL_STREAM")
-    if not wanted:
+    """Return True if ``stream`` is the journal, by JOURNAL_STREAM (systemd.exec(5))."""
+    journal_id = os.environ.get("JOURNAL_STREAM")
+    if not journal_id:
         return False
     try:
         info = os.fstat(stream.fileno())
     except (OSError, ValueError):
         return False
-    return wanted == f"{info.st_dev}:{info.st_ino}"
+    return journal_id == f"{info.st_dev}:{info.st_ino}"
 
 
 # --- forms --------------------------------------------------------------------------------------
@@ -471,7 +470,7 @@ def _truncate_value(text: str) -> str:
 
 
 def render_logfmt(event: LogEvent) -> str:
-    """``time=… level=info msg="container pinned" pod=shop/cart-0``."""
+    """Render ``time=… level=info msg="container pinned" pod=shop/cart-0``."""
     return f"time={_timestamp_text(event['time'])} {_render_logfmt_untimed(event)}"
 
 
@@ -495,13 +494,13 @@ def _logfmt_value(value: object) -> str:
 
 
 def render_json(event: LogEvent) -> str:
-    """One JSON object; ``<``, ``>`` and ``&`` are escaped for viewers that show lines as HTML."""
-    plain = {
+    """Render one JSON object; ``<``, ``>`` and ``&`` are escaped for viewers that show HTML."""
+    document = {
         key: value if isinstance(value, bool | int) or value is None else _json_value(value)
         for key, value in event.items()
     }
-    plain["time"] = _timestamp_text(event["time"])
-    text = json.dumps(plain, ensure_ascii=True, separators=(",", ":"))
+    document["time"] = _timestamp_text(event["time"])
+    text = json.dumps(document, ensure_ascii=True, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
@@ -518,4 +517,4 @@ def _timestamp_text(moment: datetime) -> str:
 _log_handler = _LogHandler()
 _package_logger.addHandler(_log_handler)
 _package_logger.propagate = False
-logging.getLogger().addHandler(_log_handler)  # what other libraries have to say, from warnings on
+logging.getLogger().addHandler(_log_handler)  # other libraries: warnings and errors

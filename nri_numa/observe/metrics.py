@@ -1,11 +1,11 @@
-"""All metrics, their names and their text.
+"""Metrics: names, texts and exposition.
 
-What describes the node's state (per NUMA node, per container) is computed when the metrics are
-scraped, from a `MetricsSnapshot`, and written as text by our own code: with 1,000 containers the
-library's exposition would hold the event loop for tens of milliseconds.
+Metrics of the node's state (per NUMA node, per container) are computed when they are scraped, from
+a `MetricsSnapshot`, and rendered here: with 1,000 containers the library's exposition would block
+the event loop for tens of milliseconds.
 
 Names are ``nri_numa_<thing>_<unit>``; labels are bounded, and no gauge carries a pod's name or a
-CPU list. Facts of one container stand in ``nri_numa_container_info`` only.
+CPU list. Facts of one container are in ``nri_numa_container_info`` only.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ UNUSED_MODULES: Final = (
 
 
 class _PlaceholderModule(ModuleType):
-    """Stands in for a module; has a class of whatever name."""
+    """Placeholder for a module; it has a class of every name."""
 
     def __getattr__(self, name: str) -> type:
         if name.startswith("__"):
@@ -41,11 +41,11 @@ class _PlaceholderModule(ModuleType):
 
 
 def _import_prometheus_client() -> None:
-    """Import it without the HTTP servers and clients that its package imports.
+    """Import prometheus_client without the HTTP servers and clients that it imports.
 
-    They are 2.5 MiB for ever, and never used here: after a Synchronize of 500 containers the agent
-    had 46.0 MiB with them, 43.5 without, and its budget is 45 (python -m bench --only resources,
-    2026-11-30). Where it needs more of them than we know of, it is imported as it is.
+    They take 2.5 MiB and are never used: after a Synchronize of 500 containers the agent had
+    46.0 MiB with them and 43.5 without, and its budget is 45 (python -m bench --only resources,
+    2026-11-30). If a version needs more of them than their names, it is imported unchanged.
     """
     unused = {name: _PlaceholderModule(name) for name in UNUSED_MODULES if name not in sys.modules}
     sys.modules.update(unused)
@@ -74,7 +74,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 
 METRICS_CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
 
-# The budget is 0.5 ms, the runtime gives up at 2 s.
+# The budget is 0.5 ms; the runtime's timeout is 2 s.
 REQUEST_DURATION_BUCKETS_S = (
     0.0001, 0.0002, 0.0003, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2,
 )  # fmt: skip
@@ -95,17 +95,17 @@ CHECKPOINT_WRITE_BUCKETS_S = (
 LATE_PINNING_BUCKETS_S = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 ROWS_PER_CHUNK: Final = 50
-"""Rows between two chances for the event loop: well under a millisecond."""
+"""Rows rendered before the event loop gets a turn: well under a millisecond."""
 
 
 class Registry:
-    """The metrics of a process; what is counted is added by the part that counts it.
+    """Metrics of a process; each part adds its own.
 
-    ``prefix`` is that of all names, ``nri_numa_publish``; ``build`` are labels of build_info.
+    ``prefix`` begins every name (``nri_numa_publish``); ``build`` are labels of build_info.
     """
 
     def __init__(self, prefix: str, version: str, **build: str) -> None:
-        # Every counter's birthday would be a series of its own; resets show without them.
+        # Creation times would be one more series for each counter; resets show without them.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._prefix = prefix
         self.registry = CollectorRegistry(auto_describe=False)
@@ -115,42 +115,42 @@ class Registry:
         info.labels(version, *build.values()).set(1)
 
     def new_counter(self, name: str, text: str, *labels: str) -> Counter:
-        """Make a counter; ``name`` is without the prefix."""
-        made = Counter(f"{self._prefix}_{name}", text, labels, registry=self.registry)
-        self.all.append(made)
-        return made
+        """Create and register a counter; ``name`` is without the prefix."""
+        counter = Counter(f"{self._prefix}_{name}", text, labels, registry=self.registry)
+        self.all.append(counter)
+        return counter
 
     def new_gauge(self, name: str, text: str, *labels: str) -> Gauge:
-        """Make a gauge; ``name`` is without the prefix."""
-        made = Gauge(f"{self._prefix}_{name}", text, labels, registry=self.registry)
-        self.all.append(made)
-        return made
+        """Create and register a gauge; ``name`` is without the prefix."""
+        gauge = Gauge(f"{self._prefix}_{name}", text, labels, registry=self.registry)
+        self.all.append(gauge)
+        return gauge
 
     def new_histogram(
         self, name: str, text: str, *labels: str, buckets: Sequence[float]
     ) -> Histogram:
-        """Make a histogram; ``name`` is without the prefix."""
+        """Create and register a histogram; ``name`` is without the prefix."""
         name = f"{self._prefix}_{name}"
-        made = Histogram(name, text, labels, registry=self.registry, buckets=buckets)
-        self.all.append(made)
-        return made
+        histogram = Histogram(name, text, labels, registry=self.registry, buckets=buckets)
+        self.all.append(histogram)
+        return histogram
 
 
 class ServiceMetrics(Registry):
-    """Those of a process that serves beside the agent: publisher, controller, extender."""
+    """Metrics of the other processes: publisher, controller, extender."""
 
     def render_metrics(self) -> bytes:
-        """All of it in Prometheus' text format."""
+        """Render all metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
 
 class MeasuredValuesByContainer(msgspec.Struct, frozen=True):
-    """What is read of containers in rounds, as many as may be series.
+    """Values measured per container, for at most as many as may be series.
 
     Attributes:
-        values: by namespace, pod and container; None where one is not known.
-        states: the numbers of containers by whether any is known: ``known``, ``unknown``, and
-            ``left out`` for those beyond the limit of series.
+        values: by namespace, pod and container; None if a value is not known.
+        states: number of containers by state: ``known`` if any value is, ``unknown``, and
+            ``left out`` beyond the limit of series.
     """
 
     values: Mapping[tuple[str, str, str], Sequence[float | None]]
@@ -158,10 +158,10 @@ class MeasuredValuesByContainer(msgspec.Struct, frozen=True):
 
 
 class NUMANodeSample(msgspec.Struct, frozen=True, kw_only=True):
-    """One NUMA node at the moment of a scrape; CPU fields count CPUs, the rest is in bytes.
+    """One NUMA node at the time of a scrape; CPU fields are numbers of CPUs, the rest bytes.
 
     Attributes:
-        cpus: by state (exclusive, idle, kubelet, shared, reserved); every online CPU is in one.
+        cpus: by state (exclusive, idle, kubelet, shared, reserved); each online CPU has one.
         hugepages: by page size in bytes, ``(total, allocated)``.
     """
 
@@ -179,10 +179,10 @@ class NUMANodeSample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MetricsSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """The node's state at the moment of a scrape.
+    """State of the node at the time of a scrape.
 
     Attributes:
-        container_counts: by kind, and by whether they have the narrowest set.
+        container_counts: by kind, and True if aligned.
         checkpoint_written: Unix time at which the state was last written; None before that.
     """
 
@@ -201,7 +201,7 @@ class MetricsSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Metrics(Registry):
-    """Those of the agent; handed to whatever counts."""
+    """Metrics of the agent, shared by its parts."""
 
     def __init__(self, version: str) -> None:
         super().__init__("nri_numa", version, python=platform.python_version())
@@ -320,7 +320,7 @@ class Metrics(Registry):
             "yields_to",
         )
         for side in ("kubelet", "nri-numa"):
-            self.kubelet_contests.labels(side)  # both are there from the start, for alerts
+            self.kubelet_contests.labels(side)  # both series exist from the start, for alerts
         self.checkpoint_write = self.new_histogram(
             "checkpoint_write_seconds",
             "Time to make the state durable.",
@@ -361,7 +361,7 @@ class Metrics(Registry):
         self._lines_dropped = 0
 
     def set_snapshot(self, snapshot: Callable[[], MetricsSnapshot]) -> None:
-        """Have a scrape show what ``snapshot`` returns, too."""
+        """Set the function that returns the node's state for a scrape."""
         self.snapshot = snapshot
 
     def record_request(self, event: str, seconds: float) -> None:
@@ -374,17 +374,17 @@ class Metrics(Registry):
         self._decisions.labels(outcome, reason, policy).inc()
 
     def record_registration(self, runtime: str, version: str) -> None:
-        """The link stands."""
+        """Count a registration, and set the name and version of the runtime."""
         self.link_up.set(1)
         self.link_connects.inc()
         self._runtime_info.clear()
         self._runtime_info.labels(runtime, version).set(1)
 
-    def record_config_reload(self, *, at: float | None) -> None:
-        """A configuration was put in force at this Unix time; None when it was not usable."""
-        self._reload_worked.set(at is not None)
-        if at is not None:
-            self._reloaded_at.set(at)
+    def record_config_reload(self, *, loaded_at: float | None) -> None:
+        """Record the Unix time when a configuration was applied; None if it was invalid."""
+        self._reload_worked.set(loaded_at is not None)
+        if loaded_at is not None:
+            self._reloaded_at.set(loaded_at)
 
     def record_loop_lag(self, recent: float) -> None:
         """Record the longest gap within the recent window."""
@@ -394,12 +394,12 @@ class Metrics(Registry):
             self._lag_longest.set(recent)
 
     def render_chunks(self) -> Iterator[bytes]:
-        """The answer to a scrape, in pieces that each take well under 5 ms to make."""
+        """Render the answer to a scrape, in chunks that each take well under 5 ms."""
         dropped = logs.count_dropped_lines()
         self._lines.inc(dropped - self._lines_dropped)
         self._lines_dropped = dropped
-        for one in (self._process, *self.all):
-            yield generate_latest(one)
+        for collector in (self._process, *self.all):
+            yield generate_latest(collector)
         snapshot = self.snapshot()
         rows = chain(
             _numa_node_gauge_lines(sorted(snapshot.numa_nodes, key=lambda one: one.numa_node)),
@@ -408,16 +408,16 @@ class Metrics(Registry):
             _container_series_lines(_LOCAL_MEMORY_FAMILIES, snapshot.local_memory),
             _container_series_lines(_CPU_WAITING_FAMILIES, snapshot.cpu_waiting),
         )
-        while some := list(islice(rows, ROWS_PER_CHUNK)):
-            yield "".join(some).encode(errors="backslashreplace")
+        while lines := list(islice(rows, ROWS_PER_CHUNK)):
+            yield "".join(lines).encode(errors="backslashreplace")
 
     def render_metrics(self) -> str:
-        """The whole answer to a scrape."""
+        """Render the whole answer to a scrape."""
         return b"".join(self.render_chunks()).decode()
 
 
 class LatePinningMetrics:
-    """What is counted where containers get their CPUs after their start; only in CRI mode."""
+    """Metrics of containers pinned after their start; only in CRI mode."""
 
     def __init__(self, metrics: Metrics) -> None:
         self.late = metrics.new_histogram(
@@ -432,7 +432,7 @@ class LatePinningMetrics:
 
 
 class CPUWaitGauges:
-    """What the host takes from each NUMA node, where that is measured and known."""
+    """Gauges of each NUMA node's steal and waiting tasks; only if these are measured."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._gauges = [
@@ -446,7 +446,7 @@ class CPUWaitGauges:
         ]
 
     def update_gauges(self, *measured: Mapping[int, float]) -> None:
-        """Capacity factors, steal, waiting tasks and frequency, by NUMA node; as the gauges are."""
+        """Set capacity factors, steal, waiting tasks and frequency, in the order of the gauges."""
         for gauge, values in zip(self._gauges, measured, strict=True):
             gauge.clear()
             for numa_node, value in values.items():
@@ -457,12 +457,12 @@ class CPUWaitGauges:
 
 
 def escape_label(value: str) -> str:
-    """The value of a label, escaped: for the format, and before that for the terminal."""
+    """Escape the value of a label, for the terminal and then for the format."""
     return escape_unprintable(value).replace("\\", "\\\\").replace('"', '\\"')
 
 
 def _gauge_family_lines(name: str, text: str, samples: Iterable[tuple[str, str]]) -> Iterator[str]:
-    """A gauge; each sample has labels as text, and a value."""
+    """Render a gauge; each sample is its labels as text, and a value."""
     yield f"# HELP nri_numa_{name} {text}\n# TYPE nri_numa_{name} gauge\n"
     for labels, value in samples:
         yield f"nri_numa_{name}{{{labels}}} {value}\n" if labels else f"nri_numa_{name} {value}\n"
@@ -473,7 +473,7 @@ def _bool_label(value: bool) -> str:
 
 
 def _container_labels(namespace: str, pod: str, container: str) -> str:
-    """Labels of a container; the values are escaped."""
+    """Render the labels of a container from escaped values."""
     return f'pod_namespace="{namespace}",pod_name="{pod}",container_name="{container}"'
 
 
@@ -513,8 +513,8 @@ def _node_gauge_lines(snapshot: MetricsSnapshot) -> Iterator[str]:
         ),
     ):
         if value is not None:
-            shown = f"{value:.3f}" if isinstance(value, float) else f"{value:d}"
-            yield from _gauge_family_lines(name, text, [("", shown)])
+            value_text = f"{value:.3f}" if isinstance(value, float) else f"{value:d}"
+            yield from _gauge_family_lines(name, text, [("", value_text)])
 
 
 _NUMA_NODE_GAUGE_TEXTS: Final = {
@@ -527,7 +527,7 @@ _NUMA_NODE_GAUGE_TEXTS: Final = {
     "capacity_factor": "The part of the node's CPUs that is really there.",
     "free_exclusive_cpus": "CPUs that one more container could have exclusively there.",
 }
-"""Gauges of each NUMA node, by the field of its sample."""
+"""Texts of the gauges of a NUMA node, by field of `NUMANodeSample`."""
 
 
 def _numa_node_gauge_lines(samples: Sequence[NUMANodeSample]) -> Iterator[str]:
@@ -558,19 +558,21 @@ def _numa_node_gauge_lines(samples: Sequence[NUMANodeSample]) -> Iterator[str]:
 
 
 def _container_info_lines(state: NodeState) -> Iterator[str]:
-    def allocation_labels(one: Allocation) -> str:
-        namespace, pod, container = map(escape_label, (one.namespace, one.pod, one.container))
-        numa_nodes = one.numa_nodes or one.mems  # numamem alone pins no CPUs
+    def allocation_labels(allocation: Allocation) -> str:
+        namespace, pod, container = map(
+            escape_label, (allocation.namespace, allocation.pod, allocation.container)
+        )
+        numa_nodes = allocation.numa_nodes or allocation.mems  # numamem alone pins no CPUs
         return (
             f"{_container_labels(namespace, pod, container)},"
-            f'kind="{shown_kind(state, one)}",policy="{one.policy}",numa_nodes="{numa_nodes}",'
-            f'preferred="{_bool_label(one.aligned)}"'
+            f'kind="{shown_kind(state, allocation)}",policy="{allocation.policy}",'
+            f'numa_nodes="{numa_nodes}",preferred="{_bool_label(allocation.aligned)}"'
         )
 
     text = "A container and how it is placed; always 1."
-    live = (one for one in state.allocations.values() if not one.reserved_at)
+    live = (allocation for allocation in state.allocations.values() if not allocation.reserved_at)
     return _gauge_family_lines(
-        "container_info", text, ((allocation_labels(one), "1") for one in live)
+        "container_info", text, ((allocation_labels(allocation), "1") for allocation in live)
     )
 
 
@@ -585,7 +587,7 @@ _LOCAL_MEMORY_FAMILIES: Final = (
         "The part of a container's memory that is on its own NUMA nodes; none where not known.",
     ),
 )
-"""Names and texts: of the states, and of each value of a `MeasuredValuesByContainer`."""
+"""Names and texts of the states, and of each value of a `MeasuredValuesByContainer`."""
 _CPU_WAITING_FAMILIES: Final = (
     (
         "cpu_waiting_containers",

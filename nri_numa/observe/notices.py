@@ -1,12 +1,11 @@
-"""What happened to containers, for readers outside the node: Kubernetes Events are made of it.
+"""Notices of what happened to containers; Kubernetes Events are made from them.
 
-A refusal that the kubelet asks for again every ten seconds is one notice whose count grows, so a
-reader that comes late misses repetitions and no occurrence. Each change of a notice gets the next
-number of one sequence: a reader that has read up to a number wants those after it. The id of a
-notice stays the same for as long as it lives, over restarts too (`nri_numa.store.history_file`), so
-that what is made of it elsewhere is made once.
+A rejection that the kubelet provokes again every ten seconds is one notice whose count grows, so a
+slow reader misses repetitions but no notice. Each change of a notice gets the next number of one
+sequence: a reader continues after the last number that it has read. The id of a notice never
+changes, across restarts either (`nri_numa.store.history_file`), so its Event is created only once.
 
-The HTTP side reads from another thread: a notice never changes, another one takes its place.
+The HTTP server reads from another thread: a notice never changes, a changed one replaces it.
 """
 
 from __future__ import annotations
@@ -23,17 +22,17 @@ from nri_numa.engine.state import Allocation
 from nri_numa.observe.traces import PackedTrace
 
 MAX_NOTICES: Final = 256
-"""Notices kept; a reader that is away for longer than these last misses the oldest."""
+"""Number of stored notices; the oldest is evicted."""
 MERGE_WINDOW_S: Final = 600.0
-"""Seconds after the last repetition in which the next one belongs to the same notice; client-go
-gathers similar Events for as long."""
+"""Seconds after the last repetition in which the next one counts on the same notice; client-go
+aggregates similar Events for as long."""
 MAX_NOTICE_MESSAGE_CHARS: Final = 1024
-"""Characters of a message; what becomes an Event may have as many bytes."""
+"""Characters of a message; the message of an Event may have as many bytes."""
 K8S_SPAN_ATTRIBUTE_NAMES: Final = ("namespace.name", "pod.name", "pod.uid", "container.name")
 
 
 class NoticedEventKind(StrEnum):
-    """What happened."""
+    """Kind of event that a notice is about."""
 
     REJECTED = "refused"
     MISALIGNED = "widened"
@@ -50,7 +49,7 @@ class NoticedEventKind(StrEnum):
 
 
 class NoticeMessageReason(StrEnum):
-    """Why it is said, where no container was rejected; empty where the kind says everything."""
+    """Reason of a notice that is not about a rejection; empty if the kind says everything."""
 
     NONE = ""
     PARTLY_MOVED = "PartlyMoved"
@@ -61,7 +60,7 @@ class NoticeMessageReason(StrEnum):
 
 
 class Notice(msgspec.Struct, frozen=True, kw_only=True, rename={"pod_uid": "podUID"}):
-    """Something that happened to a container, once or again and again."""
+    """Something that happened to a container, once or repeatedly."""
 
     id: Annotated[str, "Of this notice for good, over restarts too."]
     number: Annotated[int, "Where in the sequence it last changed."]
@@ -74,7 +73,7 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True, rename={"pod_uid": "podU
     message: Annotated[str, "The latest words about it."]
     namespace: str
     pod: str
-    pod_uid: str  # of a static pod the hash of its manifest
+    pod_uid: str  # for a static pod, the hash of its manifest
     container: str
     count: Annotated[int, "How often it happened."]
     first_time: Annotated[float, "Seconds since the epoch."] = msgspec.field(name="first")
@@ -82,11 +81,11 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True, rename={"pod_uid": "podU
 
 
 class Rejection(msgspec.Struct, frozen=True, kw_only=True):
-    """A rejected container, kept as long as its pod so that the pod's author can ask why.
+    """A rejected container, stored as long as its pod exists, for `explain`.
 
     Attributes:
         last_time: Unix time in seconds of the last rejection.
-        count: how often it was rejected for this reason: the kubelet tries again and again.
+        count: number of rejections for this reason; the kubelet keeps retrying.
     """
 
     pod_id: str
@@ -102,7 +101,7 @@ class Rejection(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> tuple[str, str, str, str]:
-        """The same for all rejections of a container for one reason."""
+        """Key that all rejections of a container for one reason share."""
         return self.namespace, self.pod, self.container, self.reason
 
 
@@ -110,26 +109,26 @@ _Key = tuple[str, str, str, str]
 
 
 class NoticeLog:
-    """The latest ``limit`` notices; ``now`` is Unix time in seconds.
+    """The latest ``limit`` notices; ``clock`` returns Unix time in seconds.
 
     Args:
         changed: called after every change.
 
     Attributes:
-        instance: of the sequence; ids begin with it.
-        number: the last one given out.
-        evicted: notices that made room for newer ones.
-        keep: called with every notice that is new or changed, to make it outlive the process.
+        instance: id of the sequence; ids of notices begin with it.
+        number: the last number assigned.
+        evicted: number of notices evicted by newer ones.
+        keep: called with every new or changed notice, to store it on disk.
     """
 
     def __init__(
         self,
-        now: Callable[[], float],
+        clock: Callable[[], float],
         limit: int = MAX_NOTICES,
         *,
         changed: Callable[[], object] = lambda: None,
     ) -> None:
-        self._now = now
+        self._now = clock
         self._limit = limit
         self._kept: dict[_Key, Notice] = {}
         self.instance = "0"
@@ -141,7 +140,7 @@ class NoticeLog:
     def restore_notices(
         self, instance: str, notices: Iterable[Notice] = (), number: int = 0
     ) -> None:
-        """Go on where an earlier run ended; only before anything is added."""
+        """Restore the notices of an earlier run; only before any notice is added."""
         self.instance, self.number = instance, number
         for notice in sorted(notices, key=lambda one: one.number)[-self._limit :]:
             self._kept[_merge_key(notice)] = notice
@@ -149,7 +148,7 @@ class NoticeLog:
 
     def add_notice(
         self,
-        what: str,
+        kind: str,
         message: str,
         *,
         namespace: str,
@@ -158,14 +157,14 @@ class NoticeLog:
         container: str,
         reason: str = NoticeMessageReason.NONE,
     ) -> Notice:
-        """Something happened; within `MERGE_WINDOW_S` seconds of the same it is counted there."""
-        key, at = (pod_uid, container, what, reason), self._now()
-        before = self._kept.pop(key, None)
+        """Add a notice, or count it on the same one of the last `MERGE_WINDOW_S` seconds."""
+        key, noted_at = (pod_uid, container, kind, reason), self._now()
+        prior = self._kept.pop(key, None)
         self.number += 1
         notice = Notice(
             id=f"{self.instance}{self.number:x}",
             number=self.number,
-            notice_kind=what,
+            notice_kind=kind,
             reason=reason,
             message=message
             if len(message) <= MAX_NOTICE_MESSAGE_CHARS
@@ -175,12 +174,12 @@ class NoticeLog:
             pod_uid=pod_uid,
             container=container,
             count=1,
-            first_time=at,
-            last_time=at,
+            first_time=noted_at,
+            last_time=noted_at,
         )
-        if before is not None and abs(at - before.last_time) < MERGE_WINDOW_S:
+        if prior is not None and abs(noted_at - prior.last_time) < MERGE_WINDOW_S:
             notice = replace(
-                notice, id=before.id, count=before.count + 1, first_time=before.first_time
+                notice, id=prior.id, count=prior.count + 1, first_time=prior.first_time
             )
         self._kept[key] = notice
         if len(self._kept) > self._limit:
@@ -191,35 +190,40 @@ class NoticeLog:
         return notice
 
     def add_for_allocation(
-        self, one: Allocation, what: str, message: str, *, reason: str = NoticeMessageReason.NONE
+        self,
+        allocation: Allocation,
+        kind: str,
+        message: str,
+        *,
+        reason: str = NoticeMessageReason.NONE,
     ) -> Notice:
-        """`add` for a container with an allocation."""
+        """Add a notice about the container of an allocation."""
         return self.add_notice(
-            what,
+            kind,
             message,
-            namespace=one.namespace,
-            pod=one.pod,
-            pod_uid=one.pod_uid,
-            container=one.container,
+            namespace=allocation.namespace,
+            pod=allocation.pod,
+            pod_uid=allocation.pod_uid,
+            container=allocation.container,
             reason=reason,
         )
 
     def withdraw_notice(self, notice: Notice) -> None:
-        """Forget a notice that turned out to be wrong."""
+        """Drop a notice that turned out to be wrong."""
         self._kept.pop(_merge_key(notice), None)
         self._changed()
 
     def ignored_annotations_of(self, pod_uid: str) -> list[Notice]:
-        """What is said of a pod's annotations that have no effect."""
+        """Return the notices about a pod's annotations that have no effect."""
         notices = self.notices_after()
         return [
             n for n in notices if (n.pod_uid, n.notice_kind) == (pod_uid, NoticedEventKind.IGNORED)
         ]
 
     def notices_after(self, number: int = 0) -> list[Notice]:
-        """What changed after a number, in the order of the sequence."""
-        found = [notice for notice in tuple(self._kept.values()) if notice.number > number]
-        return sorted(found, key=lambda one: one.number)
+        """Return the notices that changed after ``number``, in the order of the sequence."""
+        notices = [notice for notice in tuple(self._kept.values()) if notice.number > number]
+        return sorted(notices, key=lambda one: one.number)
 
 
 def _merge_key(notice: Notice) -> _Key:
@@ -227,7 +231,7 @@ def _merge_key(notice: Notice) -> _Key:
 
 
 class DecidedRequest(msgspec.Struct, rename="camel"):
-    """A request of the runtime, and what was decided about the container that it is about."""
+    """A request of the runtime, and the decision about its container."""
 
     method: Annotated[str, "The request as NRI names it, such as CreateContainer."]
     container_id: Annotated[str, "Empty for Synchronize, which is about all containers."]
@@ -244,44 +248,44 @@ class DecidedRequest(msgspec.Struct, rename="camel"):
 _current_request: ContextVar[DecidedRequest | None] = ContextVar("_request", default=None)
 
 
-def begin_request(method: str, container_id: str, traceparent: str, at: float) -> None:
-    """A request begins; what it defers runs in its context, and is its decision too."""
-    _current_request.set(DecidedRequest(method, container_id, traceparent, at))
+def begin_request(method: str, container_id: str, traceparent: str, start_time: float) -> None:
+    """Begin a request; deferred tasks run in its context and may record its decision too."""
+    _current_request.set(DecidedRequest(method, container_id, traceparent, start_time))
 
 
 class RequestDecisions:
-    """The latest ``limit`` requests that were decided; one that has a number never changes."""
+    """The latest ``limit`` decided requests; one that has a number never changes."""
 
     def __init__(
         self,
-        now: Callable[[], float],
+        clock: Callable[[], float],
         limit: int = 0,
         *,
         changed: Callable[[], object] = lambda: None,
     ) -> None:
-        self._now = now
+        self._now = clock
         self.limit, self.number = limit, 0
         self._changed = changed
         self._kept: tuple[DecidedRequest, ...] = ()
 
     def record_decision(
-        self, container: str, who: Sequence[str], fields: Mapping[str, object], refused: str = ""
+        self, container: str, names: Sequence[str], fields: Mapping[str, object], refused: str = ""
     ) -> None:
-        """A decision about a container, with its `K8S_SPAN_ATTRIBUTE_NAMES`, or about all."""
-        one = _current_request.get()
-        if self.limit and one is not None and not one.number and one.container_id == container:
-            named = {"container.id": container} if container else {}
-            named |= {
+        """Record the decision on a request; ``names`` are values of `K8S_SPAN_ATTRIBUTE_NAMES`."""
+        span = _current_request.get()
+        if self.limit and span is not None and not span.number and span.container_id == container:
+            labels = {"container.id": container} if container else {}
+            labels |= {
                 f"k8s.{name}": value
-                for name, value in zip(K8S_SPAN_ATTRIBUTE_NAMES, who, strict=False)
+                for name, value in zip(K8S_SPAN_ATTRIBUTE_NAMES, names, strict=False)
             }
-            own = {f"numa.{k}": v if isinstance(v, int) else str(v) for k, v in fields.items()}
-            one.attributes, one.refused = {**named, **own}, refused
-            one.end_time, one.number = self._now(), self.number + 1
-            self._kept = (*self._kept[1 - self.limit :], one)
-            self.number = one.number
+            details = {f"numa.{k}": v if isinstance(v, int) else str(v) for k, v in fields.items()}
+            span.attributes, span.refused = {**labels, **details}, refused
+            span.end_time, span.number = self._now(), self.number + 1
+            self._kept = (*self._kept[1 - self.limit :], span)
+            self.number = span.number
             self._changed()
 
     def requests_after(self, number: int) -> tuple[DecidedRequest, ...]:
-        """Those after a number of the sequence."""
-        return tuple([one for one in self._kept if one.number > number])
+        """Return the decided requests after ``number``."""
+        return tuple([request for request in self._kept if request.number > number])

@@ -1,6 +1,6 @@
-"""Tells systemd how we are: the protocol of sd_notify(3), in one datagram per message.
+"""Messages to systemd by the protocol of sd_notify(3), one datagram each.
 
-Everything is a no-op when NOTIFY_SOCKET is not set, so callers never ask.
+Every call is a no-op if NOTIFY_SOCKET is not set, so callers need not check.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 
 class SystemdNotifier:
-    """Sends state changes to the service manager that ``environ`` names."""
+    """Sends changes of the service's state to the service manager named in ``environ``."""
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
         environ = os.environ if environ is None else environ
@@ -23,29 +23,29 @@ class SystemdNotifier:
 
     @property
     def is_enabled(self) -> bool:
-        """Whether a service manager listens."""
+        """True if NOTIFY_SOCKET names a socket."""
         return self._address.startswith(("/", "\0"))
 
     def notify_ready(self, status: str = "") -> None:
-        """Start-up, or a reload, is finished."""
+        """Report that start-up or a reload has finished."""
         self._send_message("READY=1", status)
 
     def notify_reloading(self) -> None:
-        """A reload begins; `ready` ends it (Type=notify-reload)."""
+        """Report the begin of a reload; `notify_ready` ends it (Type=notify-reload)."""
         # The manager compares this with its own clock to pair reload and READY.
-        now = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
-        self._send_message(f"RELOADING=1\nMONOTONIC_USEC={now}")
+        monotonic_us = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+        self._send_message(f"RELOADING=1\nMONOTONIC_USEC={monotonic_us}")
 
     def notify_stopping(self) -> None:
-        """The service shuts down."""
+        """Report that the service shuts down."""
         self._send_message("STOPPING=1")
 
     def notify_status(self, text: str) -> None:
-        """One line for ``systemctl status``."""
+        """Set the line that ``systemctl status`` shows."""
         self._send_message("", text)
 
     def notify_watchdog(self) -> None:
-        """Still alive; due within half of the unit's ``WatchdogSec``."""
+        """Reset the watchdog; due within half of the unit's ``WatchdogSec``."""
         self._send_message("WATCHDOG=1")
 
     def _send_message(self, message: str, status: str = "") -> None:
@@ -54,7 +54,7 @@ class SystemdNotifier:
         if status:
             line = "".join(c if c.isprintable() else " " for c in status)
             message = f"{message}\nSTATUS={line}".lstrip("\n")
-        # A manager that went away is no reason to fail, nor to wait.
+        # An unreachable service manager must not fail or delay the agent.
         with (
             contextlib.suppress(OSError),
             socket.socket(

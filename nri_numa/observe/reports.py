@@ -1,4 +1,4 @@
-"""Problems that are said once for as long as they stay the same, and once when they are over."""
+"""Reports of problems: once while a problem stays the same, and once when it ends."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from nri_numa.observe.logs import Logger
 
 
 class ReportOnce:
-    """Logs problems, each by the event that says it."""
+    """Logs problems, one at a time for each event."""
 
     def __init__(self, log: Logger) -> None:
         self._log = log
@@ -18,22 +18,22 @@ class ReportOnce:
         self,
         event: str,
         problem: str,
-        over: str = "",
+        end_event: str = "",
         /,
         *,
-        say: Callable[..., None] | None = None,
+        log_function: Callable[..., None] | None = None,
         **fields: object,
     ) -> None:
-        """Warn of ``event`` unless the ``problem`` is the same as before; an empty one ends it.
+        """Warn of ``event`` unless ``problem`` is the same as before; an empty one ends it.
 
-        ``over`` is the event that says the latter, ``say`` logs where it is no warning, and
-        ``fields`` are those of the line, instead of the problem.
+        ``end_event`` is logged at the end. ``log_function`` replaces the warning, and ``fields``
+        replace the problem in the line.
         """
-        before = self._problems.pop(event, "")
+        earlier_problem = self._problems.pop(event, "")
         if not problem:
-            if before and over:
-                self._log.info(over)
+            if earlier_problem and end_event:
+                self._log.info(end_event)
             return
         self._problems[event] = problem
-        if problem != before:
-            (say or self._log.warning)(event, **(fields or {"problem": problem}))
+        if problem != earlier_problem:
+            (log_function or self._log.warning)(event, **(fields or {"problem": problem}))

@@ -1,8 +1,8 @@
-"""Traces of decisions in little memory.
+"""Packed traces of decisions.
 
-A trace as the engine makes it has a few dozen objects, four to eight kilobytes; for a thousand
-containers that is too much for explanations that are seldom read. Here it is packed into one bytes
-object of a few hundred: what can be worked out again is left out.
+A trace of the engine has a few dozen objects, four to eight kilobytes: too much for a thousand
+containers whose explanations are seldom read. Here it is packed into one bytes object of a few
+hundred bytes, without what can be computed again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from nri_numa.engine.explain.explanation import (
 from nri_numa.model.cpuset import NUMASet
 
 MAX_TRACE_VALUE_CHARS: Final = 300
-"""Characters kept of a value that comes from a pod; a list of CPUs may be much longer."""
+"""Characters stored of a value from a pod; a CPU list may be much longer."""
 MAX_TRACE_STEP_CHARS: Final = 1000
 
 
@@ -36,13 +36,13 @@ class _StoredTraceFields(msgspec.Struct, array_like=True, frozen=True):
     alignment: Alignment | None
 
 
-# Fields of `ExplanationInput` and `DemandSource` are added at their end, those of `Alignment` and
-# what is in it anywhere, all with a default, and none goes: so every version reads the traces of
-# every other one, without the fields that it does not know.
+# New fields of `ExplanationInput` and `DemandSource` go to their end, those of `Alignment` and its
+# members anywhere, all with a default, and no field is removed: so every version reads the traces
+# of every other one, without the fields that it does not know.
 
 
 def _encode_set(value: object) -> str | None:
-    # What is no set is the distance of a request, which the machine knows.
+    # Anything else is the distance function of a request, which the machine provides.
     return str(value) if isinstance(value, NUMASet) else None
 
 
@@ -51,24 +51,24 @@ _encode_trace = msgspec.msgpack.Encoder(enc_hook=_encode_set).encode
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedTrace:
-    """A packed trace; equal to itself only, so that it can stand for its decision."""
+    """A packed trace; equal only to itself, so it can identify its decision."""
 
     data: bytes
 
 
 def pack_trace(trace: DecisionTrace) -> PackedTrace:
-    """Pack a trace; names, ids, labels and annotations are not kept."""
+    """Pack a trace; names, ids, labels and annotations are left out."""
     packed = _StoredTraceFields(_truncate_basis(explanation_input_of(trace)), trace.alignment)
     return PackedTrace(compress(_encode_trace(packed), 1))
 
 
 def unpack_explanation(
-    kept: PackedTrace, who: tuple[str, str, str], distance: Callable[[int, int], int]
+    packed_trace: PackedTrace, subject: tuple[str, str, str], distance: Callable[[int, int], int]
 ) -> StoredExplanation:
-    """What was kept of a decision about ``who``: namespace, pod and container.
+    """Unpack the trace of a decision about ``subject``: namespace, pod and container.
 
-    ``distance`` is the SLIT distance between two NUMA nodes. The basis is None where another
-    version wrote the trace, and this one does not know its form.
+    ``distance`` is the SLIT distance between two NUMA nodes. The basis is None if another version
+    wrote the trace in a form that this one cannot read.
     """
 
     def decode_value(kind: type, value: Any) -> object:
@@ -78,28 +78,31 @@ def unpack_explanation(
 
     try:
         packed = msgspec.msgpack.decode(
-            decompress(kept.data), type=_StoredTraceFields, dec_hook=decode_value
+            decompress(packed_trace.data), type=_StoredTraceFields, dec_hook=decode_value
         )
     except (msgspec.MsgspecError, zlib_error):
-        return StoredExplanation(*who, None, None)
-    return StoredExplanation(*who, packed.basis, packed.alignment)
+        return StoredExplanation(*subject, None, None)
+    return StoredExplanation(*subject, packed.basis, packed.alignment)
 
 
-def _truncate_text(text: str, longest: int = MAX_TRACE_VALUE_CHARS) -> str:
-    return text if len(text) <= longest else f"{text[:longest]}…"
+def _truncate_text(text: str, max_chars: int = MAX_TRACE_VALUE_CHARS) -> str:
+    return text if len(text) <= max_chars else f"{text[:max_chars]}…"
 
 
 def _truncate_basis(basis: ExplanationInput) -> ExplanationInput:
-    asked = basis.requested
+    requested = basis.requested
     return replace(
         basis,
         requested=None
-        if asked is None
+        if requested is None
         else {
             key: (_truncate_text(value), _truncate_text(source))
-            for key, (value, source) in asked.items()
+            for key, (value, source) in requested.items()
         },
         decision_steps=tuple(
-            [_truncate_text(step, MAX_TRACE_STEP_CHARS) for step in basis.decision_steps]
+            [
+                _truncate_text(decision_step, MAX_TRACE_STEP_CHARS)
+                for decision_step in basis.decision_steps
+            ]
         ),
     )

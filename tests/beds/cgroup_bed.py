@@ -217,7 +217,7 @@ class DriftBed(CgroupBed):
     def check(self) -> None:
         """Look at the containers for which a check is due."""
         late = tuple(self.checks.required())
-        asyncio.run(self.reconciler.reconcile(only=late))
+        asyncio.run(self.reconciler.reconcile(targets=late))
 
     def round(self, **options: float) -> RoundResult:
         """Look at all containers, and tell systemd."""

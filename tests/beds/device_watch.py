@@ -20,7 +20,7 @@ class Watch(DeviceWatch):
             Devices(network=False, cdi=False),
             root=str(root),
             kubelet_root="",
-            places=lambda: agent.current.machine.alignable_nodes,
+            alignable_nodes=lambda: agent.current.machine.alignable_nodes,
         )
         self.jobs: deque[Callable[[], object]] = deque()
 

@@ -421,7 +421,7 @@ def test_the_extender_sends_a_pod_where_movable_ones_make_room(
     assert isinstance(create_new(world), Admitted if fits else Rejected)
     still = zones_document(
         NodeSnapshot(world.agent.current.machine, world.agent.current.state),
-        still=["a-app", "b-app"],
+        immovable_ids=["a-app", "b-app"],
     )
     assert {zone.exclusive_cpus_after_moves for zone in still.zones} == {None}
 

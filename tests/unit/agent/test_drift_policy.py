@@ -35,7 +35,7 @@ def test_what_is_late_or_being_updated_is_written_and_no_drift(
 ) -> None:
     found = [*map(drift, ("fought", "late", "new", "updating")), drift("stuck", "")]
     usual = {"exhausted": {"fought", "late"}, "observe": False, "may_repair": True}
-    plan = plan_repairs(found, late={"late"}, updating={"updating"}, **usual | given)
+    plan = plan_repairs(found, undelivered={"late"}, updating={"updating"}, **usual | given)
     for some, names in (
         (plan.drifted, drifted),
         (plan.abandoned, abandoned),

@@ -150,7 +150,7 @@ def test_they_follow_owners_and_come_back_at_the_end(tmp_path: Path) -> None:
                 raise asyncio.CancelledError
 
     with pytest.raises(asyncio.CancelledError):
-        asyncio.run(interrupts(tmp_path).run_steering(world.agent.current, Seconds(), wanted=True))
+        asyncio.run(interrupts(tmp_path).run_steering(world.agent.current, Seconds(), active=True))
     assert seen == ["0-7", "2-7", *["0-7"] * (SCAN_INTERVAL_S - 1), "2-7", "2-7"]
     assert allowed(tmp_path) == "0-7"
     assert not interrupts(tmp_path).needs_restore

@@ -80,7 +80,7 @@ def test_the_memory_of_a_container_that_ends_moves_no_further() -> None:
 
     def migrate(*of_what: object) -> Iterator[MigrationStep]:
         yield MigrationStep(8 * MIB, 0)
-        state = StateSnapshot(current.machine, current.state, {}, moving=migrating)
+        state = StateSnapshot(current.machine, current.state, {}, migrating=migrating)
         shown.append(state.assignment_document(world.allocation("b-app")).migration)
         world.stop("b-app")
         yield MigrationStep(8 * MIB, 0)

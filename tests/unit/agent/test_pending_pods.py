@@ -25,7 +25,7 @@ class PendingBed(AgentBed):
     def names(self) -> list[tuple[str, str]]:
         """Whom the document for who schedules names."""
         snapshot = NodeSnapshot(self.machine, self.agent.current.state)
-        found = zones_document(snapshot, coming=self.pending.pod_names())
+        found = zones_document(snapshot, pending_pods=self.pending.pod_names())
         return [(one.namespace, one.name) for one in found.pods]
 
     def charged(self) -> list[str]:

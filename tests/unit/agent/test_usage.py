@@ -28,7 +28,7 @@ def test_a_sample_is_the_difference_of_two_readings() -> None:
         dict.fromkeys(range(4), MEMORY),
         {0: (40, 10), 1: (5, 5), 2: (7, 3)},
     )
-    sample = sample_between(before, after, at=7.0, seconds=5.0)
+    sample = sample_between(before, after, sampled_at=7.0, seconds=5.0)
     assert sample.cpus == {0: 0.5, 1: 1.0}, "not those that came, or that did not tick"
     assert sample.remote == {0: 0.25, 1: None, 2: 1.0, 3: None}
 
@@ -36,7 +36,7 @@ def test_a_sample_is_the_difference_of_two_readings() -> None:
 def test_counters_that_go_backwards_are_not_believed() -> None:
     before = MachineUsage({0: (100, 1000), 1: (100, 1000)}, {0: MEMORY}, {0: (10, 10)})
     after = MachineUsage({0: (50, 1100), 1: (900, 900)}, {0: MEMORY}, {0: (5, 10)})
-    sample = sample_between(before, after, at=7.0, seconds=5.0)
+    sample = sample_between(before, after, sampled_at=7.0, seconds=5.0)
     assert sample.cpus == {0: 0.0}
     assert sample.remote == {0: None}
 

@@ -111,7 +111,7 @@ def test_an_update_cannot_bring_back_what_the_runtime_remembers(bed: DriftBed) -
     answer = agent.update_container(of, remembers, Resources(memory_limit=1 << 30))
     assert answer.container_update.cpus == "2-7"  # type: ignore[union-attr]
     bed.tree.write("/pods/plain-app", "0-7")  # answered before the owner came, written after it
-    asyncio.run(bed.reconciler.reconcile(only=["plain-app"]))
+    asyncio.run(bed.reconciler.reconcile(targets=["plain-app"]))
     assert bed.has("plain-app") == "2-7"
     bed.tree.write("/pods/plain-app", "0-7")
     agent.post_update_container("plain-app")

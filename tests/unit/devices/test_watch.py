@@ -46,7 +46,7 @@ class DeviceBed:
     watches: list[DeviceWatch]
 
     def watch(self, sources: Devices = LOCAL, **kwargs: Any) -> DeviceWatch:
-        kwargs.setdefault("places", lambda: NUMASet((0, 1)))
+        kwargs.setdefault("alignable_nodes", lambda: NUMASet((0, 1)))
         made = DeviceWatch(
             replace(sources, cdi_directories=(str(self.root / "cdi"),)),
             root=str(self.root),
@@ -171,7 +171,7 @@ def test_sources_that_are_off_are_not_looked_at(bed: DeviceBed) -> None:
 
 
 def test_a_device_on_a_numa_node_without_cpus_is_no_hint(bed: DeviceBed) -> None:
-    watch = bed.watch(places=lambda: NUMASet((0,)))
+    watch = bed.watch(alignable_nodes=lambda: NUMASet((0,)))
     found = seen(watch, POD, container(POD), DeviceMentions(variables={"PCIDEVICE_X": GPU_AT}))
     assert found.devices == ()
     assert found.device_notes == (
@@ -332,7 +332,7 @@ def test_where_containers_can_be_placed_may_change(
     bed: DeviceBed, mentions: DeviceMentions
 ) -> None:
     places = [NUMASet((0, 1))]
-    watch = bed.watch(places=lambda: places[0])
+    watch = bed.watch(alignable_nodes=lambda: places[0])
     assert watch.known_container_devices(POD.id, "app", mentions).devices
     places[0] = NUMASet((0,))
     assert not watch.known_container_devices(POD.id, "app", mentions).devices

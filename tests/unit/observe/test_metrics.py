@@ -100,9 +100,9 @@ def test_the_node_is_told_per_numa_node() -> None:
 
 def test_a_configuration_that_cannot_be_used_keeps_the_time_of_the_last_one() -> None:
     metrics = Metrics("0")
-    metrics.record_config_reload(at=1000.5)
+    metrics.record_config_reload(loaded_at=1000.5)
     assert values(metrics)["nri_numa_config_last_reload_successful"] == 1
-    metrics.record_config_reload(at=None)
+    metrics.record_config_reload(loaded_at=None)
     told = values(metrics)
     assert told["nri_numa_config_last_reload_successful"] == 0
     assert told["nri_numa_config_last_reload_success_timestamp_seconds"] == 1000.5

@@ -277,7 +277,7 @@ class Evictor(Output, Generic[CandidateT]):
             pod.name,
             pod.uid,
             id=f"{pod.uid[:8]}.{self.event_suffix}",
-            at=self._wall,
+            event_time=self._wall,
             text=f"{action_text}: {reason}",
             reportingController=f"{self._prefix}/nri-numa-controller",
             reportingInstance="nri-numa-controller",

@@ -1,15 +1,14 @@
-"""A cluster: what its nodes publish and say, and what is held for pods on their way to them.
+"""The state of a cluster: published resources, facts of Nodes, and assumed pods.
 
-A pod is *held* from the moment it has its node until the node's object counts it. The object of
-``nri-numa publish`` names the containers that its numbers count
-(`nri_numa.model.counted_containers`), and
-what it names is not subtracted a second time: that follows from the hold and the object alone,
-in whatever order they came, and however late. A hold ends when its pod left the phase Pending and
-was counted, or when there is no such pod any more.
+A pod is *assumed* from its binding until the node's object counts it. The object of ``nri-numa
+publish`` lists the containers that its numbers count (`nri_numa.model.counted_containers`), and
+these are not subtracted a second time. That depends on the assumed pod and the object alone, in any
+order and with any delay. An assumed pod is forgotten when it has left the phase Pending and was
+counted, or when it no longer exists.
 
-The object of another publisher names no container, which leaves the moment open. Then a hold ends a
-while after the pod left the phase Pending. Until then the pod may be counted twice, which costs
-room for seconds and never gives it to two.
+The object of another publisher lists no containers, so the moment is unknown. The pod is then
+forgotten some time after it left the phase Pending. Until then it may be counted twice, which hides
+free resources for seconds, but never allocates them twice.
 """
 
 from __future__ import annotations
@@ -32,21 +31,20 @@ from nri_numa.model.cpuset import NUMASet
 
 NodeInfo = NodeResources | UnreadableTopology
 UNCOUNTED_POD_WARNING_S: Final = 60.0
-"""Seconds after which a node should count a pod that started; `nri-numa publish` takes one."""
+"""Seconds after which a node should count a started pod; `nri-numa publish` needs one."""
 _MAX_SHARED_NODES: Final = 1000
-"""Rooms that are gone and may be kept, in case that a node is like them again."""
+"""Outdated resources that stay cached, in case a node has equal ones again."""
 
 
 class AssumedPod(Struct, frozen=True, kw_only=True):
-    """Room that is kept for one pod.
+    """A pod that has a node and that the node may not count yet.
 
     Attributes:
-        numa_nodes: NUMA nodes by container, as its annotation says.
-        charge: what it takes, where nothing of it is in an annotation.
-        expires_at: when it is to be judged by more than what is watched; infinity while its pod is
-            on its way.
-        counted_by_node: containers that its node's object counted, be it in an earlier state.
-        left_at: when its pod left the phase Pending; infinity while it is on its way.
+        numa_nodes: NUMA nodes by container, from its annotation.
+        charge: resources that it takes, if it has no annotation.
+        expires_at: time at which the pod must be read; infinity while it is Pending.
+        counted_by_node: containers that its node's object has counted, also in an earlier state.
+        left_at: time at which the pod left the phase Pending; infinity before.
     """
 
     request: PodRequest
@@ -60,26 +58,26 @@ class AssumedPod(Struct, frozen=True, kw_only=True):
 
     @property
     def uid(self) -> str:
-        """Of the pod."""
+        """UID of the pod."""
         return self.request.uid
 
     @property
     def left_pending(self) -> bool:
-        """Whether the pod is not on its way any more."""
+        """True if the pod has left the phase Pending."""
         return self.left_at < inf
 
     @property
     def non_init_containers(self) -> frozenset[str]:
-        """Containers that the pod has in the end.
+        """Containers that run after the pod's start.
 
-        Those that end before the others start are not among them: what the pod takes in the end is
-        held. Nor is what the kubelet alone aligns, and there nothing is ever named.
+        Init containers that end before are excluded: the resources after the start are assumed.
+        Containers that the kubelet alone aligns are excluded, too: no object lists them.
         """
-        return frozenset([one.container for one in self.request.containers if not one.is_init])
+        return frozenset([c.container for c in self.request.containers if not c.is_init])
 
     @property
     def is_started_and_counted(self) -> bool:
-        """Whether its pod has started, and all of it was counted."""
+        """True if the pod has started and all of its containers were counted."""
         return (
             self.left_pending
             and bool(self.request.containers)
@@ -87,7 +85,7 @@ class AssumedPod(Struct, frozen=True, kw_only=True):
         )
 
     def containers_counted_by(self, room: NodeResources) -> frozenset[str]:
-        """Containers of it that the numbers of a node count."""
+        """Return the pod's containers that the numbers of a node count."""
         named = room.counted_containers.split() if room.counted_containers else ()
         return frozenset(
             [
@@ -98,36 +96,38 @@ class AssumedPod(Struct, frozen=True, kw_only=True):
         )
 
     def is_nameable_by(self, room: NodeResources) -> bool:
-        """Whether the object of a node says when it counts the pod."""
+        """Return True if the object of a node lists the pod once it counts it."""
         return room.counted_containers is not None and bool(self.request.containers)
 
     def uncounted_containers(self, room: NodeResources) -> frozenset[str]:
-        """Containers that the numbers of a node do not count yet.
+        """Return the containers that the numbers of a node do not count yet.
 
-        One that was counted and is not any more has ended, once its pod has started.
+        A counted container that is no longer listed has ended, if its pod has started.
         """
         earlier = self.counted_by_node if self.left_pending else frozenset()
         return self.non_init_containers - self.containers_counted_by(room) - earlier
 
     def uncounted_charge(self, room: NodeResources) -> ResourceCounts | None:
-        """What is to be subtracted from what a node publishes."""
+        """Return the charge to subtract from a node's published resources; None for none."""
         request, missing = self.request, self.uncounted_containers(room)
         if request.containers and not missing:
             return None
         partly = len(missing) < len(self.non_init_containers)
         if partly and request.pod_scope_request is None and self.numa_nodes:
-            rest = tuple(one for one in request.containers if one.container in missing)
-            return room.charge_of_placed_pod(replace(request, containers=rest), self.numa_nodes)
+            containers = tuple(c for c in request.containers if c.container in missing)
+            return room.charge_of_placed_pod(
+                replace(request, containers=containers), self.numa_nodes
+            )
         if self.charge is None and self.numa_nodes:
             return room.charge_of_placed_pod(request, self.numa_nodes)
         return self.charge
 
 
 class ClusterState:
-    """What is known of the nodes, and what is held on them.
+    """The published resources and facts of nodes, and their assumed pods.
 
     Attributes:
-        revision: another number after each change of what is known or held.
+        revision: number that differs after each change.
     """
 
     def __init__(self, prefix: str) -> None:
@@ -143,9 +143,9 @@ class ClusterState:
 
     @classmethod
     def from_documents(cls, documents: Iterable[Mapping[str, Any]], reader: PodReader) -> Self:
-        """Read the objects of one moment, each with its kind, as watches would bring them.
+        """Read the objects of one moment, each with its kind, as from watches.
 
-        A pod that has not left the phase Pending is held on the node that it was sent to.
+        A Pending pod is assumed on the node that it was bound to.
         """
         state = cls(reader.prefix)
         for document in documents:
@@ -166,50 +166,50 @@ class ClusterState:
 
     @property
     def node_names(self) -> frozenset[str]:
-        """Nodes that have a NodeResourceTopology."""
+        """Names of nodes with a NodeResourceTopology."""
         return frozenset(self._nodes)
 
     @property
     def all_node_names(self) -> frozenset[str]:
-        """Nodes that have a Node, or a NodeResourceTopology."""
+        """Names of nodes with a Node or a NodeResourceTopology."""
         return frozenset(self._nodes.keys() | self._facts.keys())
 
     @property
     def unreadable_count(self) -> int:
-        """How many objects say nothing certain."""
-        return sum(isinstance(known, UnreadableTopology) for known in self._nodes.values())
+        """Number of unreadable objects."""
+        return sum(isinstance(info, UnreadableTopology) for info in self._nodes.values())
 
     @property
     def assumed_pods(self) -> Mapping[str, AssumedPod]:
-        """Holds by uid of the pod."""
+        """Assumed pods by uid."""
         return self._holds
 
     def facts(self, name: str) -> NodeFacts | None:
-        """What a Node says; None for one that is not known."""
+        """Return the facts of a Node; None for an unknown one."""
         return self._facts.get(name)
 
     def published_resources(self, name: str) -> NodeInfo | None:
-        """What a node publishes, without regard to holds."""
+        """Return a node's published resources, including those of assumed pods."""
         return self._nodes.get(name)
 
     def free_resources(self, name: str) -> NodeInfo | None:
-        """What a node has free for others; None for one without an object.
+        """Return a node's resources less its assumed pods; None for a node without an object.
 
-        Equal rooms are one object, so verdicts about them are found without a comparison.
+        Equal resources are one object, so their cached verdicts are found by identity.
         """
-        found = self._rooms.get(name)
-        if found is None:
-            found = self._nodes.get(name)
-            if isinstance(found, NodeResources):
-                found = self._shared(self._without_holds(name, found))
-            if found is not None:
-                self._rooms[name] = found
-        return found
+        resources = self._rooms.get(name)
+        if resources is None:
+            resources = self._nodes.get(name)
+            if isinstance(resources, NodeResources):
+                resources = self._shared(self._without_holds(name, resources))
+            if resources is not None:
+                self._rooms[name] = resources
+        return resources
 
     def _without_holds(self, name: str, room: NodeResources) -> NodeResources:
-        holds = [self._holds[uid] for uid in sorted(self._by_node.get(name, ()))]
-        charges = [one.uncounted_charge(room) for one in holds]
-        room = room.minus_pods(one for one in charges if one is not None)
+        assumed_pods = [self._holds[uid] for uid in sorted(self._by_node.get(name, ()))]
+        charges = [item.uncounted_charge(room) for item in assumed_pods]
+        room = room.minus_pods(item for item in charges if item is not None)
         return replace(room, counted_containers="") if room.counted_containers != "" else room
 
     def _shared(self, room: NodeResources) -> NodeResources:
@@ -218,67 +218,69 @@ class ClusterState:
         return self._equal.setdefault(room, room)
 
     def rooms(self) -> set[NodeResources]:
-        """What nodes have free for others, as far as it was asked for since it changed."""
+        """Return the free resources of nodes that were computed since their last change."""
         return {room for room in self._rooms.values() if isinstance(room, NodeResources)}
 
-    # --- what is there ----------------------------------------------------------------------------
+    # --- objects ----------------------------------------------------------------------------------
 
     def update_node(self, name: str, document: Mapping[str, Any]) -> None:
-        """A Node exists, new or changed."""
+        """Read a new or changed Node."""
         facts = read_node(name, document, self._prefix)
         if self._facts.get(name) != facts:
             self._facts[name] = facts
             self.revision += 1
 
     def remove_node(self, name: str) -> None:
-        """A Node does not exist any more."""
+        """Drop a Node that no longer exists."""
         self._facts.pop(name, None)
         self.revision += 1
 
-    def update_topology(self, name: str, document: Mapping[str, Any], now: float) -> bool:
-        """A NodeResourceTopology exists; whether its node has more of something than before."""
-        return self.update_resources(name, self._validity.decode_with_validity(name, document, now))
+    def update_topology(self, name: str, document: Mapping[str, Any], now_s: float) -> bool:
+        """Read a NodeResourceTopology; return True if a free amount of its node has increased."""
+        return self.update_resources(
+            name, self._validity.decode_with_validity(name, document, now_s)
+        )
 
     def remove_topology(self, name: str) -> None:
-        """A NodeResourceTopology does not exist any more."""
+        """Drop a NodeResourceTopology that no longer exists."""
         self._validity.forget_node(name)
         self._nodes.pop(name, None)
         self._on_changed(name)
 
-    def expire_topologies(self, now: float) -> list[str]:
-        """Time has passed: nodes whose object is not valid any more, and was until now."""
-        return [name for name in self._validity.expired_nodes(now) if self._silence_agent(name)]
+    def expire_topologies(self, now_s: float) -> list[str]:
+        """Mark the nodes whose object has expired since the last call, and return their names."""
+        return [name for name in self._validity.expired_nodes(now_s) if self._silence_agent(name)]
 
-    def update_resources(self, name: str, known: NodeInfo) -> bool:
-        """A node publishes something; whether it has more room of something than before."""
-        before, was = self.free_resources(name), self._nodes.get(name)
-        if was == known:
+    def update_resources(self, name: str, info: NodeInfo) -> bool:
+        """Set a node's published resources; return True if a free amount has increased."""
+        old_room, old_info = self.free_resources(name), self._nodes.get(name)
+        if old_info == info:
             return False
-        self._nodes[name] = known
+        self._nodes[name] = info
         self._on_changed(name)
         for uid in sorted(self._by_node.get(name, ())):
-            hold = self._holds[uid] = _with_count_state(self._holds[uid], known)
+            hold = self._holds[uid] = _with_count_state(self._holds[uid], info)
             if hold.is_started_and_counted:
                 self.forget_pod(uid)
-        return _has_more_free(before, self.free_resources(name))
+        return _has_more_free(old_room, self.free_resources(name))
 
     def _silence_agent(self, name: str) -> bool:
-        """A node's object says nothing of its agent any more; whether it did."""
-        known = self._nodes.get(name)
-        if not isinstance(known, NodeResources) or known.agent_not_ready:
+        """Mark the agent of an expired object as not ready; return False if it was already."""
+        info = self._nodes.get(name)
+        if not isinstance(info, NodeResources) or info.agent_not_ready:
             return False
-        self.update_resources(name, replace(known, agent_not_ready=True))
+        self.update_resources(name, replace(info, agent_not_ready=True))
         return True
 
     def _on_changed(self, name: str) -> None:
-        """Something was published or is held differently."""
+        """Drop a node's cached free resources after a change."""
         self._rooms.pop(name, None)
         self.revision += 1
 
-    # --- pods on their way ------------------------------------------------------------------------
+    # --- assumed pods -----------------------------------------------------------------------------
 
     def assume_pod(self, hold: AssumedPod) -> None:
-        """Keep room for a pod until it is counted; an earlier hold of the same pod is replaced."""
+        """Assume a pod until it is counted; an earlier record of the pod is replaced."""
         self.forget_pod(hold.uid)
         hold = _with_count_state(hold, self._nodes.get(hold.node))
         if hold.is_started_and_counted:
@@ -287,34 +289,34 @@ class ClusterState:
         self._by_node.setdefault(hold.node, set()).add(hold.uid)
         self._on_changed(hold.node)
 
-    def pod_left_pending(self, uid: str, at: float, until: float) -> AssumedPod | None:
-        """A pod is not on its way any more; its hold if that ended, because its node counts it.
+    def pod_left_pending(self, uid: str, exit_time: float, expires_at: float) -> AssumedPod | None:
+        """Record that a pod left the phase Pending; return it if its node has counted it.
 
-        Otherwise it ends when an object says that the pod is counted, or is judged anew.
+        Otherwise the pod is forgotten when an object counts it, or after a read of the pod.
         """
         hold = self._holds.get(uid)
         if hold is None:
             return None
         self._on_changed(hold.node)
         hold = self._holds[uid] = replace(
-            hold, left_at=min(at, hold.left_at), expires_at=min(until, hold.expires_at)
+            hold, left_at=min(exit_time, hold.left_at), expires_at=min(expires_at, hold.expires_at)
         )
         return self.forget_pod(uid) if hold.is_started_and_counted else None
 
-    def pod_pending_again(self, uid: str, until: float = inf) -> None:
-        """A pod is on its way, although it may have seemed to have left."""
+    def pod_pending_again(self, uid: str, expires_at: float = inf) -> None:
+        """Record that a pod is Pending, although it may have seemed to have started."""
         hold = self._holds.get(uid)
-        if hold is not None and (hold.left_pending or hold.expires_at != until):
+        if hold is not None and (hold.left_pending or hold.expires_at != expires_at):
             self._on_changed(hold.node)
-            self._holds[uid] = replace(hold, left_at=inf, expires_at=until)
+            self._holds[uid] = replace(hold, left_at=inf, expires_at=expires_at)
 
-    def postpone_hold_check(self, uid: str, until: float) -> None:
-        """Judge a hold, if it is still there, at another time."""
+    def postpone_hold_check(self, uid: str, check_at: float) -> None:
+        """Set the time of the next read of an assumed pod."""
         if uid in self._holds:
-            self._holds[uid] = replace(self._holds[uid], expires_at=until)
+            self._holds[uid] = replace(self._holds[uid], expires_at=check_at)
 
     def forget_pod(self, uid: str) -> AssumedPod | None:
-        """End a hold; None where there is none."""
+        """Forget an assumed pod and return it; None if it was not assumed."""
         hold = self._holds.pop(uid, None)
         if hold is None:
             return None
@@ -325,21 +327,23 @@ class ClusterState:
         self._on_changed(hold.node)
         return hold
 
-    def due_assumed_pods(self, now: float) -> list[AssumedPod]:
-        """Holds that are to be judged, those that waited longest first."""
-        found = [hold for hold in self._holds.values() if hold.expires_at <= now]
-        return sorted(found, key=lambda hold: (hold.expires_at, hold.uid))
+    def due_assumed_pods(self, now_s: float) -> list[AssumedPod]:
+        """Return the assumed pods that must be read, the longest due first."""
+        pods = [hold for hold in self._holds.values() if hold.expires_at <= now_s]
+        return sorted(pods, key=lambda hold: (hold.expires_at, hold.uid))
 
-    def late_assumed_pods(self, now: float) -> list[AssumedPod]:
-        """Holds of pods that started a while ago and that their nodes do not count, by uid."""
-        found = [
-            hold for hold in self._holds.values() if now - hold.left_at >= UNCOUNTED_POD_WARNING_S
+    def late_assumed_pods(self, now_s: float) -> list[AssumedPod]:
+        """Return started pods that their nodes should have counted by now, by uid."""
+        pods = [
+            hold for hold in self._holds.values() if now_s - hold.left_at >= UNCOUNTED_POD_WARNING_S
         ]
-        return sorted(found, key=lambda hold: hold.uid)
+        return sorted(pods, key=lambda hold: hold.uid)
 
 
-def assumed_pod_of(document: Mapping[str, Any], reader: PodReader, now: float) -> AssumedPod | None:
-    """What is to be held for a pod that has a node; None where it asks for nothing."""
+def assumed_pod_of(
+    document: Mapping[str, Any], reader: PodReader, now_s: float
+) -> AssumedPod | None:
+    """Return the assumed pod of a bound pod; None if it has no constraints."""
     node, request = text_in_section(document, "spec", "nodeName"), reader.read_pod_request(document)
     if request.is_unconstrained or request.invalid_reason or not node:
         return None
@@ -347,13 +351,13 @@ def assumed_pod_of(document: Mapping[str, Any], reader: PodReader, now: float) -
         request=request,
         node=node,
         numa_nodes=reader.scheduled_numa_nodes(document),
-        assumed_at=now,
+        assumed_at=now_s,
     )
 
 
-def _with_count_state(hold: AssumedPod, known: NodeInfo | None) -> AssumedPod:
-    """The same, with what an object says of it."""
-    named = hold.containers_counted_by(known) if isinstance(known, NodeResources) else frozenset()
+def _with_count_state(hold: AssumedPod, info: NodeInfo | None) -> AssumedPod:
+    """Return an assumed pod with the containers that an object counts."""
+    named = hold.containers_counted_by(info) if isinstance(info, NodeResources) else frozenset()
     return (
         hold
         if named <= hold.counted_by_node
@@ -362,7 +366,7 @@ def _with_count_state(hold: AssumedPod, known: NodeInfo | None) -> AssumedPod:
 
 
 def _has_more_free(before: NodeInfo | None, after: NodeInfo | None) -> bool:
-    """Whether a node has more of something."""
+    """Return True if a node has more of any resource than before."""
     if not isinstance(after, NodeResources):
         return False
     if not isinstance(before, NodeResources) or before.ids != after.ids:
@@ -371,12 +375,9 @@ def _has_more_free(before: NodeInfo | None, after: NodeInfo | None) -> bool:
         after.exclusive_limit or 0
     ):
         return True
-    was = {one.name: one.free for one in before.other_resources}
+    amounts = {r.name: r.free for r in before.other_resources}
     pairs = [(before.cpu.free, after.cpu.free), (before.exclusive.free, after.exclusive.free)]
     if after.exclusive_after_moves:
         pairs.append((before.exclusive_after_moves, after.exclusive_after_moves))
-    pairs += [(was.get(one.name, ()), one.free) for one in after.other_resources]
-    return any(
-        len(old) != len(new) or any(n > w for w, n in zip(old, new, strict=True))
-        for old, new in pairs
-    )
+    pairs += [(amounts.get(r.name, ()), r.free) for r in after.other_resources]
+    return any(len(a) != len(b) or any(n > w for w, n in zip(a, b, strict=True)) for a, b in pairs)

@@ -1,7 +1,6 @@
-"""One pod of a manifest or of the API server: every mistake in it is named by its place.
+"""Reader for one pod of a manifest or of the API server, which names each problem by its path.
 
-It is untrusted input. What is said of a pod here holds for all that read one: the extender, the
-controller and simulations.
+The pod is untrusted input. The extender, the controller and simulations read pods here.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ _CRITICAL_PRIORITY_CLASS: Final = "system-node-critical"
 
 
 class ManifestError(AgentError):
-    """Manifests with mistakes: each problem names file, document, path, value and expectation."""
+    """Invalid manifests: each problem names file, document, path, value and expectation."""
 
     def __init__(self, problems: tuple[str, ...]) -> None:
         self.problems = problems
@@ -48,7 +47,7 @@ class ManifestError(AgentError):
 
 
 def value_text(value: object) -> str:
-    """A value as a message shows it: short, and on one line."""
+    """Return a value as a message shows it: short, and on one line."""
     if value is None:
         return "not set"
     if isinstance(value, Mapping):
@@ -62,9 +61,9 @@ def value_text(value: object) -> str:
 
 
 class ManifestValue(msgspec.Struct, frozen=True):
-    """A place in a document: what stands there, or None, and where complaints are gathered.
+    """A value in a document with its location, None if it is missing; it collects problems.
 
-    It is named by file and document, and by the path from the document's top, such as
+    The location is file and document, the path starts at the document's top, such as
     ``spec.containers[0].name``.
     """
 
@@ -73,22 +72,22 @@ class ManifestValue(msgspec.Struct, frozen=True):
     value: object
     problems: list[str]
 
-    def add_problem(self, what: str) -> None:
-        """Note a mistake at this place."""
-        self.problems.append(f"{self.location}: {f'{self.path} ' if self.path else ''}{what}")
+    def add_problem(self, clause: str) -> None:
+        """Add a problem of this value."""
+        self.problems.append(f"{self.location}: {f'{self.path} ' if self.path else ''}{clause}")
 
     def add_expectation_problem(self, expectation: str) -> None:
-        """Note that the value is not what was expected."""
+        """Add the problem that the value is not what was expected."""
         self.add_problem(f"is {value_text(self.value)}, expected {expectation}")
 
     def __getitem__(self, key: str) -> ManifestValue:
-        """The place below; without a value when this is no mapping or has no such key."""
+        """Return the value of a key; None as its value if this is no mapping or lacks the key."""
         below = self.value.get(key) if isinstance(self.value, Mapping) else None
         path = f"{self.path}.{key}" if "." not in key and "/" not in key else f"{self.path}[{key}]"
         return ManifestValue(self.location, path.removeprefix("."), below, self.problems)
 
     def as_mapping(self, *, required: bool = False) -> dict[str, ManifestValue]:
-        """The places below by key; empty, after a complaint, when this is no mapping."""
+        """Return the values by key; empty, with a problem, if this is no mapping."""
         if self.value is None and not required:
             return {}
         if not isinstance(self.value, Mapping):
@@ -99,12 +98,14 @@ class ManifestValue(msgspec.Struct, frozen=True):
             self.add_problem(f"has the key {value_text(key)}, expected text: quote it")
         return {key: self[key] for key in self.value if isinstance(key, str)}
 
-    def as_list(self, what: str, *, required: bool = False) -> list[ManifestValue]:
+    def as_list(self, item_text: str, *, required: bool = False) -> list[ManifestValue]:
         """The places below in a list of ``what``; empty, after a complaint, when it is none."""
         if self.value is None and not required:
             return []
         if not isinstance(self.value, list) or (required and not self.value):
-            self.add_expectation_problem(f"a list of at least {what}" if required else "a list")
+            self.add_expectation_problem(
+                f"a list of at least {item_text}" if required else "a list"
+            )
             return []
         return [
             ManifestValue(self.location, f"{self.path}[{number}]", item, self.problems)
@@ -112,7 +113,7 @@ class ManifestValue(msgspec.Struct, frozen=True):
         ]
 
     def as_text(self, default: str = "") -> str:
-        """The text that stands here; the default, after a complaint, when it is none."""
+        """Return the text; the default, with a problem, if the value is no text."""
         if self.value is None:
             return default
         if not isinstance(self.value, str):
@@ -120,55 +121,59 @@ class ManifestValue(msgspec.Struct, frozen=True):
             return default
         return self.value
 
-    def as_number(self, default: int, most: int) -> int:
+    def as_number(self, default: int, maximum: int) -> int:
         """The whole number that stands here, between 0 and ``most``."""
         if self.value is None:
             return default
         if isinstance(self.value, bool) or not isinstance(self.value, int):
             self.add_expectation_problem("a whole number")
             return default
-        if not 0 <= self.value <= most:
-            self.add_expectation_problem(f"0 to {most}")
+        if not 0 <= self.value <= maximum:
+            self.add_expectation_problem(f"0 to {maximum}")
             return default
         return self.value
 
 
-def read_pod(document: object, counted: str = "") -> PodManifest:
-    """Read one Pod as the API server gives it, with its own uid and all devices that it asks for.
+def read_pod(document: object, slots_resource: str = "") -> PodManifest:
+    """Read one Pod of the API server, with its own uid and all devices that it requests.
 
-    Else as `read_manifests`.
+    Otherwise as `read_manifests`.
     """
-    place = ManifestValue("pod", "", document, [])
-    meta = place["metadata"]
+    root = ManifestValue("pod", "", document, [])
+    meta = root["metadata"]
     meta.as_mapping(required=True)
     name = meta["name"].as_text() or meta["generateName"].as_text()
     namespace = meta["namespace"].as_text("default")
-    reader = PodManifestReader(counted, every_device=True)
-    template = reader.read_pod(place, namespace)
+    reader = PodManifestReader(slots_resource, every_device=True)
+    template = reader.read_pod(root, namespace)
     uid = meta["uid"].as_text() or pod_uid(f"Pod/{namespace}/{name}/{name}")
-    if place.problems:
-        raise ManifestError(tuple(place.problems))
+    if root.problems:
+        raise ManifestError(tuple(root.problems))
     return replace(template, name=name, uid=uid)
 
 
 class PodManifestReader:
-    """Reads pods, and gathers notes; mistakes are gathered by the places that have them.
+    """Reads pods, and collects notes; problems are collected by the values that have them.
 
     Args:
-        counted: the extended resource that counts exclusive CPUs, if there is one.
-        devices: resources of an inventory; others are mistakes.
-        every_device: read what is asked for of all extended resources.
+        slots_resource: extended resource that counts exclusive CPUs; empty for none.
+        devices: resources of an inventory; others are problems.
+        every_device: read the requests of all extended resources.
     """
 
     def __init__(
-        self, counted: str, devices: Collection[str] | None = None, *, every_device: bool = False
+        self,
+        slots_resource: str,
+        devices: Collection[str] | None = None,
+        *,
+        every_device: bool = False,
     ) -> None:
-        self.counted, self.devices, self.every_device = counted, devices, every_device
+        self.counted, self.devices, self.every_device = slots_resource, devices, every_device
         self.notes: list[str] = []
 
-    def read_pod(self, place: ManifestValue, namespace: str) -> PodManifest:
-        """A pod that still wants a name and a uid."""
-        meta, spec = place["metadata"], place["spec"]
+    def read_pod(self, pod: ManifestValue, namespace: str) -> PodManifest:
+        """Read a pod without its name and uid."""
+        meta, spec = pod["metadata"], pod["spec"]
         spec.as_mapping(required=True)
         labels, annotations = (
             read_string_map(meta["labels"]),
@@ -179,9 +184,9 @@ class PodManifestReader:
             requests, limits = self._read_resources(spec["resources"], _POD_SUBJECT)
         containers = self._read_containers(spec)
         if spec["overhead"].value is not None:
-            self.notes.append(f"{place.location}: the pod's overhead has no NUMA node: left out")
+            self.notes.append(f"{pod.location}: the pod's overhead has no NUMA node: left out")
         return PodManifest(
-            source=place.location,
+            source=pod.location,
             namespace=namespace,
             name="",
             uid="",
@@ -222,23 +227,23 @@ class PodManifestReader:
 
     def _read_container(
         self,
-        place: ManifestValue,
+        container: ManifestValue,
         role: ContainerRole,
         names: set[str],
         pod_claims: Collection[str],
     ) -> ContainerManifest:
-        place.as_mapping(required=True)
-        at = place["name"]
-        name = at.as_text()
+        container.as_mapping(required=True)
+        name_value = container["name"]
+        name = name_value.as_text()
         if not name or not DNS_LABEL_PATTERN.fullmatch(name):
-            at.add_expectation_problem("lower case letters, digits and dashes, at most 63")
+            name_value.add_expectation_problem("lower case letters, digits and dashes, at most 63")
         elif name in names:
-            at.add_expectation_problem("a name that no other container of the pod has")
+            name_value.add_expectation_problem("a name that no other container of the pod has")
         names.add(name)
-        requests, limits = self._read_resources(place["resources"], f"container {name}")
+        requests, limits = self._read_resources(container["resources"], f"container {name}")
         counts = {
-            resource: self._read_resource_count(place["resources"], resource, unit)
-            for resource, unit in self._extended_resources_with_units(place["resources"])
+            resource: self._read_resource_count(container["resources"], resource, unit)
+            for resource, unit in self._extended_resources_with_units(container["resources"])
         }
         return ContainerManifest(
             name=name,
@@ -247,15 +252,15 @@ class PodManifestReader:
             limits=limits,
             slots=counts.pop(self.counted, 0),
             devices={resource: count for resource, count in counts.items() if count},
-            claims=self._read_claim_names(place["resources"]["claims"], name, pod_claims),
+            claims=self._read_claim_names(container["resources"]["claims"], name, pod_claims),
         )
 
     def _read_claim_names(
-        self, place: ManifestValue, container: str, pod_claims: Collection[str]
+        self, claims: ManifestValue, container: str, pod_claims: Collection[str]
     ) -> tuple[str, ...]:
-        """The pod's claims that a container uses; what they allocate stands in other objects."""
+        """Read a container's claims of the pod; their allocations are in other objects."""
         names = []
-        for item in place.as_list("one claim"):
+        for item in claims.as_list("one claim"):
             name = item["name"].as_text()
             if name not in pod_claims or not DNS_LABEL_PATTERN.fullmatch(name):
                 item["name"].add_expectation_problem("one of the pod's resourceClaims")
@@ -264,120 +269,120 @@ class PodManifestReader:
         if names:
             kind = "ResourceClaim" if len(names) == 1 else "ResourceClaims"
             self.notes.append(
-                f"{place.location}: {kind} {', '.join(names)} of container {container} left "
+                f"{claims.location}: {kind} {', '.join(names)} of container {container} left "
                 "out: only "
                 "the scheduler allocates such devices"
             )
         return tuple(names)
 
-    def _extended_resources_with_units(self, place: ManifestValue) -> Iterator[tuple[str, str]]:
-        """Extended resources that count for a place, and what they count."""
+    def _extended_resources_with_units(self, resources: ManifestValue) -> Iterator[tuple[str, str]]:
+        """Yield the extended resources that count here, and the unit that they count."""
         if self.counted:
             yield self.counted, "CPUs"
-        named = {**place["requests"].as_mapping(), **place["limits"].as_mapping()}
+        named = {**resources["requests"].as_mapping(), **resources["limits"].as_mapping()}
         for name in sorted(named):
             if name in (self.devices or ()) or (self.every_device and _is_extended_resource(name)):
                 yield name, "devices"
 
-    def _read_resource_count(self, place: ManifestValue, resource: str, unit: str) -> int:
-        """How many of an extended resource, which is asked for as a limit."""
-        at, request = place["limits"][resource], place["requests"][resource]
+    def _read_resource_count(self, resources: ManifestValue, resource: str, unit: str) -> int:
+        """Read the count of an extended resource, which is requested as a limit."""
+        limit, request = resources["limits"][resource], resources["requests"][resource]
         try:
-            found = [
-                parse_exact_quantity(one.value) for one in (at, request) if one.value is not None
+            amounts = [
+                parse_exact_quantity(v.value) for v in (limit, request) if v.value is not None
             ]
         except BadQuantity:
-            return 0  # it is said already
-        if not found:
+            return 0  # the problem was added already
+        if not amounts:
             return 0
-        if at.value is None or len(set(found)) > 1:
+        if limit.value is None or len(set(amounts)) > 1:
             request.add_expectation_problem(
                 "the same as a limit: an extended resource cannot be overcommitted"
             )
-        elif found[0] < 0 or found[0] != int(found[0]):
-            at.add_expectation_problem(f"a whole number of {unit}")
-        return int(found[0])
+        elif amounts[0] < 0 or amounts[0] != int(amounts[0]):
+            limit.add_expectation_problem(f"a whole number of {unit}")
+        return int(amounts[0])
 
     def _read_resources(
-        self, place: ManifestValue, whose: str
+        self, resources: ManifestValue, subject: str
     ) -> tuple[ResourceQuantities, ResourceQuantities]:
-        place.as_mapping()
-        limits = self._read_quantities(place["limits"], whose)
-        given = self._read_quantities(place["requests"], whose)
+        resources.as_mapping()
+        limits = self._read_quantities(resources["limits"], subject)
+        quantities = self._read_quantities(resources["requests"], subject)
         for label, request, limit in (
-            ("cpu", given.cpu_milli, limits.cpu_milli),
-            ("memory", given.memory, limits.memory),
+            ("cpu", quantities.cpu_milli, limits.cpu_milli),
+            ("memory", quantities.memory, limits.memory),
         ):
             if request is not None and limit is not None and request > limit:
-                at = place["requests"][label]
-                at.add_expectation_problem(
-                    f"at most the limit, {value_text(place['limits'][label].value)}"
+                request_value = resources["requests"][label]
+                request_value.add_expectation_problem(
+                    f"at most the limit, {value_text(resources['limits'][label].value)}"
                 )
-        if not given.hugepages.items() <= limits.hugepages.items():
-            place["requests"].add_problem("has huge pages that differ from the limits")
-        if (given.hugepages or limits.hugepages) and not any(
-            a.cpu_milli or a.memory for a in (given, limits)
+        if not quantities.hugepages.items() <= limits.hugepages.items():
+            resources["requests"].add_problem("has huge pages that differ from the limits")
+        if (quantities.hugepages or limits.hugepages) and not any(
+            a.cpu_milli or a.memory for a in (quantities, limits)
         ):
-            place.add_problem("has huge pages alone, expected cpu or memory beside them")
-        requests = given.with_defaults(limits)
-        return replace(requests, hugepages={**limits.hugepages, **given.hugepages}), limits
+            resources.add_problem("has huge pages alone, expected cpu or memory beside them")
+        requests = quantities.with_defaults(limits)
+        return replace(requests, hugepages={**limits.hugepages, **quantities.hugepages}), limits
 
-    def _read_quantities(self, place: ManifestValue, whose: str) -> ResourceQuantities:
+    def _read_quantities(self, quantities: ManifestValue, subject: str) -> ResourceQuantities:
         cpu: int | None = None
         memory: int | None = None
         hugepages: dict[int, int] = {}
-        for name, at in place.as_mapping().items():
-            if at.value is None:
+        for name, item in quantities.as_mapping().items():
+            if item.value is None:
                 continue
             try:
                 if name == "cpu":
-                    cpu = milli_cpus(at.value)
+                    cpu = milli_cpus(item.value)
                 elif name == "memory":
-                    memory = whole_bytes(at.value)
+                    memory = whole_bytes(item.value)
                 elif name.startswith(HUGEPAGES_PREFIX):
-                    size, hugepages[size] = parse_hugepages(name, at.value)
+                    size, hugepages[size] = parse_hugepages(name, item.value)
                 else:
-                    parse_exact_quantity(at.value)
-                    self._check_resource_name(name, at, whose)
+                    parse_exact_quantity(item.value)
+                    self._check_resource_name(name, item, subject)
             except BadQuantity as error:
-                at.add_expectation_problem(str(error))
+                item.add_expectation_problem(str(error))
         return ResourceQuantities(cpu_milli=cpu, memory=memory, hugepages=hugepages)
 
-    def _check_resource_name(self, name: str, place: ManifestValue, whose: str) -> None:
+    def _check_resource_name(self, name: str, value: ManifestValue, subject: str) -> None:
         if name in _BUILT_IN_RESOURCES or (name == self.counted and name):
             return
         if "/" not in name:
-            near = difflib.get_close_matches(
+            matches = difflib.get_close_matches(
                 name, [*_BUILT_IN_RESOURCES, "hugepages-2Mi", "hugepages-1Gi"], n=1
             )
-            hint = f", did you mean {near[0]}?" if near else ""
-            place.add_problem(f"is no resource, expected cpu, memory or hugepages-<size>{hint}")
+            hint = f", did you mean {matches[0]}?" if matches else ""
+            value.add_problem(f"is no resource, expected cpu, memory or hugepages-<size>{hint}")
             return
         if self.devices is not None:
             if name not in self.devices:
-                near = difflib.get_close_matches(name, self.devices, n=1)
-                hint = f" (did you mean {near[0]}?)" if near else ""
-                place.add_problem(f"is not in the inventory of devices, expected it there{hint}")
-            elif whose == _POD_SUBJECT:
-                place.add_problem("is asked for by the pod as a whole, expected in a container")
+                matches = difflib.get_close_matches(name, self.devices, n=1)
+                hint = f" (did you mean {matches[0]}?)" if matches else ""
+                value.add_problem(f"is not in the inventory of devices, expected it there{hint}")
+            elif subject == _POD_SUBJECT:
+                value.add_problem("is asked for by the pod as a whole, expected in a container")
             return
         if self.every_device:
             return
-        note = f"{place.location}: {whose} is placed without {name}: --devices gives no inventory"
+        note = f"{value.location}: {subject} is placed without {name}: --devices gives no inventory"
         if note not in self.notes:
             self.notes.append(note)
 
 
 def _is_extended_resource(name: str) -> bool:
-    """Whether a resource is an extended one (IsExtendedResourceName of Kubernetes)."""
+    """Return True for an extended resource (IsExtendedResourceName of Kubernetes)."""
     return "/" in name and "kubernetes.io/" not in name and not name.startswith("requests.")
 
 
 def pod_uid(path: str) -> str:
-    """The uid of a pod that has none, the same one every time."""
+    """Return a stable uid for a pod that has none."""
     return str(uuid.uuid5(_UID_NAMESPACE, path))
 
 
-def read_string_map(place: ManifestValue) -> dict[str, str]:
-    """Labels or annotations; a number in them is the commonest slip."""
-    return {key: at.as_text() for key, at in place.as_mapping().items()}
+def read_string_map(mapping: ManifestValue) -> dict[str, str]:
+    """Read labels or annotations; a number in them is the most common error."""
+    return {key: item.as_text() for key, item in mapping.as_mapping().items()}

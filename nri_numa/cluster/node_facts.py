@@ -1,7 +1,7 @@
-"""What a Node says of itself, and which pods it keeps away.
+"""Facts of a Node, and the pods that it excludes.
 
 The rules are those of kube-scheduler's filters NodeUnschedulable, TaintToleration and NodeAffinity
-(k8s.io/component-helpers/scheduling/corev1). A word that is not known here is a no.
+(k8s.io/component-helpers/scheduling/corev1). An unknown operator or effect does not match.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _UNSCHEDULABLE_TAINT_KEY: Final = "node.kubernetes.io/unschedulable"
 
 
 class Exclusion(StrEnum):
-    """Why a Node takes no pod of a kind, whatever is free there."""
+    """Reason why a Node excludes a pod, whatever its free resources."""
 
     CORDONED = "cordoned"
     TAINT = "taint"
@@ -42,12 +42,12 @@ class Taint(Struct, frozen=True):
 
 
 class NodeFacts(Struct, frozen=True, kw_only=True):
-    """What counts of a Node.
+    """Facts of a Node that decide about pods.
 
     Attributes:
-        taints: those that keep pods away, with the one of a cordon.
-        drained: NUMA nodes that are to be emptied.
-        address: by which the cluster reaches it; empty where its status was not read.
+        taints: taints that keep pods away, including that of a cordon.
+        drained: NUMA nodes that are drained.
+        address: internal address; empty if the status was not read.
     """
 
     name: str
@@ -59,19 +59,19 @@ class NodeFacts(Struct, frozen=True, kw_only=True):
 
 
 def read_node(name: str, document: Mapping[str, Any], prefix: str) -> NodeFacts:
-    """Read a Node; what makes no sense in it is not there."""
+    """Read a Node; invalid fields count as missing."""
     spec = mapping_or_empty(document.get("spec"))
     taints = [
-        Taint(str(one.get("key") or ""), str(one.get("value") or ""), one["effect"])
-        for one in list_of_mappings(spec.get("taints"))
-        if one.get("effect") in _TAINT_EFFECTS
+        Taint(str(e.get("key") or ""), str(e.get("value") or ""), e["effect"])
+        for e in list_of_mappings(spec.get("taints"))
+        if e.get("effect") in _TAINT_EFFECTS
     ]
     unschedulable = bool(spec.get("unschedulable"))
-    if unschedulable and not any(one.key == _UNSCHEDULABLE_TAINT_KEY for one in taints):
+    if unschedulable and not any(e.key == _UNSCHEDULABLE_TAINT_KEY for e in taints):
         taints.append(Taint(_UNSCHEDULABLE_TAINT_KEY, "", "NoSchedule"))
     addresses = list_of_mappings(mapping_or_empty(document.get("status")).get("addresses"))
     internal = (
-        str(one.get("address", "")) for one in addresses if one.get("type") == INTERNAL_ADDRESS_TYPE
+        str(e.get("address", "")) for e in addresses if e.get("type") == INTERNAL_ADDRESS_TYPE
     )
     return NodeFacts(
         name=name,
@@ -84,10 +84,10 @@ def read_node(name: str, document: Mapping[str, Any], prefix: str) -> NodeFacts:
 
 
 def node_admits(facts: NodeFacts, spec: Mapping[str, Any]) -> Exclusion | None:
-    """Why a Node takes no pod with this spec; None where it may be put there."""
+    """Return the reason why a Node excludes a pod with this spec; None if it admits the pod."""
     tolerations = list_of_mappings(spec.get("tolerations"))
     for taint in facts.taints:
-        if not any(_tolerates_taint(one, taint) for one in tolerations):
+        if not any(_tolerates_taint(t, taint) for t in tolerations):
             cordon = taint.key == _UNSCHEDULABLE_TAINT_KEY
             return Exclusion.CORDONED if cordon else Exclusion.TAINT
     selector = mapping_or_empty(spec.get("nodeSelector"))
@@ -98,7 +98,7 @@ def node_admits(facts: NodeFacts, spec: Mapping[str, Any]) -> Exclusion | None:
     if required is None:
         return None
     terms = list_of_mappings(mapping_or_empty(required).get("nodeSelectorTerms"))
-    return None if any(_matches_term(facts, one) for one in terms) else Exclusion.AFFINITY
+    return None if any(_matches_term(facts, t) for t in terms) else Exclusion.AFFINITY
 
 
 def _tolerates_taint(toleration: Mapping[str, Any], taint: Taint) -> bool:
@@ -109,18 +109,18 @@ def _tolerates_taint(toleration: Mapping[str, Any], taint: Taint) -> bool:
         return bool(operator == "Exists")
     if toleration["key"] != taint.key:
         return False
-    same = (toleration.get("value") or "") == taint.value
-    return bool(operator == "Exists" or (operator == "Equal" and same))
+    same_value = (toleration.get("value") or "") == taint.value
+    return bool(operator == "Exists" or (operator == "Equal" and same_value))
 
 
 def _matches_term(facts: NodeFacts, term: Mapping[str, Any]) -> bool:
-    """All of a term's expressions; an empty term takes no pod."""
+    """Return True if all of a term's expressions match; an empty term matches no pod."""
     labels = list_of_mappings(term.get("matchExpressions"))
     fields = list_of_mappings(term.get("matchFields"))
     if not labels and not fields:
         return False
-    return all(_matches_expression(facts.labels, one) for one in labels) and all(
-        _matches_expression({"metadata.name": facts.name}, one) for one in fields
+    return all(_matches_expression(facts.labels, e) for e in labels) and all(
+        _matches_expression({"metadata.name": facts.name}, e) for e in fields
     )
 
 
@@ -146,9 +146,9 @@ def _matches_expression(labels: Mapping[str, str], expression: Mapping[str, Any]
 
 
 def _compare_integers(value: str | None, values: Sequence[object]) -> int:
-    """-1, 0 or 1; 0 where one of both is no whole number."""
-    texts = [one for one in (value, *values) if isinstance(one, str)]
+    """Return -1, 0 or 1; 0 if either text is no whole number."""
+    texts = [number for number in (value, *values) if isinstance(number, str)]
     if len(texts) != 2 or len(values) != 1 or not all(map(_INTEGER_PATTERN.fullmatch, texts)):
         return 0
-    one, other = map(int, texts)
-    return (one > other) - (one < other)
+    number, limit = map(int, texts)
+    return (number > limit) - (number < limit)

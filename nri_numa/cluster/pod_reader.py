@@ -1,8 +1,8 @@
-"""What a pod asks for, read by the engine's own rules before any node has seen it.
+"""Requests of pods, read by the engine's own rules before a node has seen them.
 
-The kubelet creates init containers one after another and then the others, which run together; what
-an ended init container had is free again. So an init container is placed beside the sidecars that
-started before it, and the rest together.
+The kubelet creates init containers one after another, then the others, which run together. An init
+container releases its resources when it ends. So it is placed beside the sidecars that started
+before it, and the other containers together.
 """
 
 from __future__ import annotations
@@ -59,19 +59,18 @@ from nri_numa.model.workload import (
 
 POLICY_NAMES: Final = tuple(str(policy) for policy in Policy)
 _MAX_POD_CONTAINERS: Final = 500
-"""Containers of a pod that is read at all, in 40 ms."""
+"""Maximum containers of a pod that is read, in 40 ms."""
 _MAX_CACHED_PODS: Final = 10_000
-"""Pods that are known by their uid, for `bind`, which is not given the pod."""
+"""Pods cached by uid, for `bind`, which does not receive the pod."""
 
 
 class PodReader:
-    """Reads pods, and remembers what `filter` was asked for until `bind`.
+    """Reads pods, and caches their requests from `filter` to `bind`.
 
-    Prefix, rules, defaults, permissions, what counts exclusive CPUs and whether the DRA driver is
-    on are those of the nodes. The NUMA nodes of its claims are chosen, and counted, by
-    kube-scheduler itself: holding others for a container would count it twice. A pod does not say
-    whose driver its claims are for, so every container with one is left out, and its node has the
-    last word.
+    Prefix, rules, defaults, permissions, the slots resource and the state of the DRA driver are
+    those of the nodes. kube-scheduler itself selects and counts the NUMA nodes of claims: assuming
+    others for a container would count it twice. A pod does not name the driver of its claims, so
+    every container with a claim is omitted, and its node decides.
     """
 
     def __init__(self, config: AgentConfig) -> None:
@@ -81,16 +80,16 @@ class PodReader:
 
     @property
     def prefix(self) -> str:
-        """Of annotations and attributes, as the nodes have it."""
+        """Prefix of annotations and attributes, as on the nodes."""
         return self._settings.prefix
 
     def read_pod_request(self, document: Mapping[str, Any]) -> PodRequest:
-        """What a pod asks for. A pod that cannot be read asks for nothing, or wrongly."""
+        """Read a pod's request; an unreadable pod has an empty or an invalid one."""
         metadata = mapping_or_empty(document.get("metadata"))
         uid, version = str(metadata.get("uid", "")), str(metadata.get("resourceVersion", ""))
-        known = self._known.get(uid)
-        if known is not None and version and known[0] == version:
-            return known[1]
+        entry = self._known.get(uid)
+        if entry is not None and version and entry[0] == version:
+            return entry[1]
         request = self._decode_pod_request(document, metadata)
         if uid:
             if len(self._known) >= _MAX_CACHED_PODS:
@@ -99,18 +98,18 @@ class PodReader:
         return request
 
     def cached_request(self, uid: str) -> PodRequest | None:
-        """What was last read of a pod; None for one that is not known."""
-        known = self._known.get(uid)
-        return known[1] if known is not None else None
+        """Return the last request of a pod; None for an unknown pod."""
+        entry = self._known.get(uid)
+        return entry[1] if entry is not None else None
 
     def drop_pod(self, uid: str) -> None:
-        """A pod has its node, or does not exist any more."""
+        """Drop a pod that is bound or no longer exists."""
         self._known.pop(uid, None)
 
     def single_container_request(self, *, cpus: int, memory: int, policy: str) -> PodRequest:
-        """What a pod of one container asks for whose limits are its requests.
+        """Return the request of a pod with one container whose limits are its requests.
 
-        Without exclusive CPUs it shares one; the policy is one of `POLICY_NAMES`.
+        Without exclusive CPUs it has one shared CPU; the policy is one of `POLICY_NAMES`.
         """
         prefix = self._settings.prefix
         amounts = {"cpu": str(cpus or 1), **({"memory": str(memory)} if memory else {})}
@@ -127,7 +126,7 @@ class PodReader:
         )
 
     def scheduled_numa_nodes(self, document: Mapping[str, Any]) -> dict[str, NUMASet]:
-        """NUMA nodes by container, as a pod's annotation says; empty where it says nothing."""
+        """Read the NUMA nodes by container from a pod's annotation; empty without one."""
         text = annotations_of(document).get(f"{self._settings.prefix}/{SCHEDULED_NODES_KEY}")
         return (parse_scheduled_nodes(text) if isinstance(text, str) else None) or {}
 
@@ -137,29 +136,29 @@ class PodReader:
         try:
             spec = mapping_or_empty(document.get("spec"))
             listed = [spec.get(key) for key in ("containers", "initContainers")]
-            count = sum(len(one) for one in listed if isinstance(one, list))
+            count = sum(len(c) for c in listed if isinstance(c, list))
             if count > _MAX_POD_CONTAINERS:
                 problem = f"it has {count} containers, expected at most {_MAX_POD_CONTAINERS}"
                 raise ManifestError((problem,))
-            pod = read_pod(document, counted=self._counted)
+            pod = read_pod(document, slots_resource=self._counted)
         except (ManifestError, RecursionError, OverflowError) as error:
             prefix = f"{self._settings.prefix}/"
-            ours = any(
+            has_annotation = any(
                 prefix in str(name) for name in mapping_or_empty(metadata.get("annotations"))
             )
             return PodRequest(
                 uid=str(metadata.get("uid", "")),
                 namespace=str(metadata.get("namespace", "")),
                 name=str(metadata.get("name", "")),
-                invalid_reason=f"cannot be read: {str(error)[:300]}" if ours else "",
-                has_placement_request=ours,
+                invalid_reason=f"cannot be read: {str(error)[:300]}" if has_annotation else "",
+                has_placement_request=has_annotation,
             )
         return self.build_pod_request(pod)
 
     def build_pod_request(self, pod: PodManifest) -> PodRequest:
-        """What a pod asks for that was read before.
+        """Build the request of a manifest.
 
-        Containers beyond the first `MAX_CONTAINERS` are left to the node.
+        Containers beyond the first `MAX_EXPECTED_CONTAINERS` are left to the node.
         """
         settings, sandbox = self._settings, pod_sandbox(pod)
         request = PodRequest(uid=sandbox.uid, namespace=sandbox.namespace, name=sandbox.name)
@@ -167,46 +166,48 @@ class PodReader:
         kubelets: list[ContainerRequest] = []
         scopes: set[Scope] = set()
         allocated, whole_milli = NO_CHARGE, NO_CHARGE  # of the containers that stay
-        for one in pod.containers[:MAX_EXPECTED_CONTAINERS]:
-            if self._claims and one.claims:
+        for manifest in pod.containers[:MAX_EXPECTED_CONTAINERS]:
+            if self._claims and manifest.claims:
                 continue
-            container = container_of(pod, one, 0, f"{settings.prefix}/{SLOTS_KEY}")
-            ends, memory = one.role is ContainerRole.INIT, one.requests.memory or 0
+            container = container_of(pod, manifest, 0, f"{settings.prefix}/{SLOTS_KEY}")
+            is_init, memory = manifest.role is ContainerRole.INIT, manifest.requests.memory or 0
             requested = resolve_placement_options(settings, sandbox, container)
             requested = complete_options(settings, sandbox, container, requested)
             if isinstance(requested, Rejection):
                 return _invalid_request(request, requested)
-            whole = _static_policy_cpus(sandbox, container, whole_milli)
-            if whole:
-                kubelets.append(_kubelet_request(container, ends, memory, whole, one.devices))
-                if not ends:
-                    whole_milli = whole_milli.add(Charge(cpu_milli=1000 * whole))
-            # Whole CPUs a kubelet may pin, and what it pins is left to it.
-            if not whole and _is_mempolicy_always_refused(requested):
+            cpus = _static_policy_cpus(sandbox, container, whole_milli)
+            if cpus:
+                kubelets.append(
+                    _kubelet_request(container, is_init, memory, cpus, manifest.devices)
+                )
+                if not is_init:
+                    whole_milli = whole_milli.add(Charge(cpu_milli=1000 * cpus))
+            # The kubelet may pin whole CPUs, and its pins are left to it.
+            if not cpus and _is_mempolicy_always_refused(requested):
                 return _invalid_request(request, unpinned_memory_policy_rejection(requested))
             if requested.is_unpinned or requested.numacpu is not None:
                 continue  # CPUs by number are known on the node alone
-            share = replace(
+            pod_share = replace(
                 share_of_first_container(sandbox, container.resources), other_charge=allocated
             )
-            found = compute_demand(sandbox, container, requested, 0, share)
-            if isinstance(found, Rejection):
-                return _invalid_request(request, found)
+            demand = compute_demand(sandbox, container, requested, 0, pod_share)
+            if isinstance(demand, Rejection):
+                return _invalid_request(request, demand)
             scopes.add(requested.scope)
-            amounts = _required_and_charged_memory(sandbox.qos, memory, found)
-            asks = _container_request(container, ends, requested, found, amounts)
-            if one.devices and requested.devices is DeviceAlignmentMode.ALIGN:
-                devices = _device_amounts(one.devices)
-                asks = replace(
-                    asks,
-                    amounts=asks.amounts + devices,
-                    charged_amounts=asks.charged_amounts + devices,
+            amounts = _required_and_charged_memory(sandbox.qos, memory, demand)
+            need = _container_request(container, is_init, requested, demand, amounts)
+            if manifest.devices and requested.devices is DeviceAlignmentMode.ALIGN:
+                devices = _device_amounts(manifest.devices)
+                need = replace(
+                    need,
+                    amounts=need.amounts + devices,
+                    charged_amounts=need.charged_amounts + devices,
                 )
-            containers.append(asks)
-            if not ends:
-                milli = 1000 * asks.exclusive_cpus or min(asks.shared_milli, asks.charged_milli)
+            containers.append(need)
+            if not is_init:
+                milli = 1000 * need.exclusive_cpus or min(need.shared_milli, need.charged_milli)
                 allocated = allocated.add(
-                    Charge(milli, dict(asks.charged_amounts).get("memory", 0))
+                    Charge(milli, dict(need.charged_amounts).get("memory", 0))
                 )
         return replace(
             request,
@@ -220,12 +221,12 @@ class PodReader:
 
 
 def _invalid_request(request: PodRequest, refusal: Rejection) -> PodRequest:
-    """A request with the refusal without the names, so that replicas have one text."""
+    """Return an invalid request with the rejection's detail, without names, equal for replicas."""
     return replace(request, invalid_reason=refusal.detail, has_placement_request=True)
 
 
 def _is_mempolicy_always_refused(requested: PlacementOptions) -> bool:
-    """Whether every node refuses its memory policy, since no machine pins its memory."""
+    """Return True if every node rejects the memory policy because the memory is not pinned."""
     listed = requested.numacpu is not None and requested.numamem is None
     return (
         requested.mempolicy.needs_nodes
@@ -235,23 +236,23 @@ def _is_mempolicy_always_refused(requested: PlacementOptions) -> bool:
     )
 
 
-def _static_policy_cpus(pod: PodSandbox, container: Container, others: Charge) -> int:
-    """CPUs that the kubelet's static policy would give (cm/cpumanager/policy_static.go)."""
+def _static_policy_cpus(pod: PodSandbox, container: Container, charge: Charge) -> int:
+    """Return the CPUs that the kubelet would grant (cm/cpumanager/policy_static.go)."""
     if pod.qos is not QoSClass.GUARANTEED:
         return 0
     requested = PlacementOptions(cpus=None, policy=Policy.BEST_EFFORT)
-    share = replace(share_of_first_container(pod, container.resources), other_charge=others)
-    found = compute_demand(pod, container, requested, 0, share)
-    return found.exclusive_cpus if isinstance(found, Demand) else 0
+    pod_share = replace(share_of_first_container(pod, container.resources), other_charge=charge)
+    demand = compute_demand(pod, container, requested, 0, pod_share)
+    return demand.exclusive_cpus if isinstance(demand, Demand) else 0
 
 
 def _kubelet_request(
-    container: Container, ends: bool, memory: int, cpus: int, devices: Mapping[str, int]
+    container: Container, is_init: bool, memory: int, cpus: int, devices: Mapping[str, int]
 ) -> ContainerRequest:
     amounts = _memory_amounts(container.resources.hugepages, memory) + _device_amounts(devices)
     return ContainerRequest(
         container=container.name,
-        is_init=ends,
+        is_init=is_init,
         policy=Policy.BEST_EFFORT,
         exclusive_cpus=cpus,
         amounts=amounts,
@@ -260,43 +261,43 @@ def _kubelet_request(
     )
 
 
-def _required_and_charged_memory(qos: QoSClass, requested: int, found: Demand) -> tuple[int, int]:
-    """Bytes that must be on its NUMA nodes, and what of these is allocated.
+def _required_and_charged_memory(qos: QoSClass, requested: int, demand: Demand) -> tuple[int, int]:
+    """Return the bytes that must be on its NUMA nodes, and those that are charged.
 
     The node reads a memory request from the OOM score; here it is known.
     """
     if qos is not QoSClass.BURSTABLE:
-        return found.memory_bytes, found.memory_requested
-    least = requested if found.memory_source == "none" and requested else found.memory_bytes
-    return least, min(least, requested)
+        return demand.memory_bytes, demand.memory_requested
+    size = requested if demand.memory_source == "none" and requested else demand.memory_bytes
+    return size, min(size, requested)
 
 
 def _container_request(
     container: Container,
-    ends: bool,
+    is_init: bool,
     requested: PlacementOptions,
-    found: Demand,
+    demand: Demand,
     memory: tuple[int, int],
 ) -> ContainerRequest:
-    near = requested.bind is Bind.CPU_MEM and requested.numamem is None
+    pins_memory = requested.bind is Bind.CPU_MEM and requested.numamem is None
     return ContainerRequest(
         container=container.name,
-        is_init=ends,
+        is_init=is_init,
         policy=requested.effective_policy,
-        exclusive_cpus=found.exclusive_cpus,
-        shared_milli=0 if found.exclusive_cpus else found.cpu_milli,
-        charged_milli=0 if found.exclusive_cpus else found.cpu_requested_milli,
-        amounts=_memory_amounts(found.hugepages, memory[0]) if near else (),
-        charged_amounts=_memory_amounts(found.hugepages, memory[1]) if near else (),
+        exclusive_cpus=demand.exclusive_cpus,
+        shared_milli=0 if demand.exclusive_cpus else demand.cpu_milli,
+        charged_milli=0 if demand.exclusive_cpus else demand.cpu_requested_milli,
+        amounts=_memory_amounts(demand.hugepages, memory[0]) if pins_memory else (),
+        charged_amounts=_memory_amounts(demand.hugepages, memory[1]) if pins_memory else (),
         smt=requested.smt,
         on_failure=requested.effective_on_failure,
     )
 
 
 def _memory_amounts(hugepages: Mapping[int, int], memory: int) -> AmountByResource:
-    found = [("memory", memory)] if memory else []
+    amounts = [("memory", memory)] if memory else []
     return (
-        *found,
+        *amounts,
         *((hugepages_resource_name(size), n) for size, n in sorted(hugepages.items()) if n),
     )
 

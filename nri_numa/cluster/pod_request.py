@@ -1,4 +1,4 @@
-"""What a pod asks for, as values: `nri_numa.cluster.pod_reader` reads them."""
+"""Requests of pods, as values; `nri_numa.cluster.pod_reader` reads them."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ AmountByResource = tuple[tuple[str, int], ...]
 """Bytes by resource: ``memory``, ``hugepages-…``; then numbers of devices by extended resource."""
 
 EXTENDED_RESOURCE_MARK: Final = "/"
-"""In the name of every extended resource, and of no other."""
+"""Part of the name of every extended resource, and of no other."""
 
 
 class ContainerRequest(Struct, frozen=True, kw_only=True, gc=False, cache_hash=True):
-    """What one container needs of NUMA nodes.
+    """Demand of one container on NUMA nodes.
 
     Attributes:
         container: empty for a whole pod.
-        is_init: it is an init container that ends before the others start.
-        shared_milli: thousandths of a CPU that it shares.
-        charged_milli: of these, what is allocated to it.
-        amounts: what must be in its NUMA nodes.
-        charged_amounts: of these, what is allocated to it.
-        on_failure: what happens on the node when it does not fit.
+        is_init: an init container that ends before the others start.
+        shared_milli: thousandths of a shared CPU that must be free.
+        charged_milli: thousandths of these that are charged.
+        amounts: amounts that must be on its NUMA nodes.
+        charged_amounts: amounts of these that are charged.
+        on_failure: action of the node if the container does not fit.
     """
 
     container: str
@@ -43,15 +43,15 @@ class ContainerRequest(Struct, frozen=True, kw_only=True, gc=False, cache_hash=T
 
 
 class PodRequest(Struct, frozen=True, kw_only=True):
-    """What a pod asks for.
+    """Request of a pod.
 
     Attributes:
-        containers: those that ask us for something, in the order in which they start.
+        containers: those with placement options for the plugin, in the order of their start.
         pod_scope_request: one request for the whole pod, under scope ``pod``.
-        kubelet_aligned: what the kubelet aligns where it has a policy: whole CPUs of a Guaranteed
-            pod's containers, by itself.
-        invalid_reason: why every node of ours would refuse it.
-        has_placement_request: an annotation, a rule or a default asks for something.
+        kubelet_aligned: containers that the kubelet aligns itself if it has a policy: whole CPUs
+            of a Guaranteed pod.
+        invalid_reason: reason why every agent would reject the pod.
+        has_placement_request: an annotation, a rule or a default sets a placement option.
     """
 
     uid: str
@@ -65,47 +65,47 @@ class PodRequest(Struct, frozen=True, kw_only=True):
 
     @property
     def plugin_aligned_requests(self) -> tuple[ContainerRequest, ...]:
-        """What we place, one after another."""
+        """Requests that the plugin places, one after another."""
         return self.containers if self.pod_scope_request is None else (self.pod_scope_request,)
 
     @property
     def verdict_key(self) -> tuple[object, ...]:
-        """What replicas share: a room has one verdict for all pods with equal keys."""
+        """Key that replicas share: equal keys have one verdict for equal resources."""
         return self.containers, self.pod_scope_request, self.kubelet_aligned
 
     def without_duplicate_containers(self, peak_amount: int) -> PodRequest:
-        """The same with one of all containers that ask alike, and so many of these at most."""
+        """Return the request with at most ``peak_amount`` containers, equal ones once."""
 
-        def some(containers: Sequence[ContainerRequest]) -> tuple[ContainerRequest, ...]:
-            kinds = {replace(one, container=""): one for one in containers}
-            return tuple(kinds.values())[:peak_amount]
+        def deduplicate(containers: Sequence[ContainerRequest]) -> tuple[ContainerRequest, ...]:
+            requests = {replace(c, container=""): c for c in containers}
+            return tuple(requests.values())[:peak_amount]
 
         return replace(
-            self, containers=some(self.containers), kubelet_aligned=some(self.kubelet_aligned)
+            self,
+            containers=deduplicate(self.containers),
+            kubelet_aligned=deduplicate(self.kubelet_aligned),
         )
 
     @property
     def is_unconstrained(self) -> bool:
-        """Every node will do."""
+        """True if the pod fits on every node."""
         return not (
             self.containers or self.pod_scope_request or self.kubelet_aligned or self.invalid_reason
         )
 
 
 def peak_request(requests: Sequence[ContainerRequest]) -> ContainerRequest:
-    """Containers as one: what runs at the same time, or an init container if that is more."""
+    """Merge containers into one: the sum that runs together, or a larger init container."""
 
-    def most(amounts: Sequence[int]) -> int:
-        staying = sum(n for n, one in zip(amounts, requests, strict=True) if not one.is_init)
-        return max(
-            staying, *(n for n, one in zip(amounts, requests, strict=True) if one.is_init), 0
-        )
+    def peak_amount(amounts: Sequence[int]) -> int:
+        staying = sum(n for n, c in zip(amounts, requests, strict=True) if not c.is_init)
+        return max(staying, *(n for n, c in zip(amounts, requests, strict=True) if c.is_init), 0)
 
     def by_name(columns: Sequence[AmountByResource]) -> AmountByResource:
-        found = [dict(column) for column in columns]
-        names = {name for column in found for name in column}
+        tables = [dict(column) for column in columns]
+        names = {name for column in tables for name in column}
         return tuple(
-            (name, most([column.get(name, 0) for column in found]))
+            (name, peak_amount([column.get(name, 0) for column in tables]))
             for name in sorted(names, key=lambda name: (EXTENDED_RESOURCE_MARK in name, name))
         )
 
@@ -113,9 +113,9 @@ def peak_request(requests: Sequence[ContainerRequest]) -> ContainerRequest:
         requests[0],
         container="",
         is_init=False,
-        exclusive_cpus=most([one.exclusive_cpus for one in requests]),
-        shared_milli=most([one.shared_milli for one in requests]),
-        charged_milli=most([one.charged_milli for one in requests]),
-        amounts=by_name([one.amounts for one in requests]),
-        charged_amounts=by_name([one.charged_amounts for one in requests]),
+        exclusive_cpus=peak_amount([c.exclusive_cpus for c in requests]),
+        shared_milli=peak_amount([c.shared_milli for c in requests]),
+        charged_milli=peak_amount([c.charged_milli for c in requests]),
+        amounts=by_name([c.amounts for c in requests]),
+        charged_amounts=by_name([c.charged_amounts for c in requests]),
     )

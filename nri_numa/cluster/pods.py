@@ -1,10 +1,10 @@
 """Pods and their containers as manifests describe them, and as a plugin sees them.
 
-Manifests are taken after the API server's defaulting. What a kubelet and a runtime make of them is
-by the kubelet's rules: QoS classes (``pkg/apis/core/v1/helper/qos``), CPU shares and quota
-(``pkg/kubelet/cm/helpers_linux.go``), OOM scores (``pkg/kubelet/qos/policy.go``), the resources of
-the sandbox (``kuberuntime_sandbox_linux.go``), whose sum counts the peak of the init containers
-(KEP-753 for those that stay), and the pod's cgroup as the systemd driver names it.
+Manifests are taken after the API server's defaulting. The kubelet's rules apply: QoS classes
+(``pkg/apis/core/v1/helper/qos``), CPU shares and quota (``pkg/kubelet/cm/helpers_linux.go``), OOM
+scores (``pkg/kubelet/qos/policy.go``), the resources of the sandbox
+(``kuberuntime_sandbox_linux.go``), whose sum counts the peak of the init containers (KEP-753 for
+sidecars), and the pod's cgroup as the systemd driver names it.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ BEST_EFFORT_OOM_SCORE: Final = 1000
 
 
 class ContainerRole(StrEnum):
-    """What a container is in its pod: one that runs and ends before others, beside, or itself."""
+    """Role of a container in its pod."""
 
     INIT = "init"
     SIDECAR = "sidecar"
     """An init container with ``restartPolicy: Always``: it starts in its turn and stays."""
     APP = "app"
     EPHEMERAL = "ephemeral"
-    """One for debugging, of which Kubernetes allows no resources and counts none."""
+    """A container for debugging, which may not have resources."""
 
 
 class ResourceQuantities(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,7 +59,7 @@ class ResourceQuantities(msgspec.Struct, frozen=True, kw_only=True):
     hugepages: Mapping[int, int] = msgspec.field(default_factory=dict)
 
     def with_defaults(self, weak: ResourceQuantities) -> ResourceQuantities:
-        """CPU and memory as given here, or else there."""
+        """Return CPU and memory of this one, with defaults from ``weak``."""
         return ResourceQuantities(
             cpu_milli=weak.cpu_milli if self.cpu_milli is None else self.cpu_milli,
             memory=weak.memory if self.memory is None else self.memory,
@@ -73,10 +73,10 @@ class ContainerManifest(msgspec.Struct, frozen=True, kw_only=True):
     """One container.
 
     Attributes:
-        requests: with the limits where no request was given, as the API server fills in.
-        slots: exclusive CPUs that it asks for by the extended resource that counts them.
-        devices: how many it asks for of each resource that an inventory knows.
-        claims: names of the pod's ResourceClaims that it uses, as the pod calls them.
+        requests: a missing request is the limit, as in the API server.
+        slots: exclusive CPUs requested by the extended resource that counts them.
+        devices: requested count by extended resource.
+        claims: names of the pod's ResourceClaims that it uses.
     """
 
     name: str
@@ -136,23 +136,23 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def identity_key(self) -> tuple[str, str, str]:
-        """What another document must share to be a later version of this one."""
+        """Key that a later version of this document shares."""
         return self.kind, self.namespace, self.name
 
 
 def ineffective_annotation_sentences(workloads: Iterable[Workload], prefix: str) -> list[str]:
-    """A sentence for each annotation of a misspelt prefix or container, or outside a template."""
-    found: dict[str, None] = {}
+    """Return a sentence for each annotation with a wrong prefix, container or location."""
+    all_sentences: dict[str, None] = {}
     for workload in workloads:
         for pod in workload.pods:
-            had = tuple(one.name for one in pod.containers)
+            names = tuple(item.name for item in pod.containers)
             missing = [
-                unknown_container_sentence(annotation, name, had)
+                unknown_container_sentence(annotation, name, names)
                 for name, annotation in annotated_container_names(pod.annotations, prefix).items()
-                if name not in had
+                if name not in names
             ]
             sentences = [*missing, *misspelt_prefix_sentences(pod.annotations, prefix)]
-            found.update((f"{pod.source}: {one}", None) for one in sentences)
+            all_sentences.update((f"{pod.source}: {item}", None) for item in sentences)
         templates = {name for pod in workload.pods for name in pod.annotations}
         below = "jobTemplate.spec." if workload.kind == "CronJob" else ""
         outside = [
@@ -162,23 +162,23 @@ def ineffective_annotation_sentences(workloads: Iterable[Workload], prefix: str)
             if name not in templates
         ]
         sentences = [*outside, *misspelt_prefix_sentences(workload.annotations, prefix)]
-        found.update((f"{workload.source}: {one}", None) for one in sentences)
-    return list(found)
+        all_sentences.update((f"{workload.source}: {item}", None) for item in sentences)
+    return list(all_sentences)
 
 
 # --- As the API server has them ----------------------------------------------------------------
 
 
 def is_finished(document: Mapping[str, Any]) -> bool:
-    """Whether a pod has ended: it takes nothing any more, wherever it was."""
+    """Return True if a pod has ended, so it takes no resources on any node."""
     return text_in_section(document, "status", "phase") in ENDED_POD_PHASES
 
 
 def is_recreated(document: Mapping[str, Any]) -> bool:
-    """Whether a pod's owner makes another one once it is evicted, which may go elsewhere.
+    """Return True if a controller replaces a pod after its eviction, possibly on another node.
 
-    Static pods and those of a DaemonSet come back to the same node; a pod without a controller does
-    not come back at all. Those of kube-system are not ours to move, and a policy refuses it.
+    Static pods and those of a DaemonSet return to the same node; a pod without a controller is not
+    replaced. Pods of kube-system are never evicted, which an admission policy enforces.
     """
     metadata = mapping_or_empty(document.get("metadata"))
     if metadata.get("deletionTimestamp") or metadata.get("namespace") == "kube-system":
@@ -190,14 +190,14 @@ def is_recreated(document: Mapping[str, Any]) -> bool:
 
 
 def controller_uid(document: Mapping[str, Any]) -> str:
-    """The uid of the controller that makes a pod again; empty for none."""
+    """Return the uid of the controller that replaces a pod; empty for none."""
     return str(_controller_reference(document).get("uid", ""))
 
 
 def _controller_reference(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The reference to the controller; empty where there is none. Files may say anything."""
+    """Return the reference to the controller; empty if there is none. The input is untrusted."""
     listed = mapping_or_empty(document.get("metadata")).get("ownerReferences")
-    return next((one for one in list_of_mappings(listed) if one.get("controller")), {})
+    return next((r for r in list_of_mappings(listed) if r.get("controller")), {})
 
 
 # --- As a plugin sees them ----------------------------------------------------------------------
@@ -208,15 +208,15 @@ def qos_of(
     pod_requests: ResourceQuantities | None = None,
     pod_limits: ResourceQuantities | None = None,
 ) -> QoSClass:
-    """The QoS class: by CPU and memory, without ephemeral containers; zero counts as nothing.
+    """Compute the QoS class by CPU and memory, without ephemeral containers; 0 counts as not set.
 
-    Pod-level resources, where there are any, decide alone.
+    Pod-level resources, if set, decide alone.
     """
     if pod_requests is not None or pod_limits is not None:
         pairs = [(pod_requests or NO_QUANTITIES, pod_limits or NO_QUANTITIES)]
     else:
-        counted = [c for c in containers if c.role is not ContainerRole.EPHEMERAL]
-        pairs = [(c.requests, c.limits) for c in counted]
+        resource_containers = [c for c in containers if c.role is not ContainerRole.EPHEMERAL]
+        pairs = [(c.requests, c.limits) for c in resource_containers]
     if not any(a.cpu_milli or a.memory for pair in pairs for a in pair):
         return QoSClass.BEST_EFFORT
     complete = all(limits.cpu_milli and limits.memory for _, limits in pairs)
@@ -228,19 +228,19 @@ def qos_of(
 
 
 def cpu_shares_of(milli: int | None) -> int:
-    """CPU shares of a request."""
+    """Return the CPU shares of a request."""
     if not milli:
         return MIN_CPU_SHARES
     return min(max(milli * SHARES_PER_CPU // 1000, MIN_CPU_SHARES), MAX_CPU_SHARES)
 
 
 def cfs_quota_of(milli: int | None) -> int | None:
-    """CFS quota of a limit; None without one."""
+    """Return the CFS quota of a limit; None without one."""
     return max(milli * PERIOD // 1000, MIN_CFS_QUOTA_US) if milli else None
 
 
 def resources_of(requests: ResourceQuantities, limits: ResourceQuantities) -> Resources:
-    """The Linux resources that the kubelet makes of requests and limits."""
+    """Return the Linux resources that the kubelet sets for requests and limits."""
     return Resources(
         cpu_shares=cpu_shares_of(requests.cpu_milli or limits.cpu_milli),
         cpu_quota=cfs_quota_of(limits.cpu_milli),
@@ -259,23 +259,23 @@ def sum_pod_quantities(
     """
 
     def peak_amount(key: str) -> int | None:
-        staying, peak, together, given = 0, 0, 0, False
+        staying, peak, app_sum, has_amount = 0, 0, 0, False
         for container in containers:
-            one: int | None = getattr(pick(container), key)
-            given, amount = given or one is not None, one or 0
+            value: int | None = getattr(pick(container), key)
+            has_amount, amount = has_amount or value is not None, value or 0
             if container.role is ContainerRole.APP:
-                together += amount
+                app_sum += amount
             else:
                 peak = max(peak, staying + amount)
                 if container.role is ContainerRole.SIDECAR:
                     staying += amount
-        return max(staying + together, peak) if given else None
+        return max(staying + app_sum, peak) if has_amount else None
 
     return ResourceQuantities(cpu_milli=peak_amount("cpu_milli"), memory=peak_amount("memory"))
 
 
 def pod_sandbox(pod: PodManifest) -> PodSandbox:
-    """The sandbox as an NRI plugin sees it."""
+    """Return the sandbox as an NRI plugin sees it."""
     requests = sum_pod_quantities(pod.containers, lambda c: c.requests)
     limits = sum_pod_quantities(pod.containers, lambda c: c.limits)
     requests = (pod.pod_requests or NO_QUANTITIES).with_defaults(requests)
@@ -298,21 +298,21 @@ def pod_sandbox(pod: PodManifest) -> PodSandbox:
 def container_of(
     pod: PodManifest, container: ContainerManifest, memory_total: int, slots_key: str = ""
 ) -> Container:
-    """A container as an NRI plugin sees it.
+    """Return a container as an NRI plugin sees it.
 
-    The OOM score depends on the machine's memory, in bytes. In an annotation with the key
-    ``slots_key``, where there is one, the device plugin says which slots it holds.
+    The OOM score depends on the machine's memory, in bytes. The annotation ``slots_key``, if set,
+    has the slots that the device plugin allocated.
     """
-    # What it does not limit itself, the kubelet limits to what the pod has (KEP-2837).
+    # The kubelet applies the pod's limits to a container without its own (KEP-2837).
     limits = container.limits.with_defaults(pod.pod_limits or NO_QUANTITIES)
     limits = replace(limits, hugepages=container.limits.hugepages)
-    held = ",".join(f"slot-{number}" for number in range(min(container.slots, MAX_SLOTS + 1)))
+    slots = ",".join(f"slot-{number}" for number in range(min(container.slots, MAX_SLOTS + 1)))
     return Container(
         id=container_id(pod, container.name),
         pod_id=_runtime_id(pod.uid),
         name=container.name,
         labels={"io.kubernetes.container.name": container.name, **_kubelet_pod_labels(pod)},
-        annotations={slots_key: held} if slots_key and held else {},
+        annotations={slots_key: slots} if slots_key and slots else {},
         resources=resources_of(container.requests, limits),
         oom_score_adj=oom_score(pod, container, memory_total),
         cgroups_path=f"{cgroup_parent(pod.uid, pod.qos).rpartition('/')[2]}:cri-containerd:"
@@ -321,12 +321,12 @@ def container_of(
 
 
 def container_id(pod: PodManifest, name: str) -> str:
-    """The id that a runtime gives to a container of the pod."""
+    """Return the runtime's id for a container of the pod."""
     return _runtime_id(f"{pod.uid}/{name}")
 
 
 def oom_score(pod: PodManifest, container: ContainerManifest, memory_total: int) -> int:
-    """The OOM score adjustment, which is all that shows a Burstable pod's memory request."""
+    """Compute the OOM score adjustment, which alone shows a Burstable pod's memory request."""
     if pod.critical or pod.qos is QoSClass.GUARANTEED:
         return GUARANTEED_OOM_SCORE
     if pod.qos is QoSClass.BEST_EFFORT:
@@ -334,16 +334,16 @@ def oom_score(pod: PodManifest, container: ContainerManifest, memory_total: int)
     score = _burstable_oom_score(container.requests.memory, memory_total)
     if container.role is ContainerRole.SIDECAR:
         # A sidecar is not killed before the least of the containers it serves.
-        least = min(
+        min_request = min(
             (c.requests.memory or 0 for c in pod.containers if c.role is ContainerRole.APP),
             default=0,
         )
-        score = min(score, _burstable_oom_score(least, memory_total))
+        score = min(score, _burstable_oom_score(min_request, memory_total))
     return min(max(score, BEST_EFFORT_OOM_SCORE + GUARANTEED_OOM_SCORE), BEST_EFFORT_OOM_SCORE - 1)
 
 
 def cgroup_parent(uid: str, qos: QoSClass) -> str:
-    """The pod's cgroup as the systemd driver names it."""
+    """Return the pod's cgroup as the systemd driver names it."""
     pod = f"pod{uid.replace('-', '_')}"
     if qos is QoSClass.GUARANTEED:
         return f"/kubepods.slice/kubepods-{pod}.slice"
@@ -364,5 +364,5 @@ def _kubelet_pod_labels(pod: PodManifest) -> dict[str, str]:
 
 
 def _runtime_id(text: str) -> str:
-    """64 hexadecimal digits, as runtimes make them, and the same ones every time."""
+    """Return a stable id of 64 hexadecimal digits, as runtimes have them."""
     return hashlib.sha256(text.encode()).hexdigest()

@@ -1,11 +1,11 @@
-"""What nodes publish of their NUMA nodes: NodeResourceTopology objects, read into `NodeResources`.
+"""NodeResourceTopology objects, read into `NodeResources`.
 
 The objects (``topology.node.k8s.io/v1alpha2``) may come from ``nri-numa publish`` or another
-publisher, and may have been edited by hand. What cannot be read makes the node an unknown one, with
-the reason; nothing here raises.
+publisher, and may have been edited by hand. An unreadable object makes the node unknown, with a
+reason; nothing here raises.
 
-An amount is read as what is certain: a zone that says nothing of the CPUs that can be exclusive has
-the whole ones of what is available.
+Amounts are read conservatively: a zone without a number of exclusive CPUs has the whole CPUs of its
+available amount.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ NODE_ZONE_TYPE: Final = "Node"
 _ZONE_NAME_PREFIX: Final = "node-"
 _READY_VALUE: Final = "ready"
 _LOCAL_DISTANCE, _REMOTE_DISTANCE = 10, 20
-"""The kernel's distances where firmware gives none (drivers/acpi/numa)."""
+"""The kernel's distances if the firmware has none (drivers/acpi/numa)."""
 _MAX_AMOUNT: Final = 1 << 62
 _MAX_LIST_ITEMS: Final = 4096
 """Zones, costs, resources or attributes in one list; ten times what the largest machine has."""
 RENEWED_ANNOTATION: Final = "renewed"
 VALIDITY_ANNOTATION: Final = "valid-seconds"
 MAX_TOPOLOGY_VALIDITY_S: Final = 7 * 86400
-"""Seconds; what is longer is not meant."""
+"""Seconds; a longer validity is reduced to it."""
 
 
 class _InvalidTopology(Exception):
-    """What is wrong, where, and what was expected."""
+    """An invalid object; the text has the path, the value and what was expected."""
 
 
 def decode_topology(document: Mapping[str, Any], prefix: str) -> NodeResources | UnreadableTopology:
@@ -77,29 +77,33 @@ def _read_resources(document: Mapping[str, Any], prefix: str) -> NodeResources:
     if cpu is None:
         raise _InvalidTopology("no zone has the resource cpu")
     exclusive: list[int] = []
-    after: list[int] = []
+    after_moves: list[int] = []
     factors: list[int] = []
     milli: list[int] = []
     threads, exclusive_name = 1, f"{prefix}/free-exclusive-cpus"
-    for place, i in enumerate(ids):
+    for index, i in enumerate(ids):
         path = f"zone {_ZONE_NAME_PREFIX}{i}"
-        own = _attributes_by_name(zones[i].get("attributes"), path)
-        # The resource counts CPUs that may be exclusive; others share what is free of their time.
+        values = _attributes_by_name(zones[i].get("attributes"), path)
+        # The resource counts CPUs that may be exclusive; shared containers use their free time.
         milli.append(
-            _parse_integer_attribute(own, f"{prefix}/free-cpu-milli", path, cpu.free[place])
+            _parse_integer_attribute(values, f"{prefix}/free-cpu-milli", path, cpu.free[index])
         )
-        free = _parse_integer_attribute(own, exclusive_name, path, cpu.free[place] // 1000)
-        exclusive.append(min(free, cpu.capacity[place] // 1000))
-        moved = _parse_integer_attribute(own, f"{prefix}/exclusive-cpus-after-moving", path, 0)
-        after.append(max(exclusive[-1], min(moved, cpu.capacity[place] // 1000)))
-        threads = max(threads, _parse_integer_attribute(own, f"{prefix}/threads-per-core", path, 1))
-        factors.append(_parse_capacity_factor(own.get(f"{prefix}/capacity-factor"), path))
+        cpus = _parse_integer_attribute(values, exclusive_name, path, cpu.free[index] // 1000)
+        exclusive.append(min(cpus, cpu.capacity[index] // 1000))
+        moved_cpus = _parse_integer_attribute(
+            values, f"{prefix}/exclusive-cpus-after-moving", path, 0
+        )
+        after_moves.append(max(exclusive[-1], min(moved_cpus, cpu.capacity[index] // 1000)))
+        threads = max(
+            threads, _parse_integer_attribute(values, f"{prefix}/threads-per-core", path, 1)
+        )
+        factors.append(_parse_capacity_factor(values.get(f"{prefix}/capacity-factor"), path))
     return NodeResources(
         ids=ids,
         distances=tuple(_parse_distance_row(zones[i].get("costs"), i, ids) for i in ids),
         cpu=NodeResource("cpu", tuple(map(max, cpu.capacity, milli)), tuple(milli)),
         exclusive=NodeResource("cpu", tuple(n // 1000 for n in cpu.capacity), tuple(exclusive)),
-        exclusive_after_moves=tuple(after) if after != exclusive else (),
+        exclusive_after_moves=tuple(after_moves) if after_moves != exclusive else (),
         other_resources=tuple(resources[name] for name in sorted(resources)),
         factor=tuple(factors),
         threads_per_core=threads,
@@ -124,19 +128,19 @@ def _parse_policy(attributes: Mapping[str, str]) -> Policy:
     try:
         return Policy(text)
     except ValueError:
-        expected = ", ".join(Policy)
+        choices = ", ".join(Policy)
         raise _InvalidTopology(
-            f"attribute topologyManagerPolicy is {_value_text(text)}, expected one of {expected}"
+            f"attribute topologyManagerPolicy is {_value_text(text)}, expected one of {choices}"
         ) from None
 
 
 def _resources_by_name(
     ids: tuple[int, ...], zones: Mapping[int, Mapping[str, Any]]
 ) -> dict[str, NodeResource]:
-    """By resource; one that a zone does not name is not there."""
+    """Read the resources by name; a zone has 0 of a resource that it does not list."""
     capacity: dict[str, list[int]] = {}
-    free: dict[str, list[int]] = {}
-    for place, i in enumerate(ids):
+    available: dict[str, list[int]] = {}
+    for position, i in enumerate(ids):
         for number, resource in enumerate(
             _require_list(zones[i]["resources"], f"zone {_ZONE_NAME_PREFIX}{i}")
         ):
@@ -146,16 +150,20 @@ def _resources_by_name(
                 raise _InvalidTopology(f"{path} has no name")
             path = f"zone {_ZONE_NAME_PREFIX}{i}, {_printable_name(name)}"
             factor = 1000 if name == "cpu" else 1
-            whole = _parse_amount(resource, "allocatable", path, factor)
+            allocatable = _parse_amount(resource, "allocatable", path, factor)
             if name not in capacity:
-                capacity[name], free[name] = [0] * len(ids), [0] * len(ids)
-            capacity[name][place] = whole
-            free[name][place] = min(whole, _parse_amount(resource, "available", path, factor))
-    return {name: NodeResource(name, tuple(capacity[name]), tuple(free[name])) for name in capacity}
+                capacity[name], available[name] = [0] * len(ids), [0] * len(ids)
+            capacity[name][position] = allocatable
+            available[name][position] = min(
+                allocatable, _parse_amount(resource, "available", path, factor)
+            )
+    return {
+        name: NodeResource(name, tuple(capacity[name]), tuple(available[name])) for name in capacity
+    }
 
 
 def _parse_amount(resource: Mapping[str, Any], key: str, path: str, factor: int) -> int:
-    """What is certain of a quantity: a part of a unit is rounded down."""
+    """Read a quantity, rounded down to whole units."""
     value = resource.get(key)
     if isinstance(value, str) and len(value) < 19 and value.isascii() and value.isdigit():
         return int(value) * factor
@@ -171,7 +179,7 @@ def _parse_amount(resource: Mapping[str, Any], key: str, path: str, factor: int)
 
 
 def _parse_distance_row(value: object, me: int, ids: tuple[int, ...]) -> AmountByPosition:
-    found: dict[int, int] = {}
+    distances: dict[int, int] = {}
     for number, cost in enumerate(_require_list(value, f"zone {_ZONE_NAME_PREFIX}{me}, costs")):
         path = f"zone {_ZONE_NAME_PREFIX}{me}, costs[{number}]"
         if not isinstance(cost, Mapping):
@@ -183,20 +191,20 @@ def _parse_distance_row(value: object, me: int, ids: tuple[int, ...]) -> AmountB
             )
         name = cost.get("name")
         if isinstance(name, str) and name.startswith(_ZONE_NAME_PREFIX):
-            found.setdefault(_parse_numa_id(name, f"{path}: name"), amount)
-    return tuple(found.get(i, _LOCAL_DISTANCE if i == me else _REMOTE_DISTANCE) for i in ids)
+            distances.setdefault(_parse_numa_id(name, f"{path}: name"), amount)
+    return tuple(distances.get(i, _LOCAL_DISTANCE if i == me else _REMOTE_DISTANCE) for i in ids)
 
 
 def _attributes_by_name(value: object, path: str) -> dict[str, str]:
-    """By name; of two with one name the first."""
-    found: dict[str, str] = {}
+    """Read the attributes by name; the first of two with one name counts."""
+    attributes: dict[str, str] = {}
     for number, item in enumerate(_require_list(value, path)):
         name = item.get("name") if isinstance(item, Mapping) else None
         text = item.get("value") if isinstance(item, Mapping) else None
         if not isinstance(name, str) or not isinstance(text, str):
             raise _InvalidTopology(f"{path}: attributes[{number}] is no name and value, both texts")
-        found.setdefault(name, text)
-    return found
+        attributes.setdefault(name, text)
+    return attributes
 
 
 def _parse_integer_attribute(
@@ -228,8 +236,8 @@ def _parse_capacity_factor(text: str | None, path: str) -> int:
 
 def _parse_numa_id(name: object, path: str) -> int:
     digits = name.removeprefix(_ZONE_NAME_PREFIX) if isinstance(name, str) else ""
-    good = digits.isascii() and digits.isdigit() and len(digits) <= 6 and digits != name
-    if not good or int(digits) >= NUMASet.LIMIT:
+    is_number = digits.isascii() and digits.isdigit() and len(digits) <= 6 and digits != name
+    if not is_number or int(digits) >= NUMASet.LIMIT:
         raise _InvalidTopology(
             f"{path} is {_value_text(name)}, expected {_ZONE_NAME_PREFIX}0 and so on"
         )
@@ -258,12 +266,12 @@ def _printable_name(name: str) -> str:
 
 
 class TopologyValidity:
-    """Until when each object is valid.
+    """Expiry times of objects.
 
-    A publisher that dies leaves its last numbers behind, and ``ready`` in them. Where it says so
-    (``publish.nodeResourceTopologyValidity``), the object has two annotations: ``renewed``, which
-    is another text after each renewal, and ``valid-seconds``. As with a Lease clocks are never
-    compared: an object is stale when its text has been the same for so long by our own clock.
+    A publisher that stops leaves its last numbers behind, with ``ready`` in them. With
+    ``publish.nodeResourceTopologyValidity`` the object has two annotations: ``renewed``, whose text
+    differs after each renewal, and ``valid-seconds``. As with a Lease, clocks are never compared:
+    an object expires if its text has not changed for that time by the reader's own clock.
     """
 
     def __init__(self, prefix: str) -> None:
@@ -275,33 +283,36 @@ class TopologyValidity:
         self._known: dict[str, tuple[str, float]] = {}
 
     def decode_with_validity(
-        self, name: str, document: Mapping[str, Any], now: float
+        self, name: str, document: Mapping[str, Any], now_s: float
     ) -> NodeResources | UnreadableTopology:
-        """Read an object; the agent of one that is not valid is silent."""
-        known = decode_topology(document, self._prefix)
-        if not self._record_validity(name, document, now) and isinstance(known, NodeResources):
-            return replace(known, agent_not_ready=True)
-        return known
+        """Read an object; the agent of an expired object counts as not ready."""
+        room = decode_topology(document, self._prefix)
+        if not self._record_validity(name, document, now_s) and isinstance(room, NodeResources):
+            return replace(room, agent_not_ready=True)
+        return room
 
-    def _record_validity(self, name: str, document: Mapping[str, Any], now: float) -> bool:
-        """An object exists; whether it is valid. One that names no validity is so for ever."""
-        found = annotations_of(document)
-        text, seconds = found.get(self._renewed), _parse_validity_seconds(found.get(self._valid))
+    def _record_validity(self, name: str, document: Mapping[str, Any], now_s: float) -> bool:
+        """Record an object; return True if it is valid, as always without a validity."""
+        annotations = annotations_of(document)
+        text, seconds = (
+            annotations.get(self._renewed),
+            _parse_validity_seconds(annotations.get(self._valid)),
+        )
         if not isinstance(text, str) or seconds is None:
             self._known.pop(name, None)
             return True
-        before = self._known.get(name)
-        until = before[1] if before is not None and before[0] == text else now + seconds
-        self._known[name] = text, until
-        return now < until
+        record = self._known.get(name)
+        expires_at = record[1] if record is not None and record[0] == text else now_s + seconds
+        self._known[name] = text, expires_at
+        return now_s < expires_at
 
     def forget_node(self, name: str) -> None:
-        """An object does not exist any more."""
+        """Forget an object that no longer exists."""
         self._known.pop(name, None)
 
-    def expired_nodes(self, now: float) -> list[str]:
-        """Objects that are not valid any more."""
-        return [name for name, (_, until) in self._known.items() if until <= now]
+    def expired_nodes(self, now_s: float) -> list[str]:
+        """Return the nodes whose object has expired."""
+        return [name for name, (_, expires_at) in self._known.items() if expires_at <= now_s]
 
 
 def _parse_validity_seconds(text: object) -> int | None:

@@ -1,18 +1,17 @@
-"""Capacity that others measure: documents, one Node's capacity out of them, its annotation. Pure.
+"""Capacity from external sources: documents, the capacity of a Node, its annotation. Pure.
 
 A PUT carries the NUMA nodes of one Node::
 
     {"zones": {"0": 0.5, "1": 1}, "validity": 60}
 
-A file holds those of many, and a query of Prometheus one sample for each NUMA node.
+A file has the NUMA nodes of many Nodes, and a Prometheus query one sample for each NUMA node.
 
-Each source has a value of its own for each NUMA node, which counts as long as it is valid; of
-several the lowest counts: the source that knows of less is right. The values of a source are
-averaged over time, and a factor is written again when it is different by more than the hysteresis:
-a source that says something else every second moves no pod every second. Where nothing lowers a
-node, it has no annotation.
+Each source has its own value for each NUMA node while that is valid; the lowest of several values
+counts. The values of a source are averaged over time, and a factor is written again if it differs
+by more than the hysteresis, so a fluctuating source does not cause a write every second. A Node
+with its whole capacity has no annotation.
 
-Time is handed in, in seconds of a clock that only grows; `wall` is Unix time, for what is written.
+Times are parameters: `now_s` in seconds of a monotonic clock, `wall` as Unix time for annotations.
 """
 
 from __future__ import annotations
@@ -40,24 +39,24 @@ from nri_numa.publisher.outbox import Output, backoff_seconds
 
 MAX_DOCUMENT_NODES: Final = 20_000
 MAX_NAMED_PROBLEMS: Final = 20
-"""Problems of one document that are named; the rest is counted."""
+"""Problems of one document that are named; the others are counted."""
 MIN_VALIDITY_S: Final = 5.0
 
 CONVERGENCE_EPSILON: Final = 0.005
-"""An average that is so near to what the source says is there: an average alone never arrives."""
+"""Difference at which an average takes the reported value, which it would never reach."""
 FACTOR_DECIMALS: Final = 3
-"""Decimals of what is written; a thousandth of a NUMA node is less than a CPU."""
+"""Decimals of a written factor; a thousandth of a NUMA node is less than a CPU."""
 REWRITE_VALIDITY_FRACTION: Final = 0.5
-"""Part of the validity that is left when an unchanged value is written again."""
+"""Remaining part of the validity at which an unchanged value is written again."""
 
 
 @dataclass(frozen=True, slots=True)
 class CapacityReport:
-    """What one source says of one Node.
+    """Report of one source about one Node.
 
     Attributes:
-        zones: by NUMA node, the part of its CPUs that is there.
-        validity: seconds that this counts; None for the source's own.
+        zones: usable part of the CPUs by NUMA node.
+        validity: seconds for which the report counts; None for the source's own.
     """
 
     node: str
@@ -65,36 +64,36 @@ class CapacityReport:
     validity: float | None = None
 
 
-def parse_capacity_put(node: str, document: object, *, longest: float) -> CapacityReport:
-    """The body of a PUT about a node, with so many seconds of validity at most.
+def parse_capacity_put(node: str, document: object, *, limit_s: float) -> CapacityReport:
+    """Parse the body of a PUT about a node, with at most ``limit_s`` seconds of validity.
 
     Raises:
-        BadCapacity: it is not as expected.
+        BadCapacity: the body is not as expected.
     """
     if not isinstance(document, Mapping):
         raise BadCapacity('expected a JSON object such as {"zones": {"0": 0.5}}')
     if unknown := sorted(str(key) for key in document if key not in ("zones", "validity")):
         raise BadCapacity(f"unknown key {ascii(unknown[0])[:60]}, expected zones and validity")
-    found = parse_zone_factors(document.get("zones"))
-    if not found:
+    zones = parse_zone_factors(document.get("zones"))
+    if not zones:
         raise BadCapacity("zones: is empty, expected at least one NUMA node")
     validity = document.get("validity")
     if validity is None:
-        return CapacityReport(node, found)
+        return CapacityReport(node, zones)
     if isinstance(validity, bool) or not isinstance(validity, int | float):
         raise BadCapacity(f"validity: {ascii(validity)[:60]}, expected seconds")
-    if not MIN_VALIDITY_S <= validity <= longest:
+    if not MIN_VALIDITY_S <= validity <= limit_s:
         raise BadCapacity(
-            f"validity: {ascii(validity)[:60]}, expected {MIN_VALIDITY_S:g} to {longest:g} seconds"
+            f"validity: {ascii(validity)[:60]}, expected {MIN_VALIDITY_S:g} to {limit_s:g} seconds"
         )
-    return CapacityReport(node, found, float(validity))
+    return CapacityReport(node, zones, float(validity))
 
 
 def parse_capacity_file(document: object) -> tuple[list[CapacityReport], list[str]]:
-    """A file ``{nodes: {worker-1: {0: 0.5}}}``: what is sound of it, and what is wrong.
+    """Parse a file ``{nodes: {worker-1: {0: 0.5}}}`` into its valid reports and its problems.
 
     Raises:
-        BadCapacity: nothing of it can be used.
+        BadCapacity: no part of the file can be used.
     """
     nodes = document.get("nodes") if isinstance(document, Mapping) else None
     if not isinstance(nodes, Mapping) or set(document) != {"nodes"}:  # type: ignore[call-overload]
@@ -103,9 +102,9 @@ def parse_capacity_file(document: object) -> tuple[list[CapacityReport], list[st
         raise BadCapacity(f"nodes: has {len(nodes)} entries, expected {MAX_DOCUMENT_NODES} at most")
     measurements: list[CapacityReport] = []
     problems: list[str] = []
-    for name, one in nodes.items():
+    for name, factors in nodes.items():
         try:
-            measurements.append(CapacityReport(str(name), parse_zone_factors(one)))
+            measurements.append(CapacityReport(str(name), parse_zone_factors(factors)))
         except BadCapacity as error:
             problems.append(f"nodes.{ascii(str(name))[:80]}: {error}")
     return measurements, truncate_problems(problems)
@@ -114,33 +113,33 @@ def parse_capacity_file(document: object) -> tuple[list[CapacityReport], list[st
 def parse_query_answer(
     document: object, *, node_label: str, numa_node_label: str
 ) -> tuple[list[CapacityReport], list[str]]:
-    """The answer to an instant query (``/api/v1/query``): what is sound of it, and what is wrong.
+    """Parse the answer to an instant query (``/api/v1/query``) into valid reports and problems.
 
     Raises:
-        BadCapacity: it is no such answer.
+        BadCapacity: the document is no such answer.
     """
     if not isinstance(document, Mapping) or document.get("status") != "success":
-        said = document.get("error") if isinstance(document, Mapping) else None
-        raise BadCapacity(f"the query failed: {ascii(said)[:200]}")
+        error_text = document.get("error") if isinstance(document, Mapping) else None
+        raise BadCapacity(f"the query failed: {ascii(error_text)[:200]}")
     data = document.get("data")
     samples = data.get("result") if isinstance(data, Mapping) else None
     if not isinstance(samples, list) or data.get("resultType") != "vector":  # type: ignore[union-attr]
         raise BadCapacity("the query's result is no instant vector")
-    found: dict[str, dict[int, float]] = {}
+    nodes: dict[str, dict[int, float]] = {}
     problems: list[str] = []
     for sample in samples:
         try:
             node, i, value = _parse_sample(sample, node_label, numa_node_label)
-            if i in found.setdefault(node, {}):
+            if i in nodes.setdefault(node, {}):
                 raise BadCapacity(f"node {node}, NUMA node {i}: has more than one sample")
-            found[node][i] = value
+            nodes[node][i] = value
         except BadCapacity as error:
             problems.append(str(error))
-    if len(found) > MAX_DOCUMENT_NODES:
+    if len(nodes) > MAX_DOCUMENT_NODES:
         raise BadCapacity(
-            f"the query has {len(found)} nodes, expected {MAX_DOCUMENT_NODES} at most"
+            f"the query has {len(nodes)} nodes, expected {MAX_DOCUMENT_NODES} at most"
         )
-    measurements = [CapacityReport(node, zones) for node, zones in sorted(found.items()) if zones]
+    measurements = [CapacityReport(node, zones) for node, zones in sorted(nodes.items()) if zones]
     return measurements, truncate_problems(problems)
 
 
@@ -152,21 +151,21 @@ def _parse_sample(sample: Any, node_label: str, numa_node_label: str) -> tuple[s
     node, numa_node = labels.get(node_label), labels.get(numa_node_label)
     if not isinstance(node, str) or not node:
         raise BadCapacity(f"a sample has no label {node_label}: {ascii(dict(labels))[:120]}")
-    where = f"node {ascii(node)[:80]}, {numa_node_label}={ascii(numa_node)[:40]}"
+    subject = f"node {ascii(node)[:80]}, {numa_node_label}={ascii(numa_node)[:40]}"
     try:
-        # A text in JSON, so that NaN and infinities can be written.
+        # A string in JSON, because JSON has no NaN or infinities.
         return node, parse_zone_id(numa_node), parse_capacity_factor(float(str(value[1])[:40]))
     except BadCapacity as error:
-        raise BadCapacity(f"{where}: {error}") from None
+        raise BadCapacity(f"{subject}: {error}") from None
     except ValueError:
-        raise BadCapacity(f"{where}: {ascii(value[1])[:40]} is no number") from None
+        raise BadCapacity(f"{subject}: {ascii(value[1])[:40]} is no number") from None
 
 
 def truncate_problems(problems: Iterable[str]) -> list[str]:
-    """The first problems, and how many more there are."""
-    found = list(problems)
-    more = len(found) - MAX_NAMED_PROBLEMS
-    return [*found[:MAX_NAMED_PROBLEMS], f"and {more} more"] if more > 0 else found
+    """Return the first problems, and the number of the others."""
+    texts = list(problems)
+    surplus = len(texts) - MAX_NAMED_PROBLEMS
+    return [*texts[:MAX_NAMED_PROBLEMS], f"and {surplus} more"] if surplus > 0 else texts
 
 
 # --- one Node -------------------------------------------------------------------------------------
@@ -174,14 +173,14 @@ def truncate_problems(problems: Iterable[str]) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapacityRules:
-    """How values are judged.
+    """Rules for the values of sources.
 
     Attributes:
-        validity: seconds that a value counts which its source does not repeat.
-        keep_last_value: whether the last value counts on when all sources are silent.
-        smoothing: seconds of the average's time constant; 0 for none.
-        hysteresis: what is written changes by so much at least.
-        min_update_interval: seconds between two changes of a Node's annotation at least.
+        validity: seconds for which a value counts if its source does not repeat it.
+        keep_last_value: keep the last value if no source has a valid one.
+        smoothing: time constant of the average in seconds; 0 for none.
+        hysteresis: minimum change of a written factor.
+        min_update_interval: minimum seconds between two changes of a Node's annotation.
     """
 
     validity: float
@@ -201,10 +200,10 @@ class _SmoothedCapacityFactor:
 
 @dataclass(slots=True)
 class NodeCapacity:
-    """What is known of one Node.
+    """Capacity of one Node, from all sources.
 
     Attributes:
-        written: what the annotation says, as far as known; None for no annotation.
+        written: last known value of the annotation; None for no annotation.
     """
 
     rules: CapacityRules
@@ -216,119 +215,119 @@ class NodeCapacity:
     _withdrawn: bool = False
 
     def record_report(
-        self, source: str, zones: Mapping[int, float], now: float, validity: float | None = None
+        self, source: str, zones: Mapping[int, float], now_s: float, validity: float | None = None
     ) -> None:
-        """A source says this now of these NUMA nodes, and nothing of the others."""
+        """Record a source's report; it replaces the source's values for all NUMA nodes."""
         self._reported, self._withdrawn = True, False
-        until = now + (self.rules.validity if validity is None else validity)
+        expires_at = now_s + (self.rules.validity if validity is None else validity)
         for key in [k for k in self._values if k[0] == source and k[1] not in zones]:
             del self._values[key]
-        for i, said in zones.items():
+        for i, factor in zones.items():
             value = self._values.get((source, i))
-            if value is None or value.expires_at <= now:
-                self._values[source, i] = _SmoothedCapacityFactor(said, said, now, until)
+            if value is None or value.expires_at <= now_s:
+                self._values[source, i] = _SmoothedCapacityFactor(factor, factor, now_s, expires_at)
                 continue
-            value.average = self._smoothed_factor(value, now)
-            value.reported, value.reported_at, value.expires_at = said, now, until
+            value.average = self._smoothed_factor(value, now_s)
+            value.reported, value.reported_at, value.expires_at = factor, now_s, expires_at
 
     def withdraw_source(self, source: str) -> None:
-        """A source has nothing to say any more, which is not the same as being silent."""
+        """Withdraw the values of a source; unlike stale values they are not kept."""
         for key in [k for k in self._values if k[0] == source]:
             del self._values[key]
             self._withdrawn = True
 
-    def _smoothed_factor(self, value: _SmoothedCapacityFactor, now: float) -> float:
-        """The average of a value up to now: what was said last counts for the time since then."""
+    def _smoothed_factor(self, value: _SmoothedCapacityFactor, now_s: float) -> float:
+        """Compute the average of a value; the last report counts for the time since then."""
         if self.rules.smoothing <= 0:
             return value.reported
-        weight = 1 - math.exp(-max(0.0, now - value.reported_at) / self.rules.smoothing)
+        weight = 1 - math.exp(-max(0.0, now_s - value.reported_at) / self.rules.smoothing)
         average = value.average + (value.reported - value.average) * weight
         return value.reported if abs(average - value.reported) < CONVERGENCE_EPSILON else average
 
-    def effective_capacity(self, now: float) -> OfflineCapacity | None:
-        """What holds now, with its end on the same clock; None when every source is silent."""
+    def effective_capacity(self, now_s: float) -> OfflineCapacity | None:
+        """Compute the capacity, `expires_at` by the same clock; None if no value is valid."""
         zones: dict[int, float] = {}
         sources: set[str] = set()
-        until = math.inf
+        expires_at = math.inf
         for (source, i), value in self._values.items():
-            if value.expires_at <= now:
+            if value.expires_at <= now_s:
                 continue
-            zones[i] = min(zones.get(i, 1.0), self._smoothed_factor(value, now))
+            zones[i] = min(zones.get(i, 1.0), self._smoothed_factor(value, now_s))
             sources.add(source)
-            until = min(until, value.expires_at)
+            expires_at = min(expires_at, value.expires_at)
         if not zones:
             return None
-        return OfflineCapacity(zones, until, ",".join(sorted(sources)))
+        return OfflineCapacity(zones, expires_at, ",".join(sorted(sources)))
 
-    def desired_annotation(self, now: float, wall: float) -> OfflineCapacity | None:
-        """What the annotation should say now; None for no annotation."""
-        current = self.effective_capacity(now)
+    def desired_annotation(self, now_s: float, wall: float) -> OfflineCapacity | None:
+        """Compute the desired annotation; None for no annotation."""
+        current = self.effective_capacity(now_s)
         if current is None:
-            kept = self._last_effective or self.written
-            if kept is None or self._withdrawn:
+            prior = self._last_effective or self.written
+            if prior is None or self._withdrawn:
                 return None
             if not self.rules.keep_last_value:
-                # A new leader knows no source yet: what an earlier one wrote holds to its end.
-                return self.written if not self._reported and wall < kept.expires_at else None
-            return OfflineCapacity(kept.zones, wall + self.rules.validity, kept.source)
-        before = self.written.zones if self.written is not None else {}
+                # A new leader has no reports yet: the earlier value stays until it expires.
+                return self.written if not self._reported and wall < prior.expires_at else None
+            return OfflineCapacity(prior.zones, wall + self.rules.validity, prior.source)
+        old_zones = self.written.zones if self.written is not None else {}
         zones = {
-            i: self._apply_hysteresis(before.get(i, 1.0), f)
+            i: self._apply_hysteresis(old_zones.get(i, 1.0), f)
             for i, f in sorted(current.zones.items())
         }
         if all(f == 1 for f in zones.values()):
             self._last_effective = None
             return None
-        made = OfflineCapacity(zones, wall + current.expires_at - now, current.source)
-        self._last_effective = made
-        return made
+        annotation = OfflineCapacity(zones, wall + current.expires_at - now_s, current.source)
+        self._last_effective = annotation
+        return annotation
 
     def _apply_hysteresis(self, written: float, factor: float) -> float:
-        """The factor to write: the written one, unless the difference is worth it."""
+        """Return the factor to write: the written one if the difference is below hysteresis."""
         factor = round(factor, FACTOR_DECIMALS)
         if factor in (0.0, 1.0) or abs(factor - written) >= max(self.rules.hysteresis, 0.5e-3):
             return factor
         return written
 
-    def is_write_due(self, now: float, wall: float) -> bool:
-        """Whether the annotation must be written now."""
-        wanted, written = self.desired_annotation(now, wall), self.written
-        if wanted is None or written is None:
-            different = (wanted is None) != (written is None)
+    def is_write_due(self, now_s: float, wall: float) -> bool:
+        """Return True if the annotation must be written now."""
+        desired, written = self.desired_annotation(now_s, wall), self.written
+        if desired is None or written is None:
+            different = (desired is None) != (written is None)
         else:
-            different = wanted.zones != written.zones
+            different = desired.zones != written.zones
             if not different:
-                # An end that comes later is worth a write only when the written one is near; one
-                # that comes sooner is not: what is not repeated is taken away when its time is up.
-                left = written.expires_at - wall
+                # A later expiry is written only when the written one is near. An earlier expiry is
+                # not written: the annotation is removed when the values expire.
+                remaining_s = written.expires_at - wall
                 return (
-                    left < self.rules.validity * REWRITE_VALIDITY_FRACTION
-                    and wanted.expires_at > written.expires_at + 1
+                    remaining_s < self.rules.validity * REWRITE_VALIDITY_FRACTION
+                    and desired.expires_at > written.expires_at + 1
                 )
-        return different and now >= self._changed_at + self.rules.min_update_interval
+        return different and now_s >= self._changed_at + self.rules.min_update_interval
 
-    def record_written(self, what: OfflineCapacity | None, now: float) -> None:
-        """The annotation says this since now."""
-        before = self.written.zones if self.written is not None else None
-        if before != (what.zones if what is not None else None):
-            self._changed_at = now
-        self.written = what
+    def record_written(self, annotation: OfflineCapacity | None, now_s: float) -> None:
+        """Record the value that was written now; None for a removed annotation."""
+        old_zones = self.written.zones if self.written is not None else None
+        if old_zones != (annotation.zones if annotation is not None else None):
+            self._changed_at = now_s
+        self.written = annotation
 
 
 # --- all Nodes ------------------------------------------------------------------------------------
 
 _UNREADABLE_CAPACITY: Final = OfflineCapacity({}, 0.0, "unreadable")
-"""What stands for an annotation that cannot be read: different from whatever is wanted."""
+"""Stands for an unreadable annotation: it differs from every desired value."""
 
 
 class UnknownNode(Exception):
-    """There is no Node of that name."""
+    """A Node of that name does not exist."""
 
 
 class OfflineCapacityAnnotationOutput(Output):
-    """The annotation ``offline-capacity`` of every Node that has less than everything.
+    """The annotation ``offline-capacity`` of every Node with reduced capacity.
 
-    It is written as a merge patch of that one key, so that no other fields are touched.
+    It is written as a merge patch of that one key, which changes no other field.
     """
 
     def __init__(self, prefix: str, rules: CapacityRules) -> None:
@@ -344,10 +343,10 @@ class OfflineCapacityAnnotationOutput(Output):
         self._failures: dict[str, tuple[int, float]] = {}
         self._wall = 0.0
 
-    # --- what is there ----------------------------------------------------------------------------
+    # --- Nodes ------------------------------------------------------------------------------------
 
-    def on_node_updated(self, name: str, document: Mapping[str, Any], now: float) -> None:
-        """A Node exists, new or changed."""
+    def on_node_updated(self, name: str, document: Mapping[str, Any], now_s: float) -> None:
+        """Read NUMA nodes and annotation of a new or changed Node."""
         annotations = annotations_of(document)
         ids: frozenset[int] | None = None
         if text := annotations.get(self._ids_key):
@@ -366,26 +365,26 @@ class OfflineCapacityAnnotationOutput(Output):
         self._node_capacity(name).written = written
 
     def on_node_removed(self, name: str) -> None:
-        """A Node does not exist any more."""
+        """Drop a Node that no longer exists."""
         self._ids.pop(name, None)
         self._capacity.pop(name, None)
         self._failures.pop(name, None)
 
     def node_names(self) -> frozenset[str]:
-        """The names of all Nodes."""
+        """Return the names of all Nodes."""
         return frozenset(self._ids)
 
-    # --- what is said -----------------------------------------------------------------------------
+    # --- reports ----------------------------------------------------------------------------------
 
-    def record_report(self, source: str, measured: CapacityReport, now: float) -> str:
-        """A source says something of a Node.
+    def record_report(self, source: str, measured: CapacityReport, now_s: float) -> str:
+        """Record a source's report about a Node.
 
         Returns:
-            A sentence about what may keep it from having an effect; empty when nothing does.
+            A warning if the report may have no effect; else an empty text.
 
         Raises:
-            UnknownNode: there is no such Node.
-            BadCapacity: it has no such NUMA node.
+            UnknownNode: the Node does not exist.
+            BadCapacity: the Node has no such NUMA node.
         """
         self.require_node(measured.node)
         ids = self._ids[measured.node]
@@ -395,7 +394,7 @@ class OfflineCapacityAnnotationOutput(Output):
                 f"it has {format_id_list(ids)}"
             )
         self._node_capacity(measured.node).record_report(
-            source, measured.zones, now, measured.validity
+            source, measured.zones, now_s, measured.validity
         )
         if ids is None:
             return (
@@ -406,69 +405,72 @@ class OfflineCapacityAnnotationOutput(Output):
         return ""
 
     def require_node(self, node: str) -> None:
-        """Raises UnknownNode where there is no such Node."""
+        """Raise UnknownNode if the Node does not exist."""
         if node not in self._ids:
             raise UnknownNode(f"there is no Node {ascii(node)[:80]}")
 
     def withdraw_source(self, source: str, node: str) -> None:
-        """A source has nothing to say of a Node any more."""
+        """Withdraw a source's values for a Node."""
         if node in self._capacity:
             self._capacity[node].withdraw_source(source)
 
     def reported_nodes(self) -> frozenset[str]:
-        """Nodes that anything is known of."""
+        """Return the Nodes with a report or an annotation."""
         return frozenset(self._capacity)
 
-    def effective_capacity(self, node: str, now: float) -> OfflineCapacity | None:
-        """What holds for a Node; None for everything it has."""
-        found = self._capacity.get(node)
-        return None if found is None else found.effective_capacity(now)
+    def effective_capacity(self, node: str, now_s: float) -> OfflineCapacity | None:
+        """Return the capacity of a Node; None for its whole capacity."""
+        capacity = self._capacity.get(node)
+        return None if capacity is None else capacity.effective_capacity(now_s)
 
     def _node_capacity(self, node: str) -> NodeCapacity:
         return self._capacity.setdefault(node, NodeCapacity(self._rules))
 
-    # --- what is written --------------------------------------------------------------------------
+    # --- writes -----------------------------------------------------------------------------------
 
-    def update_due_nodes(self, now: float, wall: float) -> None:
-        """Find out whose annotation must be written; once a second does."""
+    def update_due_nodes(self, now_s: float, wall: float) -> None:
+        """Update which annotations must be written; called once a second."""
         self._wall = wall
         self._ready = sorted(
             (
                 node
                 for node, capacity in self._capacity.items()
-                if self._failures.get(node, (0, 0.0))[1] <= now and capacity.is_write_due(now, wall)
+                if self._failures.get(node, (0, 0.0))[1] <= now_s
+                and capacity.is_write_due(now_s, wall)
             ),
             reverse=True,
         )
 
-    def _next_request(self, now: float) -> APIRequest | None:
+    def _next_request(self, now_s: float) -> APIRequest | None:
         while self._ready:
             node = self._ready.pop()
             capacity = self._capacity.get(node)
-            if capacity is None or not capacity.is_write_due(now, self._wall):
+            if capacity is None or not capacity.is_write_due(now_s, self._wall):
                 continue
-            wanted = capacity.desired_annotation(now, self._wall)
-            text = None if wanted is None else encode_offline_capacity(wanted)
+            desired = capacity.desired_annotation(now_s, self._wall)
+            text = None if desired is None else encode_offline_capacity(desired)
             body = {"metadata": {"annotations": {self._key: text}}}
-            return self._new_request(Verb.PATCH, Resource.NODES, node, body=body, version=wanted)
+            return self._new_request(Verb.PATCH, Resource.NODES, node, body=body, version=desired)
         return None
 
     def next_due_at(self) -> float:
-        """When the next request may be made."""
+        """Return the time of the next request."""
         return self.hold_until if self._ready else float("inf")
 
-    def _on_outcome(self, request: APIRequest, outcome: Outcome, now: float, jitter: float) -> None:
-        node, wanted = request.name, request.version
+    def _on_outcome(
+        self, request: APIRequest, outcome: Outcome, now_s: float, jitter: float
+    ) -> None:
+        node, annotation = request.name, request.version
         if outcome.result is OutcomeKind.SUCCEEDED:
             self._failures.pop(node, None)
             if node in self._capacity:
-                self._capacity[node].record_written(wanted, now)
+                self._capacity[node].record_written(annotation, now_s)
         elif outcome.result is OutcomeKind.MISSING:
             self.on_node_removed(node)
         else:
             failures = self._failures.get(node, (0, 0.0))[0] + 1
-            self._failures[node] = failures, now + backoff_seconds(failures, jitter)
+            self._failures[node] = failures, now_s + backoff_seconds(failures, jitter)
 
     def pending_count(self) -> int:
-        """Nodes whose annotation is to be written now."""
+        """Return the number of Nodes whose annotation must be written now."""
         return len(self._ready)

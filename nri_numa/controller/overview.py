@@ -1,7 +1,7 @@
-"""The NUMA nodes of all nodes, and the page that shows them: its files, and who may read it.
+"""The NUMA nodes of all nodes, and the page that shows them: its files and its access control.
 
-Whether a pod fits is judged as the scheduler judges it. Pods on their way to a node are not counted
-here, but for successors of pods that were evicted: the page shows what the nodes publish.
+A pod's fit is evaluated as in the scheduler. Assumed pods are not counted here, except replacements
+of evicted pods: the page shows the resources that the nodes publish.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from nri_numa.web.protocol import (
 from nri_numa.web.security import TokenFile
 
 MAX_NODES_PER_OVERVIEW_ANSWER: Final = 500
-"""Nodes of one answer; with four NUMA nodes each it has a quarter of a megabyte."""
+"""Nodes of one answer; 0.25 MB with four NUMA nodes each."""
 _YIELD_EVERY_NODES: Final = 100
-"""Nodes that are counted before other tasks have a turn."""
+"""Nodes that are counted before other tasks may run."""
 CLUSTER_PAGE_PATH: Final = "/cluster/"
 CLUSTER_DOCUMENT_PATH: Final = "/v1/cluster"
 SHARED_PAGE_FILES: Final = ("page.css", "theme.js", "small.js", "icon.svg")
@@ -51,22 +51,22 @@ FULL_CAPACITY_FACTOR_MILLI: Final = 1000
 
 
 class BadQuery(Exception):
-    """What cannot be asked; the text names the key, the value and what was expected."""
+    """An invalid query; the text names the key, the value and what was expected."""
 
 
 class OverviewQuery(Struct, frozen=True):
-    """A pod that should fit, and which nodes are shown.
+    """A hypothetical pod, and the nodes to show.
 
     Attributes:
         cpus: exclusive CPUs; 0 for none.
         memory: bytes.
-        fitting_only: nodes on which it does not fit are left out.
+        fitting_only: omit nodes on which the pod does not fit.
         name: part of the names of nodes.
-        state: only nodes that are in it.
-        sort_key: which nodes come first; among equal ones those where the pod fits best.
-        grid: give all nodes in short, too.
-        node: of all that are shown, this one alone in full.
-        offset, limit: which of them.
+        state: show only nodes in this state.
+        sort_key: order of the nodes; equal ones by the pod's score.
+        grid: add a cell for every matching node.
+        node: show the entry of this node alone.
+        offset, limit: range of the entries.
     """
 
     cpus: int = 0
@@ -83,7 +83,7 @@ class OverviewQuery(Struct, frozen=True):
 
 
 class NodeCell(Struct, frozen=True, omit_defaults=True):
-    """One node in short, its exclusive CPUs; ``state`` is empty where all is well."""
+    """Exclusive CPUs of one node; ``state`` is empty if the node has no problem."""
 
     name: str
     cpus: int = 0
@@ -95,8 +95,8 @@ class NodeCell(Struct, frozen=True, omit_defaults=True):
 
 
 NODE_PROBLEM_STATES: Final = ("unknown", "not-ready", "drained", "lowered")
-"""What is not well about a node, the worst first: nothing is published, its agent does not place
-containers, NUMA nodes are drained, or their capacity factor is below 1."""
+"""Problems of a node, the worst first: no readable topology, its agent does not place containers,
+NUMA nodes are drained, or their capacity factor is below 1."""
 CELL_SORT_KEYS: Final[Mapping[str, Callable[[NodeCell], float]]] = {
     "name": lambda _: 0,
     "free": lambda cell: -cell.free_exclusive_cpus,
@@ -105,7 +105,7 @@ CELL_SORT_KEYS: Final[Mapping[str, Callable[[NodeCell], float]]] = {
         NODE_PROBLEM_STATES.index(cell.state) if cell.state else len(NODE_PROBLEM_STATES)
     ),
 }
-"""By what nodes are sorted, the smallest first; equal ones by fit, then by name."""
+"""Sort values of nodes, the smallest first; equal ones by score, then by name."""
 
 
 class NUMANodeEntry(Struct, frozen=True, rename="camel"):
@@ -121,7 +121,7 @@ class NUMANodeEntry(Struct, frozen=True, rename="camel"):
 
 
 class NodeOverviewEntry(Struct, frozen=True, rename="camel"):
-    """One node; ``fits`` is null where nothing was asked."""
+    """One node; ``fits`` is null without a hypothetical pod."""
 
     name: str
     page: str
@@ -136,44 +136,44 @@ class NodeOverviewEntry(Struct, frozen=True, rename="camel"):
     reason: str
 
 
-def parse_query(given: Mapping[str, str]) -> OverviewQuery:
-    """Read a query string.
+def parse_query(parameters: Mapping[str, str]) -> OverviewQuery:
+    """Parse a query string.
 
     Raises:
-        BadQuery: something in it is no such thing.
+        BadQuery: a key is unknown or its value is invalid.
     """
-    known = sorted(OverviewQuery.__struct_encode_fields__)
-    for key in given:
-        if key not in known:
-            raise BadQuery(f"{ascii(key)[:40]}: unknown, expected one of {', '.join(known)}")
+    keys = sorted(OverviewQuery.__struct_encode_fields__)
+    for key in parameters:
+        if key not in keys:
+            raise BadQuery(f"{ascii(key)[:40]}: unknown, expected one of {', '.join(keys)}")
 
-    def parse_integer(key: str, default: int, most: int) -> int:
-        text = given.get(key, "")
+    def parse_integer(key: str, default: int, maximum: int) -> int:
+        text = parameters.get(key, "")
         if not text:
             return default
-        if not (text.isascii() and text.isdigit() and len(text) <= 9) or int(text) > most:
-            raise BadQuery(f"{key} is {ascii(text)[:40]}, expected a whole number up to {most}")
+        if not (text.isascii() and text.isdigit() and len(text) <= 9) or int(text) > maximum:
+            raise BadQuery(f"{key} is {ascii(text)[:40]}, expected a whole number up to {maximum}")
         return int(text)
 
     try:
-        memory = whole_bytes(given.get("memory") or "0")
+        memory = whole_bytes(parameters.get("memory") or "0")
     except BadQuantity as error:
-        text = ascii(given["memory"])[:40]
+        text = ascii(parameters["memory"])[:40]
         raise BadQuery(f"memory is {text}, expected {error}, such as 8Gi") from None
 
-    def parse_choice(key: str, default: str, expected: Sequence[str]) -> str:
-        text = given.get(key) or default
-        if text and text not in expected:
-            raise BadQuery(f"{key} is {ascii(text)[:40]}, expected one of {', '.join(expected)}")
+    def parse_choice(key: str, default: str, choices: Sequence[str]) -> str:
+        text = parameters.get(key) or default
+        if text and text not in choices:
+            raise BadQuery(f"{key} is {ascii(text)[:40]}, expected one of {', '.join(choices)}")
         return text
 
     def parse_name(key: str) -> str:
-        if len(text := given.get(key, "")) > 253:
+        if len(text := parameters.get(key, "")) > 253:
             raise BadQuery(f"{key} has {len(text)} characters, expected at most 253")
         return text
 
     def parse_switch(key: str) -> bool:
-        return given.get(key, "") not in ("", "false", "0")
+        return parameters.get(key, "") not in ("", "false", "0")
 
     return OverviewQuery(
         cpus=parse_integer("cpus", 0, 4096),
@@ -191,7 +191,7 @@ def parse_query(given: Mapping[str, str]) -> OverviewQuery:
 
 
 class Overview:
-    """What is known of all nodes, for those who look at it."""
+    """The published resources of all nodes, as documents for the page."""
 
     def __init__(
         self,
@@ -205,75 +205,75 @@ class Overview:
 
     @property
     def revision(self) -> int:
-        """Another number after each change."""
+        """Number that differs after each change."""
         return self._nodes.revision
 
     @property
     def needs_node_addresses(self) -> bool:
-        """Whether more is needed of Nodes than their metadata."""
+        """True if the address of a Node is needed, beside its metadata."""
         return "{address}" in self._page
 
-    # --- what is shown ----------------------------------------------------------------------------
+    # --- documents --------------------------------------------------------------------------------
 
     async def overview_document(self, query: OverviewQuery) -> dict[str, Any]:
-        """The answer to a query; gives way to others while it judges thousands of nodes."""
+        """Answer a query; other tasks may run while it evaluates thousands of nodes."""
         revision = self.revision
-        every = sorted(self._nodes.all_node_names)
-        states = {name: self._node_state(name) for name in every}
-        names = [name for name in every if query.name in name and query.state in ("", states[name])]
+        nodes = sorted(self._nodes.all_node_names)
+        states = {name: self._node_state(name) for name in nodes}
+        names = [name for name in nodes if query.name in name and query.state in ("", states[name])]
         request = self._hypothetical_pod_request(query)
-        verdicts: dict[str, str] = {}  # reason by node; empty where it fits
+        verdicts: dict[str, str] = {}  # reason by node; empty if it fits
         fits: dict[str, int] = {}
         if request is not None:
             fits = await self._score_nodes(request, names, verdicts)
             names = [name for name in names if name in fits or not query.fitting_only]
-        asked = request is not None
+        by_fit = request is not None
         cells: dict[str, NodeCell] = {}
-        for at in range(0, len(names), _YIELD_EVERY_NODES):
-            for name in names[at : at + _YIELD_EVERY_NODES]:
-                cells[name] = self._node_cell(name, states[name], name in fits if asked else None)
+        for start in range(0, len(names), _YIELD_EVERY_NODES):
+            for name in names[start : start + _YIELD_EVERY_NODES]:
+                cells[name] = self._node_cell(name, states[name], name in fits if by_fit else None)
             await asyncio.sleep(0)
-        # Where it fits first; then as asked, the best for the pod, and the name.
-        by = CELL_SORT_KEYS[query.sort_key]
-        names.sort(key=lambda n: (asked and n not in fits, by(cells[n]), -fits.get(n, 0), n))
-        chosen = names[query.offset : query.offset + query.limit]
+        # Nodes that fit first; then by sort key, the highest score and the name.
+        rank = CELL_SORT_KEYS[query.sort_key]
+        names.sort(key=lambda n: (by_fit and n not in fits, rank(cells[n]), -fits.get(n, 0), n))
+        page_names = names[query.offset : query.offset + query.limit]
         if query.node:
-            chosen = [name for name in names if name == query.node]
-        shown: list[NodeOverviewEntry] = []
-        for name in chosen:
-            shown.append(self._node_entry(name, request, verdicts.get(name)))
-            if len(shown) % _YIELD_EVERY_NODES == 0:
+            page_names = [name for name in names if name == query.node]
+        entries: list[NodeOverviewEntry] = []
+        for name in page_names:
+            entries.append(self._node_entry(name, request, verdicts.get(name)))
+            if len(entries) % _YIELD_EVERY_NODES == 0:
                 await asyncio.sleep(0)
         rooms = [
             t
-            for name in every
+            for name in nodes
             if isinstance(t := self._nodes.published_resources(name), NodeResources)
         ]
         return {
             "revision": revision,
             "total": {
-                "nodes": len(every),
-                "unknownNodes": len(every) - len(rooms),
-                "exclusiveCpus": sum(sum(one.exclusive.capacity) for one in rooms),
-                "freeExclusiveCpus": sum(sum(one.exclusive.free) for one in rooms),
+                "nodes": len(nodes),
+                "unknownNodes": len(nodes) - len(rooms),
+                "exclusiveCpus": sum(sum(r.exclusive.capacity) for r in rooms),
+                "freeExclusiveCpus": sum(sum(r.exclusive.free) for r in rooms),
                 "largestExclusiveRequest": max((max(t.exclusive.free) for t in rooms), default=0),
                 "fragmentation": fragmentation_ratio(
-                    sum(max(one.exclusive.free) for one in rooms),
+                    sum(max(r.exclusive.free) for r in rooms),
                     sum(map(_max_unfragmented_request, rooms)),
                 ),
-                "drainedNumaNodes": sum(len(self._drained(name)) for name in every),
+                "drainedNumaNodes": sum(len(self._drained_numa_nodes(name)) for name in nodes),
                 "states": {s: n for s, n in Counter(states.values()).items() if s},
             },
-            "asked": asked,
+            "asked": by_fit,
             "problem": request.invalid_reason if request is not None else "",
             "matching": len(names),
             "fitting": len(fits),
             "offset": query.offset,
-            "nodes": shown,
+            "nodes": entries,
             "grid": [cells[name] for name in names] if query.grid else [],
         }
 
-    def _drained(self, name: str) -> frozenset[int]:
+    def _drained_numa_nodes(self, name: str) -> frozenset[int]:
         facts = self._nodes.facts(name)
         return facts.drained if facts is not None else frozenset()
 
@@ -283,7 +283,7 @@ class Overview:
             return "unknown"
         if room.agent_not_ready:
             return "not-ready"
-        if self._drained(name):
+        if self._drained_numa_nodes(name):
             return "drained"
         return "lowered" if min(room.factor) < FULL_CAPACITY_FACTOR_MILLI else ""
 
@@ -291,13 +291,13 @@ class Overview:
         room = self._nodes.published_resources(name)
         if not isinstance(room, NodeResources):
             return NodeCell(name=name, state=state, is_feasible=fits)
-        free = room.exclusive.free
+        free_cpus = room.exclusive.free
         return NodeCell(
             name=name,
             cpus=sum(room.exclusive.capacity),
-            free_exclusive_cpus=sum(free),
-            max_exclusive_request=max(free),
-            fragmentation=fragmentation_ratio(max(free), _max_unfragmented_request(room)),
+            free_exclusive_cpus=sum(free_cpus),
+            max_exclusive_request=max(free_cpus),
+            fragmentation=fragmentation_ratio(max(free_cpus), _max_unfragmented_request(room)),
             state=state,
             is_feasible=fits,
         )
@@ -311,7 +311,7 @@ class Overview:
         return self._page.replace("{node}", quote(name, safe="")).replace("{address}", host)
 
     def _hypothetical_pod_request(self, query: OverviewQuery) -> PodRequest | None:
-        """What a pod of one container would ask for; None where nothing is."""
+        """Return the request of a pod with one container; None if the query has no amounts."""
         if not query.cpus and not query.memory:
             return None
         return self._reader.single_container_request(
@@ -321,51 +321,51 @@ class Overview:
     async def _score_nodes(
         self, request: PodRequest, names: Sequence[str], reasons: dict[str, str]
     ) -> dict[str, int]:
-        """The scores of those that fit; the others' reasons are put into ``reasons``."""
-        found = await service.run_in_turns(self._candidates.filter_steps(request, names))
-        reasons.update(found.failed)
-        reasons.update(found.unresolvable)
-        reasons.update(dict.fromkeys(found.feasible, ""))
-        # What was found for the filter is remembered: nothing is judged twice.
+        """Return the scores of feasible nodes; the reasons of all are added to ``reasons``."""
+        result = await service.run_in_turns(self._candidates.filter_steps(request, names))
+        reasons.update(result.failed)
+        reasons.update(result.unresolvable)
+        reasons.update(dict.fromkeys(result.feasible, ""))
+        # The verdicts of the filter are cached: no node is evaluated twice.
         scores = await service.run_in_turns(
-            self._candidates.prioritize_steps(request, found.feasible)
+            self._candidates.prioritize_steps(request, result.feasible)
         )
-        return dict.fromkeys(found.feasible, 0) | dict(scores)
+        return dict.fromkeys(result.feasible, 0) | dict(scores)
 
     def _node_entry(
         self, name: str, request: PodRequest | None, reason: str | None
     ) -> NodeOverviewEntry:
         room = self._nodes.published_resources(name)
-        drained = self._drained(name)
-        places = ""
+        drained_nodes = self._drained_numa_nodes(name)
+        numa_nodes = ""
         if request is not None and not request.is_unconstrained and reason == "":
             verdict = self._candidates.evaluate_node(request, name)
             if isinstance(verdict, Fit) and verdict.numa_nodes:
-                places = str(verdict.numa_nodes[0][1])
+                numa_nodes = str(verdict.numa_nodes[0][1])
         if not isinstance(room, NodeResources):
             problem = self._candidates.unreadable_reason(name) or NO_TOPOLOGY_TEXT
             zones: list[NUMANodeEntry] = []
         else:
             problem = ""
-            memory = next((one for one in room.other_resources if one.name == "memory"), None)
+            memory = next((r for r in room.other_resources if r.name == "memory"), None)
             zones = [
                 NUMANodeEntry(
                     id=i,
-                    exclusive_cpus=room.exclusive.capacity[place],
-                    free_exclusive_cpus=room.exclusive.free[place],
-                    memory_bytes=memory.capacity[place] if memory else 0,
-                    free_memory_bytes=memory.free[place] if memory else 0,
-                    capacity_factor=room.factor[place] / FULL_CAPACITY_FACTOR_MILLI,
-                    drained=i in drained,
+                    exclusive_cpus=room.exclusive.capacity[position],
+                    free_exclusive_cpus=room.exclusive.free[position],
+                    memory_bytes=memory.capacity[position] if memory else 0,
+                    free_memory_bytes=memory.free[position] if memory else 0,
+                    capacity_factor=room.factor[position] / FULL_CAPACITY_FACTOR_MILLI,
+                    drained=i in drained_nodes,
                 )
-                for place, i in enumerate(room.ids)
+                for position, i in enumerate(room.ids)
             ]
         return NodeOverviewEntry(
             name=name,
             page=self._node_page_url(name),
             problem=problem,
             agent_ready=isinstance(room, NodeResources) and not room.agent_not_ready,
-            drained_nodes=",".join(map(str, sorted(drained))),
+            drained_nodes=",".join(map(str, sorted(drained_nodes))),
             zones=zones,
             largest_exclusive_request=max((z.free_exclusive_cpus for z in zones), default=0),
             fragmentation=(
@@ -374,17 +374,17 @@ class Overview:
                 else 0.0
             ),
             fits=None if request is None else reason == "",
-            numa_nodes=places,
+            numa_nodes=numa_nodes,
             reason=reason or "",
         )
 
 
-def fragmentation_ratio(largest: int, at_best: int) -> float:
-    """Part of the largest possible exclusive request that is lost because free CPUs lie apart.
+def fragmentation_ratio(max_request: int, max_unfragmented: int) -> float:
+    """Return the part of the largest exclusive request that scattered free CPUs prevent.
 
-    `at_best` would fit if all free CPUs were together: no more than the largest NUMA node has.
+    `max_unfragmented` would fit if all free CPUs were on the largest NUMA nodes.
     """
-    return round(1 - largest / at_best, 3) if at_best > 0 else 0.0
+    return round(1 - max_request / max_unfragmented, 3) if max_unfragmented > 0 else 0.0
 
 
 def _max_unfragmented_request(room: NodeResources) -> int:
@@ -392,7 +392,7 @@ def _max_unfragmented_request(room: NodeResources) -> int:
 
 
 class ClusterPage:
-    """Serves the page.
+    """Serves the page and its document.
 
     Raises:
         ConfigError: the token cannot be read.
@@ -404,11 +404,11 @@ class ClusterPage:
         self._topologies = topologies
         file = section.page.token_file
         self._token = TokenFile(file, setting="controller.page") if file else None
-        # A revision belongs to one life of one replica.
+        # A revision belongs to one process of one replica.
         self._life = uuid.uuid4().hex[:12]
 
     def http_routes(self) -> Iterable[Route]:
-        """What is added to the controller's server."""
+        """Return the routes for the controller's server."""
         return [
             Route("GET", CLUSTER_DOCUMENT_PATH, self._get_overview),
             Route(
@@ -428,9 +428,9 @@ class ClusterPage:
             raise APIError(
                 503, "NotReady", problem or "the nodes are not known yet", [("Retry-After", "2")]
             )
-        said = repr((sorted(request.query.items()), problem))
-        asked = hashlib.sha256(said.encode()).hexdigest()[:12]
-        tag = f'"{self._life}-{self._overview.revision}-{asked}"'
+        query_text = repr((sorted(request.query.items()), problem))
+        query_hash = hashlib.sha256(query_text.encode()).hexdigest()[:12]
+        tag = f'"{self._life}-{self._overview.revision}-{query_hash}"'
         if request.header_value(b"if-none-match") == tag.encode():
             return Response(304, b"", headers=[("ETag", tag)])
         try:

@@ -1,7 +1,7 @@
-"""The controller's process: one of its replicas leads, takes what others measured, and writes it.
+"""The controller's process: the leading replica receives capacity reports and writes them.
 
-What was said is kept in memory only. A new leader lets stand what an earlier one wrote until its
-time is over, and by then the sources have said it again.
+Reports are kept in memory only. A new leader keeps the annotations of the earlier one until they
+expire; by then the sources have reported again.
 """
 
 from __future__ import annotations
@@ -54,16 +54,16 @@ from nri_numa.web.server import MetricsAndProbeServer
 log = get_logger("controller")
 
 REQUEST_BURST: Final = 20
-"""Requests to the API server at once after a quiet time."""
+"""Requests to the API server at once after an idle time."""
 FACTOR_HYSTERESIS: Final = 0.05
-"""A factor is written again when it differs by so much from what is written."""
+"""Minimum difference to the written factor for another write."""
 LEASE_NAME: Final = "nri-numa-controller"
 """Name of the Lease, which the Role of the manifests names too."""
 TICK_INTERVAL_S: Final = 1.0
-"""Seconds between two looks at what should be written."""
+"""Seconds between two checks for due writes."""
 PUT_SOURCE: Final = "put"
 FORWARDED_HEADER: Final = "nri-numa-forwarded"
-"""Header of what another replica has got."""
+"""Header of a request that another replica has forwarded."""
 FORWARD_TIMEOUT_S: Final = 5.0
 MAX_PUT_BODY_BYTES: Final = 65536
 """Bytes of a body; 1,024 NUMA nodes take less than half."""
@@ -109,11 +109,11 @@ class ControllerMetrics(WriterMetrics):
 
 
 ObjectChanged = Callable[[str, Mapping[str, Any], float], object]
-"""Takes an object by its name, with the time."""
+"""Receives name, document and time of an object."""
 
 
 class _ObjectEventFanout(WatchHandler):
-    """Objects of one kind by their key, as several parts of the controller follow them."""
+    """Passes the objects of one kind to several parts of the controller."""
 
     def __init__(
         self,
@@ -124,18 +124,18 @@ class _ObjectEventFanout(WatchHandler):
         self._clock, self._changed, self._removed = clock, tuple(changed), tuple(removed)
 
     def on_update(self, document: Mapping[str, Any]) -> None:
-        """One exists, new or changed."""
+        """Pass on a new or changed object."""
         for changed in self._changed:
             changed(name_of(document), document, self._clock())
 
     def on_every_deleted_key(self, key: str) -> None:
-        """One does not exist any more."""
+        """Pass on the key of a deleted object."""
         for removed in self._removed:
             removed(key)
 
 
 class ControllerService:
-    """One replica.
+    """One replica of the controller.
 
     Raises:
         ConfigError: a file of the configuration cannot be used.
@@ -162,8 +162,8 @@ class ControllerService:
                 min_update_interval=parse_duration(section.min_update_interval),
             ),
         )
-        now = clock()
-        # One state for all that judge by it.
+        now_s = clock()
+        # One state for all parts that evaluate nodes.
         self._cluster, reader = ClusterState(prefix), PodReader(config)
         candidates = VerdictCache(self._cluster, config.strategy)
         self._overview = (
@@ -183,18 +183,18 @@ class ControllerService:
                 max_per_workload_per_hour=evictions.max_per_workload_per_hour,
                 dry_run=evictions.dry_run,
             ),
-            now,
+            now_s,
         )
         if (drains := evictions.drained_numa_nodes).evict:
-            self.drained = NUMANodeDrainEvictor(prefix, budget, parse_duration(drains.delay), now)
+            self.drained = NUMANodeDrainEvictor(prefix, budget, parse_duration(drains.delay), now_s)
         if (steal := evictions.cpu_steal).evict:
             self.stolen = HostStealEvictor(
                 prefix,
                 budget,
                 parse_duration(steal.delay),
-                now,
+                now_s,
                 below=steal.below_factor,
-                at_most=steal.max_affected_fraction,
+                max_fraction=steal.max_affected_fraction,
             )
         if (stuck := evictions.stuck_pods).evict:
             self.refused = StuckPodEvictor(
@@ -204,10 +204,10 @@ class ControllerService:
                 self._cluster,
                 candidates,
                 reader,
-                now,
+                now_s,
             )
         self._evictors = [
-            one for one in (self.drained, self.stolen, self.refused) if one is not None
+            evictor for evictor in (self.drained, self.stolen, self.refused) if evictor is not None
         ]
         self._writer = Writer(
             self._api,
@@ -265,7 +265,7 @@ class ControllerService:
         )
 
     def _build_watches(self, config: AgentConfig) -> list[Watch]:
-        """Watches of the objects that are needed; what is off is not asked for."""
+        """Build the watches of the enabled features."""
         watches: list[Watch] = []
 
         def follow(path: str, objects: WatchHandler, **more: Any) -> Watch:
@@ -273,10 +273,10 @@ class ControllerService:
             return watches[-1]
 
         clock, cluster, overview = self._clock, self._cluster, self._overview
-        emptying = (one for one in (self.drained, self.stolen) if one is not None)
+        emptying = (output for output in (self.drained, self.stolen) if output is not None)
         parts = [self.capacity, *emptying]
-        node_changed: list[ObjectChanged] = [one.on_node_updated for one in parts]
-        node_removed: list[Callable[[str], object]] = [one.on_node_removed for one in parts]
+        node_changed: list[ObjectChanged] = [output.on_node_updated for output in parts]
+        node_removed: list[Callable[[str], object]] = [output.on_node_removed for output in parts]
         changed, removed = list[ObjectChanged](), list[Callable[[str], object]]()
         judges_pods = self.refused is not None or self._verdicts is not None
         if judges_pods or overview is not None:
@@ -288,9 +288,9 @@ class ControllerService:
             changed.append(self.stolen.on_topology_updated)
             removed.append(self.stolen.on_topology_removed)
         nodes = _ObjectEventFanout(clock, node_changed, node_removed)
-        # Annotations, but for these two: specs of nodes, and the addresses of their pages.
-        whole = judges_pods or (overview is not None and overview.needs_node_addresses)
-        self._nodes = follow(NODES_PATH, nodes, metadata=not whole)
+        # Metadata is enough without these: specs of nodes, and the addresses of their pages.
+        full_objects = judges_pods or (overview is not None and overview.needs_node_addresses)
+        self._nodes = follow(NODES_PATH, nodes, metadata=not full_objects)
         self.page: ClusterPage | None = None
         if changed:
             topologies = follow(TOPOLOGIES_PATH, _ObjectEventFanout(clock, changed, removed))
@@ -298,29 +298,29 @@ class ControllerService:
                 self.page = ClusterPage(config, overview, topologies)
         pod_changed, pod_removed = list[ObjectChanged](), list[Callable[[str], object]]()
         if (refused := self.refused) is not None:
-            pod_changed.append(lambda _, pod, now: refused.on_pod(pod, now))
+            pod_changed.append(lambda _, pod, now_s: refused.on_pod(pod, now_s))
             pod_removed.append(refused.on_pod_removed)
         if (verdicts := self._verdicts) is not None:
-            pod_changed.append(lambda _, pod, now: verdicts.on_pod(pod))
+            pod_changed.append(lambda _, pod, now_s: verdicts.on_pod(pod))
             pod_removed.append(verdicts.on_pod_removed)
         if judges_pods:
             pods = _ObjectEventFanout(clock, pod_changed, pod_removed)
             follow(PODS_PATH, pods, fields="status.phase=Pending", key=uid_of)
         if refused is not None and self._section.evictions.stuck_pods.include_running:
             events = _ObjectEventFanout(
-                clock, [lambda _, event, now: refused.on_rejection_event(event, now)]
+                clock, [lambda _, event, now_s: refused.on_rejection_event(event, now_s)]
             )
             follow(EVENTS_PATH, events, fields=REJECTION_EVENT_SELECTOR, key=uid_of)
         return watches
 
     async def run(self) -> None:
-        """Work until cancelled; at the end the Lease is given back.
+        """Run until cancelled; at the end the Lease is released.
 
         Raises:
-            OSError: the address cannot be had.
+            OSError: the address cannot be bound.
         """
         log.info("controller", version=__version__)
-        section, up = self._section, self._metrics.source_up
+        section, source_up = self._section, self._metrics.source_up
         if self._address is not None:
             self.server.listen_on_port(self._address[1])
         try:
@@ -331,11 +331,11 @@ class ControllerService:
                 group.create_task(self._writer.run())
                 group.create_task(self._run_ticks())
                 if section.capacity_file:
-                    readable = up.labels(FileSource.name).set
+                    readable = source_up.labels(FileSource.name).set
                     file = FileSource(section.capacity_file, self._record_reports, readable)
                     group.create_task(file.run())
                 if section.prometheus.url:
-                    readable = up.labels(PrometheusSource.name).set
+                    readable = source_up.labels(PrometheusSource.name).set
                     query = PrometheusSource(section.prometheus, self._record_reports, readable)
                     group.create_task(query.run())
         finally:
@@ -344,14 +344,14 @@ class ControllerService:
             await self._api.close()
 
     def unfinished_work_fields(self) -> dict[str, object]:
-        """Nothing: the sources say everything to the next leader, too."""
+        """Return no fields: the sources report to the next leader, too."""
         return {}
 
-    # --- what others say --------------------------------------------------------------------------
+    # --- capacity reports -------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def _count_report_outcome(self, source: str) -> Iterator[None]:
-        """Count what a source says of one Node."""
+        """Count a source's report about one Node."""
         try:
             yield
         except (BadCapacity, UnknownNode):
@@ -360,16 +360,16 @@ class ControllerService:
         self._metrics.offers.labels(source, "accepted").inc()
 
     def effective_capacity_document(self, node: str) -> dict[str, Any]:
-        """What holds for a node."""
+        """Return the document of a Node's capacity."""
         self.capacity.require_node(node)
-        now = self._clock()
-        current = self.capacity.effective_capacity(node, now)
+        now_s = self._clock()
+        current = self.capacity.effective_capacity(node, now_s)
         if current is None:
             return {"node": node, "zones": {}, "seconds": 0, "source": ""}
         return {
             "node": node,
             "zones": {str(i): round(f, 3) for i, f in sorted(current.zones.items())},
-            "seconds": round(current.expires_at - now),
+            "seconds": round(current.expires_at - now_s),
             "source": current.source,
         }
 
@@ -384,9 +384,9 @@ class ControllerService:
             raise _not_ready_error(problem)
 
     def _forward_to_leader(self, answer: Callable[[HTTPRequest], Response]) -> Handler:
-        """Answer here, or with what the replica says that leads: it alone keeps what is PUT.
+        """Build a handler that forwards to the leader, which alone keeps the PUT reports.
 
-        Not by a redirect: its address is not in the certificate, and clients send no token there.
+        Not a redirect: its address is not in the certificate, and clients send no token there.
         """
 
         async def handle(request: HTTPRequest) -> Response:
@@ -408,7 +408,7 @@ class ControllerService:
             raise APIError(400, "BadRequest", f"the body is no JSON: {str(error)[:100]}") from error
         node = request.segments[2]
         with _translate_api_errors(), self._count_report_outcome(PUT_SOURCE):
-            measured = parse_capacity_put(node, document, longest=MAX_CAPACITY_VALIDITY_S)
+            measured = parse_capacity_put(node, document, limit_s=MAX_CAPACITY_VALIDITY_S)
             warning = self.capacity.record_report(PUT_SOURCE, measured, self._clock())
         return _json_response({"warning": warning, **self.effective_capacity_document(node)})
 
@@ -424,20 +424,20 @@ class ControllerService:
             return _json_response(self.effective_capacity_document(request.segments[2]))
 
     def unready_reason(self) -> str:
-        """Why this replica can neither take what is PUT nor take over; empty when it can."""
+        """Return the reason why this replica can neither answer nor take over; empty if it can."""
         if problem := self.lease.standby_problem:
             return problem
         return "" if self._nodes.synced.is_set() else "the nodes are not known yet"
 
     def render_metrics(self) -> bytes:
-        """In Prometheus' text format."""
-        metrics, now = self._metrics, self._clock()
+        """Render the metrics in Prometheus' text format."""
+        metrics, now_s = self._metrics, self._clock()
         metrics.leader.set(self.lease.is_leader)
         metrics.nodes.set(len(self.capacity.node_names()))
         currents = [
-            self.capacity.effective_capacity(node, now) for node in self.capacity.reported_nodes()
+            self.capacity.effective_capacity(node, now_s) for node in self.capacity.reported_nodes()
         ]
-        metrics.lowered.set(sum(1 for one in currents if one and min(one.zones.values()) < 1))
+        metrics.lowered.set(sum(1 for c in currents if c and min(c.zones.values()) < 1))
         if self.drained is not None:
             metrics.drained.set(self.drained.draining_count())
             metrics.to_move.set(self.drained.pending_count())
@@ -448,18 +448,18 @@ class ControllerService:
         return metrics.render_metrics()
 
     def _record_reports(self, source: str, measurements: Sequence[CapacityReport]) -> list[str]:
-        """What a source says of all nodes: those it names no more are withdrawn."""
+        """Record a source's reports about all Nodes; withdraw Nodes without a report."""
         if not self._nodes.synced.is_set():
             return []
         problems: list[str] = []
-        now = self._clock()
-        for one in measurements:
+        now_s = self._clock()
+        for report in measurements:
             try:
                 with self._count_report_outcome(source):
-                    self.capacity.record_report(source, one, now)
+                    self.capacity.record_report(source, report, now_s)
             except (BadCapacity, UnknownNode) as error:
                 problems.append(str(error))
-        for node in self.capacity.reported_nodes() - {one.node for one in measurements}:
+        for node in self.capacity.reported_nodes() - {report.node for report in measurements}:
             self.capacity.withdraw_source(source, node)
         return problems
 
@@ -467,13 +467,13 @@ class ControllerService:
 
     async def _run_ticks(self) -> None:
         while True:
-            now, wall = self._clock(), time.time()
-            self._cluster.expire_topologies(now)
-            for one in self._evictors:
-                # Also where this replica does not lead: a new leader goes on.
-                one.on_tick(now, wall)
+            now_s, wall = self._clock(), time.time()
+            self._cluster.expire_topologies(now_s)
+            for evictor in self._evictors:
+                # Also in replicas that do not lead: a new leader continues.
+                evictor.on_tick(now_s, wall)
             if self._may_write():
-                self.capacity.update_due_nodes(now, wall)
+                self.capacity.update_due_nodes(now_s, wall)
                 self._writer.wake.set()
             await asyncio.sleep(TICK_INTERVAL_S)
 
@@ -487,19 +487,19 @@ class ControllerService:
             log.info("capacity", node=request.name, wanted=_zone_factors_text(request))
         elif request.resource is Resource.EVICTIONS:
             dry_run = "dryRun" in request.body["deleteOptions"]
-            said = DRY_RUN_TEXT if dry_run else "evicted"
-            log.info(said, pod=f"{request.namespace}/{request.name}")
+            text = DRY_RUN_TEXT if dry_run else "evicted"
+            log.info(text, pod=f"{request.namespace}/{request.name}")
 
 
 async def forward_to_replica(
     request: HTTPRequest, address: str, certificate: Certificate | None
 ) -> Response:
-    """What another replica answers to a request; with TLS it must show our own certificate.
+    """Return another replica's answer; with TLS it must have the same certificate.
 
     Raises:
-        aiohttp.ClientError, OSError, ValueError: it cannot be asked.
+        aiohttp.ClientError, OSError, ValueError: the replica does not answer.
     """
-    expected = aiohttp.Fingerprint(certificate.certificate_sha256()) if certificate else True
+    fingerprint = aiohttp.Fingerprint(certificate.certificate_sha256()) if certificate else True
     url = f"{'https' if certificate else 'http'}://{address}{request.path}"
     token = request.header_value(b"authorization").decode("latin-1")
     async with (
@@ -509,7 +509,7 @@ async def forward_to_replica(
             URL(url, encoded=True),
             data=request.body,
             headers={"Authorization": token, FORWARDED_HEADER: "1"},
-            ssl=expected,
+            ssl=fingerprint,
             allow_redirects=False,
         ) as answer,
     ):
@@ -522,7 +522,7 @@ def _not_ready_error(problem: str) -> APIError:
 
 @contextlib.contextmanager
 def _translate_api_errors() -> Iterator[None]:
-    """What is wrong with a request, as an answer."""
+    """Translate errors of a request into API errors."""
     try:
         yield
     except BadCapacity as error:

@@ -1,4 +1,4 @@
-"""Where capacity comes from besides a PUT: a file that is watched, and queries of Prometheus."""
+"""Capacity sources besides a PUT: a file that is polled, and queries of Prometheus."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from nri_numa.observe.logs import get_logger
 log = get_logger("controller")
 
 FILE_POLL_INTERVAL_S: Final = 2.0
-"""Seconds after which a file is read again."""
+"""Seconds between two reads of a file."""
 MAX_SOURCE_BYTES: Final = 16 << 20
 """Bytes of a file or an answer; 5,000 nodes with four NUMA nodes each take two million."""
 QUERY_TIMEOUT_S: Final = 10.0
@@ -37,18 +37,18 @@ CapacityReportSink = Callable[[str, Sequence[CapacityReport]], list[str]]
 
 
 class ExternalCapacitySource:
-    """Says what it reads again and again, and its problems once.
+    """Reads capacity reports periodically, and logs each problem once.
 
     Args:
-        take: takes what a source says of all nodes, and returns problems.
-        up: gets whether it could be read.
+        sink: receives a source's reports about all Nodes, and returns problems.
+        set_readable: receives True if the source could be read.
     """
 
     name = location = ""
     interval = FILE_POLL_INTERVAL_S
 
-    def __init__(self, take: CapacityReportSink, up: Callable[[bool], object]) -> None:
-        self._take, self._up = take, up
+    def __init__(self, sink: CapacityReportSink, set_readable: Callable[[bool], object]) -> None:
+        self._take, self._up = sink, set_readable
         self._said: frozenset[str] = frozenset()
 
     async def run(self) -> None:
@@ -67,11 +67,11 @@ class ExternalCapacitySource:
             text = getattr(error, "strerror", None) or str(error)[:300] or type(error).__name__
             self._report_problems([f"cannot be read: {text}"], readable=False)
         else:
-            found = [*problems, *truncate_problems(self._take(self.name, measurements))]
-            self._report_problems(found, readable=True)
+            all_problems = [*problems, *truncate_problems(self._take(self.name, measurements))]
+            self._report_problems(all_problems, readable=True)
 
     async def _read_capacity_reports(self) -> tuple[list[CapacityReport], list[str]]:
-        """What is said now: what is sound of it, and what is wrong."""
+        """Read the valid reports and the problems."""
         raise NotImplementedError
 
     def _report_problems(self, problems: Sequence[str], *, readable: bool) -> None:
@@ -86,15 +86,17 @@ class ExternalCapacitySource:
 
 
 class FileSource(ExternalCapacitySource):
-    """A YAML or JSON file with many nodes.
+    """A YAML or JSON file with many Nodes.
 
-    What stands there counts as long as it can be read; one that is away is silent.
+    Its values count while it can be read; a missing file reports nothing.
     """
 
     name = "file"
 
-    def __init__(self, path: str, take: CapacityReportSink, up: Callable[[bool], object]) -> None:
-        super().__init__(take, up)
+    def __init__(
+        self, path: str, sink: CapacityReportSink, set_readable: Callable[[bool], object]
+    ) -> None:
+        super().__init__(sink, set_readable)
         self.location = path
         self._seen: tuple[int, ...] = ()
         self._last: tuple[list[CapacityReport], list[str]] = [], []
@@ -103,11 +105,11 @@ class FileSource(ExternalCapacitySource):
         return await asyncio.to_thread(self._reparse_reports_if_changed)
 
     def _reparse_reports_if_changed(self) -> tuple[list[CapacityReport], list[str]]:
-        seen, self._seen = self._seen, ()
+        old_identity, self._seen = self._seen, ()
         with open(self.location, "rb") as file:
             status = os.fstat(file.fileno())
-            now = (status.st_mtime_ns, status.st_size, status.st_ino)
-            if now != seen:
+            identity = (status.st_mtime_ns, status.st_size, status.st_ino)
+            if identity != old_identity:
                 data = file.read(MAX_SOURCE_BYTES + 1)
                 if len(data) > MAX_SOURCE_BYTES:
                     raise BadCapacity(f"is larger than {MAX_SOURCE_BYTES} bytes")
@@ -115,19 +117,19 @@ class FileSource(ExternalCapacitySource):
                     self._last = parse_capacity_file(safe_yaml.parse_yaml12(data.decode()))
                 except (safe_yaml.YAMLProblem, UnicodeDecodeError) as error:
                     raise BadCapacity(str(error)[:300]) from None
-        self._seen = now
+        self._seen = identity
         return self._last
 
 
 class PrometheusSource(ExternalCapacitySource):
-    """An instant query, asked again and again."""
+    """An instant query, repeated periodically."""
 
     name = "prometheus"
 
     def __init__(
-        self, config: Prometheus, take: CapacityReportSink, up: Callable[[bool], object]
+        self, config: Prometheus, sink: CapacityReportSink, set_readable: Callable[[bool], object]
     ) -> None:
-        super().__init__(take, up)
+        super().__init__(sink, set_readable)
         self.location, self.interval = config.url, QUERY_INTERVAL_S
         self._config = config
 
@@ -155,8 +157,8 @@ class PrometheusSource(ExternalCapacitySource):
             ) as response,
         ):
             data = bytearray()
-            async for piece in response.content.iter_any():
-                data += piece
+            async for chunk in response.content.iter_any():
+                data += chunk
                 if len(data) > MAX_SOURCE_BYTES:
                     raise BadCapacity(f"the answer is larger than {MAX_SOURCE_BYTES} bytes")
             # An error of a query has the same form, with another status.

@@ -1,18 +1,17 @@
-"""Pods that their node refuses for ever, and which of them may go to another one. Pure.
+"""Pods that their node keeps rejecting, and the eviction of those that fit on another node. Pure.
 
-A pod that a node of ours refuses waits there with CreateContainerError: the kubelet asks again and
-again, it is not scheduled anew, and its workload makes no other one. A pod that has waited so for a
-while is evicted, if its node still has no room by what it publishes and another one has, as the
-scheduler's extender judges it (`nri_numa.scheduler.fit`), after the pod's own words about Nodes.
-Where some of its containers run its node is asked for room for the others, and another node for
-all. Sums of requests, volumes and affinity among pods are not looked at: a move may be without
-effect. So the same workload is moved only so often.
+A pod that the agent of its node rejects waits there with CreateContainerError: the kubelet retries
+without limit, the pod is not rescheduled, and its workload creates no replacement. After a delay
+the pod is evicted if its node still has no room by its published resources and another node has,
+as the scheduler's extender evaluates it (`nri_numa.scheduler.fit`), within the pod's constraints on
+Nodes. If some of its containers run, its node needs room for the others, and the other node for
+all. Sums of requests, volumes and affinity among pods are not evaluated, so an eviction may be in
+vain; the evictions of one workload are therefore limited.
 
-As long as a container never ran its pod is in the phase Pending (the kubelet's `getPhase`). One
-that ended and is to be started again leaves it in the phase Running, as most pods of a cluster are,
-so it is not found by following pods. But the kubelet writes an Event for each container that it
-cannot create, with the words of its runtime. The pod of such an Event is read as long as that goes
-on.
+Until a container has run, its pod is in the phase Pending (the kubelet's `getPhase`). A container
+that ended and is to be restarted leaves its pod in the phase Running, like most pods of a cluster,
+so watching Pending pods does not find it. But the kubelet writes an Event for each container that
+it cannot create, with the runtime's error. The pod of such an Event is read while Events continue.
 """
 
 from __future__ import annotations
@@ -48,32 +47,31 @@ from nri_numa.scheduler.fit import Fit, Unfit, WorkBudget
 
 WAITING_REASON: Final = "CreateContainerError"
 REJECTION_EVENT_SELECTOR: Final = "involvedObject.kind=Pod,reason=Failed"
-"""Which Events are followed; the reason is the kubelet's (pkg/kubelet/events/event.go)."""
+"""Watched Events; the reason is the kubelet's (pkg/kubelet/events/event.go)."""
 TARGET_SEARCH_STEP_WORK: Final = 1000
-"""Work (`nri_numa.scheduler.fit.Work`) of one turn of a look for another node, about 10 ms."""
+"""Work (`nri_numa.scheduler.fit.WorkBudget`) of one step of a target search, about 10 ms."""
 STUCK_POD_CHECK_INTERVAL_S: Final = 10.0
-"""Seconds between two looks for another node, and at a pod in the phase Running; the kubelet asks
-its own node every ten or more."""
+"""Seconds between two target searches, and two reads of a pod in the phase Running; the kubelet
+retries every 10 s or more."""
 SUSPECT_TIMEOUT_S: Final = 60.0
-"""Seconds for which a pod is looked at after the last sign; its status comes after the Event."""
+"""Seconds for which a pod is read after its last Event; its status is written after the Event."""
 TARGET_RESERVATION_S: Final = 60.0
-"""Seconds for which the room of a successor is not offered to another refused pod."""
+"""Seconds for which the replacement's resources are not offered to another stuck pod."""
 MAX_STUCK_PODS: Final = 10_000
-"""Refused pods that are remembered."""
+"""Stuck pods that are remembered."""
 MAX_RUNNING_PODS: Final = 1000
-"""Pods in the phase Running that are looked at, one after the other."""
+"""Pods in the phase Running that are read, one after the other."""
 
 
 @dataclass(slots=True, kw_only=True)
 class StuckPod(EvictionCandidate):
-    """A pod that its node refuses.
+    """A pod that its node rejects.
 
     Attributes:
-        pod_request, unstarted_request: what all of its containers ask for, and those that do not
-        run.
-        is_running: it is in the phase Running.
-        look: for a node with room, while that goes on.
-        target: where it fits, as far as known.
+        pod_request, unstarted_request: requests of all containers, and of those that do not run.
+        is_running: the pod is in the phase Running.
+        target_search: search for a node with room, while it runs.
+        target: node that was found, with the fit.
     """
 
     pod_request: PodRequest
@@ -82,7 +80,7 @@ class StuckPod(EvictionCandidate):
     spec: Mapping[str, Any]
     refusal: str
     stuck_since: float
-    look: Cooperative[tuple[str, Fit] | None] | None = None
+    target_search: Cooperative[tuple[str, Fit] | None] | None = None
     target: tuple[str, Fit] | None = None
 
 
@@ -94,12 +92,12 @@ class _Suspect:
 
 
 class StuckPodEvictor(Evictor[StuckPod]):
-    """Pods that wait for their node without effect.
+    """Evicts pods that their node keeps rejecting.
 
     Args:
-        nodes: what is known of the cluster; room of successors is held there.
-        candidates: judges by it.
-        reader: reads what a pod asks for.
+        nodes: state of the cluster; replacements are assumed there.
+        candidates: evaluates nodes by that state.
+        reader: reads the requests of pods.
     """
 
     reason, event_suffix = "NUMAPodMoved", "moved"
@@ -112,36 +110,36 @@ class StuckPodEvictor(Evictor[StuckPod]):
         nodes: ClusterState,
         candidates: VerdictCache,
         reader: PodReader,
-        now: float,
+        now_s: float,
     ) -> None:
-        super().__init__("stuck", prefix, budget, delay_s, now)
+        super().__init__("stuck", prefix, budget, delay_s, now_s)
         self._nodes, self._candidates, self._reader = nodes, candidates, reader
         self._suspects: dict[tuple[str, str], _Suspect] = {}
         self._looking: StuckPod | None = None
 
-    # --- what is there ----------------------------------------------------------------------------
+    # --- pods -------------------------------------------------------------------------------------
 
-    def on_pod(self, document: Mapping[str, Any], now: float) -> None:
-        """A pod is in the phase Pending, or was read because one of its containers waits."""
+    def on_pod(self, document: Mapping[str, Any], now_s: float) -> None:
+        """Check a pod that is Pending, or that was read because one of its containers waits."""
         metadata, spec = document.get("metadata") or {}, document.get("spec") or {}
         uid, version = str(metadata.get("uid", "")), str(metadata.get("resourceVersion", ""))
-        said = plugin_rejection(document) if is_recreated(document) else ""
-        asks = None
-        if uid and said and uid not in self._evicted:
-            asks = self._reader.read_pod_request(document)
+        rejection = plugin_rejection(document) if is_recreated(document) else ""
+        request = None
+        if uid and rejection and uid not in self._evicted:
+            request = self._reader.read_pod_request(document)
         if (
-            asks is None
-            or not asks.has_placement_request
-            or asks.invalid_reason
-            or asks.is_unconstrained
+            request is None
+            or not request.has_placement_request
+            or request.invalid_reason
+            or request.is_unconstrained
         ):
-            # Not refused; or no node would take it, or only a node can say: lists of CPUs.
+            # Not rejected; or no node would admit it, or only a node can tell: lists of CPUs.
             self.pods.pop(uid, None)
             return
-        running, known = _is_pod_running(document), self.pods.get(uid)
-        if known is not None and known.is_running == running:
-            known.version, known.refusal = version, said
-            known.pod_request, known.unstarted_request = asks, unstarted_request(asks, document)
+        running, pod = _is_pod_running(document), self.pods.get(uid)
+        if pod is not None and pod.is_running == running:
+            pod.version, pod.refusal = version, rejection
+            pod.pod_request, pod.unstarted_request = request, unstarted_request(request, document)
         elif len(self.pods) < MAX_STUCK_PODS:
             self.pods[uid] = StuckPod(
                 namespace=str(metadata.get("namespace", "")),
@@ -150,91 +148,91 @@ class StuckPodEvictor(Evictor[StuckPod]):
                 node=str(spec.get("nodeName", "")),
                 workload=controller_uid(document),
                 version=version,
-                retry_at=now + self._delay_s,
-                pod_request=asks,
-                unstarted_request=unstarted_request(asks, document),
+                retry_at=now_s + self._delay_s,
+                pod_request=request,
+                unstarted_request=unstarted_request(request, document),
                 is_running=running,
                 spec={key: spec.get(key) for key in NODE_CONSTRAINTS},
-                refusal=said,
-                stuck_since=now,
+                refusal=rejection,
+                stuck_since=now_s,
             )
 
     def on_pod_removed(self, uid: str) -> None:
-        """A pod is not in the phase Pending any more, or does not exist."""
-        if (known := self.pods.get(uid)) is not None and not known.is_running:
+        """Drop a pod that is no longer Pending or no longer exists."""
+        if (pod := self.pods.get(uid)) is not None and not pod.is_running:
             del self.pods[uid]
 
-    def on_tick(self, now: float, wall: float) -> None:
-        """Time has passed."""
-        super().on_tick(now, wall)
-        for hold in self._nodes.due_assumed_pods(now):
+    def on_tick(self, now_s: float, wall: float) -> None:
+        """Forget assumed replacements that are due."""
+        super().on_tick(now_s, wall)
+        for hold in self._nodes.due_assumed_pods(now_s):
             self._nodes.forget_pod(hold.uid)
 
     # --- pods in the phase Running ----------------------------------------------------------------
 
-    def on_rejection_event(self, event: Mapping[str, Any], now: float) -> None:
-        """Take an Event of `REJECTION_EVENT_SELECTOR` up; only those of our refusals count."""
-        found = mapping_or_empty(event.get("involvedObject"))
-        pod = str(found.get("namespace", "")), str(found.get("name", ""))
+    def on_rejection_event(self, event: Mapping[str, Any], now_s: float) -> None:
+        """Record the pod of an Event of `REJECTION_EVENT_SELECTOR` if the agent rejected it."""
+        involved_object = mapping_or_empty(event.get("involvedObject"))
+        pod = str(involved_object.get("namespace", "")), str(involved_object.get("name", ""))
         if f": pod {pod[0]}/{pod[1]}, container " not in str(event.get("message", "")):
             return
-        if (known := self._suspects.get(pod)) is not None:
-            known.expires_at = now + SUSPECT_TIMEOUT_S
+        if (suspect := self._suspects.get(pod)) is not None:
+            suspect.expires_at = now_s + SUSPECT_TIMEOUT_S
         elif len(self._suspects) < MAX_RUNNING_PODS:
-            self._suspects[pod] = _Suspect(due_at=now, expires_at=now + SUSPECT_TIMEOUT_S)
+            self._suspects[pod] = _Suspect(due_at=now_s, expires_at=now_s + SUSPECT_TIMEOUT_S)
 
     def _next_list_at(self) -> float:
-        return min((one.due_at for one in self._suspects.values()), default=float("inf"))
+        return min((suspect.due_at for suspect in self._suspects.values()), default=float("inf"))
 
-    def _next_pod_list_request(self, now: float) -> APIRequest | None:
-        """The pod of a name, by a list: who moves pods may list."""
-        for (namespace, name), one in self._suspects.items():
-            if one.due_at <= now:
+    def _next_pod_list_request(self, now_s: float) -> APIRequest | None:
+        """Request a pod by its name with a list, which the evictor's Role allows."""
+        for (namespace, name), suspect in self._suspects.items():
+            if suspect.due_at <= now_s:
                 return self._pod_list_request((namespace, name), namespace, metadata_name=name)
         return None
 
     def _on_pod_list(
-        self, request: APIRequest, outcome: Outcome, now: float, jitter: float
+        self, request: APIRequest, outcome: Outcome, now_s: float, jitter: float
     ) -> None:
-        one = self._suspects[request.key]
-        one.due_at = now + STUCK_POD_CHECK_INTERVAL_S
+        suspect = self._suspects[request.key]
+        suspect.due_at = now_s + STUCK_POD_CHECK_INTERVAL_S
         if outcome.result is not OutcomeKind.SUCCEEDED:
             return
         document = outcome.documents[0] if outcome.documents else {}
         uid = str((document.get("metadata") or {}).get("uid", ""))
-        waits = _is_pod_running(document) and bool(plugin_rejection(document))
-        if one.uid and (one.uid != uid or not waits):
-            self.pods.pop(one.uid, None)
-        one.uid = uid if waits else ""
-        if waits:
-            one.expires_at = now + SUSPECT_TIMEOUT_S
-            self.on_pod(document, now)
-        elif not uid or one.expires_at <= now:
+        is_stuck = _is_pod_running(document) and bool(plugin_rejection(document))
+        if suspect.uid and (suspect.uid != uid or not is_stuck):
+            self.pods.pop(suspect.uid, None)
+        suspect.uid = uid if is_stuck else ""
+        if is_stuck:
+            suspect.expires_at = now_s + SUSPECT_TIMEOUT_S
+            self.on_pod(document, now_s)
+        elif not uid or suspect.expires_at <= now_s:
             del self._suspects[request.key]
 
-    # --- what is done -----------------------------------------------------------------------------
+    # --- evictions --------------------------------------------------------------------------------
 
-    def _may_evict(self, pod: StuckPod, now: float) -> bool:
-        """One pod at a time is looked at, for a turn: the next goes on where this one ends."""
+    def _may_evict(self, pod: StuckPod, now_s: float) -> bool:
+        """Run one step of a pod's target search; one pod's search runs at a time."""
         looking = self._looking
         if looking is not None and self.pods.get(looking.uid) is looking is not pod:
             return False
-        look = pod.look = pod.look or self._find_target(pod)
+        search = pod.target_search = pod.target_search or self._find_target(pod)
         try:
-            next(look)
+            next(search)
         except StopIteration as end:
-            self._looking = pod.look = None
+            self._looking = pod.target_search = None
             pod.target = end.value
             if pod.target is None:
-                pod.retry_at = now + STUCK_POD_CHECK_INTERVAL_S
+                pod.retry_at = now_s + STUCK_POD_CHECK_INTERVAL_S
             return pod.target is not None
         self._looking = pod
         return False
 
     def _find_target(self, pod: StuckPod) -> Cooperative[tuple[str, Fit] | None]:
-        """The first node by name with room, where its own has none as it says itself.
+        """Find the first node by name with room if the pod's own node has none.
 
-        What one look leaves for the next is judged faster then: verdicts are remembered.
+        A search that stops at the work limit is faster next time: verdicts are cached.
         """
         work, pause = WorkBudget(), TARGET_SEARCH_STEP_WORK
         for name in sorted(self._nodes.node_names) if self._has_no_room(pod) else ():
@@ -255,17 +253,17 @@ class StuckPodEvictor(Evictor[StuckPod]):
         return None
 
     def _has_no_room(self, pod: StuckPod) -> bool:
-        """Whether a pod's own node says itself that it has none: else a successor could come back.
+        """Return True if a pod's own node publishes too little room; else a replacement may return.
 
-        A node of which nothing is known says nothing of why it refuses.
+        A node without a readable topology gives no reason for its rejection.
         """
-        own = self._nodes.free_resources(pod.node)
-        here = self._candidates.evaluate_node(pod.unstarted_request, pod.node)
-        known = isinstance(own, NodeResources) and not own.agent_not_ready
-        return known and (isinstance(here, Unfit) or here.requires_moves)
+        resources = self._nodes.free_resources(pod.node)
+        verdict = self._candidates.evaluate_node(pod.unstarted_request, pod.node)
+        agent_ready = isinstance(resources, NodeResources) and not resources.agent_not_ready
+        return agent_ready and (isinstance(verdict, Unfit) or verdict.requires_moves)
 
-    def _record_eviction(self, pod: StuckPod, now: float) -> None:
-        super()._record_eviction(pod, now)
+    def _record_eviction(self, pod: StuckPod, now_s: float) -> None:
+        super()._record_eviction(pod, now_s)
         assert pod.target is not None  # noqa: S101  # `_may` says so
         node, fits = pod.target
         self._nodes.assume_pod(
@@ -274,48 +272,48 @@ class StuckPodEvictor(Evictor[StuckPod]):
                 node=node,
                 numa_nodes=dict(fits.numa_nodes),
                 charge=fits.pod_charge,
-                assumed_at=now,
-                expires_at=now + TARGET_RESERVATION_S,
+                assumed_at=now_s,
+                expires_at=now_s + TARGET_RESERVATION_S,
             )
         )
 
-    def _eviction_reason(self, pod: StuckPod, now: float) -> str:
+    def _eviction_reason(self, pod: StuckPod, now_s: float) -> str:
         node = pod.target[0] if pod.target else ""
         return (
-            f"node {pod.node} has refused it for {now - pod.stuck_since:.0f} s, and {node} has "
+            f"node {pod.node} has refused it for {now_s - pod.stuck_since:.0f} s, and {node} has "
             "room; "
             f"{pod.refusal}"
         )
 
 
 def plugin_rejection(document: Mapping[str, Any]) -> str:
-    """What our plugin said about a pod's container that waits for it; empty where nothing is ours.
+    """Return the plugin's rejection of a waiting container; empty if there is none.
 
-    The runtime puts its own words before ours, which begin with a reason and name the pod and the
-    container.
+    The runtime puts its own text before the plugin's, which begins with a reason and names the pod
+    and the container.
     """
     metadata = document.get("metadata") or {}
-    for one in _container_statuses(document):
-        waiting = (one.get("state") or {}).get("waiting") or {}
-        if waiting.get("reason") != WAITING_REASON:
+    for status in _container_statuses(document):
+        state = (status.get("state") or {}).get("waiting") or {}
+        if state.get("reason") != WAITING_REASON:
             continue
         pod = f"{metadata.get('namespace')}/{metadata.get('name')}"
-        found = read_reason_and_detail(str(waiting.get("message", "")), pod, str(one.get("name")))
-        if found is not None:
-            return ": ".join(found)
+        texts = read_reason_and_detail(str(state.get("message", "")), pod, str(status.get("name")))
+        if texts is not None:
+            return ": ".join(texts)
     return ""
 
 
 def unstarted_request(request: PodRequest, document: Mapping[str, Any]) -> PodRequest:
-    """What a pod asks for without the containers of it that run, whose share its node counts.
+    """Return a pod's request without its running containers, which the node counts already.
 
-    What is to be together with a container that runs is judged as if it could go anywhere: so the
-    node is rather taken to have room, and the pod stays.
+    Containers that must be together with a running one are evaluated as if they could go anywhere.
+    This errs towards a node with room, so the pod stays.
     """
     running = {
-        one.get("name")
-        for one in _container_statuses(document)
-        if (one.get("state") or {}).get("running") is not None
+        status.get("name")
+        for status in _container_statuses(document)
+        if (status.get("state") or {}).get("running") is not None
     }
     if not running:
         return request
@@ -332,7 +330,7 @@ def unstarted_request(request: PodRequest, document: Mapping[str, Any]) -> PodRe
 def _container_statuses(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     status = mapping_or_empty(document.get("status"))
     keys = ("initContainerStatuses", "containerStatuses")
-    return [one for key in keys for one in list_of_mappings(status.get(key))]
+    return [entry for key in keys for entry in list_of_mappings(status.get(key))]
 
 
 def _is_pod_running(document: Mapping[str, Any]) -> bool:

@@ -1,9 +1,9 @@
-"""Where one Pending pod fits, and why not elsewhere: ``GET /v1/verdicts/{namespace}/{pod}``.
+"""Verdicts of all nodes for one Pending pod: ``GET /v1/verdicts/{namespace}/{pod}``.
 
 Questions come through the API server's service proxy, which checks the caller's rights and passes
-on nothing about the caller. So the pod's UID is the proof: who knows it may read the pod. An answer
-has no name of another pod, no label, and no value of a taint. Nodes are judged as the scheduler's
-extender judges them (`nri_numa.scheduler.fit`), by what this replica watches, leading or not.
+on nothing about the caller. So the pod's UID is the proof that the caller may read the pod. An
+answer has no name of another pod, no label, and no value of a taint. Nodes are evaluated as in the
+scheduler's extender (`nri_numa.scheduler.fit`), by this replica's watches, leading or not.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ VERDICTS_PATH: Final = "/v1/verdicts/{namespace}/{pod}"
 MAX_PENDING_PODS: Final = 10_000
 """Pending pods that are remembered."""
 MAX_ANSWER_S: Final = 0.8
-"""Seconds after which no further node is judged, so that an answer takes a second at most."""
+"""Seconds after which no further node is evaluated, so an answer takes at most a second."""
 MAX_QUESTIONS_PER_S: Final = 5
 MAX_ANSWER_BYTES: Final = 64 << 10
 MAX_EXAMPLE_NODES: Final = 5
@@ -69,7 +69,7 @@ class PendingPod(Struct, frozen=True):
 
 
 class VerdictKind(StrEnum):
-    """What was found for a pod."""
+    """Verdict of all nodes for a pod."""
 
     FITS = "fits"
     DOES_NOT_FIT = "does-not-fit"
@@ -79,7 +79,7 @@ class VerdictKind(StrEnum):
 
 
 class TopologyProblem(StrEnum):
-    """Why nothing can be said of a node."""
+    """Reasons why a node cannot be evaluated."""
 
     NO_TOPOLOGY = "no-topology"
     UNREADABLE_TOPOLOGY = "unreadable-topology"
@@ -97,7 +97,7 @@ class PodVerdicts:
     """Remembers Pending pods by UID, and answers questions about them, one at a time.
 
     Args:
-        watches: all have to be read once before there is an answer.
+        watches: all must be synced before a question is answered.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class PodVerdicts:
         return [Route("GET", VERDICTS_PATH, self._get_verdict, query=("uid",))]
 
     def on_pod(self, document: Mapping[str, Any]) -> None:
-        """Remember a Pending pod, new or changed, as far as `MAX_PENDING_PODS` allows."""
+        """Remember a new or changed Pending pod, up to `MAX_PENDING_PODS`."""
         uid = uid_of(document)
         if uid in self._pods or len(self._pods) < MAX_PENDING_PODS:
             spec = mapping_or_empty(document.get("spec"))
@@ -140,8 +140,8 @@ class PodVerdicts:
             if not _NAME_PATTERN.fullmatch(value):
                 raise _bad_query(f"{key} is {ascii(value)[:80]}, expected a name of Kubernetes")
         if not 0 < len(uid) <= _MAX_UID_CHARS:
-            expected = f"expected the pod's metadata.uid of at most {_MAX_UID_CHARS} characters"
-            raise _bad_query(f"uid is {ascii(uid)[:80]}, {expected}")
+            expectation = f"expected the pod's metadata.uid of at most {_MAX_UID_CHARS} characters"
+            raise _bad_query(f"uid is {ascii(uid)[:80]}, {expectation}")
         if not all(watch.synced.is_set() for watch in self._watches):
             problem = self._watch_problems() or "nodes and pods are not known yet"
             raise APIError(503, "NotReady", problem, [("Retry-After", "2")])
@@ -158,27 +158,27 @@ class PodVerdicts:
         return Response(200, _encode_answer(_build_answer(pod, findings, self._watch_problems())))
 
     def _check_rate(self) -> None:
-        now, asked = self._clock(), self._asked_at
-        if self._answering or (len(asked) == MAX_QUESTIONS_PER_S and now - asked[0] < 1):
+        now_s, times = self._clock(), self._asked_at
+        if self._answering or (len(times) == MAX_QUESTIONS_PER_S and now_s - times[0] < 1):
             problem = f"expected one question at a time, and {MAX_QUESTIONS_PER_S} a second at most"
             raise APIError(429, "TooManyRequests", problem, [("Retry-After", "1")])
-        asked.append(now)
+        times.append(now_s)
 
     def _watch_problems(self) -> str:
-        return "; ".join(dict.fromkeys(one.problem for one in self._watches if one.problem))
+        return "; ".join(dict.fromkeys(watch.problem for watch in self._watches if watch.problem))
 
     async def _judge_nodes(self, pod: PendingPod) -> _Findings:
-        """Judge all nodes but the pod's own, until `MAX_ANSWER_S` are over."""
+        """Evaluate all nodes but the pod's own, for at most `MAX_ANSWER_S`."""
         findings, work, pause = _Findings(), WorkBudget(MAX_QUESTION_WORK), ANSWER_STEP_WORK
         if pod.request.is_unconstrained or pod.request.invalid_reason:
             return findings
-        ends_at = self._clock() + MAX_ANSWER_S
+        deadline = self._clock() + MAX_ANSWER_S
         names = sorted(self._cluster.all_node_names - {pod.node})
         for index, name in enumerate(names):
             if work.done >= pause or index % _YIELD_EVERY_NODES == 0:
                 pause = work.done + ANSWER_STEP_WORK
                 await asyncio.sleep(0)
-                if self._clock() >= ends_at:
+                if self._clock() >= deadline:
                     findings.unread_nodes = len(names) - index
                     break
             self._judge_node(pod, name, work, findings)
@@ -189,24 +189,24 @@ class PodVerdicts:
     ) -> None:
         facts = self._cluster.facts(name)
         if facts is None:
-            return  # no Node, so kube-scheduler knows nothing of it
+            return  # without a Node object kube-scheduler does not know it
         reason = node_admits(facts, pod.constraints) or self._topology_problem(pod, name)
         if reason is not None:
             findings.excluded.setdefault(reason, []).append(name)
             return
-        found = self._candidates.evaluate_node(pod.request, name, work)
-        if isinstance(found, Fit):
-            findings.fits.append((name, found))
+        verdict = self._candidates.evaluate_node(pod.request, name, work)
+        if isinstance(verdict, Fit):
+            findings.fits.append((name, verdict))
         else:
-            findings.unfit.append((name, found))
+            findings.unfit.append((name, verdict))
 
     def _topology_problem(self, pod: PendingPod, name: str) -> TopologyProblem | None:
         if not pod.request.has_placement_request:
-            return None  # what the kubelet aligns fits wherever nothing is known
-        known = self._cluster.free_resources(name)
-        if isinstance(known, NodeResources):
-            return TopologyProblem.AGENT_NOT_READY if known.agent_not_ready else None
-        return TopologyProblem.NO_TOPOLOGY if known is None else TopologyProblem.UNREADABLE_TOPOLOGY
+            return None  # what the kubelet aligns fits on nodes without a topology
+        room = self._cluster.free_resources(name)
+        if isinstance(room, NodeResources):
+            return TopologyProblem.AGENT_NOT_READY if room.agent_not_ready else None
+        return TopologyProblem.NO_TOPOLOGY if room is None else TopologyProblem.UNREADABLE_TOPOLOGY
 
 
 def _verdict_kind(pod: PendingPod, findings: _Findings) -> VerdictKind:
@@ -219,15 +219,15 @@ def _verdict_kind(pod: PendingPod, findings: _Findings) -> VerdictKind:
     return VerdictKind.FITS if findings.fits else VerdictKind.DOES_NOT_FIT
 
 
-def _build_answer(pod: PendingPod, findings: _Findings, stale: str) -> dict[str, Any]:
+def _build_answer(pod: PendingPod, findings: _Findings, problem: str) -> dict[str, Any]:
     request, fits = pod.request, findings.fits
     if findings.unread_nodes:
-        late = f"{findings.unread_nodes} nodes were not judged within {MAX_ANSWER_S:g} s"
-        stale = f"{stale}; {late}" if stale else late
+        unread_text = f"{findings.unread_nodes} nodes were not judged within {MAX_ANSWER_S:g} s"
+        problem = f"{problem}; {unread_text}" if problem else unread_text
     # The highest score first, as the extender has it; then the name.
-    best = min(fits, key=lambda one: (-one[1].score_key, one[0]), default=None)
+    best_fit = min(fits, key=lambda fit: (-fit[1].score_key, fit[0]), default=None)
     # The largest group first, then by text.
-    groups = sorted(group_reasons(findings.unfit), key=lambda one: (-len(one.nodes), one.text))
+    groups = sorted(group_reasons(findings.unfit), key=lambda g: (-len(g.nodes), g.text))
     return {
         "namespace": request.namespace,
         "pod": request.name,
@@ -236,36 +236,36 @@ def _build_answer(pod: PendingPod, findings: _Findings, stale: str) -> dict[str,
         "node": pod.node,
         "requests": [
             {
-                "container": one.container,
-                "exclusiveCpus": one.exclusive_cpus,
-                "sharedMilli": one.shared_milli,
-                "amounts": dict(one.amounts),
-                "policy": one.policy,
+                "container": c.container,
+                "exclusiveCpus": c.exclusive_cpus,
+                "sharedMilli": c.shared_milli,
+                "amounts": dict(c.amounts),
+                "policy": c.policy,
             }
-            for one in request.containers or request.kubelet_aligned
+            for c in request.containers or request.kubelet_aligned
         ],
         "verdict": _verdict_kind(pod, findings),
         "invalidReason": request.invalid_reason[:_MAX_REASON_CHARS],
         "fitting": len(fits),
         "judged": len(fits) + len(findings.unfit),
-        "bestNode": best[0] if best else "",
-        "numaNodes": {name: str(ids) for name, ids in best[1].numa_nodes} if best else {},
-        "afterMoves": best[1].requires_moves if best else False,
+        "bestNode": best_fit[0] if best_fit else "",
+        "numaNodes": {name: str(ids) for name, ids in best_fit[1].numa_nodes} if best_fit else {},
+        "afterMoves": best_fit[1].requires_moves if best_fit else False,
         "reasons": [
             {
-                "text": one.text[:_MAX_REASON_CHARS],
-                "waiting": RetryCondition.NEVER if one.unresolvable else RetryCondition.ROOM,
-                "nodes": len(one.nodes),
-                "examples": one.nodes[:MAX_EXAMPLE_NODES],
+                "text": group.text[:_MAX_REASON_CHARS],
+                "waiting": RetryCondition.NEVER if group.unresolvable else RetryCondition.ROOM,
+                "nodes": len(group.nodes),
+                "examples": group.nodes[:MAX_EXAMPLE_NODES],
             }
-            for one in groups[:_MAX_REASONS]
+            for group in groups[:_MAX_REASONS]
         ],
         "excluded": [
-            {"by": by, "nodes": len(nodes), "examples": nodes[:MAX_EXAMPLE_NODES]}
-            for by, nodes in sorted(findings.excluded.items())
+            {"by": exclusion, "nodes": len(nodes), "examples": nodes[:MAX_EXAMPLE_NODES]}
+            for exclusion, nodes in sorted(findings.excluded.items())
         ],
         "notJudged": NOT_JUDGED,
-        "stale": stale,
+        "stale": problem,
     }
 
 

@@ -44,22 +44,21 @@ from nri_numa.kube.requests import (
 from nri_numa.observe.logs import get_logger
 
 MAX_API_SERVER_CONNECTIONS: Final = 32
-"""Bindings at a time; more wait for their turn, because a handshake costs both sides more."""
+"""Bindings at a time; more are queued, because a handshake costs both sides more."""
 IDLE_CONNECTION_KEPT_S: Final = 45.0
 """Seconds that an idle connection is kept; the API server keeps it for 90 (IdleTimeout)."""
 WATCH_COALESCE_S: Final = 0.02
-"""Seconds between two reads of a watch: what comes meanwhile is read at once."""
+"""Seconds between two reads of a watch: the events in between are read at once."""
 _WATCH_TIMEOUT_MARGIN_S: Final = 60.0
 """Seconds after the end of a watch without an answer: the connection is dead."""
 PIECE_BYTES: Final = 1 << 15
-"""Bytes of a watch that are read at once, ten to thirty events: questions are answered in between.
-Where so many waited there is no pause. Half a MiB waits in aiohttp, and no more.
+"""Bytes of a watch that are read at once, ten to thirty events: other tasks run in between. A full
+piece is followed by the next without a pause. aiohttp buffers at most 0.5 MiB.
 """
 _CA_CHECK_INTERVAL_S: Final = 1.0
-"""Seconds between two checks whether ca.crt is another file."""
+"""Seconds between two checks of ca.crt for changes."""
 _CLOSE_LOOP_TURNS: Final = 100
-"""Turns of the event loop that sockets have to close in after the other side's last word; they
-need three."""
+"""Turns of the event loop for sockets to close after the peer has; they need three."""
 _MAX_BACKOFF_S: Final = 30.0
 _UNAUTHORIZED_STATUS, _NOT_FOUND_STATUS, _GONE_STATUS, _TOO_MANY_REQUESTS_STATUS = (
     401,
@@ -92,11 +91,11 @@ class _WatchEvent(msgspec.Struct):
 
 
 class KubeAPI(KubeClient):
-    """Asks the API server as one of our services.
+    """Client of the API server for one service.
 
     Args:
-        credentials: directory with ``token`` and ``ca.crt``, as a pod has it.
-        service: names us in its audit log, and in the objects that we write.
+        credentials: directory with ``token`` and ``ca.crt``, as in a pod.
+        service: name in the audit log, and field manager of written objects.
     """
 
     def __init__(
@@ -115,7 +114,7 @@ class KubeAPI(KubeClient):
         self._ahead = 0.0
 
     def server_time(self) -> float:
-        """Seconds since the epoch by the server's clock, a second off at most."""
+        """Return the server's time in seconds since the epoch, at most a second off."""
         return self._wall() - self._ahead
 
     async def request_json(
@@ -128,7 +127,7 @@ class KubeAPI(KubeClient):
         accept: str = ACCEPT_WHOLE_OBJECT,
         seconds: float = REQUEST_STEP_TIMEOUT_S,
     ) -> dict[str, Any]:
-        """Do one request, signed, over HTTPS."""
+        """Send one authenticated request over HTTPS, and decode its answer."""
         body = None
         if document is not None:
             body = msgspec.json.encode(document)
@@ -137,13 +136,13 @@ class KubeAPI(KubeClient):
         async with self._send_request(method, path, body, headers, seconds) as answer:
             data = await answer.read()
             try:
-                found = msgspec.json.decode(data, type=dict[str, Any])
+                result = msgspec.json.decode(data, type=dict[str, Any])
             except (msgspec.MsgspecError, UnicodeDecodeError) as error:
                 raise KubeError(f"cannot read the answer: {error}", answer.status) from None
-        return found
+        return result
 
     async def refresh_credentials(self) -> None:
-        """Read token and ca.crt where the last look at them is a second old."""
+        """Read token and ca.crt if the last check is a second old."""
         with self._translate_errors():
             await self._open_session()
 
@@ -155,18 +154,18 @@ class KubeAPI(KubeClient):
         *,
         accept: str = ACCEPT_WHOLE_OBJECT,
     ) -> AsyncGenerator[tuple[str, dict[str, Any]]]:
-        """Follow a watch, a piece of its answer at a time."""
-        asked = {**parameters, "watch": "true", "timeoutSeconds": str(seconds)}
-        url, silence = f"{path}?{urlencode(asked)}", seconds + _WATCH_TIMEOUT_MARGIN_S
+        """Yield the events of a watch, a piece of its answer at a time."""
+        query = {**parameters, "watch": "true", "timeoutSeconds": str(seconds)}
+        url, silence = f"{path}?{urlencode(query)}", seconds + _WATCH_TIMEOUT_MARGIN_S
         headers = {"Accept": accept}
         async with self._send_request("GET", url, None, headers, silence) as answer:
             yield WATCH_OPENED, {}
-            rest = b""
+            remainder = b""
             while True:
                 chunk = await answer.content.read(PIECE_BYTES)
-                lines = (rest + chunk).split(b"\n")
-                # Without a chunk it is the end, and a last line may lack its own.
-                rest = lines.pop() if chunk else b""
+                lines = (remainder + chunk).split(b"\n")
+                # An empty chunk is the end, and the last line may lack a line feed.
+                remainder = lines.pop() if chunk else b""
                 for line in lines:
                     if line:
                         yield _decode_watch_event(line)
@@ -183,9 +182,9 @@ class KubeAPI(KubeClient):
         headers: Mapping[str, str] | None = None,
         silence: float = REQUEST_STEP_TIMEOUT_S,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """One request, signed; once more with the token read anew where it was denied."""
+        """Send one authenticated request; retry once with a new token if it is unauthorized."""
         with self._translate_errors():
-            for last in (False, True):
+            for is_retry in (False, True):
                 session = await self._open_session()
                 answer = await session.request(
                     method,
@@ -202,25 +201,25 @@ class KubeAPI(KubeClient):
                     if 200 <= answer.status < 300:
                         yield answer
                         return
-                    found = await answer.read()
-                    if answer.status != _UNAUTHORIZED_STATUS or last:
+                    data = await answer.read()
+                    if answer.status != _UNAUTHORIZED_STATUS or is_retry:
                         raise error_from_response(
-                            answer.status, found, answer.headers.get("Retry-After", "")
+                            answer.status, data, answer.headers.get("Retry-After", "")
                         )
                 self._bearer = self._read_token()
 
     async def _open_session(self) -> aiohttp.ClientSession:
-        """The session; another one after ca.crt changed.
+        """Return the session, a new one after a change of ca.crt.
 
-        The kubelet writes all files anew with each token, and what is under way goes on.
+        The kubelet rewrites all files with each token; requests in progress continue.
         """
-        now = asyncio.get_running_loop().time()
-        if self._session is not None and now - self._checked <= _CA_CHECK_INTERVAL_S:
+        now_s = asyncio.get_running_loop().time()
+        if self._session is not None and now_s - self._checked <= _CA_CHECK_INTERVAL_S:
             return self._session
         file = self._directory / "ca.crt"
         status = os.stat(file)
         written = status.st_mtime_ns, status.st_ino
-        self._checked = now
+        self._checked = now_s
         if self._session is not None and written == self._written:
             return self._session
         authority, self._bearer = file.read_bytes(), self._read_token()
@@ -229,7 +228,7 @@ class KubeAPI(KubeClient):
             return self._session
         await self.close()
         if self._session is not None:
-            return self._session  # another request was quicker
+            return self._session  # opened by a concurrent request
         host = os.environ.get("KUBERNETES_SERVICE_HOST", "")
         if not host:
             raise FileNotFoundError("KUBERNETES_SERVICE_HOST is not set; in a pod it is")
@@ -265,44 +264,44 @@ class KubeAPI(KubeClient):
         return f"Bearer {(self._directory / 'token').read_text('utf-8').strip()}"
 
     async def close(self) -> None:
-        """End the connections; the next request reads everything again."""
+        """Close the connections; the next request reads the credentials again."""
         session, self._session = self._session, None
         sockets, self._sockets = self._sockets, weakref.WeakSet()
         if session is None:
             return
         await session.close()
-        # A request that was cancelled leaves a connection that waits for the other side's farewell,
-        # and no session knows it any more.
-        open_ones = [one for one in sockets if one.fileno() >= 0]
-        for one in open_ones:
+        # A cancelled request leaves a connection that waits for the peer to close, and that no
+        # session knows.
+        open_sockets = [s for s in sockets if s.fileno() >= 0]
+        for s in open_sockets:
             with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
+                s.shutdown(socket.SHUT_RDWR)
         for _ in range(_CLOSE_LOOP_TURNS):
-            if all(one.fileno() < 0 for one in open_ones):
+            if all(s.fileno() < 0 for s in open_sockets):
                 return
             await asyncio.sleep(0)
 
     def _create_tracked_socket(self, address: tuple[Any, ...]) -> socket.socket:
-        """One of a connection, remembered as long as it lives."""
+        """Create a connection's socket, tracked by a weak reference."""
         family, kind, protocol, *_ = address
-        made = socket.socket(family, kind, protocol)
-        self._sockets.add(made)
-        return made
+        created_socket = socket.socket(family, kind, protocol)
+        self._sockets.add(created_socket)
+        return created_socket
 
     @contextlib.contextmanager
     def _translate_errors(self) -> Iterator[None]:
-        """Whatever keeps an answer away, as one sentence that names what to look at."""
+        """Translate errors into one sentence that names what to check."""
         try:
             yield
         except KubeError:
             raise
         except aiohttp.ClientConnectorCertificateError as error:
-            self._checked = float("-inf")  # the next one looks at once for another ca.crt
+            self._checked = float("-inf")  # the next request checks ca.crt at once
             cause = error.certificate_error
-            why = getattr(cause, "verify_message", "") or cause
+            reason = getattr(cause, "verify_message", "") or cause
             file = self._directory / "ca.crt"
             raise KubeError(
-                f"the API server's certificate is not accepted: {why}; {file} is of another "
+                f"the API server's certificate is not accepted: {reason}; {file} is of another "
                 "cluster, or the clocks differ"
             ) from error
         except FileNotFoundError as error:
@@ -315,66 +314,66 @@ class KubeAPI(KubeClient):
 
 
 def read_pod_namespace(credentials: str) -> str:
-    """The namespace of a pod's credentials; ``default`` where they do not say."""
+    """Read the namespace of a pod's credentials; ``default`` without one."""
     with contextlib.suppress(OSError, UnicodeDecodeError):
         return Path(credentials, "namespace").read_text("ascii").strip() or "default"
     return "default"
 
 
 def error_from_response(code: int, body: bytes, retry_after: str = "") -> KubeError:
-    """What the server says instead of doing it."""
+    """Build the error from an answer of the server."""
     try:
-        found = msgspec.json.decode(body, type=_ErrorStatus)
+        status = msgspec.json.decode(body, type=_ErrorStatus)
     except (msgspec.MsgspecError, UnicodeDecodeError):
-        found = _ErrorStatus(body[:200].decode("utf-8", "replace"))
-    causes = frozenset(one.reason for one in (found.details and found.details.causes) or ())
-    # Servers of Kubernetes send seconds, never a date; no more digits than `int` reads.
+        status = _ErrorStatus(body[:200].decode("utf-8", "replace"))
+    causes = frozenset(c.reason for c in (status.details and status.details.causes) or ())
+    # API servers send seconds, never a date; the digits are limited for `int`.
     sound = retry_after.isascii() and retry_after.isdigit()
     seconds = float(min(int(retry_after[:12]), 3600)) if sound else 0.0
-    return KubeError(found.message or f"status {code}", found.code or code, causes, seconds)
+    return KubeError(status.message or f"status {code}", status.code or code, causes, seconds)
 
 
 def _decode_watch_event(line: bytes) -> tuple[str, dict[str, Any]]:
     try:
-        found = msgspec.json.decode(line, type=_WatchEvent)
+        event = msgspec.json.decode(line, type=_WatchEvent)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise KubeError(f"cannot read an event of a watch: {error}") from None
-    if found.type == "ERROR":
-        raise error_from_response(0, msgspec.json.encode(found.object))
-    return found.type, found.object
+    if event.type == "ERROR":
+        raise error_from_response(0, msgspec.json.encode(event.object))
+    return event.type, event.object
 
 
-# --- all objects of a kind, followed --------------------------------------------------------------
+# --- watches --------------------------------------------------------------------------------------
 
 
 class WatchHandler:
     """Objects of one kind, kept up to date by a `Watch`."""
 
     def on_update(self, document: Mapping[str, Any]) -> None:
-        """An object exists, new or changed."""
+        """Handle a new or changed object."""
 
     def on_every_deleted_key(self, key: str) -> None:
-        """An object does not exist any more."""
+        """Handle the key of a deleted object."""
 
     def on_delete(self, document: Mapping[str, Any]) -> None:
-        """The same, where its last state is known."""
+        """Handle a deleted object whose last state is known."""
 
     def on_list(self, keys: frozenset[str]) -> None:
-        """These are all."""
+        """Handle the keys of a complete list."""
 
 
 class Watch:
     """Lists a kind and follows its changes: in pages, resumed, and listed again after 410 Gone.
 
-    Lists name objects by `key`, their name by default. A list goes on at the page that failed.
-    Where `metadata` is all that is needed nothing else comes: a Node has fifty images. `aged` is
-    called at each change with the seconds since it was written.
+    Objects are identified by `key`, their name by default. A list resumes at the page that failed.
+    With `metadata` nothing else is read: a Node has fifty images. `aged` is called at each change
+    with the seconds since its write.
 
     Attributes:
-        synced: everything was read once.
-        problem: why nothing can be read now, as a sentence; empty when it can.
-        seen: when the server last said what there is; it does so each minute where nothing changes.
-        failing: since when changes may be missed; None where none are.
+        synced: set after a complete list.
+        problem: sentence saying why nothing can be read now; empty without a problem.
+        seen: time of the server's last event; it sends one each minute without changes.
+        failing: time since which changes may be missed; None if none are.
     """
 
     def __init__(
@@ -409,36 +408,39 @@ class Watch:
         self.failing: float | None = None
 
     async def run(self) -> None:
-        """Follow until cancelled, from a list that begins now."""
-        version, failures, gone = "", 0, 0
+        """Watch until cancelled, starting with a new list."""
+        version, failures, gone_count = "", 0, 0
         self._token, self._found = "", set()
         while True:
-            least = 0.0
+            min_pause_s = 0.0
             try:
                 if not version:
                     version = await self._list_objects()
-                asked = {
+                query = {
                     **self._parameters, "resourceVersion": version, "allowWatchBookmarks": "true",
                 }  # fmt: skip
-                followed = self._api.watch_events(self._path, asked, accept=self._accept[0])
+                followed = self._api.watch_events(self._path, query, accept=self._accept[0])
                 async with aclosing(followed) as events:
-                    async for event, found in events:
+                    async for event, document in events:
                         self._mark_healthy()
                         if event == WATCH_OPENED:
                             continue
-                        failures = gone = 0
-                        version = found["metadata"].get("resourceVersion", version)
+                        failures = gone_count = 0
+                        version = document["metadata"].get("resourceVersion", version)
                         if event != _BOOKMARK_EVENT:
-                            self._apply_event(event, found)
+                            self._apply_event(event, document)
             except KubeError as error:
-                least, gone = error.retry_after, gone + 1 if error.code == _GONE_STATUS else 0
+                min_pause_s, gone_count = (
+                    error.retry_after,
+                    gone_count + 1 if error.code == _GONE_STATUS else 0,
+                )
                 if error.code in (_GONE_STATUS, _NOT_FOUND_STATUS):
                     version = ""
                 if 0 < error.code < _TOO_MANY_REQUESTS_STATUS:
                     self._token, self._found = "", set()
                 if error.code == _NOT_FOUND_STATUS:
-                    self._delete_unlisted_keys(set())  # nothing of this kind can exist
-                if 0 < gone < 3:  # as it happens after a watch that ended
+                    self._delete_unlisted_keys(set())  # no object of this kind can exist
+                if 0 < gone_count < 3:  # normal after a watch has ended
                     self._log.info("listing again", kind=self._what)
                 else:
                     code = f"{self._what}: {error.code}: " if error.code else ""
@@ -452,21 +454,21 @@ class Watch:
                 self._mark_failed(f"{self._what}: cannot read the answer: {str(error)[:300]}")
             failures += 1
             pause = min(_MAX_BACKOFF_S, 0.25 * 2 ** min(failures, 8)) * (0.5 + self._jitter())
-            await asyncio.sleep(max(least * (1 + 0.1 * self._jitter()), pause))
+            await asyncio.sleep(max(min_pause_s * (1 + 0.1 * self._jitter()), pause))
 
     async def _list_objects(self) -> str:
         version = ""
-        asked = {**self._parameters, **({"continue": self._token} if self._token else {})}
-        pages = self._api.list_pages(self._path, asked, accept=self._accept[1])
+        query = {**self._parameters, **({"continue": self._token} if self._token else {})}
+        pages = self._api.list_pages(self._path, query, accept=self._accept[1])
         async for metadata, items in pages:
             version = str(metadata.get("resourceVersion") or version)
             for number, document in enumerate(items):
                 key = self._key(document)
                 self._found.add(key)
-                self._keys.add(key)  # where this list is not read to its end
+                self._keys.add(key)  # in case this list is not read to its end
                 self._watched.on_update(document)
                 if not number % 100:
-                    await asyncio.sleep(0)  # questions are answered meanwhile
+                    await asyncio.sleep(0)  # other tasks may run
             self._token = str(metadata.get("continue") or "")
         keys, self._found = self._found, set()
         self._delete_unlisted_keys(keys)
@@ -481,7 +483,7 @@ class Watch:
         else:
             self._keys.add(key)
             self._watched.on_update(document)
-            # What is gone shows when it was last changed, and not when it went.
+            # A deleted object has the time of its last change, not of its deletion.
             if self._aged is not None and (written := written_at(document)) is not None:
                 self._aged(max(0.0, self._api.server_time() - written))
 
@@ -506,19 +508,20 @@ class Watch:
 
 
 def name_of(document: Mapping[str, Any]) -> str:
-    """The object's name."""
+    """Return the object's name."""
     return text_in_section(document, "metadata", "name")
 
 
 def uid_of(document: Mapping[str, Any]) -> str:
-    """The object's uid."""
+    """Return the object's uid."""
     return text_in_section(document, "metadata", "uid")
 
 
 def written_at(document: Mapping[str, Any]) -> float | None:
-    """When an object was last changed, in seconds since the epoch; None where it does not say.
+    """Return the time of an object's last change in seconds since the epoch; None if unknown.
 
-    Its managers say so, by the API server's clock, but for a binding, which only a condition shows.
+    The time is that of its field managers, by the API server's clock; of a binding that of a
+    condition.
     """
     metadata, status = (
         mapping_or_empty(document.get("metadata")),
@@ -530,8 +533,8 @@ def written_at(document: Mapping[str, Any]) -> float | None:
             (metadata.get("managedFields"), "time"),
             (status.get("conditions"), "lastTransitionTime"),
         )
-        for one in (section if isinstance(section, list) else ())
-        if isinstance(time := mapping_or_empty(one).get(key), str)
+        for entry in (section if isinstance(section, list) else ())
+        if isinstance(time := mapping_or_empty(entry).get(key), str)
     ]
     try:
         return datetime.fromisoformat(max(times)).timestamp()

@@ -1,9 +1,9 @@
-"""Which of several replicas works: a Lease of coordination.k8s.io/v1, held and renewed.
+"""Leader election among replicas by a Lease of coordination.k8s.io/v1.
 
-The rules are those of client-go's leader election: a Lease is taken over only when it stood still
-for its whole duration by our own clock, times of two machines are never compared, and every write
-names the version that was read, so that of two writers one loses. A replica that could not renew
-for two thirds of the duration stops to lead before another one begins.
+The rules are those of client-go's leader election: a Lease is taken over only if it was not renewed
+for its whole duration by the replica's own clock, times of two machines are never compared, and
+every write has the version that was read, so one of two writers gets a conflict. A leader that
+could not renew for two thirds of the duration stops leading before another one starts.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from nri_numa.observe.logs import get_logger
 log = get_logger("lease")
 
 LEASE_DURATION_S: Final = 15.0
-"""Seconds that the Lease is worth without being renewed; as the next two client-go's."""
+"""Seconds that the Lease is valid without a renewal; this and the next two are client-go's."""
 RENEW_INTERVAL_S: Final = 2.0
-"""Seconds between two looks or renewals."""
+"""Seconds between two reads or renewals."""
 RENEW_DEADLINE_S: Final = 10.0
-"""Seconds after which a leader that could not renew gives up."""
+"""Seconds after which a leader that could not renew stops leading."""
 MIN_LEASE_REQUEST_INTERVAL_S: Final = 0.05
-"""Seconds between two requests at least."""
+"""Minimum seconds between two requests."""
 MAX_LEADERSHIP_CHECK_INTERVAL_S: Final = 1.0
-"""Seconds between two looks at the clock at most."""
+"""Maximum seconds between two checks of the clock."""
 LEASE_RELEASE_TIMEOUT_S: Final = 3.0
-"""Seconds that the end of a replica waits for its Lease to be given back."""
+"""Maximum seconds for releasing the Lease when a replica stops."""
 _NORMAL_ELECTION_OUTCOMES: Final = frozenset(
     {OutcomeKind.SUCCEEDED, OutcomeKind.MISSING, OutcomeKind.EXISTS, OutcomeKind.CONFLICT}
 )
-"""Of two that write at once one is refused: that is the election, and no problem."""
+"""Normal outcomes: one of two concurrent writers gets a conflict."""
 
 LeaseSpec = dict[str, Any]
 
@@ -49,16 +49,16 @@ class Lease:
     """One replica's part in the election.
 
     Attributes:
-        holder: the replica that holds it, as far as known; empty for none.
-        since: when this one began to lead, by its clock; infinity when it never did.
-        problem: why the Lease cannot be used, as a sentence; empty when it can.
-        answered: is called with each request and what came of it.
-        changed: is called when this replica begins or ends to lead.
-        limit: seconds that one request may take; half of what a renewal has, so that another fits.
+        holder: last known holder; empty for none.
+        since: time at which this replica became the leader; infinity if it never did.
+        problem: sentence saying why the Lease cannot be used; empty without a problem.
+        answered: called with each request and its outcome.
+        changed: called when this replica starts or stops leading.
+        limit: maximum seconds of one request; half of the renewal deadline, so two fit.
 
     Args:
-        ask: does a request, and never raises.
-        identity: a name for this replica; another one for each by default.
+        execute: executes a request, and never raises.
+        identity: name of this replica; unique by default.
         address: host:port where other replicas reach this one; part of the identity.
     """
 
@@ -68,7 +68,7 @@ class Lease:
         self,
         name: str,
         namespace: str,
-        ask: Callable[[APIRequest], Awaitable[Outcome]],
+        execute: Callable[[APIRequest], Awaitable[Outcome]],
         *,
         identity: str = "",
         address: str = "",
@@ -82,7 +82,7 @@ class Lease:
         self.since = float("inf")
         self._name, self._namespace = name, namespace
         self._identity = identity or f"{socket.gethostname()[:60]}_{uuid.uuid4()}_{address}"
-        self._ask = ask
+        self._ask = execute
         self._clock, self._wall, self._jitter = clock, wall, jitter
         self._there: dict[str, Any] | None = None
         self._known: LeaseSpec | None = None
@@ -95,19 +95,19 @@ class Lease:
 
     @property
     def is_leader(self) -> bool:
-        """Whether this replica may work at this moment."""
+        """True if this replica leads at this moment."""
         return self._clock() < self._renewed + RENEW_DEADLINE_S
 
     @property
     def leader_address(self) -> str:
-        """host:port of the other replica that leads; empty where it says none, or none leads."""
+        """host:port of another replica that leads; empty if unknown or none leads."""
         if self.is_leader or self.holder == self._identity:
             return ""
         return "".join(self.holder.split("_")[2:3])
 
     @property
     def standby_problem(self) -> str:
-        """Why this replica neither leads nor knows where to send others; empty when it does."""
+        """Sentence saying why this replica neither leads nor knows the leader's address."""
         if self.problem or self.is_leader or self.leader_address:
             return self.problem
         if not self.holder:
@@ -115,24 +115,24 @@ class Lease:
         return f"another replica leads, and says no address: {self.holder}"
 
     async def run(self) -> None:
-        """Take part until cancelled."""
+        """Take part in the election until cancelled."""
         pause = 0.0
         while True:
             await asyncio.sleep(pause)
             pause = await self.run_step()
 
     async def run_step(self) -> float:
-        """Do what is due; the result is the seconds until the next time."""
-        began = self._clock()
-        if self._hold_until <= began:
-            request = self._next_request(began)
+        """Send the request that is due; return the seconds until the next step."""
+        start_time = self._clock()
+        if self._hold_until <= start_time:
+            request = self._next_request(start_time)
             try:
                 async with asyncio.timeout(self.limit):
                     outcome = await self._ask(request)
             except TimeoutError:
                 text = "the API server did not answer in time"
                 outcome = Outcome(result=OutcomeKind.UNREACHABLE, text=text)
-            self._on_outcome(request, outcome, began)
+            self._on_outcome(request, outcome, start_time)
             self.answered(request, outcome)
         if self.is_leader != self._led:
             self._led = not self._led
@@ -145,7 +145,7 @@ class Lease:
         )
 
     async def release(self) -> None:
-        """Let another replica lead at once; for the end."""
+        """Release the Lease when this replica stops, so another one can lead at once."""
         if self._there is None or self.holder != self._identity:
             return
         self._renewed = float("-inf")
@@ -154,11 +154,11 @@ class Lease:
             async with asyncio.timeout(LEASE_RELEASE_TIMEOUT_S):
                 await self._ask(self._lease_request(Verb.UPDATE, {**self._there, "spec": spec}))
 
-    def _next_request(self, now: float) -> APIRequest:
-        """Look at it, make it, renew it or take it over."""
+    def _next_request(self, now_s: float) -> APIRequest:
+        """Return a read, a creation, a renewal or a takeover of the Lease."""
         if self._absent:
-            if self._known is not None and not self.is_leader and now < self._expires_at():
-                return self._lease_request(Verb.GET)  # it was deleted: its holder makes it again
+            if self._known is not None and not self.is_leader and now_s < self._expires_at():
+                return self._lease_request(Verb.GET)  # deleted: its holder creates it again
             return self._new_write_request(Verb.CREATE, {}, 0)
         if self._there is None:
             return self._lease_request(Verb.GET)
@@ -166,59 +166,61 @@ class Lease:
         transitions = spec.get("leaseTransitions") or 0
         if spec.get("holderIdentity") == self._identity:
             return self._new_write_request(Verb.UPDATE, self._there, transitions)
-        if not spec.get("holderIdentity") or now >= self._expires_at():
+        if not spec.get("holderIdentity") or now_s >= self._expires_at():
             return self._new_write_request(Verb.UPDATE, self._there, transitions + 1)
         return self._lease_request(Verb.GET)
 
-    def _on_outcome(self, request: APIRequest, outcome: Outcome, began: float) -> None:
-        now = self._clock()
+    def _on_outcome(self, request: APIRequest, outcome: Outcome, start_time: float) -> None:
+        now_s = self._clock()
         pause = RENEW_INTERVAL_S * (1 + 0.2 * self._jitter())
-        self._hold_until = now + pause
+        self._hold_until = now_s + pause
         if outcome.result is OutcomeKind.SUCCEEDED:
             (document,) = outcome.documents
             self._absent = False
-            self._record_lease(document, now)
+            self._record_lease(document, now_s)
             if request.verb is not Verb.GET:
-                # From before the request: the server may have counted from then.
-                self._renewed = began
-            elif self.holder in ("", self._identity) or now >= self._expires_at():
-                self._hold_until = now
+                # The time before the request: the server may have counted from then.
+                self._renewed = start_time
+            elif self.holder in ("", self._identity) or now_s >= self._expires_at():
+                self._hold_until = now_s
         elif outcome.result is OutcomeKind.MISSING:
-            self._seen = self._seen if self._absent else now
-            self._there, self._absent, self._hold_until = None, True, now + pause / 4
+            self._seen = self._seen if self._absent else now_s
+            self._there, self._absent, self._hold_until = None, True, now_s + pause / 4
         else:
-            # Another replica was quicker, or no answer came: look again before anything is written.
+            # Another replica wrote first, or no answer came: read again before the next write.
             self._there, self._absent = None, False
-        well = outcome.result in _NORMAL_ELECTION_OUTCOMES
-        problem = "" if well else f"the Lease cannot be used: {outcome.text}"
+        is_normal = outcome.result in _NORMAL_ELECTION_OUTCOMES
+        problem = "" if is_normal else f"the Lease cannot be used: {outcome.text}"
         if problem and problem != self.problem:
             log.warning("cannot be elected", problem=outcome.text)
         self.problem = problem
 
-    def _record_lease(self, document: dict[str, Any], now: float) -> None:
+    def _record_lease(self, document: dict[str, Any], now_s: float) -> None:
         self._there, spec = document, _lease_spec(document)
         if self._known != spec:
-            self._seen = now
+            self._seen = now_s
         self._known = spec
         self.holder = spec.get("holderIdentity") or ""
         if self.holder != self._identity:
             self._renewed = float("-inf")
 
     def _expires_at(self) -> float:
-        """When it has stood still for long enough; where its duration makes no sense, by ours."""
+        """Return when the Lease expires without a renewal; an invalid duration is replaced."""
         runs = (self._known or {}).get("leaseDurationSeconds")
         if not isinstance(runs, int) or not 0 < runs <= 3600:
             return self._seen + LEASE_DURATION_S
         return self._seen + runs
 
-    def _new_write_request(self, verb: Verb, there: dict[str, Any], transitions: int) -> APIRequest:
+    def _new_write_request(
+        self, verb: Verb, document: dict[str, Any], transitions: int
+    ) -> APIRequest:
         # Six digits must follow the seconds; zeros could be dropped.
         wall = datetime.fromtimestamp(self._wall(), UTC)
         moment = wall.replace(microsecond=wall.microsecond or 1).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        spec, metadata = _lease_spec(there), there.get("metadata") or {}
-        ours = spec.get("holderIdentity") == self._identity
+        spec, metadata = _lease_spec(document), document.get("metadata") or {}
+        is_holder = spec.get("holderIdentity") == self._identity
         body = {
-            **there,
+            **document,
             "apiVersion": "coordination.k8s.io/v1",
             "kind": "Lease",
             "metadata": {**metadata, "name": self._name, "namespace": self._namespace},
@@ -226,7 +228,7 @@ class Lease:
                 **spec,
                 "holderIdentity": self._identity,
                 "leaseDurationSeconds": round(LEASE_DURATION_S),
-                "acquireTime": (spec.get("acquireTime") if ours else None) or moment,
+                "acquireTime": (spec.get("acquireTime") if is_holder else None) or moment,
                 "renewTime": moment,
                 "leaseTransitions": transitions,
             },
@@ -249,9 +251,10 @@ def _lease_spec(document: dict[str, Any]) -> LeaseSpec:
 
 
 def reachable_address(address: tuple[str, int] | None) -> str:
-    """host:port where other pods reach what listens on an address; empty where they cannot.
+    """Return host:port where other pods reach a listening address; empty if they cannot.
 
-    Of all addresses it is the one from which the kernel would ask the API server; nothing is sent.
+    For a wildcard address the host is the kernel's source address for the API server; nothing is
+    sent.
     """
     if address is None:
         return ""
@@ -260,9 +263,9 @@ def reachable_address(address: tuple[str, int] | None) -> str:
         server = os.environ.get("KUBERNETES_SERVICE_HOST", "")
         family = socket.AF_INET6 if ":" in server else socket.AF_INET
         try:
-            with socket.socket(family, socket.SOCK_DGRAM) as asking:
-                asking.connect((server, 443))
-                host = asking.getsockname()[0]
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.connect((server, 443))
+                host = probe.getsockname()[0]
         except OSError:
             return ""
     if is_loopback(host):

@@ -1,4 +1,4 @@
-"""Requests to the API server as values, what came of them, and the client that does them. Pure."""
+"""Requests to the API server and their outcomes as values, and the client protocol. Pure."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from urllib.parse import quote, urlencode
 
 
 class KubeError(OSError):
-    """The API server did not do what it was asked.
+    """A failed request to the API server.
 
     Attributes:
-        code: the status code of its answer; 0 where there was none.
-        causes: reasons among the details of its Status.
-        retry_after: seconds that it wants to be left alone.
+        code: status code of the answer; 0 without an answer.
+        causes: reasons in the details of its Status.
+        retry_after: seconds that the server wants no further request.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class KubeError(OSError):
 
 
 class Verb(StrEnum):
-    """What is done, in the words of RBAC."""
+    """Verb of a request, as in RBAC."""
 
     GET = "get"
     LIST = "list"
@@ -46,21 +46,21 @@ HTTP_METHODS: Final = {
     Verb.PATCH: "PATCH",
     Verb.UPDATE: "PUT",
 }
-"""Of HTTP; a list is read in pages."""
+"""HTTP methods by verb; a list is read in pages."""
 
 
 class ContentType(StrEnum):
-    """How what is written is meant, by its content type."""
+    """Content type of a write, which says how its body is applied."""
 
     FULL_OBJECT = "application/json"
     MERGE = "application/merge-patch+json"
     APPLY = "application/apply-patch+yaml"
-    """Server-side apply: makes the object too, and owns what it names."""
+    """Server-side apply: creates the object if needed, and owns its fields."""
     JSON = "application/json-patch+json"
 
 
 class Resource(Enum):
-    """On what: API group, version, and resource with its subresource."""
+    """API group, version, and resource with its subresource."""
 
     NODES = ("", "v1", "nodes")
     NODE_STATUS = ("", "v1", "nodes/status")
@@ -75,21 +75,21 @@ class Resource(Enum):
 
     @property
     def api_group(self) -> str:
-        """Its API group; empty for the core."""
+        """API group; empty for the core group."""
         return self.value[0]
 
     @property
     def plural(self) -> str:
-        """Its name in RBAC rules."""
+        """Name in RBAC rules."""
         return self.value[2]
 
     def object_or_list_path(self, namespace: str = "", name: str = "") -> str:
-        """Of all objects, or of one."""
+        """Return the path of all objects, or of one."""
         group, version, plural = self.value
         kind, _, part = plural.partition("/")
-        within = ("namespaces", namespace) if namespace else ()
-        parts = ("apis" if group else "api", group, version, *within, kind, name, part)
-        return "/" + "/".join(quote(one, safe="") for one in parts if one)
+        scope = ("namespaces", namespace) if namespace else ()
+        parts = ("apis" if group else "api", group, version, *scope, kind, name, part)
+        return "/" + "/".join(quote(p, safe="") for p in parts if p)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,12 +97,12 @@ class APIRequest:
     """One request.
 
     Attributes:
-        output: what it is for; the metric's label.
-        key, version: what the output knows it by.
+        output: name of its output; label of the metrics.
+        key, version: identify the request for its output.
         body: a whole object, or a patch.
-        force: take fields from other owners; for server-side apply.
-        field_selector: for a list.
-        metadata: all that is to be read of the object: a Node has fifty images.
+        force: take fields from other field managers; for server-side apply.
+        field_selector: of a list.
+        metadata: read the metadata of the object alone: a Node has fifty images.
     """
 
     output: str
@@ -120,20 +120,20 @@ class APIRequest:
 
     @property
     def target_text(self) -> str:
-        """Which object, for log lines."""
+        """Object of the request, for log lines."""
         return "/".join(part for part in (self.resource.plural, self.namespace, self.name) if part)
 
     @property
     def url_path(self) -> str:
         """Path and parameters."""
-        # What is made is named by its body, a part of an object by the path.
+        # A new object is named in its body, a subresource in the path.
         named = self.verb is not Verb.CREATE or "/" in self.resource.plural
         path = self.resource.object_or_list_path(self.namespace, self.name if named else "")
         return f"{path}?{urlencode({'force': 'true'})}" if self.force else path
 
 
 class OutcomeKind(StrEnum):
-    """What came of a request, as far as it matters to what follows."""
+    """Kind of a request's outcome, which decides the next request."""
 
     SUCCEEDED = "done"
     EXISTS = "exists"
@@ -143,12 +143,12 @@ class OutcomeKind(StrEnum):
     CONFLICT = "conflict"
     FORBIDDEN = "forbidden"
     ENDING = "ending"
-    """The namespace is being deleted: nothing can be made there any more."""
+    """The namespace is being deleted: no object can be created there."""
     INVALID = "invalid"
     BLOCKED = "blocked"
     """A disruption budget does not allow an eviction now."""
     FAILED = "failed"
-    """The server could not do this one."""
+    """The server failed on this request."""
     THROTTLED = "busy"
     UNAUTHORIZED = "unauthorized"
     UNREACHABLE = "unreachable"
@@ -157,18 +157,18 @@ class OutcomeKind(StrEnum):
 SERVER_WIDE_RESULTS: Final = frozenset(
     {OutcomeKind.THROTTLED, OutcomeKind.UNAUTHORIZED, OutcomeKind.UNREACHABLE}
 )
-"""What is not about the one request: nothing else would fare better."""
+"""Outcomes of the whole server: other requests would fail, too."""
 _RESOURCES_NEEDING_CRD: Final = frozenset({Resource.TOPOLOGIES, Resource.NUMATOPOLOGIES})
-"""Kinds that a cluster has only where their definition was applied."""
+"""Kinds that a cluster has only after their definition was applied."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What came of a request.
+    """Outcome of a request.
 
     Attributes:
-        text: what was wrong and what to do, as a sentence; empty when done.
-        retry_after: seconds that the server wants to be left alone.
+        text: sentence with the problem and the remedy; empty after a success.
+        retry_after: seconds that the server wants no further request.
     """
 
     result: OutcomeKind
@@ -189,7 +189,7 @@ _OUTCOME_BY_STATUS: Final = {
 
 
 def classify_error(request: APIRequest, error: KubeError) -> Outcome:
-    """What an error means for a request."""
+    """Classify the error of a request."""
     code, api_text, retry_after = error.code, str(error), error.retry_after
     if not code:
         return Outcome(result=OutcomeKind.UNREACHABLE, text=api_text)
@@ -228,25 +228,25 @@ def classify_error(request: APIRequest, error: KubeError) -> Outcome:
 # --- the client -----------------------------------------------------------------------------------
 
 REQUEST_STEP_TIMEOUT_S: Final = 10.0
-"""Seconds for each step of a request; a silent server must not hold us for ever."""
+"""Seconds for each step of a request; a hanging server must not block a process."""
 LIST_PAGE_TIMEOUT_S: Final = 60.0
-"""The same for a page of a list, which a busy server takes longer for; its own limit is as long."""
+"""Seconds for a page of a list, which takes longer on a busy server; its own limit is as long."""
 LIST_PAGE_SIZE: Final = 500
-"""Objects in one answer to a list; 5,000 nodes are ten of them, of about a megabyte each."""
+"""Objects in one page of a list; 5,000 nodes are ten pages of about 1 MB each."""
 WATCH_DURATION_S: Final = 300
 """Seconds after which the API server ends a watch, which is then resumed."""
 ACCEPT_WHOLE_OBJECT: Final = "application/json"
 ACCEPT_METADATA: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 ACCEPT_METADATA_LIST: Final = ACCEPT_METADATA.replace("Metadata;", "MetadataList;")
-"""What is accepted: an object, or its metadata alone; of a list that of each object."""
+"""Accepted forms: a whole object, its metadata alone, or the metadata of each object of a list."""
 WATCH_OPENED: Final = ""
-"""What a watch says first: the server follows."""
+"""First event of a watch: the server has accepted it."""
 
 
 class KubeClient(Protocol):
     """An API server as processes use it; `nri_numa.kube.api.KubeAPI` reaches one over HTTP.
 
-    A subclass does single requests and watches, of which lists and outcomes are made here.
+    A subclass sends single requests and watches; lists and outcomes are built on these here.
     """
 
     @abstractmethod
@@ -260,13 +260,13 @@ class KubeClient(Protocol):
         accept: str = ACCEPT_WHOLE_OBJECT,
         seconds: float = REQUEST_STEP_TIMEOUT_S,
     ) -> dict[str, Any]:
-        """Do one request; what comes back, read as JSON.
+        """Send one request, and return the decoded JSON answer.
 
-        The path is quoted; the content type `form` of the document says how a patch is meant.
-        After so many `seconds` without a byte there is no answer.
+        The path is quoted; the content type `form` says how the document is applied. The request
+        fails after `seconds` without a byte.
 
         Raises:
-            KubeError: the server says no, or nothing came back.
+            KubeError: the server rejects the request, or does not answer.
         """
 
     @abstractmethod
@@ -278,30 +278,30 @@ class KubeClient(Protocol):
         *,
         accept: str = ACCEPT_WHOLE_OBJECT,
     ) -> AsyncGenerator[tuple[str, dict[str, Any]]]:
-        """Follow a watch until the server ends it: `WATCH_OPENED`, then event and object.
+        """Yield `WATCH_OPENED`, then event and object, until the server ends the watch.
 
         Raises:
-            KubeError: the server says no, be it in the middle, or the connection was lost.
+            KubeError: the server rejects or aborts the watch, or the connection is lost.
         """
 
     @abstractmethod
     def server_time(self) -> float:
-        """Seconds since the epoch by the server's clock, a second off at most."""
+        """Return the server's time in seconds since the epoch, at most a second off."""
 
     @abstractmethod
     async def refresh_credentials(self) -> None:
-        """Have credentials, of now or of a second ago.
+        """Read the credentials if the last read is a second old.
 
         Raises:
-            KubeError: there are none.
+            KubeError: the credentials are missing or unreadable.
         """
 
     @abstractmethod
     async def close(self) -> None:
-        """End the connections; the next request reads everything again."""
+        """Close the connections; the next request reads the credentials again."""
 
     async def execute(self, request: APIRequest) -> Outcome:
-        """Do one request; every failure is a value."""
+        """Execute one request; every failure is a value."""
         path = request.url_path
         try:
             if request.verb is Verb.LIST:
@@ -314,14 +314,14 @@ class KubeClient(Protocol):
                 documents = [
                     await self.request_json(method, path, request.body, form=form, accept=accept)
                 ]
-            if not all(isinstance(one.get("metadata", {}), dict) for one in documents):
+            if not all(isinstance(document.get("metadata", {}), dict) for document in documents):
                 raise KubeError("cannot read the answer: its metadata is no mapping", 200)
         except KubeError as error:
             return classify_error(request, error)
         return Outcome(result=OutcomeKind.SUCCEEDED, documents=tuple(documents))
 
     async def list_objects(self, path: str, fields: str = "") -> list[dict[str, Any]]:
-        """Read a list, of a field selector.
+        """Read a list by a field selector.
 
         Raises:
             KubeError: see `request_json`.
@@ -337,20 +337,20 @@ class KubeClient(Protocol):
         Raises:
             KubeError: see `request_json`.
         """
-        asked = {**parameters, "limit": str(LIST_PAGE_SIZE)}
+        query = {**parameters, "limit": str(LIST_PAGE_SIZE)}
         while True:
-            url = f"{path}?{urlencode(asked)}"
+            url = f"{path}?{urlencode(query)}"
             page = await self.request_json("GET", url, accept=accept, seconds=LIST_PAGE_TIMEOUT_S)
             metadata = mapping_or_empty(page.get("metadata"))
             yield metadata, _decode_items(page)
             if not metadata.get("continue"):
                 return
-            asked["continue"] = str(metadata["continue"])
+            query["continue"] = str(metadata["continue"])
 
 
 def _decode_items(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     items = document.get("items") or []
-    if not isinstance(items, list) or not all(isinstance(one, dict) for one in items):
+    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
         raise KubeError("cannot read the answer: it is no list of objects")
     return items
 
@@ -359,21 +359,21 @@ def _decode_items(document: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def annotations_of(document: Mapping[str, Any]) -> Mapping[str, str]:
-    """The annotations of an object."""
+    """Return the annotations of an object."""
     return mapping_or_empty(mapping_or_empty(document.get("metadata")).get("annotations"))
 
 
 def text_in_section(document: Mapping[str, Any], section: str, key: str) -> str:
-    """A text in a section; empty where it is none."""
+    """Return a text in a section; empty if it is no text."""
     value = mapping_or_empty(document.get(section)).get(key)
     return value if isinstance(value, str) else ""
 
 
 def mapping_or_empty(value: object) -> Mapping[str, Any]:
-    """The value where it is a mapping, which a document of a user need not have."""
+    """Return the value if it is a mapping, which a user's document need not have; else {}."""
     return value if isinstance(value, Mapping) else {}
 
 
 def list_of_mappings(value: object) -> list[Mapping[str, Any]]:
-    """The mappings in a list; none where it is no list."""
-    return [one for one in value if isinstance(one, Mapping)] if isinstance(value, list) else []
+    """Return the mappings in a list; empty if the value is no list."""
+    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []

@@ -1,6 +1,6 @@
-"""What Kubernetes users see of this node: written to the API server by a process without root.
+"""This node in the API server, published by a process without root.
 
 The agent on the node has no credentials. This process reads the agent's unix socket and nothing
-else of the node, works out what should be in the API server (`wanted`, `outputs`), and brings it
-there no faster than configured (`outbox`, `writer`, `publisher`).
+else of the node, computes the desired objects (`desired_objects`, `outputs`), and writes them no
+faster than configured (`outbox`, `writer`, `publisher`).
 """

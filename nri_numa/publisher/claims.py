@@ -1,4 +1,4 @@
-"""Claims for the agent, which has no credentials: it asks by file, and gets what the server has."""
+"""ResourceClaims for the agent, which has no credentials: it requests them by file."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from nri_numa.observe.logs import get_logger
 log = get_logger("publish")
 
 CLAIM_REQUEST_POLL_INTERVAL_S: Final = 0.1
-"""Seconds between two looks for questions; one `listdir` of a small directory costs 10 µs."""
+"""Seconds between two polls for requests; one `listdir` of a small directory costs 10 µs."""
 
 
 class ClaimRequestAnswerer:
-    """Answers the agent's questions.
+    """Answers the agent's requests for claims.
 
     Args:
-        registered: is called when the kubelet has taken the driver, or we have just begun.
+        registered: called at the first poll, and when the kubelet has registered the driver.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class ClaimRequestAnswerer:
             await asyncio.sleep(CLAIM_REQUEST_POLL_INTERVAL_S)
 
     async def answer_pending(self) -> None:
-        """Answer what is asked now."""
+        """Answer all pending requests."""
         if (text := self._handover.read_registration_marker()) != self._registered:
             self._registered = text
             self._driver_registered()

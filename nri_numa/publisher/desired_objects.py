@@ -1,6 +1,6 @@
-"""What should be in the API server, from the agent's documents. Pure.
+"""Desired objects in the API server, from the agent's documents. Pure.
 
-The texts are the promise to all that read Nodes, Pods and Events; docs/kubernetes-objects.md lists
+The texts are the interface for readers of Nodes, Pods and Events; docs/kubernetes-objects.md lists
 them.
 """
 
@@ -25,10 +25,10 @@ from nri_numa.web.responses import Assignment, MachineNUMAInfo
 Object = dict[str, Any]
 
 MAX_EVENT_NOTE_BYTES: Final = 1024
-"""Bytes of an Event's note; the API server refuses more."""
+"""Bytes of an Event's note, the API server's limit."""
 MAX_EVENT_NAME_CHARS: Final = 253
 PINNED_KINDS: Final = frozenset({"exclusive", "shared", "explicit", "kubelet"})
-"""Kinds of containers that we or the kubelet's managers gave something."""
+"""Kinds of containers that the agent or the kubelet's managers have placed."""
 
 EVENT_REASONS: Final = {
     "refused": ("PlacementRefused", "Warning"),
@@ -44,11 +44,11 @@ EVENT_REASONS: Final = {
     "shared": ("NoLongerExclusive", "Warning"),
     "reservation": ("ReservationReleased", "Normal"),
 }
-"""Reason and type of an Event by what happened."""
+"""Reason and type of an Event by the kind of the notice."""
 
 
 def node_annotations(prefix: str, info: MachineNUMAInfo) -> dict[str, str]:
-    """CPUs and bytes of memory, one field for each NUMA node, ``|`` between them."""
+    """Return CPUs and bytes of memory, one field for each NUMA node, separated by ``|``."""
     return {
         f"{prefix}/numacpu": "|".join(info.data.cpulist),
         f"{prefix}/numamem": "|".join(info.data.memsize),
@@ -56,18 +56,18 @@ def node_annotations(prefix: str, info: MachineNUMAInfo) -> dict[str, str]:
 
 
 def numa_ids_annotation(prefix: str, topology: Mapping[str, Any]) -> dict[str, str]:
-    """Which NUMA nodes there are; says too that capacity from outside counts on this node."""
+    """Return the ids of the NUMA nodes; they also mark that offline capacity counts here."""
     return {
         f"{prefix}/{NODE_EXISTING_NUMA_IDS_ANNOTATION}": format_id_list(
-            {one["id"] for one in topology["numaNodes"]}
+            {node["id"] for node in topology["numaNodes"]}
         )
     }
 
 
 def node_labels(prefix: str, topology: Mapping[str, Any]) -> dict[str, str]:
-    """The shape of a machine, for node selectors."""
+    """Return the shape of a machine, for node selectors."""
     counts, listed = topology["counts"], topology["numaNodes"]
-    with_cpus = [len(parse_id_list(one["cpus"], CPU_ID_LIMIT)) for one in listed if one["cpus"]]
+    with_cpus = [len(parse_id_list(node["cpus"], CPU_ID_LIMIT)) for node in listed if node["cpus"]]
     return {
         f"{prefix}/sockets": str(counts["sockets"]),
         f"{prefix}/numa-nodes": str(counts["numaNodes"]),
@@ -75,7 +75,7 @@ def node_labels(prefix: str, topology: Mapping[str, Any]) -> dict[str, str]:
         f"{prefix}/cores": str(counts["cores"]),
         f"{prefix}/cpus": str(counts["cpus"]),
         f"{prefix}/threads-per-core": str(counts["threadsPerCore"]),
-        # For requests that must fit one NUMA node, and for who adds nodes by their labels.
+        # For requests that must fit one NUMA node, and for autoscalers that select by label.
         f"{prefix}/largest-numa-node-cpus": str(max(with_cpus, default=0)),
     }
 
@@ -90,25 +90,25 @@ NODE_LABELS: Final = (
     "threads-per-core",
     "largest-numa-node-cpus",
 )
-"""Keys below the prefix that are ours on a Node: those that are not wanted are taken away."""
+"""Keys below the prefix that the publisher owns on a Node; undesired ones are removed."""
 
 
 def pod_annotations(assignments: Iterable[Assignment]) -> dict[tuple[str, str], tuple[str, str]]:
-    """By namespace and name of each pod with pinned containers: its UID, and the text."""
+    """Return UID and annotation of each pod with pinned containers, by namespace and name."""
     pods: dict[tuple[str, str], dict[str, Object]] = defaultdict(dict)
     uids: dict[tuple[str, str], str] = {}
-    for one in assignments:
-        # One with numamem alone has its memory bound, and runs on the shared pool, which changes.
-        memory_alone = one.kind == "unbound" and one.mems
-        if one.kind not in PINNED_KINDS and not memory_alone:
+    for assignment in assignments:
+        # With numamem alone the memory is bound, and the CPUs are the shared pool, which changes.
+        memory_alone = assignment.kind == "unbound" and assignment.mems
+        if assignment.kind not in PINNED_KINDS and not memory_alone:
             continue
-        uids[one.namespace, one.pod] = one.pod_uid
-        pods[one.namespace, one.pod][one.container] = {
-            "cpus": "" if memory_alone else one.foreign_cpus or one.cpus,
-            "mems": one.mems,
-            "policy": one.policy,
-            "preferred": one.aligned,
-            "reason": one.reason,
+        uids[assignment.namespace, assignment.pod] = assignment.pod_uid
+        pods[assignment.namespace, assignment.pod][assignment.container] = {
+            "cpus": "" if memory_alone else assignment.foreign_cpus or assignment.cpus,
+            "mems": assignment.mems,
+            "policy": assignment.policy,
+            "preferred": assignment.aligned,
+            "reason": assignment.reason,
         }
     return {
         name: (uids[name], json.dumps(containers, sort_keys=True, separators=(",", ":")))
@@ -117,24 +117,24 @@ def pod_annotations(assignments: Iterable[Assignment]) -> dict[tuple[str, str], 
 
 
 def event_name(pod: str, id: str) -> str:
-    """The same for the same id, whichever process writes it: so it is made once."""
-    end = f".{id}"
-    return pod[: MAX_EVENT_NAME_CHARS - len(end)].rstrip("-.") + end
+    """Return the name of an Event, equal for equal ids, so no process creates a second one."""
+    suffix = f".{id}"
+    return pod[: MAX_EVENT_NAME_CHARS - len(suffix)].rstrip("-.") + suffix
 
 
 def build_event(notice: Notice, prefix: str, node: str) -> Object:
-    """An Event of events.k8s.io/v1; the prefix names the reporting controller."""
+    """Build an Event of events.k8s.io/v1; the prefix names the reporting controller."""
     reason, kind = EVENT_REASONS.get(
         notice.notice_kind, (f"NUMA{notice.notice_kind[:100].title()}", "Warning")
     )
     text = f"{notice.reason}: {notice.message}" if notice.reason else notice.message
-    made = pod_event(
+    event = pod_event(
         notice.namespace,
         notice.pod,
-        # For a static pod the hash of its manifest, by which kubectl and the kubelet know it.
+        # For a static pod the hash of its manifest, which kubectl and the kubelet use as its UID.
         notice.pod_uid,
         id=notice.id,
-        at=notice.first_time,
+        event_time=notice.first_time,
         text=text,
         reportingController=f"{prefix}/nri-numa",
         reportingInstance=node[:128],
@@ -143,20 +143,20 @@ def build_event(notice: Notice, prefix: str, node: str) -> Object:
         type=kind,
     )
     if notice.container:
-        made["regarding"]["fieldPath"] = f"spec.containers{{{notice.container}}}"
-    return {**made, **event_series(notice)}
+        event["regarding"]["fieldPath"] = f"spec.containers{{{notice.container}}}"
+    return {**event, **event_series(notice)}
 
 
 def pod_event(
-    namespace: str, name: str, uid: str, *, id: str, at: float, text: str, **fields: str
+    namespace: str, name: str, uid: str, *, id: str, event_time: float, text: str, **fields: str
 ) -> Object:
-    """An Event about a pod."""
+    """Build an Event about a pod; `event_time` is Unix time in seconds."""
     regarding = {"apiVersion": "v1", "kind": "Pod", "namespace": namespace, "name": name}
     return {
         "apiVersion": "events.k8s.io/v1",
         "kind": "Event",
         "metadata": {"name": event_name(name, id), "namespace": namespace},
-        "eventTime": micro_time_text(at),
+        "eventTime": micro_time_text(event_time),
         "note": _truncate_note(text),
         "regarding": {**regarding, "uid": uid},
         **fields,
@@ -164,7 +164,7 @@ def pod_event(
 
 
 def event_series(notice: Notice) -> Object:
-    """What of an Event changes when it happens again; nothing the first time."""
+    """Return the changed fields of a repeated Event; empty the first time."""
     if notice.count < 2:
         return {}
     return {
@@ -173,7 +173,7 @@ def event_series(notice: Notice) -> Object:
 
 
 def _truncate_note(text: str) -> str:
-    # One line that moves no cursor, whatever prints it: kubectl, a bridge to chat, a log.
+    # One line without control characters, safe in kubectl, chats and logs.
     data = escape_unprintable(text).encode()
     if len(data) <= MAX_EVENT_NOTE_BYTES:
         return data.decode()
@@ -181,5 +181,5 @@ def _truncate_note(text: str) -> str:
 
 
 def micro_time_text(seconds: float) -> str:
-    """Seconds since the epoch as Kubernetes' MicroTime."""
+    """Format seconds since the epoch as Kubernetes' MicroTime."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

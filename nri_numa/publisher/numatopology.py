@@ -1,8 +1,8 @@
 """Volcano's Numatopology of a node, from the agent's documents, and when it is written. Pure.
 
 The form is that of nodeinfo.volcano.sh/v1alpha1 (volcano-sh/apis, pkg/apis/nodeinfo), as Volcano's
-resource exporter fills it and its plugin numaaware reads it. It is the one form that names single
-CPUs: free ones, and whose the others are.
+resource exporter fills it and its plugin numaaware reads it. It alone names single CPUs: the free
+ones, and the containers that have the others.
 """
 
 from __future__ import annotations
@@ -20,49 +20,46 @@ Object = dict[str, Any]
 VOLCANO_NUMATOPOLOGY_API_VERSION: Final = "nodeinfo.volcano.sh/v1alpha1"
 NUMATOPOLOGY_KIND: Final = "Numatopology"
 STATIC_POLICY: Final = "static"
-"""The plugin takes a node for one that gives whole CPUs where its CPU Manager has this policy."""
+"""CPU Manager policy of nodes that the plugin allocates whole CPUs on."""
 NO_POLICY: Final = "none"
 _EXCLUSIVE_KINDS: Final = ("exclusive", "kubelet")
 """Kinds of containers that share their CPUs with no other."""
 _POSSIBLY_SHARED_KINDS: Final = ("explicit", "foreign")
-"""Kinds whose CPUs may be shared: the agent's numbers say how many of them can be had."""
+"""Kinds whose CPUs may be shared: the agent's numbers say how many of them are free."""
 
 
 def build_numatopology_spec(
-    topology: TopologyDocument, assignments: Iterable[Assignment], found: Zones
+    topology: TopologyDocument, assignments: Iterable[Assignment], zones: Zones
 ) -> Object:
-    """The object's ``spec``.
+    """Build the object's ``spec``.
 
-    Free CPUs are those that no container has, no more on each NUMA node than one container could
-    have there, and no more in all than the node can give, so that the shared pool keeps its floor.
-    Left out are those that a container was pinned to, then the highest. No reserved CPU is among
-    them, and ``resReserved`` is 0: numaaware subtracts that many CPUs of its own choice.
+    Free CPUs are those that no container has: on each NUMA node at most as many as one container
+    can get, and in all at most as many as the node can give without going below the pool floor.
+    CPUs of pinned containers are omitted first, then the highest. Reserved CPUs are not free, and
+    ``resReserved`` is 0: numaaware subtracts that many CPUs of its own choice.
     """
-    containers = sorted(assignments, key=lambda one: (one.namespace, one.pod, one.container))
+    containers = sorted(assignments, key=lambda c: (c.namespace, c.pod, c.container))
     reserved = _parse_cpu_list(topology["cpus"]["reserved"])
-    own = reserved | {
-        cpu
-        for one in containers
-        if one.kind in _EXCLUSIVE_KINDS
-        for cpu in _cpus_of_assignment(one)
+    exclusive_cpus = reserved | {
+        cpu for c in containers if c.kind in _EXCLUSIVE_KINDS for cpu in _cpus_of_assignment(c)
     }
     named = {
         cpu
-        for one in containers
-        if one.kind in _POSSIBLY_SHARED_KINDS
-        for cpu in _cpus_of_assignment(one)
+        for c in containers
+        if c.kind in _POSSIBLY_SHARED_KINDS
+        for cpu in _cpus_of_assignment(c)
     }
-    free = _free_cpus(topology, own, named, found)
+    free_cpus = _free_cpus(topology, exclusive_cpus, named, zones)
     cpus = _parse_cpu_list(topology["cpus"]["online"])
     return {
         "policies": {
             "CPUManagerPolicy": (
-                STATIC_POLICY if found.ready and not found.defaults_to_shared else NO_POLICY
+                STATIC_POLICY if zones.ready and not zones.defaults_to_shared else NO_POLICY
             ),
-            "TopologyManagerPolicy": found.policy,
+            "TopologyManagerPolicy": zones.policy,
         },
         "resReserved": {"cpu": "0"},
-        "numares": {"cpu": {"allocatable": format_id_list(free), "capacity": len(cpus)}},
+        "numares": {"cpu": {"allocatable": format_id_list(free_cpus), "capacity": len(cpus)}},
         "cpuDetail": {
             str(cpu): {
                 "numa": core["numaNode"], "socket": core["socket"], "core": core["id"],
@@ -75,64 +72,66 @@ def build_numatopology_spec(
 
 
 def _free_cpus(
-    topology: TopologyDocument, own: frozenset[int], named: set[int], found: Zones
+    topology: TopologyDocument, exclusive_cpus: frozenset[int], named: set[int], zones: Zones
 ) -> set[int]:
-    of = {
-        node["id"]: sorted(_parse_cpu_list(node["cpus"]) - own, key=lambda cpu: (cpu in named, cpu))
+    cpus_by_node = {
+        node["id"]: sorted(
+            _parse_cpu_list(node["cpus"]) - exclusive_cpus, key=lambda cpu: (cpu in named, cpu)
+        )
         for node in topology["numaNodes"]
     }
-    for zone in found.zones:
-        del of.get(zone.id, [])[zone.free_exclusive_cpus :]
-    known = {zone.id for zone in found.zones}
-    left = {i: cpus for i, cpus in of.items() if i in known}
-    together = found.free_exclusive_cpus
-    while together is not None and sum(map(len, left.values())) > max(0, together):
-        # From the NUMA node with most, of equal ones the last.
-        left[max(left, key=lambda i: (len(left[i]), i))].pop()
-    return {cpu for cpus in left.values() for cpu in cpus}
+    for zone in zones.zones:
+        del cpus_by_node.get(zone.id, [])[zone.free_exclusive_cpus :]
+    zone_ids = {zone.id for zone in zones.zones}
+    free_by_node = {i: cpus for i, cpus in cpus_by_node.items() if i in zone_ids}
+    total = zones.free_exclusive_cpus
+    while total is not None and sum(map(len, free_by_node.values())) > max(0, total):
+        # From the NUMA node with the most free CPUs, of equal ones the last.
+        free_by_node[max(free_by_node, key=lambda i: (len(free_by_node[i]), i))].pop()
+    return {cpu for cpus in free_by_node.values() for cpu in cpus}
 
 
 def _parse_cpu_list(text: str) -> frozenset[int]:
     return parse_id_list(text, CPU_ID_LIMIT)  # CPUs are listed in the same form
 
 
-def _cpus_of_assignment(one: Assignment) -> frozenset[int]:
+def _cpus_of_assignment(assignment: Assignment) -> frozenset[int]:
     return (
-        _parse_cpu_list(one.cpus)
-        | _parse_cpu_list(one.foreign_cpus)
-        | _parse_cpu_list(one.idle_siblings)
+        _parse_cpu_list(assignment.cpus)
+        | _parse_cpu_list(assignment.foreign_cpus)
+        | _parse_cpu_list(assignment.idle_siblings)
     )
 
 
 def _pod_allocations(containers: Iterable[Assignment]) -> list[Object]:
-    """Every pod, so that the scheduler lets go of what it keeps for those that came."""
+    """Return all pods, so the scheduler releases its reservations for those that have arrived."""
     pods: dict[str, Object] = {}
-    for one in containers:
+    for c in containers:
         pod = pods.setdefault(
-            one.pod_uid,
+            c.pod_uid,
             {
-                "uid": one.pod_uid,
-                "name": one.pod,
-                "namespace": one.namespace,
+                "uid": c.pod_uid,
+                "name": c.pod,
+                "namespace": c.namespace,
                 "containerAllocations": [],
             },
         )
-        cpus = _parse_cpu_list(one.cpus) | _parse_cpu_list(one.foreign_cpus)
-        if cpus and one.kind in (*_EXCLUSIVE_KINDS, *_POSSIBLY_SHARED_KINDS):
+        cpus = _parse_cpu_list(c.cpus) | _parse_cpu_list(c.foreign_cpus)
+        if cpus and c.kind in (*_EXCLUSIVE_KINDS, *_POSSIBLY_SHARED_KINDS):
             allocations = {"cpu": format_id_list(cpus)}
-            pod["containerAllocations"].append({"name": one.container, "allocations": allocations})
+            pod["containerAllocations"].append({"name": c.container, "allocations": allocations})
     return list(pods.values())
 
 
 def stale_spec(spec: Object) -> Object:
-    """The same for an agent that does not answer any more: nothing that a container could have."""
+    """Return the spec for an agent that no longer answers: no free CPU."""
     policies = {**spec["policies"], "CPUManagerPolicy": NO_POLICY}
     cpu = {**spec["numares"]["cpu"], "allocatable": ""}
     return {**spec, "policies": policies, "numares": {"cpu": cpu}}
 
 
 class NumatopologyOutput(AppliedObjectOutput):
-    """The Numatopology of one Node; fields that Volcano's own exporter owns are not taken."""
+    """The Numatopology of one Node; fields of Volcano's own exporter are not overwritten."""
 
     resource = Resource.NUMATOPOLOGIES
     failure_text = "the Numatopology is not written"
@@ -143,7 +142,7 @@ class NumatopologyOutput(AppliedObjectOutput):
         super().__init__("numatopology", node)
 
     def set_desired(self, spec: Object | None) -> None:
-        """It should be this; None when the agent has said nothing for a while."""
+        """Set the desired spec; None if the agent no longer answers."""
         self._wanted = spec or (self._wanted and stale_spec(self._wanted))
 
     def _build_object(self) -> Object:

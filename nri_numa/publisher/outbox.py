@@ -1,7 +1,7 @@
-"""What waits to be written, and when each may be: bounded, fair, no faster than allowed. Pure.
+"""Pending writes to the API server and their times: bounded, fair, limited in rate. Pure.
 
-An output knows what should be in the API server and what it believes to be there, and makes
-requests of the difference. Time is handed in, in seconds of a clock that only grows.
+An output has the desired object and the one that was sent, and makes requests of the difference.
+Times are parameters, in seconds of a monotonic clock.
 """
 
 from __future__ import annotations
@@ -24,48 +24,47 @@ from nri_numa.text import escape_unprintable
 
 MIN_BACKOFF_S: Final = 1.0
 MAX_BACKOFF_S: Final = 60.0
-"""Seconds: the pause after failures doubles from the first to the longest, which is also the one
-where a role must be mended first."""
+"""Seconds: the pause after failures doubles up to this one, which also follows a missing right."""
 BLOCKED_RETRY_S: Final = 300.0
-"""Seconds until the next attempt where something else of the cluster must be mended first."""
+"""Seconds until the next attempt if another part of the cluster must be repaired first."""
 
 K = TypeVar("K", bound=Hashable)
 
 
 def backoff_seconds(failures: int, jitter: float) -> float:
-    """Seconds to wait after so many failures in a row, 1 after the first.
+    """Return the seconds to wait after consecutive failures.
 
-    The jitter is from 0 to 1; thousands of nodes must not come back in the same moment.
+    The jitter is from 0 to 1; thousands of nodes must not retry at the same moment.
     """
-    longest = min(MAX_BACKOFF_S, MIN_BACKOFF_S * 2.0 ** min(failures - 1, 10))
-    return longest * (0.5 + 0.5 * jitter)
+    max_pause_s = min(MAX_BACKOFF_S, MIN_BACKOFF_S * 2.0 ** min(failures - 1, 10))
+    return max_pause_s * (0.5 + 0.5 * jitter)
 
 
 class TokenBucket:
-    """Requests as a token bucket: so many per second, and so many at once after a quiet time."""
+    """A token bucket for requests: `rate` per second, and `burst` at once after an idle time."""
 
-    def __init__(self, rate: float, burst: float, now: float) -> None:
+    def __init__(self, rate: float, burst: float, now_s: float) -> None:
         self._rate, self._burst = rate, burst
-        self._tokens, self._at = burst, now
+        self._tokens, self._at = burst, now_s
 
-    def seconds_until_token(self, now: float) -> float:
-        """Seconds until one more is allowed; 0 when it is."""
-        self._refill_tokens(now)
+    def seconds_until_token(self, now_s: float) -> float:
+        """Return the seconds until the next request is allowed; 0 if it is."""
+        self._refill_tokens(now_s)
         return 0.0 if self._tokens >= 1 else (1 - self._tokens) / self._rate
 
-    def take_token(self, now: float) -> None:
-        """One is made."""
-        self._refill_tokens(now)
+    def take_token(self, now_s: float) -> None:
+        """Take the token of one request."""
+        self._refill_tokens(now_s)
         self._tokens -= 1
 
-    def _refill_tokens(self, now: float) -> None:
-        self._tokens = min(self._burst, self._tokens + max(0.0, now - self._at) * self._rate)
-        self._at = now
+    def _refill_tokens(self, now_s: float) -> None:
+        self._tokens = min(self._burst, self._tokens + max(0.0, now_s - self._at) * self._rate)
+        self._at = now_s
 
 
 @dataclass(slots=True)
 class DesiredAndSentItem:
-    """A thing that is wanted in one version, and was sent in one; None for never."""
+    """The desired version of an item, and the sent one; None if none was sent."""
 
     desired: Any
     sent: Any = None
@@ -74,66 +73,65 @@ class DesiredAndSentItem:
 
     @property
     def is_pending(self) -> bool:
-        """Whether the newest version is still to be sent."""
+        """True if the desired version has not been sent."""
         return bool(self.desired != self.sent)
 
-    def mark_sent(self, version: object, again_at: float = 0.0) -> None:
-        """It is there in this version; a newer one may be sent from ``again_at`` on."""
-        self.sent, self.retry_at, self.failures = version, again_at, 0
+    def mark_sent(self, version: object, retry_at: float = 0.0) -> None:
+        """Record a sent version; a newer one may be sent from ``retry_at`` on."""
+        self.sent, self.retry_at, self.failures = version, retry_at, 0
 
-    def mark_failed(self, now: float, jitter: float) -> None:
-        """It could not be sent."""
+    def mark_failed(self, now_s: float, jitter: float) -> None:
+        """Record a failure, and back off."""
         self.failures += 1
-        self.retry_at = now + backoff_seconds(self.failures, jitter)
+        self.retry_at = now_s + backoff_seconds(self.failures, jitter)
 
 
 class VersionedQueue(dict[K, DesiredAndSentItem]):
-    """Things by key, of which only the newest version is ever sent.
+    """Items by key, of which only the newest version is sent.
 
-    When there are more things than places, one that was sent makes room first; when none was, the
-    newcomer finds no place.
+    A full queue drops an item that was sent; if none was, it does not accept the new item.
     """
 
-    def __init__(self, places: int) -> None:
+    def __init__(self, capacity: int) -> None:
         super().__init__()
-        self._places = places
+        self._places = capacity
 
     def set_desired(self, key: K, version: object) -> bool:
-        """This is what it should be now; False when there is no place for it."""
+        """Set the desired version of a key; return False if the queue is full."""
         if key in self:
             self[key].desired = version
             return True
         if len(self) >= self._places:
-            done = next((k for k, one in self.items() if not one.is_pending), None)
-            if done is None:
+            sent_key = next((k for k, item in self.items() if not item.is_pending), None)
+            if sent_key is None:
                 return False
-            del self[done]
+            del self[sent_key]
         self[key] = DesiredAndSentItem(version)
         return True
 
     def pending_count(self) -> int:
-        """How many are still to be sent."""
+        """Return the number of items still to be sent."""
         return sum(item.is_pending for item in self.values())
 
-    def due_keys(self, now: float) -> list[K]:
-        """What may be sent now, the longest waiting first, of equals the older."""
-        ready = [(k, i) for k, i in self.items() if i.is_pending and i.retry_at <= now]
-        return [key for key, _ in sorted(ready, key=lambda one: one[1].retry_at)]
+    def due_keys(self, now_s: float) -> list[K]:
+        """Return the keys that may be sent now, the longest due first, equal ones by age."""
+        due_items = [(k, i) for k, i in self.items() if i.is_pending and i.retry_at <= now_s]
+        return [key for key, _ in sorted(due_items, key=lambda due: due[1].retry_at)]
 
     def next_due_at(self) -> float:
-        """When the next one may be sent; infinity when nothing waits."""
+        """Return when the next item may be sent; infinity if none is pending."""
         return min((i.retry_at for i in self.values() if i.is_pending), default=float("inf"))
 
 
 class Output:
-    """One kind of object: what of it is still to be done, and what an outcome means.
+    """One kind of object: its pending requests, and the handling of their outcomes.
 
     Attributes:
-        name: the metric's label.
-        dropped: what will never be written, since this was counted last.
-        hold_until: when the next request may be made at the earliest.
-        problem: why nothing is written, and what to do, as a sentence; empty when all is well.
-        failure_text: what a log line says of the problem.
+        name: label of the metrics.
+        dropped: items that will never be written, since the last count.
+        hold_until: earliest time of the next request.
+        problem: sentence saying why nothing is written, and the remedy; empty without a problem.
+        failure_text: text of the problem's log line.
     """
 
     failure_text = "not written"
@@ -144,36 +142,40 @@ class Output:
         self.hold_until = 0.0
         self.problem = ""
 
-    def next_request(self, now: float) -> APIRequest | None:
-        """The next request; None when nothing may be sent now."""
-        return None if self.next_due_at() > now else self._next_request(now)
+    def next_request(self, now_s: float) -> APIRequest | None:
+        """Return the next request; None if nothing may be sent now."""
+        return None if self.next_due_at() > now_s else self._next_request(now_s)
 
     def next_due_at(self) -> float:
-        """When that will be otherwise; infinity when nothing waits."""
+        """Return when the next request may be made; infinity if none is pending."""
         return self.hold_until
 
-    def on_outcome(self, request: APIRequest, outcome: Outcome, now: float, jitter: float) -> None:
-        """This came of a request of ours."""
-        self._on_outcome(request, outcome, now, jitter)
+    def on_outcome(
+        self, request: APIRequest, outcome: Outcome, now_s: float, jitter: float
+    ) -> None:
+        """Handle the outcome of a request of this output."""
+        self._on_outcome(request, outcome, now_s, jitter)
         if outcome.result is OutcomeKind.FORBIDDEN:
-            # A right is missing, or a policy refuses this one; what waits comes before it next.
-            self.hold_until = now + MAX_BACKOFF_S
+            # A right is missing, or a policy rejects this request.
+            self.hold_until = now_s + MAX_BACKOFF_S
 
     def pending_count(self) -> int:
-        """How much is still to be sent."""
+        """Return the number of items still to be sent."""
         return 0
 
-    def is_node_read_due(self, now: float) -> bool:
-        """Whether the next request is to read the Node: an answer to another one will do."""
+    def is_node_read_due(self, now_s: float) -> bool:
+        """Return True if the next request reads the Node; another output's read serves, too."""
         return False
 
     def schedule_resync(self) -> None:
-        """Look at what is really there."""
+        """Read the actual objects again."""
 
-    def _next_request(self, now: float) -> APIRequest | None:
+    def _next_request(self, now_s: float) -> APIRequest | None:
         raise NotImplementedError
 
-    def _on_outcome(self, request: APIRequest, outcome: Outcome, now: float, jitter: float) -> None:
+    def _on_outcome(
+        self, request: APIRequest, outcome: Outcome, now_s: float, jitter: float
+    ) -> None:
         raise NotImplementedError
 
     def _new_request(
@@ -191,7 +193,7 @@ class Output:
 
 
 class SingleObjectOutput(Output):
-    """One object, or a part of it: tried again with growing pauses until it is as it should be."""
+    """One object, or a part of it, retried with backoff until it is as desired."""
 
     def __init__(self, name: str, node: str) -> None:
         super().__init__(name)
@@ -199,11 +201,11 @@ class SingleObjectOutput(Output):
         self._failures, self._not_before = 0, 0.0
 
     def next_due_at(self) -> float:
-        """When the next request may be made."""
+        """Return when the next request may be made."""
         return max(self.hold_until, self._not_before) if self.pending_count() else float("inf")
 
     def pending_count(self) -> int:
-        """1 while the object is not known to be as it should."""
+        """Return 1 while the object is not known to be as desired."""
         raise NotImplementedError
 
     def _node_read_request(self) -> APIRequest:
@@ -212,29 +214,29 @@ class SingleObjectOutput(Output):
     def _mark_healthy(self) -> None:
         self._failures, self._not_before, self.problem = 0, 0.0, ""
 
-    def _mark_failed(self, now: float, jitter: float) -> None:
+    def _mark_failed(self, now_s: float, jitter: float) -> None:
         self._failures += 1
-        self._not_before = now + backoff_seconds(self._failures, jitter)
+        self._not_before = now_s + backoff_seconds(self._failures, jitter)
 
-    def _mark_blocked(self, problem: str, now: float, jitter: float) -> None:
+    def _mark_blocked(self, problem: str, now_s: float, jitter: float) -> None:
         self.problem = problem
-        self.hold_until = now + BLOCKED_RETRY_S * (0.8 + 0.4 * jitter)
+        self.hold_until = now_s + BLOCKED_RETRY_S * (0.8 + 0.4 * jitter)
 
 
 def node_owner_reference(node: str, uid: str) -> dict[str, Any]:
-    """A reference to the Node as it is now: with an earlier uid the object would be collected."""
+    """Return a reference to the current Node; with an old uid the object would be collected."""
     return {"apiVersion": "v1", "kind": "Node", "name": node, "uid": uid}
 
 
 class AppliedObjectOutput(SingleObjectOutput):
-    """An object that belongs to the Node and that server-side apply brings there.
+    """An object that the Node owns, written by server-side apply.
 
-    One object with atomic lists has one owner: fields that another one owns are not taken, unless
-    `force`.
+    An object with atomic lists has one field manager: the fields of another one are not taken
+    unless `force` is set.
 
     Attributes:
-        missing_definition_hint: what to do where the cluster has no such kind.
-        alternative: what to do where another one owns the fields.
+        missing_definition_hint: remedy if the cluster has no such kind.
+        alternative: remedy if another field manager owns the fields.
     """
 
     resource: Resource
@@ -248,21 +250,21 @@ class AppliedObjectOutput(SingleObjectOutput):
         self._owner_uid = ""
 
     def _build_object(self) -> dict[str, Any]:
-        """The whole object."""
+        """Build the whole object."""
         raise NotImplementedError
 
     def pending_count(self) -> int:
-        """1 while it is not known to be there as it should."""
+        """Return 1 while the object is not known to exist as desired."""
         return int(
             self._wanted is not None and (not self._owner_uid or self._build_object() != self._sent)
         )
 
-    def is_node_read_due(self, now: float) -> bool:
-        """Whether its UID is not known."""
-        return not self._owner_uid and self._wanted is not None and self.next_due_at() <= now
+    def is_node_read_due(self, now_s: float) -> bool:
+        """Return True if the Node's UID is not known and may be read now."""
+        return not self._owner_uid and self._wanted is not None and self.next_due_at() <= now_s
 
-    def _next_request(self, now: float) -> APIRequest | None:
-        """The Node's UID first, then the object."""
+    def _next_request(self, now_s: float) -> APIRequest | None:
+        """Return a read of the Node's UID first, then the apply of the object."""
         return self._apply_request() if self._owner_uid else self._node_read_request()
 
     def _apply_request(self) -> APIRequest:
@@ -275,93 +277,101 @@ class AppliedObjectOutput(SingleObjectOutput):
             force=self._force,
         )
 
-    def _on_outcome(self, request: APIRequest, outcome: Outcome, now: float, jitter: float) -> None:
+    def _on_outcome(
+        self, request: APIRequest, outcome: Outcome, now_s: float, jitter: float
+    ) -> None:
         match outcome.result:
             case OutcomeKind.SUCCEEDED if request.resource is Resource.NODES:
                 self._owner_uid = outcome.documents[0]["metadata"].get("uid") or "-"
             case OutcomeKind.SUCCEEDED:
                 self._mark_healthy()
                 self._sent = request.body
-                self._on_applied(request, outcome.documents[0], now)
+                self._on_applied(request, outcome.documents[0], now_s)
             case OutcomeKind.UNKNOWN:
-                self._mark_blocked(f"{outcome.text}; {self.missing_definition_hint}", now, jitter)
+                self._mark_blocked(f"{outcome.text}; {self.missing_definition_hint}", now_s, jitter)
             case OutcomeKind.CONFLICT if self.alternative:
                 self._block_on_field_owners(
-                    re.findall(r'with "([^"]*)"', outcome.text), now, jitter
+                    re.findall(r'with "([^"]*)"', outcome.text), now_s, jitter
                 )
             case OutcomeKind.INVALID if self.missing_definition_hint:
                 text = f"{outcome.text}; is its definition another one?"
-                self._mark_blocked(text, now, jitter)
+                self._mark_blocked(text, now_s, jitter)
             case OutcomeKind.FAILED | OutcomeKind.FORBIDDEN:
                 self._mark_failed(
-                    now, jitter
-                )  # the same once more: nothing says that it is another one
+                    now_s, jitter
+                )  # retry unchanged: the Node is not known to be another one
             case _:
-                # The Node is not registered yet, or the object went in this moment.
+                # The Node is not registered yet, or the object was deleted at this moment.
                 self._owner_uid = ""
-                self._mark_failed(now, jitter)
+                self._mark_failed(now_s, jitter)
 
-    def _on_applied(self, request: APIRequest, document: Mapping[str, Any], now: float) -> None:
-        """The object is there."""
+    def _on_applied(self, request: APIRequest, document: Mapping[str, Any], now_s: float) -> None:
+        """Handle the object that was applied."""
 
-    def _block_on_field_owners(self, owners: Iterable[str], now: float, jitter: float) -> None:
+    def _block_on_field_owners(self, owners: Iterable[str], now_s: float, jitter: float) -> None:
         names = escape_unprintable(", ".join(sorted(set(owners))) or "another field manager")[:200]
-        self._mark_blocked(f"its fields belong to {names}; {self.alternative}", now, jitter)
+        self._mark_blocked(f"its fields belong to {names}; {self.alternative}", now_s, jitter)
 
     def schedule_resync(self) -> None:
-        """Look at the Node again, and apply the object once more."""
+        """Read the Node and apply the object again."""
         self._owner_uid, self._sent = "", None
 
 
 class OutputQueue:
     """Takes one request at a time from outputs, the most important first.
 
-    When the server cannot, all of them wait.
+    An error of the whole server pauses all outputs.
     """
 
-    def __init__(self, outputs: Sequence[Output], *, rate: float, burst: float, now: float) -> None:
+    def __init__(
+        self, outputs: Sequence[Output], *, rate: float, burst: float, now_s: float
+    ) -> None:
         self.outputs = tuple(outputs)
-        self._bucket = TokenBucket(rate, burst, now)
+        self._bucket = TokenBucket(rate, burst, now_s)
         self._hold_until = 0.0
         self.failures = 0
 
-    def next_request(self, now: float) -> APIRequest | None:
-        """The request to make now; what comes of it must be handed to `done`."""
-        if self._hold_until > now or self._bucket.seconds_until_token(now) > 0:
+    def next_request(self, now_s: float) -> APIRequest | None:
+        """Return the request to make now; its outcome must be passed to `on_outcome`."""
+        if self._hold_until > now_s or self._bucket.seconds_until_token(now_s) > 0:
             return None
         for output in self.outputs:
-            if (request := output.next_request(now)) is not None:
-                self._bucket.take_token(now)
+            if (request := output.next_request(now_s)) is not None:
+                self._bucket.take_token(now_s)
                 return request
         return None
 
-    def seconds_until_request(self, now: float) -> float:
-        """Seconds until there may be one; infinity while nothing is to be done."""
+    def seconds_until_request(self, now_s: float) -> float:
+        """Return the seconds until the next request; infinity if none is pending."""
         due = min((output.next_due_at() for output in self.outputs), default=float("inf"))
-        return max(due - now, self._hold_until - now, self._bucket.seconds_until_token(now), 0.0)
+        return max(
+            due - now_s, self._hold_until - now_s, self._bucket.seconds_until_token(now_s), 0.0
+        )
 
-    def on_outcome(self, request: APIRequest, outcome: Outcome, now: float, jitter: float) -> None:
-        """This came of a request."""
+    def on_outcome(
+        self, request: APIRequest, outcome: Outcome, now_s: float, jitter: float
+    ) -> None:
+        """Pass an outcome to its output; a read of the Node serves all outputs."""
         if outcome.result in SERVER_WIDE_RESULTS:
             self.failures += 1
-            # Not all in the very moment that the server named.
-            after = outcome.retry_after * (1 + 0.1 * jitter)
-            self._hold_until = now + max(after, backoff_seconds(self.failures, jitter))
+            # Not all nodes at the exact moment that the server named.
+            pause_s = outcome.retry_after * (1 + 0.1 * jitter)
+            self._hold_until = now_s + max(pause_s, backoff_seconds(self.failures, jitter))
             return
         self.failures = 0
-        (output,) = (one for one in self.outputs if one.name == request.output)
-        output.on_outcome(request, outcome, now, jitter)
-        whole = request.verb is Verb.GET and request.resource is Resource.NODES
-        if whole and not request.metadata and outcome.result is OutcomeKind.SUCCEEDED:
-            for other in self.outputs:
-                if other is not output and other.is_node_read_due(now):
-                    other.on_outcome(request, outcome, now, jitter)
+        (output,) = (o for o in self.outputs if o.name == request.output)
+        output.on_outcome(request, outcome, now_s, jitter)
+        is_node_read = request.verb is Verb.GET and request.resource is Resource.NODES
+        if is_node_read and not request.metadata and outcome.result is OutcomeKind.SUCCEEDED:
+            for other_output in self.outputs:
+                if other_output is not output and other_output.is_node_read_due(now_s):
+                    other_output.on_outcome(request, outcome, now_s, jitter)
 
     def pending_count(self) -> int:
-        """How much is still to be sent."""
+        """Return the number of items still to be sent."""
         return sum(output.pending_count() for output in self.outputs)
 
     def schedule_resync(self) -> None:
-        """Look at what is really there."""
+        """Read the actual objects of all outputs again."""
         for output in self.outputs:
             output.schedule_resync()

@@ -1,4 +1,4 @@
-"""What is written about this node: its labels and annotations, capacity, pods and Events. Pure.
+"""Outputs for this node: labels, annotations, capacity, pods and Events. Pure.
 
 The objects that belong to the Node are in `nri_numa.publisher.topology`,
 `nri_numa.publisher.slices` and `nri_numa.publisher.numatopology`.
@@ -29,68 +29,70 @@ from nri_numa.publisher.outbox import (
 from nri_numa.web.responses import Assignment
 
 MAX_ITEMS_PER_OUTPUT: Final = 1024
-"""Things of one output that are remembered; a node has 110 pods, the agent keeps 256 notices."""
+"""Items of one output; a node has 110 pods, the agent keeps 256 notices."""
 API_SERVER_EVENT_TTL_S: Final = 3600.0
-"""Seconds after which the API server forgets an Event. A notice that is older was published by an
-earlier process, or comes too late to be news."""
+"""Seconds after which the API server deletes an Event. An older notice was published by an earlier
+process, or is too old to publish."""
 EVENT_UPDATE_INTERVALS_S: Final = (0.0, 10.0, 60.0)
 """Seconds between a new Event and its first updates; then `MAX_EVENT_UPDATE_INTERVAL_S`."""
 MAX_EVENT_UPDATE_INTERVAL_S: Final = 300.0
-"""Of something that goes on and on one update in five minutes, as client-go does."""
+"""Seconds between two updates of a lasting Event, as in client-go."""
 EVENT_BURST_PER_POD: Final = 25
-"""New Events of one pod at once, then one in `MAX_EVENT_UPDATE_INTERVAL_S`: client-go's measure."""
+"""New Events of one pod at once, then one in `MAX_EVENT_UPDATE_INTERVAL_S`, as in client-go."""
 
 
 class NodePatchOutput(SingleObjectOutput):
-    """Keeps a part of the Node as it should be: look first, then write the difference."""
+    """Keeps a part of the Node as desired: reads it first, then writes the difference."""
 
     def __init__(self, name: str, node: str) -> None:
         super().__init__(name, node)
         self._active = self._node_read = False
 
     def _record_node_state(self, document: Mapping[str, Any]) -> None:
-        """This came when the Node was read or written."""
+        """Record the Node's part from a read or a write."""
         raise NotImplementedError
 
     def _patch_request(self) -> APIRequest | None:
-        """What makes the part that was read into the wanted one; None when it is."""
+        """Return the patch from the actual part to the desired one; None if they are equal."""
         raise NotImplementedError
 
     def pending_count(self) -> int:
-        """1 while it is not known to be as it should."""
+        """Return 1 while the part is not known to be as desired."""
         return int(self._active and (not self._node_read or self._patch_request() is not None))
 
-    def is_node_read_due(self, now: float) -> bool:
-        """Whether it was not read yet."""
-        return self._active and not self._node_read and self.next_due_at() <= now
+    def is_node_read_due(self, now_s: float) -> bool:
+        """Return True if the Node was not read yet and may be read now."""
+        return self._active and not self._node_read and self.next_due_at() <= now_s
 
-    def _next_request(self, now: float) -> APIRequest | None:
+    def _next_request(self, now_s: float) -> APIRequest | None:
         return self._patch_request() if self._node_read else self._node_read_request()
 
     def _new_patch_request(self, resource: Resource, body: dict[str, Any]) -> APIRequest:
         return self._new_request(Verb.PATCH, resource, self._node, body=body)
 
-    def _on_outcome(self, request: APIRequest, outcome: Outcome, now: float, jitter: float) -> None:
+    def _on_outcome(
+        self, request: APIRequest, outcome: Outcome, now_s: float, jitter: float
+    ) -> None:
         if outcome.result is not OutcomeKind.SUCCEEDED:
-            # Not registered yet, or deleted: it is looked for until it is there.
+            # The Node is not registered yet, or deleted: read it until it exists.
             self._node_read = False
-            self._mark_failed(now, jitter)
+            self._mark_failed(now_s, jitter)
             return
         self._record_node_state(outcome.documents[0])
         self._node_read = True
         if request.verb is Verb.PATCH and self._patch_request() is not None:
-            # Another one writes the same: not faster than once in a while.
-            self._mark_failed(now, jitter)
+            # Another program writes the same part: back off.
+            self._mark_failed(now_s, jitter)
         else:
             self._mark_healthy()
 
     def schedule_resync(self) -> None:
-        """Look at the Node again."""
+        """Read the Node again."""
         self._node_read = False
 
 
 class NodeMetadataOutput(NodePatchOutput):
-    """Annotations and labels of the Node; ours that are there but switched off are removed."""
+    """Annotations and labels of the Node; the publisher's own ones are removed if disabled."""
 
     def __init__(self, node: str, prefix: str, *, annotations: bool, labels: bool) -> None:
         super().__init__("node", node)
@@ -103,9 +105,11 @@ class NodeMetadataOutput(NodePatchOutput):
         self._there = self._wanted
 
     def set_desired(self, annotations: Mapping[str, str], labels: Mapping[str, str]) -> None:
-        """The machine is like this."""
+        """Set the desired annotations and labels of the machine."""
         machine = {"annotations": annotations, "labels": labels}
-        self._wanted = {part: dict(machine[part]) if on else {} for part, on in self._with.items()}
+        self._wanted = {
+            part: dict(machine[part]) if flag else {} for part, flag in self._with.items()
+        }
         self._active = True
 
     def _record_node_state(self, document: Mapping[str, Any]) -> None:
@@ -114,20 +118,20 @@ class NodeMetadataOutput(NodePatchOutput):
 
     def _patch_request(self) -> APIRequest | None:
         changes: dict[str, dict[str, str | None]] = {}
-        for part, ours in self._ours.items():
-            should, there = self._wanted[part], self._there[part]
-            keys = sorted(ours | should.keys())
-            if changed := {k: should.get(k) for k in keys if should.get(k) != there.get(k)}:
+        for part, own_keys in self._ours.items():
+            desired, actual = self._wanted[part], self._there[part]
+            keys = sorted(own_keys | desired.keys())
+            if changed := {k: desired.get(k) for k in keys if desired.get(k) != actual.get(k)}:
                 changes[part] = changed
         return self._new_patch_request(Resource.NODES, {"metadata": changes}) if changes else None
 
 
 class NodeCapacityOutput(NodePatchOutput):
-    """Exclusive CPUs in the capacity of the Node's status: what the scheduler counts by.
+    """Exclusive CPUs in the capacity of the Node's status, which the scheduler counts.
 
-    The kubelet takes a capacity that it does not know of over into allocatable, and sets it to 0
-    when it registers the Node anew (kubernetes ``pkg/kubelet/nodestatus/setters.go`` and
-    ``kubelet_node_status.go``), so it is looked at again at every resync.
+    The kubelet copies a capacity that it does not know to allocatable, and sets it to 0 when it
+    registers the Node again (kubernetes ``pkg/kubelet/nodestatus/setters.go`` and
+    ``kubelet_node_status.go``), so it is read again at every resync.
     """
 
     def __init__(self, node: str, resource: str) -> None:
@@ -136,7 +140,7 @@ class NodeCapacityOutput(NodePatchOutput):
         self._there: str | None = None
 
     def set_desired(self, count: int) -> None:
-        """So many exclusive CPUs may be counted."""
+        """Set the number of exclusive CPUs."""
         self._wanted, self._active = str(count), True
 
     def _record_node_state(self, document: Mapping[str, Any]) -> None:
@@ -151,14 +155,14 @@ class NodeCapacityOutput(NodePatchOutput):
 
 
 class AgentOfflineCapacityOutput(Output):
-    """What the Node's annotations say of its capacity, as a document for the agent.
+    """Offline capacity and drains in the Node's annotations, as a document for the agent.
 
-    The agent asks nothing but the machine it is on, so its publisher looks at the Node for it. The
-    texts are handed on as they are: the agent judges them.
+    The agent has no access to the API server, so the publisher reads the Node for it. The texts are
+    passed on unchanged: the agent validates them.
 
     Attributes:
-        document: for the agent's file; empty before the Node was seen.
-        problem: why a text is not handed on.
+        document: for the agent's file; empty before the first read of the Node.
+        problem: sentence saying why a text is not passed on.
     """
 
     failure_text = "capacity not handed to the agent"
@@ -169,21 +173,23 @@ class AgentOfflineCapacityOutput(Output):
         self._node, self._prefix, self._interval = node, prefix, interval
         self._failures = 0
 
-    def is_node_read_due(self, now: float) -> bool:
-        """Whether it is time to look again."""
-        return self.hold_until <= now
+    def is_node_read_due(self, now_s: float) -> bool:
+        """Return True if the next read of the Node is due."""
+        return self.hold_until <= now_s
 
-    def _next_request(self, now: float) -> APIRequest | None:
+    def _next_request(self, now_s: float) -> APIRequest | None:
         return self._new_request(Verb.GET, Resource.NODES, self._node, metadata=True)
 
-    def _on_outcome(self, request: APIRequest, outcome: Outcome, now: float, jitter: float) -> None:
-        """A Node that cannot be read says what it said before."""
+    def _on_outcome(
+        self, request: APIRequest, outcome: Outcome, now_s: float, jitter: float
+    ) -> None:
+        """Build the document; an unreadable Node leaves it as it was."""
         if outcome.result is not OutcomeKind.SUCCEEDED:
             self._failures += 1
-            self.hold_until = now + backoff_seconds(self._failures, jitter)
+            self.hold_until = now_s + backoff_seconds(self._failures, jitter)
             return
         self._failures = 0
-        self.hold_until = now + self._interval * (0.9 + 0.2 * jitter)
+        self.hold_until = now_s + self._interval * (0.9 + 0.2 * jitter)
         annotations = outcome.documents[0].get("metadata", {}).get("annotations") or {}
         texts = {
             key: str(annotations.get(f"{self._prefix}/{key}", ""))
@@ -192,7 +198,7 @@ class AgentOfflineCapacityOutput(Output):
         document = json.dumps(texts, separators=(",", ":"))
         self.problem = ""
         if len(document) > MAX_CAPACITY_DOCUMENT_BYTES:
-            # The agent would refuse it too, and go on with what it knows.
+            # The agent would reject the document, too, and keep its last one.
             self.problem = (
                 f"the annotations {OFFLINE_CAPACITY_KEY} and {DRAINED_ANNOTATION} have "
                 f"{len(document)} bytes "
@@ -215,23 +221,23 @@ class PodAnnotationOutput(Output):
         self._list_due = False
 
     def set_desired(self, assignments: Iterable[Assignment]) -> None:
-        """These are all containers; pods without pinned ones are left as they are."""
-        now = desired_objects.pod_annotations(assignments)
-        for name in self._shelf.keys() - now.keys():
+        """Set all containers; pods without a pinned one are not changed."""
+        versions = desired_objects.pod_annotations(assignments)
+        for name in self._shelf.keys() - versions.keys():
             del self._shelf[name]
         self.dropped += sum(
-            not self._shelf.set_desired(name, version) for name, version in now.items()
+            not self._shelf.set_desired(name, version) for name, version in versions.items()
         )
 
-    def _next_request(self, now: float) -> APIRequest | None:
-        """A look at all pods when it is time for that, else the next annotation."""
+    def _next_request(self, now_s: float) -> APIRequest | None:
+        """Return a list of all pods if a resync is due, else the next annotation."""
         if self._list_due:
             return self._pod_list_request(spec_nodeName=self._node)
-        for name in self._shelf.due_keys(now):
+        for name in self._shelf.due_keys(now_s):
             uid, text = version = self._shelf[name].desired
             metadata: dict[str, Any] = {"annotations": {self._key: text}}
             if "-" in uid:
-                # Not to a namesake. What the runtime has of a static pod is a hash, no UID.
+                # Not to another pod of that name. A static pod has a hash instead of a UID.
                 metadata["uid"] = uid
             body = {"metadata": metadata}
             return self._new_request(
@@ -241,16 +247,18 @@ class PodAnnotationOutput(Output):
         return None
 
     def next_due_at(self) -> float:
-        """When the next request may be made."""
+        """Return when the next request may be made."""
         return max(self.hold_until, 0.0 if self._list_due else self._shelf.next_due_at())
 
-    def _on_outcome(self, request: APIRequest, outcome: Outcome, now: float, jitter: float) -> None:
+    def _on_outcome(
+        self, request: APIRequest, outcome: Outcome, now_s: float, jitter: float
+    ) -> None:
         if request.verb is Verb.LIST:
             if outcome.result is OutcomeKind.SUCCEEDED:
                 self._list_due = False
                 self._mark_changed_annotations(outcome.documents)
             else:
-                self.hold_until = now + 1.0 + jitter
+                self.hold_until = now_s + 1.0 + jitter
             return
         item = self._shelf.get(request.key)
         if item is None:
@@ -261,28 +269,28 @@ class PodAnnotationOutput(Output):
             OutcomeKind.CONFLICT,
             OutcomeKind.INVALID,
         ):
-            # Gone, or there is another pod of that name by now: the next resync finds out.
+            # The pod is gone, or another one has its name: the next resync corrects this.
             item.mark_sent(request.version)
             self.dropped += outcome.result is OutcomeKind.INVALID
         else:
-            item.mark_failed(now, jitter)
+            item.mark_failed(now_s, jitter)
 
     def _mark_changed_annotations(self, documents: Iterable[Mapping[str, Any]]) -> None:
-        """A pod whose annotation was removed or changed gets it again."""
+        """Mark pods as unsent whose annotation was removed or changed."""
         for document in documents:
             metadata = document["metadata"]
             name = (metadata["namespace"], metadata["name"])
-            there = (metadata.get("annotations") or {}).get(self._key)
+            annotation = (metadata.get("annotations") or {}).get(self._key)
             item = self._shelf.get(name)
-            if item is not None and item.sent is not None and item.sent[1] != there:
+            if item is not None and item.sent is not None and item.sent[1] != annotation:
                 item.sent = None
 
     def pending_count(self) -> int:
-        """Pods whose annotation is not up to date."""
+        """Return the number of pods whose annotation is not up to date."""
         return self._shelf.pending_count()
 
     def schedule_resync(self) -> None:
-        """Look at all pods of the node."""
+        """List all pods of the node again."""
         self._list_due = bool(self._shelf)
 
 
@@ -294,7 +302,7 @@ class _EventProgress:
 
 
 class EventOutput(Output):
-    """Events of what happened to containers.
+    """Events about containers, made from the agent's notices.
 
     Attributes:
         expired_count: notices that were an hour old when they were first read.
@@ -308,10 +316,10 @@ class EventOutput(Output):
         self._known: dict[str, _EventProgress] = {}
         self._pods: dict[str, TokenBucket] = {}
 
-    def add_notices(self, notices: Iterable[Notice], at: float) -> None:
-        """These are new, or changed, at this Unix time."""
+    def add_notices(self, notices: Iterable[Notice], wall: float) -> None:
+        """Add new or changed notices; `wall` is the current Unix time."""
         for notice in notices:
-            if notice.id not in self._shelf and at - notice.last_time > API_SERVER_EVENT_TTL_S:
+            if notice.id not in self._shelf and wall - notice.last_time > API_SERVER_EVENT_TTL_S:
                 self.expired_count += 1
             elif self._shelf.set_desired(notice.id, notice.count):
                 self._known.setdefault(notice.id, _EventProgress(notice)).notice = notice
@@ -320,15 +328,17 @@ class EventOutput(Output):
         for key in self._known.keys() - self._shelf.keys():
             del self._known[key]
 
-    def _next_request(self, now: float) -> APIRequest | None:
-        """The next Event to be made, or to be counted up."""
-        for key in self._shelf.due_keys(now):
+    def _next_request(self, now_s: float) -> APIRequest | None:
+        """Return the next Event to create, or to update with its count."""
+        for key in self._shelf.due_keys(now_s):
             item, notice = self._shelf[key], self._known[key].notice
             if not self._known[key].exists:
                 if (
-                    wait := self._pod_token_bucket(notice.pod_uid, now).seconds_until_token(now)
+                    pause_s := self._pod_token_bucket(notice.pod_uid, now_s).seconds_until_token(
+                        now_s
+                    )
                 ) > 0:
-                    item.retry_at = now + wait
+                    item.retry_at = now_s + pause_s
                     continue
                 verb, body = (
                     Verb.CREATE,
@@ -345,49 +355,51 @@ class EventOutput(Output):
             )  # fmt: skip
         return None
 
-    def _pod_token_bucket(self, pod_uid: str, now: float) -> TokenBucket:
+    def _pod_token_bucket(self, pod_uid: str, now_s: float) -> TokenBucket:
         bucket = self._pods.get(pod_uid)
         if bucket is None:
             if len(self._pods) >= MAX_ITEMS_PER_OUTPUT:
                 del self._pods[next(iter(self._pods))]
             bucket = self._pods[pod_uid] = TokenBucket(
-                1 / MAX_EVENT_UPDATE_INTERVAL_S, EVENT_BURST_PER_POD, now
+                1 / MAX_EVENT_UPDATE_INTERVAL_S, EVENT_BURST_PER_POD, now_s
             )
         return bucket
 
     def next_due_at(self) -> float:
-        """When the next request may be made."""
+        """Return when the next request may be made."""
         return max(self.hold_until, self._shelf.next_due_at())
 
-    def _on_outcome(self, request: APIRequest, outcome: Outcome, now: float, jitter: float) -> None:
+    def _on_outcome(
+        self, request: APIRequest, outcome: Outcome, now_s: float, jitter: float
+    ) -> None:
         key = str(request.key)
         if (item := self._shelf.get(key)) is None:
             return
-        known = self._known[key]
+        progress = self._known[key]
         match outcome.result:
             case OutcomeKind.SUCCEEDED:
-                known.exists = True
+                progress.exists = True
                 if request.verb is Verb.CREATE:
-                    self._pod_token_bucket(known.notice.pod_uid, now).take_token(now)
-                known.written_count += 1
-                pace = (
-                    EVENT_UPDATE_INTERVALS_S[known.written_count]
-                    if known.written_count < len(EVENT_UPDATE_INTERVALS_S)
+                    self._pod_token_bucket(progress.notice.pod_uid, now_s).take_token(now_s)
+                progress.written_count += 1
+                interval_s = (
+                    EVENT_UPDATE_INTERVALS_S[progress.written_count]
+                    if progress.written_count < len(EVENT_UPDATE_INTERVALS_S)
                     else MAX_EVENT_UPDATE_INTERVAL_S
                 )
-                item.mark_sent(request.version, now + pace)
+                item.mark_sent(request.version, now_s + interval_s)
             case OutcomeKind.EXISTS:
-                # An earlier process of ours made it, or the answer did not reach us.
-                known.exists = True
+                # An earlier publisher created it, or the answer was lost.
+                progress.exists = True
             case OutcomeKind.MISSING if request.verb is Verb.PATCH:
-                # The API server forgot it, or it was removed: it happened again all the same.
-                known.exists = False
+                # The Event expired or was deleted: create it again.
+                progress.exists = False
             case OutcomeKind.MISSING | OutcomeKind.ENDING | OutcomeKind.INVALID:
                 self.dropped += 1
                 del self._shelf[key], self._known[key]
             case _:
-                item.mark_failed(now, jitter)
+                item.mark_failed(now_s, jitter)
 
     def pending_count(self) -> int:
-        """Notices that are not written yet; Events that were removed stay removed."""
+        """Return the number of notices not written yet; deleted Events stay deleted."""
         return self._shelf.pending_count()

@@ -1,7 +1,7 @@
-"""The publisher's process: follows the agent, and writes what follows from it.
+"""The publisher's process: follows the agent, and writes the desired objects.
 
-Nothing is kept here that a restart would lose: what happened is the agent's to remember, what is
-written is the API server's. A new process asks for everything again and finds most of it done.
+No state here is lost by a restart: the agent keeps its notices, and the API server the written
+objects. A new process reads everything again and writes the differences.
 """
 
 from __future__ import annotations
@@ -59,23 +59,23 @@ from nri_numa.web.server import MetricsAndProbeServer
 log = get_logger("publish")
 
 REQUEST_BURST: Final = 10
-"""Requests to the API server at once after a quiet time."""
+"""Requests to the API server at once after an idle time."""
 AGENT_CHANGE_DEBOUNCE_S: Final = 1.0
-"""Seconds in which several changes of the agent are read as one: a pod's containers, say."""
+"""Seconds in which several changes of the agent are read as one, such as a pod's containers."""
 TOPOLOGY_DEBOUNCE_S: Final = 0.7
-"""The same where schedulers read what is free: within a second, the wait for a turn included."""
+"""The debounce if schedulers read the free amounts: within a second, with the wait for a turn."""
 DEVICE_RECOUNT_S: Final = 5.0
-"""Seconds until devices are counted again, where the agent counts them: the kubelet's book changes
-without the agent's."""
+"""Seconds between two counts of devices, if the agent counts them: the kubelet allocates devices
+without a change of the agent's state."""
 AGENT_MAX_FAILURES: Final = 4
-"""Attempts in vain, some ten seconds, after which the agent is gone; a restart is quicker."""
+"""Failed attempts, about ten seconds, after which the agent is gone; a restart is quicker."""
 MAX_NODE_RECHECK_DELAY_S: Final = 60.0
-"""Seconds after an outage within which it is looked at whether the Node is another one."""
+"""Seconds after an outage within which the Node's UID is checked."""
 BOUND_POD_TIMEOUT_S: Final = 60.0
-"""Seconds for which a pod is named that has its node and no sandbox: one that never starts must not
-keep the node's numbers from the scheduler for ever."""
+"""Seconds for which a bound pod without a sandbox is listed: a pod that never starts must not keep
+the node's numbers from the scheduler without limit."""
 CLOCK_SKEW_LIMIT_S: Final = 60.0
-"""Seconds that our clock may differ from the API server's before it is said."""
+"""Seconds by which the clock may differ from the API server's without a warning."""
 
 
 class PublishMetrics(WriterMetrics):
@@ -107,10 +107,10 @@ class PublishMetrics(WriterMetrics):
 
 
 class BoundPods(WatchHandler):
-    """Guaranteed pods that have this node, from their binding on; the agent knows their sandboxes.
+    """Guaranteed pods bound to this node; the agent only knows those with a sandbox.
 
-    A scheduler that drops what it set aside for pods when the object names them has to find those
-    named that nothing is charged for yet.
+    A scheduler that forgets its assumed pods when the object lists them must also find the pods
+    that are not charged yet.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class BoundPods(WatchHandler):
         self._pods: dict[str, tuple[float, NodePod]] = {}
 
     def on_update(self, document: Mapping[str, Any]) -> None:
-        """A pod is there, and none of its containers runs."""
+        """Add a bound pod without a running container."""
         uid, qos = uid_of(document), text_in_section(document, "status", "qosClass")
         if qos == GUARANTEED_QOS and uid not in self._pods:
             namespace = text_in_section(document, "metadata", "namespace")
@@ -138,17 +138,21 @@ class BoundPods(WatchHandler):
             asyncio.get_running_loop().call_later(BOUND_POD_TIMEOUT_S, self._changed)
 
     def on_every_deleted_key(self, key: str) -> None:
-        """It runs, or will not."""
+        """Drop a pod that runs or has ended."""
         if self._pods.pop(key, None) is not None:
             self._changed()
 
-    def with_bound_pods(self, found: Zones) -> Zones:
-        """The agent's document with these pods too, but for those that do not come to start."""
-        since = self._clock() - BOUND_POD_TIMEOUT_S
-        known = {(one.namespace, one.name) for one in found.pods}
-        more = {(pod.namespace, pod.name): pod for at, pod in self._pods.values() if at > since}
-        late = tuple(pod for who, pod in sorted(more.items()) if who not in known)
-        return replace(found, pods=(*found.pods, *late))
+    def with_bound_pods(self, zones: Zones) -> Zones:
+        """Return the agent's document with these pods, except those that fail to start."""
+        min_bound_at = self._clock() - BOUND_POD_TIMEOUT_S
+        listed_names = {(p.namespace, p.name) for p in zones.pods}
+        pods = {
+            (pod.namespace, pod.name): pod
+            for bound_at, pod in self._pods.values()
+            if bound_at > min_bound_at
+        }
+        added_pods = tuple(pod for name, pod in sorted(pods.items()) if name not in listed_names)
+        return replace(zones, pods=(*zones.pods, *added_pods))
 
 
 class Publisher:
@@ -213,7 +217,7 @@ class Publisher:
             self._update_output_metrics(output)
 
     def _create_outputs(self, config: AgentConfig, node: str) -> list[Output]:
-        """What is written, the most important first, and what reads for it."""
+        """Create the outputs, the most important first, and their readers."""
         publish, prefix = config.publish, config.annotation_prefix
         self._topology = self._node = self._pods = self._capacity = self._numatopology = None
         self._slices = self._claims = self._events = self._handover = self._bound = None
@@ -251,8 +255,8 @@ class Publisher:
             self._events = EventOutput(node, prefix)
         if publish.otlp_endpoint:
             dropped = self.metrics.dropped.labels("traces").inc
-            up = self.metrics.output_up.labels("traces").set
-            self._spans = SpanSender(publish.otlp_endpoint, node, self._source, dropped, up)
+            output_up = self.metrics.output_up.labels("traces").set
+            self._spans = SpanSender(publish.otlp_endpoint, node, self._source, dropped, output_up)
         if config.offline_capacity.file:
             interval = parse_duration(config.offline_capacity.interval)
             self._handover = AgentOfflineCapacityOutput(node, prefix, interval)
@@ -264,14 +268,14 @@ class Publisher:
 
     @property
     def problem(self) -> str:
-        """Why nothing can be published now, as a sentence; empty when all is well."""
+        """Sentence saying why nothing can be published now; empty without a problem."""
         return self._agent_problem or self._writer.problem
 
     async def run(self) -> None:
         """Publish until cancelled.
 
         Raises:
-            OSError: the address cannot be had.
+            OSError: the address cannot be bound.
         """
         if self._address is not None:
             self.probes.listen_on_port(self._address[1])
@@ -296,7 +300,7 @@ class Publisher:
     # --- the agent's side -------------------------------------------------------------------------
 
     def unfinished_work_fields(self) -> dict[str, object]:
-        """What stays unwritten."""
+        """Return the number of unwritten items, for the log line at the end."""
         return {"waiting": self.queue.pending_count()}
 
     async def _follow_agent(self) -> None:
@@ -304,14 +308,14 @@ class Publisher:
         while True:
             try:
                 async for changed in self._source.watch_changes():
-                    # A sandbox and its containers come one after another, and are one write.
+                    # The events of a sandbox and its containers become one write.
                     await asyncio.sleep(self._debounce_s)
                     await self._fetch_changed_documents(changed)
                     failures = 0
                     self._report_agent_state("")
             except AgentUnavailable as error:
                 self._report_agent_state(str(error))
-            # It may be another process by now, of another machine state.
+            # The agent may be a new process with another state.
             self._machine_read, self._serial, self._number_known = False, -1, False
             failures += 1
             if failures == AGENT_MAX_FAILURES:
@@ -322,7 +326,7 @@ class Publisher:
             await asyncio.sleep(min(10.0, backoff_seconds(failures, self._jitter())))
 
     async def _fetch_changed_documents(self, changed: AgentChange) -> None:
-        """Read what changed, and want what follows from it."""
+        """Read the changed documents, and set the desired objects."""
         if self._spans is not None:
             self._spans.wake.set()
         await self._fetch_zones()
@@ -337,15 +341,15 @@ class Publisher:
             self._node.set_desired(annotations, labels)
             self._machine_read = True
         if self._capacity is not None:
-            found = await self._source.read_document(ExclusiveCPUSlotsDocument)
-            free = sum(one.free for one in found.numa_nodes)
-            # Nothing new comes to a node that would not pin it; what is there goes on counting.
-            self._capacity.set_desired(found.exclusive + (free if found.ready else 0))
+            document = await self._source.read_document(ExclusiveCPUSlotsDocument)
+            free_cpus = sum(node.free for node in document.numa_nodes)
+            # An agent that is not ready gets no new pods; the allocated CPUs still count.
+            self._capacity.set_desired(document.exclusive + (free_cpus if document.ready else 0))
         if self._numatopology is not None:
             topology = await self._source.read_document(TopologyDocument)
             listed = await self._source.read_document(Assignments)
             zones = await self._source.read_document(Zones)
-            if zones.serial == listed.serial:  # else a change came between, and is read next
+            if zones.serial == listed.serial:  # else the state changed in between, and is read next
                 with _translate_topology_errors():
                     spec = numatopology.build_numatopology_spec(topology, listed.containers, zones)
                 self._numatopology.set_desired(spec)
@@ -371,14 +375,14 @@ class Publisher:
         if self._topology is None:
             return
         async with self._zones_turn:  # an older answer must not come after a newer one
-            found = await self._source.read_document(Zones)
-            self._counted = found.devices_problem is not None
+            zones = await self._source.read_document(Zones)
+            self._counted = zones.devices_problem is not None
             self._topology.set_desired(
-                found if self._bound is None else self._bound.with_bound_pods(found)
+                zones if self._bound is None else self._bound.with_bound_pods(zones)
             )
         self._wake.set()
         if not self._unlisted_said and any(
-            zone.id == SCHEDULER_CRASHING_ZONE_ID for zone in found.zones
+            zone.id == SCHEDULER_CRASHING_ZONE_ID for zone in zones.zones
         ):
             self._unlisted_said = True
             log.warning(
@@ -393,13 +397,13 @@ class Publisher:
             self._wake.set()
 
     async def _fetch_notices(self, events: EventOutput) -> None:
-        found = await self._source.read_document(Notices, f"/v1/notices?after={self._number}")
-        if found.instance != self._instance and self._number:
-            found = await self._source.read_document(Notices, "/v1/notices?after=0")
-        old = events.expired_count
-        events.add_notices(found.notices, self._wall())
-        self.metrics.old.inc(events.expired_count - old)
-        self._instance, self._number, self._number_known = found.instance, found.number, True
+        document = await self._source.read_document(Notices, f"/v1/notices?after={self._number}")
+        if document.instance != self._instance and self._number:
+            document = await self._source.read_document(Notices, "/v1/notices?after=0")
+        old_count = events.expired_count
+        events.add_notices(document.notices, self._wall())
+        self.metrics.old.inc(events.expired_count - old_count)
+        self._instance, self._number, self._number_known = document.instance, document.number, True
 
     def _report_agent_state(self, problem: str) -> None:
         self.metrics.agent_up.set(not problem)
@@ -421,21 +425,21 @@ class Publisher:
             self._write_capacity_handover(self._handover)
 
     def _write_capacity_handover(self, handover: AgentOfflineCapacityOutput) -> None:
-        """Write the agent's file where it is not there or says something else."""
+        """Write the agent's file if it is missing or differs."""
         file, document = self._handover_file, handover.document
         if not document or (document == self._handed and os.path.exists(file)):
             return
         try:
             write_file_atomically(file, document)
         except OSError as error:
-            where = f"offlineCapacity.file: {error.filename}"
-            handover.problem = f"{where}: {error.strerror or error}"
+            location = f"offlineCapacity.file: {error.filename}"
+            handover.problem = f"{location}: {error.strerror or error}"
         else:
             log.info("capacity handed to the agent", document=document)
             self._handed = document
 
     def _schedule_recheck(self) -> None:
-        # The Node may be another one by now; not all nodes of a cluster look in the same moment.
+        # The Node may be another one; the delay spreads the checks of a cluster's nodes.
         asyncio.get_running_loop().call_later(
             MAX_NODE_RECHECK_DELAY_S * self._jitter(), self._request_topology_resync
         )
@@ -453,31 +457,31 @@ class Publisher:
 
     def _report_clock_skew(self, seconds: float) -> None:
         self.metrics.clock_skew.set(round(seconds))
-        wrong = abs(seconds) > CLOCK_SKEW_LIMIT_S
-        if wrong and not self._skew_said:
+        is_skewed = abs(seconds) > CLOCK_SKEW_LIMIT_S
+        if is_skewed and not self._skew_said:
             log.warning(
                 "this node's clock differs from the API server's",
                 seconds=round(seconds),
                 remedy="set the clock of the node: tokens, certificates and the times of Events "
                 "depend on it",
             )
-        self._skew_said = wrong
+        self._skew_said = is_skewed
 
     async def _run_resyncs(self) -> None:
         period = parse_duration(self._publish.resync)
         while True:
-            # Not all nodes of a cluster in the same moment.
+            # Not all nodes of a cluster at the same moment.
             await asyncio.sleep(period * (0.9 + 0.2 * self._jitter()))
             self._machine_read = False
             if self._topology is not None:
                 self._topology.renew_validity(self._wall())
             self.queue.schedule_resync()
-            with contextlib.suppress(AgentUnavailable):  # `_follow` finds that out
+            with contextlib.suppress(AgentUnavailable):  # `_follow_agent` reports that
                 await self._fetch_zones()
             self._wake.set()
 
     async def _run_zone_refreshes(self) -> None:
-        """When a pod is bound, and now and then where devices are counted."""
+        """Read the zones when a pod is bound, and periodically if devices are counted."""
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(DEVICE_RECOUNT_S):
@@ -490,7 +494,7 @@ class Publisher:
 
 @contextlib.contextmanager
 def _translate_topology_errors() -> Iterator[None]:
-    """What is read here of the agent's topology is in it."""
+    """Translate errors for missing fields of the agent's topology."""
     try:
         yield
     except (KeyError, TypeError, ValueError) as error:

@@ -1,11 +1,10 @@
 """The ResourceSlice of one Node: each NUMA node as a device with consumable capacity. Pure.
 
-The kubelet deletes the slices of its Node when it starts, and a driver's half a minute after it
-lost the connection (kubernetes ``pkg/kubelet/cm/dra``), so it is looked at again whenever the
-kubelet has taken the driver, and at every resync.
+The kubelet deletes the slices of its Node when it starts, and a driver's slices half a minute after
+losing its connection (kubernetes ``pkg/kubelet/cm/dra``). So the slice is applied again when the
+kubelet has registered the driver, and at every resync.
 
-One slice holds all NUMA nodes (a slice has room for 128 devices), so the pool's generation has
-nothing to tell and stays what it is.
+One slice holds all NUMA nodes (it may have 128 devices), so the pool's generation never changes.
 """
 
 from __future__ import annotations
@@ -33,32 +32,32 @@ MAX_SLICE_DEVICES: Final = 128
 MAX_SLICE_DEVICES_WITH_LISTS: Final = 64
 """Devices of a slice in which one has a list (KEP-5491)."""
 MAX_LISTED_PCIE_ROOTS: Final = 16
-"""Of a list here; more PCIe roots has no NUMA node that we know of."""
+"""PCIe roots in a list; no known NUMA node has more."""
 SLICE_RECHECK_DELAYS_S: Final = (1.0, 5.0, 30.0)
-"""Seconds after the kubelet took the driver at which the slice is looked at: whether its deletion
-comes before or after that is not said anywhere."""
+"""Seconds after the driver's registration at which the slice is applied again: the order of the
+kubelet's deletion and the registration is not documented."""
 MIN_SLICE_WRITE_INTERVAL_S: Final = 5.0
-"""Seconds between two writes that differ in what is free."""
+"""Minimum seconds between two writes that differ in free amounts."""
 
 
 def build_slice_devices(
     zones: Zones, slots: ExclusiveCPUSlotsDocument, driver: str, *, lists: bool = False
 ) -> list[dict[str, Any]]:
-    """The devices of this Node, ordered by NUMA node; where no CPUs can be had there is none.
+    """Build the devices of this Node by NUMA node; a NUMA node without CPUs has none.
 
-    An attribute with several values is left out unless it may be a list: one of them alone would
-    have a claim for a card behind another look far from here.
+    An attribute with several values is omitted unless it may be a list: with one value alone, a
+    card behind another PCIe root would seem to be remote.
 
-    A claim that is allocated goes on counting against the capacity, so the CPUs of containers with
-    claims are in it. Those of containers that ask by annotation are not.
+    An allocated claim counts against the capacity, so the capacity includes the CPUs of containers
+    with claims. It excludes those of containers that request CPUs by annotation.
     """
-    counted = {one.id: one.allocated + (one.free if slots.ready else 0) for one in slots.numa_nodes}
+    cpus_by_node = {n.id: n.allocated + (n.free if slots.ready else 0) for n in slots.numa_nodes}
     return [
-        _build_device(zone, counted.get(zone.id, 0), zones.threads_per_core, driver, lists)
-        for zone in sorted(zones.zones, key=lambda one: one.id)
-        # Without any to give away there is nothing to offer, and a capacity below its own least
-        # request is invalid.
-        if counted.get(zone.id, 0) > 0
+        _build_device(zone, cpus_by_node.get(zone.id, 0), zones.threads_per_core, driver, lists)
+        for zone in sorted(zones.zones, key=lambda z: z.id)
+        # A NUMA node without CPUs offers nothing, and a capacity below its own minimum request is
+        # invalid.
+        if cpus_by_node.get(zone.id, 0) > 0
     ][: MAX_SLICE_DEVICES_WITH_LISTS if lists else MAX_SLICE_DEVICES]
 
 
@@ -77,7 +76,7 @@ def _build_device(zone: Zone, cpus: int, threads: int, driver: str, lists: bool)
     elif zone.pcie_roots and lists:
         attributes[PCIE_ROOT_ATTRIBUTE] = {"strings": list(zone.pcie_roots[:MAX_LISTED_PCIE_ROOTS])}
     capacity = {
-        # A request that names no amount takes all there is, unless a default says otherwise.
+        # A request without an amount takes the whole capacity, unless a default is set.
         f"{driver}/{CPU_CAPACITY}": {
             "value": str(cpus),
             "requestPolicy": _cpu_request_policy(cpus),
@@ -98,9 +97,9 @@ def _build_device(zone: Zone, cpus: int, threads: int, driver: str, lists: bool)
     }
 
 
-def _cpu_request_policy(most: int) -> dict[str, Any]:
-    """Whole CPUs, one by default. A range must have room for one step (KEP-5075)."""
-    if most < 2:
+def _cpu_request_policy(cpus: int) -> dict[str, Any]:
+    """Return the policy for whole CPUs, 1 by default. A range must span one step (KEP-5075)."""
+    if cpus < 2:
         return {"default": "1", "validValues": ["1"]}
     return {"default": "1", "validRange": {"min": "1", "step": "1"}}
 
@@ -110,34 +109,34 @@ def _bytes_capacity(size: int) -> dict[str, Any]:
 
 
 class SliceOutput(AppliedObjectOutput):
-    """The ResourceSlice of one Node; no other process has business with our driver's devices."""
+    """The ResourceSlice of one Node; no other process writes this driver's devices."""
 
     resource = Resource.SLICES
     failure_text = "the ResourceSlice is without effect"
 
     def __init__(self, node: str, driver: str) -> None:
-        # Applying what is there already changes nothing, so there is no look before.
+        # Applying an equal object changes nothing, so it is not read first.
         super().__init__("slices", node, force=True)
         self._driver = driver
         self._object = f"00000-{driver}-{node}"[:253].rstrip("-.")
         self._checks: list[float] = []
 
-    def set_desired(self, found: list[dict[str, Any]]) -> None:
-        """These are the devices."""
-        self._wanted = found
+    def set_desired(self, devices: list[dict[str, Any]]) -> None:
+        """Set the desired devices."""
+        self._wanted = devices
 
-    def schedule_rechecks(self, now: float) -> None:
-        """The kubelet took the driver, and may have deleted the slice."""
-        self._checks = [now + after for after in SLICE_RECHECK_DELAYS_S]
+    def schedule_rechecks(self, now_s: float) -> None:
+        """Schedule checks after the driver's registration: the kubelet may delete the slice."""
+        self._checks = [now_s + delay_s for delay_s in SLICE_RECHECK_DELAYS_S]
 
-    def _next_request(self, now: float) -> APIRequest | None:
-        if self._checks and self._checks[0] <= now:
-            self._checks = [at for at in self._checks if at > now]
+    def _next_request(self, now_s: float) -> APIRequest | None:
+        if self._checks and self._checks[0] <= now_s:
+            self._checks = [check_at for check_at in self._checks if check_at > now_s]
             self._sent = None
-        return super()._next_request(now)
+        return super()._next_request(now_s)
 
     def next_due_at(self) -> float:
-        """When the next request may be made."""
+        """Return when the next request may be made."""
         if self._wanted is None or self.pending_count():
             return super().next_due_at()
         return max(self.hold_until, min(self._checks, default=float("inf")))
@@ -160,10 +159,10 @@ class SliceOutput(AppliedObjectOutput):
             },
         }
 
-    def _on_applied(self, request: APIRequest, document: Mapping[str, Any], now: float) -> None:
-        self.hold_until = now + MIN_SLICE_WRITE_INTERVAL_S
-        found = (document.get("spec") or {}).get("devices") or []
-        if not all(one.get("allowMultipleAllocations") for one in found):
+    def _on_applied(self, request: APIRequest, document: Mapping[str, Any], now_s: float) -> None:
+        self.hold_until = now_s + MIN_SLICE_WRITE_INTERVAL_S
+        devices = (document.get("spec") or {}).get("devices") or []
+        if not all(device.get("allowMultipleAllocations") for device in devices):
             self.problem = (
                 "the API server dropped allowMultipleAllocations: it does not know consumable "
                 "capacity (feature gate DRAConsumableCapacity, on by default from Kubernetes 1.36)"

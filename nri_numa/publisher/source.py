@@ -1,4 +1,4 @@
-"""The agent, over its unix socket: documents of /v1, and the news that something changed."""
+"""The agent, over its unix socket: documents of /v1, and its stream of changes."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from nri_numa.web.responses import (
 )
 
 AGENT_SILENCE_TIMEOUT_S: Final = 60.0
-"""Seconds without a word on the stream after which the agent is given up; it says something every
-fifteen."""
+"""Seconds without data on the stream after which the connection is closed; the agent sends every
+15 s."""
 MAX_AGENT_ANSWER_BYTES: Final = 64 << 20
-"""Bytes of one answer; the list of 10,000 containers has six million."""
+"""Bytes of one answer; the list of 10,000 containers has 6 MB."""
 
 PATH_BY_DOCUMENT: Final[dict[type, str]] = {
     Assignments: "/v1/assignments",
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 class AgentUnavailable(Exception):
-    """The agent does not answer; the message says why, and what was expected."""
+    """The agent does not answer; the message has the reason, and what was expected."""
 
 
 class AgentChange(msgspec.Struct, frozen=True):
@@ -53,16 +53,16 @@ class AgentSource:
         self._session: aiohttp.ClientSession | None = None
 
     async def close(self) -> None:
-        """End the connections."""
+        """Close the connections."""
         if self._session is not None:
             await self._session.close()
 
     @asynccontextmanager
     async def _open_response(self, path: str) -> AsyncIterator[aiohttp.StreamReader]:
-        """The body of the answer to a GET.
+        """Open the body of the answer to a GET.
 
         Raises:
-            AgentUnavailable: there is none, it ends in the middle, or it is not what an agent says.
+            AgentUnavailable: no answer, an incomplete one, or one that is not an agent's.
         """
         if self._session is None:
             self._session = aiohttp.ClientSession(
@@ -81,7 +81,7 @@ class AgentSource:
                     )
                 yield response.content
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            # What msgspec raises for other documents than expected, and for bytes that are no text.
+            # Raised by msgspec for unexpected documents, and for bytes that are no text.
             text = f"{self._socket}: answers with something else than expected: {error}"
             raise AgentUnavailable(text) from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
@@ -89,30 +89,30 @@ class AgentSource:
             raise AgentUnavailable(f"no answer at {self._socket}: {text}") from error
 
     async def watch_changes(self) -> AsyncIterator[AgentChange]:
-        """Where the agent is, and then each change, until it does not answer any more.
+        """Yield the agent's current serials, then each change, until the stream ends.
 
         Raises:
-            AgentUnavailable: it does not.
+            AgentUnavailable: the agent does not answer, or ends the stream.
         """
         async with self._open_response("/v1/events") as body:
-            rest = b""
+            remainder = b""
             while chunk := await body.readany():
-                *lines, rest = (rest + chunk).split(b"\n")
-                # What came while an earlier one was acted upon is one change: the newest.
-                for line in [one for one in lines if one.startswith(b"data: ")][-1:]:
+                *lines, remainder = (remainder + chunk).split(b"\n")
+                # Changes that arrive while one is handled count as one: the newest.
+                for line in [entry for entry in lines if entry.startswith(b"data: ")][-1:]:
                     yield msgspec.json.decode(line[6:], type=AgentChange)
         raise AgentUnavailable(f"the agent at {self._socket} ended the stream")
 
     async def read_document(self, kind: type[T], path: str = "") -> T:
-        """One document; those that have a path of their own are read there.
+        """Read one document, from the path of its kind unless a path is given.
 
         Raises:
-            AgentUnavailable: there is none, or it is another one.
+            AgentUnavailable: no answer, or another document.
         """
         async with self._open_response(path or PATH_BY_DOCUMENT[kind]) as body:
             data = bytearray()
-            async for piece in body.iter_any():
-                data += piece
+            async for chunk in body.iter_any():
+                data += chunk
                 if len(data) > MAX_AGENT_ANSWER_BYTES:
                     raise AgentUnavailable(
                         f"{self._socket}: answers with more than {MAX_AGENT_ANSWER_BYTES} bytes"

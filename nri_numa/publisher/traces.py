@@ -1,7 +1,7 @@
-"""Spans of what the agent decided, sent to an OTLP receiver by OpenTelemetry's exporter.
+"""Spans of the agent's decisions, sent to an OTLP receiver by OpenTelemetry's exporter.
 
-One for each request of the runtime about which something was decided, below the runtime's own span
-where it sent one and samples it. Ids follow from the request's number: sent twice it is one span.
+Each decided request of the runtime has one, below the runtime's own span if that is sampled. Ids
+are made from the request's number, so a span that is sent twice counts once.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ SPAN_RETRY_S: Final = 5.0
 
 
 class SpanSender:
-    """Sends one node's spans whenever `wake` is set; nothing that fails here ends the process.
+    """Sends one node's spans whenever `wake` is set; no failure here ends the process.
 
     Args:
-        dropped: is called with how many requests it missed.
-        up: is called with whether the last attempt succeeded.
+        dropped: called with the number of missed requests.
+        report_up: called with True if the last attempt succeeded.
     """
 
     def __init__(
@@ -43,18 +43,18 @@ class SpanSender:
         node: str,
         source: AgentSource,
         dropped: Callable[[int], object],
-        up: Callable[[bool], object],
+        report_up: Callable[[bool], object],
     ) -> None:
         self._endpoint = endpoint
         self._exporter: OTLPSpanExporter | None = None
-        self._node, self._source, self._dropped, self._up = node, source, dropped, up
+        self._node, self._source, self._dropped, self._up = node, source, dropped, report_up
         self._instance, self._number = "", 0
         self._problem = self._logged = ""
         self.wake = asyncio.Event()
 
     async def run(self) -> None:
-        """Send until cancelled; what fails is one log line, and is sent again."""
-        # The library logs each attempt; it says why in no other way.
+        """Send until cancelled; a failure is one log line, and is retried."""
+        # The library logs each attempt, and has no other way to return its error.
         logging.getLogger(EXPORTER_LOGGER_NAME).addFilter(self._capture_exporter_log)
         try:
             while await self.wake.wait():
@@ -62,8 +62,8 @@ class SpanSender:
                 try:
                     await self._send_spans()
                 except AgentUnavailable:
-                    continue  # what sets `wake` finds that out
-                except Exception as error:  # the library's, or that it is not there
+                    continue  # the task that sets `wake` reports that
+                except Exception as error:  # the library's, or an ImportError
                     self._report_problem(str(error) or repr(error))
                     await asyncio.sleep(SPAN_RETRY_S)
                     self.wake.set()
@@ -81,8 +81,8 @@ class SpanSender:
     def _report_problem(self, problem: str) -> None:
         self._up(not problem)
         if problem and not self._problem:
-            where = self._endpoint
-            log.warning("spans are not sent", endpoint=where, problem=problem, retry_s=SPAN_RETRY_S)
+            url = self._endpoint
+            log.warning("spans are not sent", endpoint=url, problem=problem, retry_s=SPAN_RETRY_S)
         elif self._problem and not problem:
             log.info("spans are sent again", endpoint=self._endpoint)
         self._problem = problem
@@ -97,44 +97,44 @@ class SpanSender:
 
     async def _send_spans(self) -> None:
         exporter = self._exporter = self._exporter or self._new_exporter()
-        found = await self._source.read_document(
+        document = await self._source.read_document(
             DecidedRequests, f"/v1/requests?after={self._number}"
         )
-        if found.instance != self._instance and self._number:
+        if document.instance != self._instance and self._number:
             self._number = 0
-            found = await self._source.read_document(DecidedRequests, "/v1/requests?after=0")
+            document = await self._source.read_document(DecidedRequests, "/v1/requests?after=0")
         if spans := [
-            span for one in found.requests if (span := self._build_span(one, found.instance))
+            span for r in document.requests if (span := self._build_span(r, document.instance))
         ]:
-            # The exporter waits for the receiver, in a thread for which nothing else waits.
+            # The exporter blocks until the receiver answers, so it runs in a thread.
             result = await asyncio.to_thread(exporter.export, spans)
             if result.name != "SUCCESS":
                 raise RuntimeError(self._logged)
-        if found.requests and found.instance == self._instance:
-            self._dropped(found.requests[0].number - self._number - 1)
-        self._instance, self._number = found.instance, found.number
+        if document.requests and document.instance == self._instance:
+            self._dropped(document.requests[0].number - self._number - 1)
+        self._instance, self._number = document.instance, document.number
 
-    def _build_span(self, one: DecidedRequest, instance: str) -> ReadableSpan | None:
-        """None where the runtime does not sample the trace that it is part of."""
+    def _build_span(self, request: DecidedRequest, instance: str) -> ReadableSpan | None:
+        """Build a request's span; None if the runtime does not sample its trace."""
         from opentelemetry import trace
         from opentelemetry.sdk.trace import ReadableSpan
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-        above = TraceContextTextMapPropagator().extract({"traceparent": one.traceparent})
+        above = TraceContextTextMapPropagator().extract({"traceparent": request.traceparent})
         parent = trace.get_current_span(above).get_span_context()
         if parent.is_valid and not parent.trace_flags.sampled:
             return None
-        named = sha256(f"{self._node} {instance} {one.number}".encode()).digest()
+        named = sha256(f"{self._node} {instance} {request.number}".encode()).digest()
         trace_id = parent.trace_id if parent.is_valid else int.from_bytes(named[8:24])
-        code = trace.StatusCode.ERROR if one.refused else trace.StatusCode.UNSET
+        code = trace.StatusCode.ERROR if request.refused else trace.StatusCode.UNSET
         return ReadableSpan(
-            one.method,
+            request.method,
             trace.SpanContext(trace_id, int.from_bytes(named[:8]), False, trace.TraceFlags(1)),
             parent if parent.is_valid else None,
             self._resource,
-            one.attributes,
+            request.attributes,
             kind=trace.SpanKind.SERVER,
-            status=trace.Status(code, one.refused or None),
-            start_time=round(one.start * 1e9),
-            end_time=round(one.end_time * 1e9),
+            status=trace.Status(code, request.refused or None),
+            start_time=round(request.start * 1e9),
+            end_time=round(request.end_time * 1e9),
         )

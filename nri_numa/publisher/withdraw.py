@@ -1,8 +1,8 @@
-"""Takes off all Nodes what stays there when nobody publishes it any more.
+"""Removal from all Nodes of what stays after the publisher has stopped.
 
-The kubelet keeps an extended resource that it does not know for ever, and the scheduler counts by
-it; the annotation says that capacity from outside counts on a node. Run once, with rights of its
-own: docs/install-cluster.md.
+The kubelet keeps an unknown extended resource without limit, and the scheduler counts it; the
+annotation marks that offline capacity counts on a node. It is run once, with its own rights:
+docs/install-cluster.md.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ log = get_logger("publish")
 
 WITHDRAW_CAPACITY: Final = "capacity"
 WITHDRAWABLE_KINDS: Final = (WITHDRAW_CAPACITY, NODE_EXISTING_NUMA_IDS_ANNOTATION)
-"""What can be withdrawn: the extended resource of exclusive CPUs, and the annotation."""
+"""Targets of a withdrawal: the extended resource of exclusive CPUs, and the annotation."""
 
 
 async def withdraw_from_all_nodes(
-    config: AgentConfig, api: KubeClient, kinds: frozenset[str]
+    config: AgentConfig, api: KubeClient, targets: frozenset[str]
 ) -> int:
-    """Take what is named off every Node; the result is how many requests failed."""
+    """Remove the targets from every Node; return the number of failed requests."""
     outcomes: list[Outcome] = []
     try:
         listed = await api.execute(
@@ -43,24 +43,22 @@ async def withdraw_from_all_nodes(
         )
         outcomes.append(listed)
         for node in listed.documents:
-            for request in _withdrawal_requests(node, config, kinds):
+            for request in _withdrawal_requests(node, config, targets):
                 outcomes.append(await api.execute(request))
                 log.info("withdrawn", target=request.target_text, result=outcomes[-1].result.value)
     finally:
         await api.close()
-    # A Node that is gone has nothing left.
-    failed = [
-        one for one in outcomes if one.result not in (OutcomeKind.SUCCEEDED, OutcomeKind.MISSING)
-    ]
+    # A missing Node needs no withdrawal.
+    failed = [o for o in outcomes if o.result not in (OutcomeKind.SUCCEEDED, OutcomeKind.MISSING)]
     for outcome in failed:
         log.error("not withdrawn", problem=outcome.text)
     return len(failed)
 
 
 def _withdrawal_requests(
-    node: Mapping[str, Any], config: AgentConfig, kinds: frozenset[str]
+    node: Mapping[str, Any], config: AgentConfig, targets: frozenset[str]
 ) -> Iterator[APIRequest]:
-    """What takes it off one Node; nothing where it is not there."""
+    """Yield the requests that remove the targets from one Node."""
     resource, key = (
         config.device_plugin.resource_name,
         f"{config.annotation_prefix}/{NODE_EXISTING_NUMA_IDS_ANNOTATION}",
@@ -70,9 +68,9 @@ def _withdrawal_requests(
         for part in ("capacity", "allocatable")
         if resource in mapping_or_empty(mapping_or_empty(node.get("status")).get(part))
     }
-    if WITHDRAW_CAPACITY in kinds and parts:
+    if WITHDRAW_CAPACITY in targets and parts:
         yield _patch_request(Resource.NODE_STATUS, node, {"status": parts})
-    if NODE_EXISTING_NUMA_IDS_ANNOTATION in kinds and key in annotations_of(node):
+    if NODE_EXISTING_NUMA_IDS_ANNOTATION in targets and key in annotations_of(node):
         yield _patch_request(Resource.NODES, node, {"metadata": {"annotations": {key: None}}})
 
 

@@ -1,4 +1,4 @@
-"""Brings outputs to the API server: one request at a time, no faster than configured."""
+"""The writer of outputs to the API server: one request at a time, no faster than configured."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from nri_numa.observe.metrics import ServiceMetrics
 from nri_numa.publisher.outbox import Output, OutputQueue
 
 MIN_PAUSE_S: Final = 0.05
-"""Seconds of the shortest pause while nothing may be sent."""
+"""Minimum seconds of a pause while nothing may be sent."""
 PAUSED_RECHECK_S: Final = 1.0
-"""Seconds until it is looked at again whether this process may write."""
+"""Seconds between two checks of a process that may not write."""
 
 
 class WriterMetrics(ServiceMetrics):
@@ -42,14 +42,14 @@ class WriterMetrics(ServiceMetrics):
 
 
 class Writer:
-    """Writes what outputs want.
+    """Writes the requests of outputs.
 
     Attributes:
-        wake: is set when an output wants something.
-        problem: why nothing can be written now, as a sentence; empty when all is well.
-        may: whether this process may write now.
-        written: is called after each request.
-        again: is called when the API server answers after a time without.
+        wake: set when an output has a new request.
+        problem: sentence saying why nothing can be written now; empty without a problem.
+        may: returns True if this process may write now.
+        written: called after each request.
+        again: called when the API server answers after an outage.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Writer:
         clock: Callable[[], float],
         jitter: Callable[[], float],
     ) -> None:
-        self.queue = OutputQueue(outputs, rate=rate, burst=burst, now=clock())
+        self.queue = OutputQueue(outputs, rate=rate, burst=burst, now_s=clock())
         self.wake = asyncio.Event()
         self.problem = ""
         self._api, self._metrics, self._log = api, metrics, get_logger(service)
@@ -78,17 +78,17 @@ class Writer:
     async def run(self) -> None:
         """Write until cancelled."""
         while True:
-            may, now = self.may(), self._clock()
-            request = self.queue.next_request(now) if may else None
+            may_write, now_s = self.may(), self._clock()
+            request = self.queue.next_request(now_s) if may_write else None
             if request is None:
-                wait = (
-                    max(MIN_PAUSE_S, self.queue.seconds_until_request(now))
-                    if may
+                pause_s = (
+                    max(MIN_PAUSE_S, self.queue.seconds_until_request(now_s))
+                    if may_write
                     else PAUSED_RECHECK_S
                 )
                 self.wake.clear()
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(wait if wait < float("inf") else None):
+                    async with asyncio.timeout(pause_s if pause_s < float("inf") else None):
                         await self.wake.wait()
                 continue
             outcome = await self._api.execute(request)
@@ -98,7 +98,7 @@ class Writer:
             self.report_output_problems()
 
     def record_outcome(self, request: APIRequest, outcome: Outcome) -> None:
-        """Count and log what came of a request, also of one that was no output's."""
+        """Count and log the outcome of a request, also of one without an output."""
         result, log = outcome.result, self._log
         self._metrics.requests.labels(request.output, request.verb.value, result.value).inc()
         self._metrics.api_up.set(result not in SERVER_WIDE_RESULTS)
@@ -129,9 +129,9 @@ class Writer:
     def report_output_problems(self) -> None:
         """Log the problems of outputs, each once."""
         for output in self.queue.outputs:
-            problem, before = output.problem, self._complaints.get(output.name, "")
-            if problem and problem != before:
+            problem, old_problem = output.problem, self._complaints.get(output.name, "")
+            if problem and problem != old_problem:
                 self._log.warning(output.failure_text, problem=problem)
-            elif before and not problem:
+            elif old_problem and not problem:
                 self._log.info("written again", output=output.name)
             self._complaints[output.name] = problem

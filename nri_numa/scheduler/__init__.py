@@ -1,1 +1,1 @@
-"""An extender of kube-scheduler that judges nodes, holds NUMA nodes, and binds pods."""
+"""An extender of kube-scheduler that evaluates nodes, holds NUMA nodes, and binds pods."""

@@ -1,7 +1,7 @@
-"""The verb bind: judge once more, hold, and write node and annotation in one request.
+"""The verb bind: evaluate the node again, assume the pod, write node and annotation in one request.
 
-A second call for the same pod, which kube-scheduler makes when the first took too long, waits for
-the first: one pod never gets two nodes, and is never held twice.
+kube-scheduler calls again for a pod if the first call took too long. The second call waits for the
+first, so no pod gets two nodes or is assumed twice.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from nri_numa.scheduler.watcher import MAX_RECHECK_PAUSE_S, PodWatcher
 log = get_logger("scheduler")
 
 _MAX_WRITTEN_ANNOTATION_BYTES: Final = 200_000
-"""Bytes of an annotation; 256 KiB are all that a pod may have, and the API server does not check it
-here."""
+"""Bytes of an annotation; a pod may have 256 KiB in all, which the API server does not check in a
+Binding."""
 _API_TIMEOUT_TEXT: Final = "the API server did not answer in time"
 
 
 class Binder:
-    """Gives pods their nodes."""
+    """Binds pods to their nodes."""
 
     def __init__(
         self,
@@ -58,10 +58,10 @@ class Binder:
         self._running: dict[str, tuple[str, asyncio.Task[str]]] = {}
 
     async def bind(self, binding: BindingArgs) -> str:
-        """Give a pod its node; the result is why not, empty when it has it."""
-        known = self._running.get(binding.uid)
-        if known is not None:
-            node, task = known
+        """Bind a pod to its node; return the problem, empty if the pod is bound."""
+        running_bind = self._running.get(binding.uid)
+        if running_bind is not None:
+            node, task = running_bind
             problem = await asyncio.shield(task)
             if node == binding.node or not problem:
                 return problem or ("" if node == binding.node else f"is on {node} already")
@@ -72,7 +72,7 @@ class Binder:
         return await asyncio.shield(task)
 
     async def wait_for_bindings(self) -> None:
-        """Wait for the bindings that are under way; each ends by its time-outs."""
+        """Wait for the bindings in progress; each is limited by its time-outs."""
         await asyncio.gather(*(task for _, task in self._running.values()), return_exceptions=True)
 
     async def _bind_pod(self, binding: BindingArgs) -> str:
@@ -83,7 +83,7 @@ class Binder:
         annotations: dict[str, str] = {}
         earlier = self._nodes.assumed_pods.get(binding.uid)
         if not request.is_unconstrained:
-            # From here to the hold nothing waits, so no other binding comes between.
+            # No await between this line and `assume_pod`, so no other binding comes between.
             if earlier is not None:
                 self._nodes.forget_pod(binding.uid)
             problem = self._assume_pod(request, binding, annotations)
@@ -93,19 +93,21 @@ class Binder:
                 return problem
         problem, code = await self._create_binding(binding, annotations, deadline)
         if 400 <= code < 500 and code != 409:
-            # It was not written for certain.
+            # The binding was certainly not written.
             self._nodes.forget_pod(binding.uid)
             if earlier is not None and code != 404:
                 self._nodes.assume_pod(earlier)
         elif problem:
-            problem = await self._confirm_binding(binding, problem, earlier, sure=code == 409)
+            problem = await self._confirm_binding(
+                binding, problem, earlier, is_conflict=code == 409
+            )
         if not problem:
             pod, placed = f"{binding.namespace}/{binding.name}", annotations.get(self._annotation)
             log.debug("has its node", pod=pod, node=binding.node, placed=placed or "")
         return problem
 
     async def _load_pod_request(self, binding: BindingArgs, deadline: float) -> PodRequest | str:
-        """What the pod asks for, once its node's pods are read; or why it cannot be bound."""
+        """Read the pod's request and its node's pods; return the request or the problem."""
         try:
             async with asyncio.timeout_at(deadline):
                 await self._api.refresh_credentials()
@@ -128,38 +130,38 @@ class Binder:
     def _assume_pod(
         self, request: PodRequest, binding: BindingArgs, annotations: dict[str, str]
     ) -> str:
-        """Hold what the pod needs, and fill in what its binding says; the result is why not."""
+        """Assume the pod and fill in the binding's annotations; return the problem or ``""``."""
         if request.invalid_reason:
             return request.invalid_reason
-        found = self._candidates.evaluate_node(request, binding.node)
-        if isinstance(found, Unfit):
-            return found.reason_text(found.best_amount)
-        places = {name: numa_nodes for name, numa_nodes in found.numa_nodes if numa_nodes}
-        text = format_scheduled_nodes(places)
-        if places and len(text) <= _MAX_WRITTEN_ANNOTATION_BYTES:
+        verdict = self._candidates.evaluate_node(request, binding.node)
+        if isinstance(verdict, Unfit):
+            return verdict.reason_text(verdict.best_amount)
+        assigned_nodes = {name: numa_nodes for name, numa_nodes in verdict.numa_nodes if numa_nodes}
+        text = format_scheduled_nodes(assigned_nodes)
+        if assigned_nodes and len(text) <= _MAX_WRITTEN_ANNOTATION_BYTES:
             annotations[self._annotation] = text
-        coming = {
-            one.container: ExpectedContainer(
-                milli=1000 * one.exclusive_cpus or one.shared_milli,
-                memory=dict(one.amounts).get("memory", 0),
-                is_init=one.is_init,
+        containers = {
+            c.container: ExpectedContainer(
+                milli=1000 * c.exclusive_cpus or c.shared_milli,
+                memory=dict(c.amounts).get("memory", 0),
+                is_init=c.is_init,
             )
-            for one in request.containers
+            for c in request.containers
         }
         if (
-            len(coming) > 1
-            and len(text := format_expected_containers(coming)) <= _MAX_WRITTEN_ANNOTATION_BYTES
+            len(containers) > 1
+            and len(text := format_expected_containers(containers)) <= _MAX_WRITTEN_ANNOTATION_BYTES
         ):
             annotations[self._containers] = text
-        now = self._clock()
+        now_s = self._clock()
         self._nodes.assume_pod(
             AssumedPod(
                 request=request,
                 node=binding.node,
-                numa_nodes=places,
-                charge=found.pod_charge,
-                assumed_at=now,
-                expires_at=now + MAX_RECHECK_PAUSE_S,
+                numa_nodes=assigned_nodes,
+                charge=verdict.pod_charge,
+                assumed_at=now_s,
+                expires_at=now_s + MAX_RECHECK_PAUSE_S,
             )
         )
         return ""
@@ -167,7 +169,7 @@ class Binder:
     async def _create_binding(
         self, binding: BindingArgs, annotations: dict[str, str], deadline: float
     ) -> tuple[str, int]:
-        """Write the binding; why it was not, and the status code of the answer."""
+        """Write the binding; return the problem and the status code, 0 without an answer."""
         metadata: dict[str, Any] = {"name": binding.name, "uid": binding.uid}
         if annotations:
             metadata["annotations"] = annotations
@@ -187,12 +189,12 @@ class Binder:
         return "", 0
 
     async def _confirm_binding(
-        self, binding: BindingArgs, problem: str, earlier: AssumedPod | None, *, sure: bool
+        self, binding: BindingArgs, problem: str, earlier: AssumedPod | None, *, is_conflict: bool
     ) -> str:
-        """After a binding that may have been written or not: read the pod.
+        """Read the pod after a binding of unknown outcome; return the problem or an empty text.
 
-        Without an answer it may still be written, after the pod was read: it stays held, and its
-        next attempt comes to the same node.
+        A binding without an answer may be written after this read. The pod then stays assumed, and
+        its next attempt is sent to the same node.
         """
         try:
             async with asyncio.timeout(self._timeout):
@@ -202,15 +204,15 @@ class Binder:
                 self._nodes.forget_pod(binding.uid)
             return problem
         except TimeoutError:
-            return problem  # held until the watch or the limit decides
-        node, same = text_in_section(pod, "spec", "nodeName"), uid_of(pod) == binding.uid
-        if same and node == binding.node:
+            return problem  # assumed until the watch or the time-out decides
+        node, same_pod = text_in_section(pod, "spec", "nodeName"), uid_of(pod) == binding.uid
+        if same_pod and node == binding.node:
             return ""
-        if same and not node and not sure:
+        if same_pod and not node and not is_conflict:
             return problem
         self._nodes.forget_pod(binding.uid)
-        if same and earlier is not None and earlier.node == node:
-            self._nodes.assume_pod(earlier)  # it is where it was sent before
+        if same_pod and earlier is not None and earlier.node == node:
+            self._nodes.assume_pod(earlier)  # the pod is on the node of its first binding
         return problem
 
 

@@ -1,4 +1,4 @@
-"""``nri-numa scheduler``: the extender's process, its answers, and its life."""
+"""``nri-numa scheduler``: the extender's process, its verbs, readiness and tasks."""
 
 from __future__ import annotations
 
@@ -37,27 +37,26 @@ from nri_numa.web.server import MetricsAndProbeServer
 log = get_logger("scheduler")
 
 MAX_QUESTION_BYTES: Final = 4 << 20
-"""Bytes of a question: a pod has at most 1.5 MiB (etcd's limit), 5,000 names a quarter of one."""
+"""Bytes of a question: a pod has at most 1.5 MiB (etcd's limit), 5,000 names 0.25 MiB."""
 MAX_EXTENDER_CONNECTIONS: Final = 512
-"""kube-scheduler has one for each binding that is under way, and hundreds are after a burst."""
+"""Connections; kube-scheduler opens one for each binding in progress, hundreds after a burst."""
 MIN_FEASIBLE_NODES_TO_FIND: Final = 100
-"""Names that kube-scheduler sends at least where it did not look at all nodes
-(minFeasibleNodesToFind)."""
+"""Fewest names that kube-scheduler sends if it did not try all nodes (minFeasibleNodesToFind)."""
 _MAX_SAMPLED_REQUESTS: Final = 1000
-"""Kinds of refused pods for which other nodes are still to be looked for, one in each tick."""
+"""Kinds of rejected pods that still need a search for another node, one in each tick."""
 TICK_INTERVAL_S = 0.5
-"""Seconds between two looks at what has run out."""
+"""Seconds between two checks for expired topologies and assumed pods."""
 PROBE_INTERVAL_S: Final = 4.0
-"""Seconds between two questions whether the API server answers."""
+"""Seconds between two probes of the API server."""
 API_UNREACHABLE_LIMIT_S: Final = 10.0
-"""Seconds without the API server after which we are not ready."""
+"""Seconds without the API server after which the extender is not ready."""
 REREAD_AFTER_IDLE_S: Final = 1.0
-"""Seconds without a question after which another replica may have been asked meanwhile, where there
-is no Lease: kube-schedulers take longer for two changes of their leader (their retryPeriod is 2 s).
+"""Seconds without a question after which another replica may have been asked, if there is no Lease:
+kube-schedulers need longer for two changes of their leader (their retryPeriod is 2 s).
 """
 _DURATION_BUCKETS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0, 5.0)
 WATCHED_KINDS: Final = ("noderesourcetopologies", "pods")
-"""What is watched, as metrics name it."""
+"""Watched kinds, as metrics name them."""
 _EVENT_AGE_BUCKETS_S: Final = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0)
 
 VerbHandler = Callable[[bytes], Awaitable[bytes]]
@@ -108,11 +107,11 @@ class SchedulerMetrics(ServiceMetrics):
 
 
 class Extender:
-    """All of it.
+    """The extender's parts, verbs and tasks.
 
     Args:
         api: for lists, watches and bindings.
-        lease_api: with connections of its own, because renewing must not wait behind these.
+        lease_api: a client with its own connections, so a renewal never queues behind these.
 
     Raises:
         ConfigError: a certificate cannot be read.
@@ -152,7 +151,7 @@ class Extender:
             self.nodes,
             config.strategy,
             unknown_fits=section.on_missing_topology is MissingTopologyAction.ALLOW,
-            narrow=section.filter_to_best,
+            filter_to_best=section.filter_to_best,
         )
         self.activator = PodActivator(
             self.api, config, self.metrics.wakes, clock=clock, wall=time.time
@@ -187,41 +186,41 @@ class Extender:
     # --- the verbs --------------------------------------------------------------------------------
 
     async def filter(self, body: bytes) -> bytes:
-        """Which of the nodes have room."""
+        """Answer with the feasible nodes, and the reasons of the others."""
         self._require_rereads_after_idle()
         question = protocol.parse_extender_args(body)
         request = self.reader.read_pod_request(question.pod)
         if not request.is_unconstrained and (problem := self._unsynced_problem()):
             return protocol.encode_error(problem)
-        found = await service.run_in_turns(
+        result = await service.run_in_turns(
             self.candidates.filter_steps(request, question.node_names)
         )
-        reasons = found.failed | found.unresolvable
+        reasons = result.failed | result.unresolvable
         if reasons:
             self.metrics.refused.inc(len(reasons))
-        if found.by_sums:
-            self.metrics.by_sums.inc(found.by_sums)
+        if result.by_sums:
+            self.metrics.by_sums.inc(result.by_sums)
             log.info(
                 "nodes passed by sums alone: the pod asks for too much work to judge all in full",
                 pod=f"{request.namespace}/{request.name}",
                 containers=len(request.plugin_aligned_requests) + len(request.kubelet_aligned),
-                by_sums=found.by_sums,
+                by_sums=result.by_sums,
                 asked=len(question.node_names),
             )
-        if not found.feasible and reasons:
+        if not result.feasible and reasons:
             self._record_unschedulable(request, question.node_names)
             log.debug(
                 "no node has room",
                 pod=f"{request.namespace}/{request.name}",
                 reasons="; ".join(sorted(set(reasons.values())))[:500],
             )
-        return protocol.encode_filter_result(found.feasible, found.failed, found.unresolvable)
+        return protocol.encode_filter_result(result.feasible, result.failed, result.unresolvable)
 
     def _record_unschedulable(self, request: PodRequest, names: list[str]) -> None:
-        """No node has room: the pod waits, or for its next turn where kube-scheduler sampled.
+        """Remember a pod without a feasible node, and the sample that kube-scheduler tried.
 
-        It waits too where an empty node has too little: a node that is new, or not drained any
-        more, may be tried before its object says so.
+        A pod that no empty node fits is remembered too: a new or undrained node may be tried before
+        its object says so.
         """
         if request.invalid_reason:
             return
@@ -233,16 +232,18 @@ class Extender:
             self._sampled[request.verdict_key] = request, names
 
     async def wake_sampled_pods(self) -> None:
-        """Wake pods of one kind that no node of a sample had room for, if another node has."""
+        """Wake pods of one kind that no node of a sample fits, if another node fits."""
         if not self._sampled:
             return
         request, names = self._sampled.pop(next(iter(self._sampled)))
-        other = await service.run_in_turns(self.candidates.find_other_node(request, names))
-        if other and self.activator.should_wake_again(request.uid, len(names) / len(self.nodes)):
-            self.activator.wake_pods(other)
+        other_node = await service.run_in_turns(self.candidates.find_other_node(request, names))
+        if other_node and self.activator.should_wake_again(
+            request.uid, len(names) / len(self.nodes)
+        ):
+            self.activator.wake_pods(other_node)
 
     async def prioritize(self, body: bytes) -> bytes:
-        """How well the nodes suit."""
+        """Answer with a score for each node."""
         question = protocol.parse_extender_args(body)
         request = self.reader.read_pod_request(question.pod)
         scores = await service.run_in_turns(
@@ -266,28 +267,28 @@ class Extender:
         return protocol.encode_error(problem)
 
     def _require_rereads_after_idle(self) -> None:
-        """kube-scheduler asks, and nobody says whether another replica was asked before."""
-        before, self._asked = self._asked, self._clock()
-        if self.election is None and self._asked - before > REREAD_AFTER_IDLE_S:
+        """Require node rereads if another replica may have answered since the last question."""
+        last_question_at, self._asked = self._asked, self._clock()
+        if self.election is None and self._asked - last_question_at > REREAD_AFTER_IDLE_S:
             self.pod_watcher.require_node_rereads()
 
     # --- readiness --------------------------------------------------------------------------------
 
     def _unsynced_problem(self) -> str:
-        for watch, what in (
+        for watch, objects in (
             (self.topologies, "NodeResourceTopology objects"),
             (self.pods, "pods"),
         ):
             if not watch.synced.is_set():
-                return watch.problem or f"{what} are still being read"
+                return watch.problem or f"{objects} are still being read"
         return ""
 
     def is_leader(self) -> bool:
-        """Whether this replica binds."""
+        """Return True if this replica binds."""
         return self.election is None or self.election.is_leader
 
     def unready_reason(self) -> str:
-        """Why nothing can be bound here; else empty."""
+        """Return the reason why this replica cannot bind; empty if it can."""
         election = self.election
         if election is not None and not election.is_leader:
             return election.problem or (
@@ -296,26 +297,26 @@ class Extender:
         return self._unsynced_problem()
 
     def health_problem(self) -> str:
-        """Why this replica can neither serve nor take over, or why what is known may be old.
+        """Return the problem that keeps this replica from serving or from having fresh data.
 
-        With old knowledge pods are bound all the same: what is held is certain, and a binding fails
-        by itself where nothing answers.
+        Pods are bound even with stale data: assumed pods are certain, and a binding fails by itself
+        if the API server does not answer.
         """
         election = self.election
         problem = election.standby_problem if election is not None else ""
         return problem or self._unsynced_problem() or self._staleness_problem()
 
     def _staleness_problem(self) -> str:
-        now = self._clock()
+        now_s = self._clock()
         for watch in (self.topologies, self.pods):
-            if watch.failing is not None and now - watch.failing > API_UNREACHABLE_LIMIT_S:
-                return f"{watch.problem}; what is known is {now - watch.seen:.0f} s old"
-        if now - self._answered > API_UNREACHABLE_LIMIT_S:
-            return f"the API server has not answered for {now - self._answered:.0f} s"
+            if watch.failing is not None and now_s - watch.failing > API_UNREACHABLE_LIMIT_S:
+                return f"{watch.problem}; what is known is {now_s - watch.seen:.0f} s old"
+        if now_s - self._answered > API_UNREACHABLE_LIMIT_S:
+            return f"the API server has not answered for {now_s - self._answered:.0f} s"
         return ""
 
     async def _probe_api_server(self) -> None:
-        """Ask whether the API server answers: a watch of one that stands still says nothing."""
+        """Probe the API server: a watch does not notice a server that hangs."""
         while True:
             with contextlib.suppress(KubeError):
                 await self.lease_api.request_json("GET", "/version", seconds=PROBE_INTERVAL_S)
@@ -323,24 +324,26 @@ class Extender:
             await asyncio.sleep(PROBE_INTERVAL_S)
 
     def render_metrics(self) -> bytes:
-        """The metrics, with those set that are counted when they are read."""
-        metrics, now = self.metrics, self._clock()
+        """Render the metrics, after setting those that are counted on demand."""
+        metrics, now_s = self.metrics, self._clock()
         metrics.nodes.set(len(self.nodes))
         metrics.unreadable.set(self.nodes.unreadable_count)
-        holds = self.nodes.assumed_pods
-        metrics.held.set(len(holds))
-        metrics.oldest.set(max((now - hold.assumed_at for hold in holds.values()), default=0))
-        metrics.uncounted.set(len(self.nodes.late_assumed_pods(now)))
+        assumed_pods = self.nodes.assumed_pods
+        metrics.held.set(len(assumed_pods))
+        metrics.oldest.set(
+            max((now_s - hold.assumed_at for hold in assumed_pods.values()), default=0)
+        )
+        metrics.uncounted.set(len(self.nodes.late_assumed_pods(now_s)))
         metrics.leader.set(self.is_leader())
         metrics.synced.set(not self._unsynced_problem())
         for kind, watch in zip(WATCHED_KINDS, (self.topologies, self.pods), strict=True):
-            metrics.age.labels(kind).set(round(now - watch.seen, 1))
+            metrics.age.labels(kind).set(round(now_s - watch.seen, 1))
         return metrics.render_metrics()
 
     # --- the HTTP side ----------------------------------------------------------------------------
 
     def build_server(self, host: str) -> MetricsAndProbeServer:
-        """The server: kube-scheduler's verbs, metrics and probes."""
+        """Build the server for kube-scheduler's verbs, metrics and probes."""
         verbs: dict[str, VerbHandler] = {
             "/filter": self.filter,
             "/prioritize": self.prioritize,
@@ -356,19 +359,19 @@ class Extender:
                 )
 
         def build_handler(path: str, answer: VerbHandler) -> Handler:
-            seconds = metrics.seconds.labels(path[1:])  # looked up once, which is what costs
+            seconds = metrics.seconds.labels(path[1:])  # one lookup, which is the expensive part
 
             async def handle_request(request: HTTPRequest) -> Response:
-                # The leader alone knows what is held. Whoever asked goes there, with its body.
+                # The leader alone knows the assumed pods. The redirect keeps the body.
                 if self.election is not None and (leader := self.election.leader_address):
                     return Response(307, b"", headers=[("Location", f"{scheme}{leader}{path}")])
-                began = time.perf_counter()
+                start_time = time.perf_counter()
                 try:
                     return Response(200, await answer(request.body))
                 except protocol.BadRequest as error:
                     return Response(400, protocol.encode_error(str(error)))
                 finally:
-                    seconds.observe(time.perf_counter() - began)
+                    seconds.observe(time.perf_counter() - start_time)
 
             return handle_request
 
@@ -403,7 +406,7 @@ class Extender:
         """Serve until cancelled.
 
         Raises:
-            OSError: the address cannot be had.
+            OSError: the address cannot be bound.
         """
         section = self._section
         log.info("starting", version=__version__, lease=section.lease)
@@ -426,28 +429,28 @@ class Extender:
                 group.create_task(self._probe_api_server())
         finally:
             await server.stop()
-            await self.binder.wait_for_bindings()  # who leads next must find them written
+            await self.binder.wait_for_bindings()  # the next leader must find them written
             if self.election is not None:
                 await self.election.release()
             await self.lease_api.close()
             await self.api.close()
 
     def unfinished_work_fields(self) -> dict[str, object]:
-        """Pods whose NUMA nodes are held."""
+        """Return the number of assumed pods, for the log line at the end."""
         return {"held": len(self.nodes.assumed_pods)}
 
     def _on_leadership_change(self) -> None:
-        """This replica begins to lead, or ends: what it knows is not good enough to begin."""
+        """Require new lists when this replica becomes the leader: its data may be stale."""
         if self.is_leader():
             self.topologies.synced.clear()
             self.pods.synced.clear()
             self._elected.set()
 
     async def _run_watches(self) -> None:
-        """Follow nodes and pods, from a list that is newer than the Lease where we lead.
+        """Watch nodes and pods; a leader starts with lists that are newer than its Lease.
 
-        How far a watch is behind cannot be told (a bookmark comes once in a minute, and before
-        Kubernetes 1.35 versions may not be compared); a list without a version is of this moment.
+        The delay of a watch is unknown (a bookmark comes once a minute, and before Kubernetes 1.35
+        versions may not be compared). A list without a version is current.
         """
         while True:
             self._elected.clear()
@@ -459,7 +462,7 @@ class Extender:
                     task.cancel()
 
     async def _run_pod_watch(self) -> None:
-        # Pods are held on nodes that are known.
+        # A pod is assumed on a known node.
         await self.topologies.synced.wait()
         await self.pods.run()
 
@@ -474,15 +477,15 @@ class Extender:
             await self.pod_watcher.query_overdue_pods()
 
     async def run_ticks(self) -> None:
-        """Let time pass."""
+        """Expire topologies and assumed pods; wake pods when this replica becomes ready."""
         answers = False
         while True:
             await asyncio.sleep(TICK_INTERVAL_S)
             self.node_watcher.expire_topologies()
             self.pod_watcher.expire_assumed_pods()
-            before, answers = answers, not self.unready_reason()
-            if answers and not before:
-                # Others may have refused pods before.
+            answered_before, answers = answers, not self.unready_reason()
+            if answers and not answered_before:
+                # Other replicas may have rejected pods before.
                 self.activator.wake_pods(*self.nodes.node_names)
 
 

@@ -1,4 +1,4 @@
-"""What kube-scheduler asks an extender, and how it is answered (k8s.io/kube-scheduler/extender/v1).
+"""Arguments and results of kube-scheduler's extender protocol (k8s.io/kube-scheduler/extender/v1).
 
 The Go structs have no JSON names: keys are written with a capital letter, and read in any case.
 """
@@ -19,12 +19,12 @@ MAX_NODES_PER_REASON: Final = 500
 
 
 class BadRequest(ValueError):
-    """The question cannot be answered; the text says what was expected."""
+    """A question that cannot be answered; the text says what was expected."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExtenderArgs:
-    """ExtenderArgs: a pod, and the nodes that are left for it."""
+    """ExtenderArgs: a pod, and the nodes that passed kube-scheduler's own filters."""
 
     pod: Mapping[str, Any]
     node_names: list[str]
@@ -44,7 +44,7 @@ def parse_extender_args(body: bytes) -> ExtenderArgs:
     """Read the body of filter or prioritize.
 
     Raises:
-        BadRequest: it is none, or has nodes instead of their names.
+        BadRequest: it is not valid, or has nodes instead of their names.
     """
     keys = _decode_lowercase_keys(body, "ExtenderArgs")
     pod, names = keys.get("pod"), keys.get("nodenames")
@@ -66,29 +66,29 @@ def parse_binding_args(body: bytes) -> BindingArgs:
         BadRequest: something is missing.
     """
     keys = _decode_lowercase_keys(body, "ExtenderBindingArgs")
-    found = []
+    values = []
     for key in ("PodNamespace", "PodName", "PodUID", "Node"):
         value = keys.get(key.lower())
         if not isinstance(value, str) or not value or len(value) > 512 or "/" in value:
             raise BadRequest(f"{key} is not there, or is no name")
-        found.append(value)
-    return BindingArgs(*found)
+        values.append(value)
+    return BindingArgs(*values)
 
 
-def _decode_lowercase_keys(body: bytes, what: str) -> dict[str, Any]:
+def _decode_lowercase_keys(body: bytes, kind: str) -> dict[str, Any]:
     try:
         document = msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise BadRequest(f"the body is no JSON: {str(error)[:200]}") from None
     if not isinstance(document, dict):
-        raise BadRequest(f"the body is no object, expected {what}")
+        raise BadRequest(f"the body is no object, expected {kind}")
     return {key.lower(): value for key, value in document.items()}
 
 
 def encode_filter_result(
     names: Sequence[str], failed: Mapping[str, str], hopeless: Mapping[str, str]
 ) -> bytes:
-    """ExtenderFilterResult; nodes only by name, and not more than so many for one reason."""
+    """Encode ExtenderFilterResult, with at most `MAX_NODES_PER_REASON` names for each reason."""
     document = {
         "NodeNames": names,
         "FailedNodes": _drop_nodes_beyond_reason_limit(failed),
@@ -99,25 +99,25 @@ def encode_filter_result(
 
 
 def _drop_nodes_beyond_reason_limit(reasons: Mapping[str, str]) -> Mapping[str, str]:
-    """Some nodes for each reason; the reason says of how many others it holds."""
+    """Limit the nodes of each reason; its text then says how many more nodes it applies to."""
     if len(reasons) <= MAX_NODES_PER_REASON:
         return reasons
     members: dict[str, list[str]] = {}
     for name, text in reasons.items():
         members.setdefault(text, []).append(name)
-    found: dict[str, str] = {}
+    listed_reasons: dict[str, str] = {}
     for text, names in members.items():
-        if (more := len(names) - MAX_NODES_PER_REASON) > 0:
-            text = f"{text} (also on {more} more nodes)"
-        found.update(dict.fromkeys(names[:MAX_NODES_PER_REASON], text))
-    return found
+        if (surplus := len(names) - MAX_NODES_PER_REASON) > 0:
+            text = f"{text} (also on {surplus} more nodes)"
+        listed_reasons.update(dict.fromkeys(names[:MAX_NODES_PER_REASON], text))
+    return listed_reasons
 
 
 def encode_priorities(scores: Sequence[tuple[str, int]]) -> bytes:
-    """HostPriorityList."""
+    """Encode HostPriorityList."""
     return msgspec.json.encode([{"Host": name, "Score": score} for name, score in scores])
 
 
 def encode_error(text: str) -> bytes:
-    """An ExtenderFilterResult or ExtenderBindingResult that says what is wrong; empty for done."""
+    """Encode a filter or binding result that has only an error; an empty text is success."""
     return msgspec.json.encode({"Error": text})

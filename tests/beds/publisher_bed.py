@@ -61,7 +61,7 @@ class OutputBed:
         self.cluster = cluster or ClusterObjects(manager=MANAGER)
         self.answer: Callable[[APIRequest], Outcome | None] = lambda request: None
         self.requests: list[APIRequest] = []
-        self.queue = OutputQueue(outputs, rate=rate, burst=burst, now=0.0)
+        self.queue = OutputQueue(outputs, rate=rate, burst=burst, now_s=0.0)
 
     def _execute(self, request: APIRequest) -> Outcome:
         self.requests.append(request)

@@ -131,7 +131,7 @@ class Capacity(Target):
         return f"{min(taken, 3)}"
 
     def put(self, document: object) -> list[CapacityReport]:
-        return [parse_capacity_put("n1", document, longest=MAX_CAPACITY_VALIDITY_S)]
+        return [parse_capacity_put("n1", document, limit_s=MAX_CAPACITY_VALIDITY_S)]
 
     def file(self, document: object) -> list[CapacityReport]:
         offers, problems = parse_capacity_file(document)

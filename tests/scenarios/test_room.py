@@ -397,7 +397,7 @@ def test_the_extender_sends_a_pod_where_movable_ones_make_room(
             name, decode_topology(build_topology_contents(PREFIX, found), PREFIX)
         )
         found = zones_document(NodeSnapshot(world.agent.current.machine, NodeState()))
-    judges = VerdictCache(nodes, Strategy.SPREAD, narrow=True)
+    judges = VerdictCache(nodes, Strategy.SPREAD, filter_to_best=True)
     request = PodReader(AgentConfig()).read_pod_request
     asked = request(single(6))
     assert judges.filter_nodes(asked, ["n"]).feasible == fits

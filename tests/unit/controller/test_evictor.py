@@ -201,7 +201,7 @@ class StealBed(DrainBed):
     ) -> None:
         super().__init__(*pods)
         budget = budget or EvictionBudget(EvictionRules(max_per_workload_per_hour=most), 0.0)
-        self.output = HostStealEvictor(PREFIX, budget, 60.0, 0.0, below=0.7, at_most=0.5)
+        self.output = HostStealEvictor(PREFIX, budget, 60.0, 0.0, below=0.7, max_fraction=0.5)
         self.see(NODE_ANNOTATIONS)
 
     def says(self, *factors: object) -> None:

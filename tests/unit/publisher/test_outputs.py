@@ -452,6 +452,6 @@ def test_retry_after_is_kept() -> None:
 
 
 def test_a_desk_without_work_waits_for_ever() -> None:
-    assert OutputQueue([], rate=1, burst=1, now=0.0).seconds_until_request(0.0) == float("inf")
+    assert OutputQueue([], rate=1, burst=1, now_s=0.0).seconds_until_request(0.0) == float("inf")
     node = NodeMetadataOutput("n1", "x.io", annotations=True, labels=True)
     assert OutputBed(node).queue.seconds_until_request(0.0) == float("inf")

@@ -157,7 +157,7 @@ def test_a_narrow_filter_names_nodes_with_the_fewest_numa_nodes() -> None:
     rooms = {"b": table(4, 4, 4, 4), "a": table(5, 0, memory=(2, 0)), "c": table(3, 4, 3, 4)}
     wide, names = single(5, policy="best-effort"), [*rooms]
     assert fits_of(judging(rooms), wide, names) == names
-    narrow = judging(rooms, narrow=True)
+    narrow = judging(rooms, filter_to_best=True)
     assert fits_of(narrow, wide, names) == ["a"]
     assert fits_of(narrow, wide, ["b", "c"]) == ["b", "c"]
     nominated = fits_of(narrow, wide, ["c"])
@@ -171,7 +171,7 @@ def test_a_narrow_filter_leaves_a_choice_and_keeps_ties() -> None:
     names = list(free)
     wanted = {Strategy.SPREAD: names[:3], Strategy.MOST_MEMORY: names[:3], Strategy.PACK: names[3:]}
     for strategy, fits in wanted.items():
-        judges = judging(rooms, strategy, narrow=True)
+        judges = judging(rooms, strategy, filter_to_best=True)
         assert fits_of(judges, single(2), names) == fits
         scores = dict(
             run_to_end(judges.prioritize_steps(READER.read_pod_request(single(2)), names))
@@ -180,12 +180,12 @@ def test_a_narrow_filter_leaves_a_choice_and_keeps_ties() -> None:
         slack = 0 if strategy is Strategy.PACK else 2
         assert [name for name in names if scores[name] >= best - slack] == fits
     rooms["full"] = table(1, 0)
-    assert fits_of(judging(rooms, Strategy.PACK, narrow=True), single(2), names) == ["half"]
+    assert fits_of(judging(rooms, Strategy.PACK, filter_to_best=True), single(2), names) == ["half"]
 
 
 def test_a_narrow_filter_gives_reasons_of_nodes_without_room_only() -> None:
     """A node that fits and is not named is no failed one: preemption and texts go by these."""
-    found = index(Strategy.PACK, narrow=True).filter_nodes(
+    found = index(Strategy.PACK, filter_to_best=True).filter_nodes(
         READER.read_pod_request(single(3)), NAMES
     )
     plain = index(Strategy.PACK).filter_nodes(READER.read_pod_request(single(3)), NAMES)
@@ -195,7 +195,7 @@ def test_a_narrow_filter_gives_reasons_of_nodes_without_room_only() -> None:
 
 
 def test_a_narrow_filter_is_for_pods_that_ask_for_something() -> None:
-    judges = index(narrow=True)
+    judges = index(filter_to_best=True)
     assert fits_of(judges, pod(container(cpu="250m", memory="1Gi"))) == NAMES
     nodes = judges._nodes
     nodes.update_resources(
@@ -207,7 +207,7 @@ def test_a_narrow_filter_is_for_pods_that_ask_for_something() -> None:
 
 
 def test_nodes_of_which_nothing_is_known_come_last() -> None:
-    judges = index(narrow=True, unknown_fits=True)
+    judges = index(filter_to_best=True, unknown_fits=True)
     assert fits_of(judges, single(7)) == ["c"]
     assert fits_of(judges, single(7), ["a", "odd", "none"]) == ["odd", "none"]
 
@@ -221,7 +221,7 @@ def test_a_narrow_filter_does_not_merge_for_all_nodes_of_a_large_cluster() -> No
         )
     wide, judges = single(24, policy="restricted"), VerdictCache(nodes, Strategy.SPREAD)
     assert fits_of(judges, wide, names) == names
-    narrow = VerdictCache(nodes, Strategy.SPREAD, narrow=True)
+    narrow = VerdictCache(nodes, Strategy.SPREAD, filter_to_best=True)
     seen = [set(fits_of(narrow, {**wide, "status": {"n": n}}, names)) for n in range(8)]
     assert [len(narrow._known[key]) for key in narrow._known] == [200], "28 more each time"
     assert len(seen[0]) <= 30
@@ -241,7 +241,7 @@ def test_a_narrow_filter_does_not_merge_for_all_nodes_of_a_large_cluster() -> No
 
 def test_a_narrow_filter_ends_where_a_hundred_nodes_have_room() -> None:
     """kube-scheduler scores each that is named; the next pod finds others."""
-    judges = judging({f"n{n}": table(8, 8) for n in range(250)}, narrow=True)
+    judges = judging({f"n{n}": table(8, 8) for n in range(250)}, filter_to_best=True)
     names = list(judges._nodes.node_names)
     first, second = (fits_of(judges, single(2, name=name), names) for name in "pq")
     assert len(first) == len(second) == 100
@@ -256,7 +256,7 @@ def test_a_question_has_a_bound_also_where_nothing_fits() -> None:
     for part in parts[:-1]:
         part["resources"]["requests"] = {"memory": "1Mi"}
     request = READER.read_pod_request(pod(*parts, policy="best-effort", cpus="exclusive"))
-    judges, passed = judging(rooms, narrow=True), []
+    judges, passed = judging(rooms, filter_to_best=True), []
 
     def asked() -> Iterator[None]:
         found = yield from judges.filter_steps(request, list(rooms), 9000)

@@ -1,9 +1,10 @@
-"""Count definitions whose names say nothing by themselves, and functions of one word.
+"""Count names that say nothing by themselves, and docstrings that begin with a question's word.
 
-``python -m tools.name_counts`` prints both shares and fails where one is above its limit;
-``--list`` prints each name with its place. A name is empty if all its words are: pronouns,
-prepositions, auxiliary verbs, bare participles and adjectives, household verbs. Nobody can search
-for such a name, and nobody but its author can read it away from its file.
+``python -m tools.name_counts`` prints the share of each kind and fails where one is above its
+limit, in the package or in a room of `MIN_ROOM_DEFINITIONS` and more; ``--list`` prints each one
+with its place. A name is empty if all its words are: pronouns, prepositions, auxiliary verbs, bare
+participles and adjectives, household verbs. Nobody can search for such a name, and nobody but its
+author can read it away from its file.
 """
 
 from __future__ import annotations
@@ -12,12 +13,18 @@ import argparse
 import ast
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-MAX_EMPTY_PERCENT: Final = 4.0
-MAX_ONE_WORD_PERCENT: Final = 30.0
+MAX_PERCENT: Final = {"definition": 4.0, "local": 6.0, "docstring": 3.0, "one word": 30.0}
+MAX_ROOM_PERCENT: Final = {"definition": 6.0, "local": 9.0, "docstring": 5.0, "one word": 45.0}
+MIN_ROOM_DEFINITIONS: Final = 100
+"""Definitions of a room that is held to limits of its own; smaller ones count in the package."""
+QUESTION_WORDS: Final = frozenset(
+    ("what", "who", "whose", "whom", "whether", "why", "how", "where", "that", "those")
+)
 PACKAGE: Final = Path("nri_numa")
 EMPTY_WORDS: Final = frozenset(
     """
@@ -52,74 +59,100 @@ EMPTY_WORDS: Final = frozenset(
     """.split()  # noqa: SIM905 - a list of a hundred lines
 )
 _WORD: Final = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|\d+")
+_DEFINING: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
-class Definition(NamedTuple):
-    """A name with its place; methods and nested functions are functions."""
+class Reading(NamedTuple):
+    """A name or the first line of a docstring, and whether it counts against its kind."""
 
-    name: str
-    path: Path
+    kind: str
+    text: str
     line: int
-    is_function: bool
-
-    @property
-    def words(self) -> list[str]:
-        """In lower case."""
-        return [word.lower() for word in _WORD.findall(self.name)]
-
-    @property
-    def is_empty(self) -> bool:
-        """True if every word stands for anything; a single letter is an index."""
-        return len(self.name.strip("_")) > 1 and EMPTY_WORDS.issuperset(self.words)
+    is_counted: bool
 
 
-def definitions(path: Path) -> Iterator[Definition]:
-    """Functions, classes, module constants and fields of a file; no special methods."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        is_class = isinstance(node, ast.ClassDef)
-        if isinstance(
-            node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-        ) and not node.name.startswith("__"):
-            yield Definition(node.name, path, node.lineno, not is_class)
+def words_of(name: str) -> list[str]:
+    """Words of a name, in lower case."""
+    return [word.lower() for word in _WORD.findall(name)]
+
+
+def is_empty(name: str) -> bool:
+    """True if every word stands for anything; a single letter is an index."""
+    return len(name.strip("_")) > 1 and EMPTY_WORDS.issuperset(words_of(name))
+
+
+def _assigned_names(statement: ast.stmt) -> Iterator[str]:
+    """Names that a statement of a class or module defines: constants and fields."""
+    if isinstance(statement, ast.Assign):
+        yield from (target.id for target in statement.targets if isinstance(target, ast.Name))
+    elif isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+        yield statement.target.id
+
+
+def _local_names(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
+    """Parameters and variables of a function and of those inside it."""
+    names = {one.arg for one in (*function.args.args, *function.args.kwonlyargs)}
+    names |= {
+        one.id
+        for one in ast.walk(function)
+        if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)
+    }
+    return names - {"self", "cls"}
+
+
+def readings(tree: ast.Module) -> Iterator[Reading]:
+    """Definitions without special methods, locals, and first lines of docstrings."""
+    for node in ast.walk(tree):
+        line = getattr(node, "lineno", 1)
+        if isinstance(node, _DEFINING) and not node.name.startswith("__"):
+            yield Reading("definition", node.name, line, is_empty(node.name))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            if not node.name.startswith("__"):
+                yield Reading("one word", node.name, line, len(words_of(node.name)) == 1)
+            for name in sorted(_local_names(node)):
+                yield Reading("local", name, line, is_empty(name))
         if isinstance(node, ast.ClassDef | ast.Module):
             for statement in node.body:
-                targets = (
-                    statement.targets
-                    if isinstance(statement, ast.Assign)
-                    else [statement.target]
-                    if isinstance(statement, ast.AnnAssign)
-                    else []
-                )
-                for target in targets:
-                    if isinstance(target, ast.Name):
-                        yield Definition(target.id, path, statement.lineno, False)
+                for name in _assigned_names(statement):
+                    yield Reading("definition", name, statement.lineno, is_empty(name))
+        if isinstance(node, (*_DEFINING, ast.Module)):
+            text = ast.get_docstring(node)
+            if text is not None:
+                first = text.split()[0].lower().strip(",.:`")
+                yield Reading("docstring", text.splitlines()[0], line, first in QUESTION_WORDS)
 
 
 def main() -> int:
-    """Print both shares; 1 where one is above its limit."""
+    """Print the shares; 1 where one is above its limit."""
     options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--list", action="store_true", help="each name, with its place")
-    paths = [path for path in sorted(PACKAGE.rglob("*.py")) if "pb" not in path.parts]
-    found = [one for path in paths for one in definitions(path)]
-    functions = [one for one in found if one.is_function]
-    counts = (
-        ("empty", [one for one in found if one.is_empty], found, MAX_EMPTY_PERCENT),
-        (
-            "of one word",
-            [one for one in functions if len(one.words) == 1],
-            functions,
-            MAX_ONE_WORD_PERCENT,
-        ),
-    )
-    is_exceeded = False
-    listed = options.parse_args().list
-    for text, some, names, limit in counts:
-        percent = 100 * len(some) / len(names)
-        is_exceeded |= percent > limit
-        print(f"names {text}: {len(some)} of {len(names)}, {percent:.1f} % (at most {limit} %)")
-        for one in some if listed else ():
-            print(f"{one.path}:{one.line} {one.name}")
-    return int(is_exceeded)
+    options.add_argument("--list", action="store_true", help="each one, with its place")
+    is_listing = options.parse_args().list
+    counts: dict[str, Counter[str]] = {}
+    counted: dict[str, Counter[str]] = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        if "pb" in path.parts:
+            continue
+        room = path.relative_to(PACKAGE).parts[0]
+        for one in readings(ast.parse(path.read_text(encoding="utf-8"))):
+            for group in (room, ""):
+                counts.setdefault(group, Counter())[one.kind] += 1
+                counted.setdefault(group, Counter())[one.kind] += one.is_counted
+            if is_listing and one.is_counted:
+                print(f"{path}:{one.line} {one.kind}: {one.text}")
+    problems = []
+    for group, numbers in sorted(counts.items()):
+        if group and numbers["definition"] < MIN_ROOM_DEFINITIONS:
+            continue
+        for kind, limit in (MAX_ROOM_PERCENT if group else MAX_PERCENT).items():
+            number = counted[group][kind]
+            percent = 100 * number / max(1, numbers[kind])
+            text = f"{group or PACKAGE}, {kind}: {number} of {numbers[kind]}, {percent:.1f} %"
+            if not group:
+                print(text)
+            if percent > limit:
+                problems.append(f"{text}, expected at most {limit} %")
+    print(*problems, sep="\n", end="\n" if problems else "")
+    return int(bool(problems))
 
 
 if __name__ == "__main__":

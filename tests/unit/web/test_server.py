@@ -485,7 +485,7 @@ async def test_running_out_of_files_is_said_once_and_is_not_the_end(
 async def test_a_loop_that_is_stuck_is_not_healthy() -> None:
     """HTTP lives in a thread of its own: that it answers says nothing of the other one."""
     busy = 0.0
-    async with serving(more={"busy_for": lambda: busy}) as (_, address):
+    async with serving(more={"busy_seconds": lambda: busy}) as (_, address):
         assert (await get(address, "/healthz")).status == 200
         busy = 12.0
         reply = await get(address, "/healthz")

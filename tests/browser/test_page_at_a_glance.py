@@ -191,7 +191,8 @@ def test_refusals_that_say_the_same_are_one_and_lead_to_the_remedy(
     assert remedy == f"{bed.url}remedies.html#invalidannotation"
     page.open(remedy)
     page.wait("document.querySelector('section:target h2')?.textContent === 'InvalidAnnotation'")
-    assert "What to do." in page.run("document.querySelector('section:target').textContent")
+    text = page.run("document.querySelector('section:target').textContent")
+    assert "What to do: correct what the message names" in text
 
 
 def test_the_address_of_a_refusal_shows_it(page: Page, bed: PageBed) -> None:

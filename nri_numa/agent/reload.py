@@ -309,12 +309,11 @@ class MachineReloader:
 
     async def read_machine(self, agent: Agent) -> None:
         """Read the topology again, and apply changes."""
-        topology = topology_before = agent.current.machine.topology
+        topology_before = self._current.machine.topology
 
         def with_topology(machine: NodeModel) -> NodeModel:
-            nonlocal topology
-            topology = rediscover_topology(self._root, topology_before)
-            return machine if topology is topology_before else replace(machine, topology=topology)
+            topology = rediscover_topology(self._root, machine.topology)
+            return machine if topology is machine.topology else replace(machine, topology=topology)
 
         try:
             is_in_force = await apply_when_unchanged(agent, with_topology)
@@ -323,6 +322,7 @@ class MachineReloader:
             return
         self._problems.report(UNREADABLE_EVENT, "")
         if is_in_force:
+            topology = self._current.machine.topology
             self._log_changes(self._logged_topology or topology_before, topology)
 
     def _log_changes(self, prior: Topology, topology: Topology) -> None:

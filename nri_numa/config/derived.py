@@ -72,8 +72,13 @@ _RULES_BY_MODE: Final = {
 def derive_kubelet_rules(config: AgentConfig) -> KubeletRules:
     """Rules of the mode, with the exceptions of ``except`` applied."""
     section = config.kubelet_compatibility
-    names = {KUBELET_RULE_NAMES.get(key): value for key, value in section.exceptions.items()}
-    return replace(_RULES_BY_MODE[section.mode], **{n: v for n, v in names.items() if n})
+    # Validation derives settings of wrong names, too, which it reports.
+    exceptions = {
+        KUBELET_RULE_NAMES[key]: value
+        for key, value in section.exceptions.items()
+        if key in KUBELET_RULE_NAMES
+    }
+    return replace(_RULES_BY_MODE[section.mode], **exceptions)
 
 
 def has_full_compatibility(config: AgentConfig) -> bool:

@@ -171,7 +171,7 @@ class RuntimeLinkSection(Section, frozen=True):
     link: RuntimeLinkKind = RuntimeLinkKind.NRI
     """nri: the runtime asks before a container starts. cri: for runtimes without NRI; containers
     are watched and get their CPUs by an update after they were created, so mostly after their
-    start, and refusals stop nothing (docs/install.md)."""
+    start, and refusals stop nothing (docs/runtimes.md)."""
     nri_socket: Annotated[Text, with_parser(build_absolute_path_check(MAX_SOCKET_PATH_BYTES))] = (
         "/var/run/nri/nri.sock"
     )

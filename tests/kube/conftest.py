@@ -77,7 +77,7 @@ def session_bed(request: pytest.FixtureRequest) -> Iterator[KubeBed]:
         yield bed
 
 
-def _is_without_sandboxes(cri: CRI) -> bool:
+def _remove_stopped_sandboxes(cri: CRI) -> bool:
     """Remove stopped sandboxes; False if one is left, which the kubelet may be removing now."""
     for sandbox in cri.pods():
         with contextlib.suppress(CRIError):
@@ -105,7 +105,7 @@ def bed(request: pytest.FixtureRequest, session_bed: KubeBed) -> Iterator[KubeBe
     # As the kubelet does within a minute: what a stopped sandbox had is its pod's for that long.
     cri = session_bed.node.containerd.cri
     poll(lambda: all(sandbox.state for sandbox in cri.pods()), "no sandbox that is ready")
-    poll(lambda: _is_without_sandboxes(cri), "removal of all sandboxes")
+    poll(lambda: _remove_stopped_sandboxes(cri), "removal of all sandboxes")
     left = session_bed.node.plugin.config_file.read_text()
     assert left == configuration, "the test left another configuration of nri-numa to the next one"
 

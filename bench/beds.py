@@ -18,10 +18,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nri_numa.cluster.pods import PERIOD, cfs_quota_of, cpu_shares_of
+from nri_numa.demo.runtime import DemoContainer
 from nri_numa.machine.synthetic import build_synthetic_topology, synthetic_sysfs_files
 from nri_numa.model.machine import Topology
 from nri_numa.nri.wire.pb import nri_pb2 as pb
-from tests.beds.embedded.runtime import EmbeddedContainer, EmbeddedRuntime
+from tests.beds.embedded_runtime import EmbeddedRuntime
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PREFIX = "numa.kubernetes.io/"
@@ -60,7 +61,7 @@ class Bed:
     state: Path
     seconds_to_active: float
     port: int = 0
-    residents: list[EmbeddedContainer] = field(default_factory=list)
+    residents: list[DemoContainer] = field(default_factory=list)
 
     @property
     def pid(self) -> int:
@@ -139,8 +140,7 @@ async def bed(
     )
     runtime = EmbeddedRuntime(
         str(socket),
-        cpus=str(topology.online),
-        mems=str(topology.memory_nodes),
+        topology=topology,
         request_timeout=request_timeout,
     )
     async with runtime:

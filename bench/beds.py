@@ -19,10 +19,11 @@ from pathlib import Path
 
 from nri_numa.cluster.pods import PERIOD, cfs_quota_of, cpu_shares_of
 from nri_numa.demo.runtime import DemoContainer
-from nri_numa.machine.synthetic import build_synthetic_topology, synthetic_sysfs_files
+from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.machine import Topology
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from tests.beds.embedded_runtime import EmbeddedRuntime
+from tests.machines.named import write_sysfs
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PREFIX = "numa.kubernetes.io/"
@@ -35,14 +36,6 @@ MACHINES: dict[str, Callable[[], Topology]] = {
         sockets=2, numa_per_socket=4, cores_per_numa=16, cores_per_l3=8, memory_gib=128
     ),
 }
-
-
-def write_machine(topology: Topology, root: Path) -> None:
-    """Put a machine's sysfs files below a directory."""
-    for name, text in synthetic_sysfs_files(topology).items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
 
 
 def scratch() -> tempfile.TemporaryDirectory[str]:
@@ -129,7 +122,7 @@ async def bed(
     """
     directory.mkdir(parents=True, exist_ok=True)
     sysfs = directory / "machine"
-    write_machine(topology, sysfs)
+    write_sysfs(sysfs, topology)
     socket, log = directory / "nri.sock", directory / "log"
     port = free_port() if http else 0
     address = f"127.0.0.1:{port}" if http else "off"

@@ -159,7 +159,7 @@ def _fetch_documents(agent: AgentClient) -> dict[str, Any]:
         kind = "limits" if item["qos"] == "Guaranteed" else "requests"
         pod["spec"]["containers"].append({"name": item["container"], "resources": {kind: amounts}})
         for explanation in explanations:
-            for option in (explanation["details"] or {}).get("asked", ()):
+            for option in (explanation["details"] or {}).get("options", ()):
                 prefix, slash, _ = option["source"].removeprefix("annotation ").partition("/")
                 if slash:
                     key = f"{prefix}/{option['key']}.{item['container']}"

@@ -427,7 +427,7 @@ def _outcome_document(outcome: ContainerOutcome) -> dict[str, Any]:
             for d in devices
         ]
     if (a := outcome.allocation) is not None:
-        names = ("kind", "policy", "numaNodes", "idle", "preferred")
+        names = ("kind", "policy", "numaNodes", "idleSiblings", "aligned")
         document |= {name: explanation["result"][name] for name in names}
         document |= {"cpuMilli": a.cpu_milli, "memoryBytes": a.memory_bytes}
     return document

@@ -188,7 +188,12 @@ class FakeView:
                     "container": one.container,
                     "outcome": "placed",
                     "summary": one.reason,
-                    "result": {"kind": "explicit", "cpus": one.cpus, "mems": one.mems, "idle": ""},
+                    "result": {
+                        "kind": "explicit",
+                        "cpus": one.cpus,
+                        "mems": one.mems,
+                        "idleSiblings": "",
+                    },
                     "traced": False,
                     "later": ["looked", "found"],
                 },

@@ -153,11 +153,11 @@ def test_the_api_tells_what_the_runtime_was_told(node: EmbeddedNode) -> None:
     (one,) = node.plugin.json("/v1/explain/default/big/app")["explanations"]
     assert one["outcome"] == "refused"
     assert one["refusal"]["reason"] == "TopologyAffinityError"
-    assert one["details"]["refusal"]["rule"] in " ".join(one["steps"])
+    assert one["details"]["rejection"]["rule"] in " ".join(one["steps"])
     cpu = one["details"]["resources"][0]
-    assert cpu["needed"] == 9
+    assert cpu["demand"] == 9
     assert len(cpu["numaNodes"]) == 4
-    assert not any(n["enough"] for n in cpu["numaNodes"])
+    assert not any(n["sufficient"] for n in cpu["numaNodes"])
     assert [r["pod"] for r in node.plugin.json("/v1/refusals")["refusals"]] == ["big"]
     text = node.says("explain", "-v", "default/big", status=1)
     assert "The rule: policy single-numa-node admits one NUMA node only." in text

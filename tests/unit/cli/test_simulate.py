@@ -161,7 +161,7 @@ def test_json_and_yaml_say_the_same() -> None:
     assert (had["cpus"], had["mems"], had["kind"], had["verdict"]) == place
     (refused,) = second["containers"]
     assert refused["verdict"] == "refused"
-    assert refused["explanation"]["refusal"]["reason"] == "TopologyAffinityError"
+    assert refused["explanation"]["rejection"]["reason"] == "TopologyAffinityError"
     assert found["standing"] == [
         {"namespace": "default", "pod": "db", "container": "app", "cpus": "0-3", "mems": "0"}
     ]

@@ -158,11 +158,11 @@ _PATHS: dict[str, tuple[str, str, list[dict[str, Any]], dict[str, Any], bool]] =
         _KNOWN,
         True,
     ),
-    "/v1/refusals": (
-        "refusals",
-        "Containers that were refused, newest first.",
+    "/v1/rejections": (
+        "rejections",
+        "Containers that were rejected, newest first.",
         [],
-        {"200": _document("Rejections", "The refusals.")},
+        {"200": _document("Rejections", "The rejections.")},
         True,
     ),
     "/v1/slots": (

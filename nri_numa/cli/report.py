@@ -33,7 +33,7 @@ from nri_numa.text import human_bytes
 _API_DOCUMENTS: Final = (
     "status",
     "assignments",
-    "refusals",
+    "rejections",
     "zones",
     "kubelet",
     "slots",
@@ -134,10 +134,10 @@ def _collect_versions() -> dict[str, Any]:
 def _fetch_documents(agent: AgentClient) -> dict[str, Any]:
     """Fetch the agent's documents by name, all explanations, and pods for a simulation."""
     documents = {name: agent.get_document(f"/v1/{name}") for name in _API_DOCUMENTS}
-    running = sorted(documents["assignments"]["containers"], key=lambda c: float(c["since"]))
+    running = sorted(documents["assignments"]["containers"], key=lambda c: float(c["assignedAt"]))
     explained: list[Any] = []
     pods: dict[tuple[str, str], dict[str, Any]] = {}
-    refused = documents["refusals"]["refusals"]
+    refused = documents["rejections"]["rejections"]
     for item in (*running, *refused):
         path = "/".join(
             quote_path_segment(item[part]) for part in ("namespace", "pod", "container")

@@ -25,7 +25,7 @@ import msgspec
 
 from nri_numa.engine.state import Allocation
 from nri_numa.observe.logs import get_logger
-from nri_numa.observe.notices import Notice, NoticeLog, Rejection
+from nri_numa.observe.notices import FORMER_NOTICE_FIELDS, Notice, NoticeLog, Rejection
 from nri_numa.observe.traces import PackedTrace
 from nri_numa.store.files import read_file, replace_file
 from nri_numa.store.journal import (
@@ -177,7 +177,7 @@ class HistoryFile:
             kind, _, name = key.partition("/")
             try:
                 if kind == "notice":
-                    notices.append(msgspec.json.decode(contents.raw[key], type=Notice))
+                    notices.append(_decode_notice(contents.raw[key]))
                 elif kind == "rejection":
                     rejections.append(msgspec.json.decode(contents.raw[key], type=Rejection))
                 elif kind == "trace" and name in allocations:
@@ -307,6 +307,15 @@ def encode_lines(
 
 def _document_line(number: int, key: str, document: msgspec.Struct) -> bytes:
     return frame_line(number, JournalLine(updates={key: msgspec.Raw(encode(document))}))
+
+
+def _decode_notice(raw: bytes) -> Notice:
+    """Decode a notice, whose fields may have the names of an older version."""
+    document = msgspec.json.decode(raw, type=dict[str, object])
+    for former, current in FORMER_NOTICE_FIELDS.items():
+        if former in document:
+            document[current] = document.pop(former)
+    return msgspec.convert(document, Notice)
 
 
 def _allocation_digest(allocation: Allocation) -> int:

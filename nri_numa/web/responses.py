@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from msgspec import UNSET, Struct, UnsetType, field
+from msgspec import UNSET, Struct, UnsetType
 
 from nri_numa.config.sections import camel_case
 from nri_numa.observe.notices import DecidedRequest, Notice
@@ -36,18 +36,16 @@ class NUMANodeAllocation(Document, frozen=True, kw_only=True):
     id: int
     cpus: IdList
     exclusive: Annotated[str, "CPUs that are exclusive to one container."]
-    idle_siblings: Annotated[str, "Thread siblings kept idle for their neighbour."] = field(
-        name="idle"
-    )
+    idle_siblings: Annotated[str, "Thread siblings kept idle for their neighbour."]
     kubelet: Annotated[str, "CPUs that the kubelet's static policy granted exclusively."] = ""
     shared: Annotated[str, "CPUs of the shared pool."]
     reserved: Annotated[str, "CPUs that are never given exclusively."]
     cpu_capacity_milli: int
     cpu_allocated_milli: int
-    cpu_free_milli: int = field(name="cpuAvailableMilli")
+    cpu_free_milli: int
     memory_bytes: int
     memory_allocated_bytes: int
-    memory_free_bytes: int = field(name="memoryAvailableBytes")
+    memory_free_bytes: int
     huge_pages: tuple[HugePages, ...] = ()
     capacity_factor: float = 1.0
     free_exclusive_cpus: Annotated[
@@ -60,27 +58,19 @@ class ActualCpuset(Document, frozen=True, kw_only=True):
 
     cpus: Annotated[str, "CPUs that it can really run on."]
     mems: Annotated[str, "Memory nodes that it can really use."]
-    desired_cpus: Annotated[str, "CPUs that it should have; empty where it has."] = field(
-        name="meantCPUs"
-    )
-    desired_mems: Annotated[str, "Memory nodes that it should have; empty where it has."] = field(
-        name="meantMems"
-    )
+    desired_cpus: Annotated[str, "CPUs that it should have; empty where it has."]
+    desired_mems: Annotated[str, "Memory nodes that it should have; empty where it has."]
     observed_at: Annotated[
         float, "From when on it was so, as far as seen; seconds since the epoch."
-    ] = field(name="since")
+    ]
     text: Annotated[str, "Both sides: meant 4-7, has 0-7."]
-    finding: Annotated[str, "What the files of its cgroup say."] = field(name="found")
-    on_exclusive_cpus: Annotated[bool, "It can run on exclusive CPUs of others."] = field(
-        name="intruder"
-    )
-    holders: Annotated[tuple[str, ...], "Those others, as namespace/pod/container."] = field(
-        name="owners"
-    )
+    finding: Annotated[str, "What the files of its cgroup say."]
+    on_exclusive_cpus: Annotated[bool, "It can run on exclusive CPUs of others."]
+    holders: Annotated[tuple[str, ...], "Those others, as namespace/pod/container."]
     repairs_abandoned: Annotated[
         bool,
         "Put right again and again; left as it is for a while, because something else rewrites it.",
-    ] = field(name="givenUp")
+    ]
 
 
 class ContainerMemory(Document, frozen=True, kw_only=True):
@@ -91,7 +81,7 @@ class ContainerMemory(Document, frozen=True, kw_only=True):
     ]
     by_numa_node: Annotated[dict[str, int], "By NUMA node, the bytes that it has there."]
     source: Annotated[str, "memory.numa_stat or numa_maps; empty when neither is known."]
-    read_at: Annotated[float, "When it was read; seconds since the epoch, or 0."] = field(name="at")
+    read_at: Annotated[float, "When it was read; seconds since the epoch, or 0."]
     problem: Annotated[str, "Why it is not known; else empty."]
 
 
@@ -108,7 +98,7 @@ class ContainerCPUPressure(Document, frozen=True, kw_only=True):
         "Threads of it that waited for a CPU, on average since the round before; "
         "null when not known.",
     ]
-    read_at: Annotated[float, "When it was read; seconds since the epoch, or 0."] = field(name="at")
+    read_at: Annotated[float, "When it was read; seconds since the epoch, or 0."]
     problem: Annotated[str, "Why one of them is not known; else empty."]
 
 
@@ -134,19 +124,17 @@ class Assignment(Document, frozen=True, kw_only=True):
     qos: str
     smt: str
     cpus: Annotated[str, "CPUs it is meant to run on; empty when they are left alone."]
-    foreign_cpus: Annotated[str, "CPUs that others pinned it to, for foreign and kubelet."] = field(
-        name="pinned", default=""
-    )
+    foreign_cpus: Annotated[str, "CPUs that others pinned it to, for foreign and kubelet."] = ""
     mems: Annotated[str, "Its memory nodes; empty when they are left alone."]
     migration: Annotated[
         str | UnsetType,
         "Its memory is on its way: from where to where, and how much has moved; left out else.",
-    ] = field(name="moving", default=UNSET)
+    ] = UNSET
     mempolicy: Annotated[
         str | UnsetType, "The memory policy that the runtime was asked for; left out without one."
     ] = UNSET
     numa_nodes: Annotated[str, "NUMA nodes that its CPUs belong to."]
-    idle_siblings: Annotated[str, "Thread siblings kept idle for it."] = field(name="idle")
+    idle_siblings: Annotated[str, "Thread siblings kept idle for it."]
     displaced: Annotated[
         str, "CPUs it was placed on, while all are offline and it shares the pool."
     ] = ""
@@ -154,11 +142,11 @@ class Assignment(Document, frozen=True, kw_only=True):
         str,
         "Of its exclusive CPUs, those that became reserved later: it keeps them.",
     ] = ""
-    aligned: Annotated[bool, "False when a wider set had to be taken."] = field(name="preferred")
+    aligned: Annotated[bool, "False when a wider set had to be taken."]
     reason: str
     cpu_milli: int
     memory_bytes: int
-    assigned_at: UnixTimeSeconds = field(name="since")
+    assigned_at: UnixTimeSeconds
     actual: Annotated[ActualCpuset | None, "What it has instead; null while it is as meant."] = None
     slots: Annotated[str, "Ids of the extended resource that it holds, separated by commas."] = ""
     memory: Annotated[
@@ -169,11 +157,11 @@ class Assignment(Document, frozen=True, kw_only=True):
         float | UnsetType,
         "Seconds from its start until its cgroup had what was decided; only over "
         "CRI, and left out while it is not known.",
-    ] = field(name="late", default=UNSET)
+    ] = UNSET
     cpu_pressure: Annotated[
         ContainerCPUPressure | UnsetType,
         "How much it waits for CPUs; left out unless containerUsage.cpuPressure reads it.",
-    ] = field(name="waiting", default=UNSET)
+    ] = UNSET
 
 
 class WholeNodeAllocation(Document, frozen=True, kw_only=True):
@@ -198,7 +186,7 @@ class RejectionRecord(Document, frozen=True, kw_only=True):
     container: str
     reason: str
     message: str
-    last_time: UnixTimeSeconds = field(name="at")
+    last_time: UnixTimeSeconds
     observed: Annotated[
         bool, "It only would have been refused: the agent observed and changed nothing."
     ] = False
@@ -208,14 +196,14 @@ class RejectionRecord(Document, frozen=True, kw_only=True):
 class Rejections(Document, frozen=True, kw_only=True):
     """Latest rejections of existing pods, newest first; one for each container and reason."""
 
-    rejections: tuple[RejectionRecord, ...] = field(name="refusals")
+    rejections: tuple[RejectionRecord, ...]
 
 
 class NUMANodeExclusiveCPUSlots(Document, frozen=True, kw_only=True):
     """Exclusive CPUs of one NUMA node, counted for the scheduler."""
 
     id: int
-    allocated: Annotated[int, "CPUs of containers that hold slots for them."] = field(name="held")
+    allocated: Annotated[int, "CPUs of containers that hold slots for them."]
     free: Annotated[int, "CPUs that could become exclusive."]
 
 
@@ -269,9 +257,7 @@ class NUMANodeLoad(Document, frozen=True, kw_only=True):
 class NodeUsage(Document, frozen=True, kw_only=True):
     """Actual usage of the node, as the kernel counts it, now and in the last minutes."""
 
-    sampled_at: Annotated[
-        float | None, "Of the last sample, seconds since the epoch; null before."
-    ] = field(name="at")
+    sampled_at: Annotated[float | None, "Of the last sample, seconds since the epoch; null before."]
     interval: Annotated[float, "Seconds that the last sample is taken over."]
     problem: Annotated[str, "Why there is nothing new; else empty."]
     cpus: Annotated[dict[str, int], "By CPU, per cent of its time."]
@@ -307,11 +293,9 @@ class Explanation(Document, frozen=True, kw_only=True):
     container: str
     outcome: Annotated[str, "admitted or refused."]
     summary: str
-    decision_steps: Annotated[
-        tuple[str, ...], "How the decision came about; empty when not kept."
-    ] = field(name="steps")
+    decision_steps: Annotated[tuple[str, ...], "How the decision came about; empty when not kept."]
     assignment: Assignment | None = None
-    rejection: RejectionRecord | None = field(name="refusal", default=None)
+    rejection: RejectionRecord | None = None
     details: Annotated[
         dict[str, Any] | None,
         "What the steps are made from: inputs with their sources, what each "
@@ -334,7 +318,7 @@ class RuntimeLinkStatus(Document, frozen=True, kw_only=True):
     runtime_version: str
     pending_registration: Annotated[
         str, "What the runtime has not answered for too long, as a sentence; else empty."
-    ] = field(name="unanswered", default="")
+    ] = ""
     problem: Annotated[
         str,
         "Since when there is no link, and what that means for containers, as a sentence; empty "
@@ -342,7 +326,7 @@ class RuntimeLinkStatus(Document, frozen=True, kw_only=True):
     ] = ""
     interface: Annotated[
         str | UnsetType, "`cri` where the runtime is reached over CRI; absent over NRI."
-    ] = field(name="over", default=UNSET)
+    ] = UNSET
 
 
 class Checkpoint(Document, frozen=True, kw_only=True):
@@ -366,17 +350,13 @@ class Status(Document, frozen=True, kw_only=True):
         int,
         "Containers on more NUMA nodes than ideal, or unpinned because what they "
         "asked for could not be met.",
-    ] = field(name="wider", default=0)
-    drifted: Annotated[int, "Containers that have something else than they should."] = field(
-        name="differing", default=0
-    )
-    on_exclusive_cpus: Annotated[int, "Those of them that can run on exclusive CPUs of others."] = (
-        field(name="intruders", default=0)
-    )
+    ] = 0
+    drifted: Annotated[int, "Containers that have something else than they should."] = 0
+    on_exclusive_cpus: Annotated[int, "Those of them that can run on exclusive CPUs of others."] = 0
     kubelet_cpus: Annotated[str, "CPUs that the kubelet's static policy granted exclusively."] = ""
     kubelet_conflicts: Annotated[
         int, "Containers whose cpuset the kubelet writes too; see /v1/kubelet."
-    ] = field(name="contested", default=0)
+    ] = 0
     link: RuntimeLinkStatus
     checkpoint: Checkpoint
 
@@ -401,14 +381,12 @@ class KubeletConflict(Document, frozen=True, kw_only=True):
     pod: str
     pod_uid: str
     container: str
-    requested_cpus: Annotated[str, "CPUs that the kubelet wants."] = field(name="asked")
-    actual_cpus: Annotated[str, "CPUs that it has instead; empty when it has those."] = field(
-        name="kept"
-    )
+    requested_cpus: Annotated[str, "CPUs that the kubelet wants."]
+    actual_cpus: Annotated[str, "CPUs that it has instead; empty when it has those."]
     yields_to: Annotated[str, "kubelet or nri-numa, as configured."]
-    detected_in: Annotated[str, "UpdateContainer or cgroup."] = field(name="seenIn")
-    first_time: UnixTimeSeconds = field(name="since")
-    times: Annotated[int, "How often it was seen."]
+    detected_in: Annotated[str, "UpdateContainer or cgroup."]
+    first_time: UnixTimeSeconds
+    count: Annotated[int, "How often it was seen."]
 
 
 class KubeletDocument(Document, frozen=True, kw_only=True):
@@ -422,12 +400,12 @@ class KubeletDocument(Document, frozen=True, kw_only=True):
     ] = ""
     granted_cpus: Annotated[str, "All CPUs that it granted exclusively."] = ""
     grants: tuple[KubeletGrant, ...] = ()
-    conflicts: tuple[KubeletConflict, ...] = field(name="contests", default=())
+    conflicts: tuple[KubeletConflict, ...] = ()
     problems: Annotated[tuple[str, ...], "What is wrong with its state files, as sentences."] = ()
     configuration: Annotated[str, "Its configuration file as found; empty when none was."] = ""
     inherited: Annotated[
         tuple[str, ...], "What of its configuration became ours, as sentences."
-    ] = field(name="adopted", default=())
+    ] = ()
     differences: Annotated[
         tuple[str, ...], "Where its configuration and ours differ, as sentences."
     ] = ()
@@ -512,7 +490,7 @@ class Zone(Document, frozen=True, kw_only=True):
     free_exclusive_cpus: Annotated[int, "CPUs that one more container could have exclusively."]
     exclusive_cpus_after_moves: Annotated[
         int | None, "The same once movable containers moved; null where that is not more."
-    ] = field(name="exclusiveCPUsAfterMoving", default=None)
+    ] = None
     shared_cpus: Annotated[int, "CPUs of the shared pool."]
     memory_bytes: int
     memory_allocatable_bytes: int
@@ -523,7 +501,7 @@ class Zone(Document, frozen=True, kw_only=True):
         float,
         "What of its CPUs' time the host leaves, as measured, where "
         "measuredCapacity.mode is act; capacityFactor has it too, unless something else counts.",
-    ] = field(name="measuredFactor", default=1.0)
+    ] = 1.0
     devices: tuple[ZoneDevices, ...] = ()
     core_kind: Annotated[
         str,
@@ -564,9 +542,7 @@ class Zones(Document, frozen=True, kw_only=True):
         str | None, "The kubelet's; null where none of its managers pins, or that is not known."
     ] = None
     memory_manager_policy: Annotated[str | None, "The kubelet's; null in the same cases."] = None
-    defaults_to_shared: Annotated[
-        bool, "Pods that ask for nothing share CPUs, by the defaults."
-    ] = field(name="shares")
+    defaults_to_shared: Annotated[bool, "Pods that ask for nothing share CPUs, by the defaults."]
     threads_per_core: int
     free_exclusive_cpus: Annotated[
         int | None, "CPUs that containers could still have exclusively on the whole machine."
@@ -581,7 +557,7 @@ class Zones(Document, frozen=True, kw_only=True):
         tuple[CountedContainer, ...] | None,
         "Containers that the numbers count, ordered: all that asked for NUMA nodes, also with "
         "nothing; null from an agent that does not say it.",
-    ] = field(name="charged", default=None)
+    ] = None
     devices_problem: Annotated[
         str | None,
         "Why the kubelet's devices are not known, as a sentence; empty when they "

@@ -307,7 +307,7 @@ def test_an_answer_the_page_does_not_know_is_said_and_not_silent(page: Page, bed
     visit(page, bed)
     page.run(
         "(f => { window.fetch = (path, o) =>"
-        " f(String(path).endsWith('assignments') ? 'v1/refusals' : path, o); })(fetch)"
+        " f(String(path).endsWith('assignments') ? 'v1/rejections' : path, o); })(fetch)"
     )
     bed.create("next", policy="single-numa-node")
     page.wait(f"{BANNERS}.includes('does not understand')")

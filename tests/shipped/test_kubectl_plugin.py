@@ -291,10 +291,12 @@ def test_the_api_servers_proxy_is_the_other_way(run: Run, world: dict[str, Any])
     world["raw"] = {
         "/v1/status": {"ready": True},
         "/v1/assignments": {"containers": [one, {**one, "pod": "other"}]},
-        "/v1/refusals": {"refusals": [{**one, "reason": "CPUOwned"}]},
+        "/v1/rejections": {"rejections": [{**one, "reason": "CPUOwned"}]},
         "/v1/topology": {"numaNodes": [{"id": 0, "cpus": "0-3", "memoryBytes": 1 << 30}]},
         "/v1/explain/shop/database": {
-            "explanations": [{**one, "outcome": "refused", "summary": "no", "steps": ["Because."]}]
+            "explanations": [
+                {**one, "outcome": "refused", "summary": "no", "decisionSteps": ["Because."]}
+            ]
         },
     }
     done = run("status", "database", "--proxy")
@@ -325,9 +327,9 @@ def test_hostile_names_do_not_reach_the_terminal(run: Run, world: dict[str, Any]
     world["raw"] = {
         "/v1/status": {"ready": True},
         "/v1/assignments": {"containers": [one]},
-        "/v1/refusals": {"refusals": [one]},
+        "/v1/rejections": {"rejections": [one]},
         "/v1/topology": {"numaNodes": [{"id": HOSTILE, "cpus": HOSTILE, "memoryBytes": 1 << 30}]},
-        "/v1/explain/shop/database": {"explanations": [{**one, "steps": [HOSTILE]}]},
+        "/v1/explain/shop/database": {"explanations": [{**one, "decisionSteps": [HOSTILE]}]},
     }
     for form in ("table", "json"):
         done = run(way, "database", "--proxy", "-o", form)
@@ -452,8 +454,8 @@ def rejected(reason: str = "CPUOwned", message: str = REFUSED) -> dict[str, Any]
 
 def overview(*nodes: dict[str, Any], matching: int = 0) -> dict[str, Any]:
     total = {"nodes": 3, "unknownNodes": 1, "exclusiveCpus": 64, "freeExclusiveCpus": 44}
-    total |= {"largestExclusiveRequest": 16, "fragmentation": 0.143}
-    return {"total": total, "matching": matching or len(nodes), "nodes": [*nodes]}
+    total |= {"maxExclusiveRequest": 16, "fragmentation": 0.143}
+    return {"total": total, "matchingNodes": matching or len(nodes), "nodes": [*nodes]}
 
 
 def shown(name: str, *free: int, problem: str = "") -> dict[str, Any]:
@@ -463,8 +465,9 @@ def shown(name: str, *free: int, problem: str = "") -> dict[str, Any]:
         for i, n in enumerate(free)
     ]  # fmt: skip
     return {
-        "name": name, "zones": zones, "problem": problem, "agentReady": True, "drained": "1",
-        "largestExclusiveRequest": max(free, default=0), "fragmentation": 0.333,
+        "name": name, "zones": zones, "problem": problem, "agentReady": True,
+        "drainedNumaNodes": "1", "maxExclusiveRequest": max(free, default=0),
+        "fragmentation": 0.333,
     }  # fmt: skip
 
 

@@ -127,7 +127,7 @@ def test_refusals_are_narrowed_as_containers_are(
     assert len([line for line in output.splitlines() if " 202 " in line]) == refused
     assert empty in output
     document = json.loads(invoke("status", *narrowed, "-o", "json", "--api", agent[0]).output)
-    assert len(document["refusals"]) == refused
+    assert len(document["rejections"]) == refused
     assert len(document["containers"]) == containers
 
 

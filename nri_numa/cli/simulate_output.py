@@ -373,11 +373,11 @@ def _note_lines(notes: Sequence[str]) -> Iterator[str]:
 
 def _simulated_run_document(result: Simulation) -> dict[str, Any]:
     return {
-        "refused": sum(1 for e in result.events if e.first_rejected_container is not None),
-        "untried": result.skipped_pods,
+        "rejected": sum(1 for e in result.events if e.first_rejected_container is not None),
+        "skippedPods": result.skipped_pods,
         "counts": {verdict.value: count for verdict, count in result.count_by_outcome.items()},
         "events": [_event_document(event) for event in result.events],
-        "standing": [
+        "running": [
             {
                 "namespace": a.namespace,
                 "pod": a.pod,
@@ -403,7 +403,7 @@ def _event_document(event: SimulatedEvent) -> dict[str, Any]:
         "pod": event.pod.name,
         "qos": event.pod.qos.value,
         "containers": [_outcome_document(outcome) for outcome in event.outcomes],
-        "moved": dict(event.changed_cpus),
+        "changedCPUs": dict(event.changed_cpus),
     }
 
 
@@ -415,7 +415,7 @@ def _outcome_document(outcome: ContainerOutcome) -> dict[str, Any]:
         "verdict": outcome.verdict.value,
         "reason": str(outcome.reason),
         "message": outcome.message,
-        "cpusBefore": outcome.previous_cpus,
+        "previousCPUs": outcome.previous_cpus,
         "cpus": outcome.cpus,
         "mems": outcome.mems,
         "explanation": explanation,

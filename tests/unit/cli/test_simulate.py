@@ -153,20 +153,20 @@ def test_json_and_yaml_say_the_same() -> None:
     files = write(pod("db", 4, "2Gi", SINGLE), pod("big", 9, "1Gi", SINGLE))
     found = as_json(files)
     assert yaml.safe_load(simulate(files, "-o", "yaml").stdout) == found
-    assert found["refused"] == 1
+    assert found["rejected"] == 1
     first, second = found["events"]
     assert (first["pod"], first["action"], first["qos"]) == ("db", "create", "Guaranteed")
     (had,) = first["containers"]
     place = "0-3", "0", "exclusive", "placed"
     assert (had["cpus"], had["mems"], had["kind"], had["verdict"]) == place
     (refused,) = second["containers"]
-    assert refused["verdict"] == "refused"
+    assert refused["verdict"] == "rejected"
     assert refused["explanation"]["rejection"]["reason"] == "TopologyAffinityError"
-    assert found["standing"] == [
+    assert found["running"] == [
         {"namespace": "default", "pod": "db", "container": "app", "cpus": "0-3", "mems": "0"}
     ]
-    assert found["numaNodes"][0]["before"]["cpuBoundMilli"] == 0
-    assert found["numaNodes"][0]["after"]["cpuBoundMilli"] == 4000
+    assert found["numaNodes"][0]["before"]["cpuAllocatedMilli"] == 0
+    assert found["numaNodes"][0]["after"]["cpuAllocatedMilli"] == 4000
 
 
 def counted(cpus: int, slots: int) -> str:
@@ -298,7 +298,7 @@ def test_what_the_kubelet_of_this_machine_reserves_is_not_given() -> None:
 
     def free(*arguments: str, machine: str) -> int:
         done = simulate(write(pod("p")), *arguments, "-o", "json", machine=machine)
-        return sum(n["before"]["memoryLeftBytes"] for n in json.loads(done.stdout)["numaNodes"])
+        return sum(n["before"]["memoryFreeBytes"] for n in json.loads(done.stdout)["numaNodes"])
 
     assert free("--config", "agent.yaml", machine="") < free(machine="")
     assert free("--config", "agent.yaml", machine=MODEL) == free(machine=MODEL)
@@ -380,9 +380,9 @@ def test_the_configuration_counts_and_set_beats_it() -> None:
     Path("agent.yaml").write_text("strategy: pack\nreservedCPUs: 0-3,16-19\n")
     files = write(pod("a", 2, "1Gi", SINGLE), pod("b", 2, "1Gi", SINGLE))
     packed = as_json("--config", "agent.yaml", files)
-    assert [s["mems"] for s in packed["standing"]] == ["1", "1"]
+    assert [s["mems"] for s in packed["running"]] == ["1", "1"]
     spread = as_json("--config", "agent.yaml", "--set", "strategy=spread", files)
-    assert [s["mems"] for s in spread["standing"]] == ["1", "2"]
+    assert [s["mems"] for s in spread["running"]] == ["1", "2"]
 
 
 # --- devices --------------------------------------------------------------------------------------

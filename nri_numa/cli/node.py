@@ -302,7 +302,7 @@ def _checkpoint_lines(path: Path, document: dict[str, Any]) -> Iterator[str]:
     if not document["containers"]:
         yield "No containers."
         return
-    cpus, mems = Column("CPUS OR NODES", CellWrapping.LIST), _CPUSET_COLUMNS[1]
+    cpus, mems = Column("CPUS OR NUMA NODES", CellWrapping.LIST), _CPUSET_COLUMNS[1]
     yield from render_table(
         (*_CONTAINER_NAME_HEADINGS, Column("KIND"), cpus, mems, Column("AGE")),
         [

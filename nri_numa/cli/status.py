@@ -285,7 +285,7 @@ def _percent_text(percent: float | None) -> str:
     return "?" if percent is None else f"{percent:g} %"
 
 
-def _late_pinning_text(container: Object) -> str:
+def _start_delay_text(container: Object) -> str:
     """Return the delay between a container's start and its pinning; over CRI only."""
     delay_s = container.get("startDelay")
     return "?" if delay_s is None else "no" if delay_s <= 0 else f"{delay_s * 1000:.0f} ms"
@@ -332,7 +332,9 @@ _CONTAINER_COLUMNS: Final = (
         _cell_getter("reserved"),
         _any_row_has("reserved"),
     ),
-    _StatusColumn(Column("LATE"), lambda c, _: _late_pinning_text(c), _any_row_has("startDelay")),
+    _StatusColumn(
+        Column("START DELAY"), lambda c, _: _start_delay_text(c), _any_row_has("startDelay")
+    ),
     _StatusColumn(
         Column("LOCAL MEMORY"),
         lambda c, _: _percent_text(c.get("memory", {}).get("localPercent")),
@@ -346,7 +348,7 @@ _CONTAINER_COLUMNS: Final = (
         wide_output_only=True,
     ),
     _StatusColumn(
-        Column("TASKS WAITING"),
+        Column("WAITING TASKS"),
         lambda c, _: _waiting_threads_text(c),
         _any_row_has("cpuPressure"),
         wide_output_only=True,
@@ -354,7 +356,7 @@ _CONTAINER_COLUMNS: Final = (
     _StatusColumn(Column("NUMA NODES"), _cell_getter("numaNodes"), wide_output_only=True),
     _StatusColumn(Column("QOS"), _cell_getter("qos"), wide_output_only=True),
     _StatusColumn(Column("SMT"), _cell_getter("smt"), wide_output_only=True),
-    _StatusColumn(Column("IDLE"), _cell_getter("idleSiblings"), wide_output_only=True),
+    _StatusColumn(Column("IDLE SIBLINGS"), _cell_getter("idleSiblings"), wide_output_only=True),
     _StatusColumn(
         Column("CPU ALLOCATED"), _cell_getter("cpuMilli", human_cpu_number), wide_output_only=True
     ),
@@ -367,11 +369,11 @@ _CONTAINER_COLUMNS: Final = (
 _REJECTION_COLUMNS: Final = (
     *_NAME_COLUMNS,
     _StatusColumn(Column("REASON"), _cell_getter("reason")),
-    _StatusColumn(Column("TIMES"), lambda r, _: r.get("count", 1)),
-    _StatusColumn(Column("AGO", drop_rank=1), lambda r, now: human_age(r["lastTime"], now)),
+    _StatusColumn(Column("COUNT"), lambda r, _: r.get("count", 1)),
+    _StatusColumn(Column("LAST SEEN", drop_rank=1), lambda r, now: human_age(r["lastTime"], now)),
 )
 _NUMA_NODE_COLUMNS: Final = (
-    _StatusColumn(Column("NUMA"), lambda n, _: n["id"]),
+    _StatusColumn(Column("NUMA NODE"), lambda n, _: n["id"]),
     _StatusColumn(Column("EXCLUSIVE", CellWrapping.LIST), _cell_getter("exclusive")),
     _StatusColumn(
         Column("KUBELET", CellWrapping.LIST), _cell_getter("kubelet"), _any_row_has("kubelet")
@@ -379,7 +381,7 @@ _NUMA_NODE_COLUMNS: Final = (
     _StatusColumn(Column("SHARED", CellWrapping.LIST), _cell_getter("shared")),
     _StatusColumn(Column("RESERVED", CellWrapping.LIST, drop_rank=1), _cell_getter("reserved")),
     _StatusColumn(
-        Column("IDLE", CellWrapping.LIST),
+        Column("IDLE SIBLINGS", CellWrapping.LIST),
         _cell_getter("idleSiblings"),
         _any_row_has("idleSiblings"),
     ),
@@ -392,7 +394,7 @@ _NUMA_NODE_COLUMNS: Final = (
         _free_of_capacity_getter("cpuFreeMilli", "cpuCapacityMilli", human_cpu_number),
     ),
     _StatusColumn(
-        Column("FACTOR"),
+        Column("CAPACITY FACTOR"),
         lambda n, _: f"{n.get('capacityFactor', 1):g}",
         lambda nodes: any(n.get("capacityFactor", 1) != 1 for n in nodes),
     ),

@@ -828,7 +828,7 @@ function drawDistances() {
     table.append(el("tr", {}, el("td"), list.map((n) => el("th", { scope: "col" }, `${n.id}`))), ...list.map((node) =>
       el("tr", {}, el("th", { scope: "row" }, `${node.id}`), node.distances.map((d) => el("td", { class: shade(d) }, `${d}`)))));
   } else {
-    table.append(el("tr", {}, el("th", { scope: "col" }, "NUMA"), el("th", { scope: "col" }, "distance: NUMA nodes, from near to far")));
+    table.append(el("tr", {}, el("th", { scope: "col" }, "NUMA node"), el("th", { scope: "col" }, "distance: NUMA nodes, from near to far")));
     for (const node of list) {
       table.append(el("tr", {}, el("th", { scope: "row" }, `${node.id}`), el("td", { class: "far" }, near(node).join(" · "))));
     }

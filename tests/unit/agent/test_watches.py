@@ -243,7 +243,7 @@ def test_pressure_at_once_and_tasks_after_the_second_round(waits: UsageBed) -> N
     }
     wide = waits.status(wide=True)
     (head,) = [line for line in wide if "CPU PRESSURE" in line]
-    assert "TASKS WAITING" in head
+    assert "WAITING TASKS" in head
     (line,) = [line for line in wide if " busy " in line]
     assert " 62.5 % " in line
     assert " ? " in line, "threads were read once so far"

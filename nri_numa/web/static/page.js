@@ -463,7 +463,7 @@ function drawLinks() {
   if (status?.onExclusiveCPUs && !status.observe && !link.lost && !waiting) {
     const n = status.onExclusiveCPUs;
     banners.push(["warn", `${plural(n, "container")} can run on exclusive CPUs of ${n === 1 ? "another one" : "others"}.`,
-      ["Show", () => filterBy("is:differs")]]);
+      ["Show", () => filterBy("is:drifted")]]);
   }
   if (status?.kubeletConflicts && !link.lost && !waiting) {
     const n = status.kubeletConflicts;
@@ -500,10 +500,10 @@ function drawVerdict(waiting, up) {
   const found = link.lost ? [["the link to the agent is lost", "#banners"]] : [
     !up && ["no link to the container runtime", "#banners"],
     status.checkpoint.problem && ["the state cannot be saved", "#banners"],
-    status.drifted && [`${plural(status.drifted, "container")} not as meant`, "#containers", () => filterBy("is:differs")],
+    status.drifted && [`${plural(status.drifted, "container")} not as meant`, "#containers", () => filterBy("is:drifted")],
     status.kubeletConflicts && [`${plural(status.kubeletConflicts, "cpuset")} also written by the kubelet`, "v1/kubelet"],
     rejections.length && [plural(groups(rejections).length, "refusal"), "#refused"],
-    wide && [`${plural(wide, "container")} wider than ideal`, "#containers", () => filterBy("is:wider")],
+    wide && [`${plural(wide, "container")} wider than ideal`, "#containers", () => filterBy("is:misaligned")],
     topology.warnings.length && [plural(topology.warnings.length, "oddity of the machine", "oddities of the machine"), "#warnings"],
   ].filter(Boolean);
   showVerdict(box, found);
@@ -557,7 +557,7 @@ function drawFigures() {
   ];
   const wide = assignments.containers.filter(isWide).length;
   figures.splice(3, 0, ["Wider than ideal", wide.toLocaleString("en"), wide ? el("button", { type: "button", class: "plain show",
-    onclick: () => filterBy("is:wider") }, `Show ${wide === 1 ? "it" : "them"}`) : "every container has what is ideal"]);
+    onclick: () => filterBy("is:misaligned") }, `Show ${wide === 1 ? "it" : "them"}`) : "every container has what is ideal"]);
   if (status.drifted) {
     figures.push(["Not as meant", `! ${status.drifted.toLocaleString("en")}`,
       `${status.drifted === 1 ? "container" : "containers"}${status.onExclusiveCPUs ? `, ${status.onExclusiveCPUs} on exclusive CPUs of others` : ""}`]);
@@ -660,7 +660,7 @@ function drawSocket({ title, nodes: members, homeless = [] }) {
 function drawNode(node) {
   const bars = el("div", { class: "bars" });
   const badge = el("span", { class: "badge" });
-  const wide = el("button", { type: "button", class: "wide", hidden: true, onclick: () => filterBy(`numa:${node.id} is:wider`) });
+  const wide = el("button", { type: "button", class: "wide", hidden: true, onclick: () => filterBy(`numa:${node.id} is:misaligned`) });
   const sharing = el("button", { type: "button", class: "plain sharing", hidden: true, onclick: () => filterBy(`numa:${node.id}`, "shared") });
   const use = el("div", { class: "use", hidden: true });
   nodes.set(node.id, { bars, badge, wide, sharing, use, key: "" });
@@ -890,13 +890,24 @@ function compare(a, b) {
   return 0;
 }
 
+/** By old search term, the one that replaced it. Deleted with the first release. */
+const NEW_TERM_OF = { "is:wider": "is:misaligned", "is:differs": "is:drifted" };
+
+const searchTerms = () => $("filter").value.trim().toLowerCase().split(/\s+/).filter(Boolean);
+
+/** Why no container matches: an old search term, or nothing more to say. */
+function noMatchText() {
+  const old = searchTerms().find((term) => Object.hasOwn(NEW_TERM_OF, term));
+  return old ? `${old} is gone, expected ${NEW_TERM_OF[old]}.` : "No container matches.";
+}
+
 /** Containers that the filter lets through, in the order that was chosen. */
 function wanted() {
-  const terms = $("filter").value.trim().toLowerCase().split(/\s+/).filter(Boolean);
+  const terms = searchTerms();
   const tests = terms.map((term) => {
     const [, key, value] = term.match(/^(cpu|numa):(\d+)$/) || [];
-    if (term === "is:differs") return (c) => Boolean(c.actual);
-    if (term === "is:wider" || term === "filter:wider") return isWide;
+    if (term === "is:drifted") return (c) => Boolean(c.actual);
+    if (term === "is:misaligned") return isWide;
     if (key === "cpu") return (c) => runsOn(c, Number(value));
     if (key === "numa") return (c) => parseList(c.numaNodes).includes(Number(value));
     return (c) => `${c.namespace}/${c.pod}/${c.container} ${c.kind} ${c.policy} ${c.qos} ${c.id}`.toLowerCase().includes(term);
@@ -934,7 +945,7 @@ function drawContainers() {
   if (focused && document.activeElement !== button) button?.focus({ preventScroll: true });
   $("list").setAttribute("aria-rowcount", found.length + 1);
   const shown = rows.length < found.length ? `${plural(rows.length, "container")} of ${found.length.toLocaleString("en")} shown; scroll for more.`
-    : found.length ? "" : all.length ? "No container matches." : "No container runs on this node.";
+    : found.length ? "" : all.length ? noMatchText() : "No container runs on this node.";
   setText($("more"), shown);
   setText($("containers-title"), `Containers (${found.length === all.length ? "" : `${found.length.toLocaleString("en")} of `}${all.length.toLocaleString("en")})`);
 }
@@ -1220,8 +1231,8 @@ function aboutCPU(cpu) {
       `Containers that may run here (${here.length.toLocaleString("en")})`) : info.state === "offline" ? null :
       el("p", { class: "quiet" }, "No container that the agent knows runs here."),
     here.length ? linksTo(here, `cpu:${cpu}`) : null,
-    info.strangers && [el("h3", {}, `Can run here and should not (${info.strangers.length.toLocaleString("en")})`), linksTo(info.strangers, `cpu:${cpu} is:differs`)],
-    info.missing && [el("h3", {}, `Should run here and cannot (${info.missing.length.toLocaleString("en")})`), linksTo(info.missing, "is:differs")],
+    info.strangers && [el("h3", {}, `Can run here and should not (${info.strangers.length.toLocaleString("en")})`), linksTo(info.strangers, `cpu:${cpu} is:drifted`)],
+    info.missing && [el("h3", {}, `Should run here and cannot (${info.missing.length.toLocaleString("en")})`), linksTo(info.missing, "is:drifted")],
     why && [el("h3", {}, "Why it is there"), reasons(why)],
   ].flat(), [info, here.map((c) => c.id), why, known.use?.cpus[cpu]]];
 }

@@ -74,9 +74,18 @@ def test_a_movable_container_makes_room(limit: int, monkeypatch: pytest.MonkeyPa
     assert "All 5 pods placed." in text
 
 
-def test_continue_goes_on() -> None:
+@pytest.mark.parametrize(
+    ("old", "new"), [("--continue", "--keep-going"), ("--live-memory", "--measured-memory")]
+)
+def test_an_old_option_names_the_new_one(old: str, new: str) -> None:
+    done = simulate(old, write(pod("db", 1)), code=2)
+    assert f"{old} is gone, expected {new}" in done.output
+    assert old not in simulate("--help", code=0).output
+
+
+def test_keep_going_goes_on() -> None:
     files = write(pod("big", 9, "1Gi", SINGLE), pod("small", 1, "1Gi", SINGLE))
-    done = simulate("--continue", files, code=1)
+    done = simulate("--keep-going", files, code=1)
     assert "1 pod placed, 1 refusal." in done.output
 
 
@@ -342,7 +351,7 @@ def test_isolated_cpus_are_for_containers_of_one_cpu() -> None:
         *(pod(name, cpus, "1Gi", SINGLE) for name, cpus in (("two", 2), ("a", 1), ("b", 1)))
     )
     machine = "synthetic:sockets=1,numa=1,cores=4,threads=1,memory=16Gi,isolated=2-3"
-    done = simulate("--continue", "--set", "reservedCPUs=0", files, machine=machine, code=1)
+    done = simulate("--keep-going", "--set", "reservedCPUs=0", files, machine=machine, code=1)
     shows(done.output, "(isolatedCPUs: avoid)")
     rows = [line.split() for line in done.output.splitlines() if " app " in line]
     assert [row[3] for row in rows[1:3]] == ["1", "2"]
@@ -357,7 +366,7 @@ def test_memory_in_use_counts_only_when_asked(tmp_path: Path) -> None:
     write_sysfs(tmp_path / "used", machine, MachineMemoryReading(numa_nodes=used))
     files = write(pod("db", 4, "2Gi", SINGLE))
     assert simulate(files, machine=str(tmp_path / "used")).exit_code == 0
-    done = simulate("--live-memory", files, machine=str(tmp_path / "used"), code=1)
+    done = simulate("--measured-memory", files, machine=str(tmp_path / "used"), code=1)
     assert "TopologyAffinityError" in done.output
 
 

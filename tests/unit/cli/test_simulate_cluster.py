@@ -277,7 +277,7 @@ def test_files_that_are_too_large_or_not_there(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_options_that_speak_of_one_machine_do_not_go_with_it() -> None:
-    for more in (("--machine", "x"), ("--live-memory",), ("--compare", "strategy=pack")):
+    for more in (("--machine", "x"), ("--measured-memory",), ("--compare", "strategy=pack")):
         done = simulate(listed(nrt(8, name="a")), manifest(4), more=more)
         assert (done.exit_code, "--cluster goes with" in done.output) == (2, True)
     done = CliRunner().invoke(cli, ["simulate", "--cluster", "-", "-"], input="{}")

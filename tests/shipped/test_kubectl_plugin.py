@@ -531,27 +531,32 @@ def test_without_a_controller_the_objects_speak(run: Run, world: dict[str, Any])
 
 def verdict(**more: Any) -> dict[str, Any]:
     return {
-        "node": "", "verdict": "does-not-fit", "invalidReason": "", "fitting": 0, "judged": 3,
+        "node": "", "verdict": "infeasible", "invalidReason": "",
+        "feasibleNodes": 0, "evaluatedNodes": 3,
         "bestNode": "", "numaNodes": {}, "afterMoves": False, "reasons": [], "excluded": [],
-        "notJudged": ["volumes"], "stale": "", **more,
+        "notEvaluated": ["volumes"], "stale": "", **more,
     }  # fmt: skip
 
 
 UNSCHEDULED = {"type": "PodScheduled", "status": "False", "message": "0/3 nodes are available."}
-REASON = {"text": "needs 12 CPUs", "waiting": "never", "nodes": 7, "examples": ["n1", "n2"]}
+REASON = {
+    "message": "needs 12 CPUs", "retryCondition": "never", "nodes": 7, "examples": ["n1", "n2"],
+}  # fmt: skip
+EXCLUDED = {"reason": "taint", "nodes": 1, "examples": ["n9"]}
 
 
 @pytest.mark.parametrize(
     ("said", "lines"),
     [
         (
-            verdict(reasons=[REASON], excluded=[{"by": "taint", "nodes": 1, "examples": ["n9"]}]),
+            verdict(reasons=[REASON], excluded=[EXCLUDED]),
             ["it fits on 0 of 3 nodes.",
              "  7 nodes (n1, n2, …): needs 12 CPUs; waiting does not help",
              "  1 node (n9): not judged: taint", "Not judged anywhere: volumes."],
         ),
         (
-            verdict(fitting=2, bestNode="n4", numaNodes={"main": "0"}, stale="o", afterMoves=True),
+            verdict(feasibleNodes=2, bestNode="n4", numaNodes={"main": "0"}, stale="o",
+                    afterMoves=True),
             ["it fits on 2 of 3 nodes, best on n4 (NUMA node of main: 0) after others have moved.",
              "The answer may be old or incomplete: o"],
         ),

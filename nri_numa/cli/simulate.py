@@ -85,7 +85,7 @@ _NEW_OPTION_OF: Final = {"--continue": "--keep-going", "--live-memory": "--measu
     multiple=True,
     help="Do it a second time with this key, and show both; all --compare keys go together.",
 )
-@click.option("--keep-going", is_flag=True, help="Go on after a refusal.")
+@click.option("--keep-going", is_flag=True, help="Go on after a rejection.")
 @click.option(
     "--measured-memory",
     is_flag=True,

@@ -48,7 +48,7 @@ DRIFT_MARK: Final = "!"
     "--namespace",
     metavar="NAME",
     shell_complete=complete_namespaces,
-    help="Only containers and refusals of this namespace.  [default: all namespaces]",
+    help="Only containers and rejections of this namespace.  [default: all namespaces]",
 )
 @click.option(
     "-A", "--all-namespaces", is_flag=True, help="Those of all namespaces, which is the default."
@@ -57,7 +57,7 @@ DRIFT_MARK: Final = "!"
     "--pod",
     metavar="NAME",
     shell_complete=complete_pods,
-    help="Only containers and refusals of pods of this name.",
+    help="Only containers and rejections of pods of this name.",
 )
 @click.option("-w", "--watch", is_flag=True, help="Show it again whenever it changes.")
 @click.option(

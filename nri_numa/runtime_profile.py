@@ -38,10 +38,49 @@ class PushPath(enum.StrEnum):
     """No way is known to be safe."""
 
 
+class RuntimeFiles(Struct, frozen=True, kw_only=True):
+    """Names by which a runtime is found on a node and set up.
+
+    Attributes:
+        title: the name as its project writes it.
+        program: executable, process and systemd unit.
+        config: its configuration file.
+        cri_socket: the socket on which it serves CRI by default.
+        nri_section: the settings that turn NRI on.
+        min_version: first version with NRI.
+    """
+
+    title: str
+    program: str
+    config: str
+    cri_socket: str
+    nri_section: str
+    min_version: str
+
+
+CONTAINERD_FILES: Final = RuntimeFiles(
+    title="containerd",
+    program="containerd",
+    config="/etc/containerd/config.toml",
+    cri_socket="/run/containerd/containerd.sock",
+    nri_section="[plugins.'io.containerd.nri.v1.nri']\n  disable = false\n",
+    min_version="1.7",
+)
+CRI_O_FILES: Final = RuntimeFiles(
+    title="CRI-O",
+    program="crio",
+    config="/etc/crio/crio.conf",
+    cri_socket="/run/crio/crio.sock",
+    nri_section="[crio.nri]\nenable_nri = true\n",
+    min_version="1.26",
+)
+
+
 class RuntimeProfile(Struct, frozen=True, kw_only=True):
     """Behaviour of a runtime.
 
     Attributes:
+        files: names by which it is found and set up.
         nri_release: the minimum NRI release inside; (0, 0, 0) if not known, None if it has no NRI.
         nri_by_default: True if NRI is on when the configuration does not mention it.
         merges_config_tables: True if a file adds keys to a table of the previous files; else the
@@ -49,6 +88,7 @@ class RuntimeProfile(Struct, frozen=True, kw_only=True):
         tells_pod_resize: True if an event after the resize of a pod has its new sum of resources.
     """
 
+    files: RuntimeFiles = CONTAINERD_FILES
     nri_release: Version | None = (0, 0, 0)
     nri_by_default: bool = True
     merges_config_tables: bool = True
@@ -81,7 +121,7 @@ class RuntimeProfile(Struct, frozen=True, kw_only=True):
 _CONTAINERD_1_7: Final = RuntimeProfile(
     nri_release=(0, 3, 0), nri_by_default=False, merges_config_tables=False
 )
-_CRI_O: Final = RuntimeProfile(nri_release=(0, 6, 1))
+_CRI_O: Final = RuntimeProfile(files=CRI_O_FILES, nri_release=(0, 6, 1))
 _UNKNOWN: Final = RuntimeProfile()
 
 PROFILES: Final[tuple[tuple[str, Version, RuntimeProfile], ...]] = (
@@ -95,7 +135,8 @@ PROFILES: Final[tuple[tuple[str, Version, RuntimeProfile], ...]] = (
     ("cri-o", (1, 34, 0), replace(_CRI_O, nri_release=(0, 10, 0))),
     ("cri-o", (1, 31, 0), _CRI_O),
     ("cri-o", (1, 30, 0), replace(_CRI_O, nri_release=(0, 6, 0))),
-    ("cri-o", (0, 0, 0), RuntimeProfile(nri_by_default=False)),
+    ("cri-o", (1, 26, 0), replace(_CRI_O, nri_release=(0, 0, 0), nri_by_default=False)),
+    ("cri-o", (0, 0, 0), replace(_CRI_O, nri_release=None, nri_by_default=False)),
 )
 """Rows by name and first version, the latest first."""
 

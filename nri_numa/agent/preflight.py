@@ -32,6 +32,7 @@ from nri_numa.config import (
     validate_config,
 )
 from nri_numa.config.sections import config_keys
+from nri_numa.config.values import parse_duration
 from nri_numa.engine.cpus.index import build_allocator_index
 from nri_numa.engine.desired import NodeSnapshot
 from nri_numa.engine.node_model import NodeModel
@@ -49,17 +50,26 @@ from nri_numa.model.cpuset import NO_CPUS, CPUSet, ListFormatError, NUMASet
 from nri_numa.model.machine import Topology, cpus_text, numa_text
 from nri_numa.model.settings import IsolatedCPUs, NohzFullCPUs
 from nri_numa.model.workload import KubeletGrants
+from nri_numa.nri import crio_config
 from nri_numa.nri.runtime_config import (
+    FoundRuntime,
+    choose_runtime,
     find_containerd_distribution,
+    find_runtimes,
     nri_disabled_reason,
     nri_unsupported_reason,
-    query_containerd,
+    query_runtime,
 )
+from nri_numa.runtime_profile import CONTAINERD_FILES, CRI_O_FILES, RuntimeFiles
 from nri_numa.store.checkpoint import LOCK_FILE_NAME
 from nri_numa.store.files import directory_problem
 from nri_numa.web.security import Certificate, TokenFile, certificate_seconds_left
 
 _CONNECT_TIMEOUT_S = 2.0
+_FIRST_BYTES_WAIT_S = 0.2
+"""Seconds in which a gRPC server sends its settings; NRI sends nothing before the plugin does."""
+_DEFAULT_REQUEST_TIMEOUT_S = 2.0
+"""NRI's own limit for the answer to a request."""
 _FOREIGN_FILE_READ_BYTES = 1 << 20  # bytes read of another program's file
 
 
@@ -393,30 +403,143 @@ def _read_effective_cpus(directory: Path) -> CPUSet:
 
 
 def check_runtime_link(config: AgentConfig, root: Path = Path("/")) -> Iterator[Finding]:
-    """Check that the runtime serves NRI, or CRI if that is the link."""
+    """Check that the kubelet's runtime serves NRI, or CRI if that is the link."""
+    runtimes, endpoint = find_runtimes(root), read_runtime_endpoint(config, root)
+    files = choose_runtime(runtimes, endpoint)
+    yield from _check_second_runtime(runtimes, files)
     if config.runtime.link is RuntimeLinkKind.CRI:
         path = config.runtime.cri_socket.removeprefix("unix://")
-        remedy = "Start the runtime, or set runtime.criSocket to where it serves CRI."
+        usual = f", such as {files.cri_socket}" if files is not None else ""
+        remedy = f"Start the runtime, or set runtime.criSocket to where it serves CRI{usual}."
         yield from _check_runtime_socket("CRI", path, remedy, "runtime.criSocket")
         return
-    path = config.runtime.nri_socket
-    if not os.path.exists(path) and (lacks := nri_unsupported_reason(root)):
-        yield _failed_finding("NRI", lacks, "Install a newer containerd, or set runtime.link: cri.")
+    lacks = nri_unsupported_reason(files or CONTAINERD_FILES, root)
+    if lacks and not os.path.exists(config.runtime.nri_socket):
+        title = (files or CONTAINERD_FILES).title
+        remedy = f"Install a newer {title}, or set runtime.link: cri."
+        yield _failed_finding("NRI", lacks, remedy)
+    elif files is CRI_O_FILES:
+        yield from _check_crio_nri(config, root)
+    else:
+        yield from _check_containerd_nri(config, root)
+    if files is not None:
+        yield from _check_serving_program(config.runtime.nri_socket, files, root)
+
+
+def read_runtime_endpoint(config: AgentConfig, root: Path = Path("/")) -> str:
+    """Read the kubelet's ``containerRuntimeEndpoint``; empty if it is not set or not readable."""
+    section = config.kubelet
+    facts = read_kubelet_config(
+        section.config, section.config_dir, config.kubelet_root, str(root / "proc")
+    ).facts
+    return facts.runtime_endpoint if facts is not None else ""
+
+
+def _check_second_runtime(
+    runtimes: Iterable[FoundRuntime], files: RuntimeFiles | None
+) -> Iterator[Finding]:
+    running = [runtime for runtime in runtimes if runtime.is_running]
+    if len(running) < 2:
         return
-    disabled, installed = nri_disabled_reason(root), query_containerd(root)
-    remedy = "Turn NRI on (`nri-numa check --fix-containerd` shows how) and restart the runtime."
+    text = " and ".join(f"{runtime.files.title} ({runtime.evidence})" for runtime in running)
+    choice = f"the kubelet uses {files.title}" if files else "the kubelet's is not known"
+    yield _warning_finding(
+        "runtime",
+        f"{text} run here, and {choice}; both serve NRI at the same socket by default",
+        "Stop the one that Kubernetes does not use, or give it another NRI socket (nri_listen of "
+        "CRI-O, socket_path of containerd).",
+    )
+
+
+def _check_containerd_nri(config: AgentConfig, root: Path) -> Iterator[Finding]:
+    disabled, installed = nri_disabled_reason(root), query_runtime(CONTAINERD_FILES, root)
+    remedy = _FIX_RUNTIME_REMEDY
     if disabled is None and installed is not None and installed.profile.nri_by_default:
         remedy = "Start containerd, or set runtime.nriSocket (--nri-socket) to where it serves NRI."
     elif distribution := find_containerd_distribution(root):
         remedy = f"{distribution.nri_enabling_hint}."
     because = "" if disabled is None else f": {disabled}"
-    yield from _check_runtime_socket("NRI", path, remedy, "runtime.nriSocket", because)
+    yield from _check_runtime_socket(
+        "NRI", config.runtime.nri_socket, remedy, "runtime.nriSocket", because
+    )
+
+
+_FIX_RUNTIME_REMEDY: Final = (
+    "Turn NRI on (`nri-numa check --fix-runtime` shows how) and restart the runtime."
+)
+
+
+def _check_crio_nri(config: AgentConfig, root: Path) -> Iterator[Finding]:
+    """Check CRI-O's files, and that it serves NRI where the agent connects."""
+    path = config.runtime.nri_socket
+    try:
+        crio = crio_config.read_crio_config(root)
+    except (OSError, ValueError) as error:
+        problem = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else error
+        yield _failed_finding("runtime", str(problem), "Correct it: CRI-O does not start with it.")
+        return
+    yield from _check_crio_settings(crio, root)
+    reason, listen = crio_config.nri_disabled_reason(crio, root), crio_config.nri_socket_of(crio)
+    if reason:
+        remedy = _FIX_RUNTIME_REMEDY
+        if crio_config.is_written_by_openshift(root):
+            remedy = f"{crio_config.OPENSHIFT_HINT}; `nri-numa check --fix-runtime` shows it."
+    elif listen and os.path.realpath(listen) != os.path.realpath(path):
+        reason = crio.setting_text("nri_listen")
+        remedy = f"Set runtime.nriSocket (--nri-socket) to {listen}."
+    else:
+        remedy = "Start CRI-O, or set runtime.nriSocket (--nri-socket) to where it serves NRI."
+    because = f": {reason}" if reason else ""
+    for finding in _check_runtime_socket("NRI", path, remedy, "runtime.nriSocket", because):
+        if reason and finding.level is FindingLevel.OK:
+            finding = _warning_finding("NRI", f"{path} answers, but {reason}", remedy)
+        yield finding
+
+
+def _check_crio_settings(crio: crio_config.CRIOConfig, root: Path) -> Iterator[Finding]:
+    """Report the version and drivers of CRI-O, and a request timeout below NRI's own."""
+    installed = query_runtime(CRI_O_FILES, root)
+    version = f" {installed.version}" if installed is not None else ""
+    manager = crio.values.get("cgroup_manager", "systemd")
+    oci_runtime = crio.values.get("default_runtime", "its default")
+    yield _passed_finding(
+        "runtime", f"CRI-O{version}, cgroup manager {manager}, OCI runtime {oci_runtime}"
+    )
+    if timeout := crio.values.get("nri_plugin_request_timeout"):
+        with contextlib.suppress(ValueError):
+            if 0 < parse_duration(timeout) < _DEFAULT_REQUEST_TIMEOUT_S:
+                text = crio.setting_text("nri_plugin_request_timeout")
+                yield _warning_finding(
+                    "runtime",
+                    f"{text}: CRI-O disconnects a plugin that takes longer",
+                    "Remove that key; 2s is the default.",
+                )
+
+
+def _check_serving_program(path: str, files: RuntimeFiles, root: Path) -> Iterator[Finding]:
+    """Check that the kubelet's runtime serves the NRI socket, and not the other one."""
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            sock.settimeout(_CONNECT_TIMEOUT_S)
+            sock.connect(path)
+            credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    except OSError:
+        return
+    process_id = int.from_bytes(credentials[:4], sys.byteorder)
+    program = (_read_text_or_none(root / f"proc/{process_id}/comm") or "").strip()
+    for other in (CONTAINERD_FILES, CRI_O_FILES):
+        if other is not files and program == other.program:
+            yield _failed_finding(
+                "NRI",
+                f"{path} is served by {other.title}, and the kubelet uses {files.title}",
+                f"Stop {other.title}, or set runtime.nriSocket to the socket of {files.title}.",
+            )
 
 
 def _check_runtime_socket(
     name: str, path: str, remedy: str, key: str, because: str = ""
 ) -> Iterator[Finding]:
-    """Check that a socket of the runtime accepts connections."""
+    """Check that a socket of the runtime accepts connections, and speaks NRI if that is meant."""
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
@@ -432,6 +555,7 @@ def _check_runtime_socket(
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
             sock.settimeout(_CONNECT_TIMEOUT_S)
             sock.connect(path)
+            is_grpc = name == "NRI" and _sends_first(sock)
     except PermissionError:
         yield _warning_finding(name, f"{path} may only be opened by another user", "Run as root.")
     except OSError as error:
@@ -441,7 +565,20 @@ def _check_runtime_socket(
             remedy if remedy.startswith("Start") else f"Start the runtime. {remedy}",
         )
     else:
+        if is_grpc:
+            message = f"{path} serves gRPC, as CRI does, and not NRI"
+            yield _failed_finding(name, message, f"Set {key} to the runtime's NRI socket.")
+            return
         yield _passed_finding(name, f"{path} answers")
+
+
+def _sends_first(sock: socket.socket) -> bool:
+    """True if the server sends something before it received anything."""
+    sock.settimeout(_FIRST_BYTES_WAIT_S)
+    try:
+        return bool(sock.recv(1))
+    except TimeoutError:
+        return False
 
 
 def check_other_agents(config: AgentConfig) -> Iterator[Finding]:
@@ -469,8 +606,8 @@ def check_other_agents(config: AgentConfig) -> Iterator[Finding]:
 
 def check_pod_level_resources(root: Path = Path("/")) -> Iterator[Finding]:
     """Report the runtime's support for pod-level resources (``spec.resources``)."""
-    installed = query_containerd(root)
-    if installed is None:
+    installed = query_runtime(CONTAINERD_FILES, root)
+    if installed is None or choose_runtime(find_runtimes(root), "") is CRI_O_FILES:
         return
     text = f"containerd {installed.version} says the pod's sum when its sandbox is made"
     if not installed.profile.tells_pod_resize:

@@ -6,8 +6,9 @@ import itertools
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,6 +25,7 @@ from nri_numa.cli.common import (
     listing_option,
     load_command_config,
     nri_socket_setting,
+    old_options,
     output_option,
     show_progress,
     state_dir_setting,
@@ -49,13 +51,13 @@ if TYPE_CHECKING:
     from nri_numa.agent.preflight import Finding
     from nri_numa.agent.release import ReleasedContainer, ReleaseReport
     from nri_numa.nri.runtime_config import FileChange
+    from nri_numa.runtime_profile import RuntimeFiles
 
 _CONTAINER_NAME_HEADINGS: Final = ("NAMESPACE", "POD", "CONTAINER")
 _CPUSET_COLUMNS: Final = (Column("CPUS", CellWrapping.LIST), Column("MEMS", CellWrapping.LIST))
 
-_CONTAINERD_RESTART_ADVICE_TEXT: Final = (
-    "Then restart it: systemctl restart containerd. Running containers are not touched."
-)
+_NEW_OPTION_OF: Final = {"--fix-containerd": "--fix-runtime"}
+"""By old option, the one that replaced it. Deleted with the first release."""
 _LEVEL_MARKS = {"ok": ("ok  ", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "red")}
 
 
@@ -65,27 +67,26 @@ _LEVEL_MARKS = {"ok": ("ok  ", "green"), "warn": ("warn", "yellow"), "fail": ("F
 @state_dir_setting
 @sysfs_setting
 @click.option(
-    "--fix-containerd",
+    "--fix-runtime",
     is_flag=True,
-    help="Show how to turn NRI on in containerd's configuration.",
+    help="Show how to turn NRI on in the configuration of containerd or CRI-O.",
 )
-@click.option("--write", is_flag=True, help="With --fix-containerd: write it, keeping a backup.")
+@click.option("--write", is_flag=True, help="With --fix-runtime: write it, keeping a backup.")
 @click.option(
     "--containerd-config",
     metavar="FILE",
-    default="/etc/containerd/config.toml",
-    show_default=True,
-    help="With --fix-containerd: containerd's configuration.",
+    help="With --fix-runtime: containerd's configuration, if it is elsewhere.",
 )
+@old_options(_NEW_OPTION_OF)
 @click.option("--show-config", is_flag=True, help="Show the effective configuration before it.")
 @output_option()
 @click.pass_context
 def check(
     ctx: click.Context,
     config_path: str | None,
-    fix_containerd: bool,
+    fix_runtime: bool,
     write: bool,
-    containerd_config: str,
+    containerd_config: str | None,
     show_config: bool,
     output: str,
 ) -> None:
@@ -94,11 +95,15 @@ def check(
     Each line is ok, warn or FAIL, in this order; the verdict is last. The exit code is 0 when
     nothing failed, 1 when something did, and 2 when the configuration has mistakes.
     """
-    if fix_containerd:
-        _fix_containerd_config(containerd_config, write=write)
+    if fix_runtime:
+        if containerd_config is None:
+            endpoint = _read_runtime_endpoint(config_path)
+            fix_runtime_config(kubelet_endpoint=endpoint, write=write)
+        else:
+            _fix_containerd_config(containerd_config, write=write)
         return
     if write:
-        raise click.UsageError("--write goes with --fix-containerd")
+        raise click.UsageError("--write goes with --fix-runtime")
     from nri_numa import config as configuration
     from nri_numa.agent.preflight import (
         Finding,
@@ -141,30 +146,90 @@ def check(
         ctx.exit(2 if config_failed else 1)
 
 
-def _fix_containerd_config(config: str, *, write: bool) -> None:
-    """Show or write the configuration that turns NRI on.
+def _read_runtime_endpoint(config_path: str | None) -> str:
+    from nri_numa.agent.preflight import read_runtime_endpoint
+
+    return read_runtime_endpoint(load_command_config(config_path))
+
+
+def fix_runtime_config(
+    root: Path = Path("/"), *, kubelet_endpoint: str = "", write: bool = False
+) -> None:
+    """Show or write the configuration that turns NRI on in the kubelet's runtime.
+
+    Raises:
+        Failure: neither runtime is here, or this one has no NRI or is set up by a distribution.
+        InputError: a file cannot be edited, or does not decide.
+    """
+    from nri_numa.nri import runtime_config
+    from nri_numa.runtime_profile import CONTAINERD_FILES, CRI_O_FILES
+
+    runtimes = runtime_config.find_runtimes(root)
+    files = runtime_config.choose_runtime(runtimes, kubelet_endpoint)
+    if files is CRI_O_FILES:
+        _fix_crio_config(root, write=write)
+    elif files is CONTAINERD_FILES or runtime_config.find_containerd_distribution(root):
+        _fix_containerd_config(str(root / CONTAINERD_FILES.config[1:]), root, write=write)
+    elif runtimes:
+        found = " and ".join(f"{each.files.title} ({each.evidence})" for each in runtimes)
+        raise Failure(f"{found} are here; stop the one that Kubernetes does not use first")
+    elif "KUBERNETES_SERVICE_HOST" in os.environ:
+        raise Failure("this pod does not see its node's runtime; run this on the node")
+    else:
+        raise Failure("neither containerd nor CRI-O is here, so there is nothing to fix")
+
+
+def _fix_crio_config(root: Path, *, write: bool) -> None:
+    from nri_numa.nri import crio_config
+    from nri_numa.nri.runtime_config import nri_unsupported_reason
+    from nri_numa.runtime_profile import CRI_O_FILES
+
+    if problem := nri_unsupported_reason(CRI_O_FILES, root):
+        raise Failure(f"{problem}; install a newer one, or set runtime.link: cri")
+    change = _plan_change(partial(crio_config.plan_fix, root))
+    if change is not None and write and crio_config.is_written_by_openshift(root):
+        raise Failure(f"{crio_config.OPENSHIFT_HINT}:\n{change.text}")
+    _show_or_write_change(change, CRI_O_FILES, CRI_O_FILES.config, write=write)
+
+
+def _fix_containerd_config(config: str, root: Path = Path("/"), *, write: bool) -> None:
+    """Show or write the configuration that turns NRI on in containerd.
 
     Raises:
         Failure: this containerd has no NRI, or the file is a distribution's or on another system.
         InputError: the file cannot be edited.
     """
     from nri_numa.nri import runtime_config
+    from nri_numa.runtime_profile import CONTAINERD_FILES
 
     section = runtime_config.NRI_SECTION
-    if problem := runtime_config.nri_unsupported_reason():
+    if problem := runtime_config.nri_unsupported_reason(CONTAINERD_FILES, root):
         raise Failure(f"{problem}; install a newer one, or set runtime.link: cri")
-    if (
-        distribution := runtime_config.find_containerd_distribution()
-    ) and config == runtime_config.CONTAINERD_CONFIG_PATH:
+    if (distribution := runtime_config.find_containerd_distribution(root)) and config == str(
+        root / CONTAINERD_FILES.config[1:]
+    ):
         raise Failure(f"{distribution.nri_enabling_hint}:\n{section}")
     if "KUBERNETES_SERVICE_HOST" in os.environ and not os.path.exists(config):
         raise Failure(f"this pod does not see {config}; in that file of the node set:\n{section}")
+    change = _plan_change(partial(runtime_config.plan_fix, Path(config)))
+    _show_or_write_change(change, CONTAINERD_FILES, config, write=write)
+
+
+def _plan_change(plan: Callable[[], FileChange | None]) -> FileChange | None:
     try:
-        change = runtime_config.plan_fix(Path(config))
+        return plan()
     except OSError as error:
         raise Failure(f"{error.filename}: {error.strerror}") from error
     except ValueError as error:
         raise InputError(str(error)) from error
+
+
+def _show_or_write_change(
+    change: FileChange | None, files: RuntimeFiles, config: str, *, write: bool
+) -> None:
+    restart = (
+        f"Then restart it: systemctl restart {files.program}. Running containers are not touched."
+    )
     if change is None:
         click.echo(f"{config} turns NRI on already.")
         return
@@ -172,18 +237,13 @@ def _fix_containerd_config(config: str, *, write: bool) -> None:
         click.echo(f"# {change.path}")
         click.echo(change.excerpt, nl=False)
         click.echo()
-        click.echo(
-            f"# --write puts this there and keeps a backup. {_CONTAINERD_RESTART_ADVICE_TEXT}"
-        )
+        click.echo(f"# --write puts this there and keeps a backup. {restart}")
         return
     try:
         backup = _write_with_backup(change)
     except OSError as error:
         raise Failure(f"{change.path}: {error.strerror or error}") from error
-    click.echo(
-        f"{change.path} written{f', the old one is {backup}' if backup else ''}. "
-        f"{_CONTAINERD_RESTART_ADVICE_TEXT}"
-    )
+    click.echo(f"{change.path} written{f', the old one is {backup}' if backup else ''}. {restart}")
 
 
 def _write_with_backup(change: FileChange) -> Path | None:

@@ -33,6 +33,7 @@ _KEY_BY_FLAG: Final = {
     "kube-reserved": "kubeReserved",
     "cpu-manager-policy-options": "cpuManagerPolicyOptions",
     "topology-manager-policy-options": "topologyManagerPolicyOptions",
+    "container-runtime-endpoint": "containerRuntimeEndpoint",
 }
 """Keys of the file by the flag that overrides each."""
 _KEY_BY_SPELLING: Final = {
@@ -73,6 +74,7 @@ class KubeletFacts(msgspec.Struct, frozen=True, kw_only=True):
         reserved_bytes: bytes of memory of both.
         reserved_memory: ``reservedMemory``: by NUMA node, bytes by page size, 0 for ordinary
             memory.
+        runtime_endpoint: ``containerRuntimeEndpoint``; empty if not set.
     """
 
     cpu_policy: str = "none"
@@ -84,6 +86,7 @@ class KubeletFacts(msgspec.Struct, frozen=True, kw_only=True):
     reserved_milli: int = 0
     reserved_bytes: int = 0
     reserved_memory: Mapping[int, Mapping[int, int]] = msgspec.field(default_factory=dict)
+    runtime_endpoint: str = ""
 
     @property
     def pins_containers(self) -> bool:
@@ -196,6 +199,7 @@ class _Configuration(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     system_reserved: dict[str, Any] | None = None
     kube_reserved: dict[str, Any] | None = None
     reserved_memory: tuple[_Reservation, ...] | None = None
+    container_runtime_endpoint: str = ""
 
 
 def decode_kubelet_facts(document: Mapping[str, Any], flags: Mapping[str, Any]) -> KubeletFacts:
@@ -235,6 +239,7 @@ def decode_kubelet_facts(document: Mapping[str, Any], flags: Mapping[str, Any]) 
         reserved_milli=milli,
         reserved_bytes=reserved_bytes,
         reserved_memory=memory,
+        runtime_endpoint=config.container_runtime_endpoint,
     )
 
 

@@ -1,7 +1,8 @@
-"""Configuration of the installed containerd: check that NRI is on, and plan how to turn it on.
+"""Runtimes of this node; containerd's configuration: check that NRI is on, plan how to turn it on.
 
-The file is edited as text, so that its comments stay. It is parsed before and after the edit, and
-the result is used only if nothing but the NRI table differs.
+`nri_numa.nri.crio_config` does the same for CRI-O. The file is edited as text, so that its comments
+stay. It is parsed before and after the edit, and the result is used only if nothing but the NRI
+table differs.
 """
 
 from __future__ import annotations
@@ -12,13 +13,19 @@ import os
 import re
 import subprocess
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from nri_numa.runtime_profile import RuntimeProfile, profile_of_version
+from nri_numa.runtime_profile import (
+    CONTAINERD_FILES,
+    CRI_O_FILES,
+    RuntimeFiles,
+    RuntimeProfile,
+    profile_of_version,
+)
 
-CONTAINERD_CONFIG_PATH: Final = "/etc/containerd/config.toml"
+CONTAINERD_CONFIG_PATH: Final = CONTAINERD_FILES.config
 NRI_PLUGIN_NAME: Final = "io.containerd.nri.v1.nri"
 VERSION_QUERY_TIMEOUT_S: Final = 2.0
 _NRI_SECTION_PATTERN = re.compile(
@@ -26,7 +33,68 @@ _NRI_SECTION_PATTERN = re.compile(
 )
 _TOML_TABLE_HEADER_PATTERN = re.compile(r"^[ \t]*\[")
 _DISABLE_KEY_PATTERN = re.compile(r"^[ \t]*(disable|disable_connections)[ \t]*=")
-NRI_SECTION: Final = f"[plugins.'{NRI_PLUGIN_NAME}']\n  disable = false\n"
+NRI_SECTION: Final = CONTAINERD_FILES.nri_section
+
+
+# --- which runtime ---
+
+_BINARY_DIRECTORIES = (
+    *("usr/local/bin", "usr/bin", "bin", "usr/local/sbin", "usr/sbin"),
+    *("var/lib/rancher/k3s/data/current/bin", "var/lib/rancher/rke2/bin"),
+)
+
+
+class FoundRuntime(NamedTuple):
+    """Runtime of this node, with what shows it: a process, its socket, or its configuration."""
+
+    files: RuntimeFiles
+    evidence: str
+    is_running: bool
+
+
+def find_runtimes(root: Path = Path("/")) -> list[FoundRuntime]:
+    """Find containerd and CRI-O on this node, the running ones first."""
+    processes = _list_process_names(root)
+    runtimes = [
+        runtime
+        for files in (CONTAINERD_FILES, CRI_O_FILES)
+        if (runtime := _find_runtime(files, processes, root)) is not None
+    ]
+    return sorted(runtimes, key=lambda r: (not r.is_running, r.files.title))
+
+
+def _list_process_names(root: Path) -> dict[str, str]:
+    """List process ids by name; of a name the lowest id."""
+    ids: dict[str, str] = {}
+    for comm in sorted(root.glob("proc/[0-9]*/comm"), key=lambda p: int(p.parent.name)):
+        try:
+            ids.setdefault(comm.read_text("utf-8", "replace").strip(), comm.parent.name)
+        except OSError:
+            continue  # the process ended
+    return ids
+
+
+def _find_runtime(
+    files: RuntimeFiles, processes: Mapping[str, str], root: Path
+) -> FoundRuntime | None:
+    if process_id := processes.get(files.program):
+        return FoundRuntime(files, f"process {process_id}", is_running=True)
+    if (root / files.cri_socket[1:]).exists():
+        return FoundRuntime(files, files.cri_socket, is_running=True)
+    program = next((d for d in _BINARY_DIRECTORIES if (root / d / files.program).exists()), "")
+    if program or (root / files.config[1:]).parent.exists():
+        evidence = f"/{program}/{files.program}" if program else os.path.dirname(files.config)
+        return FoundRuntime(files, evidence, is_running=False)
+    return None
+
+
+def choose_runtime(runtimes: Sequence[FoundRuntime], kubelet_endpoint: str) -> RuntimeFiles | None:
+    """Choose the runtime of the kubelet; None if there is none, or nothing decides between two."""
+    for files in (CRI_O_FILES, CONTAINERD_FILES):
+        if os.path.basename(kubelet_endpoint) == os.path.basename(files.cri_socket):
+            return files
+    candidates = [r for r in runtimes if r.is_running] or runtimes
+    return candidates[0].files if len(candidates) == 1 else None
 
 
 # --- reading ---
@@ -47,7 +115,7 @@ def nri_disabled_reason(root: Path = Path("/")) -> str | None:
         return f"{source} disables it"
     if "disable" not in table and isinstance(version, int) and version < 3:
         # containerd 2.x reads such files too, and has NRI on by default.
-        installed = query_containerd(root)
+        installed = query_runtime(CONTAINERD_FILES, root)
         if installed is None:
             return f"{source} does not turn it on, which containerd before 2.0 needs"
         if not installed.profile.nri_by_default:
@@ -84,7 +152,7 @@ def read_containerd_nri_config(
                 files.append(imported)
     table, file_by_key = dict[str, Any](), dict[str, Path]()
     if sections and sections[-1][0] != path:
-        installed = query_containerd(root)
+        installed = query_runtime(CONTAINERD_FILES, root)
         if installed is not None and not installed.profile.merges_config_tables:
             del sections[:-1]
             file_by_key["disable"] = sections[0][0]
@@ -105,25 +173,19 @@ def _imported_config_files(document: Mapping[str, Any], file: Path, root: Path) 
         yield from map(Path, paths)
 
 
-_BINARY_DIRECTORIES = (
-    *("usr/local/bin", "usr/bin", "bin", "usr/local/sbin", "usr/sbin"),
-    *("var/lib/rancher/k3s/data/current/bin", "var/lib/rancher/rke2/bin"),
-)
-
-
-class InstalledContainerd(NamedTuple):
-    """Containerd in one of its usual directories; ``version`` is such as 1.7."""
+class InstalledRuntime(NamedTuple):
+    """Runtime in one of its usual directories; ``version`` is such as 1.7."""
 
     version: str
     profile: RuntimeProfile
 
 
-def nri_unsupported_reason(root: Path = Path("/")) -> str:
-    """Return the reason why the installed containerd has no NRI at all; empty if it has."""
-    installed = query_containerd(root)
+def nri_unsupported_reason(files: RuntimeFiles, root: Path = Path("/")) -> str:
+    """Return the reason why the installed runtime has no NRI at all; empty if it has."""
+    installed = query_runtime(files, root)
     if installed is None or installed.profile.nri_release is not None:
         return ""
-    return f"containerd {installed.version} has no NRI, expected 1.7 or newer"
+    return f"{files.title} {installed.version} has no NRI, expected {files.min_version} or newer"
 
 
 class KubernetesDistribution(NamedTuple):
@@ -155,10 +217,10 @@ def find_containerd_distribution(root: Path = Path("/")) -> KubernetesDistributi
     return None
 
 
-def query_containerd(root: Path = Path("/")) -> InstalledContainerd | None:
-    """Query the installed containerd for its version; None if it is missing or does not answer."""
+def query_runtime(files: RuntimeFiles, root: Path = Path("/")) -> InstalledRuntime | None:
+    """Query the installed runtime for its version; None if it is missing or does not answer."""
     for directory in _BINARY_DIRECTORIES:
-        program = root / directory / "containerd"
+        program = root / directory / files.program
         if not os.access(program, os.X_OK):
             continue
         try:
@@ -174,7 +236,7 @@ def query_containerd(root: Path = Path("/")) -> InstalledContainerd | None:
         match = re.search(r"\bv?([0-9]{1,4}\.[0-9]{1,4})\.[0-9]", output)
         if match is None:
             return None
-        return InstalledContainerd(match[1], profile_of_version("containerd", match[1]))
+        return InstalledRuntime(match[1], profile_of_version(files.title, match[1]))
     return None
 
 

@@ -46,11 +46,11 @@ def test_check_sees_a_runtime_that_answers(containerd: Containerd, tmp_path: Pat
 def test_check_turns_nri_on_in_containerds_own_configuration(
     containerd: Containerd, tmp_path: Path
 ) -> None:
-    """What --fix-containerd writes is a configuration that this containerd serves NRI with."""
+    """What --fix-runtime writes is a configuration that this containerd serves NRI with."""
     with Containerd(containerd.binaries, Path(containerd.directory, "nri-off"), nri=False) as other:
         assert not other.nri_socket.exists()
         done = nri_numa(
-            "check", "--fix-containerd", "--write", f"--containerd-config={other.configuration}"
+            "check", "--fix-runtime", "--write", f"--containerd-config={other.configuration}"
         )
         assert done.returncode in (0, 1), done.stderr  # 1: other findings on this machine
         other.stop()

@@ -162,7 +162,7 @@ def test_every_block_of_the_quick_start(containerd: Containerd, tmp_path: Path) 
         # Where containerd keeps its configuration is the one thing that is not as on a node.
         shims["sudo"] = (
             "#!/bin/sh\n"
-            'case "$*" in *--fix-containerd*)\n'
+            'case "$*" in *--fix-runtime*)\n'
             f'  set -- "$@" --containerd-config={bed.configuration};;\nesac\n'
             # Where root's installation is, neither: it would stay on this machine.
             f"export NODE={tmp_path}/opt\n"

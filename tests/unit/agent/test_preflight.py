@@ -211,10 +211,10 @@ def installed(root: Path, told: str) -> None:
 @pytest.mark.parametrize(
     ("told", "blames", "remedy"),
     [
-        ("containerd github.com/containerd/containerd v1.7.24 5b3e", True, "--fix-containerd"),
+        ("containerd github.com/containerd/containerd v1.7.24 5b3e", True, "--fix-runtime"),
         ("containerd github.com/containerd/containerd/v2 v2.1.9 5b3e", False, "Start containerd"),
         ("containerd github.com/containerd/containerd/v2 2.2.0~rc1", False, "Start containerd"),
-        ("nonsense", True, "--fix-containerd"),
+        ("nonsense", True, "--fix-runtime"),
     ],
 )
 def test_a_file_of_version_2_is_blamed_only_where_containerd_is_older_than_that(
@@ -228,7 +228,7 @@ def test_a_file_of_version_2_is_blamed_only_where_containerd_is_older_than_that(
     assert ("does not turn it on" in found.message) is blames, found
     assert remedy in found.remedy
     write_tree(tmp_path, {CONTAINERD: f"version = 2\n{NRI}disable = true\n"})
-    assert "--fix-containerd" in runtime(tmp_path / "nri.sock", tmp_path).remedy
+    assert "--fix-runtime" in runtime(tmp_path / "nri.sock", tmp_path).remedy
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,7 @@ def test_a_containerd_without_nri_is_named_whatever_its_configuration_says(
         FindingLevel.FAIL,
         "containerd 1.6 has no NRI, expected 1.7 or newer",
     )
-    assert "--fix-containerd" not in found.remedy
+    assert "--fix-runtime" not in found.remedy
     assert "runtime.link: cri" in found.remedy
 
 
@@ -282,7 +282,7 @@ def test_a_distribution_that_writes_containerds_file_is_named_with_its_template(
     found = runtime(tmp_path / "nri.sock", tmp_path)
     assert f"/{where} does not turn it on" in found.message
     assert "config-v3.toml.tmpl" in found.remedy
-    assert "--fix-containerd" not in found.remedy
+    assert "--fix-runtime" not in found.remedy
 
 
 @pytest.mark.parametrize(

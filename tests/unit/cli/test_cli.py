@@ -242,7 +242,7 @@ def test_check_in_json_has_every_finding_with_its_remedy(sound: Path) -> None:
     failed = [f for f in document["findings"] if f["level"] == "fail"]
     assert [f["subject"] for f in failed] == ["NRI"]
     # Where containerd 2 is installed, NRI is on.
-    assert re.search("--fix-containerd|Start containerd", failed[0]["remedy"])
+    assert re.search("--fix-runtime|Start containerd", failed[0]["remedy"])
     assert document["config"]["strategy"] == "spread"
 
 
@@ -453,7 +453,7 @@ NOBODY = "--api 127.0.0.1:1"
         ("simulate tab.yaml", 2, "line 2, column 1: a tab, expected blanks"),
         ("check --config tab.yaml", 2, "line 2, column 1: a tab, expected blanks"),
         ("check --config misplaced.yaml", 2, "logLevel: unknown key, did you mean log.level?"),
-        ("check --write", 2, "--fix-containerd"),
+        ("check --write", 2, "--fix-runtime"),
         ("run --config log.yaml", 2, "No such file"),
         ("publish", 2, "http.socket: is empty; nri-numa publish reads the agent there"),
         ("publish --socket x", 2, "http.socket: 'x', expected an absolute path"),

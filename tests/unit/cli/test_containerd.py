@@ -40,7 +40,7 @@ def write(tmp_path: Path, text: str) -> Path:
 
 
 def fix(path: Path, *options: str) -> Result:
-    return invoke("check", "--fix-containerd", *options, "--containerd-config", str(path))
+    return invoke("check", "--fix-runtime", *options, "--containerd-config", str(path))
 
 
 @pytest.mark.parametrize(

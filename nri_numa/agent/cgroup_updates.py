@@ -153,7 +153,9 @@ class CgroupUpdates:
         )
 
     def apply_corrections(self, corrections: Iterable[Drift]) -> dict[str, WriteOutcome]:
-        """Write the desired values of these containers."""
+        """Write the desired lists of these containers; quotas are left to runtime and systemd."""
+        corrections = tuple(corrections)
+        self.queue_systemd_sync(c.container_id for c in corrections if c.quota)
         return self.write_cgroups(
             {
                 c.container_id: CgroupWrite(
@@ -327,7 +329,8 @@ def observe_cgroup_batch(
     for container_id, real in observed.items():
         allocation = desired.state.allocations.get(container_id)
         if allocation is not None and allocation.lifted_quota is not None:
-            observed[container_id] = replace(real, quota=reader.read_cfs_quota(by_id[container_id]))
+            quota, period = reader.read_cfs_limit(by_id[container_id])
+            observed[container_id] = replace(real, quota=quota, cfs_period=period)
     drifts = list[Drift]()
     for drift in plan_corrections(desired, observed):
         blocker = partial(reader.blocking_cgroup_text, by_id[drift.container_id])

@@ -489,6 +489,8 @@ class Reconciler:
                 log.warning("corrections not sent", container_count=unsent, problem=result.detail)
                 break
             sent += chunk
+        if any(correction.quota for correction in sent):
+            await self._systemd.sync_systemd()  # crun leaves the quota of the scope
         if sent:
             await self._clock.sleep(READ_BACK_DELAY_S)
         drift_by_id = {

@@ -84,7 +84,8 @@ class ReleasedContainer(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         had_cpus, had_mems: CPU and memory node lists in the runtime's record; empty without one.
         cpus, mems: lists that are written; empty if unchanged.
-        quota: the CFS quota that is restored, in microseconds per period; None if none is.
+        quota, period: the CFS quota that is restored, in microseconds per period; None if none is.
+        is_quota_read: True if the cgroup was read, and has the quota.
         note: sentence for the operator; may be empty.
     """
 
@@ -98,6 +99,8 @@ class ReleasedContainer(msgspec.Struct, frozen=True, kw_only=True):
     cpus: str = ""
     mems: str = ""
     quota: int | None = None
+    period: int | None = None
+    is_quota_read: bool = False
     note: str = ""
     cgroup: CgroupPlace = msgspec.field(default_factory=CgroupPlace)
 
@@ -114,6 +117,7 @@ class ReleasedContainer(msgspec.Struct, frozen=True, kw_only=True):
             cpus=self.cpus,
             mems=self.mems,
             cpu_quota=self.quota,
+            cpu_period=self.period,
         )
 
 
@@ -228,6 +232,7 @@ def _plan_container_release(
         cpus=str(allowed_cpus) if cpus and cpus != allowed_cpus else "",
         mems=str(everything.memory_nodes) if mems and mems != everything.memory_nodes else "",
         quota=quota,
+        period=None if quota is None else resources.cpu_period,
         note=note,
     )
     return replace(entry, result=ReleaseResult.PLANNED if entry.has_changes else ReleaseResult.FREE)
@@ -361,7 +366,7 @@ async def _send_release(
         pods: PodTable, containers: Sequence[Container]
     ) -> Sequence[ContainerUpdate]:
         nonlocal planned
-        actual = [_with_actual_cpuset(reader, machine.topology.allowed, c) for c in containers]
+        actual = [_with_actual_cgroup(reader, machine.topology.allowed, c) for c in containers]
         planned = plan_release(machine, prior, [pods[pod_id] for pod_id in pods.uids], actual)
         return [] if dry_run else [c.release_update for c in planned if c.has_changes]
 
@@ -394,12 +399,16 @@ async def _send_release(
     return planned
 
 
-def _with_actual_cpuset(reader: CgroupReader, allowed: CPUSet, container: Container) -> Container:
-    """Replace the CPUs in the runtime's record, which may be old (docs/adr/0012)."""
-    observed = reader.read_actual_cgroup(CgroupPlace(container.cgroups_path, container.pid))
-    if observed is None or allowed <= observed.cpus:
+def _with_actual_cgroup(reader: CgroupReader, allowed: CPUSet, container: Container) -> Container:
+    """Replace CPUs and a lifted quota in the runtime's record, which may be old (docs/adr/0012)."""
+    cgroup = CgroupPlace(container.cgroups_path, container.pid)
+    resources, observed = container.resources, reader.read_actual_cgroup(cgroup)
+    if observed is None:
         return container
-    resources = replace(container.resources, cpus=str(observed.cpus))
+    if reader.read_cfs_limit(cgroup)[0] == NO_CFS_QUOTA and (resources.cpu_quota or 0) > 0:
+        resources = replace(resources, cpu_quota=NO_CFS_QUOTA)
+    if not allowed <= observed.cpus:
+        resources = replace(resources, cpus=str(observed.cpus))
     return replace(container, resources=resources)
 
 
@@ -409,23 +418,38 @@ async def _await_released_cgroups(
     """Wait until the cgroups have what was sent; the runtime does not report it."""
     open_entries = {c.container_id: c for c in planned if c.has_changes}
     results: dict[str, ReleaseResult] = dict.fromkeys(open_entries, ReleaseResult.RECORDED)
+    read_quotas = set[str]()
     deadline = time.monotonic() + READ_BACK_STALL_S
     while open_entries and reader.detect_hierarchy():
         cgroups = [(i, c.cgroup) for i, c in open_entries.items()]
         actual_by_id = await asyncio.to_thread(read_actual_cgroups, reader, cgroups)
         for container_id, observed in actual_by_id.items():
             entry = open_entries[container_id]
-            is_written = (not entry.cpus or observed.cpus == CPUSet.parse(entry.cpus)) and (
-                not entry.mems or observed.mems == NUMASet.parse(entry.mems)
+            quota = None
+            if entry.quota is not None:
+                quota, _period = await asyncio.to_thread(reader.read_cfs_limit, entry.cgroup)
+            is_written = (
+                (not entry.cpus or observed.cpus == CPUSet.parse(entry.cpus))
+                and (not entry.mems or observed.mems == NUMASet.parse(entry.mems))
+                and quota in (None, entry.quota)
             )
             results[container_id] = ReleaseResult.RELEASED if is_written else ReleaseResult.FAILED
+            if quota is not None and quota == entry.quota:
+                read_quotas.add(container_id)
             if is_written:
                 del open_entries[container_id]
                 deadline = time.monotonic() + READ_BACK_STALL_S
         if not actual_by_id or time.monotonic() > deadline:
             break
         await asyncio.sleep(0.05)
-    return tuple(replace(c, result=results.get(c.container_id, c.result)) for c in planned)
+    return tuple(
+        replace(
+            c,
+            result=results.get(c.container_id, c.result),
+            is_quota_read=c.container_id in read_quotas,
+        )
+        for c in planned
+    )
 
 
 def _archive_checkpoint(store: CheckpointStore, has_entries: bool) -> str:

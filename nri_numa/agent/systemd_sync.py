@@ -1,6 +1,7 @@
 """Properties of systemd scopes: systemd would write its older values back to cgroups.
 
-If systemd made a container's cgroup, its scope gets the same cpuset afterwards.
+If systemd made a container's cgroup, its scope gets the same cpuset afterwards. A lifted CPU limit
+is lifted there too: crun lifts that of its inner cgroup alone.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class SystemdSync:
         self._scopes, self._clock = scopes, clock
         self._confirmations = cgroups.confirmations[WriteTarget.SYSTEMD]
         self._problems = ReportOnce(log)
+        self._lock = asyncio.Lock()
         self.target_id = ""
 
     def pending_ids(self) -> set[str]:
@@ -55,11 +57,15 @@ class SystemdSync:
             await self.sync_systemd()
 
     async def sync_systemd(self) -> None:
-        """Send systemd the pending cpusets, one after the other; failures wait for a round.
+        """Send systemd the pending properties, one after the other; failures wait for a round.
 
         systemd writes the cgroup itself. So no value older than the agent's last write is sent, and
         if a write happens meanwhile, the cgroup is repaired afterwards.
         """
+        async with self._lock:
+            await self._sync_pending_scopes()
+
+    async def _sync_pending_scopes(self) -> None:
         cgroups, confirmations = self._cgroups, self._confirmations
         containers = cgroups.containers
         while (container_id := next(confirmations.required(), None)) is not None:
@@ -120,5 +126,9 @@ class SystemdSync:
         if mems and real.mems & topology.memory_nodes != mems:
             return ""  # its memory is migrating: systemd would move it at once
         return self._scopes.sync_scope(
-            cgroup, cpus, mems, lambda: containers.write_counts[container_id] == write_count
+            cgroup,
+            cpus,
+            mems,
+            lambda: containers.write_counts[container_id] == write_count,
+            lift_quota=allocation.lifted_quota is not None,
         )

@@ -491,6 +491,12 @@ def _release_report_lines(report: ReleaseReport, dry_run: bool) -> Iterator[str]
         yield f"The checkpoint is kept as {escape_unprintable(report.checkpoint)}."
 
 
+def _quota_text(c: ReleasedContainer) -> str:
+    if c.is_quota_read or c.result.value == "planned":
+        return "back"
+    return "not back" if c.result.value == "failed" else "sent"
+
+
 def _container_row(c: ReleasedContainer) -> tuple[str, ...]:
     return (
         c.namespace,
@@ -498,6 +504,6 @@ def _container_row(c: ReleasedContainer) -> tuple[str, ...]:
         c.container,
         f"{c.had_cpus} → {c.cpus}" if c.cpus else "-",
         f"{c.had_mems} → {c.mems}" if c.mems else "-",
-        "back" if c.quota is not None else "-",
+        "-" if c.quota is None else _quota_text(c),
         c.result.value,
     )

@@ -18,6 +18,7 @@ import msgspec
 from google.protobuf.message import Message
 
 from nri_numa.cri.pb import cri_pb2
+from nri_numa.engine.request.demand import DEFAULT_CFS_PERIOD_US
 from nri_numa.errors import RuntimeUnavailable
 from nri_numa.model.workload import (
     Container,
@@ -200,12 +201,14 @@ class CRIClient:
         Raises:
             RuntimeUnavailable: no answer; the update may have been applied.
         """
+        # crun ignores a quota that has no period.
+        period = update.cpu_period or (DEFAULT_CFS_PERIOD_US if update.cpu_quota else 0)
         request = cri_pb2.UpdateContainerResourcesRequest(
             container_id=update.container_id,
             linux=cri_pb2.LinuxContainerResources(
                 cpu_shares=update.cpu_shares or 0,
                 cpu_quota=update.cpu_quota or 0,
-                cpu_period=update.cpu_period or 0,
+                cpu_period=period,
                 memory_limit_in_bytes=update.memory_limit or 0,
                 cpuset_cpus=update.cpus,
                 cpuset_mems=update.mems,

@@ -641,8 +641,9 @@ class CRIConnection:
         if answer is None:
             return
         adjustment, updates = answer
+        period = None if adjustment.quota is None else container.resources.cpu_period
         update = ContainerUpdate(
-            container.id, adjustment.cpus, adjustment.mems, cpu_quota=adjustment.quota
+            container.id, adjustment.cpus, adjustment.mems, adjustment.quota, period
         )
         outcome = None
         if not update.is_empty:

@@ -288,6 +288,7 @@ class Drift(msgspec.Struct, frozen=True, kw_only=True):
             cpus=str(self.cpus),
             mems=str(self.mems),
             cpu_quota=self.quota,
+            cpu_period=None if self.quota is None else self.actual.cfs_period,
         )
 
 
@@ -360,7 +361,9 @@ def plan_corrections(
     return tuple(sorted((d for d in drifts if d is not None), key=lambda d: d.sort_key))
 
 
-def recorded_actual(cpus: str, mems: str, quota: int | None) -> ActualCgroup:
+def recorded_actual(
+    cpus: str, mems: str, quota: int | None, period: int | None = None
+) -> ActualCgroup:
     """Build actual values from a runtime's record or request; an invalid list counts as empty."""
     has_cpus = _parse_list(CPUSet, cpus) if cpus else NO_CPUS
     has_mems = _parse_list(NUMASet, mems) if mems else NO_NUMA_NODES
@@ -370,6 +373,7 @@ def recorded_actual(cpus: str, mems: str, quota: int | None) -> ActualCgroup:
         effective_cpus=has_cpus,
         effective_mems=has_mems,
         quota=quota,
+        cfs_period=period or None,
     )
 
 
@@ -407,7 +411,8 @@ def answer_to_update(
     quota = _answered_quota(a, prior, update)
     if not (cpus_meant or mems_meant or quota is not None):
         return None
-    return ContainerUpdate(container.id, cpus=cpus_meant, mems=mems_meant, cpu_quota=quota)
+    period = None if quota is None else update.cpu_period or record.cpu_period
+    return ContainerUpdate(container.id, cpus_meant, mems_meant, quota, period)
 
 
 def _answered_quota(a: Allocation, prior: Allocation, update: Resources) -> int | None:

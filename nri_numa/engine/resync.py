@@ -441,7 +441,7 @@ def _resync_updates(
                 and not allocation.lifted_quota
             ):
                 continue
-        actual = recorded_actual(record.cpus, record.mems, record.cpu_quota)
+        actual = recorded_actual(record.cpus, record.mems, record.cpu_quota, record.cpu_period)
         drift = drift_of_container(desired, allocation, actual, online_only=False)
         if drift is not None:
             updates.append(drift.to_update)

@@ -79,6 +79,15 @@ def inner_cgroup(directory: str) -> str:
     return child if os.path.exists(f"{child}/cpuset.cpus.effective") else ""
 
 
+def _parse_cpu_max(text: str) -> tuple[int, int] | None:
+    """Parse ``max 100000``, or quota and period; None if it is neither."""
+    quota, _, period = text.partition(" ")
+    try:
+        return (NO_CFS_QUOTA if quota == "max" else int(quota)), int(period)
+    except ValueError:
+        return None
+
+
 def narrowing_cgroup_text(hierarchy: str, directory: str, missing: CPUSet) -> str:
     """Name the ancestor that withholds CPUs from a cgroup of version 2, in words; empty if none.
 
@@ -320,26 +329,34 @@ class CgroupReader:
         directory = self.directory_of(cgroup)
         return blocking_cgroup_text(self.hierarchy, directory, name, list_text) if directory else ""
 
-    def read_cfs_quota(self, cgroup: CgroupPlace) -> int | None:
-        """Read the CFS quota of a container in microseconds per period; `NO_CFS_QUOTA` for none.
+    def read_cfs_limit(self, cgroup: CgroupPlace) -> tuple[int | None, int | None]:
+        """Read CFS quota and period of a container in microseconds; `NO_CFS_QUOTA` for no quota.
 
-        None if there is no file to read it from, such as without the cpu controller.
+        Of a scope and crun's cgroup in it, the lower limit counts. None if there is no file to read
+        it from, such as without the cpu controller.
         """
         directory = self.directory_of(cgroup)
         if not directory:
-            return None
-        files = [f"{directory}/cpu.max"]  # "max 100000", or quota and period
+            return None, None
         if not self.unified:
-            path = os.path.relpath(directory, self.hierarchy)
-            mounts = (os.path.join(self._root, name) for name in ("cpu", "cpu,cpuacct"))
-            files = [os.path.join(mount, path, "cpu.cfs_quota_us") for mount in mounts]
-        for file in files:
-            try:
-                value = read_text(file).partition(" ")[0]
-                return NO_CFS_QUOTA if value == "max" else int(value)
-            except (OSError, ValueError):
-                continue
-        return None
+            return self._read_v1_cfs_limit(os.path.relpath(directory, self.hierarchy))
+        limits = [
+            limit
+            for target in (inner_cgroup(directory), directory)
+            if target and (limit := _parse_cpu_max(read_text_or_empty(f"{target}/cpu.max")))
+        ]
+        # Order: the lowest share of a CPU first, no quota last.
+        limits.sort(key=lambda limit: (limit[0] < 0, max(limit[0], 0) / limit[1]))
+        return limits[0] if limits else (None, None)
+
+    def _read_v1_cfs_limit(self, path: str) -> tuple[int | None, int | None]:
+        for name in ("cpu", "cpu,cpuacct"):
+            directory = os.path.join(self._root, name, path)
+            with contextlib.suppress(OSError, ValueError):
+                quota = int(read_text(f"{directory}/cpu.cfs_quota_us"))
+                period = read_text_or_empty(f"{directory}/cpu.cfs_period_us")
+                return quota, int(period) if period else None
+        return None, None
 
     def _read_directory(self, directory: str) -> ActualCgroup:
         cpus = _parse_cpus(read_text(f"{directory}/cpuset.cpus"))
@@ -597,6 +614,10 @@ def read_actual_cgroups(
 
 SYSTEMD_ANSWER_TIMEOUT_S: Final = 5.0
 """Maximum seconds for one answer of systemd."""
+_QUOTA_PROPERTY: Final = "CPUQuotaPerSecUSec"
+"""Stored as the setting ``CPUQuota``, such as ``150%``; see systemd.resource-control(5)."""
+_NO_QUOTA_USEC: Final = (1 << 64) - 1
+"""USEC_INFINITY of systemd."""
 _SYSTEMD_MANAGER_ADDRESS: Final = (
     "/org/freedesktop/systemd1",
     "org.freedesktop.systemd1",
@@ -621,8 +642,12 @@ class SystemdScopes:
         cpus: CPUSet,
         mems: NUMASet,
         is_current: Callable[[], bool] = lambda: True,
+        *,
+        lift_quota: bool = False,
     ) -> str:
         """Set a scope's properties to the lists of its cgroup, if they are still current.
+
+        With ``lift_quota`` its CPU quota is removed too; else that stays as it is.
 
         Returns:
             Reason why systemd has other lists; empty if it has the same, or no such scope.
@@ -635,6 +660,8 @@ class SystemdScopes:
             return ""
         desired = {"AllowedCPUs": cpus.bits, "AllowedMemoryNodes": mems.bits}
         desired = {name: bits for name, bits in desired.items() if bits}
+        if lift_quota:
+            desired[_QUOTA_PROPERTY] = _NO_QUOTA_USEC
         if not self._changed_properties(unit, desired):
             return ""
         if not is_current():
@@ -645,21 +672,25 @@ class SystemdScopes:
         return f"{unit}: systemd took {', '.join(names)} and has another one" if names else ""
 
     def _changed_properties(self, unit: str, desired: dict[str, int]) -> list[str]:
-        return [
-            name for name, bits in desired.items() if self._read_property_bits(unit, name) != bits
-        ]
+        return [name for name, value in desired.items() if self._read_property(unit, name) != value]
 
-    def _read_property_bits(self, unit: str, name: str) -> int:
-        """Read a property, such as ``AllowedCPUs=0-2 5``, of the drop-in or else of the unit."""
+    def _read_property(self, unit: str, name: str) -> int:
+        """Read a property: the bits of a list, or the quota, of which only its absence counts."""
+        if name == _QUOTA_PROPERTY:
+            return 0 if self._read_setting(unit, "CPUQuota") else _NO_QUOTA_USEC
+        with contextlib.suppress(ListFormatError):
+            return CPUSet.parse(",".join(self._read_setting(unit, name).split())).bits
+        return 0
+
+    def _read_setting(self, unit: str, name: str) -> str:
+        """Read a setting, such as ``AllowedCPUs=0-2 5``, of the drop-in or else of the unit."""
         for file in (f"{unit}.d/50-{name}.conf", unit):
             with contextlib.suppress(OSError):
                 for line in reversed(read_text(os.path.join(self._transient, file)).splitlines()):
                     key, _, value = line.partition("=")
                     if key == name:
-                        with contextlib.suppress(ListFormatError):
-                            return CPUSet.parse(",".join(value.split())).bits
-                        return 0
-        return 0
+                        return value
+        return ""
 
     def _set_properties(self, unit: str, desired: dict[str, int]) -> str:
         """Call SetUnitProperties(unit, runtime, properties); CPU 0 is the lowest bit of a mask.
@@ -670,15 +701,17 @@ class SystemdScopes:
         from jeepney import DBusAddress, MessageType, new_method_call
         from jeepney.io.blocking import open_dbus_connection
 
-        masks = [
-            (name, ("ay", bits.to_bytes(-(-bits.bit_length() // 8), "little")))
-            for name, bits in desired.items()
+        values = [
+            (name, ("t", value))
+            if name == _QUOTA_PROPERTY
+            else (name, ("ay", value.to_bytes(-(-value.bit_length() // 8), "little")))
+            for name, value in desired.items()
         ]
         call = new_method_call(
             DBusAddress(*_SYSTEMD_MANAGER_ADDRESS),
             "SetUnitProperties",
             "sba(sv)",
-            (unit, True, masks),
+            (unit, True, values),
         )
         with open_dbus_connection(
             f"unix:path={self._bus}", auth_timeout=SYSTEMD_ANSWER_TIMEOUT_S

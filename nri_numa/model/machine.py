@@ -375,6 +375,7 @@ class ActualCgroup(msgspec.Struct, frozen=True, kw_only=True):
         effective_cpus, effective_mems: those that it can use; on cgroup v1 the same.
         quota: CFS quota in microseconds per period, `NO_CFS_QUOTA` for none; None if it was not
             read.
+        cfs_period: microseconds; None if it was not read.
         above: the ancestor cgroup that restricts it, in words; empty if none does, or if it was
             not read.
     """
@@ -384,6 +385,7 @@ class ActualCgroup(msgspec.Struct, frozen=True, kw_only=True):
     effective_cpus: CPUSet
     effective_mems: NUMASet
     quota: int | None = None
+    cfs_period: int | None = None
     above: str = ""
 
 

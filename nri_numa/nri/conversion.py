@@ -14,6 +14,7 @@ from typing import Final, TypeAlias
 
 from google.protobuf.message import Message
 
+from nri_numa.engine.request.demand import DEFAULT_CFS_PERIOD_US
 from nri_numa.errors import LocalProtocolError
 from nri_numa.model.workload import (
     CDI_ANNOTATION_PREFIX,
@@ -331,7 +332,9 @@ def linux_update(update: ContainerUpdate) -> pb.LinuxContainerUpdate:
         cpu.mems = update.mems
     if update.cpu_quota is not None:
         cpu.quota.value = update.cpu_quota
-    if update.cpu_period is not None:
+        # crun ignores a quota that has no period.
+        cpu.period.value = update.cpu_period or DEFAULT_CFS_PERIOD_US
+    elif update.cpu_period is not None:
         cpu.period.value = update.cpu_period
     if update.cpu_shares is not None:
         cpu.shares.value = update.cpu_shares

@@ -65,6 +65,7 @@ class CgroupTree:
         directory = self.root / "cpu,cpuacct" / path.strip("/")
         directory.mkdir(parents=True, exist_ok=True)
         (directory / "cpu.cfs_quota_us").write_text(f"{quota}\n")
+        (directory / "cpu.cfs_period_us").write_text("100000\n")
 
     def remove(self, path: str) -> None:
         shutil.rmtree(self.directory(path))

@@ -91,13 +91,21 @@ class SystemdBus:
         if self.refusing:
             return new_error(message, "org.freedesktop.systemd1.Failed", "s", (self.refusing,))
         assert runtime
-        lists = {n: str(CPUSet.from_bits(int.from_bytes(v, "little"))) for n, (_, v) in properties}
-        self.calls.append((unit, lists))
-        self.on_call(lists)
-        for name, value in lists.items():
+        values = {name: _value_text(value) for name, (_, value) in properties}
+        self.calls.append((unit, values))
+        self.on_call(values)
+        for name, value in values.items():
             if not self.deaf:
-                self.put(unit, name, value.replace(",", " "))
+                setting = "CPUQuota" if name == "CPUQuotaPerSecUSec" else name
+                self.put(unit, setting, value.replace(",", " "))
         return new_method_return(message)
+
+
+def _value_text(value: bytes | int) -> str:
+    """A list, or the quota as a percentage, which is empty for none: as the files have them."""
+    if isinstance(value, bytes):
+        return str(CPUSet.from_bits(int.from_bytes(value, "little")))
+    return "" if value == 2**64 - 1 else f"{value // 10_000}%"
 
 
 @pytest.fixture

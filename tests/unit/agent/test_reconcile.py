@@ -104,7 +104,7 @@ def test_a_quota_that_was_lifted_and_is_back_is_drift(bed: ReconcilerBed) -> Non
     done = bed.round()
     assert done == RoundResult(cgroup_count=3, drifted=("owner-app",), repaired=("owner-app",))
     ((update,),) = bed.pushes
-    assert (update.container_id, update.cpus, update.cpu_quota) == ("owner-app", "", -1)
+    assert update == ContainerUpdate("owner-app", cpu_quota=-1, cpu_period=100_000)
     assert "the CFS quota is 200000 µs, meant none" in bed.log
     assert bed.round() == RoundResult(cgroup_count=3)
     assert bed.counts() == (1, 1, 0)
@@ -590,6 +590,79 @@ def test_what_systemd_has_is_compared_in_each_round_and_repaired_with_the_cgroup
     bed.drift("listed-app", "0-7", "0-1")
     assert bed.round().repaired == ("listed-app",)
     assert (systemd.has(scope), systemd.has(scope, "AllowedMemoryNodes")) == ("1", "0")
+
+
+@dataclass
+class CrunScope:
+    """The container "owner" as crun with the systemd driver made it while no agent ran.
+
+    Scope and inner cgroup are limited. An update of crun changes the inner cgroup alone, and only
+    with a period; systemd changes the scope.
+    """
+
+    bed: ReconcilerBed
+    systemd: SystemdBus
+    unit: str = ""
+
+    def __post_init__(self) -> None:
+        self.unit = self.bed.scope(self.systemd, "owner-app")
+        self.bed.tree.write("/pods/owner-app/container", *self.bed.world.has("owner-app"))
+        self.limit("", 100_000)
+        self.limit("/container", 100_000)
+        self.systemd.put(self.unit, "CPUQuota", "200%")
+        self.bed.deaf = True
+        self.bed.before_push = self.update
+        self.systemd.on_call = self.set_properties
+
+    def limit(self, child: str, quota: int, period: int = 50_000) -> None:
+        text = f"{'max' if quota < 0 else quota} {period}\n"
+        (self.bed.tree.directory(f"/pods/owner-app{child}") / "cpu.max").write_text(text)
+
+    def update(self) -> None:
+        for update in self.bed.pushes[-1]:
+            if update.cpu_quota and update.cpu_period:
+                self.limit("/container", update.cpu_quota, update.cpu_period)
+
+    def set_properties(self, values: dict[str, str]) -> None:
+        if values.get("CPUQuotaPerSecUSec") == "":
+            self.limit("", -1, 100_000)
+
+
+def test_a_cpu_limit_is_lifted_in_cruns_cgroup_and_in_the_scope(
+    bed: ReconcilerBed, systemd: SystemdBus
+) -> None:
+    scope = CrunScope(bed, systemd)
+    done = bed.round()
+    assert (done.drifted, done.repaired) == (("owner-app",), ("owner-app",))
+    ((update,),) = bed.pushes
+    assert update == ContainerUpdate("owner-app", cpu_quota=-1, cpu_period=50_000)
+    assert systemd.has(scope.unit, "CPUQuota") == ""
+    assert bed.round() == RoundResult(cgroup_count=3)
+    assert bed.counts() == (1, 1, 0)
+
+
+def test_a_scope_that_keeps_its_cpu_limit_is_drift_until_systemd_lifts_it(
+    bed: ReconcilerBed, systemd: SystemdBus
+) -> None:
+    scope = CrunScope(bed, systemd)
+    systemd.refusing = "Unit is frozen"
+    done = bed.round()
+    assert (done.drifted, done.repaired) == (("owner-app",), ())
+    assert "the CFS quota is 100000 µs, meant none" in bed.log
+    assert "Unit is frozen" in bed.log
+    systemd.refusing = ""
+    assert bed.round().repaired == ("owner-app",)
+    assert systemd.has(scope.unit, "CPUQuota") == ""
+
+
+def test_a_resize_leaves_no_limit_on_the_scope(bed: ReconcilerBed, systemd: SystemdBus) -> None:
+    """The runtime applies the answer to an update to crun's cgroup alone."""
+    scope = CrunScope(bed, systemd)
+    scope.limit("/container", -1)
+    bed.world.agent.post_update_container("owner-app")
+    asyncio.run(bed.systemd.sync_systemd())
+    assert systemd.has(scope.unit, "CPUQuota") == ""
+    assert bed.round() == RoundResult(cgroup_count=3)
 
 
 def test_the_return_of_what_systemd_still_has_is_no_fight(

@@ -27,7 +27,14 @@ from nri_numa.machine.cgroups import CgroupPlace, CgroupReader
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.settings import Settings
-from nri_numa.model.workload import NO_GRANTS, Container, KubeletGrants, QoSClass, Resources
+from nri_numa.model.workload import (
+    NO_GRANTS,
+    Container,
+    ContainerUpdate,
+    KubeletGrants,
+    QoSClass,
+    Resources,
+)
 from nri_numa.store.checkpoint import CheckpointStore
 from tests.beds import world
 from tests.beds.allocations import allocation
@@ -197,3 +204,41 @@ def test_a_runtime_that_writes_one_cgroup_after_the_other_gets_its_time(
     ]  # fmt: skip
     done = asyncio.run(release._await_released_cgroups(Reader(str(tree.root)), sent))
     assert {one.result for one in done} == {ReleaseResult.RELEASED}
+
+
+@pytest.mark.parametrize(
+    ("limit", "result", "is_read"),
+    [
+        (100_000, ReleaseResult.RELEASED, True),
+        (-1, ReleaseResult.FAILED, False),
+        (200_000, ReleaseResult.FAILED, False),
+        (None, ReleaseResult.RELEASED, False),
+    ],
+)
+def test_a_cpu_limit_is_back_when_the_cgroup_has_it(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    limit: int | None,
+    result: ReleaseResult,
+    is_read: bool,
+) -> None:
+    """Without the cpu controller there is no limit, and nothing to read."""
+    monkeypatch.setattr(release, "READ_BACK_STALL_S", 0.01)
+    tree = CgroupTree(tmp_path / "cgroup", 2, CPUSet.parse("0-7"), NUMASet.parse("0"))
+    tree.write("/one", "0-7", "0")
+    if limit is not None:
+        tree.limit("/one", limit)
+    sent = ReleasedContainer(
+        container_id="one", namespace="default", pod="one", container="main",
+        result=ReleaseResult.PLANNED, quota=100_000, cgroup=CgroupPlace("/one"),
+    )  # fmt: skip
+    reader = CgroupReader(str(tree.root))
+    (done,) = asyncio.run(release._await_released_cgroups(reader, [sent]))
+    assert (done.result, done.is_quota_read) == (result, is_read)
+
+
+def test_a_quota_is_restored_with_its_period() -> None:
+    one = container("2", "0", quota=-1)
+    one = replace(one, resources=replace(one.resources, cpu_period=50_000))
+    entry = planned(one, remembered(ContainerKind.EXCLUSIVE, quota=100_000, cpus="2"))
+    assert entry.release_update == ContainerUpdate("c1", "0-7", "0-1", 100_000, 50_000)

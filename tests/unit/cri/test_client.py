@@ -66,7 +66,7 @@ async def test_an_update_sends_what_is_set_and_its_refusal_is_a_value(directory:
             await client.update_container(ContainerUpdate("b2", "2-3", "0", cpu_quota=-1)) is None
         )
         assert runtime.updated.linux == cri_pb2.LinuxContainerResources(
-            cpuset_cpus="2-3", cpuset_mems="0", cpu_quota=-1
+            cpuset_cpus="2-3", cpuset_mems="0", cpu_quota=-1, cpu_period=100_000
         )
         runtime.refuse_updates.add("b2")
         narrow = await client.update_container(ContainerUpdate("b2", cpus="9"))

@@ -201,14 +201,36 @@ def test_a_file_that_cannot_be_written_is_named(
 
 def test_a_quota_is_read_where_there_is_one(tree: CgroupTree) -> None:
     reader = CgroupReader(str(tree.root))
-    assert reader.read_cfs_quota(CgroupPlace(POD)) is None
+    assert reader.read_cfs_limit(CgroupPlace(POD)) == (None, None)
     tree.write(POD, "1")
     reader.detect_hierarchy()
-    assert reader.read_cfs_quota(CgroupPlace(POD)) is None  # without the cpu controller
+    assert reader.read_cfs_limit(CgroupPlace(POD)) == (None, None)  # without the cpu controller
     tree.limit(POD, 150_000)
-    assert reader.read_cfs_quota(CgroupPlace(POD)) == 150_000
+    assert reader.read_cfs_limit(CgroupPlace(POD)) == (150_000, 100_000)
     tree.limit(POD, -1)
-    assert reader.read_cfs_quota(CgroupPlace(POD)) == -1
+    assert reader.read_cfs_limit(CgroupPlace(POD)) == (-1, 100_000)
+
+
+@pytest.mark.parametrize(
+    ("of_scope", "of_child", "limit"),
+    [
+        ("100000 100000", "max 100000", (100_000, 100_000)),  # crun after a quota of -1
+        ("max 100000", "50000 50000", (50_000, 50_000)),
+        ("200000 100000", "30000 20000", (30_000, 20_000)),
+        ("max 100000", "max 50000", (-1, 50_000)),
+        ("max", "?", (None, None)),
+    ],
+)
+def test_of_a_scope_and_cruns_cgroup_in_it_the_lower_limit_counts(
+    tmp_path: Path, of_scope: str, of_child: str, limit: tuple[int | None, int | None]
+) -> None:
+    tree = CgroupTree(tmp_path / "cgroup", 2, CPUSet.parse("0-7"), NUMASet.parse("0"))
+    scope = "kubepods.slice/crio-a.scope"
+    for path, text in ((scope, of_scope), (f"{scope}/container", of_child)):
+        tree.write(path)
+        (tree.directory(path) / "cpu.max").write_text(f"{text}\n")
+    reader = CgroupReader(str(tree.root))
+    assert reader.read_cfs_limit(CgroupPlace("kubepods.slice:crio:a")) == limit
 
 
 @pytest.mark.parametrize(("of_root", "left"), [("1", "0"), ("0", "1")])

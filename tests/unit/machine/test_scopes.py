@@ -40,6 +40,24 @@ def test_what_the_scope_was_made_with_counts_until_it_is_set(systemd: SystemdBus
     assert len(systemd.calls) == 1
 
 
+def test_a_cpu_limit_is_lifted_only_where_that_is_meant(systemd: SystemdBus) -> None:
+    systemd.make(UNIT, AllowedCPUs="0-2 9", AllowedMemoryNodes="1", CPUQuota="150%")
+    assert systemd.scopes.sync_scope(PLACE, CPUS, MEMS) == ""
+    assert (systemd.calls, systemd.has(UNIT, "CPUQuota")) == ([], "150%")
+    for _ in range(2):
+        assert systemd.scopes.sync_scope(PLACE, CPUS, MEMS, lift_quota=True) == ""
+    ((_, values),) = systemd.calls
+    assert values == {"AllowedCPUs": "0-2,9", "AllowedMemoryNodes": "1", "CPUQuotaPerSecUSec": ""}
+    assert systemd.has(UNIT, "CPUQuota") == ""
+
+
+def test_a_scope_made_with_a_cpu_limit_is_known_to_have_it(systemd: SystemdBus) -> None:
+    (systemd.transient / UNIT).write_text("[Scope]\nCPUQuota=100%\nAllowedCPUs=0-2 9\n")
+    systemd.deaf = True
+    problem = systemd.scopes.sync_scope(PLACE, CPUS, NUMASet(), lift_quota=True)
+    assert problem == f"{UNIT}: systemd took CPUQuotaPerSecUSec and has another one"
+
+
 def test_what_is_not_meant_any_more_is_not_set(systemd: SystemdBus) -> None:
     systemd.make(UNIT)
     assert systemd.scopes.sync_scope(PLACE, CPUS, MEMS, lambda: False)

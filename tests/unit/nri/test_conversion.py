@@ -274,19 +274,22 @@ def event(kind: Event, message: Callable[..., Any]) -> ev.EventRequested:
 
 
 def test_each_container_is_named_once_with_all_that_is_meant() -> None:
-    """Two updates of one container in one answer would be a conflict of ours with ourselves."""
+    """Two updates of one container in one answer would be a conflict of ours with ourselves.
+
+    A quota has its period, without which crun ignores it.
+    """
     first, other, last = update_messages(
         [
             ContainerUpdate("a", "0-3", "0", cpu_shares=2),
             ContainerUpdate("b", cpu_period=50_000, memory_limit=1 << 30),
             ContainerUpdate("a", "4", cpu_quota=-1),
-            ContainerUpdate("é", mems="1", cpu_quota=0),
+            ContainerUpdate("é", mems="1", cpu_quota=20_000, cpu_period=50_000),
         ]
     )
     for said, name, meant in (
-        (first, "a", Resources(cpus="4", mems="0", cpu_shares=2, cpu_quota=-1)),
+        (first, "a", Resources(cpus="4", mems="0", cpu_shares=2, cpu_quota=-1, cpu_period=100_000)),
         (other, "b", Resources(cpu_period=50_000, memory_limit=1 << 30)),
-        (last, "é", Resources(mems="1", cpu_quota=0)),
+        (last, "é", Resources(mems="1", cpu_quota=20_000, cpu_period=50_000)),
     ):
         assert said.container_id == name
         assert resources_from(said.linux.resources) == meant

@@ -626,10 +626,10 @@ def numa_node_samples(desired: NodeSnapshot) -> Iterator[NUMANodeSample]:
             cpus=counts,
             capacity_cpus=machine.cpu_capacity_milli.get(i, 0) / 1000,
             allocated_cpus=charge.cpu_milli / 1000,
-            available_cpus=cpu_left.get(i, 0) / 1000,
+            free_cpus=cpu_left.get(i, 0) / 1000,
             memory_bytes=node.memory_bytes,
             memory_allocated_bytes=charge.memory,
-            memory_available_bytes=memory_left.get(i, 0),
+            memory_free_bytes=memory_left.get(i, 0),
             capacity_factor=machine.settings.capacity_factor.get(i, 1.0),
             free_exclusive_cpus=free_exclusive.get(i, 0),
             hugepages={

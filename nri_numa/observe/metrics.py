@@ -92,7 +92,7 @@ CHECKPOINT_WRITE_BUCKETS_S = (
     0.5,
     1.0,
 )
-LATE_PINNING_BUCKETS_S = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+LATE_START_BUCKETS_S = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 ROWS_PER_CHUNK: Final = 50
 """Rows rendered before the event loop gets a turn: well under a millisecond."""
@@ -101,7 +101,7 @@ ROWS_PER_CHUNK: Final = 50
 class Registry:
     """Metrics of a process; each part adds its own.
 
-    ``prefix`` begins every name (``nri_numa_publish``); ``build`` are labels of build_info.
+    ``prefix`` begins every name (``nri_numa_publisher``); ``build`` are labels of build_info.
     """
 
     def __init__(self, prefix: str, version: str, **build: str) -> None:
@@ -169,10 +169,10 @@ class NUMANodeSample(msgspec.Struct, frozen=True, kw_only=True):
     cpus: Mapping[str, int]
     capacity_cpus: float
     allocated_cpus: float
-    available_cpus: float
+    free_cpus: float
     memory_bytes: int
     memory_allocated_bytes: int
-    memory_available_bytes: int
+    memory_free_bytes: int
     capacity_factor: float = 1.0
     free_exclusive_cpus: int = 0
     hugepages: Mapping[int, tuple[int, int]] = msgspec.field(default_factory=dict)
@@ -230,18 +230,18 @@ class Metrics(Registry):
             "invariant_violations_total", "Rules that the node state was found to break."
         )
         self.link_up = self.new_gauge("link_up", "Whether we are registered with the runtime.")
-        self.link_connects = self.new_counter(
-            "link_connects_total", "Registrations with the runtime."
+        self.link_registrations = self.new_counter(
+            "link_registrations_total", "Registrations with the runtime."
         )
-        self.runtime_unanswered = self.new_gauge(
-            "runtime_unanswered_seconds",
+        self.registration_pending = self.new_gauge(
+            "registration_pending_seconds",
             "How long the runtime has not answered a registration of ours; 0 when none waits.",
         )
         self.protocol_errors = self.new_counter(
             "protocol_errors_total", "Links closed because the runtime broke the protocol."
         )
-        self.gap_containers = self.new_counter(
-            "gap_containers_total",
+        self.missed_starts = self.new_counter(
+            "missed_starts_total",
             "Containers that started while we were away, found and given their CPUs.",
         )
         self.start_corrections = self.new_counter(
@@ -252,77 +252,79 @@ class Metrics(Registry):
             "undone_creations_total",
             "Containers that were admitted and ended without a start: undone by the runtime.",
         )
-        self.moves = self.new_counter(
-            "moves_total", "Running movable containers that made room for another."
+        self.container_moves = self.new_counter(
+            "container_moves_total", "Running movable containers that made room for another."
         )
-        self.migrated_bytes = self.new_counter(
-            "migrated_bytes_total", "Memory of running containers moved between NUMA nodes."
+        self.memory_migrated_bytes = self.new_counter(
+            "memory_migrated_bytes_total", "Memory of running containers moved between NUMA nodes."
         )
-        self.late_repairs = self.new_counter(
-            "late_repairs_total",
+        self.undelivered_updates_repaired = self.new_counter(
+            "undelivered_updates_repaired_total",
             "Running containers that an update had not reached, found at once and put right.",
         )
-        self.writes_held_up = self.new_counter(
-            "cgroup_writes_held_up_total",
+        self.cgroup_writes_slow = self.new_counter(
+            "cgroup_writes_slow_total",
             "Writes of cpusets that took more than half a second.",
         )
-        self.neighbours = self.new_gauge(
-            "neighbours_on_owned_cpus",
+        self.exclusive_cpu_intruders = self.new_gauge(
+            "exclusive_cpu_intruders",
             "Containers that can run on exclusive CPUs of another container, as last seen.",
         )
-        self.neighbours_seen = self.new_counter(
-            "neighbours_on_owned_cpus_seen_total",
+        self.exclusive_cpu_intrusions = self.new_counter(
+            "exclusive_cpu_intrusions_total",
             "Times that a container was seen to have exclusive CPUs of another container.",
         )
-        self.neighbour_seconds = self.new_counter(
-            "neighbours_on_owned_cpus_seconds_total",
+        self.exclusive_cpu_intrusion_seconds = self.new_counter(
+            "exclusive_cpu_intrusion_seconds_total",
             "How long containers had exclusive CPUs of another container, as far as seen.",
         )
-        self.foreign_on_owned = self.new_gauge(
-            "foreign_on_owned_cpus",
+        self.foreign_on_exclusive_cpus = self.new_gauge(
+            "foreign_containers_on_exclusive_cpus",
             "Containers pinned by another component that may run on exclusive CPUs of others.",
         )
         self.foreign_overlaps = self.new_counter(
             "foreign_overlaps_total",
             "Times that CPUs of a container pinned by another component became exclusive.",
         )
-        self.unexplained_pins = self.new_counter(
-            "unexplained_pins_total",
+        self.unknown_cpusets = self.new_counter(
+            "unknown_cpusets_total",
             "Containers found with a cpuset of unknown origin, treated as another component's pin.",
         )
-        self.claims_disbelieved = self.new_counter(
-            "claims_disbelieved_total",
+        self.assigned_annotations_rejected = self.new_counter(
+            "assigned_annotations_rejected_total",
             "Containers whose assigned annotation was rejected: forged, damaged or outdated.",
         )
         self.drift_found = self.new_counter(
             "drift_found_total", "Containers whose cgroup was not as decided."
         )
         self.drift_repaired = self.new_counter("drift_repaired_total", "Cgroups put right again.")
-        self.drift_fights = self.new_counter(
-            "drift_fights_total",
+        self.drift_repairs_abandoned = self.new_counter(
+            "drift_repairs_abandoned_total",
             "Containers given up because another program keeps rewriting them.",
         )
-        self.kubelet_static = self.new_gauge(
-            "kubelet_static",
+        self.kubelet_static_policy = self.new_gauge(
+            "kubelet_static_policy",
             "Whether a manager of the kubelet pins containers itself, by its static policy.",
             "manager",
         )
         self.kubelet_granted = self.new_gauge(
             "kubelet_granted_cpus", "CPUs that the kubelet's static policy granted exclusively."
         )
-        self.kubelet_state_problems = self.new_gauge(
-            "kubelet_state_problems",
+        self.kubelet_state_file_errors = self.new_gauge(
+            "kubelet_state_file_errors",
             "What is wrong with the kubelet's state files; what they said before still holds.",
         )
-        self.kubelet_contests = self.new_counter(
-            "kubelet_contests_total",
+        self.kubelet_cpuset_conflicts = self.new_counter(
+            "kubelet_cpuset_conflicts_total",
             "Containers whose cpuset the kubelet and nri-numa both wrote, by who yielded.",
             "yields_to",
         )
         for side in ("kubelet", "nri-numa"):
-            self.kubelet_contests.labels(side)  # both series exist from the start, for alerts
+            self.kubelet_cpuset_conflicts.labels(
+                side
+            )  # both series exist from the start, for alerts
         self.checkpoint_write = self.new_histogram(
-            "checkpoint_write_seconds",
+            "checkpoint_write_duration_seconds",
             "Time to make the state durable.",
             buckets=CHECKPOINT_WRITE_BUCKETS_S,
         )
@@ -338,12 +340,12 @@ class Metrics(Registry):
             "When a configuration was last put in force, at the start or by a reload; Unix time.",
         )
         self._lag = self.new_gauge(
-            "loop_lag_seconds", "Longest gap of the event loop within the last two minutes."
+            "event_loop_lag_seconds", "Longest gap of the event loop within the last two minutes."
         )
-        self._lag_longest = self.new_gauge(
-            "loop_lag_longest_seconds", "Longest gap of the event loop since the start."
+        self._max_lag = self.new_gauge(
+            "event_loop_max_lag_seconds", "Longest gap of the event loop since the start."
         )
-        self._longest = 0.0
+        self._max_lag_s = 0.0
         self.http_up = self.new_gauge("http_up", "Whether the HTTP server listens.")
         self.http_requests = self.new_counter(
             "http_requests_total", "HTTP requests by route and status.", "route", "code"
@@ -351,8 +353,8 @@ class Metrics(Registry):
         self.http_connections = self.new_gauge(
             "http_connections", "Open connections of HTTP clients."
         )
-        self.http_dropped = self.new_counter(
-            "http_dropped_total",
+        self.http_connections_dropped = self.new_counter(
+            "http_connections_dropped_total",
             "Connections closed on clients that were too slow, or had to make room for others.",
         )
         self._lines = self.new_counter(
@@ -376,7 +378,7 @@ class Metrics(Registry):
     def record_registration(self, runtime: str, version: str) -> None:
         """Count a registration, and set the name and version of the runtime."""
         self.link_up.set(1)
-        self.link_connects.inc()
+        self.link_registrations.inc()
         self._runtime_info.clear()
         self._runtime_info.labels(runtime, version).set(1)
 
@@ -389,9 +391,9 @@ class Metrics(Registry):
     def record_loop_lag(self, recent: float) -> None:
         """Record the longest gap within the recent window."""
         self._lag.set(recent)
-        if recent > self._longest:
-            self._longest = recent
-            self._lag_longest.set(recent)
+        if recent > self._max_lag_s:
+            self._max_lag_s = recent
+            self._max_lag.set(recent)
 
     def render_chunks(self) -> Iterator[bytes]:
         """Render the answer to a scrape, in chunks that each take well under 5 ms."""
@@ -416,17 +418,17 @@ class Metrics(Registry):
         return b"".join(self.render_chunks()).decode()
 
 
-class LatePinningMetrics:
+class LateStartMetrics:
     """Metrics of containers pinned after their start; only in CRI mode."""
 
     def __init__(self, metrics: Metrics) -> None:
-        self.late = metrics.new_histogram(
-            "late_seconds",
+        self.late_start = metrics.new_histogram(
+            "late_start_seconds",
             "From the start of a container until its cgroup had what was decided (CRI mode).",
-            buckets=LATE_PINNING_BUCKETS_S,
+            buckets=LATE_START_BUCKETS_S,
         )
-        self.refused_running = metrics.new_counter(
-            "refused_running_total",
+        self.rejected_running = metrics.new_counter(
+            "rejected_running_total",
             "Containers that were refused and started nevertheless (CRI mode).",
         )
 
@@ -436,11 +438,11 @@ class CPUWaitGauges:
 
     def __init__(self, metrics: Metrics) -> None:
         self._gauges = [
-            metrics.new_gauge(f"numa_node_{name}", text, "numa_node")
+            metrics.new_gauge(name, text, "numa_node")
             for name, text in (
                 ("measured_capacity_factor", "The capacity factor that follows from steal."),
-                ("steal_ratio", "The part of the CPUs' time that the host gave to others."),
-                ("waiting_tasks", "Tasks that waited for each CPU, on average."),
+                ("cpu_steal_ratio", "The part of the CPUs' time that the host gave to others."),
+                ("cpu_waiting_tasks", "Tasks that waited for each CPU, on average."),
                 ("cpu_frequency_hertz", "Mean frequency of the CPUs when they were last read."),
             )
         ]
@@ -520,10 +522,10 @@ def _node_gauge_lines(snapshot: MetricsSnapshot) -> Iterator[str]:
 _NUMA_NODE_GAUGE_TEXTS: Final = {
     "capacity_cpus": "CPUs that can be allocated in all: with oversale and capacity factor.",
     "allocated_cpus": "CPUs allocated to containers.",
-    "available_cpus": "Free CPUs: what can still be allocated.",
+    "free_cpus": "Free CPUs: what can still be allocated.",
     "memory_bytes": "Memory of a NUMA node.",
     "memory_allocated_bytes": "Memory allocated to containers.",
-    "memory_available_bytes": "Free memory: what can still be allocated.",
+    "memory_free_bytes": "Free memory: what can still be allocated.",
     "capacity_factor": "The part of the node's CPUs that is really there.",
     "free_exclusive_cpus": "CPUs that one more container could have exclusively there.",
 }
@@ -532,7 +534,7 @@ _NUMA_NODE_GAUGE_TEXTS: Final = {
 
 def _numa_node_gauge_lines(samples: Sequence[NUMANodeSample]) -> Iterator[str]:
     yield from _gauge_family_lines(
-        "numa_node_cpus",
+        "cpus",
         "Online CPUs of a NUMA node; each is in one state.",
         (
             (f'numa_node="{n.numa_node}",state="{state}"', str(count))
@@ -542,7 +544,7 @@ def _numa_node_gauge_lines(samples: Sequence[NUMANodeSample]) -> Iterator[str]:
     )
     for name, text in _NUMA_NODE_GAUGE_TEXTS.items():
         rows = ((f'numa_node="{n.numa_node}"', f"{getattr(n, name):.16g}") for n in samples)
-        yield from _gauge_family_lines(f"numa_node_{name}", text, rows)
+        yield from _gauge_family_lines(name, text, rows)
     for index, (name, text) in enumerate(
         (
             ("hugepages_bytes", "Pre-allocated huge pages by page size in bytes."),
@@ -554,7 +556,7 @@ def _numa_node_gauge_lines(samples: Sequence[NUMANodeSample]) -> Iterator[str]:
             for n in samples
             for size, amounts in sorted(n.hugepages.items())
         )
-        yield from _gauge_family_lines(f"numa_node_{name}", text, pages)
+        yield from _gauge_family_lines(name, text, pages)
 
 
 def _container_info_lines(state: NodeState) -> Iterator[str]:
@@ -590,7 +592,7 @@ _LOCAL_MEMORY_FAMILIES: Final = (
 """Names and texts of the states, and of each value of a `MeasuredValuesByContainer`."""
 _CPU_WAITING_FAMILIES: Final = (
     (
-        "cpu_waiting_containers",
+        "cpu_pressure_containers",
         "Containers by whether it is known how much they wait for CPUs, and exposed.",
     ),
     (

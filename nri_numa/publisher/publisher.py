@@ -78,21 +78,23 @@ CLOCK_SKEW_LIMIT_S: Final = 60.0
 """Seconds by which the clock may differ from the API server's without a warning."""
 
 
-class PublishMetrics(WriterMetrics):
-    """Metrics of the publisher; names begin with ``nri_numa_publish_``."""
+class PublisherMetrics(WriterMetrics):
+    """Metrics of the publisher; names begin with ``nri_numa_publisher_``."""
 
     def __init__(self, version: str) -> None:
-        super().__init__("nri_numa_publish", version)
-        self.dropped = self.new_counter(
-            "dropped_total",
+        super().__init__("nri_numa_publisher", version)
+        self.objects_dropped = self.new_counter(
+            "objects_dropped_total",
             "What will never be written: refused as invalid, its namespace ending, or no place.",
             "output",
         )
-        self.old = self.new_counter(
-            "old_notices_total",
+        self.expired_notices = self.new_counter(
+            "expired_notices_total",
             "Notices of the agent that were an hour old when they were first seen.",
         )
-        self.waiting = self.new_gauge("waiting", "What is still to be written.", "output")
+        self.pending_objects = self.new_gauge(
+            "pending_objects", "What is still to be written.", "output"
+        )
         self.output_up = self.new_gauge(
             "output_up", "Whether what is not written to the API server can be sent.", "output"
         )
@@ -182,7 +184,7 @@ class Publisher:
         self._debounce_s = (
             TOPOLOGY_DEBOUNCE_S if publish.node_resource_topology else AGENT_CHANGE_DEBOUNCE_S
         )
-        self.metrics = PublishMetrics(__version__)
+        self.metrics = PublisherMetrics(__version__)
         self._source = AgentSource(config.http.socket)
         self._api = api
         self._bound_changed = asyncio.Event()
@@ -254,7 +256,7 @@ class Publisher:
         if publish.events:
             self._events = EventOutput(node, prefix)
         if publish.otlp_endpoint:
-            dropped = self.metrics.dropped.labels("traces").inc
+            dropped = self.metrics.objects_dropped.labels("traces").inc
             output_up = self.metrics.output_up.labels("traces").set
             self._spans = SpanSender(publish.otlp_endpoint, node, self._source, dropped, output_up)
         if config.offline_capacity.file:
@@ -402,7 +404,7 @@ class Publisher:
             document = await self._source.read_document(Notices, "/v1/notices?after=0")
         old_count = events.expired_count
         events.add_notices(document.notices, self._wall())
-        self.metrics.old.inc(events.expired_count - old_count)
+        self.metrics.expired_notices.inc(events.expired_count - old_count)
         self._instance, self._number, self._number_known = document.instance, document.number, True
 
     def _report_agent_state(self, problem: str) -> None:
@@ -450,8 +452,8 @@ class Publisher:
             self._wake.set()
 
     def _update_output_metrics(self, output: Output) -> None:
-        self.metrics.waiting.labels(output.name).set(output.pending_count())
-        dropped = self.metrics.dropped.labels(output.name)
+        self.metrics.pending_objects.labels(output.name).set(output.pending_count())
+        dropped = self.metrics.objects_dropped.labels(output.name)
         dropped.inc(output.dropped)
         output.dropped = 0
 

@@ -72,7 +72,7 @@ def test_prometheus_scrapes_judges_and_draws(node: EmbeddedNode, tmp_path: Path)
         assert float(refused["value"][1]) == 1
         kinds = server.ask("metadata")
         assert kinds["nri_numa_request_duration_seconds"][0]["type"] == "histogram"
-        assert kinds["nri_numa_gap_containers_total"][0]["type"] == "counter"
+        assert kinds["nri_numa_missed_starts_total"][0]["type"] == "counter"
 
         # Every rule can be evaluated, and a healthy node is quiet.
         (group,) = server.ask("rules")["groups"]

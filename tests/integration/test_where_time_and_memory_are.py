@@ -84,10 +84,10 @@ def test_what_the_host_takes_is_taken_from_new_containers(tmp_path: Path) -> Non
 
         def lowered() -> bool:
             time_passes()
-            factor = node.metric("nri_numa_numa_node_capacity_factor", numa_node="0")
+            factor = node.metric("nri_numa_capacity_factor", numa_node="0")
             return 0 < factor <= 0.7
 
         until(lowered, "the capacity factor follows")
-        assert node.metric("nri_numa_numa_node_capacity_factor", numa_node="1") == 1
+        assert node.metric("nri_numa_capacity_factor", numa_node="1") == 1
         owner = node.owner("three", cpus=3)
         assert node.assignments()[owner.id]["numaNodes"] == "1"

@@ -265,7 +265,7 @@ def test_a_scrape_has_series_of_what_is_known_only(waits: UsageBed) -> None:
     waits.round()
     assert waits.samples("container_cpu_pressure_ratio", "pod_name") == {"busy": 0.625}
     assert waits.samples("container_waiting_tasks", "pod_name") == {"busy": 0.5, "old": 0}
-    states = waits.samples("cpu_waiting_containers", "state")
+    states = waits.samples("cpu_pressure_containers", "state")
     assert states == {"known": 2, "unknown": 1, "left out": 0}
 
 

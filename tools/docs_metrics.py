@@ -46,7 +46,7 @@ _HELP = re.compile(r"^# HELP (nri_numa_\w+) (.*)$", re.MULTILINE)
 _TYPE = re.compile(r"^# TYPE (nri_numa_\w+) (\w+)$", re.MULTILINE)
 
 _CONTAINER_LABELS = (
-    "pod_namespace", "pod_name", "container_name", "kind", "policy", "numa_nodes", "preferred",
+    "namespace", "pod", "container", "kind", "policy", "numa_nodes", "aligned",
 )  # fmt: skip
 
 

@@ -124,7 +124,7 @@ class LiveView:
             ready=self.readiness().ready,
             serial=agent.current.state.serial,
             containers={k: n + counts[k, True] for (k, p), n in counts.items() if not p},
-            misaligned=sum(n for (_, preferred), n in counts.items() if not preferred),
+            misaligned=sum(n for (_, aligned), n in counts.items() if not aligned),
             drifted=len(drift_by_id),
             on_exclusive_cpus=sum(status.on_exclusive_cpus for status in drift_by_id.values()),
             kubelet_cpus=str(agent.current.state.kubelet.granted_cpus),
@@ -549,7 +549,7 @@ class StateSnapshot:
 
 # --- Numbers of containers ---
 
-_FOREIGN_COUNT_KEYS = frozenset((ContainerKind.FOREIGN, preferred) for preferred in (False, True))
+_FOREIGN_COUNT_KEYS = frozenset((ContainerKind.FOREIGN, aligned) for aligned in (False, True))
 
 
 def count_by_kind(state: NodeState) -> dict[tuple[str, bool], int]:

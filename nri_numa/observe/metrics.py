@@ -476,7 +476,7 @@ def _bool_label(value: bool) -> str:
 
 def _container_labels(namespace: str, pod: str, container: str) -> str:
     """Render the labels of a container from escaped values."""
-    return f'pod_namespace="{namespace}",pod_name="{pod}",container_name="{container}"'
+    return f'namespace="{namespace}",pod="{pod}",container="{container}"'
 
 
 def _node_gauge_lines(snapshot: MetricsSnapshot) -> Iterator[str]:
@@ -490,8 +490,8 @@ def _node_gauge_lines(snapshot: MetricsSnapshot) -> Iterator[str]:
         "Containers we know, by kind of assignment, and by whether they have what is ideal or a "
         "wider set.",
         (
-            (f'kind="{kind}",preferred="{_bool_label(preferred)}"', str(count))
-            for (kind, preferred), count in sorted(snapshot.container_counts.items())
+            (f'kind="{kind}",aligned="{_bool_label(aligned)}"', str(count))
+            for (kind, aligned), count in sorted(snapshot.container_counts.items())
         ),
     )
     for name, text, value in (
@@ -568,7 +568,7 @@ def _container_info_lines(state: NodeState) -> Iterator[str]:
         return (
             f"{_container_labels(namespace, pod, container)},"
             f'kind="{shown_kind(state, allocation)}",policy="{allocation.policy}",'
-            f'numa_nodes="{numa_nodes}",preferred="{_bool_label(allocation.aligned)}"'
+            f'numa_nodes="{numa_nodes}",aligned="{_bool_label(allocation.aligned)}"'
         )
 
     text = "A container and how it is placed; always 1."

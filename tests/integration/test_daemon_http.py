@@ -113,8 +113,8 @@ def test_the_api_tells_what_the_runtime_was_told(node: EmbeddedNode) -> None:
 
     samples = metrics(node)
     for kind in ("unbound", "explicit", "exclusive", "shared"):
-        assert samples[f'nri_numa_containers{{kind="{kind}",preferred="true"}}'] == 1
-    assert samples['nri_numa_containers{kind="foreign",preferred="true"}'] == 0
+        assert samples[f'nri_numa_containers{{kind="{kind}",aligned="true"}}'] == 1
+    assert samples['nri_numa_containers{kind="foreign",aligned="true"}'] == 0
     i = told[own.id]["numaNodes"]
     label = f'{{numa_node="{i}"}}'
     assert samples[f'nri_numa_cpus{{numa_node="{i}",state="exclusive"}}'] == 4
@@ -169,7 +169,7 @@ def test_the_api_tells_what_the_runtime_was_told(node: EmbeddedNode) -> None:
     node.call(node.runtime.stop_container(own.id))
     node.call(node.runtime.remove_pod(own.message.pod_sandbox_id))
     samples = metrics(node)
-    assert samples['nri_numa_containers{kind="exclusive",preferred="true"}'] == 0
+    assert samples['nri_numa_containers{kind="exclusive",aligned="true"}'] == 0
     assert samples["nri_numa_shared_pool_cpus"] == 32
     status, missing = node.plugin.get("/v1/explain/default/own")
     assert (status, '"NotFound"' in missing) == (404, True)

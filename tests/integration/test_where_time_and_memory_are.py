@@ -47,7 +47,7 @@ def test_memory_elsewhere_waiting_and_a_reason_where_nothing_is_known(tmp_path: 
         assert told[one.id]["memory"]["localPercent"] == 25
         assert told[one.id]["waiting"]["pressurePercent"] == 40
         assert told[silent.id]["waiting"]["pressurePercent"] is None
-        names = {"pod_namespace": "default", "pod_name": "one", "container_name": "app"}
+        names = {"namespace": "default", "pod": "one", "container": "app"}
         assert node.metric("nri_numa_container_local_memory_ratio", **names) == 0.25
         assert node.metric("nri_numa_container_cpu_pressure_ratio", **names) == 0.4
         assert node.metric("nri_numa_local_memory_containers", state="unknown") == 1

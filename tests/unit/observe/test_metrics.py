@@ -92,8 +92,8 @@ def test_the_node_is_told_per_numa_node() -> None:
     assert told["nri_numa_memory_bytes{numa_node=0}"] == 67257405440
     assert told["nri_numa_capacity_factor{numa_node=1}"] == 0.5
     assert told["nri_numa_hugepages_bytes{numa_node=0,page_size=2097152}"] == 4 << 20
-    assert told["nri_numa_containers{kind=shared,preferred=true}"] == 2
-    assert told["nri_numa_containers{kind=exclusive,preferred=false}"] == 1
+    assert told["nri_numa_containers{aligned=true,kind=shared}"] == 2
+    assert told["nri_numa_containers{aligned=false,kind=exclusive}"] == 1
     assert told["nri_numa_node_info{node_name=worker-7}"] == 1
     assert told["nri_numa_checkpoint_written_timestamp_seconds"] == 1_700_000_000.25
 
@@ -117,10 +117,10 @@ def test_a_containers_labels_are_not_those_that_a_scrape_of_pods_adds() -> None:
         if f.name == "nri_numa_container_info"
     )
     labels = family.samples[0].labels
-    assert labels["pod_namespace"] == "shop"
-    assert labels["pod_name"] == "pod-0"
-    assert labels["container_name"] == "server"
-    assert labels["preferred"] == "true"
+    assert labels["namespace"] == "shop"
+    assert labels["pod"] == "pod-0"
+    assert labels["container"] == "server"
+    assert labels["aligned"] == "true"
 
 
 def test_a_runtime_that_was_replaced_is_not_told_any_more() -> None:
@@ -144,7 +144,7 @@ def test_hostile_names_do_not_break_the_format() -> None:
     metrics.snapshot = lambda: MetricsSnapshot(state=state(1, HOSTILE))
     families = {f.name: f for f in text_string_to_metric_families(metrics.render_metrics())}
     labels = families["nri_numa_container_info"].samples[0].labels
-    assert labels["container_name"] == escape_unprintable(HOSTILE)
+    assert labels["container"] == escape_unprintable(HOSTILE)
 
 
 def test_names_follow_the_conventions() -> None:

@@ -76,35 +76,35 @@ class ControllerMetrics(WriterMetrics):
 
     def __init__(self, version: str) -> None:
         super().__init__("nri_numa_controller", version)
-        self.leader = self.new_gauge("leader", "Whether this replica holds the Lease.")
+        self.leader = self.new_gauge("leader", "1 if this replica holds the Lease.")
         self.nodes = self.new_gauge("nodes", "Nodes of the cluster.")
         self.reduced_capacity_nodes = self.new_gauge(
             "reduced_capacity_nodes",
-            "Nodes of which a source says that less than everything is there.",
+            "Nodes for which a source reports reduced capacity.",
         )
         self.drained_numa_nodes = self.new_gauge(
             "drained_numa_nodes",
-            "NUMA nodes that the annotation drained names; 0 without evictions.",
+            "NUMA nodes that the annotation drained names; 0 if these evictions are off.",
         )
         self.pods_to_evict = self.new_gauge(
             "pods_to_evict", "Pods on drained NUMA nodes that are still to be evicted."
         )
         self.stuck_pods = self.new_gauge(
             "stuck_pods",
-            "Pods that wait for NUMA nodes of their node; 0 without stuck.evict.",
+            "Pods that their node keeps rejecting; 0 if these evictions are off.",
         )
         self.degraded_numa_nodes = self.new_gauge(
             "degraded_numa_nodes",
-            "NUMA nodes whose measured factor stays low; 0 without steal.evict.",
+            "NUMA nodes whose measured capacity factor stays low; 0 if these evictions are off.",
         )
         self.source_reports = self.new_counter(
             "source_reports_total",
-            "What sources said of one Node, by source and by accepted or refused.",
+            "Capacity reports for a Node, by source, accepted or rejected.",
             "source",
             "result",
         )
         self.source_up = self.new_gauge(
-            "source_up", "Whether a source could be read the last time.", "source"
+            "source_up", "1 if the source could be read at the last attempt.", "source"
         )
 
 

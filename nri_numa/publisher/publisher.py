@@ -85,26 +85,27 @@ class PublisherMetrics(WriterMetrics):
         super().__init__("nri_numa_publisher", version)
         self.objects_dropped = self.new_counter(
             "objects_dropped_total",
-            "What will never be written: refused as invalid, its namespace ending, or no place.",
+            "Objects that are never written: invalid, namespace being deleted, or queue full.",
             "output",
         )
         self.expired_notices = self.new_counter(
             "expired_notices_total",
-            "Notices of the agent that were an hour old when they were first seen.",
+            "Notices of the agent too old for an Event when first read: over an hour.",
         )
         self.pending_objects = self.new_gauge(
-            "pending_objects", "What is still to be written.", "output"
+            "pending_objects", "Objects that are still to be written, by output.", "output"
         )
         self.output_up = self.new_gauge(
-            "output_up", "Whether what is not written to the API server can be sent.", "output"
+            "output_up", "1 if an output that does not go to the API server can be sent.", "output"
         )
         self.last_success = self.new_gauge(
             "last_success_timestamp_seconds",
-            "When the API server last did what it was asked; 0 before the first time.",
+            "Unix time of the last successful request to the API server; 0 before the first.",
         )
-        self.agent_up = self.new_gauge("agent_up", "Whether the agent's socket answers.")
+        self.agent_up = self.new_gauge("agent_up", "1 if the agent's socket answers.")
         self.clock_skew = self.new_gauge(
-            "clock_skew_seconds", "How far this node's clock is ahead of the API server's."
+            "clock_skew_seconds",
+            "Seconds by which this node's clock is ahead of the API server's.",
         )
 
 

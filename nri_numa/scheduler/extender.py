@@ -67,44 +67,54 @@ class SchedulerMetrics(ServiceMetrics):
 
     def __init__(self, version: str) -> None:
         super().__init__("nri_numa_scheduler", version)
-        self.calls = self.new_counter("calls_total", "Calls of kube-scheduler.", "verb", "result")
+        self.calls = self.new_counter(
+            "calls_total", "Calls of kube-scheduler, by verb and result.", "verb", "result"
+        )
         self.call_duration = self.new_histogram(
-            "call_duration_seconds", "Time to answer a call.", "verb", buckets=_DURATION_BUCKETS
+            "call_duration_seconds",
+            "Time to answer a call of kube-scheduler, in seconds.",
+            "verb",
+            buckets=_DURATION_BUCKETS,
         )
         self.nodes_filtered = self.new_counter(
-            "nodes_filtered_total", "Nodes that had no room for a pod."
+            "nodes_filtered_total", "Nodes rejected for a pod by the verb filter."
         )
         self.nodes_by_sums = self.new_counter(
             "nodes_by_sums_total",
-            "Nodes that passed by sums alone, because a pod asked for too much work.",
+            "Nodes accepted by sums of free amounts alone: a full check of the pod takes too long.",
         )
         self.bind_failures = self.new_counter(
-            "bind_failures_total", "Calls of bind after which the pod was not on that node."
+            "bind_failures_total", "Calls of bind after which the pod was not on the node."
         )
         self.pod_wakeups = self.new_counter(
-            "pod_wakeups_total", "Touches of a Node's annotation to wake refused pods."
+            "pod_wakeups_total",
+            "Updates of a Node's annotation that make kube-scheduler retry rejected pods.",
         )
         self.nodes = self.new_gauge("nodes", "Nodes with a NodeResourceTopology.")
         self.unreadable_nodes = self.new_gauge(
-            "unreadable_nodes", "Nodes whose object is missing, too old or cannot be read."
+            "unreadable_nodes", "Nodes whose NodeResourceTopology is missing, stale or invalid."
         )
-        self.assumed_pods = self.new_gauge("assumed_pods", "Pods whose NUMA nodes are held.")
+        self.assumed_pods = self.new_gauge(
+            "assumed_pods", "Pods that have a node and that the node's numbers do not count yet."
+        )
         self.oldest_assumed_pod = self.new_gauge(
-            "oldest_assumed_pod_seconds", "Age of the oldest of these."
+            "oldest_assumed_pod_seconds",
+            "Age of the oldest assumed pod in seconds; 0 without one.",
         )
         self.uncounted_pods = self.new_gauge(
-            "uncounted_pods", "Those that started a minute ago and that their nodes do not count."
+            "uncounted_pods",
+            "Assumed pods, started over a minute ago, that their nodes do not count.",
         )
-        self.leader = self.new_gauge("leader", "Whether this replica binds.")
-        self.synced = self.new_gauge("synced", "Whether nodes and pods were read.")
+        self.leader = self.new_gauge("leader", "1 if this replica binds pods.")
+        self.synced = self.new_gauge("synced", "1 if nodes and pods were read.")
         self.cache_age = self.new_gauge(
             "cache_age_seconds",
-            "Since the API server last said what there is; up to a minute where nothing changes.",
+            "Seconds since the API server last sent this kind; up to 60 if nothing changes.",
             "kind",
         )
         self.event_age = self.new_histogram(
             "event_age_seconds",
-            "From the write of an object to our reading of it, a second off at most.",
+            "Seconds from the write of an object until the extender read it, to within a second.",
             "kind",
             buckets=_EVENT_AGE_BUCKETS_S,
         )

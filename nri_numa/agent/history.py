@@ -220,7 +220,7 @@ class DecisionHistory:
 
     def record_moves(self, container_moves: Sequence[ContainerMove]) -> None:
         """Count moves, and have them logged."""
-        self._metrics.moves.inc(len(container_moves))
+        self._metrics.container_moves.inc(len(container_moves))
         for move in container_moves:
             purpose = move_purpose_text(move.after)
             self._tasks.add(partial(self.reporter.log_moved, move, move_text(move), purpose))
@@ -242,7 +242,7 @@ class DecisionHistory:
 
     def count_missed_start(self) -> None:
         """Count a container that started without the agent."""
-        self._metrics.gap_containers.inc()
+        self._metrics.missed_starts.inc()
 
     # --- forgetting -------------------------------------------------------------------------------
 
@@ -294,7 +294,7 @@ class ForeignPinReporter:
     def report_overlaps(self, state: NodeState) -> None:
         """Check every container; not called while the runtime waits."""
         overlaps = foreign_overlaps(state)
-        self._metrics.foreign_on_owned.set(len(overlaps))
+        self._metrics.foreign_on_exclusive_cpus.set(len(overlaps))
         new_ids = [i for i, cpus in overlaps.items() if not cpus <= self._said.get(i, NO_CPUS)]
         self._said = dict(overlaps)
         if not new_ids:
@@ -313,8 +313,8 @@ class ForeignPinReporter:
     def report_untrusted(self, outcome: Resynced) -> None:
         """Report rejected annotations, and cpusets of unknown origin."""
         disbelieved, unexplained = outcome.rejected_annotations, outcome.unknown_cpusets
-        self._metrics.claims_disbelieved.inc(len(disbelieved))
-        self._metrics.unexplained_pins.inc(len(unexplained))
+        self._metrics.assigned_annotations_rejected.inc(len(disbelieved))
+        self._metrics.unknown_cpusets.inc(len(unexplained))
         for sentence in disbelieved[:MAX_LOGGED_UNTRUSTED_ANNOTATIONS]:
             log.warning("assigned annotation rejected", problem=sentence)
         if len(disbelieved) > MAX_LOGGED_UNTRUSTED_ANNOTATIONS:

@@ -97,7 +97,7 @@ class MemoryMigrator:
                 cgroup = self._agent.containers.cgroup_of(container_id)
                 pages = migrate_pages(self._agent.cgroups.writer.reader, cgroup, sources, target)
                 while (batch := await asyncio.to_thread(next, pages, None)) is not None:
-                    self._metrics.migrated_bytes.inc(batch.moved_bytes)
+                    self._metrics.memory_migrated_bytes.inc(batch.moved_bytes)
                     total, unmoved, obstacle = (
                         total + batch.moved_bytes,
                         unmoved + batch.unmoved_bytes,

@@ -124,7 +124,7 @@ class LiveView:
             ready=self.readiness().ready,
             serial=agent.current.state.serial,
             containers={k: n + counts[k, True] for (k, p), n in counts.items() if not p},
-            misaligned=sum(n for (_, preferred), n in counts.items() if not preferred),
+            misaligned=sum(n for (_, aligned), n in counts.items() if not aligned),
             drifted=len(drift_by_id),
             on_exclusive_cpus=sum(status.on_exclusive_cpus for status in drift_by_id.values()),
             kubelet_cpus=str(agent.current.state.kubelet.granted_cpus),
@@ -549,7 +549,7 @@ class StateSnapshot:
 
 # --- Numbers of containers ---
 
-_FOREIGN_COUNT_KEYS = frozenset((ContainerKind.FOREIGN, preferred) for preferred in (False, True))
+_FOREIGN_COUNT_KEYS = frozenset((ContainerKind.FOREIGN, aligned) for aligned in (False, True))
 
 
 def count_by_kind(state: NodeState) -> dict[tuple[str, bool], int]:
@@ -626,10 +626,10 @@ def numa_node_samples(desired: NodeSnapshot) -> Iterator[NUMANodeSample]:
             cpus=counts,
             capacity_cpus=machine.cpu_capacity_milli.get(i, 0) / 1000,
             allocated_cpus=charge.cpu_milli / 1000,
-            available_cpus=cpu_left.get(i, 0) / 1000,
+            free_cpus=cpu_left.get(i, 0) / 1000,
             memory_bytes=node.memory_bytes,
             memory_allocated_bytes=charge.memory,
-            memory_available_bytes=memory_left.get(i, 0),
+            memory_free_bytes=memory_left.get(i, 0),
             capacity_factor=machine.settings.capacity_factor.get(i, 1.0),
             free_exclusive_cpus=free_exclusive.get(i, 0),
             hugepages={

@@ -354,7 +354,7 @@ class DecisionReporter:
         excluded_ids = {*outcome.adopted, *(container.id for _, container in outcome.undecided)}
         narrowed = {u.container_id for u in outcome.updates if u.container_id not in excluded_ids}
         gap = len(narrowed.union(outcome.missed_starts))
-        self._metrics.gap_containers.inc(gap)
+        self._metrics.missed_starts.inc(gap)
         self._metrics.drift_found.inc(len(outcome.repaired))
         self._metrics.drift_repaired.inc(len(outcome.repaired))
         for problem in outcome.problems:

@@ -75,8 +75,8 @@ def test_an_owner_ends_while_the_state_is_lost(cri: CRI, plugin: PluginProcess, 
     plugin.start()
     for each in neighbours:
         cri.settles(each, MACHINE)
-    assert plugin.metric("nri_numa_unexplained_pins_total") == 0
-    assert plugin.metric("nri_numa_claims_disbelieved_total") == 0
+    assert plugin.metric("nri_numa_unknown_cpusets_total") == 0
+    assert plugin.metric("nri_numa_assigned_annotations_rejected_total") == 0
     later = cri.owner("later")
     for each in neighbours:
         cri.settles(each, MACHINE - cri.cpus(later))
@@ -114,7 +114,9 @@ def test_a_forged_annotation_gives_nothing(cri: CRI, plugin: PluginProcess) -> N
         resources=with_cpus(BEST_EFFORT, str(MACHINE)),
     )
     plugin.start()
-    poll(lambda: plugin.metric("nri_numa_claims_disbelieved_total") == 1, "it is counted")
+    poll(
+        lambda: plugin.metric("nri_numa_assigned_annotations_rejected_total") == 1, "it is counted"
+    )
     assert "default/mallory/main" in plugin.log()
     assert "while its pod asks for 0" in plugin.log()
     assert cri.cpus(honest) == MACHINE

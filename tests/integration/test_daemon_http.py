@@ -113,16 +113,16 @@ def test_the_api_tells_what_the_runtime_was_told(node: EmbeddedNode) -> None:
 
     samples = metrics(node)
     for kind in ("unbound", "explicit", "exclusive", "shared"):
-        assert samples[f'nri_numa_containers{{kind="{kind}",preferred="true"}}'] == 1
-    assert samples['nri_numa_containers{kind="foreign",preferred="true"}'] == 0
+        assert samples[f'nri_numa_containers{{kind="{kind}",aligned="true"}}'] == 1
+    assert samples['nri_numa_containers{kind="foreign",aligned="true"}'] == 0
     i = told[own.id]["numaNodes"]
     label = f'{{numa_node="{i}"}}'
-    assert samples[f'nri_numa_numa_node_cpus{{numa_node="{i}",state="exclusive"}}'] == 4
-    assert samples[f'nri_numa_numa_node_cpus{{numa_node="{i}",state="shared"}}'] == 4
-    assert samples[f"nri_numa_numa_node_available_cpus{label}"] == 4
-    assert samples[f"nri_numa_numa_node_memory_bytes{label}"] == 16 * GIB
-    assert samples[f"nri_numa_numa_node_memory_allocated_bytes{label}"] == 4 * GIB
-    assert samples[f"nri_numa_numa_node_memory_available_bytes{label}"] <= 12 * GIB
+    assert samples[f'nri_numa_cpus{{numa_node="{i}",state="exclusive"}}'] == 4
+    assert samples[f'nri_numa_cpus{{numa_node="{i}",state="shared"}}'] == 4
+    assert samples[f"nri_numa_free_cpus{label}"] == 4
+    assert samples[f"nri_numa_memory_bytes{label}"] == 16 * GIB
+    assert samples[f"nri_numa_memory_allocated_bytes{label}"] == 4 * GIB
+    assert samples[f"nri_numa_memory_free_bytes{label}"] <= 12 * GIB
     assert samples["nri_numa_shared_pool_cpus"] == 28
     assert samples["nri_numa_link_up"] == samples["nri_numa_http_up"] == 1
     assert samples["nri_numa_internal_errors_total"] == 0
@@ -132,7 +132,7 @@ def test_the_api_tells_what_the_runtime_was_told(node: EmbeddedNode) -> None:
     assert samples["nri_numa_config_last_reload_successful"] == 1
     status = node.plugin.json("/v1/status")
     assert samples[f'nri_numa_node_info{{node_name="{status["nodeName"]}"}}'] == 1
-    assert samples["nri_numa_checkpoint_write_seconds_count"] >= 4
+    assert samples["nri_numa_checkpoint_write_duration_seconds_count"] >= 4
     refused = (
         'nri_numa_decisions_total{outcome="refused",policy="single-numa-node",'
         'reason="TopologyAffinityError"}'
@@ -169,7 +169,7 @@ def test_the_api_tells_what_the_runtime_was_told(node: EmbeddedNode) -> None:
     node.call(node.runtime.stop_container(own.id))
     node.call(node.runtime.remove_pod(own.message.pod_sandbox_id))
     samples = metrics(node)
-    assert samples['nri_numa_containers{kind="exclusive",preferred="true"}'] == 0
+    assert samples['nri_numa_containers{kind="exclusive",aligned="true"}'] == 0
     assert samples["nri_numa_shared_pool_cpus"] == 32
     status, missing = node.plugin.get("/v1/explain/default/own")
     assert (status, '"NotFound"' in missing) == (404, True)
@@ -372,7 +372,7 @@ def test_connections_that_never_finish_a_request_keep_no_probe_out(here: Embedde
         for path in ("/healthz", "/readyz"):
             assert here.plugin.get(path)[0] == 200
     until(lambda: here.plugin.get("/metrics")[0] == 200, "there are places again")
-    assert here.metric("nri_numa_http_dropped_total") > 0
+    assert here.metric("nri_numa_http_connections_dropped_total") > 0
     assert here.plugin.terminate() == 0
 
 

@@ -320,7 +320,7 @@ def test_a_leader_that_dies_in_the_middle_of_a_bind(
         assert found is not None
         assert found["spec"]["nodeName"] == NODES[0]
         assert placed(found) == placed(written)
-        poll(lambda: "nri_numa_scheduler_held_pods 1.0" in other.get("/metrics"), "what is held")
+        poll(lambda: "nri_numa_scheduler_assumed_pods 1.0" in other.get("/metrics"), "what is held")
     there.request("DELETE", LEASE)
 
 
@@ -496,7 +496,9 @@ class Burst:
             return sum(seen.values()) == PODS
 
         poll(start, "all pods running")
-        poll(lambda: "nri_numa_scheduler_held_pods 0.0" in self.first.get("/metrics"), "handover")
+        poll(
+            lambda: "nri_numa_scheduler_assumed_pods 0.0" in self.first.get("/metrics"), "handover"
+        )
 
     def filtered(self) -> float:
         text = self.first.get("/metrics")

@@ -53,7 +53,7 @@ def test_case_11_idle_siblings_are_not_free_for_shared_containers() -> None:
     view = live_view(world.agent, memory=world.reading)
     nodes = view.list_assignments().head.numa_nodes
     assert [n.cpu_free_milli for n in nodes] == [500, 500]
-    assert [n.available_cpus for n in view.metrics_snapshot().numa_nodes] == [0.5, 0.5]
+    assert [n.free_cpus for n in view.metrics_snapshot().numa_nodes] == [0.5, 0.5]
 
 
 def test_case_11_owners_leave_what_shared_containers_were_promised(world: World) -> None:

@@ -86,7 +86,7 @@ def test_a_foreign_container_on_an_idle_sibling_is_counted(world: World) -> None
     idle = world.agent.current.state.idle_siblings
     world.update("plain-app", Resources(cpus=str(idle)))
     assert world.allocation("plain-app").kind is ContainerKind.FOREIGN
-    assert world.count("foreign_on_owned_cpus") == len(idle)
+    assert world.count("foreign_containers_on_exclusive_cpus") == len(idle)
 
 
 # --- what is given back -------------------------------------------------------------------------

@@ -332,7 +332,7 @@ def test_what_is_only_observed_is_refused_once_and_known() -> None:
         ContainerKind.UNPINNED,
     )
     assert world.steps("new-app") == (world.history.rejections[0].message,)
-    assert world.count("gap_containers_total") == 0
+    assert world.count("missed_starts_total") == 0
 
 
 @pytest.mark.parametrize(

@@ -578,6 +578,7 @@ def test_the_chart_for_the_prometheus_operator() -> None:
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
     assert (endpoint["port"], endpoint["scheme"], endpoint["interval"]) == ("http", "https", "15s")
     assert endpoint["authorization"]["credentials"] == {"name": "nri-numa-http", "key": "token"}
+    assert endpoint["honorLabels"], "the container's namespace and pod, not the agent's"
     assert {r["targetLabel"] for r in endpoint["relabelings"]} == {"job", "node"}
     assert documents["ServiceMonitor"]["spec"]["endpoints"] == [endpoint]
     service = documents["Service"]

@@ -32,8 +32,8 @@ WATCHED = (
     "internal_errors_total",
     "protocol_errors_total",
     "checkpoint_errors_total",
-    "drift_fights_total",
-    "gap_containers_total",
+    "drift_repairs_abandoned_total",
+    "missed_starts_total",
 )
 """Counters that must stay at zero; the bed writes cgroups a moment late, so some drift is found."""
 MAY_GROW = {"RSS KiB": (1.15, 2048), "descriptors": (1, 3), "threads": (1, 2)}
@@ -51,7 +51,7 @@ def look(plugin: PluginProcess) -> dict[str, float]:
         "descriptors": len(list((proc / "fd").iterdir())),
         "threads": int(stat[17]),
         "CPU s": (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK"),
-        "longest gap ms": float(told["nri_numa_loop_lag_longest_seconds"]) * 1000,
+        "longest gap ms": float(told["nri_numa_event_loop_max_lag_seconds"]) * 1000,
         "journal KiB": plugin.checkpoint.stat().st_size // 1024
         if plugin.checkpoint.exists()
         else 0,

@@ -154,10 +154,10 @@ def test_numa_info_names_cpus_one_by_one() -> None:
 
 def test_a_scrape_tells_the_same_as_the_list(bed: AgentBed) -> None:
     text = bed.metrics.render_metrics()
-    assert 'nri_numa_containers{kind="exclusive",preferred="true"} 1\n' in text
-    assert 'nri_numa_containers{kind="shared",preferred="true"} 0\n' in text
-    assert 'nri_numa_containers{kind="kubelet",preferred="false"} 0\n' in text
-    assert 'pod_name="own",container_name="main",kind="exclusive",policy="restricted"' in text
+    assert 'nri_numa_containers{kind="exclusive",aligned="true"} 1\n' in text
+    assert 'nri_numa_containers{kind="shared",aligned="true"} 0\n' in text
+    assert 'nri_numa_containers{kind="kubelet",aligned="false"} 0\n' in text
+    assert 'pod="own",container="main",kind="exclusive",policy="restricted"' in text
     pool = len(CPUSet.parse(bed.view.list_assignments().head.shared_pool))
     assert f"nri_numa_shared_pool_cpus {pool}\n" in text
 

@@ -64,8 +64,8 @@ async def test_what_is_put_is_written_shown_and_taken_away(bed: ControllerBed) -
     assert json.loads(text)["zones"] == {"0": 0.625}
     _, metrics = await bed.get("/metrics")
     assert "nri_numa_controller_leader 1.0" in metrics
-    assert "nri_numa_controller_lowered_nodes 1.0" in metrics
-    assert 'offers_total{result="accepted",source="put"} 2.0' in metrics
+    assert "nri_numa_controller_reduced_capacity_nodes 1.0" in metrics
+    assert 'source_reports_total{result="accepted",source="put"} 2.0' in metrics
     assert (await bed.ask("DELETE", PATH))[0] == 204
     await until(lambda: bed.zones("n1") is None)
     nothing = {"node": "n1", "zones": {}, "seconds": 0, "source": ""}
@@ -134,7 +134,7 @@ async def test_bad_requests_are_refused_with_a_sentence(bed: ControllerBed) -> N
         assert (found, said in text) == (code, True), (body, text)
     # Each of 13 sound documents; what is no document or has no token is no offer.
     metrics = (await bed.get("/metrics"))[1]
-    assert 'offers_total{result="refused",source="put"} 13.0' in metrics
+    assert 'source_reports_total{result="rejected",source="put"} 13.0' in metrics
     assert bed.writes() == []
 
 

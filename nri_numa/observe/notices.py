@@ -19,6 +19,7 @@ import msgspec
 from msgspec.structs import replace
 
 from nri_numa.engine.state import Allocation
+from nri_numa.model.reasons import FORMER_REASONS
 from nri_numa.observe.traces import PackedTrace
 
 MAX_NOTICES: Final = 256
@@ -52,11 +53,20 @@ class NoticeMessageReason(StrEnum):
     """Reason of a notice that is not about a rejection; empty if the kind says everything."""
 
     NONE = ""
-    PARTLY_MOVED = "PartlyMoved"
-    REPAIRS_ABANDONED = "GivenUp"
-    REJECTED_RUNNING = "RefusedRunning"
+    PARTLY_MIGRATED = "PartlyMigrated"
+    REPAIRS_ABANDONED = "RepairsAbandoned"
+    REJECTED_RUNNING = "RejectedRunning"
     UNKNOWN_CONTAINER = "UnknownContainer"
     UNKNOWN_PREFIX = "UnknownPrefix"
+
+
+FORMER_NOTICE_REASONS: Final = {
+    **FORMER_REASONS,
+    "GivenUp": "RepairsAbandoned",
+    "PartlyMoved": "PartlyMigrated",
+    "RefusedRunning": "RejectedRunning",
+}
+"""Reason by the name that it had in histories of older versions."""
 
 
 class Notice(msgspec.Struct, frozen=True, kw_only=True, rename={"pod_uid": "podUID"}):

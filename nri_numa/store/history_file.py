@@ -22,10 +22,12 @@ from typing import Final, Protocol
 from zlib import crc32
 
 import msgspec
+from msgspec.structs import replace
 
 from nri_numa.engine.state import Allocation
+from nri_numa.model.reasons import FORMER_REASONS
 from nri_numa.observe.logs import get_logger
-from nri_numa.observe.notices import Notice, NoticeLog, Rejection
+from nri_numa.observe.notices import FORMER_NOTICE_REASONS, Notice, NoticeLog, Rejection
 from nri_numa.observe.traces import PackedTrace
 from nri_numa.store.files import read_file, replace_file
 from nri_numa.store.journal import (
@@ -177,13 +179,16 @@ class HistoryFile:
             kind, _, name = key.partition("/")
             try:
                 if kind == "notice":
-                    notices.append(msgspec.json.decode(contents.raw[key], type=Notice))
+                    notice = msgspec.json.decode(contents.raw[key], type=Notice)
+                    notices.append(replace(notice, reason=_current_reason(notice.reason)))
                 elif kind == "rejection":
-                    rejections.append(msgspec.json.decode(contents.raw[key], type=Rejection))
+                    rejection = msgspec.json.decode(contents.raw[key], type=Rejection)
+                    reason = _current_reason(rejection.reason)
+                    rejections.append(replace(rejection, reason=reason))
                 elif kind == "trace" and name in allocations:
                     saved = msgspec.json.decode(contents.raw[key], type=_SavedTrace)
                     # No trace explains an allocation that has changed since.
-                    if saved.allocation_digest == _allocation_digest(allocations[name]):
+                    if saved.allocation_digest in _valid_digests(allocations[name]):
                         traces[name] = saved.trace
             except DECODE_ERRORS:
                 damaged += 1
@@ -307,6 +312,20 @@ def encode_lines(
 
 def _document_line(number: int, key: str, document: msgspec.Struct) -> bytes:
     return frame_line(number, JournalLine(updates={key: msgspec.Raw(encode(document))}))
+
+
+def _current_reason(reason: str) -> str:
+    """Return the reason as this version names it."""
+    return FORMER_NOTICE_REASONS.get(reason, reason)
+
+
+def _valid_digests(allocation: Allocation) -> Iterator[int]:
+    """Yield the digests of an allocation by this version and by the one with other reasons."""
+    yield _allocation_digest(allocation)
+    document = allocation_document(allocation)
+    for former, current in FORMER_REASONS.items():
+        if document.get("unpinned_for") == current:
+            yield crc32(encode({**document, "unpinned_for": former}))
 
 
 def _allocation_digest(allocation: Allocation) -> int:

@@ -141,10 +141,10 @@ REFUSALS: dict[R, Callable[[], Rejected]] = {
     R.NOT_PERMITTED: lambda: refuse(
         {"cpus": "exclusive"}, cpus=2, settings=Settings(permissions=(_SHARED_ONLY,))
     ),
-    R.UNPAID_CPUS: lambda: refuse({"numacpu": "2-5", "cpus": "exclusive"}, cpus=1),
+    R.CPUS_NOT_REQUESTED: lambda: refuse({"numacpu": "2-5", "cpus": "exclusive"}, cpus=1),
     R.FRACTIONAL_CPUS: lambda: refuse({"cpus": "exclusive"}, cpus=1.5),
-    R.NO_CPUS: lambda: refuse({"cpus": "exclusive"}),
-    R.UNKNOWN_CPUS: lambda: refuse({"cpus": "exclusive"}, shares=262_144),
+    R.NO_CPU_REQUEST: lambda: refuse({"cpus": "exclusive"}),
+    R.CPU_REQUEST_UNKNOWN: lambda: refuse({"cpus": "exclusive"}, shares=262_144),
     R.INVALID_SLOTS: lambda: refuse({}, cpus=2, slots="cpu-2,cpu-3"),
     R.SLOTS_CONFLICT: lambda: refuse({"numacpu": "2-3"}, cpus=2, slots="slot-0,slot-1"),
     R.SLOTS_MISMATCH: lambda: refuse({}, cpus=1.5, slots="slot-0,slot-1"),
@@ -162,7 +162,7 @@ REFUSALS: dict[R, Callable[[], Rejected]] = {
     R.CPU_RESERVED: lambda: refuse(
         {"numacpu": "0-1"}, cpus=2, settings=Settings(reserved_cpus=CPUSet([0, 8]))
     ),
-    R.CPU_OWNED: lambda: refuse({"numacpu": "2-4"}, before=owner("2-3")),
+    R.CPU_EXCLUSIVE: lambda: refuse({"numacpu": "2-4"}, before=owner("2-3")),
     R.KUBELET_PINNED: lambda: refuse(
         {"numacpu": "2-3"}, cpus=2, before=lambda world: world.kubelet({("web", "app"): "4-5"})
     ),
@@ -174,7 +174,7 @@ REFUSALS: dict[R, Callable[[], Rejected]] = {
     R.MEMORY_POLICY_UNSUPPORTED: lambda: refuse(
         {"numamem": "0", "mempolicy": "interleave"}, before=_old_runtime
     ),
-    R.MEMORY_POLICY_WITHOUT_NODES: lambda: refuse({"mempolicy": "bind"}),
+    R.MEMORY_POLICY_NEEDS_NODES: lambda: refuse({"mempolicy": "bind"}),
     R.NUMA_NODE_WITHOUT_MEMORY: _bare_node,
 }
 """By reason, how to come by one."""

@@ -26,7 +26,13 @@ SHORTAGES = {
 """Reasons for which something is short by a number."""
 WITHHELD = {"SharedPoolEmpty", "SharedPoolFloor", "QuotaExceeded"}
 """Reasons for which a grant would withhold too much from others."""
-VALUES = {"FractionalCPUs", "NoCPUs", "UnknownCPUs", "UnpaidCPUs", "SlotsMismatch"}
+VALUES = {
+    "FractionalCPUs",
+    "NoCPURequest",
+    "CPURequestUnknown",
+    "CPUsNotRequested",
+    "SlotsMismatch",
+}
 """Reasons that lie in the container's resources."""
 
 CLAIMS = {"ClaimInUse", "ClaimNotPrepared"}

@@ -168,7 +168,7 @@ def test_isolate_keeps_siblings_idle_and_out_of_every_pool() -> None:
     siblings = world.topology.siblings_of(cpus)
     assert len(siblings) == 4
     assert world.cpus("plain-app") == world.topology.online - siblings
-    assert world.refused("b", {"numacpu": str(siblings - cpus)}).reason == "CPUOwned"
+    assert world.refused("b", {"numacpu": str(siblings - cpus)}).reason == "CPUExclusive"
     world.stop("a-app")
     assert world.cpus("plain-app") == world.topology.online
 

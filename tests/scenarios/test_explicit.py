@@ -25,7 +25,7 @@ def test_listed_and_exclusive_belongs_to_nobody_else() -> None:
     world.put("plain", {}, qos=QoSClass.BEST_EFFORT)
     assert world.put("a", {"numacpu": "1-2", "cpus": "exclusive"}, 2) == ("1-2", "")
     assert world.has("plain-app")[0] == "0,3"
-    says(world.refused("b", {"numacpu": "2"}), "CPUOwned", "default/a/app")
+    says(world.refused("b", {"numacpu": "2"}), "CPUExclusive", "default/a/app")
     world.stop("a-app")
     assert world.has("plain-app")[0] == "0-3"
 

@@ -92,7 +92,7 @@ def test_granted_cpus_cannot_be_listed_and_the_refusal_says_whose_they_are(world
     of = kubelets(world, "g", "2-3")
     world.place(of, wants=sent("2-3"))
     asks = pod("asks", {"numacpu": "1-2"})
-    says(world.refuse(asks), "CPUOwned", "CPU 2 is exclusive to default/g/app (by the kubelet)")
+    says(world.refuse(asks), "CPUExclusive", "CPU 2 is exclusive to default/g/app (by the kubelet)")
     world.kubelet({("g", APP): "2-3", ("soon", APP): "1"})
     refused = world.refuse(asks)
     assert "default/g/app (by the kubelet)" in refused.message
@@ -384,7 +384,7 @@ def test_a_list_of_granted_cpus_that_started_without_us_is_said_to_stay_unpinned
     else:
         world.synchronize()
     (notice,) = world.history.notices.notices_after()
-    assert (notice.notice_kind, notice.reason, notice.pod) == ("unpinned", "CPUOwned", "late")
+    assert (notice.notice_kind, notice.reason, notice.pod) == ("unpinned", "CPUExclusive", "late")
     text = explained(world, late.id)
     for said in (notice.message, text):
         assert "CPU 2 is exclusive to default/granted/app (by the kubelet)" in said

@@ -450,7 +450,7 @@ def _wants(total: float = 0) -> tuple[World, object, object]:
 def test_case_12_shares_that_saturate_are_no_number(total: float) -> None:
     world, of, made = _wants(total)
     refused = world.refuse(of, made)  # type: ignore[arg-type]
-    assert refused.reason == "UnknownCPUs"
+    assert refused.reason == "CPURequestUnknown"
     assert "a request of 256 CPUs or more" in refused.message
     assert "cannot be known" in refused.message
     assert ("the whole pod's limit is 300 CPUs" in refused.message) is bool(total)
@@ -482,4 +482,4 @@ def test_case_12_a_mere_default_makes_it_share() -> None:
 def test_case_12_a_policy_of_a_guaranteed_pod_cannot_know_either() -> None:
     found = _demand({}, {"policy": "restricted"})
     assert isinstance(found, Rejection)
-    assert found.reason == "UnknownCPUs"
+    assert found.reason == "CPURequestUnknown"

@@ -195,7 +195,7 @@ def test_a_list_of_memory_nodes_is_no_excuse_to_go_without(more: dict[str, str])
 @pytest.mark.parametrize("asks", [{}, {"numacpu": "1"}])
 def test_a_policy_on_nodes_needs_memory_nodes(asks: dict[str, str]) -> None:
     refused = two_nodes().refused("a", {**asks, "mempolicy": "bind"})
-    assert refused.reason == "MemoryPolicyWithoutNodes"
+    assert refused.reason == "MemoryPolicyNeedsNodes"
     assert "mempolicy is 'bind' (annotation numa.kubernetes.io/mempolicy)" in refused.message
     assert "expected numamem, or a policy that pins its memory" in refused.message
 

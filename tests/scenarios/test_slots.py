@@ -77,7 +77,7 @@ def test_a_burstable_pod_owns_what_its_request_pays_for(world: World) -> None:
     assert len(CPUSet.parse(cpus)) == 2
     limit = replace(request, cpu_quota=300_000, cpu_period=100_000)
     three = holding("b", "slot-2,slot-3,slot-4", wants=limit, qos=QoSClass.BURSTABLE)
-    assert world.refuse(*three).reason == "UnpaidCPUs"
+    assert world.refuse(*three).reason == "CPUsNotRequested"
 
 
 def test_nobody_can_claim_slots_by_an_annotation_of_the_pod(world: World) -> None:

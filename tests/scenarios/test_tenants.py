@@ -69,7 +69,7 @@ def rule_of(world: World) -> str:
 
 def test_a_best_effort_list_owns_nothing(world: World) -> None:
     refused = world.refuse(*want("greedy", {"numacpu": "2-31", **OWN}, qos=BEST_EFFORT))
-    assert refused.reason == "UnpaidCPUs"
+    assert refused.reason == "CPUsNotRequested"
     assert "numacpu is '2-31'" in refused.message
     assert "the CPU request pays for 0m of 30000m" in refused.message
     assert "the built-in permission has not" in refused.message
@@ -78,7 +78,7 @@ def test_a_best_effort_list_owns_nothing(world: World) -> None:
 
 def test_a_burstable_limit_owns_nothing_and_keeps_its_quota(world: World) -> None:
     refused = world.refuse(*want("greedy", OWN, burst(0.001, 28), qos=BURSTABLE))
-    assert refused.reason == "UnpaidCPUs"
+    assert refused.reason == "CPUsNotRequested"
     assert "cpu request is not set, expected 28000m" in refused.message
     world.place(*want("paid", OWN, burst(2, 2), qos=BURSTABLE))
     assert len(world.cpus("paid-app")) == 2
@@ -86,7 +86,7 @@ def test_a_burstable_limit_owns_nothing_and_keeps_its_quota(world: World) -> Non
 
 def test_a_list_must_be_paid_for_as_a_whole_in_a_guaranteed_pod_too(world: World) -> None:
     annotations = {"numacpu": "2-31", **OWN}
-    assert world.refuse(*want("greedy", annotations, resources(2))).reason == "UnpaidCPUs"
+    assert world.refuse(*want("greedy", annotations, resources(2))).reason == "CPUsNotRequested"
     assert world.place(*want("paid", annotations, resources(30)))[0] == "2-31"
 
 
@@ -94,7 +94,9 @@ def test_a_rule_and_a_default_do_not_make_tenants_owners_of_what_they_do_not_pay
     ruled = World(machines.snc_smt(), Settings(rules=(Rule(values=OWN),)))
     ruled.place(*want("a", {}, burst(0.5, 28), qos=BURSTABLE))
     assert ruled.allocation("a-app").kind is ContainerKind.SHARED
-    assert ruled.refuse(*want("b", {"numacpu": "2-31"}, qos=BEST_EFFORT)).reason == "UnpaidCPUs"
+    assert (
+        ruled.refuse(*want("b", {"numacpu": "2-31"}, qos=BEST_EFFORT)).reason == "CPUsNotRequested"
+    )
     default = World(machines.snc_smt(), Settings(defaults={**OWN, "policy": "best-effort"}))
     default.place(*want("a", {}, burst(0.5, 28), qos=BURSTABLE))
     assert default.allocation("a-app").kind is ContainerKind.SHARED
@@ -116,7 +118,7 @@ def test_a_permission_lets_unpaid_cpus_be_owned() -> None:
     given = want("a", {"numacpu": "2-3", **OWN}, qos=BEST_EFFORT, namespace="lab-1")
     assert world.place(*given)[0] == "2-3"
     world.place(*want("b", OWN, burst(0, 4), qos=BURSTABLE, namespace="lab-1"))
-    says(world.refuse(*want("c", {"numacpu": "30", **OWN}, qos=BEST_EFFORT)), "UnpaidCPUs")
+    says(world.refuse(*want("c", {"numacpu": "30", **OWN}, qos=BEST_EFFORT)), "CPUsNotRequested")
 
 
 def test_where_the_permission_says_ignore_an_unpaid_owner_shares() -> None:
@@ -298,7 +300,7 @@ def test_a_new_list_of_owned_cpus_is_refused_and_one_that_gave_way_starts_again(
     world.place(*want("db", {"numacpu": "2-3", **OWN}, resources(2)))
     assert world.has("free-app")[0] == "0-1"
     refused = world.refuse(*want("late", {"numacpu": "0-3"}, qos=BEST_EFFORT))
-    assert refused.reason == "CPUOwned"
+    assert refused.reason == "CPUExclusive"
     assert "default/db/app" in refused.message
     world.stop("free-app")
     again = replace(free[1], id="free-again")
@@ -693,7 +695,7 @@ def test_an_annotation_too_long_to_be_of_our_writing_is_not_read_back(world: Wor
 
 def test_a_list_that_a_resize_does_not_pay_for_any_more_is_not_resized(world: World) -> None:
     world.place(*want("owner", {"numacpu": "2-5", **OWN, "on-failure": "unpinned"}, resources(4)))
-    says(world.update_refused("owner-app", resources(1)), "UnpaidCPUs")
+    says(world.update_refused("owner-app", resources(1)), "CPUsNotRequested")
     assert world.has("owner-app")[0] == "2-5"
 
 

@@ -81,7 +81,7 @@ KINDS: dict[str, tuple[dict[str, str], str, tuple[float, ...]]] = {
 """Annotations, what the cgroups of its pods are below, and numbers of CPUs."""
 RESIDENT_WEIGHTS = (70, 25, 3, 2)
 CYCLE_WEIGHTS = (42, 38, 15, 5)
-EXPECTED_REFUSALS = ("TopologyAffinityError", "NotEnough", "CPUOwned")
+EXPECTED_REFUSALS = ("TopologyAffinityError", "NotEnough", "CPUExclusive")
 
 
 class Soak:

@@ -160,5 +160,5 @@ def test_a_refusal_that_stops_nothing_is_counted_and_becomes_a_notice(bed: LateS
     bed.late.on_started_despite_rejection("ns", "pod", "uid", "main", "numacpu: no such CPU")
     assert bed.metric("nri_numa_refused_running_total") == 1
     (notice,) = bed.world.history.notices.notices_after(0)
-    assert (notice.notice_kind, notice.reason, notice.pod) == ("unpinned", "RefusedRunning", "pod")
+    assert (notice.notice_kind, notice.reason, notice.pod) == ("unpinned", "RejectedRunning", "pod")
     assert "numacpu: no such CPU" in notice.message

@@ -31,11 +31,11 @@ PINNED_KINDS: Final = frozenset({"exclusive", "shared", "explicit", "kubelet"})
 """Kinds of containers that the agent or the kubelet's managers have placed."""
 
 EVENT_REASONS: Final = {
-    "refused": ("PlacementRefused", "Warning"),
-    "widened": ("PlacedWider", "Normal"),
-    "unpinned": ("NotPinned", "Warning"),
+    "refused": ("PlacementRejected", "Warning"),
+    "widened": ("Misaligned", "Normal"),
+    "unpinned": ("Unpinned", "Warning"),
     "gap": ("PlacedAfterStart", "Warning"),
-    "late": ("PlacedLate", "Warning"),
+    "late": ("UndeliveredUpdate", "Warning"),
     "moved": ("Moved", "Normal"),
     "room": ("RoomFound", "Normal"),
     "drift": ("CpusetDrift", "Warning"),

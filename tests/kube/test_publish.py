@@ -52,20 +52,20 @@ def test_a_refused_pod_says_so_where_people_look(
 ) -> None:
     """One Event whose count grows, over restarts of both sides too."""
     installed.apply(refused("publish-once"))
-    event = wait_event(installed, publisher, "publish-once", "PlacementRefused")
+    event = wait_event(installed, publisher, "publish-once", "PlacementRejected")
     uid = installed.ask("GET", "/api/v1/namespaces/default/pods/publish-once")["metadata"]["uid"]
     assert event["regarding"]["uid"] == uid
     assert event["regarding"]["fieldPath"] == "spec.containers{main}"
     assert event["reportingInstance"] == "bed"
     described = installed.kubectl("describe", "pod", "publish-once")
-    assert "PlacementRefused" in described
+    assert "PlacementRejected" in described
     assert f"{PREFIX}/nri-numa" in described
     publisher.end()
     bed.node.plugin.restart(kill=True)
     publisher.start()
 
     def again() -> list[JsonObject] | None:
-        found = events(installed, "publish-once", "PlacementRefused")
+        found = events(installed, "publish-once", "PlacementRejected")
         return found if max(map(count, found)) > count(event) else None
 
     (same,) = poll(again, "a higher count")
@@ -77,8 +77,8 @@ def test_a_static_pod_says_so_too(bed: KubeBed, installed: Client, publisher: Pu
     manifest = bed.node.directory / "static" / "fixed.json"
     manifest.write_text(json.dumps(refused("fixed")))
     try:
-        wait_event(installed, publisher, "fixed-bed", "PlacementRefused")
-        assert "PlacementRefused" in installed.kubectl("describe", "pod", "fixed-bed")
+        wait_event(installed, publisher, "fixed-bed", "PlacementRejected")
+        assert "PlacementRejected" in installed.kubectl("describe", "pod", "fixed-bed")
     finally:
         manifest.unlink()
         poll(lambda: installed.pod("fixed-bed") is None, "its end")
@@ -143,7 +143,7 @@ def test_it_waits_for_the_api_server(bed: KubeBed, installed: Client) -> None:
             )
             server.start()
             poll(lambda: answers(installed), "API server")
-            wait_event(installed, process, "publish-away", "PlacementRefused")
+            wait_event(installed, process, "publish-away", "PlacementRejected")
             assert len(process.records("the API server cannot be used for now")) == 1
             assert process.records("the API server answers again")
     finally:
@@ -209,7 +209,7 @@ def _note(node: str) -> JsonObject:
         "reportingController": f"{PREFIX}/nri-numa",
         "reportingInstance": node,
         "action": "Placing",
-        "reason": "PlacementRefused",
+        "reason": "PlacementRejected",
         "type": "Warning",
         "note": "forged",
         "regarding": {"apiVersion": "v1", "kind": "Pod", "namespace": "default", "name": "victim"},

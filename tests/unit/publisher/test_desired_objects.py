@@ -63,7 +63,7 @@ def test_an_event_is_about_the_container() -> None:
     assert event["regarding"]["fieldPath"] == "spec.containers{main}"
     assert event["regarding"]["uid"] == "8d7c"
     assert event["note"] == "NoSuchCPU: CPU 63 is not here"
-    assert (event["reason"], event["type"]) == ("PlacementRefused", "Warning")
+    assert (event["reason"], event["type"]) == ("PlacementRejected", "Warning")
     assert "series" not in event
 
 

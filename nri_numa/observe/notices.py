@@ -35,11 +35,11 @@ K8S_SPAN_ATTRIBUTE_NAMES: Final = ("namespace.name", "pod.name", "pod.uid", "con
 class NoticedEventKind(StrEnum):
     """Kind of event that a notice is about."""
 
-    REJECTED = "refused"
-    MISALIGNED = "widened"
+    REJECTED = "rejected"
+    MISALIGNED = "misaligned"
     UNPINNED = "unpinned"
-    MISSED_START = "gap"
-    UNDELIVERED_UPDATE = "late"
+    MISSED_START = "missed-start"
+    UNDELIVERED_UPDATE = "undelivered-update"
     DRIFT = "drift"
     IGNORED = "ignored"
     MOVED = "moved"
@@ -47,6 +47,15 @@ class NoticedEventKind(StrEnum):
     UNDONE = "undone"
     SHARED_AGAIN = "shared"
     RESERVATION_RELEASED = "reservation"
+
+
+FORMER_NOTICE_KINDS: Final = {
+    "gap": NoticedEventKind.MISSED_START,
+    "late": NoticedEventKind.UNDELIVERED_UPDATE,
+    "refused": NoticedEventKind.REJECTED,
+    "widened": NoticedEventKind.MISALIGNED,
+}
+"""Kind by the name that it had in histories of older versions."""
 
 
 class NoticeMessageReason(StrEnum):
@@ -76,8 +85,8 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True, rename={"pod_uid": "podU
     number: Annotated[int, "Where in the sequence it last changed."]
     notice_kind: Annotated[
         str,
-        "refused, widened, unpinned, gap, late, drift, ignored, moved, room, undone, shared or "
-        "reservation; more may come.",
+        "rejected, misaligned, unpinned, missed-start, undelivered-update, drift, ignored, moved, "
+        "room, undone, shared or reservation; more may come.",
     ] = msgspec.field(name="what")
     reason: Annotated[str, "A short CamelCase name; may be empty."]
     message: Annotated[str, "The latest words about it."]

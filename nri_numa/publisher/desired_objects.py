@@ -31,11 +31,11 @@ PINNED_KINDS: Final = frozenset({"exclusive", "shared", "explicit", "kubelet"})
 """Kinds of containers that the agent or the kubelet's managers have placed."""
 
 EVENT_REASONS: Final = {
-    "refused": ("PlacementRejected", "Warning"),
-    "widened": ("Misaligned", "Normal"),
+    "rejected": ("PlacementRejected", "Warning"),
+    "misaligned": ("Misaligned", "Normal"),
     "unpinned": ("Unpinned", "Warning"),
-    "gap": ("PlacedAfterStart", "Warning"),
-    "late": ("UndeliveredUpdate", "Warning"),
+    "missed-start": ("PlacedAfterStart", "Warning"),
+    "undelivered-update": ("UndeliveredUpdate", "Warning"),
     "moved": ("Moved", "Normal"),
     "room": ("RoomFound", "Normal"),
     "drift": ("CpusetDrift", "Warning"),

@@ -27,7 +27,13 @@ from msgspec.structs import replace
 from nri_numa.engine.state import Allocation
 from nri_numa.model.reasons import FORMER_REASONS
 from nri_numa.observe.logs import get_logger
-from nri_numa.observe.notices import FORMER_NOTICE_REASONS, Notice, NoticeLog, Rejection
+from nri_numa.observe.notices import (
+    FORMER_NOTICE_KINDS,
+    FORMER_NOTICE_REASONS,
+    Notice,
+    NoticeLog,
+    Rejection,
+)
 from nri_numa.observe.traces import PackedTrace
 from nri_numa.store.files import read_file, replace_file
 from nri_numa.store.journal import (
@@ -180,7 +186,7 @@ class HistoryFile:
             try:
                 if kind == "notice":
                     notice = msgspec.json.decode(contents.raw[key], type=Notice)
-                    notices.append(replace(notice, reason=_current_reason(notice.reason)))
+                    notices.append(_with_current_names(notice))
                 elif kind == "rejection":
                     rejection = msgspec.json.decode(contents.raw[key], type=Rejection)
                     reason = _current_reason(rejection.reason)
@@ -312,6 +318,12 @@ def encode_lines(
 
 def _document_line(number: int, key: str, document: msgspec.Struct) -> bytes:
     return frame_line(number, JournalLine(updates={key: msgspec.Raw(encode(document))}))
+
+
+def _with_current_names(notice: Notice) -> Notice:
+    """Return a notice with kind and reason as this version names them."""
+    kind = FORMER_NOTICE_KINDS.get(notice.notice_kind, notice.notice_kind)
+    return replace(notice, notice_kind=kind, reason=_current_reason(notice.reason))
 
 
 def _current_reason(reason: str) -> str:

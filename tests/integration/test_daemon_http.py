@@ -319,7 +319,7 @@ def test_a_pod_that_starts_without_a_link_is_explained_and_noticed(node: Embedde
     )
     # A runtime that is slow to carry its update out is noticed too, and that is no matter here.
     notices = node.plugin.json("/v1/notices")["notices"]
-    assert [one["pod"] for one in notices if one["what"] == "gap"] == ["db"]
+    assert [one["pod"] for one in notices if one["what"] == "missed-start"] == ["db"]
     assert "There is no link" not in node.says("explain", "db")
     until(lambda: container.cpus == "0-1", "it has its CPUs")
 

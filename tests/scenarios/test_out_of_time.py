@@ -46,7 +46,9 @@ def test_the_rest_is_decided_after_the_answer() -> None:
     assert kinds == {ContainerKind.EXCLUSIVE}
     assert len(world.agent.current.state.exclusive) == 16
     assert world.count("gap_containers_total") == 8
-    noted = [n.pod for n in world.history.notices.notices_after() if n.notice_kind == "gap"]
+    noted = [
+        n.pod for n in world.history.notices.notices_after() if n.notice_kind == "missed-start"
+    ]
     assert sorted(noted) == [f"p{n}" for n in range(8)]
     assert all(world.history.explanation_of(i) is not None for i in ids), "each can be explained"
 

@@ -230,7 +230,7 @@ def test_a_refusal_is_noted_once_however_often_the_kubelet_asks(world: World) ->
     for attempt in range(3):
         of = pod("web", {"numacpu": "63"})
         refused = world.refuse(of, container(of, id=f"attempt-{attempt}"))
-    assert noted(world) == [("refused", refused.reason, "web", 3)]
+    assert noted(world) == [("rejected", refused.reason, "web", 3)]
     assert world.history.rejected_count == 3
     (notice,) = world.history.notices.notices_after()
     assert notice.message == refused.message

@@ -265,7 +265,7 @@ def test_a_decision_that_was_changed_since_is_not_explained_by_the_old_one(
     assert restarted(tmp_path, NodeState()).history.packed_traces() == {}
 
 
-def test_former_reasons_are_read_as_the_current_ones(
+def test_former_kinds_and_reasons_are_read_as_the_current_ones(
     tmp_path: Path, path: Path, open_for: OpenFor, restarted: Restarted
 ) -> None:
     before = busy()
@@ -280,16 +280,15 @@ def test_former_reasons_are_read_as_the_current_ones(
             former = {**allocation_document(running), "unpinned_for": "CPUOwned"}
             document["allocation_digest"] = crc32(encode(former))
         elif key.startswith("notice/"):
-            document["reason"] = "GivenUp"
+            document |= {"what": "refused", "reason": "GivenUp"}
         elif key.startswith("rejection/"):
             document["reason"] = "UnpaidCPUs"
 
     edit(path, write_former)
     after = restarted(tmp_path, state)
     assert told(after) is not None
-    assert {notice.reason for notice in after.history.notices.notices_after()} == {
-        "RepairsAbandoned"
-    }
+    (notice,) = after.history.notices.notices_after()
+    assert (notice.notice_kind, notice.reason) == ("rejected", "RepairsAbandoned")
     assert [one.reason for one in after.history.rejections] == ["CPUsNotRequested"]
 
 

@@ -24,7 +24,7 @@ from zlib import crc32
 import msgspec
 from msgspec.structs import replace
 
-from nri_numa.engine.state import Allocation
+from nri_numa.engine.state import FORMER_KINDS, Allocation
 from nri_numa.model.reasons import FORMER_REASONS
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.notices import (
@@ -332,12 +332,14 @@ def _current_reason(reason: str) -> str:
 
 
 def _valid_digests(allocation: Allocation) -> Iterator[int]:
-    """Yield the digests of an allocation by this version and by the one with other reasons."""
+    """Yield the digests of an allocation by this version and by the one with former names."""
     yield _allocation_digest(allocation)
     document = allocation_document(allocation)
-    for former, current in FORMER_REASONS.items():
-        if document.get("unpinned_for") == current:
-            yield crc32(encode({**document, "unpinned_for": former}))
+    for key, current_by_former in (("kind", FORMER_KINDS), ("unpinned_for", FORMER_REASONS)):
+        for former, current in current_by_former.items():
+            if document.get(key) == current:
+                document[key] = former
+    yield crc32(encode(document))
 
 
 def _allocation_digest(allocation: Allocation) -> int:

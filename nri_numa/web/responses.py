@@ -122,7 +122,7 @@ class Assignment(Document, frozen=True, kw_only=True):
     container: str
     kind: Annotated[
         str,
-        "exclusive, shared, explicit, unbound, foreign (pinned by others), "
+        "exclusive, shared, listed, unpinned, foreign (pinned by others), "
         "kubelet (by the kubelet's static policy), or kept (the container ended, and its pod "
         "keeps its exclusive CPUs; container is * for those of containers to come).",
     ]

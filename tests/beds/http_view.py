@@ -188,7 +188,7 @@ class FakeView:
                     "container": one.container,
                     "outcome": "placed",
                     "summary": one.reason,
-                    "result": {"kind": "explicit", "cpus": one.cpus, "mems": one.mems, "idle": ""},
+                    "result": {"kind": "listed", "cpus": one.cpus, "mems": one.mems, "idle": ""},
                     "traced": False,
                     "later": ["looked", "found"],
                 },

@@ -461,7 +461,7 @@ def test_rows_are_sorted_and_filtered(page: Page, bed: PageBed) -> None:
     expected = {
         a.pod
         for a in bed.agent.current.state.allocations.values()
-        if a.kind in ("exclusive", "explicit") and 1 in a.cpus
+        if a.kind in ("exclusive", "listed") and 1 in a.cpus
     }
     assert expected <= set(page.run(PODS))
     page.run(fill("filter", ""))

@@ -232,7 +232,7 @@ def test_from_cri_to_nri_and_back_nothing_moves(
         plugin.start()
         assert (cri.cpus(owner), cri.cpus(neighbour)) == (owned, shared)
         kinds = {c["pod"]: c["kind"] for c in plugin.json("/v1/assignments")["containers"]}
-        assert kinds == {"owner": "exclusive", "neighbour": "unbound"}
+        assert kinds == {"owner": "exclusive", "neighbour": "unpinned"}
         assert not [r for r in plugin.records() if r.get("gap") is True]
         plugin.terminate()
     assert (cri.cpus(owner), cri.cpus(neighbour)) == (owned, shared)

@@ -54,7 +54,7 @@ def test_nothing_asked_is_nothing_changed(cri: CRI, plugin: PluginProcess) -> No
     container = cri.run(cri.run_pod("plain", qos=QoS.BURSTABLE), resources=burstable(0.5))
     assert cri.first_line(container) == allowed("self")
     assigned = json.loads(cri.spec_annotations(container)[f"{PREFIX}/assigned"])
-    assert (assigned["kind"], assigned["cpus"], assigned["mems"]) == ("unbound", "", "")
+    assert (assigned["kind"], assigned["cpus"], assigned["mems"]) == ("unpinned", "", "")
 
 
 def test_the_decision_can_be_read_back(cri: CRI, plugin: PluginProcess) -> None:

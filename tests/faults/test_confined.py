@@ -79,7 +79,7 @@ def test_the_cgroup_of_a_container_that_started_without_it_is_marked(
     name = "user.numa.kubernetes.io/assigned"
     directory = node.cgroups.directory(node.cgroup(met.id))
     until(lambda: name in os.listxattr(directory), "the mark")
-    assert json.loads(os.getxattr(directory, name))["kind"] == "unbound"
+    assert json.loads(os.getxattr(directory, name))["kind"] == "unpinned"
 
 
 @pytest.mark.parametrize("writable", [True, False])

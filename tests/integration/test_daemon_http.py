@@ -77,7 +77,7 @@ def test_the_pods_sum_is_kept_from_run_pod_sandbox_on(node: EmbeddedNode) -> Non
     """``scope: pod``: nobody else gets its CPUs while its first image is still being pulled."""
     sandbox = node.pod("whole", {**SINGLE, "scope": "pod"}, given=limits(7, GIB))
     (kept,) = node.assignments().values()
-    assert (kept["pod"], kept["container"], kept["kind"]) == ("whole", "*", "kept")
+    assert (kept["pod"], kept["container"], kept["kind"]) == ("whole", "*", "reservation")
     assert len(CPUSet.parse(kept["cpus"])) == 7
     assert kept["reservation"] == "hard"
     node.call(node.runtime.stop_pod(sandbox.id))
@@ -98,8 +98,8 @@ def test_the_api_tells_what_the_runtime_was_told(node: EmbeddedNode) -> None:
 
     told = node.assignments()
     for made, kind in (
-        (plain, "unbound"),
-        (listed, "explicit"),
+        (plain, "unpinned"),
+        (listed, "listed"),
         (own, "exclusive"),
         (shared, "shared"),
     ):
@@ -111,7 +111,7 @@ def test_the_api_tells_what_the_runtime_was_told(node: EmbeddedNode) -> None:
     assert [c["pod"] for c in filtered["containers"]] == ["own"]
 
     samples = metrics(node)
-    for kind in ("unbound", "explicit", "exclusive", "shared"):
+    for kind in ("unpinned", "listed", "exclusive", "shared"):
         assert samples[f'nri_numa_containers{{kind="{kind}",preferred="true"}}'] == 1
     assert samples['nri_numa_containers{kind="foreign",preferred="true"}'] == 0
     i = told[own.id]["numaNodes"]

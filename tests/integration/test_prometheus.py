@@ -61,11 +61,11 @@ def test_prometheus_scrapes_judges_and_draws(node: EmbeddedNode, tmp_path: Path)
         }
         assert values == {
             "exclusive": 1,
-            "explicit": 1,
+            "listed": 1,
             "foreign": 0,
             "kubelet": 0,
             "shared": 1,
-            "unbound": 1,
+            "unpinned": 1,
         }
         (refused,) = server.query('sum(nri_numa_decisions_total{outcome="refused"})')
         assert float(refused["value"][1]) == 1

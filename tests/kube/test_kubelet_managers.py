@@ -106,7 +106,7 @@ def test_a_list_against_a_grant_is_refused_unless_overriding_is_allowed(
     listed = client.wait_ready("listed")
     assert granted(static_node, listed) == CPUSet.parse(LAST)
     assert first_line(client, "listed") == static_node.cpus(listed) == CPUSet.parse(FIRST)
-    assert kind(static_node, "listed") == "explicit"
+    assert kind(static_node, "listed") == "listed"
     # A kubelet that starts again sends its wish for each container: ours is kept, and it is said.
     static_node.restart_kubelet()
 

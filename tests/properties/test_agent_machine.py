@@ -265,7 +265,7 @@ class Lives(RuleBasedStateMachine):
         self.world.restart(lost=True, key=self.world.key + b"2")
 
     @rule(
-        kind=st.sampled_from(["exclusive", "explicit", "shared", "unbound", "foreign"]),
+        kind=st.sampled_from(["exclusive", "listed", "shared", "unpinned", "foreign"]),
         cpus=st.sampled_from(["", "0", "0-1", "1-3", "0-40"]),
         has=st.sampled_from(["", "0", "0-1", "1-3"]),
         size=sizes,

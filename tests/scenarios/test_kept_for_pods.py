@@ -66,7 +66,7 @@ def test_a_container_that_was_killed_comes_back_to_its_cpus() -> None:
     had = owned(world, first)
     assert world.stop(first) == (), "nobody gets its CPUs"
     (left,) = world.agent.current.state.reservations_of(of.uid)
-    assert shown_kind(world.agent.current.state, left) == "kept"
+    assert shown_kind(world.agent.current.state, left) == "reservation"
     assert explanation_sentences(explain_allocation(left, None, str(had))) == [
         "It does not run, and has CPUs 0-2 and memory of NUMA node 0, kept for its pod: the "
         "container ended."

@@ -143,7 +143,7 @@ def test_a_list_of_the_pod_is_refused_unless_overriding_is_allowed(world: World)
     of = kubelets(world, "g", "2-3", {"numacpu": "1"})
     assert world.place(of, wants=sent("2-3"))[0] == "1"
     assert world.allocation("g-app").kind is ContainerKind.LISTED
-    assert shown(world, "g-app") == "explicit"
+    assert shown(world, "g-app") == "listed"
     # The kubelet goes on believing: nobody else gets what it granted.
     assert world.has(shared(world))[0] == "0-1"
 
@@ -289,7 +289,7 @@ def test_strangers_with_a_grant_are_the_kubelets(world: World) -> None:
         made = container(of, wants=sent(cpus))
         world.pods[of.id], world.live[made.id] = of, made
     world.synchronize()
-    assert [shown(world, f"{n}-app") for n in ("g", "h", "plain")] == ["kubelet"] * 2 + ["unbound"]
+    assert [shown(world, f"{n}-app") for n in ("g", "h", "plain")] == ["kubelet"] * 2 + ["unpinned"]
     assert world.allocation("h-app").foreign_cpus == CPUSet.parse("3")
 
 

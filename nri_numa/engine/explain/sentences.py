@@ -120,7 +120,7 @@ def _outcome_sentences(document: ExplanationDocument) -> Iterator[str]:
         return
     if kind == "foreign":
         yield _to_sentence(f"It is left alone: {document['summary']}")
-    elif kind == "unbound":
+    elif kind == "unpinned":
         yield from _unpinned_sentences(document)
     else:
         yield from _pinned_sentences(document)
@@ -129,7 +129,7 @@ def _outcome_sentences(document: ExplanationDocument) -> Iterator[str]:
         yield f"The runtime was asked to start it with the memory policy {mode}: {meaning}."
     if document.get("otherVersion"):
         yield f"{_OTHER_VERSION_TEXT}."
-    elif not document["traced"] and kind not in ("unbound", "foreign"):
+    elif not document["traced"] and kind not in ("unpinned", "foreign"):
         yield "How this came about is not known: it was placed before the agent last started."
 
 
@@ -178,7 +178,7 @@ def _pinned_sentences(document: ExplanationDocument) -> Iterator[str]:
         yield "It has less than it asks for since it was resized: no more was free there."
     elif document["outcome"] == WIDENED_OUTCOME:
         yield "This is a wider place than ideal."
-    elif kind != "explicit" and result["policy"] != "none":  # else nobody compared places
+    elif kind != "listed" and result["policy"] != "none":  # else nobody compared places
         yield _PREFERRED_PLACE_TEXT
 
 

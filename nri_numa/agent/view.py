@@ -250,7 +250,7 @@ class LiveView:
             namespace=refused.namespace,
             pod=refused.pod,
             container=refused.container,
-            outcome="refused",
+            outcome="rejected",
             summary=refused.message,
             # The message is the summary already.
             decision_steps=tuple(explanation_sentences(document)[1:]),

@@ -181,7 +181,7 @@ class DecisionReporter:
         elif allocation.aligned:
             outcome, reason = "admitted", str(allocation.kind)
         else:
-            outcome, reason = "widened", str(allocation.kind)
+            outcome, reason = "misaligned", str(allocation.kind)
         self._metrics.record_decision(outcome, reason, str(allocation.policy))
         self._record_request_decision(allocation, outcome, cpus)
         log.info(
@@ -196,12 +196,12 @@ class DecisionReporter:
         """Count and log a rejection; with ``observed`` the container was left as it is."""
         trace = decision.trace
         policy = trace.requested.policy.value if trace.requested is not None else "none"
-        self._metrics.record_decision("refused", decision.reason, policy)
+        self._metrics.record_decision("rejected", decision.reason, policy)
         pod, container = trace.pod, trace.container
         self._requests.record_decision(
             container.id,
             (pod.namespace, pod.name, pod.uid, container.name),
-            {"outcome": "refused", "policy": policy, "reason": decision.reason},
+            {"outcome": "rejected", "policy": policy, "reason": decision.reason},
             "" if observed else decision.message,
         )
         log.warning(

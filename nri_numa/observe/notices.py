@@ -260,7 +260,7 @@ class DecidedRequest(msgspec.Struct, rename="camel"):
     end_time: Annotated[float, "When it was decided; seconds since the epoch."] = msgspec.field(
         name="end", default=0.0
     )
-    refused: Annotated[str, "Why it was refused; else empty."] = ""
+    rejection: Annotated[str, "Message of the rejection; empty without one."] = ""
     attributes: Annotated[dict[str, str | int], "By their names in OpenTelemetry."] = {}
 
 
@@ -288,7 +288,11 @@ class RequestDecisions:
         self._kept: tuple[DecidedRequest, ...] = ()
 
     def record_decision(
-        self, container: str, names: Sequence[str], fields: Mapping[str, object], refused: str = ""
+        self,
+        container: str,
+        names: Sequence[str],
+        fields: Mapping[str, object],
+        rejection: str = "",
     ) -> None:
         """Record the decision on a request; ``names`` are values of `K8S_SPAN_ATTRIBUTE_NAMES`."""
         span = _current_request.get()
@@ -299,7 +303,7 @@ class RequestDecisions:
                 for name, value in zip(K8S_SPAN_ATTRIBUTE_NAMES, names, strict=False)
             }
             details = {f"numa.{k}": v if isinstance(v, int) else str(v) for k, v in fields.items()}
-            span.attributes, span.refused = {**labels, **details}, refused
+            span.attributes, span.rejection = {**labels, **details}, rejection
             span.end_time, span.number = self._now(), self.number + 1
             self._kept = (*self._kept[1 - self.limit :], span)
             self.number = span.number

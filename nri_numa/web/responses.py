@@ -305,7 +305,7 @@ class Explanation(Document, frozen=True, kw_only=True):
     namespace: str
     pod: str
     container: str
-    outcome: Annotated[str, "admitted or refused."]
+    outcome: Annotated[str, "admitted or rejected."]
     summary: str
     decision_steps: Annotated[
         tuple[str, ...], "How the decision came about; empty when not kept."

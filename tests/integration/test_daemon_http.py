@@ -133,7 +133,7 @@ def test_the_api_tells_what_the_runtime_was_told(node: EmbeddedNode) -> None:
     assert samples[f'nri_numa_node_info{{node_name="{status["nodeName"]}"}}'] == 1
     assert samples["nri_numa_checkpoint_write_seconds_count"] >= 4
     refused = (
-        'nri_numa_decisions_total{outcome="refused",policy="single-numa-node",'
+        'nri_numa_decisions_total{outcome="rejected",policy="single-numa-node",'
         'reason="TopologyAffinityError"}'
     )
     assert samples[refused] == 1
@@ -150,7 +150,7 @@ def test_the_api_tells_what_the_runtime_was_told(node: EmbeddedNode) -> None:
     assert one["details"]["pool"]["after"] != one["details"]["pool"]["before"]
 
     (one,) = node.plugin.json("/v1/explain/default/big/app")["explanations"]
-    assert one["outcome"] == "refused"
+    assert one["outcome"] == "rejected"
     assert one["refusal"]["reason"] == "TopologyAffinityError"
     assert one["details"]["refusal"]["rule"] in " ".join(one["steps"])
     cpu = one["details"]["resources"][0]

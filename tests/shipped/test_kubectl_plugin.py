@@ -294,7 +294,7 @@ def test_the_api_servers_proxy_is_the_other_way(run: Run, world: dict[str, Any])
         "/v1/refusals": {"refusals": [{**one, "reason": "CPUExclusive"}]},
         "/v1/topology": {"numaNodes": [{"id": 0, "cpus": "0-3", "memoryBytes": 1 << 30}]},
         "/v1/explain/shop/database": {
-            "explanations": [{**one, "outcome": "refused", "summary": "no", "steps": ["Because."]}]
+            "explanations": [{**one, "outcome": "rejected", "summary": "no", "steps": ["Because."]}]
         },
     }
     done = run("status", "database", "--proxy")

@@ -13,8 +13,8 @@ from typing import Any
 
 from nri_numa.engine.align.policies import numa_node_sets_text
 from nri_numa.engine.explain.explanation import (
-    REFUSED_OUTCOME,
-    WIDENED_OUTCOME,
+    REJECTED_OUTCOME,
+    MISALIGNED_OUTCOME,
     ExplanationDocument,
 )
 from nri_numa.engine.foreign_pins import RESERVATION_KIND
@@ -67,7 +67,7 @@ def _brief_sentences(document: ExplanationDocument) -> list[str]:
     outcome = [
         sentence for sentence in _outcome_sentences(document) if sentence != _PREFERRED_PLACE_TEXT
     ]
-    if document["outcome"] == REFUSED_OUTCOME:
+    if document["outcome"] == REJECTED_OUTCOME:
         outcome = [text for text in outcome if not text.startswith(_REJECTION_RULE_SENTENCE_PREFIX)]
     parts = [" ".join(outcome)]
     if document["traced"]:
@@ -110,7 +110,7 @@ def explanation_sections(document: ExplanationDocument) -> list[ExplanationSecti
 def _outcome_sentences(document: ExplanationDocument) -> Iterator[str]:
     if actual := document.get("actual"):
         yield _to_sentence(f"Not so at present: {actual}")
-    if document["outcome"] == REFUSED_OUTCOME:
+    if document["outcome"] == REJECTED_OUTCOME:
         yield from _refusal_sentences(document)
         return
     result = document["result"]
@@ -176,7 +176,7 @@ def _pinned_sentences(document: ExplanationDocument) -> Iterator[str]:
         )
     if document["result"].get("shortfall"):
         yield "It has less than it asks for since it was resized: no more was free there."
-    elif document["outcome"] == WIDENED_OUTCOME:
+    elif document["outcome"] == MISALIGNED_OUTCOME:
         yield "This is a wider place than ideal."
     elif kind != "listed" and result["policy"] != "none":  # else nobody compared places
         yield _PREFERRED_PLACE_TEXT
@@ -304,7 +304,7 @@ def _choice_sentences(document: ExplanationDocument) -> Iterator[str]:
     alignment = document["alignment"]
     if alignment is not None:
         yield from _alignment_sentences(document, alignment)
-    if document["outcome"] == REFUSED_OUTCOME:
+    if document["outcome"] == REJECTED_OUTCOME:
         return
     by_problem: dict[str, list[str]] = {}
     for candidate in document["candidates"]:
@@ -340,7 +340,7 @@ def _alignment_sentences(
             reason = f"{'it' if verb.startswith(' suits') else 'they'}{verb}"
     scope_text = " for the whole pod" if alignment["scope"] == "pod" else ""
     though = "" if alignment["preferred"] else ", though wider than ideal"
-    won = "would have won" if document["outcome"] == REFUSED_OUTCOME else "won"
+    won = "would have won" if document["outcome"] == REJECTED_OUTCOME else "won"
     yield _to_sentence(f"{nodes_text} {won}{scope_text}{though}: {reason}")
 
 

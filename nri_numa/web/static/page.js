@@ -1321,7 +1321,7 @@ function explained(c) {
   detail.explained.set(key, waiting);
   get(explainPath(c)).then((answer) => {
     const list = answer.explanations;
-    return list.find((one) => c.id ? one.assignment?.id === c.id : one.outcome === "refused") || list[0];
+    return list.find((one) => c.id ? one.assignment?.id === c.id : one.outcome === "rejected") || list[0];
   }).catch((error) => {
     if (error instanceof Unauthorized) failed(error);
     return { summary: c.reason || "", problem: error instanceof Unauthorized ? "the agent wants a token" : error.message };

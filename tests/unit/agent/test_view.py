@@ -92,7 +92,7 @@ def test_explanations_cover_the_placed_and_the_refused(bed: AgentBed) -> None:
     assert own.assignment is not None
     assert own.summary == own.assignment.reason != ""
     (greedy,) = bed.view.explain_pod("shop", "greedy", "main")
-    assert greedy.outcome == "refused"
+    assert greedy.outcome == "rejected"
     assert greedy.rejection is not None
     assert "9999" in greedy.summary
     assert bed.view.explain_pod("shop", "own", "other") == []
@@ -250,7 +250,7 @@ def test_a_placed_container_is_explained_in_sentences_and_as_a_document(bed: Age
     assert greedy.decision_steps[0] == (
         "The rule: annotations must be readable and must not contradict each other."
     )
-    assert greedy.details["outcome"] == "refused"
+    assert greedy.details["outcome"] == "rejected"
 
 
 def test_an_explanation_follows_the_shared_cpus(bed: AgentBed) -> None:

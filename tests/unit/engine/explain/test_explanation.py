@@ -282,7 +282,7 @@ def test_a_refusal_without_a_rule_still_reads_well() -> None:
 
 def test_the_widened_say_what_they_could_not_have() -> None:
     document = ExplainingWorld().explain({**SINGLE, "on-failure": "widen"}, resources(9))
-    assert document["outcome"] == explanation.WIDENED_OUTCOME
+    assert document["outcome"] == explanation.MISALIGNED_OUTCOME
     assert "On-failure: widen, so the narrowest set that works." in told(document)
 
 

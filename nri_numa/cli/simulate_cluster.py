@@ -358,9 +358,9 @@ def _verdict_lines(pod: Mapping[str, Any], name: str) -> Iterator[str]:
             yield f"  and {len(pod['nodes']) - MAX_NAMED_NODES} more"
     else:
         yield f"{name} fits on no node"
-    for refused in pod["refused"]:
-        suffix = ", and waiting does not help" if refused["hopeless"] else ""
-        yield f"  refused by {_names_text(refused['nodes'])}: {refused['reason']}{suffix}"
+    for group in pod["refused"]:
+        suffix = ", and waiting does not help" if group["hopeless"] else ""
+        yield f"  refused by {_names_text(group['nodes'])}: {group['reason']}{suffix}"
 
 
 def _numa_nodes_text(numa_nodes: Mapping[str, str]) -> str:

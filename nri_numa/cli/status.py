@@ -35,7 +35,7 @@ from nri_numa.text import escape_unprintable, human_bytes
 
 Object = dict[str, Any]
 
-_MAX_REFUSALS_SHOWN: Final = 10
+_MAX_REJECTIONS_SHOWN: Final = 10
 """Maximum on a terminal; a pipe gets all rejections."""
 _MAX_DRIFT_LINES: Final = 20
 DRIFT_MARK: Final = "!"
@@ -191,14 +191,16 @@ def status_lines(
         yield from _drift_lines(containers, now)
     else:
         yield f"No containers{only}."
-    refusals = document["refusals"]
-    if refusals:
-        rows = refusals[:_MAX_REFUSALS_SHOWN] if sys.stdout.isatty() and not wide else refusals
+    rejections = document["refusals"]
+    if rejections:
+        rows = (
+            rejections[:_MAX_REJECTIONS_SHOWN] if sys.stdout.isatty() and not wide else rejections
+        )
         yield ""
-        yield f"Refused lately{only} ({len(refusals)}); see `nri-numa explain NAMESPACE/POD`:"
+        yield f"Refused lately{only} ({len(rejections)}); see `nri-numa explain NAMESPACE/POD`:"
         yield from _status_table_lines(_REJECTION_COLUMNS, rows, now, wide=wide)
-        if len(rows) < len(refusals):
-            yield f"  and {len(refusals) - len(rows)} more; -o wide shows all"
+        if len(rows) < len(rejections):
+            yield f"  and {len(rejections) - len(rows)} more; -o wide shows all"
 
 
 def numa_node_table_lines(nodes: Sequence[Object], *, wide: bool = False) -> Iterator[str]:

@@ -12,7 +12,7 @@ import pytest
 
 from nri_numa.model.cpuset import CPUSet
 from tests.beds.containerd import Containerd
-from tests.beds.containerds import insist_on_refusal
+from tests.beds.containerds import insist_on_rejection
 from tests.beds.cri import (
     BEST_EFFORT,
     CRI,
@@ -47,7 +47,7 @@ def test_a_plugin_that_hangs_is_dropped_and_comes_back(cri: CRI, plugin: PluginP
     assert CPUSet.parse(cri.first_line(missed).cpus) == MACHINE
     cri.settles(missed, listed)
     assert cri.cpus(owner) == own
-    insist_on_refusal(cri, "late", numacpu=str(own))
+    insist_on_rejection(cri, "late", numacpu=str(own))
 
 
 @pytest.mark.parametrize("lost", ["checkpoint", "directory"])

@@ -99,8 +99,8 @@ def test_observe_changes_nothing(cri: CRI, start_plugin: StartPlugin) -> None:
     start_plugin({"observe": True})
     listed = cri.pod("listed", numacpu="1")
     assert cri.first_line(listed) == allowed("self")
-    refused = cri.pod("refused", numacpu="63")
-    assert cri.first_line(refused) == allowed("self")
+    rejected = cri.pod("refused", numacpu="63")
+    assert cri.first_line(rejected) == allowed("self")
 
 
 def test_the_plugin_leaves_the_rest_of_the_container_alone(cri: CRI, plugin: PluginProcess) -> None:

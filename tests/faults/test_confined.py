@@ -65,8 +65,8 @@ def test_the_whole_job_is_done_with_it(confined: EmbeddedNode) -> None:
     node.plugin.restart(kill=True)
     node.usable()
     assert node.plugin.terminate() == 0
-    refused = [r for r in node.plugin.records() if "not permitted" in json.dumps(r)]
-    assert refused == []
+    rejected = [r for r in node.plugin.records() if "not permitted" in json.dumps(r)]
+    assert rejected == []
 
 
 def test_the_cgroup_of_a_container_that_started_without_it_is_marked(

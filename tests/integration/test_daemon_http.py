@@ -132,11 +132,11 @@ def test_the_api_tells_what_the_runtime_was_told(node: EmbeddedNode) -> None:
     status = node.plugin.json("/v1/status")
     assert samples[f'nri_numa_node_info{{node_name="{status["nodeName"]}"}}'] == 1
     assert samples["nri_numa_checkpoint_write_seconds_count"] >= 4
-    refused = (
+    rejected = (
         'nri_numa_decisions_total{outcome="rejected",policy="single-numa-node",'
         'reason="TopologyAffinityError"}'
     )
-    assert samples[refused] == 1
+    assert samples[rejected] == 1
 
     (one,) = node.plugin.json("/v1/explain/default/own")["explanations"]
     assert one["outcome"] == "admitted"

@@ -67,8 +67,8 @@ def test_prometheus_scrapes_judges_and_draws(node: EmbeddedNode, tmp_path: Path)
             "shared": 1,
             "unpinned": 1,
         }
-        (refused,) = server.query('sum(nri_numa_decisions_total{outcome="rejected"})')
-        assert float(refused["value"][1]) == 1
+        (rejected,) = server.query('sum(nri_numa_decisions_total{outcome="rejected"})')
+        assert float(rejected["value"][1]) == 1
         kinds = server.ask("metadata")
         assert kinds["nri_numa_request_duration_seconds"][0]["type"] == "histogram"
         assert kinds["nri_numa_gap_containers_total"][0]["type"] == "counter"

@@ -166,10 +166,10 @@ class Lives(RuleBasedStateMachine):
             had, before = self.has(), dict(world.agent.current.state.allocations)
             record = world.agent.current.state.pods.get(before[name].pod_uid)
             home = (record and record.affinity) or NUMASet()
-            refused = world.update(name, resources(cpus, memory))
+            rejected = world.update(name, resources(cpus, memory))
             world.check()
             after = world.agent.current.state.allocations
-            if refused is not None:
+            if rejected is not None:
                 assert (self.has(), after[name]) == (had, before[name])
             assert [mems for _, mems in self.has().values()] == [mems for _, mems in had.values()]
             assert after | {name: before[name]} == before, "somebody else's allocation changed"

@@ -65,7 +65,7 @@ def test_a_runtime_that_waits_less_is_answered_sooner(told: float, decided: int)
     assert kinds.count(ContainerKind.EXCLUSIVE) == decided
 
 
-def test_a_stranger_that_is_refused_late_runs_on_unpinned() -> None:
+def test_a_stranger_that_is_rejected_late_runs_on_unpinned() -> None:
     world = World(machines.dual_smt(), clock=slow(1))
     world.meet(pod("big", SINGLE), wants=resources(60, 1))
     world.synchronize()

@@ -438,13 +438,13 @@ def test_what_cannot_be_drained_says_why(
 
 SERVICE = "/api/v1/namespaces/nri-numa/services/https:nri-numa-controller:http/proxy/v1"
 PENDING = "/api/v1/pods?fieldSelector=status.phase%3DPending"
-REFUSED = (
+REJECTED = (
     "failed to create containerd container: NRI: rpc error: code = Unknown desc = {0}: "
     "pod shop/database, container engine: needs 12 CPUs; free: 8"
 )
 
 
-def rejected(reason: str = "CPUExclusive", message: str = REFUSED) -> dict[str, Any]:
+def rejected(reason: str = "CPUExclusive", message: str = REJECTED) -> dict[str, Any]:
     waiting = {"reason": "CreateContainerError", "message": message.format(reason)}
     one = {"name": "engine", "state": {"waiting": waiting}}
     return pod("worker-1", phase="Pending", containerStatuses=[one])

@@ -13,8 +13,8 @@ from typing import Any
 
 from nri_numa.engine.align.policies import numa_node_sets_text
 from nri_numa.engine.explain.explanation import (
-    REJECTED_OUTCOME,
     MISALIGNED_OUTCOME,
+    REJECTED_OUTCOME,
     ExplanationDocument,
 )
 from nri_numa.engine.foreign_pins import RESERVATION_KIND
@@ -111,7 +111,7 @@ def _outcome_sentences(document: ExplanationDocument) -> Iterator[str]:
     if actual := document.get("actual"):
         yield _to_sentence(f"Not so at present: {actual}")
     if document["outcome"] == REJECTED_OUTCOME:
-        yield from _refusal_sentences(document)
+        yield from _rejection_sentences(document)
         return
     result = document["result"]
     kind = result["kind"]
@@ -133,11 +133,11 @@ def _outcome_sentences(document: ExplanationDocument) -> Iterator[str]:
         yield "How this came about is not known: it was placed before the agent last started."
 
 
-def _refusal_sentences(document: ExplanationDocument) -> Iterator[str]:
-    refusal, message = document["refusal"], _strip_subject(document, document["summary"])
-    yield _to_sentence(f"Refused ({refusal['reason']}): {message}")
-    if refusal["rule"]:
-        yield _to_sentence(f"{_REJECTION_RULE_SENTENCE_PREFIX}{refusal['rule']}")
+def _rejection_sentences(document: ExplanationDocument) -> Iterator[str]:
+    rejection, message = document["refusal"], _strip_subject(document, document["summary"])
+    yield _to_sentence(f"Refused ({rejection['reason']}): {message}")
+    if rejection["rule"]:
+        yield _to_sentence(f"{_REJECTION_RULE_SENTENCE_PREFIX}{rejection['rule']}")
     if document.get("otherVersion"):
         yield f"{_OTHER_VERSION_TEXT}."
 
@@ -286,9 +286,9 @@ def _hint_sentences(document: ExplanationDocument) -> Iterator[str]:
     resources = document["resources"]
     for resource in resources:
         yield _to_sentence(f"{_resource_label(resource['resource'])}: {_hint_sentence(resource)}")
-    refusal = document["refusal"] or {"reason": ""}
+    rejection = document["refusal"] or {"reason": ""}
     yield from _free_sentences(
-        resources, pool_refuses=refusal["reason"] in _SHARED_POOL_REJECTION_REASONS
+        resources, pool_rejects=rejection["reason"] in _SHARED_POOL_REJECTION_REASONS
     )
     if not resources and document["left"]:
         amounts = [
@@ -402,14 +402,14 @@ def _shortage_sentence(resource: Mapping[str, Any]) -> str:
     return clause if amount < resource["needed"] else f"{clause}, but not beside what else it needs"
 
 
-def _free_sentences(resources: Sequence[Mapping[str, Any]], *, pool_refuses: bool) -> Iterator[str]:
+def _free_sentences(resources: Sequence[Mapping[str, Any]], *, pool_rejects: bool) -> Iterator[str]:
     """Yield free amounts of each NUMA node for needed resources, with the need if too small.
 
     Without CPUs if the pool floor of the whole machine is the reason (``pool_refuses``).
     """
     by_node: dict[int, list[str]] = {}
     for r in resources:
-        if r["wish"] == "no wish" or (pool_refuses and r["unit"] == "cpus"):
+        if r["wish"] == "no wish" or (pool_rejects and r["unit"] == "cpus"):
             continue
         for n in r["numaNodes"]:
             note = "" if n["enough"] else f" ({Unit(r['unit']).amount_text(r['needed'])} needed)"

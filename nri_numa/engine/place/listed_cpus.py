@@ -43,7 +43,7 @@ class _CPUList(NamedTuple):
     decision_steps: tuple[str, ...] = ()
 
 
-def place_explicit(case: PlacementRequest) -> Placement | Rejection:
+def place_listed(case: PlacementRequest) -> Placement | Rejection:
     """Check the lists against machine and state, and apply them."""
     cpu_list, mems = _resolve_cpu_list(case), NO_NUMA_NODES
     if isinstance(cpu_list, Rejection):

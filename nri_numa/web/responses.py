@@ -128,7 +128,8 @@ class Assignment(Document, frozen=True, kw_only=True):
     ]
     reservation: Annotated[
         str | UnsetType,
-        "Of kind kept, hard or soft: it gives way to a container of another pod; else left out.",
+        "Of kind reservation, hard or soft: it gives way to a container of another pod; else left "
+        "out.",
     ] = UNSET
     policy: str
     qos: str

@@ -411,7 +411,7 @@ def test_a_size_that_does_not_fit_leaves_a_running_container_what_it_has(
 
 
 def test_what_was_not_changed_stays_and_nothing_is_sent(world: World) -> None:
-    """A lifted quota, an unbound container and a foreign pin look like changes, and are none."""
+    """A lifted quota, an unpinned container and a foreign pin look like changes, and are none."""
     world.put("owner", OWN, 2, 1)
     world.put("web", {}, 0.5)
     foreign = replace(resources(1), cpus="7")

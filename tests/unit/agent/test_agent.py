@@ -16,7 +16,7 @@ from tests.beds.world import StillClock, World, container, pod, resources
 
 @pytest.fixture
 def world() -> World:
-    """An unbound container beside an owner."""
+    """An unpinned container beside an owner."""
     world = World(
         build_synthetic_topology(sockets=1, numa_per_socket=1, cores_per_numa=4, threads=1)
     )

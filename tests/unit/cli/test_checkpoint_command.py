@@ -19,7 +19,7 @@ from tests.beds.cli import invoke
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Iterator[Path]:
-    """A state directory in use, with one exclusive and one unbound container."""
+    """A state directory in use, with one exclusive and one unpinned container."""
     state = build_node_state(
         [
             allocation(

@@ -336,7 +336,7 @@ class _DemoScript:
             containers += members
             for container, manifest in zip(members, pod.containers, strict=True):
                 if not name or not number:
-                    label = f"{name or pod.name}/{container.name_in_pod}"
+                    label = f"{name or pod.name}/{container.message.name}"
                     role = (
                         "" if manifest.role is ContainerRole.APP else f", {manifest.role} container"
                     )
@@ -353,7 +353,7 @@ class _DemoScript:
         if decision["kind"] != "shared":  # their CPUs change, the annotation does not
             require_expectation(
                 decision["cpus"] == container.cpus,
-                f"{container.name_in_pod} has other CPUs than its annotation says",
+                f"{container.message.name} has other CPUs than its annotation says",
             )
         if head in ("", "#1 "):
             print_detail("why", str(decision["reason"]))

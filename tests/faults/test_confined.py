@@ -16,10 +16,11 @@ from pathlib import Path
 
 import pytest
 
+from nri_numa.demo.runtime import PodOperationFailed
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet
 from tests.beds import confinement
-from tests.beds.embedded_node import CRIError, EmbeddedNode, until
+from tests.beds.embedded_node import EmbeddedNode, until
 
 ROOT = Path(__file__).resolve().parents[2]
 try:
@@ -101,7 +102,9 @@ def test_room_is_made_where_the_lists_of_containers_can_be_written(
             assert len(CPUSet.parse(new.cpus)) == 6
             node.check()
         else:
-            with pytest.raises(CRIError, match=r"no room could be made: .*/cpuset\.cpus: Perm"):
+            with pytest.raises(
+                PodOperationFailed, match=r"no room could be made: .*/cpuset\.cpus: Perm"
+            ):
                 node.run("new", single, cpus=6)
 
 

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from nri_numa.demo.runtime import PodOperationFailed
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.nri.wire.pb import nri_pb2 as pb
-from tests.beds.embedded_node import THOROUGH, CRIError, EmbeddedNode, until
+from tests.beds.embedded_node import THOROUGH, EmbeddedNode, until
 
 
 def life(node: EmbeddedNode, name: str) -> None:
@@ -151,7 +152,7 @@ def test_the_socket_is_replaced(node: EmbeddedNode, instead: str) -> None:
 
 def test_a_refusal_of_the_second_look_is_no_reason_to_start_unpinned(node: EmbeddedNode) -> None:
     """Cut while a container is refused: it is created without us, found, and stays visible."""
-    with pytest.raises(CRIError, match="default/bad"):
+    with pytest.raises(PodOperationFailed, match="default/bad"):
         node.listed("bad", "3-1")
     before = node.connections
     node.runtime.faults.drop_in = "CreateContainer"

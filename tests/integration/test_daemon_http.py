@@ -19,8 +19,9 @@ from typing import Any
 import pytest
 
 from bench.attacker import flood, linger
+from nri_numa.demo.runtime import DemoContainer, PodOperationFailed
 from nri_numa.model.cpuset import CPUSet
-from tests.beds.embedded_node import CRIError, EmbeddedContainer, EmbeddedNode, limits, until
+from tests.beds.embedded_node import EmbeddedNode, limits, until
 from tests.machines import named as machines
 
 GIB = 1 << 30
@@ -47,7 +48,7 @@ def created(
     annotations: Mapping[str, str],
     cpus: float = 0,
     memory: int = GIB,
-) -> EmbeddedContainer:
+) -> DemoContainer:
     """A container of a Guaranteed pod, as the kubelet would ask for it."""
     return node.create(node.pod(name, annotations), cpus=cpus, memory=memory)
 
@@ -92,7 +93,7 @@ def test_the_api_tells_what_the_runtime_was_told(node: EmbeddedNode) -> None:
     plain = created(node, "plain", {})
     listed = created(node, "listed", {"numacpu": "1,9", "numamem": "0"})
     own = created(node, "own", SINGLE, cpus=4, memory=4 * GIB)
-    with pytest.raises(CRIError, match="9 exclusive CPUs needed, more"):
+    with pytest.raises(PodOperationFailed, match="9 exclusive CPUs needed, more"):
         created(node, "big", SINGLE, cpus=9, memory=4 * GIB)
     shared = created(node, "shared", {"policy": "best-effort"}, cpus=1.5)
 
@@ -166,7 +167,7 @@ def test_the_api_tells_what_the_runtime_was_told(node: EmbeddedNode) -> None:
 
     # What its pod gives back when it ends is seen as well.
     node.call(node.runtime.stop_container(own.id))
-    node.call(node.runtime.remove_pod(own.pod_id))
+    node.call(node.runtime.remove_pod(own.message.pod_sandbox_id))
     samples = metrics(node)
     assert samples['nri_numa_containers{kind="exclusive",preferred="true"}'] == 0
     assert samples["nri_numa_shared_pool_cpus"] == 32

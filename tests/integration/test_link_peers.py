@@ -17,7 +17,7 @@ from nri_numa.nri.wire import events as ev
 from nri_numa.nri.wire import ttrpc
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.runtime import LinkState, PermanentlyRejected, RequestRejected
-from tests.beds.embedded.runtime import EmbeddedRuntime
+from tests.beds.embedded_runtime import EmbeddedRuntime
 from tests.beds.link_bed import (
     RawRuntime,
     became_active,

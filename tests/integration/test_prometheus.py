@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.beds.embedded_node import CRIError, EmbeddedNode
+from nri_numa.demo.runtime import PodOperationFailed
+from tests.beds.embedded_node import EmbeddedNode
 from tests.beds.prometheus import PROGRAM, Prometheus
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,7 +33,7 @@ def node(tmp_path: Path) -> Iterator[EmbeddedNode]:
     with EmbeddedNode(tmp_path) as made:
         made.start()
         made.four()
-        with pytest.raises(CRIError):
+        with pytest.raises(PodOperationFailed):
             made.run("big", {"policy": "single-numa-node"}, cpus=33)
         yield made
 

@@ -21,9 +21,9 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
+from nri_numa.demo.runtime import DemoContainer, PodOperationFailed
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.nri.wire.pb import nri_pb2 as pb
-from tests.beds.embedded.runtime import CRIError, EmbeddedContainer
 from tests.beds.embedded_node import EmbeddedNode
 from tests.beds.plugin_process import PluginProcess
 
@@ -122,7 +122,7 @@ class Soak:
             time.sleep(self.rng.random() * 0.05)
             self.node.remove(container)
 
-    def start(self, weights: Sequence[int]) -> EmbeddedContainer | None:
+    def start(self, weights: Sequence[int]) -> DemoContainer | None:
         kind = self.rng.choices(list(KINDS), weights)[0]
         annotations, qos, cpus = KINDS[kind]
         runtime = self.node.runtime
@@ -130,7 +130,7 @@ class Soak:
         try:
             container = self.node.create(pod, cpus=self.rng.choice(cpus))
             self.node.call(runtime.start_container(container.id))
-        except CRIError as error:
+        except PodOperationFailed as error:
             self.rejected += 1
             if not any(reason in str(error) for reason in EXPECTED_REJECTIONS):
                 self.problems.append(f"{kind}: {error}")

@@ -153,7 +153,7 @@ class KubeletSync:
         prior = self.conflicts.get(allocation.container_id)
         if prior is not None and prior.yields_to == yields_to:
             self._store_conflict(
-                replace(prior, times=prior.times + 1, requested_cpus=requested, actual_cpus=actual)
+                replace(prior, count=prior.count + 1, requested_cpus=requested, actual_cpus=actual)
             )
             return
         self._store_conflict(
@@ -168,7 +168,7 @@ class KubeletSync:
                 yields_to=yields_to,
                 detected_in=source,
                 first_time=self._clock.time(),
-                times=1,
+                count=1,
             )
         )
         self._metrics.kubelet_contests.labels(yields_to).inc()

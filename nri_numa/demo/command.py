@@ -209,7 +209,9 @@ class _DemoScript:
         print_line("  Why there? nri-numa explain asks the plugin, which says:")
         document = await self._stage.get_document("/v1/explain/default/database-0/engine")
         (explanation,) = document["explanations"]
-        texts = [text for text in explanation["steps"] if " won: " in text or " lost: " in text]
+        texts = [
+            text for text in explanation["decisionSteps"] if " won: " in text or " lost: " in text
+        ]
         require_expectation(
             any(" won: " in text for text in texts), "the plugin must explain its choice"
         )

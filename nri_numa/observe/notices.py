@@ -78,7 +78,17 @@ FORMER_NOTICE_REASONS: Final = {
 """Reason by the name that it had in histories of older versions."""
 
 
-class Notice(msgspec.Struct, frozen=True, kw_only=True, rename={"pod_uid": "podUID"}):
+_NOTICE_FIELDS: Final = {
+    "pod_uid": "podUID",
+    "notice_kind": "kind",
+    "first_time": "firstTime",
+    "last_time": "lastTime",
+}
+FORMER_NOTICE_FIELDS: Final = {"what": "kind", "first": "firstTime", "last": "lastTime"}
+"""Field by the name that it had in histories of older versions."""
+
+
+class Notice(msgspec.Struct, frozen=True, kw_only=True, rename=_NOTICE_FIELDS):
     """Something that happened to a container, once or repeatedly."""
 
     id: Annotated[str, "Of this notice for good, over restarts too."]
@@ -87,7 +97,7 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True, rename={"pod_uid": "podU
         str,
         "rejected, misaligned, unpinned, missed-start, undelivered-update, drift, ignored, moved, "
         "room, undone, shared or reservation; more may come.",
-    ] = msgspec.field(name="what")
+    ]
     reason: Annotated[str, "A short CamelCase name; may be empty."]
     message: Annotated[str, "The latest words about it."]
     namespace: str
@@ -95,8 +105,8 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True, rename={"pod_uid": "podU
     pod_uid: str  # for a static pod, the hash of its manifest
     container: str
     count: Annotated[int, "How often it happened."]
-    first_time: Annotated[float, "Seconds since the epoch."] = msgspec.field(name="first")
-    last_time: Annotated[float, "Seconds since the epoch."] = msgspec.field(name="last")
+    first_time: Annotated[float, "Seconds since the epoch."]
+    last_time: Annotated[float, "Seconds since the epoch."]
 
 
 class Rejection(msgspec.Struct, frozen=True, kw_only=True):

@@ -76,14 +76,14 @@ class SimulatedOutcome(StrEnum):
     """Outcome of one container."""
 
     PLACED = "placed"
-    MISALIGNED = "widened"
-    SHORTFALL = "less"
+    MISALIGNED = "misaligned"
+    SHORTFALL = "shortfall"
     """It could not grow in place and has less than its new size."""
     UNPINNED = "unpinned"
     """It starts without a pin, because its demand does not fit."""
     UNTOUCHED = "untouched"
     """Nothing was requested for it."""
-    REJECTED = "refused"
+    REJECTED = "rejected"
 
 
 class ContainerOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,13 +133,13 @@ class NUMANodeFill(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
     cpus: int
     exclusive: int
-    idle_siblings: int = msgspec.field(name="idle")
+    idle_siblings: int
     cpu_total_milli: int
-    cpu_allocated_milli: int = msgspec.field(name="cpuBoundMilli")
-    cpu_free_milli: int = msgspec.field(name="cpuLeftMilli")
+    cpu_allocated_milli: int
+    cpu_free_milli: int
     memory_bytes: int
-    memory_allocated_bytes: int = msgspec.field(name="memoryBoundBytes")
-    memory_free_bytes: int = msgspec.field(name="memoryLeftBytes")
+    memory_allocated_bytes: int
+    memory_free_bytes: int
 
 
 class Simulation(msgspec.Struct, frozen=True, kw_only=True):

@@ -28,6 +28,7 @@ from nri_numa.engine.state import FORMER_KINDS, Allocation
 from nri_numa.model.reasons import FORMER_REASONS
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.notices import (
+    FORMER_NOTICE_FIELDS,
     FORMER_NOTICE_KINDS,
     FORMER_NOTICE_REASONS,
     Notice,
@@ -185,7 +186,7 @@ class HistoryFile:
             kind, _, name = key.partition("/")
             try:
                 if kind == "notice":
-                    notice = msgspec.json.decode(contents.raw[key], type=Notice)
+                    notice = _decode_notice(contents.raw[key])
                     notices.append(_with_current_names(notice))
                 elif kind == "rejection":
                     rejection = msgspec.json.decode(contents.raw[key], type=Rejection)
@@ -340,6 +341,15 @@ def _valid_digests(allocation: Allocation) -> Iterator[int]:
             if document.get(key) == current:
                 document[key] = former
     yield crc32(encode(document))
+
+
+def _decode_notice(raw: bytes) -> Notice:
+    """Decode a notice, whose fields may have the names of an older version."""
+    document = msgspec.json.decode(raw, type=dict[str, object])
+    for former, current in FORMER_NOTICE_FIELDS.items():
+        if former in document:
+            document[current] = document.pop(former)
+    return msgspec.convert(document, Notice)
 
 
 def _allocation_digest(allocation: Allocation) -> int:

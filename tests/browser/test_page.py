@@ -233,7 +233,7 @@ def differ(bed: PageBed, pod: str, cpus: CPUSet, *, given_up: bool = False) -> s
 def test_what_is_not_as_meant_is_marked_in_words(page: Page, bed: PageBed) -> None:
     """In the drawing, in the table, in the details and on top; and gone when it is right again."""
     visit(page, bed)
-    assert "is:differs" in page.run("document.getElementById('filter').placeholder")
+    assert "is:drifted" in page.run("document.getElementById('filter').placeholder")
     agent = bed.agent
     owner = next(a for a in agent.current.state.allocations.values() if a.exclusive)
     web = of_pod(bed, "web-0")
@@ -286,7 +286,7 @@ def test_an_owner_that_lacks_a_cpu_is_marked_there(page: Page, bed: PageBed) -> 
     page.wait("document.querySelectorAll('#map .wrong').length === 1")
     assert f"cannot be used by {owner.namespace}/{owner.pod}" in page.run(label(cpu))
     assert page.run(BANNERS) == "", "nobody is disturbed"
-    page.run(fill("filter", "is:differs"))
+    page.run(fill("filter", "is:drifted"))
     assert page.run(PODS) == [owner.pod]
 
 
@@ -307,7 +307,7 @@ def test_an_answer_the_page_does_not_know_is_said_and_not_silent(page: Page, bed
     visit(page, bed)
     page.run(
         "(f => { window.fetch = (path, o) =>"
-        " f(String(path).endsWith('assignments') ? 'v1/refusals' : path, o); })(fetch)"
+        " f(String(path).endsWith('assignments') ? 'v1/rejections' : path, o); })(fetch)"
     )
     bed.create("next", policy="single-numa-node")
     page.wait(f"{BANNERS}.includes('does not understand')")

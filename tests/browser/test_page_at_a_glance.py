@@ -16,6 +16,7 @@ from tests.checks.page_expressions import (
     DETAILS,
     DETAILS_TITLE,
     MARKED,
+    MORE,
     PODS,
     REJECTIONS,
     STEPS,
@@ -78,14 +79,15 @@ def test_who_is_not_aligned(page: Page, bed: PageBed) -> None:
         assert "wider than ideal" in page.run(label(cpu))
     page.run(press_button("#figures button", "Show"))
     assert page.run(PODS) == [wide.pod]
-    assert page.run("document.getElementById('filter').value") == "is:wider"
+    assert page.run("document.getElementById('filter').value") == "is:misaligned"
     assert page.run("document.querySelector('#list tbody .wide').textContent") == "wider"
     for numa_node in wide.numa_nodes:
         shown = f"document.querySelector('[data-numa=\"{numa_node}\"] button.wide')"
         assert page.run(f"{shown}.textContent") == "1 wider"
         assert not page.run(f"{shown}.hidden")
-    page.run(fill("filter", "filter:wider"))
-    assert page.run(PODS) == [wide.pod]
+    page.run(fill("filter", "is:wider"))
+    assert (page.run(PODS), page.run(MORE)) == ([], "is:wider is gone, expected is:misaligned.")
+    page.run(fill("filter", ""))
     bed.do(lambda: bed.agent.stop_container(wide.container_id))
     page.wait(f"{FIGURES}.includes('Wider than ideal0')")
     assert "Containers5" in page.run(FIGURES), "as nri-numa status counts them"

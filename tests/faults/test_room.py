@@ -123,4 +123,4 @@ def test_the_checkpoint_is_lost_on_the_way(node: EmbeddedNode) -> None:
     right(node)
     assert len(moved(node)) == 1
     assert len(CPUSet.parse(new.cpus)) == 6
-    assert not [one for one in node.assignments().values() if "moving" in one]
+    assert not [one for one in node.assignments().values() if "migration" in one]

@@ -107,7 +107,7 @@ def test_the_api_tells_what_the_runtime_was_told(node: EmbeddedNode) -> None:
         assert told[made.id]["kind"] == kind
         assert told[made.id]["cpus"] == made.cpus
         assert told[made.id]["mems"] in ("", made.mems)
-        assert told[made.id]["preferred"]
+        assert told[made.id]["aligned"]
     filtered = node.plugin.json("/v1/assignments?namespace=default&pod=own")
     assert [c["pod"] for c in filtered["containers"]] == ["own"]
 
@@ -142,7 +142,7 @@ def test_the_api_tells_what_the_runtime_was_told(node: EmbeddedNode) -> None:
     (one,) = node.plugin.json("/v1/explain/default/own")["explanations"]
     assert one["outcome"] == "admitted"
     assert one["assignment"]["cpus"] == own.cpus
-    steps = " ".join(one["steps"])
+    steps = " ".join(one["decisionSteps"])
     assert f"It runs on exclusive CPUs {own.cpus}" in steps
     assert (
         "It asked for 4 exclusive CPUs and 4 GiB on one NUMA node (annotation "
@@ -152,13 +152,13 @@ def test_the_api_tells_what_the_runtime_was_told(node: EmbeddedNode) -> None:
 
     (one,) = node.plugin.json("/v1/explain/default/big/app")["explanations"]
     assert one["outcome"] == "rejected"
-    assert one["refusal"]["reason"] == "TopologyAffinityError"
-    assert one["details"]["refusal"]["rule"] in " ".join(one["steps"])
+    assert one["rejection"]["reason"] == "TopologyAffinityError"
+    assert one["details"]["rejection"]["rule"] in " ".join(one["decisionSteps"])
     cpu = one["details"]["resources"][0]
-    assert cpu["needed"] == 9
+    assert cpu["demand"] == 9
     assert len(cpu["numaNodes"]) == 4
-    assert not any(n["enough"] for n in cpu["numaNodes"])
-    assert [r["pod"] for r in node.plugin.json("/v1/refusals")["refusals"]] == ["big"]
+    assert not any(n["sufficient"] for n in cpu["numaNodes"])
+    assert [r["pod"] for r in node.plugin.json("/v1/rejections")["rejections"]] == ["big"]
     text = node.says("explain", "-v", "default/big", status=1)
     assert "The rule: policy single-numa-node admits one NUMA node only." in text
     assert re.search(r"Free on NUMA nodes? [0-9,-]+( each)?: [0-9] of 8 CPUs", text)
@@ -320,7 +320,7 @@ def test_a_pod_that_starts_without_a_link_is_explained_and_noticed(node: Embedde
     )
     # A runtime that is slow to carry its update out is noticed too, and that is no matter here.
     notices = node.plugin.json("/v1/notices")["notices"]
-    assert [one["pod"] for one in notices if one["what"] == "missed-start"] == ["db"]
+    assert [one["pod"] for one in notices if one["kind"] == "missed-start"] == ["db"]
     assert "There is no link" not in node.says("explain", "db")
     until(lambda: container.cpus == "0-1", "it has its CPUs")
 

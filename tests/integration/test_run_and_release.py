@@ -79,7 +79,7 @@ def test_explanations_survive_a_restart(tmp_path: Path) -> None:
         before = [node.plugin.json(f"/v1/explain/default/{pod}") for pod in ("own", "big")]
         node.plugin.restart()
         assert [node.plugin.json(f"/v1/explain/default/{p}") for p in ("own", "big")] == before
-        assert all(one["explanations"][0]["steps"] for one in before)
+        assert all(one["explanations"][0]["decisionSteps"] for one in before)
         # And a damaged file costs no more than what was in it.
         assert node.plugin.terminate() == 0
         (node.plugin.state_directory / "history").write_bytes(b"nonsense")

@@ -92,7 +92,7 @@ def test_the_scheduler_keeps_who_would_be_rejected(
     pending = client.wait_pod("kept-back", lambda it: RESOURCE in unscheduled(it), "kept back")
     assert "nodeName" not in pending["spec"]
     assert f"Insufficient {RESOURCE}" in unscheduled(pending)
-    rejections = node.plugin.json("/v1/refusals")["refusals"]  # at most the last 256
+    rejections = node.plugin.json("/v1/rejections")["rejections"]  # at most the last 256
     assert [one for one in rejections if one["pod"] == "kept-back"] == []
     assert node.cpus(first) == own
     client.kubectl("delete", "pod", "first")

@@ -50,7 +50,7 @@ def kind(node: KubeNode, name: str) -> str:
 def adopted(node: KubeNode, words: str) -> None:
     """Wait until something of the kubelet's configuration is nri-numa's too."""
     poll(
-        lambda: any(words in one for one in node.plugin.json("/v1/kubelet")["adopted"]),
+        lambda: any(words in one for one in node.plugin.json("/v1/kubelet")["inherited"]),
         f"{words} taken over",
     )
 
@@ -110,13 +110,13 @@ def test_a_list_against_a_grant_is_rejected_unless_overriding_is_allowed(
     # A kubelet that starts again sends its wish for each container: ours is kept, and it is said.
     static_node.restart_kubelet()
 
-    def contested() -> JsonObject | None:
-        found = static_node.plugin.json("/v1/kubelet")["contests"]
+    def conflicting() -> JsonObject | None:
+        found = static_node.plugin.json("/v1/kubelet")["conflicts"]
         return found[0] if found else None
 
-    contest = poll(contested, "both write")
-    assert (contest["pod"], contest["yieldsTo"]) == ("listed", "nri-numa")
-    assert (contest["asked"], contest["kept"]) == (LAST, FIRST)
+    conflict = poll(conflicting, "both write")
+    assert (conflict["pod"], conflict["yieldsTo"]) == ("listed", "nri-numa")
+    assert (conflict["requestedCPUs"], conflict["actualCPUs"]) == (LAST, FIRST)
     assert static_node.cpus(listed) == CPUSet.parse(FIRST)
 
 
@@ -175,8 +175,8 @@ def test_both_ways_of_the_migration_with_containers_that_stay(
         # The kubelet's side is the configured one: it takes its container, and we say so once.
         poll(lambda: kind(node, "owner") == "kubelet", "taken over")
         assert node.cpus(owner) == grant
-        (contest,) = node.plugin.json("/v1/kubelet")["contests"] if grant != own else ({},)
-        assert contest.get("yieldsTo", "kubelet") == "kubelet"
+        (conflict,) = node.plugin.json("/v1/kubelet")["conflicts"] if grant != own else ({},)
+        assert conflict.get("yieldsTo", "kubelet") == "kubelet"
     finally:
         client.delete_pods()
         node.restart_kubelet(NONE)

@@ -653,7 +653,7 @@ def test_the_cluster_as_the_controllers_page_shows_it(there: Client, bed: KubeBe
 
         def fitting() -> list[str] | None:
             """Names of nodes that have six exclusive CPUs on one NUMA node."""
-            status, text = controller.ask("GET", "/v1/cluster?cpus=6&only=true")
+            status, text = controller.ask("GET", "/v1/cluster?cpus=6&fittingOnly=true")
             return [one["name"] for one in json.loads(text)["nodes"]] if status == 200 else None
 
         def wait(nodes: list[str]) -> None:

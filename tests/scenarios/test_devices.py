@@ -113,7 +113,7 @@ def test_the_explanation_says_so_in_a_sentence(world: World) -> None:
     assert f"On NUMA node 1 because its GPU {GPU} is there." in text
     assert "Variable PCIDEVICE_X names nothing: no hint." in text
     (gpu,) = [r for r in document["resources"] if r["resource"] == "GPU"]
-    assert gpu["needed"] == 1
+    assert gpu["demand"] == 1
 
 
 def test_devices_ignore_places_as_if_there_were_none_and_says_so(world: World) -> None:

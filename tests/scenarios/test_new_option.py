@@ -55,7 +55,7 @@ def explained(wishes: dict[str, str], text: str = "") -> ExplanationDocument:
 def asked(wishes: dict[str, str], text: str = "") -> tuple[list[Any], str]:
     """What the explanation says was asked for about the colour, and its whole text."""
     document = explained(wishes, text)
-    colours = [one for one in document.get("asked", ()) if one["key"] == "colour"]
+    colours = [one for one in document.get("options", ()) if one["key"] == "colour"]
     return colours, " ".join(explanation_sentences(document))
 
 

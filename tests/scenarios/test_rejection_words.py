@@ -184,11 +184,11 @@ def test_case_19_tables_do_not_say_0_left_where_there_never_was_anything() -> No
 
 def test_case_19_status_does_not_say_0_of_0() -> None:
     used = {
-        "exclusive": "", "shared": "", "reserved": "", "cpuAvailableMilli": 0,
-        "cpuCapacityMilli": 0, "memoryAvailableBytes": 0, "memoryBytes": 0,
+        "exclusive": "", "shared": "", "reserved": "", "cpuFreeMilli": 0,
+        "cpuCapacityMilli": 0, "memoryFreeBytes": 0, "memoryBytes": 0,
     }  # fmt: skip
-    memory_only = {**used, "id": 2, "memoryAvailableBytes": 63 * GIB, "memoryBytes": 64 * GIB}
-    cpu_only = {**used, "id": 3, "cpuAvailableMilli": 3500, "cpuCapacityMilli": 4000}
+    memory_only = {**used, "id": 2, "memoryFreeBytes": 63 * GIB, "memoryBytes": 64 * GIB}
+    cpu_only = {**used, "id": 3, "cpuFreeMilli": 3500, "cpuCapacityMilli": 4000}
     cpu_only["freeExclusiveCPUs"] = 3
     rows = [line.split() for line in numa_node_table_lines([memory_only, cpu_only])]
     assert rows[1] == ["2", "-", "-", "-", "-", "-", "63", "GiB", "of", "64", "GiB"]

@@ -138,7 +138,7 @@ def test_simulate_says_that_a_resize_got_less() -> None:
         pods.pod("a", 6, "11Gi", wishes),
     )
     outcome = pods.the(result)
-    assert outcome.verdict.value == "less"
+    assert outcome.verdict.value == "shortfall"
     assert outcome.allocation is not None
     assert sum(c.memory for c in outcome.allocation.charges.values()) == 11 << 30
     assert "less than asked for" in outcome.reason

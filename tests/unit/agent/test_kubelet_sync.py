@@ -104,7 +104,7 @@ def test_what_both_write_is_said_once_and_shown(bed: KubeletBed) -> None:
     found = kubelet_document(bed.agent, bed.beside)
     (contest,), (grant,) = found.conflicts, found.grants
     assert (contest.pod, contest.requested_cpus, contest.actual_cpus) == ("g", "2-3", "1")
-    assert (contest.yields_to, contest.detected_in, contest.times) == (
+    assert (contest.yields_to, contest.detected_in, contest.count) == (
         "nri-numa", "UpdateContainer", 3,
     )  # fmt: skip
     assert (grant.pod, grant.cpus, grant.overridden) == ("g", "2-3", True)

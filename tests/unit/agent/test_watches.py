@@ -86,7 +86,7 @@ class UsageBed(AgentBed):
             "containers": [
                 msgspec.to_builtins(one) for one in self.view.list_assignments().containers
             ],
-            "refusals": [],
+            "rejections": [],
         }
         return list(status.status_lines(document, NOW, wide=wide))
 
@@ -115,7 +115,7 @@ def test_a_share_for_those_with_numa_nodes_and_a_reason_for_the_others(bed: Usag
         "localPercent": 25.0,
         "byNUMANode": {"0": 1024, "1": 3072},
         "source": "memory.numa_stat",
-        "at": NOW + 30,
+        "readAt": NOW + 30,
         "problem": "",
     }
     assert memory["unbound"]["problem"] == "it is on no particular NUMA nodes"
@@ -233,17 +233,17 @@ def waits(tmp_path: Path) -> UsageBed:
 
 
 def test_pressure_at_once_and_tasks_after_the_second_round(waits: UsageBed) -> None:
-    assert waits.listed("waiting")["busy"]["problem"] == "not read yet"
+    assert waits.listed("cpuPressure")["busy"]["problem"] == "not read yet"
     waits.round()
-    assert waits.listed("waiting")["busy"] == {
+    assert waits.listed("cpuPressure")["busy"] == {
         "pressurePercent": 62.5,
         "waitingTasks": None,
-        "at": NOW + 30,
+        "readAt": NOW + 30,
         "problem": "threads were read once so far",
     }
     wide = waits.status(wide=True)
     (head,) = [line for line in wide if "CPU PRESSURE" in line]
-    assert "TASKS WAITING" in head
+    assert "WAITING TASKS" in head
     (line,) = [line for line in wide if " busy " in line]
     assert " 62.5 % " in line
     assert " ? " in line, "threads were read once so far"
@@ -251,7 +251,7 @@ def test_pressure_at_once_and_tasks_after_the_second_round(waits: UsageBed) -> N
     assert waits.explained("busy")
     waits.waited(10, 16.0)
     waits.round()
-    second = waits.listed("waiting")
+    second = waits.listed("cpuPressure")
     assert (second["busy"]["waitingTasks"], second["busy"]["problem"]) == (0.5, "")
     assert (second["calm"]["pressurePercent"], second["calm"]["waitingTasks"]) == (0, 0)
     assert (second["old"]["pressurePercent"], second["old"]["waitingTasks"]) == (None, 0)

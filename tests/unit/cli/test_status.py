@@ -34,7 +34,7 @@ def test_a_pipe_gets_every_word_whole(crowded: str) -> None:
     (row,) = (line for line in output.splitlines() if LONG in line)
     assert IDS in row.split()
     assert "…" not in output
-    assert "LATE" not in output  # over NRI nobody is
+    assert "START DELAY" not in output  # over NRI nobody is
     assert ": its memory moves from NUMA node 1 to 0\n" in output
 
 
@@ -79,7 +79,7 @@ def test_wide_shows_every_column_however_narrow_the_terminal(
 @pytest.mark.parametrize(
     ("title", "of_the_containers", "cells"),
     [
-        ("LATE", [{"start_delay": 0.0124}, {"start_delay": 0.0}, {}], ["12 ms", "no", "?"]),
+        ("START DELAY", [{"start_delay": 0.0124}, {"start_delay": 0.0}, {}], ["12 ms", "no", "?"]),
         ("MEMPOLICY", [{"mempolicy": "interleave"}, {}], ["interleave", "-"]),
         ("NOW RESERVED", [{"reserved": "0-1"}, {}], ["0-1", "-"]),
     ],
@@ -127,7 +127,7 @@ def test_rejections_are_narrowed_as_containers_are(
     assert len([line for line in output.splitlines() if " 202 " in line]) == rejected
     assert empty in output
     document = json.loads(invoke("status", *narrowed, "-o", "json", "--api", agent[0]).output)
-    assert len(document["refusals"]) == rejected
+    assert len(document["rejections"]) == rejected
     assert len(document["containers"]) == containers
 
 

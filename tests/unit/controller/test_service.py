@@ -315,7 +315,7 @@ async def test_the_page_of_the_cluster_is_there_where_switched_on(bed: Controlle
     assert one["agentReady"]
     await step(2)
     assert not (await nodes())[0]["agentReady"], "nobody renewed what it publishes"
-    assert (one["name"], one["largestExclusiveRequest"]) == ("n1", 8)
+    assert (one["name"], one["maxExclusiveRequest"]) == ("n1", 8)
     assert (other["name"], other["zones"]) == ("n2", [])
     # The token of the PUT is not asked for, and nothing of it is told.
     assert TOKEN not in (await bed.get("/v1/cluster"))[1]

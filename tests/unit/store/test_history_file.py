@@ -308,6 +308,22 @@ def test_a_killed_agent_goes_on_with_the_same_sequence(tmp_path: Path, opened: O
     assert add_rejection(again, 3).id not in {one.id for one in notices.notices_after()}
 
 
+def test_a_notice_with_former_field_names_is_read(
+    tmp_path: Path, path: Path, opened: Opened
+) -> None:
+    notices, file, _ = opened(tmp_path)
+    add_rejection(notices, 1)
+    file.close()
+
+    def write_former(key: str, document: dict[str, Any]) -> None:
+        for former, current in (("what", "kind"), ("first", "firstTime"), ("last", "lastTime")):
+            document[former] = document.pop(current)
+
+    edit(path, write_former)
+    again, _, problem = opened(tmp_path)
+    assert (problem, again.notices_after()) == ("", notices.notices_after())
+
+
 def test_numbers_go_on_when_nothing_is_kept(tmp_path: Path, opened: Opened) -> None:
     """A reader that asked for what comes after 5 must not miss a new 1."""
     notices, file, _ = opened(tmp_path, limit=1)

@@ -194,7 +194,7 @@ def test_nothing_is_free_for_exclusive_use_where_the_pool_rejects() -> None:
         )
     )
     rejected = node.explain(SINGLE, resources(2, 0.5))
-    assert rejected["refusal"]["reason"].startswith("SharedPool")
+    assert rejected["rejection"]["reason"].startswith("SharedPool")
     assert "for exclusive use" not in told(rejected)
 
 
@@ -219,7 +219,7 @@ def test_machines_of_many_numa_nodes_are_not_listed_to_the_end() -> None:
 def test_memory_that_is_left_alone_is_not_counted() -> None:
     node = ExplainingWorld()
     unread = node.explain({"numacpu": "2"}, name="b")
-    del unread["left"][0]["memoryBytes"]
+    del unread["free"][0]["memoryBytes"]
     assert "Free before it: NUMA node 0: 8 CPUs; NUMA node 1" in told(unread)
 
 
@@ -260,8 +260,8 @@ def test_a_resource_that_does_not_care_or_cannot_be_had_says_so() -> None:
     document["alignment"]["numaNodes"] = None
     document["resources"][0] |= {
         "unit": "lanes",
-        "wish": "impossible",
-        "needed": 3,
+        "hint": "impossible",
+        "demand": 3,
     }  # a later agent
     assert "Memory: 3 needed" in told(document)
     assert "NUMA nodes did not matter: every NUMA node suits." in told(document)

@@ -36,9 +36,9 @@ _MAX_REJECTIONS: Final = 256
 log = logs.get_logger("foreign")
 
 
-def _rejection_key_of(refused: Rejected) -> tuple[str, str, str, str]:
-    pod, container = refused.trace.pod, refused.trace.container
-    return pod.namespace, pod.name, container.name, refused.reason
+def _rejection_key_of(rejected: Rejected) -> tuple[str, str, str, str]:
+    pod, container = rejected.trace.pod, rejected.trace.container
+    return pod.namespace, pod.name, container.name, rejected.reason
 
 
 class DecisionHistory:
@@ -142,7 +142,7 @@ class DecisionHistory:
             notice = partial(
                 self.reporter.notice_imperfect_placement,
                 allocation,
-                gap=missed_start,
+                missed_start=missed_start,
                 observed=observed,
             )
             self._tasks.add(placed_report, notice)
@@ -185,7 +185,7 @@ class DecisionHistory:
         if len(self._rejections) > _MAX_REJECTIONS:
             del self._rejections[next(iter(self._rejections))]
         self.reporter.log_rejected(decision, observed=self._current.observe)
-        notice = self.reporter.notice_refused
+        notice = self.reporter.notice_rejected
         self._tasks.add(partial(notice, decision, observed=self._current.observe, running=running))
         self._current.notify()
 
@@ -206,10 +206,12 @@ class DecisionHistory:
             self._tasks.add(
                 *(partial(self.reporter.log_placed, a, cpus, 0) for a in outcome.unpinned)
             )
-        gap = frozenset(outcome.missed_starts)
+        missed_ids = frozenset(outcome.missed_starts)
         for decision in outcome.decisions:
             if isinstance(decision, Admitted):
-                self.record_admitted(decision, missed_start=decision.allocation.container_id in gap)
+                self.record_admitted(
+                    decision, missed_start=decision.allocation.container_id in missed_ids
+                )
             else:
                 self.record_rejected(decision, running=True)
         for allocation, trace in outcome.resized:

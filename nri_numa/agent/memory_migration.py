@@ -136,7 +136,7 @@ class MemoryMigrator:
             self._clock.call_later(UNMOVED_RETRY_S, self._confirmations.wake.set)
             message = f"partly moved {route}: {result.obstacle}"
             self._agent.history.notices.add_for_allocation(
-                a, NoticedEventKind.MOVED, message, reason=NoticeMessageReason.PARTLY_MOVED
+                a, NoticedEventKind.MOVED, message, reason=NoticeMessageReason.PARTLY_MIGRATED
             )
             log.warning(
                 "memory partly migrated",

@@ -175,7 +175,7 @@ class ControllerService:
             if section.verdicts.enabled
             else None
         )
-        self.drained = self.stolen = self.refused = None
+        self.drained = self.stolen = self.stuck = None
         evictions = section.evictions
         budget = EvictionBudget(
             EvictionRules(
@@ -197,7 +197,7 @@ class ControllerService:
                 max_fraction=steal.max_affected_fraction,
             )
         if (stuck := evictions.stuck_pods).evict:
-            self.refused = StuckPodEvictor(
+            self.stuck = StuckPodEvictor(
                 prefix,
                 budget,
                 parse_duration(stuck.delay),
@@ -207,7 +207,7 @@ class ControllerService:
                 now_s,
             )
         self._evictors = [
-            evictor for evictor in (self.drained, self.stolen, self.refused) if evictor is not None
+            evictor for evictor in (self.drained, self.stolen, self.stuck) if evictor is not None
         ]
         self._writer = Writer(
             self._api,
@@ -278,7 +278,7 @@ class ControllerService:
         node_changed: list[ObjectChanged] = [output.on_node_updated for output in parts]
         node_removed: list[Callable[[str], object]] = [output.on_node_removed for output in parts]
         changed, removed = list[ObjectChanged](), list[Callable[[str], object]]()
-        judges_pods = self.refused is not None or self._verdicts is not None
+        judges_pods = self.stuck is not None or self._verdicts is not None
         if judges_pods or overview is not None:
             node_changed.append(lambda name, node, _: cluster.update_node(name, node))
             node_removed.append(cluster.remove_node)
@@ -297,18 +297,18 @@ class ControllerService:
             if overview is not None:
                 self.page = ClusterPage(config, overview, topologies)
         pod_changed, pod_removed = list[ObjectChanged](), list[Callable[[str], object]]()
-        if (refused := self.refused) is not None:
-            pod_changed.append(lambda _, pod, now_s: refused.on_pod(pod, now_s))
-            pod_removed.append(refused.on_pod_removed)
+        if (stuck := self.stuck) is not None:
+            pod_changed.append(lambda _, pod, now_s: stuck.on_pod(pod, now_s))
+            pod_removed.append(stuck.on_pod_removed)
         if (verdicts := self._verdicts) is not None:
             pod_changed.append(lambda _, pod, now_s: verdicts.on_pod(pod))
             pod_removed.append(verdicts.on_pod_removed)
         if judges_pods:
             pods = _ObjectEventFanout(clock, pod_changed, pod_removed)
             follow(PODS_PATH, pods, fields="status.phase=Pending", key=uid_of)
-        if refused is not None and self._section.evictions.stuck_pods.include_running:
+        if stuck is not None and self._section.evictions.stuck_pods.include_running:
             events = _ObjectEventFanout(
-                clock, [lambda _, event, now_s: refused.on_rejection_event(event, now_s)]
+                clock, [lambda _, event, now_s: stuck.on_rejection_event(event, now_s)]
             )
             follow(EVENTS_PATH, events, fields=REJECTION_EVENT_SELECTOR, key=uid_of)
         return watches
@@ -443,8 +443,8 @@ class ControllerService:
         if self.drained is not None:
             metrics.drained_numa_nodes.set(self.drained.draining_count())
             metrics.pods_to_evict.set(self.drained.pending_count())
-        if self.refused is not None:
-            metrics.stuck_pods.set(self.refused.pending_count())
+        if self.stuck is not None:
+            metrics.stuck_pods.set(self.stuck.pending_count())
         if self.stolen is not None:
             metrics.degraded_numa_nodes.set(self.stolen.degraded_count())
         return metrics.render_metrics()

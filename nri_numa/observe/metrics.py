@@ -388,7 +388,7 @@ class Metrics(Registry):
         self._durations.labels(event).observe(seconds)
 
     def record_decision(self, outcome: str, reason: str = "", policy: str = "none") -> None:
-        """Count one decision: admitted, widened, unpinned or refused, and the short reason."""
+        """Count one decision: admitted, misaligned, unpinned or rejected, and the short reason."""
         self._decisions.labels(outcome, reason, policy).inc()
 
     def record_registration(self, runtime: str, version: str) -> None:

@@ -163,13 +163,13 @@ def test_a_resize_that_nobody_tells_of_is_decided_about(
     assert plugin.metric("nri_numa_internal_errors_total") == 0
 
 
-def test_a_refused_container_runs_and_that_is_said(bed: Containerd, start: StartPlugin) -> None:
+def test_a_rejected_container_runs_and_that_is_said(bed: Containerd, start: StartPlugin) -> None:
     plugin = start(over_cri(bed))
-    refused = bed.cri.pod("refused", numacpu=NO_CPU)
+    rejected = bed.cri.pod("refused", numacpu=NO_CPU)
     poll(lambda: plugin.json("/v1/rejections")["rejections"], "the refusal")
     poll(lambda: plugin.metric("nri_numa_rejected_running_total") == 1, "the count")
-    assert bed.cri.running(refused)
-    assert bed.cri.allowed(refused) == Seen(cpus=str(MACHINE), mems=bed.cri.allowed(refused).mems)
+    assert bed.cri.running(rejected)
+    assert bed.cri.allowed(rejected) == Seen(cpus=str(MACHINE), mems=bed.cri.allowed(rejected).mems)
     (one,) = plugin.json("/v1/rejections")["rejections"]
     assert (one["pod"], one["container"]) == ("refused", "main")
     poll(
@@ -234,7 +234,7 @@ def test_from_cri_to_nri_and_back_nothing_moves(
         plugin.start()
         assert (cri.cpus(owner), cri.cpus(neighbour)) == (owned, shared)
         kinds = {c["pod"]: c["kind"] for c in plugin.json("/v1/assignments")["containers"]}
-        assert kinds == {"owner": "exclusive", "neighbour": "unbound"}
+        assert kinds == {"owner": "exclusive", "neighbour": "unpinned"}
         assert not [r for r in plugin.records() if r.get("missed_start") is True]
         plugin.terminate()
     assert (cri.cpus(owner), cri.cpus(neighbour)) == (owned, shared)

@@ -78,7 +78,7 @@ def test_the_pods_sum_is_kept_from_run_pod_sandbox_on(node: EmbeddedNode) -> Non
     """``scope: pod``: nobody else gets its CPUs while its first image is still being pulled."""
     sandbox = node.pod("whole", {**SINGLE, "scope": "pod"}, given=limits(7, GIB))
     (kept,) = node.assignments().values()
-    assert (kept["pod"], kept["container"], kept["kind"]) == ("whole", "*", "kept")
+    assert (kept["pod"], kept["container"], kept["kind"]) == ("whole", "*", "reservation")
     assert len(CPUSet.parse(kept["cpus"])) == 7
     assert kept["reservation"] == "hard"
     node.call(node.runtime.stop_pod(sandbox.id))
@@ -99,8 +99,8 @@ def test_the_api_tells_what_the_runtime_was_told(node: EmbeddedNode) -> None:
 
     told = node.assignments()
     for made, kind in (
-        (plain, "unbound"),
-        (listed, "explicit"),
+        (plain, "unpinned"),
+        (listed, "listed"),
         (own, "exclusive"),
         (shared, "shared"),
     ):
@@ -112,7 +112,7 @@ def test_the_api_tells_what_the_runtime_was_told(node: EmbeddedNode) -> None:
     assert [c["pod"] for c in filtered["containers"]] == ["own"]
 
     samples = metrics(node)
-    for kind in ("unbound", "explicit", "exclusive", "shared"):
+    for kind in ("unpinned", "listed", "exclusive", "shared"):
         assert samples[f'nri_numa_containers{{kind="{kind}",aligned="true"}}'] == 1
     assert samples['nri_numa_containers{kind="foreign",aligned="true"}'] == 0
     i = told[own.id]["numaNodes"]
@@ -133,11 +133,11 @@ def test_the_api_tells_what_the_runtime_was_told(node: EmbeddedNode) -> None:
     status = node.plugin.json("/v1/status")
     assert samples[f'nri_numa_node_info{{node_name="{status["nodeName"]}"}}'] == 1
     assert samples["nri_numa_checkpoint_write_duration_seconds_count"] >= 4
-    refused = (
-        'nri_numa_decisions_total{outcome="refused",policy="single-numa-node",'
+    rejected = (
+        'nri_numa_decisions_total{outcome="rejected",policy="single-numa-node",'
         'reason="TopologyAffinityError"}'
     )
-    assert samples[refused] == 1
+    assert samples[rejected] == 1
 
     (one,) = node.plugin.json("/v1/explain/default/own")["explanations"]
     assert one["outcome"] == "admitted"
@@ -151,7 +151,7 @@ def test_the_api_tells_what_the_runtime_was_told(node: EmbeddedNode) -> None:
     assert one["details"]["pool"]["after"] != one["details"]["pool"]["before"]
 
     (one,) = node.plugin.json("/v1/explain/default/big/app")["explanations"]
-    assert one["outcome"] == "refused"
+    assert one["outcome"] == "rejected"
     assert one["rejection"]["reason"] == "TopologyAffinityError"
     assert one["details"]["rejection"]["rule"] in " ".join(one["decisionSteps"])
     cpu = one["details"]["resources"][0]
@@ -320,7 +320,7 @@ def test_a_pod_that_starts_without_a_link_is_explained_and_noticed(node: Embedde
     )
     # A runtime that is slow to carry its update out is noticed too, and that is no matter here.
     notices = node.plugin.json("/v1/notices")["notices"]
-    assert [one["pod"] for one in notices if one["kind"] == "gap"] == ["db"]
+    assert [one["pod"] for one in notices if one["kind"] == "missed-start"] == ["db"]
     assert "There is no link" not in node.says("explain", "db")
     until(lambda: container.cpus == "0-1", "it has its CPUs")
 

@@ -260,7 +260,7 @@ def test_every_container_that_is_created_is_marked(world: World) -> None:
     """Unbound ones too: nothing else tells them from somebody else's pins later on."""
     world.synchronize()
     answer = world.admit(pod("plain", qos=QoSClass.BEST_EFFORT))
-    assert json.loads(answer.adjustment.annotations[MARK])["kind"] == "unbound"
+    assert json.loads(answer.adjustment.annotations[MARK])["kind"] == "unpinned"
     assert (answer.adjustment.cpus, answer.adjustment.mems) == ("", "")
     assert answer.adjustment.env == {}
 
@@ -355,25 +355,25 @@ FORGED = {
     "reserved ones": (claim(cpus="0"), OWN, 1.0, "0"),
     "what the runtime did not give": (claim(), OWN, 1.0, ""),
     "ownership of a list": (
-        claim(kind="explicit", owned=True), {"numacpu": "1"}, 1.0, "1"
+        claim(kind="listed", owned=True), {"numacpu": "1"}, 1.0, "1"
     ),
     "a list it does not pay for": (
-        claim(kind="explicit", cpus="3-5", owned=True), {"numacpu": "3-5", **OWN}, 1.0, "3-5"
+        claim(kind="listed", cpus="3-5", owned=True), {"numacpu": "3-5", **OWN}, 1.0, "3-5"
     ),
     "NUMA nodes that are not there": (
         claim(kind="shared", cpus="", mems="9", numa="9"), {"policy": "best-effort"}, 0.5, ""
     ),
-    "a list it has not": (claim(kind="explicit", cpus="1-9"), {"numacpu": "1"}, 1.0, "1-9"),
-    "a list where its pod has none": (claim(kind="explicit"), {}, 1.0, "1"),
+    "a list it has not": (claim(kind="listed", cpus="1-9"), {"numacpu": "1"}, 1.0, "1-9"),
+    "a list where its pod has none": (claim(kind="listed"), {}, 1.0, "1"),
     "a size that cannot be owned": (claim(), OWN, 0.5, "1"),
     "memory nodes it does not list": (
-        claim(kind="unbound", cpus="", mems="1"), {"numamem": "0"}, 1.0, ""
+        claim(kind="unpinned", cpus="", mems="1"), {"numamem": "0"}, 1.0, ""
     ),
     "memory nodes where its pod lists none": (
-        claim(kind="unbound", cpus="", mems="1"), {}, 1.0, ""
+        claim(kind="unpinned", cpus="", mems="1"), {}, 1.0, ""
     ),
     "to be somebody else's": (claim(kind="foreign"), OWN, 1.0, "1"),
-    "to be let alone": (claim(kind="unbound", cpus=""), OWN, 1.0, ""),
+    "to be let alone": (claim(kind="unpinned", cpus=""), OWN, 1.0, ""),
     "to be bound": (claim(kind="shared", cpus="", numa="1"), {}, 1.0, ""),
     "what nobody can read": (claim(), {"policy": "x"}, 1.0, "1"),
 }  # fmt: skip

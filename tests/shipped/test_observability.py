@@ -36,7 +36,7 @@ def known() -> dict[str, frozenset[str]]:
     metrics = Metrics("0.1.0")
     metrics.record_registration("containerd", "v2.1.9")
     metrics.record_request("CreateContainer", 0.001)
-    metrics.record_decision("refused", "TopologyAffinityError", "restricted")
+    metrics.record_decision("rejected", "TopologyAffinityError", "restricted")
     metrics.kubelet_static_policy.labels("cpu").set(True)
     metrics.http_requests.labels("/metrics", "200").inc()
     # Of what is off by default there is nothing to see.

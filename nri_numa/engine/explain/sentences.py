@@ -13,8 +13,8 @@ from typing import Any
 
 from nri_numa.engine.align.policies import numa_node_sets_text
 from nri_numa.engine.explain.explanation import (
-    REFUSED_OUTCOME,
-    WIDENED_OUTCOME,
+    MISALIGNED_OUTCOME,
+    REJECTED_OUTCOME,
     ExplanationDocument,
 )
 from nri_numa.engine.foreign_pins import RESERVATION_KIND
@@ -67,7 +67,7 @@ def _brief_sentences(document: ExplanationDocument) -> list[str]:
     outcome = [
         sentence for sentence in _outcome_sentences(document) if sentence != _PREFERRED_PLACE_TEXT
     ]
-    if document["outcome"] == REFUSED_OUTCOME:
+    if document["outcome"] == REJECTED_OUTCOME:
         outcome = [text for text in outcome if not text.startswith(_REJECTION_RULE_SENTENCE_PREFIX)]
     parts = [" ".join(outcome)]
     if document["traced"]:
@@ -110,8 +110,8 @@ def explanation_sections(document: ExplanationDocument) -> list[ExplanationSecti
 def _outcome_sentences(document: ExplanationDocument) -> Iterator[str]:
     if actual := document.get("actual"):
         yield _to_sentence(f"Not so at present: {actual}")
-    if document["outcome"] == REFUSED_OUTCOME:
-        yield from _refusal_sentences(document)
+    if document["outcome"] == REJECTED_OUTCOME:
+        yield from _rejection_sentences(document)
         return
     result = document["result"]
     kind = result["kind"]
@@ -120,7 +120,7 @@ def _outcome_sentences(document: ExplanationDocument) -> Iterator[str]:
         return
     if kind == "foreign":
         yield _to_sentence(f"It is left alone: {document['summary']}")
-    elif kind == "unbound":
+    elif kind == "unpinned":
         yield from _unpinned_sentences(document)
     else:
         yield from _pinned_sentences(document)
@@ -129,11 +129,11 @@ def _outcome_sentences(document: ExplanationDocument) -> Iterator[str]:
         yield f"The runtime was asked to start it with the memory policy {mode}: {meaning}."
     if document.get("otherVersion"):
         yield f"{_OTHER_VERSION_TEXT}."
-    elif not document["traced"] and kind not in ("unbound", "foreign"):
+    elif not document["traced"] and kind not in ("unpinned", "foreign"):
         yield "How this came about is not known: it was placed before the agent last started."
 
 
-def _refusal_sentences(document: ExplanationDocument) -> Iterator[str]:
+def _rejection_sentences(document: ExplanationDocument) -> Iterator[str]:
     rejection, message = document["rejection"], _strip_subject(document, document["summary"])
     yield _to_sentence(f"Refused ({rejection['reason']}): {message}")
     if rejection["rule"]:
@@ -176,9 +176,9 @@ def _pinned_sentences(document: ExplanationDocument) -> Iterator[str]:
         )
     if document["result"].get("shortfall"):
         yield "It has less than it asks for since it was resized: no more was free there."
-    elif document["outcome"] == WIDENED_OUTCOME:
+    elif document["outcome"] == MISALIGNED_OUTCOME:
         yield "This is a wider place than ideal."
-    elif kind != "explicit" and result["policy"] != "none":  # else nobody compared places
+    elif kind != "listed" and result["policy"] != "none":  # else nobody compared places
         yield _PREFERRED_PLACE_TEXT
 
 
@@ -288,7 +288,7 @@ def _hint_sentences(document: ExplanationDocument) -> Iterator[str]:
         yield _to_sentence(f"{_resource_label(resource['resource'])}: {_hint_sentence(resource)}")
     rejection = document["rejection"] or {"reason": ""}
     yield from _free_sentences(
-        resources, pool_refuses=rejection["reason"] in _SHARED_POOL_REJECTION_REASONS
+        resources, pool_rejects=rejection["reason"] in _SHARED_POOL_REJECTION_REASONS
     )
     if not resources and document["free"]:
         amounts = [
@@ -304,7 +304,7 @@ def _choice_sentences(document: ExplanationDocument) -> Iterator[str]:
     alignment = document["alignment"]
     if alignment is not None:
         yield from _alignment_sentences(document, alignment)
-    if document["outcome"] == REFUSED_OUTCOME:
+    if document["outcome"] == REJECTED_OUTCOME:
         return
     by_problem: dict[str, list[str]] = {}
     for mask in document["rejectedMasks"]:
@@ -338,7 +338,7 @@ def _alignment_sentences(
             reason = f"{'it' if verb.startswith(' suits') else 'they'}{verb}"
     scope_text = " for the whole pod" if alignment["scope"] == "pod" else ""
     though = "" if alignment["preferred"] else ", though wider than ideal"
-    won = "would have won" if document["outcome"] == REFUSED_OUTCOME else "won"
+    won = "would have won" if document["outcome"] == REJECTED_OUTCOME else "won"
     yield _to_sentence(f"{nodes_text} {won}{scope_text}{though}: {reason}")
 
 
@@ -400,14 +400,14 @@ def _shortage_sentence(resource: Mapping[str, Any]) -> str:
     return clause if amount < resource["demand"] else f"{clause}, but not beside what else it needs"
 
 
-def _free_sentences(resources: Sequence[Mapping[str, Any]], *, pool_refuses: bool) -> Iterator[str]:
+def _free_sentences(resources: Sequence[Mapping[str, Any]], *, pool_rejects: bool) -> Iterator[str]:
     """Yield free amounts of each NUMA node for needed resources, with the need if too small.
 
-    Without CPUs if the pool floor of the whole machine is the reason (``pool_refuses``).
+    Without CPUs if the pool floor of the whole machine is the reason (``pool_rejects``).
     """
     by_node: dict[int, list[str]] = {}
     for r in resources:
-        if r["hint"] == "none" or (pool_refuses and r["unit"] == "cpus"):
+        if r["hint"] == "none" or (pool_rejects and r["unit"] == "cpus"):
             continue
         for n in r["numaNodes"]:
             note = (

@@ -146,7 +146,7 @@ def test_observing_only_writes_nothing(tree: CgroupTree) -> None:
 
 
 @pytest.mark.parametrize(("quota", "left"), [(200_000, 200_000), (300_000, None)])
-def test_a_limit_of_a_refused_resize_is_nobodys_to_lift(
+def test_a_limit_of_a_rejected_resize_is_nobodys_to_lift(
     bed: LateStartsBed, quota: int, left: int | None
 ) -> None:
     own, plain = bed.place("own", 2, policy="single-numa-node"), bed.place("plain")
@@ -156,9 +156,9 @@ def test_a_limit_of_a_refused_resize_is_nobodys_to_lift(
     assert (known[own].lifted_quota, known[plain].lifted_quota) == (left, None)
 
 
-def test_a_refusal_that_stops_nothing_is_counted_and_becomes_a_notice(bed: LateStartsBed) -> None:
+def test_a_rejection_that_stops_nothing_is_counted_and_becomes_a_notice(bed: LateStartsBed) -> None:
     bed.late.on_started_despite_rejection("ns", "pod", "uid", "main", "numacpu: no such CPU")
     assert bed.metric("nri_numa_rejected_running_total") == 1
     (notice,) = bed.world.history.notices.notices_after(0)
-    assert (notice.notice_kind, notice.reason, notice.pod) == ("unpinned", "RefusedRunning", "pod")
+    assert (notice.notice_kind, notice.reason, notice.pod) == ("unpinned", "RejectedRunning", "pod")
     assert "numacpu: no such CPU" in notice.message

@@ -158,7 +158,7 @@ def test_somebody_who_keeps_rewriting_is_reported_and_not_fought(bed: Reconciler
     notices = bed.world.history.notices.notices_after()
     assert [(n.notice_kind, n.reason, n.pod, n.count) for n in notices] == [
         ("drift", "", "listed", 4),
-        ("drift", "GivenUp", "listed", 1),
+        ("drift", "RepairsAbandoned", "listed", 1),
     ]
     assert differing(bed) == {"listed-app": ("meant 1, has 0-7", True, True)}
     assert bed.world.agent.drift.known["listed-app"].observed_at == bed.wall

@@ -66,7 +66,7 @@ def test_what_was_started_elsewhere_is_written_and_counted_as_late(bed: DriftBed
     assert bed.count("undelivered_updates_repaired_total") == 1
     assert bed.count("drift_found_total") == 0
     (notice,) = bed.world.history.notices.notices_after()
-    assert (notice.notice_kind, notice.pod) == ("late", "listed")
+    assert (notice.notice_kind, notice.pod) == ("undelivered-update", "listed")
     [line] = bed.lines("undelivered update repaired")
     assert "meant 1" in line
 

@@ -41,7 +41,7 @@ def full() -> Metrics:
     metrics = Metrics("0.1.0")
     metrics.record_registration("containerd", "v2.1.9")
     metrics.record_request("CreateContainer", 0.0004)
-    metrics.record_decision("refused", "NotEnoughCPUs", "restricted")
+    metrics.record_decision("rejected", "NotEnoughCPUs", "restricted")
     metrics.record_loop_lag(0.002)
     metrics.http_requests.labels("/metrics", "200").inc()
     metrics.snapshot = lambda: MetricsSnapshot(
@@ -69,13 +69,13 @@ def values(metrics: Metrics) -> dict[str, float]:
 def test_what_is_counted_is_told() -> None:
     metrics = full()
     metrics.record_request("CreateContainer", 3.0)
-    metrics.record_decision("refused", "NotEnoughCPUs", "restricted")
+    metrics.record_decision("rejected", "NotEnoughCPUs", "restricted")
     told = values(metrics)
     assert told["nri_numa_requests_total{event=CreateContainer}"] == 2
     assert told["nri_numa_request_duration_seconds_bucket{event=CreateContainer,le=0.0005}"] == 1
     assert told["nri_numa_request_duration_seconds_bucket{event=CreateContainer,le=2.0}"] == 1
     assert (
-        told["nri_numa_decisions_total{outcome=refused,policy=restricted,reason=NotEnoughCPUs}"]
+        told["nri_numa_decisions_total{outcome=rejected,policy=restricted,reason=NotEnoughCPUs}"]
         == 2
     )
     assert told["nri_numa_link_up"] == 1

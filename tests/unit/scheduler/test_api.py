@@ -528,7 +528,7 @@ def activator(api: KubeClient, clock: Callable[[], float]) -> PodActivator:
     return PodActivator(api, AgentConfig(), wakeups, clock=clock, wall=lambda: 1.5)
 
 
-async def test_room_wakes_who_was_refused_and_nobody_else(cluster: ClusterObjects) -> None:
+async def test_room_wakes_who_was_rejected_and_nobody_else(cluster: ClusterObjects) -> None:
     now = 0.0
     made = activator(cluster, lambda: now)
     made.on_free_increased("n0")  # no pod waits
@@ -559,7 +559,7 @@ async def test_room_wakes_who_was_refused_and_nobody_else(cluster: ClusterObject
     assert request.body == {"metadata": {"annotations": {"numa.kubernetes.io/room": "1500"}}}
 
 
-async def test_who_takes_over_wakes_the_pods_that_were_refused_before(bed: ExtenderBed) -> None:
+async def test_who_takes_over_wakes_the_pods_that_were_rejected_before(bed: ExtenderBed) -> None:
     """They are in the scheduler's queue, and whoever refused them is gone."""
     bed.cluster.put(Resource.NODES, {"metadata": {"name": "n1"}})
     extender = bed.extender

@@ -24,7 +24,7 @@ from tests.beds.vm_records import ROOM_SECONDS
 from tests.machines.vm_machine import Machine
 from tests.vm import words
 from tests.vm.cases.churn import processors
-from tests.vm.cases.explicit import several_memory_nodes
+from tests.vm.cases.listed_cpus import several_memory_nodes
 from tests.vm.guest import Guest
 from tests.vm.plugin import PodPlugin, UnitPlugin
 from tests.vm.registry import case, skip

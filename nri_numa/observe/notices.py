@@ -57,6 +57,7 @@ class NoticeMessageReason(StrEnum):
     REJECTED_RUNNING = "RefusedRunning"
     UNKNOWN_CONTAINER = "UnknownContainer"
     UNKNOWN_PREFIX = "UnknownPrefix"
+    OLD_VALUE = "OldValue"
 
 
 class Notice(msgspec.Struct, frozen=True, kw_only=True, rename={"pod_uid": "podUID"}):

@@ -43,7 +43,7 @@ annotations = st.fixed_dictionaries(
         "cpus": st.sampled_from(["shared", "exclusive"]),
         "smt": st.sampled_from(["any", "spread", "full-core", "isolate", "pair"]),
         "bind": st.sampled_from(["cpu", "cpu+mem"]),
-        "on-failure": st.sampled_from(["reject", "widen", "unpinned"]),
+        "on-failure": st.sampled_from(["reject", "best-effort", "unpinned"]),
         "load": st.sampled_from(["high", "low", "09:00-18:00"]),
     },
 )
@@ -174,8 +174,8 @@ class Lives(RuleBasedStateMachine):
             assert [mems for _, mems in self.has().values()] == [mems for _, mems in had.values()]
             assert after | {name: before[name]} == before, "somebody else's allocation changed"
             wishes = world.pods[world.live[name].pod_id].annotations
-            default = "widen" if wishes.get(f"{PREFIX}policy") == "best-effort" else "reject"
-            widened = wishes.get(f"{PREFIX}on-failure", default) == "widen"
+            default = "best-effort" if wishes.get(f"{PREFIX}policy") == "best-effort" else "reject"
+            widened = wishes.get(f"{PREFIX}on-failure", default) == "best-effort"
             stays(before[name], after[name], home, widened=widened)
             for i, allocation in after.items():
                 if allocation.kind is ContainerKind.SHARED:

@@ -28,9 +28,18 @@ def watched_node() -> Watched:
 
 def bound(placed: str = '{"main":"1"}', **status: Any) -> dict[str, Any]:
     """A pod that a replica of ours bound."""
-    made = single(3, node="n1", placed=placed)
+    made = single(3, node="n1", scheduled_numa_nodes=placed)
     made["status"].update(status)
     return made
+
+
+def test_a_pod_bound_before_the_upgrade_is_counted_once() -> None:
+    """Its annotation has the old key."""
+    watched = watched_node()
+    watched.pods.on_update(single(3, node="n1", placed='{"main":"1"}'))
+    assert watched.free() == (4, 1)
+    watched.pods.on_update(bound())
+    assert watched.free() == (4, 1)
 
 
 def test_where_the_object_names_nobody_time_ends_what_is_held() -> None:

@@ -23,6 +23,7 @@ from zlib import crc32
 
 import msgspec
 
+from nri_numa.engine.old_records import with_old_names
 from nri_numa.engine.state import Allocation
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.notices import Notice, NoticeLog, Rejection
@@ -183,7 +184,7 @@ class HistoryFile:
                 elif kind == "trace" and name in allocations:
                     saved = msgspec.json.decode(contents.raw[key], type=_SavedTrace)
                     # No trace explains an allocation that has changed since.
-                    if saved.allocation_digest == _allocation_digest(allocations[name]):
+                    if saved.allocation_digest in _valid_digests(allocations[name]):
                         traces[name] = saved.trace
             except DECODE_ERRORS:
                 damaged += 1
@@ -307,6 +308,12 @@ def encode_lines(
 
 def _document_line(number: int, key: str, document: msgspec.Struct) -> bytes:
     return frame_line(number, JournalLine(updates={key: msgspec.Raw(encode(document))}))
+
+
+def _valid_digests(allocation: Allocation) -> Iterator[int]:
+    """Yield the digests of an allocation with its present field names and with the old ones."""
+    yield _allocation_digest(allocation)
+    yield crc32(encode(with_old_names(allocation_document(allocation))))
 
 
 def _allocation_digest(allocation: Allocation) -> int:

@@ -529,7 +529,7 @@ class OddLife(Life):
         super()._explain()
         for key, stored in sorted(self.world.store.documents.items()):
             document = dict(sorted(stored.items()))
-            text, nodes = document.pop("reason", ""), document.pop("numa", None)
+            text, nodes = document.pop("reason", ""), document.pop("numaNodes", None)
             self.record.add(f"stored {key}", str(text), numa_nodes=nodes, **document)
         for metric in self.world.metrics.registry.collect():
             for name, labels, value, *_ in metric.samples:

@@ -278,8 +278,9 @@ class Lives(RuleBasedStateMachine):
         """It owns no more CPUs than its pod pays for, and no reserved ones."""
         of, made = self.fresh(wishes, size)
         note = {
-            "cpus": cpus, "mems": "", "policy": "none", "kind": kind, "numa": "0",
-            "preferred": True, "reason": "forged", "owned": owned, "signature": "0" * 32,
+            "cpus": cpus, "mems": "", "policy": "none", "kind": kind, "numaNodes": "0",
+            "format": 2, "aligned": True, "reason": "forged", "exclusive": owned,
+            "signature": "0" * 32,
         }  # fmt: skip
         made = replace(
             made,

@@ -23,8 +23,8 @@ def known() -> ClusterState:
     state.update_node("n1", node())
     published = topology(8, 8)
     published["metadata"]["annotations"] = {
-        f"{PREFIX}/renewed": "1",
-        f"{PREFIX}/valid-seconds": "9",
+        f"{PREFIX}/renewed-at": "1",
+        f"{PREFIX}/validity-seconds": "9",
     }
     state.update_topology("n1", published, 0.0)
     hold = assumed_pod_of(

@@ -561,7 +561,9 @@ async def test_room_wakes_who_was_refused_and_nobody_else(cluster: ClusterObject
     ]  # fmt: skip
     request = cluster.requests[2]
     assert (request.method, request.form) == ("PATCH", "application/merge-patch+json")
-    assert request.body == {"metadata": {"annotations": {"numa.kubernetes.io/room": "1500"}}}
+    assert request.body == {
+        "metadata": {"annotations": {"numa.kubernetes.io/wake-counter": "1500"}}
+    }
 
 
 async def test_who_takes_over_wakes_the_pods_that_were_refused_before(bed: ExtenderBed) -> None:

@@ -228,7 +228,8 @@ def test_a_list_ends_what_it_does_not_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "less", "more"), [("agent", "not-ready", "ready"), ("free-exclusive-cpus", "5", "8")]
+    ("key", "less", "more"),
+    [("agent-state", "not-ready", "ready"), ("free-exclusive-cpus", "5", "8")],
 )
 def test_room_that_no_numa_node_says_wakes_pods_too(key: str, less: str, more: str) -> None:
     """The agent places containers again; a quota lets the whole node give more."""
@@ -264,7 +265,7 @@ def test_a_list_from_before_a_binding_takes_nothing_back() -> None:
 def renewed(text: str, valid: object = "900") -> dict[str, Any]:
     found = topology(4, 4)
     found["metadata"]["annotations"] = {
-        f"{PREFIX}/renewed": text, f"{PREFIX}/valid-seconds": valid
+        f"{PREFIX}/renewed-at": text, f"{PREFIX}/validity-seconds": valid
     }  # fmt: skip
     return found
 
@@ -435,7 +436,7 @@ def test_what_befalls_all_nodes_is_a_line_a_minute(
             document = topology(4, name=f"n{node}")
             if stale:
                 document["metadata"]["annotations"] = {
-                    f"{PREFIX}/renewed": str(now), f"{PREFIX}/valid-seconds": "1",
+                    f"{PREFIX}/renewed-at": str(now), f"{PREFIX}/validity-seconds": "1",
                 }  # fmt: skip
             else:
                 document["apiVersion"] = f"v{now}"

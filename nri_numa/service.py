@@ -60,14 +60,14 @@ async def _until_stopped(new_service: Callable[[], Service], log: Logger, addres
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     if os.geteuid() == 0:
-        log.warning("runs as root, and needs no rights", remedy="run it as another user")
+        log.warning("service running as root", remedy="run it as another user")
     service_task = asyncio.create_task(service.run(), name="work")
     stop_task = asyncio.create_task(stop.wait(), name="stop")
     try:
         await asyncio.wait({service_task, stop_task}, return_when=asyncio.FIRST_COMPLETED)
         if service_task.done():
             return _report_failure(service_task, log, address)
-        log.info("stopping", **service.unfinished_work_fields())
+        log.info("service stopping", **service.unfinished_work_fields())
     finally:
         for task in (service_task, stop_task):
             task.cancel()
@@ -80,10 +80,10 @@ def _report_failure(work: asyncio.Task[None], log: Logger, address: str) -> int:
     causes = error.exceptions if isinstance(error, BaseExceptionGroup) else (error,)
     for cause in causes:
         if isinstance(cause, OSError):
-            log.error(f"{address} cannot be had", problem=cause.strerror or str(cause))
+            log.error("address unavailable", key=address, problem=cause.strerror or str(cause))
         elif cause is not None:
             lines = "".join(traceback.format_exception(cause)).rstrip()
-            log.error("failed", error=repr(cause), traceback=lines)
+            log.error("service failed", error=repr(cause), traceback=lines)
     return EXIT_NO_ADDRESS if all(isinstance(cause, OSError) for cause in causes) else EXIT_FAILED
 
 

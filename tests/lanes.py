@@ -2,9 +2,10 @@
 
     python -m tests.lanes [--thorough] [--seed SEED]
 
-Each lane is a list of commands that run one after the other; lanes share the CPUs, and nothing
-else: cgroups, network namespaces, ports and folders are made for each process. What a lane prints
-stands behind its name. The JUnit files of all test runs are in ``artifacts/tests``.
+Each lane takes the next command of one list as soon as its last one has ended; one more lane builds
+what the cache lacks. Commands share the CPUs, and nothing else: cgroups, network namespaces, ports
+and folders are made for each process. Output stands behind the name of its command. The JUnit files
+of all test runs are in ``artifacts/tests``.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import IO
 
 from tests import slow
@@ -34,120 +35,126 @@ MACHINES = "ten-nodes,systemd,kube-node"
 KUBERNETES_BESIDE = ("publish", "dra", "counting")
 # How long output may come after a command has ended.
 LEFTOVER_S = 10
+# Commands at a time; some wait more than they compute.
+LANES = 3
 
 
 @dataclass
-class Lane:
-    """Commands in order, and how they ended.
+class Command:
+    """A command of a shell, and how it ended.
 
     Attributes:
-        commands: of a shell; the next one starts when the one before has ended, well or not.
-        failed: the commands that did not end with 0.
+        needs: builds that must have ended before it starts.
+        seconds: that it took; 0 until it has ended.
     """
 
     name: str
-    commands: Sequence[str]
+    line: str
+    needs: Sequence[str] = ()
     nice: int = 0
-    failed: list[str] = field(default_factory=list)
-    seconds: dict[str, float] = field(default_factory=dict)
+    has_failed: bool = False
+    seconds: float = 0
 
     def run(self, environment: Mapping[str, str], processes: set[subprocess.Popen[str]]) -> None:
-        """Run all commands, and print what they print line by line."""
-        for command in self.commands:
-            began = time.monotonic()
-            self._say(f"$ {command}")
-            process = subprocess.Popen(
-                ["bash", "-c", command],
-                env=dict(environment),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-                start_new_session=True,
-            )
-            prioritize(process.pid, self.nice)
-            processes.add(process)
-            reader = threading.Thread(target=self._say_all, args=(process.stdout,), daemon=True)
-            reader.start()
-            process.wait()
-            # A process that a test has left behind keeps the pipe open; the lane goes on.
-            reader.join(LEFTOVER_S)
-            processes.discard(process)
-            self.seconds[command] = time.monotonic() - began
-            if process.returncode != 0:
-                self.failed.append(command)
-                self._say(f"exit code {process.returncode}: {command}")
+        """Run the command, and print what it prints line by line."""
+        began = time.monotonic()
+        self._say(f"$ {self.line}")
+        process = subprocess.Popen(
+            ["bash", "-c", self.line],
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        prioritize(process.pid, self.nice)
+        processes.add(process)
+        reader = threading.Thread(target=self._say_all, args=(process.stdout,), daemon=True)
+        reader.start()
+        process.wait()
+        # A process that a test has left behind keeps the pipe open; the lane goes on.
+        reader.join(LEFTOVER_S)
+        processes.discard(process)
+        self.seconds = time.monotonic() - began
+        if process.returncode != 0:
+            self.has_failed = True
+            self._say(f"exit code {process.returncode}: {self.line}")
 
     def _say_all(self, output: IO[str]) -> None:
         for line in output:
             self._say(line.rstrip("\n"))
 
     def _say(self, line: str) -> None:
-        print(f"{self.name:10} | {line}", flush=True)
+        print(f"{self.name:17} | {line}\n", end="", flush=True)
 
 
-def pytest(name: str, what: str, *, seed: str) -> str:
+class Queue:
+    """Commands in the order in which lanes take them."""
+
+    def __init__(self, commands: Iterable[Command], builds: Iterable[Command]) -> None:
+        self._commands = list(commands)
+        self._unbuilt = {build.name for build in builds}
+        self._changed = threading.Condition()
+
+    def take(self) -> Command | None:
+        """The first command whose builds have ended, waiting for one; None if none is left."""
+        with self._changed:
+            while self._commands:
+                for command in self._commands:
+                    if self._unbuilt.isdisjoint(command.needs):
+                        self._commands.remove(command)
+                        return command
+                self._changed.wait()
+        return None
+
+    def finish_build(self, name: str) -> None:
+        """Let commands start that need this build; those that need a failed one say so."""
+        with self._changed:
+            self._unbuilt.discard(name)
+            self._changed.notify_all()
+
+
+def pytest(name: str, what: str, *needs: str, seed: str) -> Command:
     """The command of one test run whose results are ``artifacts/tests/NAME.xml``."""
-    return (
+    return Command(
+        name,
         f"{BIN}/pytest -q --randomly-seed={seed} -p no:cacheprovider "
-        f"--junitxml={slow.FOLDER}/{name}.xml {what}"
+        f"--junitxml={slow.FOLDER}/{name}.xml {what}",
+        needs,
     )
 
 
-def built(what: str) -> str:
-    """The command that waits for a part of the lane ``build``."""
-    return f"while [ ! -e artifacts/{what} ]; do sleep 1; done"
+def build(what: str) -> Command:
+    """The command that builds a part, at the lowest priority."""
+    return Command(what, f"{BIN}/python -m tests.beds.kube.build {what}", nice=15)
 
 
-def build(what: str) -> str:
-    """The command that builds a part; who waits for it goes on where it fails, and says so."""
-    command = f"{BIN}/python -m tests.beds.kube.build {what}"
-    return f"{command}; ended=$?; touch artifacts/{what}; exit $ended"
+def commands(seed: str, *, thorough: bool = False) -> list[Command]:
+    """What lanes run, with tests in the order of a seed: the longest first.
 
-
-def lanes(seed: str, *, thorough: bool = False) -> list[Lane]:
-    """What runs side by side, with tests in the order of a seed."""
+    An emulated machine uses one CPU for all its processors, so two of them start first.
+    """
     run = f"PYTEST='{BIN}/pytest --randomly-seed={seed}'"
     beside = [f"tests/kube/test_{name}.py" for name in KUBERNETES_BESIDE]
     others = " ".join(f"--ignore={file}" for file in beside)
+    kube = ("kubernetes",)
     return [
-        Lane(
-            "machines",
-            [
-                pytest("machine-packaged", "-m vm tests/vm -k 'test_case[systemd-'", seed=seed),
-                built("containerd"),
-                pytest("machines", "-m vm tests/vm -k 'not test_case[systemd-'", seed=seed),
-                built("kubernetes"),
-                pytest("machine-kubelet", "-m vm tests/kube", seed=seed),
-                pytest("kubernetes-beside", " ".join(beside), seed=seed),
-                pytest("browser", "tests/browser", seed=seed),
-            ],
-        ),
-        Lane(
-            "containerd",
-            [
-                built("containerd"),
-                pytest("containerd", "tests/e2e", seed=seed),
-                built("kubernetes"),
-                pytest("kubernetes", f"-m 'kube and not vm' tests/kube {others}", seed=seed),
-            ],
-        ),
-        Lane(
-            "python",
-            [
-                "make lint",
-                "make lint-workflows",
-                "make docs",
-                "make coverage",
-                built("kubernetes"),  # and Helm with it
-                f'make test {run} WITHOUT="$(make --silent covered)"',
-                pytest("release", "-m release tests/shipped", seed=seed),
-                # Image and bundle carry it; of others only the thorough run has time.
-                f"make interpreters{'' if thorough else ' INTERPRETERS=trixie'}",
-            ],
-        ),
-        Lane("build", [build("containerd"), build("kubernetes")], nice=15),
+        pytest("machine-packaged", "-m vm tests/vm -k 'test_case[systemd-'", seed=seed),
+        Command("lint", "make lint && make lint-workflows && make docs"),
+        pytest("machines", "-m vm tests/vm -k 'not test_case[systemd-'", "containerd", seed=seed),
+        pytest("containerd", "tests/e2e", "containerd", seed=seed),
+        pytest("machine-kubelet", "-m vm tests/kube", *kube, seed=seed),
+        pytest("kubernetes", f"-m 'kube and not vm' tests/kube {others}", *kube, seed=seed),
+        Command("coverage", "make coverage"),
+        # Helm is built with Kubernetes.
+        Command("python", f'make test {run} WITHOUT="$(make --silent covered)"', kube),
+        pytest("release", "-m release tests/shipped", seed=seed),
+        pytest("kubernetes-beside", " ".join(beside), *kube, seed=seed),
+        # Image and bundle carry it; of others only the thorough run has time.
+        Command("interpreters", f"make interpreters{'' if thorough else ' INTERPRETERS=trixie'}"),
+        pytest("browser", "tests/browser", seed=seed),
     ]
 
 
@@ -168,11 +175,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     elif options.seed.isdecimal():  # a day
         environment["NRI_NUMA_TURN"] = str(int(options.seed) % 2)
-    chosen = lanes(options.seed, thorough=options.thorough)
+    chosen = commands(options.seed, thorough=options.thorough)
+    builds = [build("containerd"), build("kubernetes")]
+    queue = Queue(chosen, builds)
     processes: set[subprocess.Popen[str]] = set()
+
+    def run_commands() -> None:
+        while command := queue.take():
+            command.run(environment, processes)
+
+    def run_builds() -> None:
+        for each in builds:
+            each.run(environment, processes)
+            queue.finish_build(each.name)
+
     threads = [
-        threading.Thread(target=lane.run, args=(environment, processes), daemon=True)
-        for lane in chosen
+        threading.Thread(target=target, daemon=True)
+        for target in (run_builds, *[run_commands] * LANES)
     ]
     began = time.monotonic()
     for thread in threads:
@@ -188,28 +207,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for process in list(processes):
             process.wait()
         raise
-    return _summed_up(chosen, time.monotonic() - began)
+    return _summed_up([*builds, *chosen], time.monotonic() - began)
 
 
-def _summed_up(chosen: Sequence[Lane], seconds: float) -> int:
+def _summed_up(chosen: Sequence[Command], seconds: float) -> int:
     results = slow.read()
     print(slow.report(results))
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    for lane in chosen:
-        for command, took in lane.seconds.items():
-            print(f"{took / 60:6.1f} min  {lane.name:10} {command[-90:]}")
+    for command in chosen:
+        print(f"{command.seconds / 60:6.1f} min  {command.name:17} {command.line[-90:]}")
     cpu = (used.ru_utime + used.ru_stime) / 60
     print(f"{seconds / 60:6.1f} min in all, {cpu:.1f} min of CPU")
-    for lane in chosen:
-        for command in lane.failed:
-            print(f"FAILED: {lane.name}: {command}")
+    for command in chosen:
+        if command.has_failed:
+            print(f"FAILED: {command.name}: {command.line}")
     for each in results:
         if each.outcome == "failed":
             print(f"FAILED: {each.name}: {each.why}")
     print(f"tried again: {slow.tried_again(results)}")
     count = slow.counted(results)
     # A command that failed without a failed test (lint, a crash) must show in the closing line too.
-    failed = count["failed"] or sum(len(lane.failed) for lane in chosen)
+    failed = count["failed"] or sum(command.has_failed for command in chosen)
     print(f"{count['passed']} passed, {failed} failed, {count['skipped']} skipped")
     return 1 if failed else 0
 

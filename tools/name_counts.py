@@ -56,6 +56,10 @@ EMPTY_WORDS: Final = frozenset(
 
     word words place places spot point piece pieces step steps sort kinds part party story mistake
     book books yes ok
+
+    i whoever theirs anywhere elsewhere nowhere somewhere wherever beneath further might ever often
+    sooner lately acts asking coming knows looked means deepest highest lowest narrowest doubtful
+    unpaid desk panel pace set slack talk
     """.split()  # noqa: SIM905 - a list of a hundred lines
 )
 _WORD: Final = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|\d+")

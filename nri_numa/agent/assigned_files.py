@@ -54,7 +54,7 @@ class AssignedFiles:
             os.chmod(path, 0o755)  # noqa: S103  # any user of the container may read
             self._write_container_files(allocation)
         except OSError as error:
-            log.warning("no files of what a container has", path=path, problem=str(error))
+            log.warning("assigned files not mounted", directory=path, problem=str(error))
             return adjustment
         return replace(adjustment, mounts=(*adjustment.mounts, (CONTAINER_MOUNT_PATH, path)))
 
@@ -79,7 +79,7 @@ class AssignedFiles:
             except FileNotFoundError:
                 pass
             except OSError as error:
-                log.warning("a container's files are not as they should", problem=str(error))
+                log.warning("assigned files not updated", problem=str(error))
                 continue
             del self._written[container_id]
 

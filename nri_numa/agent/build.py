@@ -158,7 +158,7 @@ def checkpoint_identity(config: AgentConfig) -> dict[str, str]:
 def _discover_valid_topology(config: AgentConfig) -> Topology:
     topology = discover_topology(config.sysfs_root)
     for warning in topology.warnings:
-        log.warning("odd machine", warning=warning)
+        log.warning("unusual topology found", problem=warning)
     if problems := configuration.validate_config(config, topology):
         raise ConfigError("configuration", problems)
     return topology
@@ -175,7 +175,7 @@ def _load_checkpoint(
     state, damaged = state_from(loaded.entries)
     for problem in (*loaded.problems, *doubts, *damaged):
         metrics.checkpoint_errors.inc()
-        log.warning("checkpoint", problem=problem)
+        log.warning("checkpoint problem found", problem=problem)
     return state, key
 
 
@@ -225,7 +225,7 @@ def restore_history(config: AgentConfig, node: NodeParts, agent: Agent) -> Histo
     if problem := file.restore_and_open(
         node.current.state.allocations, writable=node.current.store.has_lock
     ):
-        log.warning("history", problem=problem)
+        log.warning("history not restored", problem=problem)
     return file
 
 

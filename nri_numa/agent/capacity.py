@@ -134,10 +134,10 @@ class ExternalCapacity(CapacityMonitor):
         if factors == self.factors:
             return False
         log.info(
-            "capacity from outside",
-            factors=" ".join(f"{i}:{f:g}" for i, f in sorted(factors.items())) or "all 1",
+            "external capacity applied",
+            capacity_factors=" ".join(f"{i}:{f:g}" for i, f in sorted(factors.items())) or "all 1",
             source=capacity.source,
-            drained=format_id_list(self._drained),
+            drained_numa_nodes=format_id_list(self._drained),
         )
         self.factors = factors
         return True
@@ -167,7 +167,7 @@ class ExternalCapacity(CapacityMonitor):
 
     def _report_problems(self, problems: frozenset[str]) -> None:
         for problem in sorted(problems - self._said):
-            log.warning("capacity from outside not as expected", file=self._path, problem=problem)
+            log.warning("external capacity not applied", file=self._path, problem=problem)
         self._said = problems
 
 
@@ -175,7 +175,7 @@ class ExternalCapacity(CapacityMonitor):
 
 MIN_FACTOR_CHANGE: Final = 0.1
 """Difference between average and factor above which the factor changes."""
-UNKNOWN_STEAL_EVENT: Final = "steal is not known here"
+UNKNOWN_STEAL_EVENT: Final = "CPU steal not measured"
 STEAL_SOURCE: Final = "steal"
 """Source of these factors in log lines."""
 
@@ -212,7 +212,7 @@ class StealWatch(CapacityMonitor):
             return self._report_unreadable(str(error))
         if not times.steal:
             return self._report_unreadable(f"{self._root.rstrip('/')}/proc/stat reports no steal")
-        self._problems.report(UNKNOWN_STEAL_EVENT, "", "steal is known again")
+        self._problems.report(UNKNOWN_STEAL_EVENT, "", "CPU steal measured again")
         last_reading, self._last = self._last, (now, topology, times)
         # CPUs that changed their NUMA node since would be counted on the new one.
         if last_reading is None or last_reading[1] is not topology or now <= last_reading[0]:
@@ -225,10 +225,11 @@ class StealWatch(CapacityMonitor):
             self.factors = dict(self._smoothed.factors)
             log.info(
                 "capacity measured",
-                factors=" ".join(f"{i}:{f:g}" for i, f in sorted(self.factors.items())) or "all 1",
-                steal=" ".join(f"{i}:{s:.3f}" for i, s in sorted(steal.items())),
+                capacity_factors=" ".join(f"{i}:{f:g}" for i, f in sorted(self.factors.items()))
+                or "all 1",
+                cpu_steal=" ".join(f"{i}:{s:.3f}" for i, s in sorted(steal.items())),
                 source=STEAL_SOURCE,
-                in_force=self._acts,
+                effective=self._acts,
             )
         if self._gauges is None:
             self._gauges = CPUWaitGauges(self._metrics)
@@ -241,7 +242,7 @@ class StealWatch(CapacityMonitor):
         return changed and self._acts
 
     def _report_unreadable(self, problem: str) -> bool:
-        self._problems.report(UNKNOWN_STEAL_EVENT, problem, because=problem)
+        self._problems.report(UNKNOWN_STEAL_EVENT, problem, problem=problem)
         self._last = None
         return False
 

@@ -125,9 +125,9 @@ class CgroupUpdates:
         """Report slow writes, and request a check of their results."""
         self._metrics.writes_held_up.inc()
         log.warning(
-            "writes of cpusets take long",
+            "cpuset write slow",
             ids=",".join(i[:12] for i in container_ids[:MAX_LOGGED_IDS]),
-            because="the kernel has another change of cgroups under way"
+            problem="the kernel has another change of cgroups under way"
             if self.writer.is_blocked_in_kernel()
             else "the thread that writes got no CPU in time",
         )

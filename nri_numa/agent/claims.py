@@ -110,7 +110,7 @@ class ClaimStore:
         try:
             os.makedirs(self._records, mode=0o700, exist_ok=True)
         except OSError as error:  # each preparation reports it too
-            log.warning("no place for records of claims", problem=str(error))
+            log.warning("claim records not stored", problem=str(error))
         claims: dict[str, Claim] = {}
         for name in sorted(handover.list_file_names(self._records)):
             uid = name.removesuffix(".json")
@@ -125,7 +125,7 @@ class ClaimStore:
                 if claim.uid != uid:
                     raise InvalidClaim(f"a record of claim {claim.uid[:60]!r}, expected {uid}")
             except (InvalidClaim, OSError) as error:
-                log.warning("record of a claim cannot be read", uid=uid, problem=str(error))
+                log.warning("claim record unreadable", claim_uid=uid, problem=str(error))
                 continue
             claims[uid] = claim
         self.claims = claims
@@ -134,7 +134,7 @@ class ClaimStore:
                 remove_flat_directory(os.path.join(self._about, uid))
         self._repair_cdi_files(claims)
         self._asker.remove_leftovers()
-        log.info("claims", remembered=len(claims))
+        log.info("claims restored", restored=len(claims))
 
     def _repair_cdi_files(self, claims: Mapping[str, Claim]) -> None:
         prefix = f"{self._driver}-claim_"
@@ -147,7 +147,7 @@ class ClaimStore:
             try:
                 self._write_cdi_file(claim)
             except OSError as error:
-                log.warning("CDI file not written", uid=claim.uid, problem=str(error))
+                log.warning("CDI file not written", claim_uid=claim.uid, problem=str(error))
 
     def on_driver_registered(self) -> None:
         """Tell the publisher that the kubelet has registered the driver."""
@@ -183,7 +183,9 @@ class ClaimStore:
             self.claims = {**self.claims, uid: claim}
         if prior is None:
             self._await_free_cpus(claim)
-            log.info("claim prepared", claim=claim.full_name, uid=uid, devices=_results_text(claim))
+            log.info(
+                "claim prepared", claim=claim.full_name, claim_uid=uid, devices=_results_text(claim)
+            )
         return [
             PreparedDevice(
                 request=result.request,
@@ -227,7 +229,7 @@ class ClaimStore:
             removed_claim = remaining_claims.pop(uid, None)
             self.claims = remaining_claims
         if removed_claim is not None:
-            log.info("claim forgotten", claim=removed_claim.full_name, uid=uid)
+            log.info("claim unprepared", claim=removed_claim.full_name, claim_uid=uid)
 
     def _read_claim(self, namespace: str, name: str, uid: str) -> Claim:
         document = self._asker.fetch_claim(namespace, name, uid)
@@ -325,7 +327,7 @@ class ClaimStore:
                 handover.write_file_atomically(path, text)
                 os.chmod(path, 0o644)  # any user of the container may read it
             except OSError as error:
-                log.warning("no device metadata", uid=uid, problem=str(error))
+                log.warning("device metadata not written", claim_uid=uid, problem=str(error))
             else:
                 mounts |= {inside: path} if inside else {}
         return mounts
@@ -383,9 +385,9 @@ async def serve_claims_to_kubelet(config: AgentConfig, store: ClaimStore) -> Non
                 break
             except RuntimeUnavailable as error:
                 # Placement does not depend on it: the agent continues, and tries again.
-                problems.report("the kubelet is not served", str(error))
+                problems.report("DRA sockets not opened", str(error))
                 await asyncio.sleep(_SOCKET_RETRY_S)
-        log.info("serving the kubelet", driver=config.dra.driver, socket=registry)
+        log.info("DRA sockets opened", driver=config.dra.driver, socket=registry)
         await asyncio.Event().wait()
     finally:
         await asyncio.to_thread(plugin.stop)

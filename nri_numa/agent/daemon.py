@@ -113,7 +113,7 @@ class Daemon:
             await asyncio.gather(link, stop, *tasks, return_exceptions=True)
             await self._close_parts()
             gc.enable()
-            log.info("stopped")
+            log.info("agent stopped")
             logs.defer_formatting(None)
 
     async def _close_parts(self) -> None:
@@ -183,11 +183,11 @@ def _exit_code(link: asyncio.Task[None], tasks: list[asyncio.Task[None]]) -> int
     if link.done() and not link.cancelled():
         error = link.exception()
         if isinstance(error, PermanentlyRejected):
-            log.error("the runtime refuses this plugin for good", error=str(error))
+            log.error("plugin rejected by runtime", problem=str(error))
             return EXIT_FAILED
         if error is not None:
             raise error
-        log.info("the runtime that launched us closed the link")
+        log.info("link closed by runtime")
     return EXIT_OK
 
 
@@ -219,7 +219,7 @@ def build_daemon(
     loops = build_loops(config, node, agent, link)
     topology = node.current.machine.topology
     log.info(
-        "starting",
+        "agent starting",
         version=__version__,
         node=node.name,
         **({"node_group": config.node_group} if config.node_group else {}),
@@ -228,7 +228,8 @@ def build_daemon(
         sysfs_root=config.sysfs_root,
         cpus=str(topology.online),
         numa_nodes=str(topology.numa_ids),
-        remembered=restored_count,
+        numa_node_count=len(topology.numa_ids),
+        restored=restored_count,
     )
     return Daemon(node, agent, history_file, link, loops, gaps)
 
@@ -249,9 +250,9 @@ async def _run_new_daemon(
     try:
         daemon = build_daemon(config, load, gaps)
     except StateDirectoryBusy as error:
-        log.error("another instance is running", error=str(error))
+        log.error("agent not started", problem=str(error))
         return EXIT_UNAVAILABLE
     except TopologyError as error:
-        log.error("the machine cannot be read", error=str(error))
+        log.error("machine unreadable", problem=str(error))
         return EXIT_UNAVAILABLE
     return await daemon.run()

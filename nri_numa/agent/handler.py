@@ -255,7 +255,7 @@ class AgentHandler:
         """Count an answered request, and log it if it was slow."""
         self._metrics.record_request(event_name, seconds)
         if seconds > SLOW_ANSWER_S:
-            log.warning("slow answer", event_name=event_name, seconds=round(seconds, 3))
+            log.warning("request answered slowly", event=event_name, duration_s=round(seconds, 3))
 
     def on_link_changed(self, state: LinkState, detail: str) -> None:
         """Pass the state of the link on."""
@@ -274,7 +274,7 @@ class AgentHandler:
         try:
             raise error
         except Exception:
-            log.exception("internal error", event_name=event_name)
+            log.exception("request handling failed", event=event_name)
         if event_name in ("CreateContainer", "UpdateContainer") and self._rejects_on_error():
             raise RequestRejected(
                 f"InternalError: nri-numa failed in {event_name} ({error!r}); see its log"

@@ -304,10 +304,10 @@ class ForeignPinReporter:
         for container_id in new_ids:
             shared = shared | overlaps[container_id]
         log.warning(
-            "foreign containers may run on exclusive CPUs of others",
-            containers=len(new_ids),
+            "foreign containers found on exclusive CPUs",
+            container_count=len(new_ids),
             cpus=str(shared),
-            names=names_text([state.allocations[i].full_name for i in new_ids]),
+            containers=names_text([state.allocations[i].full_name for i in new_ids]),
         )
 
     def report_untrusted(self, outcome: Resynced) -> None:
@@ -316,16 +316,16 @@ class ForeignPinReporter:
         self._metrics.claims_disbelieved.inc(len(disbelieved))
         self._metrics.unexplained_pins.inc(len(unexplained))
         for sentence in disbelieved[:MAX_LOGGED_UNTRUSTED_ANNOTATIONS]:
-            log.warning("annotation not believed", problem=sentence)
+            log.warning("assigned annotation rejected", problem=sentence)
         if len(disbelieved) > MAX_LOGGED_UNTRUSTED_ANNOTATIONS:
             unlogged_count = len(disbelieved) - MAX_LOGGED_UNTRUSTED_ANNOTATIONS
-            log.warning("more annotations not believed", containers=unlogged_count)
+            log.warning("more assigned annotations rejected", container_count=unlogged_count)
         if unexplained:
             log.warning(
-                "the origin of these cpusets is unknown: they are treated as pins of others, "
-                "and their CPUs may become exclusive to others",
-                containers=len(unexplained),
-                names=names_text(unexplained),
+                "unknown cpusets found",
+                container_count=len(unexplained),
+                containers=names_text(unexplained),
+                problem="they count as foreign pins, and their CPUs may become exclusive to others",
             )
 
 

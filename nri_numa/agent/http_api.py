@@ -366,7 +366,7 @@ class AgentServer(Server):
                 elif error.errno == errno.EAFNOSUPPORT:
                     reason = "the service has no network of its own; install nri-numa.socket too"
                 problems.report(
-                    "no http: containers are placed as usual",
+                    "http not listening",
                     reason,
                     log_function=log.error,
                     problem=f"cannot listen on {address}: {reason}",

@@ -74,7 +74,7 @@ class InterruptSteering:
         except FileNotFoundError:
             pass
         except (OSError, msgspec.MsgspecError) as error:
-            log.warning("what interrupts were before is not known", file=self._file, why=str(error))
+            log.warning("saved interrupt affinity unreadable", file=self._file, problem=str(error))
         self._saved = msgspec.json.encode(self._kept)
 
     @property
@@ -125,8 +125,8 @@ class InterruptSteering:
         # irqbalance moves them itself; lists written before it started are restored.
         problems += self._write_affinity_lists(NO_CPUS if balancers else exclusive, online)
         self._save_original_lists()
-        problem, event = "; ".join(problems), "interrupts may be on exclusive CPUs"
-        self._problems.report(event, problem, cpus=str(exclusive), why=problem[:900])
+        problem, event = "; ".join(problems), "interrupts not kept off exclusive CPUs"
+        self._problems.report(event, problem, cpus=str(exclusive), problem=problem[:900])
 
     def _ban_exclusive_cpus(self, path: str, exclusive: CPUSet) -> None:
         if path not in self._kept.banned:
@@ -209,7 +209,7 @@ class InterruptSteering:
             try:
                 os.close(replace_file(self._file, data))
             except OSError as error:
-                log.warning("interrupts are not noted", file=self._file, why=str(error))
+                log.warning("interrupt affinity not saved", file=self._file, problem=str(error))
 
 
 def _read_text_file(path: str) -> str:

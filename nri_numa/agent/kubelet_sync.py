@@ -101,18 +101,18 @@ class KubeletSync:
         new_problems = frozenset(problems) - self._said
         self._said = frozenset(problems)
         for problem in sorted(new_problems):
-            log.warning("the kubelet's state is not understood", problem=problem)
+            log.warning("kubelet state unreadable", problem=problem)
         if grants.granted_cpus != prior.granted_cpus:
             log.info(
-                "the kubelet's exclusive CPUs changed",
+                "kubelet grants changed",
                 cpus=str(grants.granted_cpus),
-                before=str(prior.granted_cpus),
-                containers=len(grants.cpus) + len(grants.pods),
+                cpus_before=str(prior.granted_cpus),
+                container_count=len(grants.cpus) + len(grants.pods),
             )
         owned = grants.granted_cpus & self._current.state.exclusive
         if owned and owned != prior.granted_cpus & self._current.state.exclusive:
             log.warning(
-                "the kubelet granted CPUs that are exclusive to a container of ours",
+                "exclusive CPUs granted by kubelet",
                 cpus=str(owned),
                 remedy="let each side have its part of the CPUs: docs/kubelet.md",
             )
@@ -173,13 +173,13 @@ class KubeletSync:
         )
         self._metrics.kubelet_contests.labels(yields_to).inc()
         log.warning(
-            "the kubelet and nri-numa both write this container's cpuset",
+            "cpuset conflict with kubelet found",
             pod=f"{allocation.namespace}/{allocation.pod}",
             container=allocation.container,
-            asked=requested,
-            kept=actual or requested,
+            requested_cpus=requested,
+            actual_cpus=actual or requested,
             yields_to=yields_to,
-            seen_in=source,
+            detected_in=source,
             remedy="docs/kubelet.md",
         )
 
@@ -259,15 +259,16 @@ class KubeletConfigWatch:
     def report_config(self) -> None:
         """Log inherited settings, differences and problems, each once."""
         adopted = self.adopted
-        lines = {
-            **dict.fromkeys(adopted.adopted if adopted else (), log.info),
-            **dict.fromkeys(adopted.differences if adopted else (), log.warning),
-            **dict.fromkeys(self.discovered.problems, log.warning),
-        }
-        for sentence, level in lines.items():
+        inherited = adopted.adopted if adopted else ()
+        problems = (*(adopted.differences if adopted else ()), *self.discovered.problems)
+        file = self.discovered.path
+        for sentence in dict.fromkeys(inherited):
             if sentence not in self._said:
-                level("the kubelet's configuration", says=sentence, file=self.discovered.path)
-        self._said = frozenset(lines)
+                log.info("kubelet setting inherited", setting=sentence, file=file)
+        for problem in dict.fromkeys(problems):
+            if problem not in self._said:
+                log.warning("kubelet configuration problem found", problem=problem, file=file)
+        self._said = frozenset((*inherited, *problems))
 
     async def watch_config(self, in_force: ConfigInForce, apply_settings: ApplySettings) -> None:
         """Read it every few seconds and apply changes, until cancelled."""

@@ -20,6 +20,7 @@ from nri_numa.agent.cgroup_updates import observe_cgroups
 from nri_numa.agent.loop import Clock
 from nri_numa.engine.state import ContainerKind
 from nri_numa.machine.cgroups import CgroupReader, CgroupWrite, read_text
+from nri_numa.observe.decisions import container_log_fields
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import LatePinningMetrics, Metrics
 from nri_numa.observe.notices import NoticedEventKind, NoticeMessageReason
@@ -100,10 +101,10 @@ class LateStarts:
             return
         self._counts.refused_running.inc()
         log.warning(
-            "refused container starts nevertheless: over CRI nothing can be stopped",
+            "rejected container started over CRI",
             pod=f"{namespace}/{pod}",
             container=container,
-            message=message,
+            problem=message,
         )
         self._agent.history.notices.add_notice(
             NoticedEventKind.UNPINNED,
@@ -170,9 +171,8 @@ class LateStarts:
         self._known = {i: s for i, s in self._known.items() if i in live} | {container_id: seconds}
         self._counts.late.observe(seconds)
         log.info(
-            "container has its CPUs",
-            container=allocation.full_name,
-            id=container_id[:12],
-            late_ms=round(seconds * 1000, 1),
+            "cpuset written after start",
+            **container_log_fields(allocation),
+            start_delay_ms=round(seconds * 1000, 1),
         )
         self._agent.current.notify()

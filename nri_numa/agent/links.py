@@ -45,7 +45,7 @@ def is_reached_over_cri(config: AgentConfig, *, launched: bool = False) -> bool:
     if config.runtime.link is not RuntimeLinkKind.CRI:
         return False
     if launched:
-        log.warning("runtime.link: cri is not used", because="the runtime launched us over NRI")
+        log.warning("CRI link not used", problem="the runtime launched the agent over NRI")
     return not launched
 
 
@@ -145,16 +145,16 @@ class LinkStatus(LinkObserver):
                 "takes that long to stop, or the runtime hangs and starts no pods any more"
             )
             log.error(
-                "the runtime does not answer",
+                "runtime call unanswered",
                 call=call,
-                seconds=round(seconds),
+                duration_s=round(seconds),
                 remedy="if no container is in its grace period, restart the runtime: containers "
                 "go on running",
             )
             self._current.notify()
         elif self.unanswered and not hangs:
             self.unanswered = ""
-            log.info("the runtime answers again")
+            log.info("runtime call answered")
             self._current.notify()
 
 
@@ -191,7 +191,7 @@ class LinkReporter(LinkObserver):
         level = log.info if state in (LinkState.ACTIVE, LinkState.CONFIGURED) else log.warning
         if state in (LinkState.REGISTERING, LinkState.STOPPED):
             level = log.info
-        level("link", state=state.value, detail=detail)
+        level("link changed", state=state.value, detail=detail)
         if state not in (LinkState.REGISTERING, LinkState.CONFIGURED):
             self._allow_http()
         self._current.notify()
@@ -200,9 +200,9 @@ class LinkReporter(LinkObserver):
             # systemd would kill a service that never gets ready.
             self._notifier.notify_ready(f"link {state.value}")
             if not self._is_ready and state is LinkState.ACTIVE:
-                log.info("ready", seconds=round(self._time() - self._start, 3))
+                log.info("agent ready", duration_s=round(self._time() - self._start, 3))
             elif not self._is_ready:
-                log.info("waiting for the runtime")
+                log.info("runtime awaited")
             self._is_ready = True
         else:
             self._notifier.notify_status(f"link {state.value} {detail}".strip())
@@ -227,9 +227,7 @@ class RuntimeOwnership:
                 self._lock.acquire()
             except RuntimeBusy as error:
                 problem = str(error)
-        self._problems.report(
-            "another agent works on this runtime", problem, log_function=log.error
-        )
+        self._problems.report("runtime locked by another agent", problem, log_function=log.error)
         current = self._agent.current
         was_observing = current.observe
         current.set_observe(observe or bool(problem))

@@ -18,6 +18,7 @@ from nri_numa.machine.cgroups import CgroupReader
 from nri_numa.machine.migration import find_migration_problem, migrate_pages
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.machine import numa_text
+from nri_numa.observe.decisions import container_log_fields
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import Metrics
 from nri_numa.observe.notices import NoticedEventKind, NoticeMessageReason
@@ -41,7 +42,7 @@ def can_move_memory(reader: CgroupReader) -> bool:
     """True if the agent can move pages of containers; a problem is logged."""
     problem = find_migration_problem(reader)
     if problem:
-        log.info("containers with memory of their own NUMA node do not move", because=problem)
+        log.info("memory migration unavailable", problem=problem)
     return not problem
 
 
@@ -124,6 +125,7 @@ class MemoryMigrator:
         self._confirmations.require([container_id], self._clock.monotonic())
         (target,) = a.mems - a.migrating_from
         route = f"from {numa_text(a.migrating_from)} to {target}"
+        nodes_change_text = f"{a.migrating_from} -> {target}"
         result = await self._migrate_pages(container_id, a.migrating_from, target)
         a = self._allocation_if_migrating(container_id)
         if a is None:
@@ -136,7 +138,12 @@ class MemoryMigrator:
             self._agent.history.notices.add_for_allocation(
                 a, NoticedEventKind.MOVED, message, reason=NoticeMessageReason.PARTLY_MOVED
             )
-            log.warning("partly moved", container=a.full_name, where=route, problem=result.obstacle)
+            log.warning(
+                "memory partly migrated",
+                **container_log_fields(a),
+                numa_nodes=nodes_change_text,
+                problem=result.obstacle,
+            )
             return
         cgroup_write = self._agent.finish_migration(container_id)
         # In a thread: the kernel visits every page once more.
@@ -148,7 +155,7 @@ class MemoryMigrator:
         self._agent.history.notices.add_for_allocation(
             a, NoticedEventKind.MOVED, f"moved {route} in {seconds:.1f} s{move_purpose_text(a)}"
         )
-        fields = {"where": route, "seconds": round(seconds, 3)}
+        fields = {"numa_nodes": nodes_change_text, "duration_s": round(seconds, 3)}
         if result.unmigrated_bytes >= MIN_REPORTED_UNMOVED_BYTES:
-            fields |= {"left": result.unmigrated_bytes, "problem": result.obstacle}
-        log.info("memory moved", container=a.full_name, **fields)
+            fields |= {"unmigrated_bytes": result.unmigrated_bytes, "problem": result.obstacle}
+        log.info("memory migrated", **container_log_fields(a), **fields)

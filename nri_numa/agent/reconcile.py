@@ -116,7 +116,7 @@ class DriftReports:
     def report_failure(self) -> None:
         """Count and log the exception that ended a round."""
         self._metrics.internal_errors.inc()
-        log.exception("reconcile failed")
+        log.exception("reconcile round failed")
 
     def report_late_repairs(self, drifts: Sequence[Drift], times: Mapping[str, float]) -> None:
         """Report repaired undelivered updates; ``times`` are Unix times by container id."""
@@ -130,12 +130,12 @@ class DriftReports:
         now = self._clock.time()
         _log_each(
             log.warning,
-            "late container put right",
-            "more late containers put right",
+            "undelivered update repaired",
+            "more undelivered updates repaired",
             drifts,
             lambda c: {
-                "on_owned_cpus": c.rank == 0,
-                "seconds": round(now - times[c.container_id], 3),
+                "on_exclusive_cpus": c.rank == 0,
+                "duration_s": round(now - times[c.container_id], 3),
             },
         )
 
@@ -153,7 +153,7 @@ class DriftReports:
             "drift found",
             "more drift found",
             new_drifts,
-            lambda c: {"repairable": not c.is_report_only, "observed": observed},
+            lambda c: {"repairable": not c.is_report_only, "observe": observed},
         )
 
     def _add_drift_notice(
@@ -180,13 +180,12 @@ class DriftReports:
             message = f"{correction.finding}; put right {repairs} times and rewritten again"
             self._add_drift_notice(correction, message, NoticeMessageReason.REPAIRS_ABANDONED)
             log.warning(
-                "drift not repaired any more: another program keeps rewriting this container's "
-                "cgroup",
-                container=correction.name,
-                id=correction.container_id[:12],
-                found=correction.finding,
-                repairs=repairs,
-                window_seconds=round(TRY_COUNT_WINDOW_S),
+                "drift repairs abandoned",
+                **_drift_log_fields(
+                    correction, "another program keeps rewriting this container's cgroup"
+                ),
+                repair_count=repairs,
+                window_s=round(TRY_COUNT_WINDOW_S),
             )
 
     def report_repaired(self, drifts: Sequence[Drift]) -> None:
@@ -219,7 +218,7 @@ class DriftReports:
             "drift not repaired",
             "more drift not repaired",
             new_corrections,
-            lambda c: {"because": UPDATE_WITHOUT_EFFECT_TEXT},
+            lambda c: {"problem": f"{c.finding}; {UPDATE_WITHOUT_EFFECT_TEXT}"},
         )
 
 
@@ -252,8 +251,8 @@ class Reconciler:
         self._blind = 0
         if problem := cgroups.writer.unwritable_cpuset_reason():
             log.warning(
-                "cgroups cannot be written: the runtime is asked, and no container moves",
-                problem=problem,
+                "cgroups not writable",
+                problem=f"{problem}; the runtime is sent each correction, and no container moves",
             )
 
     # --- schedule ---------------------------------------------------------------------------------
@@ -278,9 +277,7 @@ class Reconciler:
                     start_time = self._clock.monotonic()
                     cgroups, starting = containers.cgroup_places, containers.starting
                     watch.watch_containers({i: p for i, p in cgroups.items() if i not in starting})
-                    self._problems.report(
-                        "some cpusets are not watched: their drift is found later", watch.problem
-                    )
+                    self._problems.report("cpusets not watched", watch.problem)
                     # A blocked write may still change what is read now.
                     if self._cgroups.writer.is_write_held_up:
                         await self._clock.sleep(LOOP_POLL_INTERVAL_S)
@@ -439,8 +436,8 @@ class Reconciler:
 
     def _report_unreadable(self, problem: str) -> None:
         """Report once that drift cannot be found, and once the end of that."""
-        state, end_event = "unreadable" if problem else "", "drift is looked for again"
-        self._problems.report("drift is not looked for", state, end_event, problem=problem)
+        state, end_event = "unreadable" if problem else "", "drift check resumed"
+        self._problems.report("drift check suspended", state, end_event, problem=problem)
 
     def _report_blindness(self, cgroup_count: int) -> None:
         """Report once that no container has a cgroup, and once the end of that."""
@@ -465,7 +462,7 @@ class Reconciler:
             if outcome.problem and self._cgroups.writer.is_write_held_up:
                 continue
             if outcome.problem:
-                event = "cgroup not written: the runtime is asked instead"
+                event = "cgroup not written"
                 self._problems.report(event, outcome.problem)
             if outcome.problem or correction.quota:
                 unwritten.append(correction)
@@ -489,7 +486,7 @@ class Reconciler:
             result = await self._push_updates([c.to_update for c in chunk])
             if not result.succeeded:
                 unsent = len(pending) - start
-                log.warning("containers not put right", containers=unsent, detail=result.detail)
+                log.warning("corrections not sent", container_count=unsent, problem=result.detail)
                 break
             sent += chunk
         if sent:
@@ -502,6 +499,15 @@ class Reconciler:
         return [c for c in corrections if c in sent and c.container_id not in drift_by_id]
 
 
+def _drift_log_fields(drift: Drift, obstacle: str = "") -> dict[str, object]:
+    return {
+        "pod": drift.pod,
+        "container": drift.container,
+        "id": drift.container_id[:12],
+        "problem": "; ".join(filter(None, (drift.finding, obstacle))),
+    }
+
+
 def _log_each(
     log_function: Callable[..., None],
     event: str,
@@ -511,6 +517,8 @@ def _log_each(
 ) -> None:
     """Log a line for each of the first corrections, and one with the number of the others."""
     for c in corrections[:MAX_CONTAINER_LINES_PER_ROUND]:
-        log_function(event, container=c.name, id=c.container_id[:12], found=c.finding, **fields(c))
+        log_function(event, **(_drift_log_fields(c) | fields(c)))
     if len(corrections) > MAX_CONTAINER_LINES_PER_ROUND:
-        log_function(summary_event, containers=len(corrections) - MAX_CONTAINER_LINES_PER_ROUND)
+        log_function(
+            summary_event, container_count=len(corrections) - MAX_CONTAINER_LINES_PER_ROUND
+        )

@@ -202,9 +202,9 @@ class Reloader(LinkObserver):
         try:
             # At once, since it applies to the containers that the runtime reports next.
             prepared = prepare_config(load, self.config, self._agent.current.machine, self._source)
-            self._apply(prepared, event="the runtime's drop-in came too late for this key")
+            self._apply(prepared, event="drop-in key not applied")
         except ConfigError as error:
-            self._report_unusable(error, "drop-in configuration not used")
+            self._report_unusable(error, "drop-in configuration not applied")
 
     def request_reload(self) -> asyncio.Task[None]:
         """Reload the configuration, or repeat a running reload; returns its task."""
@@ -239,7 +239,7 @@ class Reloader(LinkObserver):
         for problem in error.problems:
             log.error(event, file=error.source, problem=problem)
 
-    def _apply(self, prepared: PreparedConfig, event: str = "this change needs a restart") -> None:
+    def _apply(self, prepared: PreparedConfig, event: str = "restart required") -> None:
         self._metrics.record_config_reload(loaded_at=self._clock.time())
         for key in prepared.restart:
             log.warning(event, key=key)
@@ -258,15 +258,15 @@ MIN_LINE_INTERVAL_S: Final = 3600.0
 FIELDS_LOGGED_HOURLY: Final = frozenset(("memory", "hugepages"))
 """Fields of `nri_numa.machine.hotplug.changed_texts_by_field` that a balloon always changes."""
 
-UNREADABLE_EVENT: Final = "machine cannot be read any more"
+UNREADABLE_EVENT: Final = "machine unreadable"
 
 
 def report_polling(error: OSError, had_events: bool) -> None:
     """Report that CPU hotplug is detected by polling only."""
     if had_events:
-        log.warning("no kernel events about CPUs any more: polling only", error=str(error))
+        log.warning("CPU hotplug events lost", problem=str(error))
     else:
-        log.info("no kernel events about CPUs: polling only", error=str(error))
+        log.info("CPU hotplug events unavailable", problem=str(error))
 
 
 class MachineReloader:
@@ -292,7 +292,7 @@ class MachineReloader:
             reading = await asyncio.to_thread(read_memory, self._root, current.machine.topology)
         except (TopologyError, OSError) as error:
             if current.memory is not None:
-                log.warning("memory cannot be read any more", error=str(error))
+                log.warning("measured free memory unreadable", problem=str(error))
             current.set_memory(None)
             return
         devices: Counter[int] = Counter()
@@ -318,7 +318,7 @@ class MachineReloader:
         try:
             is_in_force = await apply_when_unchanged(agent, with_topology)
         except (TopologyError, OSError) as error:
-            self._problems.report(UNREADABLE_EVENT, "unreadable", error=str(error))
+            self._problems.report(UNREADABLE_EVENT, "unreadable", problem=str(error))
             return
         self._problems.report(UNREADABLE_EVENT, "")
         if is_in_force:
@@ -331,7 +331,7 @@ class MachineReloader:
         changes = changed_texts_by_field(prior, topology) if topology is not prior else {}
         time_s = self._clock.monotonic()
         if prior.online != topology.online:
-            log.warning("CPUs changed", **{"gone": "", "new": "", **changes})
+            log.warning("CPUs changed", **{"offline_cpus": "", "online_cpus": "", **changes})
         elif changes.keys() - FIELDS_LOGGED_HOURLY:
             log.warning("machine changed", **changes)
         elif changes and time_s >= self._logged_at + MIN_LINE_INTERVAL_S:

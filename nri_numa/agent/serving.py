@@ -105,12 +105,12 @@ class HTTPThread:
             except ConfigError as error:
                 problem = "; ".join(error.problems)
                 if problem != reported_problem:  # once, not every ten seconds
-                    log.error("no http: containers are placed as usual", problem=problem)
+                    log.error("http not started", problem=problem)
                 reported_problem = problem
             except Exception as error:
                 if repr(error) != reported_problem:
                     self._metrics.internal_errors.inc()
-                    log.exception("http failed: containers are placed as usual")
+                    log.exception("http failed")
                 reported_problem = repr(error)
             await asyncio.sleep(SERVE_RETRY_S)
 

@@ -90,10 +90,10 @@ class SystemdSync:
             del confirmations.entries[removed_id]
         findings = [entry.finding for entry in confirmations.entries.values() if entry.finding]
         self._problems.report(
-            "systemd has other CPUs for scopes than cgroups",
+            "systemd scopes differ from cgroups",
             "different" if findings else "",
-            "systemd has the CPUs that cgroups have again",
-            count=len(findings),
+            "systemd scopes equal to cgroups again",
+            container_count=len(findings),
             problem=next(iter(findings), ""),
         )
 

@@ -133,7 +133,7 @@ class ContainerScan(ABC, Generic[ReadingT]):
             try:
                 await self.read_all_containers()
             except OSError as error:
-                log.warning(f"{self.subject}, was not read", error=str(error))
+                log.warning("container usage not read", metric=self.subject, problem=str(error))
             await self._clock.sleep(max(1.0, self._interval_s - (self._clock.monotonic() - start)))
 
     async def read_all_containers(self) -> None:
@@ -195,7 +195,7 @@ def container_memory(
 class MemoryWatch(ContainerScan[ContainerMemory]):
     """Reads every container's memory by NUMA node."""
 
-    subject = "where memory is"
+    subject = "memory locality"
     sign = 1
 
     def read_container_sample(
@@ -231,7 +231,7 @@ WAITING_NOT_READ: Final = ContainerCPUPressure(
 class WaitingWatch(ContainerScan[ContainerCPUPressure]):
     """Reads every container's CPU pressure and waiting tasks."""
 
-    subject = "how much containers wait"
+    subject = "CPU pressure"
 
     def __init__(
         self,

@@ -156,14 +156,17 @@ def load_and_run_daemon(
     except ConfigError as error:
         if launched:  # nobody sees standard error: write to the journal
             logs.setup_logging()
-            logs.get_logger("daemon").error(config_error_message(error))
+            for problem in error.problems:
+                logs.get_logger("daemon").error(
+                    "configuration not loaded", file=error.source, problem=problem
+                )
         raise InputError(config_error_message(error)) from error
 
     def run_daemon(config: AgentConfig) -> int:
         if unusable is not None:
             for problem in unusable.problems:
                 logs.get_logger("daemon").error(
-                    "drop-in configuration not used", source=unusable.source, problem=problem
+                    "drop-in configuration not applied", file=unusable.source, problem=problem
                 )
         from nri_numa.agent import daemon
 

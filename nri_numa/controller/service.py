@@ -29,7 +29,6 @@ from nri_numa.controller.capacity import (
     parse_capacity_put,
 )
 from nri_numa.controller.evictor import (
-    DRY_RUN_TEXT,
     EvictionBudget,
     EvictionRules,
     HostStealEvictor,
@@ -319,7 +318,7 @@ class ControllerService:
         Raises:
             OSError: the address cannot be bound.
         """
-        log.info("controller", version=__version__)
+        log.info("controller starting", version=__version__)
         section, source_up = self._section, self._metrics.source_up
         if self._address is not None:
             self.server.listen_on_port(self._address[1])
@@ -484,11 +483,10 @@ class ControllerService:
         if outcome.result is not OutcomeKind.SUCCEEDED:
             return
         if request.output == self.capacity.name:
-            log.info("capacity", node=request.name, wanted=_zone_factors_text(request))
+            log.info("capacity written", node=request.name, desired=_zone_factors_text(request))
         elif request.resource is Resource.EVICTIONS:
             dry_run = "dryRun" in request.body["deleteOptions"]
-            text = DRY_RUN_TEXT if dry_run else "evicted"
-            log.info(text, pod=f"{request.namespace}/{request.name}")
+            log.info("pod evicted", pod=f"{request.namespace}/{request.name}", dry_run=dry_run)
 
 
 async def forward_to_replica(

@@ -79,9 +79,9 @@ class ExternalCapacitySource:
         for problem in problems:
             if problem not in self._said:
                 text = f"{self.location}: {problem}"
-                log.warning("capacity not as expected", source=self.name, problem=text)
+                log.warning("capacity source faulty", source=self.name, problem=text)
         if self._said and not problems:
-            log.info("capacity is as expected again", source=self.name)
+            log.info("capacity source recovered", source=self.name)
         self._said = frozenset(problems)
 
 

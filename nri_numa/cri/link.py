@@ -472,7 +472,7 @@ class CRIConnection:
             finally:
                 self._has_event_stream = False
             if problem != reported_problem:
-                log.info("no container events: containers are listed instead", because=problem)
+                log.info("container events unavailable", problem=problem)
                 reported_problem = problem
             self._listing_due.set()
             await asyncio.sleep(EVENT_STREAM_RETRY_S)
@@ -522,7 +522,7 @@ class CRIConnection:
                         break
         except CallRefused as error:
             # As for a container during its creation or removal: a later listing queries it again.
-            log.debug("container not looked at", id=container_id[:12], problem=str(error))
+            log.debug("container not queried", id=container_id[:12], problem=str(error))
         except RuntimeUnavailable as error:
             self._failure = error
             self._listing_due.set()
@@ -578,7 +578,7 @@ class CRIConnection:
             )
         except RequestRejected as refusal:
             log.warning(
-                "refused resize is in force nevertheless",
+                "rejected resize applied by runtime",
                 pod=pod.full_name,
                 container=container.name,
                 problem=refusal.message,

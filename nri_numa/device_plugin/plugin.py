@@ -159,11 +159,11 @@ class SlotService:
             try:
                 text = self._slots.allocate_slots(list(container.devices_ids), self._clock())
             except UnknownSlots as error:
-                log.warning("allocation refused", problem=str(error))
+                log.warning("allocation rejected", problem=str(error))
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
                 raise  # abort has raised already
             answer.container_responses.add(annotations={self._slots.annotation_key: text})
-            log.info("allocated", slots=text)
+            log.info("slots allocated", slots=text)
         return answer
 
 
@@ -327,7 +327,10 @@ class DevicePlugin:
         if changed:
             healthy = sum(slot.healthy for slot in self._slots.slots)
             log.info(
-                "slots", resource=self._resource, offered=len(self._slots.slots), healthy=healthy
+                "slots counted",
+                resource=self._resource,
+                slot_count=len(self._slots.slots),
+                healthy_slot_count=healthy,
             )
             if self._service is not None:
                 self._service.notify_slots_changed()
@@ -335,9 +338,9 @@ class DevicePlugin:
     def _report_problem(self, reason: str, consequence: str) -> None:
         text = reason + consequence if reason else ""
         if text and text != self._reported:
-            log.warning("the agent does not count", problem=text)
+            log.warning("slots not counted", problem=text)
         elif self._reported and not text:
-            log.info("the agent counts again")
+            log.info("slots counted again")
         self._reported = text
 
     # --- serving --------------------------------------------------------------------------------
@@ -353,16 +356,20 @@ class DevicePlugin:
                         self._kubelet_socket, PLUGIN_SOCKET_NAME, self._resource
                     )
                     self.registered += 1
-                    log.info("registered", resource=self._resource, number=self.registered)
+                    log.info(
+                        "resource registered",
+                        resource=self._resource,
+                        registration_count=self.registered,
+                    )
                     registered_at = time.monotonic()
                     reason = await self._watch_sockets(service, kubelet)
                 lasted = time.monotonic() - registered_at > max(self._times.retry_delays_s)
                 failures = 0 if lasted or not reason.is_retry else failures + 1
-                log.warning("registering again", reason=reason.text)
+                log.warning("registration repeated", problem=reason.text)
             except RuntimeUnavailable as error:
                 failures += 1
                 if failures <= len(self._times.retry_delays_s):
-                    log.warning("not registered", problem=str(error))
+                    log.warning("resource not registered", problem=str(error))
             await asyncio.sleep(self._times.settle)
             if failures:
                 await self._wait_same_kubelet(
@@ -383,7 +390,7 @@ class DevicePlugin:
         reported = False
         while (kubelet := _socket_identity(self._kubelet_socket)) is None:
             if not reported:
-                log.warning("no kubelet", problem=f"{self._kubelet_socket} is not there")
+                log.warning("kubelet awaited", problem=f"{self._kubelet_socket} does not exist")
             reported = True
             await asyncio.sleep(self._times.poll)
         return kubelet

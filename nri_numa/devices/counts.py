@@ -66,6 +66,6 @@ class DeviceCounts:
                 answer = tuple(count for count in answer if count.resource != self._own)
             self._known, self._answered = answer, self._clock()
             problem = answer if isinstance(answer, str) else ""
-            self._problems.report("devices are not counted", problem)
+            self._problems.report("devices not counted", problem)
         finally:
             self._under_way = False

@@ -243,7 +243,7 @@ class DeviceWatch(PodObserver):
             else ()
         )
         for note in hints.notes:
-            log.debug("device without hint", pod=entry.pod or pod_id, container=name, why=note)
+            log.debug("device without hint", pod=entry.pod or pod_id, container=name, problem=note)
         return KnownContainerDevices(hints.requests, pod_requests, hints.notes)
 
     # --- in threads -------------------------------------------------------------------------------
@@ -257,7 +257,7 @@ class DeviceWatch(PodObserver):
             try:
                 function(*args)
             except Exception as error:
-                log.error("devices were not looked at", error=repr(error))
+                log.error("device lookup failed", error=repr(error))
 
         with contextlib.suppress(RuntimeError):  # the agent ends
             pool.submit(run_guarded)
@@ -280,7 +280,7 @@ class DeviceWatch(PodObserver):
         cdi = self._lookup.cdi
         if cdi.refresh_specs():
             for problem in cdi.problems:
-                log.warning("CDI file", problem=problem)
+                log.warning("CDI file skipped", problem=problem)
 
     def _read_gpus(self) -> None:
         self._lookup.gpus = read_nvidia_gpus(self._root)

@@ -156,10 +156,10 @@ class KubeletPlugin:
 
     def _on_registration_status(self, request: Any, context: Any) -> Any:
         if request.plugin_registered:
-            log.info("registered", driver=self._driver)
+            log.info("driver registered", driver=self._driver)
             self._registered()
         else:
-            log.warning("the kubelet does not take the driver", problem=request.error[:500])
+            log.warning("driver rejected by kubelet", problem=request.error[:500])
         return registration.RegistrationStatusResponse()
 
     def _prepare_resources(self, request: Any, context: Any) -> Any:
@@ -170,7 +170,7 @@ class KubeletPlugin:
                 devices = self._book.prepare_claim(claim.namespace, claim.name, claim.uid)
             except (InvalidClaim, OSError) as error:
                 entry.error = str(error)
-                log.warning("claim not prepared", uid=claim.uid, problem=str(error))
+                log.warning("claim not prepared", claim_uid=claim.uid, problem=str(error))
                 continue
             for prepared in devices:
                 device = entry.devices.add(
@@ -192,7 +192,7 @@ class KubeletPlugin:
                 self._book.unprepare_claim(claim.uid)
             except OSError as error:
                 entry.error = f"claim {claim.namespace}/{claim.name}: {error}"
-                log.warning("claim not forgotten", uid=claim.uid, problem=str(error))
+                log.warning("claim not unprepared", claim_uid=claim.uid, problem=str(error))
         return answer
 
     def _watch_device_health(self, request: Any, context: Any) -> Iterator[Any]:

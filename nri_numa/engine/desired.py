@@ -202,6 +202,7 @@ class Drift(msgspec.Struct, frozen=True, kw_only=True):
     """Drift of one container: its actual cpuset, memory nodes or quota differ from the desired.
 
     Attributes:
+        pod: ``namespace/name``.
         cpus, mems: lists to write; empty if none is to be, or can be, written.
         quota: `NO_CFS_QUOTA` if another program restored a lifted quota; None leaves it.
         desired_cpus, desired_mems: lists that it should be able to use; empty if they are right.
@@ -212,7 +213,8 @@ class Drift(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     container_id: str
-    name: str
+    pod: str
+    container: str
     cpus: CPUSet = NO_CPUS
     mems: NUMASet = NO_NUMA_NODES
     quota: int | None = None
@@ -323,7 +325,8 @@ def drift_of_container(
     intrudes = actual.effective_cpus.bits and _intrudes(desired.state, a, actual.effective_cpus)
     return Drift(
         container_id=a.container_id,
-        name=a.full_name,
+        pod=f"{a.namespace}/{a.pod}",
+        container=a.container,
         cpus=NO_CPUS if written_cpus.bits == cpus.bits else cpus,
         mems=NO_NUMA_NODES if written_mems.bits == mems.bits else mems,
         quota=NO_CFS_QUOTA if is_throttled else None,

@@ -441,7 +441,7 @@ class Watch:
                 if error.code == _NOT_FOUND_STATUS:
                     self._delete_unlisted_keys(set())  # no object of this kind can exist
                 if 0 < gone_count < 3:  # normal after a watch has ended
-                    self._log.info("listing again", kind=self._what)
+                    self._log.info("list repeated", object_kind=self._what)
                 else:
                     code = f"{self._what}: {error.code}: " if error.code else ""
                     missed = error.code not in (
@@ -496,14 +496,14 @@ class Watch:
 
     def _mark_healthy(self) -> None:
         if self.problem:
-            self._log.info("the API server answers again", kind=self._what)
+            self._log.info("watch restored", object_kind=self._what)
         self.problem, self.seen, self.failing = "", self._clock(), None
 
     def _mark_failed(self, problem: str, *, missed: bool = True) -> None:
         if missed and self.failing is None:
             self.failing = self._clock()
         if problem != self.problem:
-            self._log.warning("cannot follow", kind=self._what, problem=problem)
+            self._log.warning("watch failed", object_kind=self._what, problem=problem)
         self.problem = problem
 
 

@@ -137,7 +137,7 @@ class Lease:
         if self.is_leader != self._led:
             self._led = not self._led
             self.since = self._clock() if self._led else self.since
-            log.info("leads" if self._led else "does not lead", holder=self.holder)
+            log.info("lease acquired" if self._led else "lease lost", holder=self.holder)
             self.changed()
         return max(
             MIN_LEASE_REQUEST_INTERVAL_S,
@@ -192,7 +192,7 @@ class Lease:
         is_normal = outcome.result in _NORMAL_ELECTION_OUTCOMES
         problem = "" if is_normal else f"the Lease cannot be used: {outcome.text}"
         if problem and problem != self.problem:
-            log.warning("cannot be elected", problem=outcome.text)
+            log.warning("leader election failed", problem=outcome.text)
         self.problem = problem
 
     def _record_lease(self, document: dict[str, Any], now_s: float) -> None:

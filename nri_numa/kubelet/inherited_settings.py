@@ -53,16 +53,16 @@ class KubeletPinningReporter:
             self._static[manager] = pins
             if pins:
                 log.warning(
-                    "the kubelet pins containers itself: what it grants exclusively is left to it",
+                    "kubelet static policy detected",
                     manager=manager,
-                    policy=static,
+                    manager_policy=static,
                     file=os.path.join(self._directory, STATE_FILE_NAMES[manager]),
                     remedy=f"for full control set {manager}ManagerPolicy: "
                     f"{'none' if manager == 'cpu' else 'None'}, delete that file, and restart the "
                     "kubelet",
                 )
             else:
-                log.info("the kubelet does not pin containers any more", manager=manager)
+                log.info("kubelet static policy ended", manager=manager)
 
 
 class AdoptedSettings(msgspec.Struct, frozen=True, kw_only=True):

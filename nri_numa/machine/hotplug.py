@@ -162,18 +162,18 @@ def changed_texts_by_field(prior: Topology, current: Topology) -> dict[str, str]
     valid = [partition.cgroup for partition in current.partitions if not partition.problem]
     allowed = prior.allowed & current.online != current.allowed & prior.online
     texts = {
-        "gone": str(prior.online - current.online),
-        "new": str(current.online - prior.online),
-        "allowed": str(current.allowed) if allowed else "",
+        "offline_cpus": str(prior.online - current.online),
+        "online_cpus": str(current.online - prior.online),
+        "allowed_cpus": str(current.allowed) if allowed else "",
         "partitions": (",".join(valid) or "none") if prior.partitions != current.partitions else "",
-        "memory_withheld": str(current.withheld_memory),
+        "withheld_mems": str(current.withheld_memory),
         "numa_nodes": str(current.numa_ids) if prior.numa_ids != current.numa_ids else "",
         "memory": _changes_by_node_text(memory),
         "hugepages": _changes_by_node_text(pages),
     }
     if prior.withheld_memory == current.withheld_memory:
-        del texts["memory_withheld"]
-    return {name: text for name, text in texts.items() if text or name == "memory_withheld"}
+        del texts["withheld_mems"]
+    return {name: text for name, text in texts.items() if text or name == "withheld_mems"}
 
 
 def _changes_by_node_text(numa_nodes: Mapping[int, tuple[str, str]]) -> str:

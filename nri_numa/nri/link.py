@@ -443,13 +443,13 @@ class NRILink(RuntimeLink):
             try:
                 session.reply(stream, response)
             except LocalProtocolError as error:  # over 4 MiB
-                logger.error("answer dropped", event_name=name, error=str(error))
+                logger.error("answer dropped", event=name, problem=str(error))
                 session.reply(stream)
         self._connection.flush_session()
         try:
             self._handler.on_request_answered(name, time.perf_counter() - start_time)
         except Exception:
-            logger.exception("replied hook failed", event_name=name)
+            logger.exception("answer callback failed", event=name)
         return rejection
 
     def _internal_error_answer(self, name: str, error: Exception) -> RequestRejected | None:
@@ -459,7 +459,7 @@ class NRILink(RuntimeLink):
         except RequestRejected as refused:
             return refused
         except Exception:
-            logger.exception("internal_error hook failed", event_name=name)
+            logger.exception("error callback failed", event=name)
         return None
 
     def _answer_configure(self, event: ev.ConfigureRequested) -> None:

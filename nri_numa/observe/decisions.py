@@ -43,12 +43,19 @@ MAX_NAMED_NEIGHBOURS: Final = 5
 """Neighbours named in one log line; the others are counted."""
 
 
-def allocation_log_fields(allocation: Allocation, cpus: str) -> dict[str, object]:
-    """Return the log fields of an allocation; ``cpus`` is the CPU list it should have now."""
+def container_log_fields(allocation: Allocation) -> dict[str, object]:
+    """Return the log fields that identify a container."""
     return {
         "pod": f"{allocation.namespace}/{allocation.pod}",
         "container": allocation.container,
         "id": allocation.container_id[:12],
+    }
+
+
+def allocation_log_fields(allocation: Allocation, cpus: str) -> dict[str, object]:
+    """Return the log fields of an allocation; ``cpus`` is the CPU list it should have now."""
+    return {
+        **container_log_fields(allocation),
         "kind": str(allocation.kind),
         "cpus": cpus,
         "mems": str(allocation.mems),
@@ -99,7 +106,7 @@ class DecisionReporter:
                 "annotation ignored",
                 pod=pod.full_name,
                 container=trace.container.name,
-                ignored=annotation,
+                problem=annotation,
             )
         if not observed:
             self._notices.add_notice(
@@ -136,7 +143,7 @@ class DecisionReporter:
         """Withdraw the notice about a container that was unknown and has been created since."""
         for notice in self._notices.ignored_annotations_of(pod.uid):
             if notice.reason == NoticeMessageReason.UNKNOWN_CONTAINER:
-                log.info("the container that an annotation names was created", pod=pod.full_name)
+                log.info("container named by annotation created", pod=pod.full_name)
                 self._notices.withdraw_notice(notice)
 
     def log_placed_with_neighbours(self, decision: Admitted, topology: Topology, gap: bool) -> None:
@@ -145,27 +152,28 @@ class DecisionReporter:
         allocation = decision.allocation
         for warning in decision.warnings:
             log.warning(
-                "container placed as listed, which may not be meant",
-                pod=f"{allocation.namespace}/{allocation.pod}",
-                container=allocation.container,
-                detail=warning,
+                "questionable list applied",
+                **container_log_fields(allocation),
+                problem=warning,
             )
         self.log_placed(allocation, decision.adjustment.cpus, updates, gap=gap)
         if updates:
             trace = decision.trace
             log.info(
-                "neighbours moved",
-                **{"for": allocation.full_name},
+                "shared pool changed",
+                **container_log_fields(allocation),
                 pool_before=str(trace.pool_before),
                 pool=str(trace.pool_after),
-                containers=updates,
-                neighbours=affected_neighbours(decision, topology),
+                update_count=updates,
+                updated_containers=affected_neighbours(decision, topology),
             )
 
     def log_moved(self, move: ContainerMove, destination: str, purpose: str) -> None:
         """Log a move. The notice is added here only if no pages have to migrate."""
         log.info(
-            "container moved", container=move.after.full_name, where=destination, why=purpose[1:]
+            "container moved",
+            **container_log_fields(move.after),
+            move=f"{destination}{purpose}",
         )
         if not move.after.migrating_from:
             self._notices.add_for_allocation(
@@ -187,8 +195,8 @@ class DecisionReporter:
         log.info(
             "container placed",
             outcome=outcome,
-            updates=updates,
-            **({"gap": True} if gap else {}),
+            update_count=updates,
+            **({"missed_start": True} if gap else {}),
             **allocation_log_fields(allocation, cpus),
         )
 
@@ -205,18 +213,18 @@ class DecisionReporter:
             "" if observed else decision.message,
         )
         log.warning(
-            "container refused",
+            "container rejected",
             pod=trace.pod.full_name,
             container=trace.container.name,
             reason=decision.reason,
-            message=decision.message,
-            observed=observed,
+            problem=decision.message,
+            observe=observed,
         )
 
     def log_room_found(self, trace: DecisionTrace, text: str) -> None:
         """Report that a search after the reply found room for a rejected container."""
         pod, name = trace.pod, trace.container.name
-        log.info("room found", pod=pod.full_name, container=name, room=text)
+        log.info("moves found", pod=pod.full_name, container=name, moves=text)
         self._notices.add_notice(
             NoticedEventKind.ROOM,
             text,
@@ -273,7 +281,7 @@ class DecisionReporter:
             else shared_again_text(allocation_before, allocation.cpu_milli)
         )
         if text and not allocation.exclusive:
-            log.warning("container no longer exclusive", **fields, problem=text)
+            log.warning("exclusive CPUs lost", **fields, problem=text)
             self._notices.add_for_allocation(allocation, NoticedEventKind.SHARED_AGAIN, text)
 
     def log_released(self, allocation: Allocation, cpus: Callable[[Allocation], str]) -> None:
@@ -286,7 +294,7 @@ class DecisionReporter:
         """Report an admitted container that never started; the runtime tells plugins no reason."""
         self._metrics.undone_creations.inc()
         log.warning(
-            "container admitted, and undone by the runtime before its start",
+            "container creation undone by runtime",
             **allocation_log_fields(allocation, str(allocation.cpus)),
         )
         self._notices.add_for_allocation(allocation, NoticedEventKind.UNDONE, UNDONE_TEXT)
@@ -302,12 +310,14 @@ class DecisionReporter:
 
     def log_reservation_released(self, allocation: Allocation) -> None:
         """Log the end of a pod reservation."""
-        log.info("kept CPUs released", **allocation_log_fields(allocation, str(allocation.cpus)))
+        log.info(
+            "pod reservation released", **allocation_log_fields(allocation, str(allocation.cpus))
+        )
 
     def report_reservation_taken(self, reserved: Allocation, taker: Allocation) -> None:
         """Report that a pod reservation was released for a container of another pod."""
         fields = allocation_log_fields(reserved, str(reserved.cpus))
-        log.info("reservation gave way", taken_by=taker.full_name, **fields)
+        log.info("pod reservation taken", taken_by=taker.full_name, **fields)
         is_pod_reservation = reserved.container == POD_RESERVATION_NAME
         self._notices.add_for_allocation(
             replace(reserved, container="") if is_pod_reservation else reserved,
@@ -320,9 +330,9 @@ class DecisionReporter:
     ) -> None:
         """Log a request whose cpuset was replaced by the desired one."""
         log.info(
-            "cpuset of a request overridden",
-            asked=requested_cpus,
-            kept=effective_cpus,
+            "requested cpuset overridden",
+            requested_cpus=requested_cpus,
+            actual_cpus=effective_cpus,
             pod=pod.full_name,
             container=container.name,
             id=container.id[:12],
@@ -333,10 +343,10 @@ class DecisionReporter:
         fields = allocation_log_fields(allocation, cpus)
         if problem:
             # The start goes on; the actual cpuset is read as soon as the container runs.
-            event = "cgroup of a starting container not written"
+            event = "starting container not corrected"
             log.warning(event, problem=problem, **fields)
         else:
-            log.info("corrected before it runs", **fields)
+            log.info("starting container corrected", **fields)
 
     def log_synchronized(self, outcome: Resynced) -> None:
         """Count and log the outcome of a Synchronize."""
@@ -348,14 +358,14 @@ class DecisionReporter:
         self._metrics.drift_found.inc(len(outcome.repaired))
         self._metrics.drift_repaired.inc(len(outcome.repaired))
         for problem in outcome.problems:
-            log.warning("synchronize", problem=problem)
+            log.warning("problem found while synchronizing", problem=problem)
         counts = {
-            "containers": len(outcome.state.allocations),
+            "container_count": len(outcome.state.allocations),
             "adopted": len(outcome.adopted),
-            "gap": gap,
+            "missed_starts": gap,
             "repaired": len(outcome.repaired),
-            "gone": len(outcome.removed),
-            "updates": len(outcome.updates),
+            "removed": len(outcome.removed),
+            "update_count": len(outcome.updates),
         }
         self._requests.record_decision("", (), {"outcome": "synchronized", **counts})
         log.info("synchronized", **counts)
@@ -364,4 +374,4 @@ class DecisionReporter:
         """Count and log broken invariants; they never stop the agent."""
         for sentence in sentences:
             self._metrics.invariant_violations.inc()
-            log.error("invariant violated", violation=sentence)
+            log.error("invariant violated", problem=sentence)

@@ -296,7 +296,9 @@ class _LogHandler(logging.Handler):
             self.outlet.drain_lines(seconds)
         if not self.outlet.has_pending_lines and self.dropped_lines > self._said_dropped:
             count, self._said_dropped = self.dropped_lines - self._said_dropped, self.dropped_lines
-            get_logger("logs").warning("log lines dropped: stderr was not read", count=count)
+            get_logger("logs").warning(
+                "log lines dropped", line_count=count, problem="stderr was not read"
+            )
 
     def _write_record(self, record: logging.LogRecord) -> None:
         event, dropped_before = _event_fields(record), self.dropped_lines

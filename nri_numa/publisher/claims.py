@@ -72,5 +72,5 @@ class ClaimRequestAnswerer:
 
     def _report_problem(self, problem: str) -> None:
         if problem != self._said:
-            log.warning("a claim is not handed over", problem=problem)
+            log.warning("claim not handed over", problem=problem)
         self._said = problem

@@ -134,7 +134,7 @@ class NumatopologyOutput(AppliedObjectOutput):
     """The Numatopology of one Node; fields of Volcano's own exporter are not overwritten."""
 
     resource = Resource.NUMATOPOLOGIES
-    failure_text = "the Numatopology is not written"
+    failure_text = "Numatopology not written"
     missing_definition_hint = "Volcano brings its definition"
     alternative = "stop that, or leave publish.numatopology off"
 

@@ -134,7 +134,7 @@ class Output:
         failure_text: text of the problem's log line.
     """
 
-    failure_text = "not written"
+    failure_text = "output not written"
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -165,7 +165,7 @@ class AgentOfflineCapacityOutput(Output):
         problem: sentence saying why a text is not passed on.
     """
 
-    failure_text = "capacity not handed to the agent"
+    failure_text = "capacity not handed to agent"
 
     def __init__(self, node: str, prefix: str, interval: float) -> None:
         super().__init__("handover")

@@ -301,7 +301,7 @@ class Publisher:
 
     def unfinished_work_fields(self) -> dict[str, object]:
         """Return the number of unwritten items, for the log line at the end."""
-        return {"waiting": self.queue.pending_count()}
+        return {"pending_object_count": self.queue.pending_count()}
 
     async def _follow_agent(self) -> None:
         failures = 0
@@ -386,9 +386,9 @@ class Publisher:
         ):
             self._unlisted_said = True
             log.warning(
-                "NUMA node left out of the NodeResourceTopology",
+                "NUMA node omitted from NodeResourceTopology",
                 numa_node=SCHEDULER_CRASHING_ZONE_ID,
-                why="its zone would end a kube-scheduler with the plugin NodeResourceTopologyMatch",
+                problem="its zone would end a kube-scheduler with NodeResourceTopologyMatch",
             )
 
     def _schedule_slice_rechecks(self) -> None:
@@ -408,9 +408,9 @@ class Publisher:
     def _report_agent_state(self, problem: str) -> None:
         self.metrics.agent_up.set(not problem)
         if problem and problem != self._agent_problem:
-            log.warning("the agent does not answer", problem=problem)
+            log.warning("agent connection lost", problem=problem)
         elif self._agent_problem and not problem:
-            log.info("the agent answers")
+            log.info("agent connected")
         self._agent_problem = problem
 
     # --- the API server's side --------------------------------------------------------------------
@@ -435,7 +435,7 @@ class Publisher:
             location = f"offlineCapacity.file: {error.filename}"
             handover.problem = f"{location}: {error.strerror or error}"
         else:
-            log.info("capacity handed to the agent", document=document)
+            log.info("capacity handed to agent", document=document)
             self._handed = document
 
     def _schedule_recheck(self) -> None:
@@ -460,8 +460,8 @@ class Publisher:
         is_skewed = abs(seconds) > CLOCK_SKEW_LIMIT_S
         if is_skewed and not self._skew_said:
             log.warning(
-                "this node's clock differs from the API server's",
-                seconds=round(seconds),
+                "node clock skewed",
+                clock_skew_s=round(seconds),
                 remedy="set the clock of the node: tokens, certificates and the times of Events "
                 "depend on it",
             )
@@ -510,7 +510,7 @@ def run_publisher(config: AgentConfig, node: str) -> int:
 
     def create_publisher() -> Publisher:
         publisher = Publisher(config, node, KubeAPI(config.publish.credentials, "nri-numa-publish"))
-        log.info("publishing", version=__version__, node=node, socket=config.http.socket)
+        log.info("publisher starting", version=__version__, node=node, socket=config.http.socket)
         return publisher
 
     return service.run_service(create_publisher, log, address="publish.address")

@@ -112,7 +112,7 @@ class SliceOutput(AppliedObjectOutput):
     """The ResourceSlice of one Node; no other process writes this driver's devices."""
 
     resource = Resource.SLICES
-    failure_text = "the ResourceSlice is without effect"
+    failure_text = "ResourceSlice without effect"
 
     def __init__(self, node: str, driver: str) -> None:
         # Applying an equal object changes nothing, so it is not read first.

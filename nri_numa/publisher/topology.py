@@ -279,7 +279,7 @@ class TopologyOutput(AppliedObjectOutput):
     """
 
     resource = Resource.TOPOLOGIES
-    failure_text = "the NodeResourceTopology is not written"
+    failure_text = "NodeResourceTopology not written"
     missing_definition_hint = "apply config/kubernetes/publish-topology/crd.yaml"
     alternative = (
         "stop that, or leave publish.nodeResourceTopology off, or set "

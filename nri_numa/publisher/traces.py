@@ -82,9 +82,9 @@ class SpanSender:
         self._up(not problem)
         if problem and not self._problem:
             url = self._endpoint
-            log.warning("spans are not sent", endpoint=url, problem=problem, retry_s=SPAN_RETRY_S)
+            log.warning("spans not sent", endpoint=url, problem=problem, retry_s=SPAN_RETRY_S)
         elif self._problem and not problem:
-            log.info("spans are sent again", endpoint=self._endpoint)
+            log.info("spans sent again", endpoint=self._endpoint)
         self._problem = problem
 
     def _new_exporter(self) -> OTLPSpanExporter:

@@ -45,13 +45,15 @@ async def withdraw_from_all_nodes(
         for node in listed.documents:
             for request in _withdrawal_requests(node, config, targets):
                 outcomes.append(await api.execute(request))
-                log.info("withdrawn", target=request.target_text, result=outcomes[-1].result.value)
+                log.info(
+                    "object withdrawn", target=request.target_text, result=outcomes[-1].result.value
+                )
     finally:
         await api.close()
     # A missing Node needs no withdrawal.
     failed = [o for o in outcomes if o.result not in (OutcomeKind.SUCCEEDED, OutcomeKind.MISSING)]
     for outcome in failed:
-        log.error("not withdrawn", problem=outcome.text)
+        log.error("object not withdrawn", problem=outcome.text)
     return len(failed)
 
 

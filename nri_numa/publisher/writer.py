@@ -104,15 +104,15 @@ class Writer:
         self._metrics.api_up.set(result not in SERVER_WIDE_RESULTS)
         if result in SERVER_WIDE_RESULTS:
             if not self.problem:
-                log.warning("the API server cannot be used for now", problem=outcome.text)
+                log.warning("API server unavailable", problem=outcome.text)
             self.problem = outcome.text
             return
         if self.problem:
-            log.info("the API server answers again")
+            log.info("API server available again")
             self.again()
         self.problem = ""
         log.debug(
-            "request", target=request.target_text, verb=request.verb.value, result=result.value
+            "request sent", target=request.target_text, verb=request.verb.value, result=result.value
         )
         key = request.verb.value, request.resource.plural
         if result in (OutcomeKind.SUCCEEDED, OutcomeKind.EXISTS):
@@ -123,7 +123,7 @@ class Writer:
             and request.resource is Resource.NODES
         ):
             level = log.debug if key in self._said else log.warning
-            level("not written", result=result.value, problem=outcome.text)
+            level("object not written", result=result.value, problem=outcome.text)
             self._said.add(key)
 
     def report_output_problems(self) -> None:
@@ -133,5 +133,5 @@ class Writer:
             if problem and problem != old_problem:
                 self._log.warning(output.failure_text, problem=problem)
             elif old_problem and not problem:
-                self._log.info("written again", output=output.name)
+                self._log.info("output written again", output=output.name)
             self._complaints[output.name] = problem

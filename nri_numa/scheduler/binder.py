@@ -103,7 +103,7 @@ class Binder:
             )
         if not problem:
             pod, placed = f"{binding.namespace}/{binding.name}", annotations.get(self._annotation)
-            log.debug("has its node", pod=pod, node=binding.node, placed=placed or "")
+            log.debug("pod bound", pod=pod, node=binding.node, numa_nodes=placed or "")
         return problem
 
     async def _load_pod_request(self, binding: BindingArgs, deadline: float) -> PodRequest | str:

@@ -201,18 +201,18 @@ class Extender:
         if result.by_sums:
             self.metrics.by_sums.inc(result.by_sums)
             log.info(
-                "nodes passed by sums alone: the pod asks for too much work to judge all in full",
+                "nodes passed by sums alone",
                 pod=f"{request.namespace}/{request.name}",
-                containers=len(request.plugin_aligned_requests) + len(request.kubelet_aligned),
-                by_sums=result.by_sums,
-                asked=len(question.node_names),
+                container_count=len(request.plugin_aligned_requests) + len(request.kubelet_aligned),
+                sums_node_count=result.by_sums,
+                node_count=len(question.node_names),
             )
         if not result.feasible and reasons:
             self._record_unschedulable(request, question.node_names)
             log.debug(
-                "no node has room",
+                "all nodes filtered",
                 pod=f"{request.namespace}/{request.name}",
-                reasons="; ".join(sorted(set(reasons.values())))[:500],
+                problem="; ".join(sorted(set(reasons.values())))[:500],
             )
         return protocol.encode_filter_result(result.feasible, result.failed, result.unresolvable)
 
@@ -259,7 +259,7 @@ class Extender:
         if problem:
             self.metrics.bind_failures.inc()
             log.info(
-                "bind failed",
+                "pod not bound",
                 pod=f"{binding.namespace}/{binding.name}",
                 node=binding.node,
                 problem=problem,
@@ -409,7 +409,7 @@ class Extender:
             OSError: the address cannot be bound.
         """
         section = self._section
-        log.info("starting", version=__version__, lease=section.lease)
+        log.info("extender starting", version=__version__, lease=section.lease)
         address = split_address(section.address)
         assert address is not None, section.address  # noqa: S101  # the configuration was checked
         host, port = address
@@ -417,7 +417,9 @@ class Extender:
         try:
             server.listen_on_port(port)
             self.port = server.listening_port
-            log.info("listening", address=section.address, tls=self._certificate is not None)
+            log.info(
+                "extender listening", address=section.address, tls=self._certificate is not None
+            )
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._run_watches())
                 if self.election is not None:
@@ -437,7 +439,7 @@ class Extender:
 
     def unfinished_work_fields(self) -> dict[str, object]:
         """Return the number of assumed pods, for the log line at the end."""
-        return {"held": len(self.nodes.assumed_pods)}
+        return {"assumed_pod_count": len(self.nodes.assumed_pods)}
 
     def _on_leadership_change(self) -> None:
         """Require new lists when this replica becomes the leader: its data may be stale."""

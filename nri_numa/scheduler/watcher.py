@@ -144,7 +144,7 @@ class PodActivator:
                 )
             except KubeError as error:
                 level = log.debug if self._again else log.warning
-                level("refused pods are not woken", node=node, problem=str(error)[:300])
+                level("rejected pods not woken", node=node, problem=str(error)[:300])
                 # Throttled or unreachable: retry, or the pods would wait for minutes.
                 self._again = not error.code or error.code >= 429
                 if self._again:
@@ -155,7 +155,7 @@ class PodActivator:
             else:
                 self._again = False
                 self._wakes.inc()
-                log.debug("refused pods are woken", node=node)
+                log.debug("rejected pods woken", node=node)
                 return
 
 
@@ -173,7 +173,7 @@ class SparseWarning:
     def log_if_due(self, now_s: float) -> None:
         """Log the count if it is not 0 and the last line is a minute old."""
         if self._count and now_s >= self._due:
-            log.warning(self._text, count=self._count, **self._last)
+            log.warning(self._text, object_count=self._count, **self._last)
             self._count, self._due = 0, now_s + MIN_WARNING_INTERVAL_S
 
 
@@ -187,12 +187,8 @@ class NodeWatcher(WatchHandler):
         clock: Callable[[], float],
     ) -> None:
         self._nodes, self._activator, self._clock = nodes, activator, clock
-        self._unreadable = SparseWarning(
-            "NodeResourceTopology objects cannot be read: nothing is known of their nodes"
-        )
-        self._stale = SparseWarning(
-            "NodeResourceTopology objects are not renewed: no pod is sent to their nodes"
-        )
+        self._unreadable = SparseWarning("NodeResourceTopology objects unreadable")
+        self._stale = SparseWarning("NodeResourceTopology objects not renewed")
 
     def on_update(self, document: Mapping[str, Any]) -> None:
         """Update the resources of a node from its new or changed object."""
@@ -315,7 +311,7 @@ class PodWatcher(WatchHandler):
         for node in sorted(late_by_node.keys() - self._late):
             request = late_by_node[node].request
             log.warning(
-                "a node does not count a pod that started: its NUMA nodes stay held",
+                "started pod not counted by node",
                 node=node,
                 pod=f"{request.namespace}/{request.name}",
                 remedy="look at nri-numa publish of that node",

@@ -261,7 +261,7 @@ class CheckpointStore:
             if self.metrics is not None:
                 self.metrics.checkpoint_errors.inc()
             if not failed:
-                log.error("checkpoint not written", error=str(error))
+                log.error("checkpoint not written", problem=str(error))
             return False
         if failed:
             log.info("checkpoint written again")

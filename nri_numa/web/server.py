@@ -381,9 +381,9 @@ class Server:
         if time.monotonic() - self._exhausted_at >= EXHAUSTION_LOG_INTERVAL_S:
             self._exhausted_at = time.monotonic()
             log.warning(
-                "no more connections can be taken",
+                "connections not accepted",
                 problem=error.strerror,
-                open=len(self._limiter),
+                connection_count=len(self._limiter),
                 remedy="raise the limit of open files (LimitNOFILE) to 1024 or more",
             )
 

@@ -224,7 +224,7 @@ class EmbeddedNode(LoopThread):
     def connections(self) -> int:
         """How often any plugin process of this node became active."""
         records = self.plugin.records()
-        return sum(r.get("msg") == "link" and r.get("state") == "active" for r in records)
+        return sum(r.get("msg") == "link changed" and r.get("state") == "active" for r in records)
 
     def reconnected(self, before: int) -> None:
         """Wait until the plugin is active once more than ``before``, and the runtime knows it."""

@@ -117,7 +117,9 @@ class PluginProcess(Daemon):
 
     def ready(self) -> bool:
         """Whether it says that it is connected and synchronised: the last word in its log."""
-        states = [record.get("state") for record in self.records("link", since=self.log_start)]
+        states = [
+            record.get("state") for record in self.records("link changed", since=self.log_start)
+        ]
         return self.running and states[-1:] == ["active"]
 
     def wait_ready(self, *, ready: bool = True, timeout_s: float = 180.0) -> None:

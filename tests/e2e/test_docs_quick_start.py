@@ -142,7 +142,10 @@ class Terminal(Daemon):
     def start(self) -> None:
         """Type the command, and wait until the log says what the page says."""
         super().start()
-        poll(lambda: re.search(r"msg=link .*state=active", self.log()), "state=active in the log")
+        poll(
+            lambda: re.search(r'msg="link changed" .*state=active', self.log()),
+            "state=active in the log",
+        )
 
 
 def test_every_block_of_the_quick_start(containerd: Containerd, tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def test_a_creation_that_another_plugin_spoils_is_said(
     finally:
         other.close()
     poll(lambda: plugin.metric("nri_numa_undone_creations_total") == 1, "it is counted")
-    assert "admitted, and undone by the runtime" in plugin.log()
+    assert "container creation undone by runtime" in plugin.log()
     cri.remove_pod(pod)
     cri.settles(shared, MACHINE)
 

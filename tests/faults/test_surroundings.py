@@ -47,8 +47,8 @@ def test_a_second_instance_says_so_and_leaves(node: EmbeddedNode) -> None:
     second.start(wait=False)
     assert second.wait() == 3
     (line,) = [r for r in second.records() if r.get("level") == "error"]
-    assert "another instance" in line["msg"]
-    assert str(node.plugin.pid) in line["error"]
+    assert line["msg"] == "agent not started"
+    assert str(node.plugin.pid) in line["problem"]
     assert node.plugin.ready()
     node.check()
     node.plugin.kill()

@@ -77,7 +77,7 @@ def test_what_is_sound_of_an_answer_counts(
     heard = Heard(server.url, "1 - offline")
     assert heard.offers == [CapacityReport("a", {0: 0.75, 1: 1.0})]
     assert heard.up == [True]
-    assert len([r for r in caplog.records if "not as expected" in r.message]) == 3
+    assert len([r for r in caplog.records if r.message == "capacity source faulty"]) == 3
 
 
 @pytest.mark.parametrize("query", ["1 -", "offline[1m]", "1"])

@@ -249,8 +249,8 @@ def test_without_a_port_or_its_token_there_is_no_api_and_containers_are_placed(
             here.plugin.port = other.getsockname()[1]
             said = f"cannot listen on 127.0.0.1:{here.plugin.port}: another program has"
         here.start()
-        here.logged("no http")
-        assert said in next(r for r in here.plugin.log().splitlines() if "no http" in r)
+        here.logged("http not ")
+        assert said in next(r for r in here.plugin.log().splitlines() if "http not " in r)
         assert created(here, "own", SINGLE, cpus=2).cpus == "0-1"
         assert here.plugin.terminate() == 0
 
@@ -314,7 +314,7 @@ def test_a_pod_that_starts_without_a_link_is_explained_and_noticed(node: Embedde
         assert re.search(since, node.says(*command))
     node.call(node.runtime.start())
     until(
-        lambda: any(one.get("gap") for one in node.plugin.records("container placed")),
+        lambda: any(one.get("missed_start") for one in node.plugin.records("container placed")),
         "it is placed",
     )
     # A runtime that is slow to carry its update out is noticed too, and that is no matter here.

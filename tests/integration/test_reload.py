@@ -38,7 +38,7 @@ def reload(node: EmbeddedNode, config: dict[str, Any]) -> list[dict[str, Any]]:
 def told(records: list[dict[str, Any]]) -> tuple[set[str], list[str]]:
     """Keys that changed, and keys that need a restart, in the order of the lines."""
     changed = next(r["changed"] for r in records if r["msg"] == "configuration reloaded")
-    waiting = [r["key"] for r in records if r["msg"] == "this change needs a restart"]
+    waiting = [r["key"] for r in records if r["msg"] == "restart required"]
     return set(filter(None, changed.split(", "))), waiting
 
 
@@ -118,7 +118,7 @@ def test_what_was_only_observed_is_put_right_once_no_other_agent_works(tmp_path:
         other = RuntimeLock(str(node.socket))
         other.acquire()
         reload(node, {"observe": False, "reconcile": {"interval": 0}})
-        node.logged("another agent works on this runtime")
+        node.logged("runtime locked by another agent")
         made.append(node.owner("next"))
         assert made[-1].cpus == str(node.topology.online)
         other.close()
@@ -130,7 +130,7 @@ def test_what_was_only_observed_is_put_right_once_no_other_agent_works(tmp_path:
 def test_the_log_level_changes_at_once(node: EmbeddedNode) -> None:
     quiet = {"log": {"format": "json", "level": "warning"}, "kubeletRoot": "/elsewhere"}
     node.plugin.reload({**node.config, **quiet})
-    node.logged("this change needs a restart")  # the last line before it gets quiet
+    node.logged("restart required")  # the last line before it gets quiet
     node.run("settled", {})
     before = len(node.plugin.records())
     node.run("quiet", {"policy": "single-numa-node"}, cpus=1)

@@ -83,7 +83,7 @@ def test_explanations_survive_a_restart(tmp_path: Path) -> None:
         assert node.plugin.terminate() == 0
         (node.plugin.state_directory / "history").write_bytes(b"nonsense")
         node.start()
-        node.logged("history")
+        node.logged("history not restored")
         (own,) = node.plugin.json("/v1/explain/default/own")["explanations"]
         assert own["summary"] == before[0]["explanations"][0]["summary"]
         node.check()

@@ -376,7 +376,7 @@ def test_of_two_installations_on_a_node_one_places(
     def complains() -> str | None:
         with contextlib.suppress(KubeError):
             said = client.kubectl("logs", "--namespace=numa-b", "daemonset/numa-b-nri-numa")
-            return said if "another agent works on this runtime" in said else None
+            return said if "runtime locked by another agent" in said else None
         return None
 
     with contextlib.ExitStack() as stack:

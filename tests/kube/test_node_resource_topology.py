@@ -209,9 +209,7 @@ def test_another_publisher_is_named_and_not_fought(bed: KubeBed, defined: Client
     before = defined.ask("GET", f"{NRT}/bed")
     credentials = token(defined, "bed")
     with Publisher(bed, credentials, config=ON) as process:
-        (line,) = poll(
-            lambda: process.records("the NodeResourceTopology is not written"), "its complaint"
-        )
+        (line,) = poll(lambda: process.records("NodeResourceTopology not written"), "its complaint")
         assert "belong to nfd-topology-updater" in line["problem"]
         assert defined.ask("GET", f"{NRT}/bed") == before
     force = {**ON, "nodeResourceTopologyForce": True}
@@ -249,7 +247,7 @@ def test_what_somebody_wrote_through_the_old_version_is_cured(
         wait_object(
             defined, process, lambda it: attributes(it) and zone(it)["type"] == "Node", "the cure"
         )
-        assert any("prune" in one["problem"] for one in process.records("not written"))
+        assert any("prune" in one["problem"] for one in process.records("object not written"))
 
 
 @pytest.fixture

@@ -138,14 +138,12 @@ def test_it_waits_for_the_api_server(bed: KubeBed, installed: Client) -> None:
     server.kill()  # a good end takes a minute
     try:
         with Publisher(bed, credentials) as process:
-            poll(
-                lambda: process.records("the API server cannot be used for now"), "that it says so"
-            )
+            poll(lambda: process.records("API server unavailable"), "that it says so")
             server.start()
             poll(lambda: answers(installed), "API server")
             wait_event(installed, process, "publish-away", "PlacementRefused")
-            assert len(process.records("the API server cannot be used for now")) == 1
-            assert process.records("the API server answers again")
+            assert len(process.records("API server unavailable")) == 1
+            assert process.records("API server available again")
     finally:
         if not server.running:
             server.start()
@@ -163,9 +161,7 @@ def test_wrong_credentials_are_named(
     authority = (tmp_path / "cert.pem").read_bytes() if wrong == "authority" else None
     shown = "nobody-knows-this" if wrong == "token" else token(installed, "bed")
     with Publisher(bed, shown, certificate=authority) as process:
-        (line,) = poll(
-            lambda: process.records("the API server cannot be used for now"), "its complaint"
-        )
+        (line,) = poll(lambda: process.records("API server unavailable"), "its complaint")
         assert all(word in line["problem"] for word in words), line
 
 
@@ -173,7 +169,7 @@ def test_a_missing_right_is_named(bed: KubeBed, installed: Client) -> None:
     installed.kubectl("delete", "clusterrolebinding", "nri-numa-publish")
     try:
         with Publisher(bed, token(installed, "bed")) as process:
-            lines = poll(lambda: process.records("not written"), "its complaint")
+            lines = poll(lambda: process.records("object not written"), "its complaint")
             assert any("resources [nodes], verbs [get]" in line["problem"] for line in lines)
     finally:
         install(installed)

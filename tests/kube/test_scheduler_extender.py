@@ -441,7 +441,7 @@ class Burst:
         return found
 
     def failed(self) -> int:
-        return len(self.first.process.records("bind failed"))
+        return len(self.first.process.records("pod not bound"))
 
     def slow(self) -> None:
         """Bindings are not answered in time, and then written all the same."""
@@ -535,7 +535,7 @@ def test_a_burst_in_trouble(trouble: str, fleet: Client, bed: KubeBed) -> None:
         happens, said = {
             "slow": (burst.slow, "did not answer in time"),
             "429": (burst.refused, "Too many requests"),
-            "410": (burst.compacted, "listing again"),
+            "410": (burst.compacted, "list repeated"),
             "failover": (burst.leaderless, ""),
             "charged": (burst.charged, ""),
         }[trouble]

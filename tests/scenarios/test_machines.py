@@ -200,7 +200,7 @@ def test_case_10_the_memory_of_a_gpu_is_warned_of(caplog: pytest.LogCaptureFixtu
     assert world.put("a", {"numamem": "250"}, 1, 4)[1] == "250"
     assert any("memory-only NUMA node 250, at distance 80" in step for step in world.steps("a-app"))
     assert [r.message for r in caplog.records if r.levelname == "WARNING"] == [
-        "container placed as listed, which may not be meant"
+        "questionable list applied"
     ]
 
 

@@ -257,7 +257,7 @@ def test_the_oldest_give_way_and_no_more_than_it_takes(caplog: pytest.LogCapture
     assert [(n.pod, n.container, n.message) for n in notices][:1] == [
         ("job-0", "job", f"CPUs {cpus}, reserved for default/job-0, gave way to default/late/app")
     ]
-    assert "reservation gave way" in caplog.text
+    assert "pod reservation taken" in caplog.text
     world.restart()
     assert [reserved(world, of) for of in pods] == [0, 0, 2, 2, 2]
 

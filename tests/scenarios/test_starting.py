@@ -279,8 +279,8 @@ def test_the_log_says_whose_cpus_an_owner_moved(node: StartingBed) -> None:
     for n in range(7):
         node.decide(f"p{n}")
     node.decide("own", OWN, 2)
-    [line] = node.log("neighbours moved")
-    assert "for=default/own/app" in line
+    [line] = node.log("shared pool changed")
+    assert "pod=default/own container=app" in line
     assert "pool_before=0-3 pool=2-3" in line
     assert "default/p0/app 0-3 -> 2-3" in line
     assert "and 2 more" in line
@@ -293,15 +293,15 @@ def test_the_log_gives_the_sizes_of_a_resize_and_the_cpuset_that_was_asked_for(
     node.update("own-app", resources(2, 1))
     node.update("own-app", Resources(cpus="3"))
     assert node.log('cpu_milli="1000 -> 2000"')
-    [line] = node.log("cpuset of a request overridden")
-    assert "asked=3 kept=0-1" in line
+    [line] = node.log("requested cpuset overridden")
+    assert "requested_cpus=3 actual_cpus=0-1" in line
 
 
 @pytest.mark.parametrize(
     ("problem", "said"),
     [
-        ("", "corrected before it runs"),
-        ("read-only file system", "cgroup of a starting container not written"),
+        ("", "starting container corrected"),
+        ("read-only file system", "starting container not corrected"),
     ],
 )
 def test_the_log_says_what_became_of_a_correction(
@@ -311,7 +311,7 @@ def test_the_log_says_what_became_of_a_correction(
     node.decide("plain")
     node.task("plain")
     node.start("plain")
-    words = ("corrected before it runs", "cgroup of a starting container")
+    words = ("starting container corrected", "starting container not corrected")
     assert not any(node.log(word) for word in words), "nothing was to be corrected"
     node.decide("own", OWN, 2)
     [line] = [x for x in node.log() if any(word in x for word in words)]
@@ -324,7 +324,7 @@ def test_strangers_that_ask_for_nothing_are_in_the_log_too(node: StartingBed) ->
         node.meet(pod(name))
     node.synchronize()
     lines = node.log("container placed")
-    assert ["updates=0" in x for x in lines] == [True, True]
+    assert ["update_count=0" in x for x in lines] == [True, True]
     assert [name in x for name, x in zip(("one", "two"), lines, strict=True)] == [True, True]
 
 
@@ -332,7 +332,7 @@ def test_a_container_found_at_its_start_is_marked_in_the_log(node: StartingBed) 
     node.meet(pod("own", OWN), wants=resources(2, 1))
     node.start("own")
     [line] = node.log("container placed")
-    assert "gap=true" in line
+    assert "missed_start=true" in line
 
 
 def test_a_container_that_our_answer_never_reached_is_a_gap_and_no_drift(node: StartingBed) -> None:

@@ -153,7 +153,7 @@ def warnings(plugin: PluginProcess) -> None:
     seen = Counter(
         str(record.get("msg"))
         for record in plugin.records()
-        if record.get("level") in ("warning", "error") and record.get("msg") != "link"
+        if record.get("level") in ("warning", "error") and record.get("msg") != "link changed"
     )
     for message, count in seen.items():
         print(f"log: {count} times {message}", file=sys.stderr)

@@ -53,12 +53,12 @@ def test_who_is_told_to_stop_ends_in_order(
     worker = Worker(number=number)
     assert lived(worker) == 0
     assert worker.ended
-    assert [of["waiting"] for of in fields(caplog, "stopping")] == [3]
+    assert [of["waiting"] for of in fields(caplog, "service stopping")] == [3]
 
 
 def test_an_address_that_cannot_be_had_is_named(caplog: pytest.LogCaptureFixture) -> None:
     assert lived(Worker(OSError(98, "Address already in use"))) == 3
-    (said,) = fields(caplog, "controller.address cannot be had")
+    (said,) = fields(caplog, "address unavailable")
     assert said["problem"] == "Address already in use"
 
 
@@ -69,6 +69,6 @@ def test_what_failed_is_told(
     raised: tuple[Exception, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
     assert lived(Worker(*raised)) == 1
-    (said,) = fields(caplog, "failed")
+    (said,) = fields(caplog, "service failed")
     assert said["error"] == "ValueError('a bug')"
     assert "ValueError: a bug" in said["traceback"]

@@ -36,14 +36,14 @@ class LinkLog:
         whole = data[: data.rfind(b"\n") + 1]
         self._offset += len(whole)
         for line in whole.splitlines():
-            if b'"msg":"link"' in line or b"stays unpinned" in line:
+            if b'"msg":"link changed"' in line or b"stays unpinned" in line:
                 with contextlib.suppress(ValueError, KeyError):
                     self._take(json.loads(line))
         return self.states
 
     def _take(self, record: dict[str, str]) -> None:
         when = datetime.fromisoformat(record["time"]).timestamp()
-        if record["msg"] == "link":
+        if record["msg"] == "link changed":
             self.states.append((when, record["state"]))
             if record["state"] == "active":
                 self._unpinned.append((when, self._found))

@@ -35,4 +35,4 @@ class DevicePluginDaemon(Daemon):
 
     def registrations(self) -> int:
         """How often the kubelet took it, over all its lives."""
-        return len(self.records("registered"))
+        return len(self.records("resource registered"))

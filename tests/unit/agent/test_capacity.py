@@ -174,7 +174,7 @@ def test_what_is_not_known_keeps_what_was_and_is_said_once(bed: CapacityBed) -> 
     bed.steal({0: 0.4})
     assert bed.factors() == {0: 0.6}
     assert len(bed.log("reports no steal")) == 1
-    assert len(bed.log("steal is known again")) == 1
+    assert len(bed.log("CPU steal measured again")) == 1
     (bed.root / "sys/devices/system/cpu").rmdir()
     assert not bed.watch.refresh_capacity(bed.topology)
 

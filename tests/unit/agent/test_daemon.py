@@ -109,7 +109,7 @@ async def test_a_life(bed: DaemonBed) -> None:
     app = pb.Container(name="app")
     app.linux.resources.CopyFrom(limits(2))
     task = asyncio.create_task(bed.daemon.run())
-    await bed.said("waiting for the runtime")
+    await bed.said("runtime awaited")
     async with EmbeddedRuntime(bed.runtime, cpus="0-63", mems="0-1", request_timeout=60) as runtime:
         await runtime.wait_for_plugin()
         own = await runtime.run_pod(sandbox("own", policy="single-numa-node"))
@@ -137,14 +137,14 @@ async def test_a_life(bed: DaemonBed) -> None:
     bed.file |= {"reservedCPUs": "1", "stateDir": "/elsewhere"}
     os.kill(os.getpid(), signal.SIGHUP)
     await bed.said("configuration reloaded")
-    assert 'msg="this change needs a restart"' in bed.output.getvalue()
+    assert 'msg="restart required"' in bed.output.getvalue()
     assert str(bed.daemon.agent.current.machine.settings.reserved_cpus) == "1"
     bed.file["reservedCPUs"] = "500"
     os.kill(os.getpid(), signal.SIGHUP)
     await bed.said("configuration not reloaded")
     os.kill(os.getpid(), signal.SIGTERM)
     assert await task == 0
-    assert bed.output.getvalue().count("waiting for the runtime") == 1
+    assert bed.output.getvalue().count("runtime awaited") == 1
 
 
 @pytest.mark.parametrize("error", [MemoryError, asyncio.CancelledError])
@@ -164,7 +164,7 @@ async def test_a_part_that_fails_ends_the_agent(
     with pytest.raises(error):
         await bed.daemon.run()
     other.close()
-    assert bed.output.getvalue().count("another agent works on this runtime") == 1
+    assert bed.output.getvalue().count("runtime locked by another agent") == 1
 
 
 async def test_a_reload_keeps_the_capacity_that_came_meanwhile(bed: DaemonBed) -> None:

@@ -17,7 +17,9 @@ NOW = 1000.0
 def drift(name: str, cpus: str = "0") -> Drift:
     """One whose list is to be written; without CPUs it is only reported."""
     actual = recorded_actual("1", "", None)
-    return Drift(container_id=name, name=name, cpus=CPUSet.parse(cpus), actual=actual)
+    return Drift(
+        container_id=name, pod=name, container="app", cpus=CPUSet.parse(cpus), actual=actual
+    )
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,7 @@ def test_a_damaged_note_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture
     (tmp_path / "interrupts").write_text("{")
     one = interrupts(tmp_path)
     one.steer_from(CPUSet.parse("2"), ALL)
-    assert caplog.records[0].getMessage() == "what interrupts were before is not known"
+    assert caplog.records[0].getMessage() == "saved interrupt affinity unreadable"
     assert allowed(tmp_path) == "0-1,3-7"
     shutil.rmtree(tmp_path / "proc")  # as a container sees it whose /proc is another one's
     one.steer_from(CPUSet.parse("2-3"), ALL)

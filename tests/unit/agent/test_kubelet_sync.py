@@ -86,7 +86,7 @@ def test_a_grant_counts_for_the_very_next_container(bed: KubeletBed) -> None:
     assert bed.has("plain-app")[0] == "0-1"  # in the same answer
     assert bed.metric("kubelet_granted_cpus") == 2
     assert bed.metric("kubelet_static", manager="cpu") == 1
-    assert bed.log("the kubelet's exclusive CPUs changed")
+    assert bed.log("kubelet grants changed")
     bed.check()
 
 
@@ -98,9 +98,9 @@ def test_what_both_write_is_said_once_and_shown(bed: KubeletBed) -> None:
         bed.update("g-app", Resources(cpus="2-3"))
     assert bed.has("g-app")[0] == "1"
     assert bed.metric("kubelet_contests_total", yields_to="nri-numa") == 1
-    said = "both write this container's cpuset"
+    said = "cpuset conflict with kubelet found"
     (line,) = bed.log(said)
-    assert "asked=2-3 kept=1 " in line
+    assert "requested_cpus=2-3 actual_cpus=1 " in line
     found = kubelet_document(bed.agent, bed.beside)
     (contest,), (grant,) = found.conflicts, found.grants
     assert (contest.pod, contest.requested_cpus, contest.actual_cpus) == ("g", "2-3", "1")
@@ -139,7 +139,8 @@ def test_a_cgroup_that_is_rewritten_with_the_kubelets_set_is_a_contest(
     bed.place(of, container(of, wants=sent("2-3")))
     correction = Drift(
         container_id="g-app",
-        name="default/g/app",
+        pod="default/g",
+        container="app",
         cpus=CPUSet.parse("1"),
         desired_cpus=CPUSet.parse("1"),
         actual=recorded_actual(has, "", None),
@@ -160,7 +161,7 @@ def test_a_grant_on_owned_cpus_is_said(bed: KubeletBed) -> None:
     own = bed.place(of, container(of, wants=resources(1, 1)))[0]
     bed.grant(g=own)
     bed.look()
-    assert bed.log("granted CPUs that are exclusive to a container of ours")
+    assert bed.log("exclusive CPUs granted by kubelet")
     assert bed.has("own-app")[0] == own
 
 
@@ -170,7 +171,7 @@ def test_a_damaged_state_file_is_said_once_and_changes_nothing(bed: KubeletBed) 
     (bed.directory / "cpu_manager_state").write_text("{")
     for _ in range(3):
         bed.look()
-    assert len(bed.log("the kubelet's state is not understood")) == 1
+    assert len(bed.log("kubelet state unreadable")) == 1
     assert bed.metric("kubelet_state_problems") == 1
     assert str(bed.agent.current.state.kubelet.granted_cpus) == "2-3"
     assert bed.beside.state_file_problems

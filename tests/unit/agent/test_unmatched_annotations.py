@@ -86,7 +86,7 @@ def test_who_comes_late_takes_it_back(bed: UnmatchedBed) -> None:
     bed.quiet()
     bed.watch.on_remove_pod("", TYPO.uid)
     assert bed.noted() == []
-    created = "the container that an annotation names was created"
+    created = "container named by annotation created"
     assert bed.said() == [WITHOUT_EFFECT, WITHOUT_EFFECT, created, WITHOUT_EFFECT, created]
 
 

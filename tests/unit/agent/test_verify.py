@@ -67,7 +67,7 @@ def test_what_was_started_elsewhere_is_written_and_counted_as_late(bed: DriftBed
     assert bed.count("drift_found_total") == 0
     (notice,) = bed.world.history.notices.notices_after()
     assert (notice.notice_kind, notice.pod) == ("late", "listed")
-    [line] = bed.lines("late container put right")
+    [line] = bed.lines("undelivered update repaired")
     assert "meant 1" in line
 
 
@@ -80,7 +80,7 @@ def test_a_write_that_the_kernel_holds_up_is_bounded_said_and_looked_at_when_it_
         assert bed.world.sent == [], "the runtime would wait as well"
         bed.check()
     assert bed.count("cgroup_writes_held_up_total") == 1
-    [line] = bed.lines("writes of cpusets take long")
+    [line] = bed.lines("cpuset write slow")
     assert "ids=plain-app" in line
     assert "memory" not in line, "nothing says that any moves"
     bed.writer.finish()
@@ -205,7 +205,7 @@ def test_what_cannot_be_put_right_is_shown(bed: DriftBed) -> None:
     assert (str(found.drift.actual.effective_cpus), found.on_exclusive_cpus) == ("0-7", True)
     assert bed.count("neighbours_on_owned_cpus") == 1
     assert bed.count("late_repairs_total") == 0
-    assert bed.lines("containers not put right")
+    assert bed.lines("corrections not sent")
     bed.tree.write("/pods/plain-app", "3")  # wrong, and on nobody's CPU
     bed.wall += 2
     bed.world.timing.wall = lambda: bed.wall
@@ -247,8 +247,8 @@ def test_hundreds_of_late_containers_are_said_in_a_few_lines(bed: DriftBed) -> N
         bed.run(pod(f"p{n}", {"numacpu": "1"}), has="0-7")
     bed.check()
     assert bed.count("late_repairs_total") == 31
-    assert len(bed.lines("late container put right")) == 20
-    assert "containers=11" in bed.lines("more late containers put right")[0]
+    assert len(bed.lines("undelivered update repaired")) == 20
+    assert "container_count=11" in bed.lines("more undelivered updates repaired")[0]
 
 
 @pytest.mark.parametrize("interval", ["1h", "0"])

@@ -14,10 +14,10 @@ def test_it_ends_on_sigterm_and_says_what_it_waits_for(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "nri_numa", "publish", "--socket", str(tmp_path / "none"),
                "--node-name", "n1", "--address", "off", "--log-format", "json"]  # fmt: skip
     with Daemon("publish", command, tmp_path, plugin_environment()) as process:
-        complaint = "the agent does not answer"
+        complaint = "agent connection lost"
         wait_for([process], lambda: process.records(complaint), complaint)
         assert process.end() == 0
-    (begins,) = process.records("publishing")
+    (begins,) = process.records("publisher starting")
     assert begins["node"] == "n1"
-    assert process.records()[-1]["msg"] == "stopping"
+    assert process.records()[-1]["msg"] == "service stopping"
     assert len(process.records(complaint)) == 1

@@ -68,7 +68,7 @@ def test_a_rewritten_cpuset_is_written_back_and_only_the_file_that_differs() -> 
     observed["listed-app"] = seen("", "")
     (correction,) = plan_corrections(world.agent.current.desired, observed)
     assert correction.finding == "cpuset.cpus is empty, meant 1; cpuset.mems is empty, meant 0"
-    assert correction.name == "default/listed/app"
+    assert (correction.pod, correction.container) == ("default/listed", "app")
     assert (str(correction.desired_cpus), str(correction.desired_mems)) == ("1", "0")
     update = correction.to_update
     assert (update.container_id, update.cpus, update.mems) == ("listed-app", "1", "0")

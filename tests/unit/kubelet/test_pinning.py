@@ -31,4 +31,4 @@ def test_a_static_policy_is_said_once_and_its_end_too() -> None:
     watch.report_policy_changes({"cpu": "none", "memory": "Static"})
     assert (gauge(metrics, "cpu"), gauge(metrics, "memory")) == (0, 1)
     assert "memoryManagerPolicy: None" in stream.getvalue()
-    assert "does not pin" in stream.getvalue()
+    assert "kubelet static policy ended" in stream.getvalue()

@@ -70,7 +70,7 @@ def test_a_partition_is_seen_when_it_begins_and_when_it_ends(root: Path, kind: s
         f"CPUs 6-7 belong to the cpuset partition rt.slice ({kind}), containers cannot have them"
     ]
     assert changed_texts_by_field(before, during) == {
-        "allowed": "0-5,8-15",
+        "allowed_cpus": "0-5,8-15",
         "partitions": "rt.slice",
     }
     assert rediscover_topology(root, during) is during
@@ -78,7 +78,7 @@ def test_a_partition_is_seen_when_it_begins_and_when_it_ends(root: Path, kind: s
     _v2(root, "kubepods.slice", "0-15")
     after = rediscover_topology(root, during)
     assert after == before
-    assert changed_texts_by_field(during, after) == {"allowed": "0-15", "partitions": "none"}
+    assert changed_texts_by_field(during, after) == {"allowed_cpus": "0-15", "partitions": "none"}
 
 
 def test_a_partition_in_a_partition_is_named_and_its_cpus_are_the_exclusive_ones(

@@ -57,13 +57,21 @@ PODS = "sys/fs/cgroup/kubepods.slice"
             {"memory": "1=8 GiB -> 12 GiB"},
             {"memory": "1=12 GiB -> 8 GiB"},
         ),
-        ({"sys/devices/system/cpu/online": "0-14\n"}, {"gone": "15"}, {"new": "15"}),
-        ({f"{PODS}/cpuset.cpus.effective": "0-7\n"}, {"allowed": "0-7"}, {"allowed": "0-15"}),
+        (
+            {"sys/devices/system/cpu/online": "0-14\n"},
+            {"offline_cpus": "15"},
+            {"online_cpus": "15"},
+        ),
+        (
+            {f"{PODS}/cpuset.cpus.effective": "0-7\n"},
+            {"allowed_cpus": "0-7"},
+            {"allowed_cpus": "0-15"},
+        ),
         ({f"{PODS}/cpuset.cpus.effective": "99\n"}, {}, {}),
         (
             {f"{PODS}/cpuset.mems.effective": "0\n"},
-            {"memory_withheld": "1"},
-            {"memory_withheld": ""},
+            {"withheld_mems": "1"},
+            {"withheld_mems": ""},
         ),
     ],
 )
@@ -244,7 +252,7 @@ async def test_without_a_socket_that_is_said_and_polling_goes_on(
         return kernel
 
     async with watched(opened) as looks, asyncio.timeout(180):
-        while "polling only" not in stream.getvalue():
+        while "CPU hotplug events " not in stream.getvalue():
             await asyncio.sleep(0.01)
         assert looks.empty()
 

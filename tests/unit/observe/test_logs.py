@@ -185,9 +185,9 @@ def test_under_systemd_lines_carry_their_priority_and_no_time(
         info = os.fstat(stream.fileno())
         monkeypatch.setenv("JOURNAL_STREAM", f"{info.st_dev}:{info.st_ino}")
         logs.setup_logging(stream=stream)
-        logs.get_logger("agent").warning("odd machine")
+        logs.get_logger("agent").warning("unusual topology found")
         stream.seek(0)
-        assert stream.read() == '<4>level=warning msg="odd machine" component=agent\n'
+        assert stream.read() == '<4>level=warning msg="unusual topology found" component=agent\n'
         monkeypatch.setenv("JOURNAL_STREAM", "0:0")
         logs.setup_logging(stream=stream)
         logs.get_logger("agent").error("x")

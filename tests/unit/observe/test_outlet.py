@@ -180,5 +180,5 @@ def test_what_was_dropped_is_counted_and_said_when_the_reader_is_back(
     *kept, said = text.splitlines()
     assert [f"number={n}" in line for n, line in enumerate(kept)] == [True] * (500 - lost)
     assert "level=warning" in said
-    assert f'msg="log lines dropped: stderr was not read" component=logs count={lost}' in said
+    assert f'msg="log lines dropped" component=logs line_count={lost} ' in said
     assert not loop.waiting

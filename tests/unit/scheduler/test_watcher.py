@@ -181,7 +181,7 @@ def test_a_node_that_counts_nobody_is_named_once(caplog: pytest.LogCaptureFixtur
         watched.nodes.pod_left_pending(f"uid-{name}", 0.0, 1e9)
     for now in (59.0, 60.0, 61.0):
         watched.at(now)
-        assert caplog.text.count("a node does not count a pod that started") == (now >= 60)
+        assert caplog.text.count("started pod not counted by node") == (now >= 60)
         assert len(watched.nodes.late_assumed_pods(now)) == 2 * (now >= 60)
     assert "'node': 'n1'" in str(vars(caplog.records[-1]))
 
@@ -443,5 +443,5 @@ def test_what_befalls_all_nodes_is_a_line_a_minute(
             watched.topologies.on_update(document)
         watched.now = now + 1
         watched.tick()
-    counts = [vars(record)["fields"]["count"] for record in caplog.records]
+    counts = [vars(record)["fields"]["object_count"] for record in caplog.records]
     assert counts == [10, 60 * 10]

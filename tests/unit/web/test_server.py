@@ -227,7 +227,7 @@ async def test_a_taken_port_is_said_and_taken_over_when_free(
     metrics = Metrics("0")
     server = AgentServer(HTTP(address=f"127.0.0.1:{port}"), FakeView(), metrics, version="0")
     task = asyncio.create_task(server.run())
-    while "no http" not in caplog.text:
+    while "http not " not in caplog.text:
         await asyncio.sleep(0)
     assert "nri_numa_http_up 0.0" in metrics.render_metrics()
     blocker.close()
@@ -477,7 +477,7 @@ async def test_running_out_of_files_is_said_once_and_is_not_the_end(
         monkeypatch.setattr(socket.socket, "accept", exhausted)
         assert (await get(address, "/healthz")).status == 200
         assert (await get(address, "/healthz")).status == 200
-    said = [r for r in caplog.records if "no more connections" in r.getMessage()]
+    said = [r for r in caplog.records if "connections not accepted" in r.getMessage()]
     assert len(said) == 1
 
 

@@ -34,7 +34,7 @@ from bench.beds import (
     scratch,
 )
 from bench.stats import ms, summary, table
-from tests.beds.embedded.runtime import EmbeddedRuntime
+from tests.beds.embedded_runtime import EmbeddedRuntime
 
 TOKEN = "0123456789abcdef0123456789abcdef"  # of a plugin that lives for a minute
 PAUSE = 0.02

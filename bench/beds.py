@@ -18,10 +18,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nri_numa.cluster.pods import PERIOD, cfs_quota_of, cpu_shares_of
-from nri_numa.machine.synthetic import build_synthetic_topology, synthetic_sysfs_files
+from nri_numa.demo.runtime import DemoContainer
+from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.machine import Topology
 from nri_numa.nri.wire.pb import nri_pb2 as pb
-from tests.beds.embedded.runtime import EmbeddedContainer, EmbeddedRuntime
+from tests.beds.embedded_runtime import EmbeddedRuntime
+from tests.machines.named import write_sysfs
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PREFIX = "numa.kubernetes.io/"
@@ -34,14 +36,6 @@ MACHINES: dict[str, Callable[[], Topology]] = {
         sockets=2, numa_per_socket=4, cores_per_numa=16, cores_per_l3=8, memory_gib=128
     ),
 }
-
-
-def write_machine(topology: Topology, root: Path) -> None:
-    """Put a machine's sysfs files below a directory."""
-    for name, text in synthetic_sysfs_files(topology).items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
 
 
 def scratch() -> tempfile.TemporaryDirectory[str]:
@@ -60,7 +54,7 @@ class Bed:
     state: Path
     seconds_to_active: float
     port: int = 0
-    residents: list[EmbeddedContainer] = field(default_factory=list)
+    residents: list[DemoContainer] = field(default_factory=list)
 
     @property
     def pid(self) -> int:
@@ -128,7 +122,7 @@ async def bed(
     """
     directory.mkdir(parents=True, exist_ok=True)
     sysfs = directory / "machine"
-    write_machine(topology, sysfs)
+    write_sysfs(sysfs, topology)
     socket, log = directory / "nri.sock", directory / "log"
     port = free_port() if http else 0
     address = f"127.0.0.1:{port}" if http else "off"
@@ -139,8 +133,7 @@ async def bed(
     )
     runtime = EmbeddedRuntime(
         str(socket),
-        cpus=str(topology.online),
-        mems=str(topology.memory_nodes),
+        topology=topology,
         request_timeout=request_timeout,
     )
     async with runtime:

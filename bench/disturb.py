@@ -36,7 +36,7 @@ def page(port: int) -> None:
     print("ready", flush=True)
     while line := events.readline():
         if line.startswith(b"event:"):
-            for path in ("/v1/status", "/v1/assignments", "/v1/refusals"):
+            for path in ("/v1/status", "/v1/assignments", "/v1/rejections"):
                 fetch = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
                 fetch.request("GET", path)
                 fetch.getresponse().read()

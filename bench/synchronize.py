@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bench.beds import MACHINES, PLAIN, SHARED, Shape, bed, container_of, pod_of, scratch
 from bench.stats import ms, summary, table
-from tests.beds.embedded.runtime import EmbeddedRuntime
+from tests.beds.embedded_runtime import EmbeddedRuntime
 
 
 async def _populate(runtime: EmbeddedRuntime, count: int, shape: Shape) -> None:

@@ -89,27 +89,27 @@ _AFTER = {
     **_parameter("after", "query", "Only what changed after this number of the sequence."),
     "schema": {"type": "integer", "minimum": 0, "maximum": 10**18 - 1},
 }
-_KNOWN = {"200": _document("PodExplanations", "What is known."), "404": "NotFound"}
+_KNOWN = {"200": _document("PodExplanations", "The explanations."), "404": "NotFound"}
 
 # path: (operation id, summary, parameters, answers, whether a token is needed)
 _PATHS: dict[str, tuple[str, str, list[dict[str, Any]], dict[str, Any], bool]] = {
     "/healthz": (
         "healthz",
-        "The process is alive, and the loop that answers the runtime turns.",
+        "The process is alive, and its loop answers the runtime.",
         [],
         {
             "200": _text("text/plain", "Alive."),
-            "503": _text("text/plain", "That loop is stuck for ten seconds or more."),
+            "503": _text("text/plain", "That loop has been stuck for ten seconds or more."),
         },
         False,
     ),
     "/readyz": (
         "readyz",
-        "Containers are being placed: registered with the runtime, and synchronized.",
+        "Containers are placed: the plugin is registered and synchronized.",
         [],
         {
             "200": _document("Readiness", "Ready."),
-            "503": _document("Readiness", "Not ready, and why."),
+            "503": _document("Readiness", "Not ready, with the reason."),
         },
         False,
     ),
@@ -136,7 +136,7 @@ _PATHS: dict[str, tuple[str, str, list[dict[str, Any]], dict[str, Any], bool]] =
     ),
     "/v1/assignments": (
         "assignments",
-        "Every container with what it has, and every NUMA node with what is free.",
+        "Every container with its assignment, and every NUMA node with its free amounts.",
         [
             _parameter("namespace", "query", "Only containers of this namespace."),
             _parameter("pod", "query", "Only containers of pods of this name."),
@@ -158,60 +158,60 @@ _PATHS: dict[str, tuple[str, str, list[dict[str, Any]], dict[str, Any], bool]] =
         _KNOWN,
         True,
     ),
-    "/v1/refusals": (
-        "refusals",
-        "Containers that were refused, newest first.",
+    "/v1/rejections": (
+        "rejections",
+        "Containers that were rejected, newest first.",
         [],
-        {"200": _document("Rejections", "The refusals.")},
+        {"200": _document("Rejections", "The rejections.")},
         True,
     ),
     "/v1/slots": (
         "slots",
-        "Exclusive CPUs that the scheduler may count, and the slots that containers hold.",
+        "Exclusive CPUs that the scheduler may count, and allocated slots.",
         [],
         {"200": _document("ExclusiveCPUSlotsDocument", "The count.")},
         True,
     ),
     "/v1/zones": (
         "zones",
-        "Every NUMA node as who schedules counts it: capacity, allocatable, available.",
+        "Every NUMA node as a scheduler counts it: capacity, allocatable, available.",
         [],
         {"200": _document("Zones", "The NUMA nodes, and the pods that are there.")},
         True,
     ),
     "/v1/kubelet": (
         "kubelet",
-        "The kubelet beside us: what its managers granted, and where it and nri-numa disagree.",
+        "The kubelet: grants of its managers, and conflicts with nri-numa.",
         [],
-        {"200": _document("KubeletDocument", "The kubelet beside us.")},
+        {"200": _document("KubeletDocument", "State of the kubelet.")},
         True,
     ),
     "/v1/notices": (
         "notices",
-        "What happened to containers that users of the pod want to know.",
+        "Events of containers that matter to users of the pod.",
         [_AFTER],
         {"200": _document("Notices", "The notices, in the order of their numbers.")},
         True,
     ),
     "/v1/requests": (
         "requests",
-        "What was decided about requests of the runtime; spans are made of it.",
+        "Decisions about requests of the runtime; spans are made from them.",
         [_AFTER],
         {"200": _document("DecidedRequests", "The requests, in the order of their numbers.")},
         True,
     ),
     "/v1/use": (
         "use",
-        "What is really used of CPUs and memory, as the kernel counts it; the last minutes.",
+        "Actual usage of CPUs and memory, as the kernel counts it, in the last minutes.",
         [],
         {"200": _document("NodeUsage", "The last sample and those before.")},
         True,
     ),
     "/v1/use/{namespace}/{pod}/{container}": (
         "containerUse",
-        "What one container really uses: measured now, over half a second.",
+        "Actual usage of one container, measured now, over half a second.",
         [_NAMESPACE, _POD, _CONTAINER],
-        {"200": _document("MeasuredContainersOfName", "What it uses."), "404": "NotFound"},
+        {"200": _document("MeasuredContainersOfName", "Its usage."), "404": "NotFound"},
         True,
     ),
     "/v1/events": (

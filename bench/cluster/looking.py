@@ -43,7 +43,7 @@ _QUESTIONS: Final[Mapping[str, str]] = {
     "no question, 200 nodes": "",
     "no question, 500 nodes": "limit=500",
     "{} CPUs on one NUMA node": "cpus={}",
-    "{} CPUs, only where they fit": "cpus={}&only=true",
+    "{} CPUs, only where they fit": "cpus={}&fittingOnly=true",
     "{} CPUs, wider than one NUMA node": "cpus=2{}&policy=restricted",
 }
 _TIMED = """

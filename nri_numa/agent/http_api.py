@@ -60,6 +60,9 @@ SCRAPE_BLOCK_BYTES: Final = 64 << 10
 
 _encode = msgspec.json.Encoder().encode
 
+_NEW_PATH_OF: Final = {"/v1/refusals": "/v1/rejections"}
+"""By old path, the one that replaced it. Deleted with the first release."""
+
 
 class API:
     """The routes; ``busy_seconds`` returns how long the runtime's loop has been busy."""
@@ -91,7 +94,7 @@ class API:
             get_route("/v1/explain/{namespace}/{pod}", self._serve_explanations),
             get_route("/v1/explain/{namespace}/{pod}/{container}", self._serve_explanations),
             document_route(
-                "/v1/refusals", lambda: shown.Rejections(rejections=tuple(view.list_rejections()))
+                "/v1/rejections", lambda: shown.Rejections(rejections=tuple(view.list_rejections()))
             ),
             document_route("/v1/slots", view.slots_document),
             document_route("/v1/zones", view.scheduler_zones_document),
@@ -120,6 +123,7 @@ class API:
                 "/openapi.yaml",
                 lambda request: Response(200, described.read_bytes(), "application/yaml"),
             ),
+            *(get_route(old, partial(_reject_old_path, new)) for old, new in _NEW_PATH_OF.items()),
         )
         self.page = tuple(protocol.page_routes("nri_numa.web"))
 
@@ -186,6 +190,11 @@ class API:
             EVENT_STREAM_CONTENT_TYPE,
             [("X-Accel-Buffering", "no")],
         )
+
+
+def _reject_old_path(new_path: str, request: HTTPRequest) -> Response:
+    """Raise `APIError` with the path that replaced the requested one."""
+    raise APIError(404, "NotFound", f"this path is gone, expected {new_path}")
 
 
 def _json_response(document: object, status: int = 200) -> Response:
@@ -396,7 +405,7 @@ class AgentServer(Server):
 
     def on_connection_dropped(self) -> None:
         """Count a dropped connection."""
-        self._metrics.http_dropped.inc()
+        self._metrics.http_connections_dropped.inc()
 
     def on_connection_count(self, count: int, *, crowded: bool) -> None:
         """Set the gauge of connections, and report if they are crowded."""

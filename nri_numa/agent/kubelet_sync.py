@@ -97,7 +97,7 @@ class KubeletSync:
             {"cpu": grants.cpu_policy, "memory": grants.memory_policy}
         )
         self._metrics.kubelet_granted.set(len(grants.granted_cpus))
-        self._metrics.kubelet_state_problems.set(len(problems))
+        self._metrics.kubelet_state_file_errors.set(len(problems))
         new_problems = frozenset(problems) - self._said
         self._said = frozenset(problems)
         for problem in sorted(new_problems):
@@ -153,7 +153,7 @@ class KubeletSync:
         prior = self.conflicts.get(allocation.container_id)
         if prior is not None and prior.yields_to == yields_to:
             self._store_conflict(
-                replace(prior, times=prior.times + 1, requested_cpus=requested, actual_cpus=actual)
+                replace(prior, count=prior.count + 1, requested_cpus=requested, actual_cpus=actual)
             )
             return
         self._store_conflict(
@@ -168,10 +168,10 @@ class KubeletSync:
                 yields_to=yields_to,
                 detected_in=source,
                 first_time=self._clock.time(),
-                times=1,
+                count=1,
             )
         )
-        self._metrics.kubelet_contests.labels(yields_to).inc()
+        self._metrics.kubelet_cpuset_conflicts.labels(yields_to).inc()
         log.warning(
             "cpuset conflict with kubelet found",
             pod=f"{allocation.namespace}/{allocation.pod}",

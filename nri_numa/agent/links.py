@@ -64,7 +64,7 @@ class LinkStatus(LinkObserver):
         status: state of the link, and a detail.
         down_since: Unix time of the end of the last link, or of the start; None while there is one.
         info: name, version and abilities of the runtime; None before it registered.
-        unanswered: sentence about a call without an answer for too long; else empty.
+        pending_registration: sentence about a call without an answer for too long; else empty.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class LinkStatus(LinkObserver):
         self.status: tuple[LinkState, str] = (LinkState.DISCONNECTED, "not dialled yet")
         self.down_since: float | None = clock.time()
         self.info: RuntimeInfo | None = None
-        self.unanswered = ""
+        self.pending_registration = ""
 
     def on_runtime_configured(self, info: RuntimeInfo) -> None:
         """Record the runtime's abilities."""
@@ -129,7 +129,7 @@ class LinkStatus(LinkObserver):
             detail=detail,
             runtime=info.name if info is not None else "",
             runtime_version=info.version if info is not None else "",
-            pending_registration=self.unanswered,
+            pending_registration=self.pending_registration,
             problem="" if down_since is None else _link_down_text(down_since, detail),
             interface="cri" if self.over_cri else UNSET,
         )
@@ -137,10 +137,10 @@ class LinkStatus(LinkObserver):
     def report_unanswered_calls(self, calls: CallTimer, limit_s: float) -> None:
         """Report a call that the runtime has not answered for ``limit_s``, and its end."""
         call, seconds = calls.longest_pending()
-        self._metrics.runtime_unanswered.set(seconds)
+        self._metrics.registration_pending.set(seconds)
         hangs = bool(call) and seconds >= limit_s
-        if hangs and not self.unanswered:
-            self.unanswered = (
+        if hangs and not self.pending_registration:
+            self.pending_registration = (
                 f"the runtime has not answered a {call} for {seconds:.0f} s: either a container "
                 "takes that long to stop, or the runtime hangs and starts no pods any more"
             )
@@ -152,8 +152,8 @@ class LinkStatus(LinkObserver):
                 "go on running",
             )
             self._current.notify()
-        elif self.unanswered and not hangs:
-            self.unanswered = ""
+        elif self.pending_registration and not hangs:
+            self.pending_registration = ""
             log.info("runtime call answered")
             self._current.notify()
 

@@ -145,7 +145,7 @@ class AgentClient:
         """Return the containers that run here or were rejected lately, sorted by name."""
         listed = [
             *self.get_document("/v1/assignments")["containers"],
-            *self.get_document("/v1/refusals")["refusals"],
+            *self.get_document("/v1/rejections")["rejections"],
         ]
         return sorted({ContainerName(c["namespace"], c["pod"], c["container"]) for c in listed})
 

@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -185,6 +185,19 @@ api_options = compose_options(
         "--ca-file", metavar="FILE", help="Certificate authority to trust, for an https address."
     ),
 )
+
+
+def old_options(new_option_of: Mapping[str, str]) -> Callable[[Function], Function]:
+    """Build hidden flags that are rejected with the option that replaced them."""
+
+    def option(old: str, new: str) -> Callable[[Function], Function]:
+        def check(_ctx: click.Context, _parameter: click.Parameter, is_given: bool) -> None:
+            if is_given:
+                raise click.UsageError(f"{old} is gone, expected {new}")
+
+        return click.option(old, is_flag=True, hidden=True, expose_value=False, callback=check)
+
+    return compose_options(*(option(old, new) for old, new in new_option_of.items()))
 
 
 def output_option(*forms: str) -> Callable[[Function], Function]:

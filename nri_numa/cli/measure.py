@@ -150,7 +150,7 @@ def measurement_lines(document: dict[str, Any]) -> Iterator[str]:
         ]
         yield from (
             f"  {line}"
-            for line in render_table((Column("MEDIAN"), Column("ROUNDS"), "PLACED"), rows)
+            for line in render_table((Column("MEDIAN"), Column("ROUNDS"), "PLACEMENT"), rows)
         )
         yield f"  {gain_text(c)}"
         yield ""

@@ -281,7 +281,7 @@ def _read_checkpoint(path: Path) -> dict[str, Any]:
                 "mems": str(a.mems),
                 "numaNodes": str(a.numa_nodes),
                 "policy": a.policy.value,
-                "since": a.assigned_at,
+                "assignedAt": a.assigned_at,
                 "reason": a.reason,
             }
             for a in sorted(
@@ -302,7 +302,7 @@ def _checkpoint_lines(path: Path, document: dict[str, Any]) -> Iterator[str]:
     if not document["containers"]:
         yield "No containers."
         return
-    cpus, mems = Column("CPUS OR NODES", CellWrapping.LIST), _CPUSET_COLUMNS[1]
+    cpus, mems = Column("CPUS OR NUMA NODES", CellWrapping.LIST), _CPUSET_COLUMNS[1]
     yield from render_table(
         (*_CONTAINER_NAME_HEADINGS, Column("KIND"), cpus, mems, Column("AGE")),
         [
@@ -310,7 +310,7 @@ def _checkpoint_lines(path: Path, document: dict[str, Any]) -> Iterator[str]:
                 *(c[key] for key in ("namespace", "pod", "container", "kind")),
                 c["cpus"] or c["numaNodes"] or "any",
                 c["mems"] or "any",
-                human_age(c["since"], now),
+                human_age(c["assignedAt"], now),
             )
             for c in document["containers"]
         ],

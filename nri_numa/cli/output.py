@@ -169,7 +169,12 @@ def fit_table(
     """Lay a table out; it exceeds ``width`` only if words or names of minimum width do.
 
     None is no limit.
+
+    Raises:
+        ValueError: two columns have the same heading.
     """
+    if len({column.title for column in columns}) < len(columns):
+        raise ValueError(f"two columns of {[c.title for c in columns]} have one heading")
     cells = [[escape_unprintable(str(cell)) for cell in row] for row in rows]
     indexes = list(range(len(columns)))
     natural = [

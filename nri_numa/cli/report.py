@@ -33,7 +33,7 @@ from nri_numa.text import human_bytes
 _API_DOCUMENTS: Final = (
     "status",
     "assignments",
-    "refusals",
+    "rejections",
     "zones",
     "kubelet",
     "slots",
@@ -134,11 +134,11 @@ def _collect_versions() -> dict[str, Any]:
 def _fetch_documents(agent: AgentClient) -> dict[str, Any]:
     """Fetch the agent's documents by name, all explanations, and pods for a simulation."""
     documents = {name: agent.get_document(f"/v1/{name}") for name in _API_DOCUMENTS}
-    running = sorted(documents["assignments"]["containers"], key=lambda c: float(c["since"]))
+    running = sorted(documents["assignments"]["containers"], key=lambda c: float(c["assignedAt"]))
     explained: list[Any] = []
     pods: dict[tuple[str, str], dict[str, Any]] = {}
-    refused = documents["refusals"]["refusals"]
-    for item in (*running, *refused):
+    rejections = documents["rejections"]["rejections"]
+    for item in (*running, *rejections):
         path = "/".join(
             quote_path_segment(item[part]) for part in ("namespace", "pod", "container")
         )
@@ -147,7 +147,7 @@ def _fetch_documents(agent: AgentClient) -> dict[str, Any]:
         except Failure:  # it ended meanwhile
             explanations = []
         explained += explanations
-        if item in refused or item["container"] == "*":  # a pod reservation
+        if item in rejections or item["container"] == "*":  # a pod reservation
             continue
         meta = {"namespace": item["namespace"], "name": item["pod"], "annotations": {}}
         pod = pods.setdefault(
@@ -159,7 +159,7 @@ def _fetch_documents(agent: AgentClient) -> dict[str, Any]:
         kind = "limits" if item["qos"] == "Guaranteed" else "requests"
         pod["spec"]["containers"].append({"name": item["container"], "resources": {kind: amounts}})
         for explanation in explanations:
-            for option in (explanation["details"] or {}).get("asked", ()):
+            for option in (explanation["details"] or {}).get("options", ()):
                 prefix, slash, _ = option["source"].removeprefix("annotation ").partition("/")
                 if slash:
                     key = f"{prefix}/{option['key']}.{item['container']}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -14,6 +14,7 @@ from nri_numa.cli.common import (
     config_option,
     listing_option,
     machine_option,
+    old_options,
     problems_text,
     require_nonempty_name,
     show_progress,
@@ -48,6 +49,9 @@ Exit codes:
      in the configuration or the usage
   3  the machine cannot be read"""
 
+_NEW_OPTION_OF: Final = {"--continue": "--keep-going", "--live-memory": "--measured-memory"}
+"""By old option, the one that replaced it. Deleted with the first release."""
+
 
 @click.command(epilog=SIMULATE_EPILOG)
 @click.argument("pods", metavar="PODS.yaml...", nargs=-1, required=True, type=click.Path())
@@ -81,12 +85,13 @@ Exit codes:
     multiple=True,
     help="Do it a second time with this key, and show both; all --compare keys go together.",
 )
-@click.option("--continue", "keep_going", is_flag=True, help="Go on after a refusal.")
+@click.option("--keep-going", is_flag=True, help="Go on after a rejection.")
 @click.option(
-    "--live-memory",
+    "--measured-memory",
     is_flag=True,
     help="Count memory that the machine's kernel says is in use, and free huge pages only.",
 )
+@old_options(_NEW_OPTION_OF)
 @click.option("--verbose", "-v", is_flag=True, help="Say for every container how it came about.")
 @listing_option
 @click.pass_context
@@ -101,7 +106,7 @@ def simulate(
     settings: tuple[str, ...],
     compare: tuple[str, ...],
     keep_going: bool,
-    live_memory: bool,
+    measured_memory: bool,
     verbose: bool,
     output: str,
 ) -> None:
@@ -116,10 +121,10 @@ def simulate(
     nodes as they are: which fit, and why not the others.
     """
     if cluster is not None:
-        if machine or sysfs_root or inventory or compare or live_memory or verbose:
+        if machine or sysfs_root or inventory or compare or measured_memory or verbose:
             raise click.UsageError(
                 "--cluster goes with --config, --set and --output, and with none of --machine, "
-                "--sysfs-root, --devices, --compare, --live-memory and --verbose"
+                "--sysfs-root, --devices, --compare, --measured-memory and --verbose"
             )
         ctx.exit(_simulate_cluster(cluster, pods, config_path, settings, output))
     from nri_numa.cli import simulate_output as view
@@ -134,7 +139,7 @@ def simulate(
         topology, tree = read_machine(source)
         reading = (
             _read_free_memory_and_hugepages(source, topology)
-            if live_memory and tree is not None
+            if measured_memory and tree is not None
             else None
         )
     # The configuration of this node says nothing about other machines.
@@ -160,7 +165,7 @@ def simulate(
             for m, *_ in configured
         ]
     result, comparison = runs[0], runs[1] if compare else None
-    refused = any(r.first_refused is not None for r in runs)
+    has_rejection = any(r.first_rejected is not None for r in runs)
     mistaken = ineffective_annotation_sentences(manifests.workloads, model.settings.prefix)
     notes = [*adopted, *manifests.notes, *mistaken, *topology.warnings]
     notes += [*_outcome_warnings(result), *_memory_policy_notes(result)]
@@ -169,7 +174,7 @@ def simulate(
             "devices.enabled is off in the configuration. This simulation takes it to be on, "
             "because an inventory of devices was given"
         )
-    if source is None and refused:
+    if source is None and has_rejection:
         notes.append(
             f"This machine has {count_text(len(topology.online), 'CPU')} on "
             f"{count_text(len(topology.numa_nodes), 'NUMA node')}; --machine simulates another "
@@ -184,7 +189,7 @@ def simulate(
     write_document_or_lines(
         view.simulation_document(described, result, comparison, compare, notes), output, lines
     )
-    if mistaken or refused:
+    if mistaken or has_rejection:
         ctx.exit(2 if mistaken else 1)
 
 

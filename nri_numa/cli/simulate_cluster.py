@@ -119,7 +119,7 @@ def simulate_cluster(
                 if not isinstance(state.published_resources(name), NodeResources)
             },
             "pods": cluster.pods,
-            "onTheirWay": len(state.assumed_pods),
+            "assumedPods": len(state.assumed_pods),
         }
         results = [
             _evaluate_pod(pod, reader.build_pod_request(pod), cluster, candidates) for pod in pods
@@ -127,7 +127,7 @@ def simulate_cluster(
     notes = [*mistaken, *cluster.notes, *([CLAIMS_NOT_JUDGED_TEXT] if claimed else [])]
     document = {"cluster": about, "pods": results, "notes": [*notes, NOT_JUDGED_NOTE]}
     write_document_or_lines(document, output, report_lines(document))
-    return 2 if mistaken else int(not all(r["fits"] for r in results))
+    return 2 if mistaken else int(not all(r["feasible"] for r in results))
 
 
 # --- the capture ----------------------------------------------------------------------------------
@@ -263,12 +263,12 @@ def _evaluate_pod(
     fits.sort(key=lambda one: (-one[0], one[1]))
     reasons = {name: _EXCLUSION_TEXTS[reason] for name, reason in excluded.items()}
     reasons |= filtered.failed | filtered.unresolvable
-    hopeless = {name for name, reason in excluded.items() if reason is Exclusion.AFFINITY}
+    unresolvable = {name for name, reason in excluded.items() if reason is Exclusion.AFFINITY}
     document: dict[str, Any] = {
         "namespace": pod.namespace,
         "pod": pod.name,
-        "fits": bool(filtered.feasible),
-        "asks": not request.is_unconstrained,
+        "feasible": bool(filtered.feasible),
+        "constrained": not request.is_unconstrained,
         "node": fits[0][1] if fits else "",
         "numaNodes": nodes_by_container(fits[0][2]) if fits else {},
         "nodes": [
@@ -276,11 +276,11 @@ def _evaluate_pod(
                 "name": n,
                 "score": s,
                 "numaNodes": nodes_by_container(v),
-                "afterMoving": v.requires_moves,
+                "afterMoves": v.requires_moves,
             }
             for s, n, v in fits
         ],
-        "refused": _group_by_reason(reasons, hopeless | filtered.unresolvable.keys()),
+        "rejectedBy": _group_by_reason(reasons, unresolvable | filtered.unresolvable.keys()),
     }
     if fits:
         _, node, verdict = fits[0]
@@ -296,13 +296,13 @@ def _evaluate_pod(
     return document
 
 
-def _group_by_reason(reasons: Mapping[str, str], hopeless: Set[str]) -> list[dict[str, Any]]:
+def _group_by_reason(reasons: Mapping[str, str], unresolvable: Set[str]) -> list[dict[str, Any]]:
     """Group nodes by reason, the largest group first; then by reason."""
     groups: dict[str, list[str]] = {}
     for name, reason in reasons.items():
         groups.setdefault(reason, []).append(name)
     return [
-        {"reason": reason, "hopeless": nodes[0] in hopeless, "nodes": nodes}
+        {"reason": reason, "unresolvable": nodes[0] in unresolvable, "nodes": nodes}
         for reason, nodes in sorted(groups.items(), key=lambda one: (-len(one[1]), one[0]))
     ]
 
@@ -319,8 +319,8 @@ def report_lines(document: Mapping[str, Any]) -> list[str]:
     """Return the document as lines for people."""
     cluster = document["cluster"]
     head = f"{count_text(cluster['nodes'], 'node')} with {count_text(cluster['pods'], 'pod')}"
-    if cluster["onTheirWay"]:
-        head += f", {cluster['onTheirWay']} of them on their way"
+    if cluster["assumedPods"]:
+        head += f", {cluster['assumedPods']} of them on their way"
     lines = [head + "."]
     pods = document["pods"]
     for _, members in groupby(pods, key=lambda pod: list(_verdict_lines(pod, ""))):
@@ -329,7 +329,7 @@ def report_lines(document: Mapping[str, Any]) -> list[str]:
         name = names[0] if len(names) == 1 else f"Each of {len(names)} pods ({_names_text(names)})"
         lines += ["", *_verdict_lines(group[0], name)]
     if len(pods) > 1:
-        lines += ["", f"{sum(pod['fits'] for pod in pods)} of {len(pods)} pods fit."]
+        lines += ["", f"{sum(pod['feasible'] for pod in pods)} of {len(pods)} pods fit."]
     width = max(30, terminal_width())
     return [
         part
@@ -340,16 +340,16 @@ def report_lines(document: Mapping[str, Any]) -> list[str]:
 
 
 def _verdict_lines(pod: Mapping[str, Any], name: str) -> Iterator[str]:
-    if not pod["asks"]:
-        result_text = "every other node fits" if pod["fits"] else "no node takes it"
-        fits = result_text if pod["refused"] else "every node fits"
+    if not pod["constrained"]:
+        result_text = "every other node fits" if pod["feasible"] else "no node takes it"
+        fits = result_text if pod["rejectedBy"] else "every node fits"
         yield f"{name} asks for nothing that nri-numa decides: {fits}."
-    elif pod["fits"]:
+    elif pod["feasible"]:
         yield (
             f"{name} fits on {count_text(len(pod['nodes']), 'node')}; it would go to {pod['node']}"
         )
         for node in pod["nodes"][:MAX_NAMED_NODES]:
-            condition = ", after movable containers of it moved" if node["afterMoving"] else ""
+            condition = ", after movable containers of it moved" if node["afterMoves"] else ""
             yield (
                 f"  {node['name']}: {_numa_nodes_text(node['numaNodes'])}, score "
                 f"{node['score']}{condition}"
@@ -358,9 +358,9 @@ def _verdict_lines(pod: Mapping[str, Any], name: str) -> Iterator[str]:
             yield f"  and {len(pod['nodes']) - MAX_NAMED_NODES} more"
     else:
         yield f"{name} fits on no node"
-    for refused in pod["refused"]:
-        suffix = ", and waiting does not help" if refused["hopeless"] else ""
-        yield f"  refused by {_names_text(refused['nodes'])}: {refused['reason']}{suffix}"
+    for group in pod["rejectedBy"]:
+        suffix = ", and waiting does not help" if group["unresolvable"] else ""
+        yield f"  refused by {_names_text(group['nodes'])}: {group['reason']}{suffix}"
 
 
 def _numa_nodes_text(numa_nodes: Mapping[str, str]) -> str:

@@ -35,7 +35,6 @@ from nri_numa.text import human_bytes
 MAX_NAMED_CONTAINERS: Final = 3
 """Maximum number of changed containers that are named; the others are counted."""
 _CPUS_COLUMN: Final = Column("CPUS", CellWrapping.LIST)
-_MEMORY_FREE_COLUMN: Final = Column("MEMORY FREE", drop_rank=1)
 _FILL_COLUMNS: Final = (
     Column("NUMA NODE"),
     Column("CPUS", drop_rank=3),
@@ -47,17 +46,17 @@ _FILL_COLUMNS: Final = (
     Column("MEMORY FREE"),
 )
 _COMPARISON_COLUMNS: Final = (
-    *(Column("A CPUS", CellWrapping.LIST), Column("MEM", CellWrapping.LIST, drop_rank=1)),
-    *(Column("B CPUS", CellWrapping.LIST), Column("MEM", CellWrapping.LIST, drop_rank=2)),
+    *(Column("A CPUS", CellWrapping.LIST), Column("A MEMS", CellWrapping.LIST, drop_rank=1)),
+    *(Column("B CPUS", CellWrapping.LIST), Column("B MEMS", CellWrapping.LIST, drop_rank=2)),
 )
 _FINAL_FILL_COMPARISON_COLUMNS: Final = (
-    *(
-        Column("NUMA NODE"),
-        Column("A AFTER", drop_rank=3),
-        Column("CPUS FREE"),
-        _MEMORY_FREE_COLUMN,
-    ),
-    *(Column("B AFTER", drop_rank=4), Column("CPUS FREE"), _MEMORY_FREE_COLUMN),
+    Column("NUMA NODE"),
+    Column("A AFTER", drop_rank=3),
+    Column("A CPUS FREE"),
+    Column("A MEMORY FREE", drop_rank=1),
+    Column("B AFTER", drop_rank=4),
+    Column("B CPUS FREE"),
+    Column("B MEMORY FREE", drop_rank=2),
 )
 MIN_WIDE_TERMINAL_COLUMNS: Final = 72
 """Terminal width below which reasons are listed below the table, not in a column."""
@@ -174,7 +173,7 @@ def _decision_lines(rows: list[list[str]]) -> Iterator[str]:
         Column("MEMORY", CellWrapping.LIST, drop_rank=1),
     )
     if (max_table_width() or MIN_WIDE_TERMINAL_COLUMNS) >= MIN_WIDE_TERMINAL_COLUMNS:
-        yield from render_table((*head, Column("WHY", CellWrapping.TEXT)), rows)
+        yield from render_table((*head, Column("REASON", CellWrapping.TEXT)), rows)
         return
     yield from render_table(head, [row[:-1] for row in rows])
     yield ""
@@ -279,7 +278,7 @@ def _dashes_if_no_total(total: int, *texts: str) -> Sequence[str]:
 
 
 def _verdict_lines(result: Simulation, *, trace: bool = True) -> Iterator[str]:
-    refused = result.first_refused
+    rejected = result.first_rejected
     pods = len(
         {
             e.pod.uid
@@ -296,7 +295,7 @@ def _verdict_lines(result: Simulation, *, trace: bool = True) -> Iterator[str]:
         )
         if result.count_by_outcome[verdict]
     )
-    if refused is None:
+    if rejected is None:
         yield (
             f"All {count_text(pods, 'pod')} placed{extra}."
             if pods != 1
@@ -307,11 +306,11 @@ def _verdict_lines(result: Simulation, *, trace: bool = True) -> Iterator[str]:
     note = f", {count_text(result.skipped_pods, 'step')} not tried" if result.skipped_pods else ""
     verdict = f"{count_text(pods, 'pod')} placed{extra}, {count_text(total, 'refusal')}{note}."
     yield from wrap_text(verdict) if trace else [verdict]
-    outcome = refused.first_rejected_container
+    outcome = rejected.first_rejected_container
     assert outcome is not None  # noqa: S101  # first_refused has one
     yield ""
     yield from wrap_text(
-        f"{'First refused' if total > 1 else 'Refused'}: {refused.pod.source}", "", "  "
+        f"{'First refused' if total > 1 else 'Refused'}: {rejected.pod.source}", "", "  "
     )
     if trace:
         yield from _explanation_lines(outcome)
@@ -373,11 +372,11 @@ def _note_lines(notes: Sequence[str]) -> Iterator[str]:
 
 def _simulated_run_document(result: Simulation) -> dict[str, Any]:
     return {
-        "refused": sum(1 for e in result.events if e.first_rejected_container is not None),
-        "untried": result.skipped_pods,
+        "rejected": sum(1 for e in result.events if e.first_rejected_container is not None),
+        "skippedPods": result.skipped_pods,
         "counts": {verdict.value: count for verdict, count in result.count_by_outcome.items()},
         "events": [_event_document(event) for event in result.events],
-        "standing": [
+        "running": [
             {
                 "namespace": a.namespace,
                 "pod": a.pod,
@@ -403,7 +402,7 @@ def _event_document(event: SimulatedEvent) -> dict[str, Any]:
         "pod": event.pod.name,
         "qos": event.pod.qos.value,
         "containers": [_outcome_document(outcome) for outcome in event.outcomes],
-        "moved": dict(event.changed_cpus),
+        "changedCPUs": dict(event.changed_cpus),
     }
 
 
@@ -415,7 +414,7 @@ def _outcome_document(outcome: ContainerOutcome) -> dict[str, Any]:
         "verdict": outcome.verdict.value,
         "reason": str(outcome.reason),
         "message": outcome.message,
-        "cpusBefore": outcome.previous_cpus,
+        "previousCPUs": outcome.previous_cpus,
         "cpus": outcome.cpus,
         "mems": outcome.mems,
         "explanation": explanation,
@@ -427,7 +426,7 @@ def _outcome_document(outcome: ContainerOutcome) -> dict[str, Any]:
             for d in devices
         ]
     if (a := outcome.allocation) is not None:
-        names = ("kind", "policy", "numaNodes", "idle", "preferred")
+        names = ("kind", "policy", "numaNodes", "idleSiblings", "aligned")
         document |= {name: explanation["result"][name] for name in names}
         document |= {"cpuMilli": a.cpu_milli, "memoryBytes": a.memory_bytes}
     return document

@@ -35,7 +35,7 @@ from nri_numa.text import escape_unprintable, human_bytes
 
 Object = dict[str, Any]
 
-_MAX_REFUSALS_SHOWN: Final = 10
+_MAX_REJECTIONS_SHOWN: Final = 10
 """Maximum on a terminal; a pipe gets all rejections."""
 _MAX_DRIFT_LINES: Final = 20
 DRIFT_MARK: Final = "!"
@@ -48,7 +48,7 @@ DRIFT_MARK: Final = "!"
     "--namespace",
     metavar="NAME",
     shell_complete=complete_namespaces,
-    help="Only containers and refusals of this namespace.  [default: all namespaces]",
+    help="Only containers and rejections of this namespace.  [default: all namespaces]",
 )
 @click.option(
     "-A", "--all-namespaces", is_flag=True, help="Those of all namespaces, which is the default."
@@ -57,7 +57,7 @@ DRIFT_MARK: Final = "!"
     "--pod",
     metavar="NAME",
     shell_complete=complete_pods,
-    help="Only containers and refusals of pods of this name.",
+    help="Only containers and rejections of pods of this name.",
 )
 @click.option("-w", "--watch", is_flag=True, help="Show it again whenever it changes.")
 @click.option(
@@ -145,11 +145,11 @@ def fetch_status_document(
     document = {
         "status": agent.get_document("/v1/status"),
         **agent.get_document(f"/v1/assignments{'?' if query else ''}{query}"),
-        **agent.get_document("/v1/refusals"),
+        **agent.get_document("/v1/rejections"),
     }
-    document["refusals"] = [
+    document["rejections"] = [
         r
-        for r in document["refusals"]
+        for r in document["rejections"]
         if namespace in (None, r["namespace"]) and pod in (None, r["pod"])
     ]
     return document
@@ -191,14 +191,16 @@ def status_lines(
         yield from _drift_lines(containers, now)
     else:
         yield f"No containers{only}."
-    refusals = document["refusals"]
-    if refusals:
-        rows = refusals[:_MAX_REFUSALS_SHOWN] if sys.stdout.isatty() and not wide else refusals
+    rejections = document["rejections"]
+    if rejections:
+        rows = (
+            rejections[:_MAX_REJECTIONS_SHOWN] if sys.stdout.isatty() and not wide else rejections
+        )
         yield ""
-        yield f"Refused lately{only} ({len(refusals)}); see `nri-numa explain NAMESPACE/POD`:"
+        yield f"Refused lately{only} ({len(rejections)}); see `nri-numa explain NAMESPACE/POD`:"
         yield from _status_table_lines(_REJECTION_COLUMNS, rows, now, wide=wide)
-        if len(rows) < len(refusals):
-            yield f"  and {len(refusals) - len(rows)} more; -o wide shows all"
+        if len(rows) < len(rejections):
+            yield f"  and {len(rejections) - len(rows)} more; -o wide shows all"
 
 
 def numa_node_table_lines(nodes: Sequence[Object], *, wide: bool = False) -> Iterator[str]:
@@ -209,7 +211,7 @@ def numa_node_table_lines(nodes: Sequence[Object], *, wide: bool = False) -> Ite
 def _agent_lines(status: dict[str, Any], now: float) -> Iterator[str]:
     link = status["link"]
     runtime = f" to {link['runtime']} {link['runtimeVersion']}" if link["runtime"] else ""
-    runtime += f" over {link['over'].upper()}" if link.get("over") else ""
+    runtime += f" over {link['interface'].upper()}" if link.get("interface") else ""
     state = "ready" if status["ready"] else "NOT READY"
     mode = ", observing only" if status["observe"] else ""
     node = f" on {status['nodeName']}" if status.get("nodeName") else ""
@@ -221,8 +223,8 @@ def _agent_lines(status: dict[str, Any], now: float) -> Iterator[str]:
         yield from wrap_text(link["problem"], "  ")
     elif not status["ready"] and link["detail"]:
         yield f"  {escape_unprintable(link['detail'])}"
-    if link.get("unanswered"):
-        yield from wrap_text(link["unanswered"], "  ")
+    if link.get("pendingRegistration"):
+        yield from wrap_text(link["pendingRegistration"], "  ")
     problem = status["checkpoint"]["problem"]
     if problem:
         yield f"  the state cannot be saved: {escape_unprintable(problem)}"
@@ -231,14 +233,14 @@ def _agent_lines(status: dict[str, Any], now: float) -> Iterator[str]:
     yield count_text(total, "container") + (f": {', '.join(counts)}" if counts else "")
     if kubelet_cpus := status.get("kubeletCPUs"):
         yield f"exclusive by the kubelet's static policy: {cpus_text(kubelet_cpus)}"
-    if contested := status.get("contested"):
+    if conflicts := status.get("kubeletConflicts"):
         yield (
-            f"{count_text(contested, 'container')} whose cpuset the kubelet writes too; "
+            f"{count_text(conflicts, 'container')} whose cpuset the kubelet writes too; "
             "see /v1/kubelet and docs/kubelet.md"
         )
-    if differing := status.get("differing"):
-        on_exclusive = status.get("intruders")
-        yield f"{differing} not as meant" + (
+    if drifted := status.get("drifted"):
+        on_exclusive = status.get("onExclusiveCPUs")
+        yield f"{drifted} not as meant" + (
             f", {on_exclusive} of them on exclusive CPUs of others" if on_exclusive else ""
         )
 
@@ -283,14 +285,14 @@ def _percent_text(percent: float | None) -> str:
     return "?" if percent is None else f"{percent:g} %"
 
 
-def _late_pinning_text(container: Object) -> str:
+def _start_delay_text(container: Object) -> str:
     """Return the delay between a container's start and its pinning; over CRI only."""
-    delay_s = container.get("late")
+    delay_s = container.get("startDelay")
     return "?" if delay_s is None else "no" if delay_s <= 0 else f"{delay_s * 1000:.0f} ms"
 
 
 def _waiting_threads_text(container: Object) -> str:
-    tasks = container.get("waiting", {}).get("waitingTasks")
+    tasks = container.get("cpuPressure", {}).get("waitingTasks")
     return "?" if tasks is None else f"{tasks:g}"
 
 
@@ -311,26 +313,28 @@ _CONTAINER_COLUMNS: Final = (
         Column("KIND"),
         lambda c, _: (
             " ".join(filter(None, (c["kind"], c.get("reservation"))))
-            + ("" if c["preferred"] else "*")
+            + ("" if c["aligned"] else "*")
         ),
     ),
     _StatusColumn(
         Column("CPUS", CellWrapping.LIST),
-        lambda c, _: (c["cpus"] or c.get("pinned") or "any") + _drift_mark(c, "CPUs"),
+        lambda c, _: (c["cpus"] or c.get("foreignCPUs") or "any") + _drift_mark(c, "CPUs"),
     ),
     _StatusColumn(
         Column("MEMS", CellWrapping.LIST, drop_rank=1),
         lambda c, _: (c["mems"] or "any") + _drift_mark(c, "Mems"),
     ),
     _StatusColumn(Column("POLICY", drop_rank=2), lambda c, _: c["policy"]),
-    _StatusColumn(Column("AGE", drop_rank=3), lambda c, now: human_age(c["since"], now)),
+    _StatusColumn(Column("AGE", drop_rank=3), lambda c, now: human_age(c["assignedAt"], now)),
     _StatusColumn(Column("MEMPOLICY"), _cell_getter("mempolicy"), _any_row_has("mempolicy")),
     _StatusColumn(
         Column("NOW RESERVED", CellWrapping.LIST),
         _cell_getter("reserved"),
         _any_row_has("reserved"),
     ),
-    _StatusColumn(Column("LATE"), lambda c, _: _late_pinning_text(c), _any_row_has("late")),
+    _StatusColumn(
+        Column("START DELAY"), lambda c, _: _start_delay_text(c), _any_row_has("startDelay")
+    ),
     _StatusColumn(
         Column("LOCAL MEMORY"),
         lambda c, _: _percent_text(c.get("memory", {}).get("localPercent")),
@@ -339,20 +343,20 @@ _CONTAINER_COLUMNS: Final = (
     ),
     _StatusColumn(
         Column("CPU PRESSURE"),
-        lambda c, _: _percent_text(c.get("waiting", {}).get("pressurePercent")),
-        _any_row_has("waiting"),
+        lambda c, _: _percent_text(c.get("cpuPressure", {}).get("pressurePercent")),
+        _any_row_has("cpuPressure"),
         wide_output_only=True,
     ),
     _StatusColumn(
-        Column("TASKS WAITING"),
+        Column("WAITING TASKS"),
         lambda c, _: _waiting_threads_text(c),
-        _any_row_has("waiting"),
+        _any_row_has("cpuPressure"),
         wide_output_only=True,
     ),
     _StatusColumn(Column("NUMA NODES"), _cell_getter("numaNodes"), wide_output_only=True),
     _StatusColumn(Column("QOS"), _cell_getter("qos"), wide_output_only=True),
     _StatusColumn(Column("SMT"), _cell_getter("smt"), wide_output_only=True),
-    _StatusColumn(Column("IDLE"), _cell_getter("idle"), wide_output_only=True),
+    _StatusColumn(Column("IDLE SIBLINGS"), _cell_getter("idleSiblings"), wide_output_only=True),
     _StatusColumn(
         Column("CPU ALLOCATED"), _cell_getter("cpuMilli", human_cpu_number), wide_output_only=True
     ),
@@ -365,36 +369,38 @@ _CONTAINER_COLUMNS: Final = (
 _REJECTION_COLUMNS: Final = (
     *_NAME_COLUMNS,
     _StatusColumn(Column("REASON"), _cell_getter("reason")),
-    _StatusColumn(Column("TIMES"), lambda r, _: r.get("count", 1)),
-    _StatusColumn(Column("AGO", drop_rank=1), lambda r, now: human_age(r["at"], now)),
+    _StatusColumn(Column("COUNT"), lambda r, _: r.get("count", 1)),
+    _StatusColumn(Column("LAST SEEN", drop_rank=1), lambda r, now: human_age(r["lastTime"], now)),
 )
 _NUMA_NODE_COLUMNS: Final = (
-    _StatusColumn(Column("NUMA"), lambda n, _: n["id"]),
+    _StatusColumn(Column("NUMA NODE"), lambda n, _: n["id"]),
     _StatusColumn(Column("EXCLUSIVE", CellWrapping.LIST), _cell_getter("exclusive")),
     _StatusColumn(
         Column("KUBELET", CellWrapping.LIST), _cell_getter("kubelet"), _any_row_has("kubelet")
     ),
     _StatusColumn(Column("SHARED", CellWrapping.LIST), _cell_getter("shared")),
     _StatusColumn(Column("RESERVED", CellWrapping.LIST, drop_rank=1), _cell_getter("reserved")),
-    _StatusColumn(Column("IDLE", CellWrapping.LIST), _cell_getter("idle"), _any_row_has("idle")),
+    _StatusColumn(
+        Column("IDLE SIBLINGS", CellWrapping.LIST),
+        _cell_getter("idleSiblings"),
+        _any_row_has("idleSiblings"),
+    ),
     _StatusColumn(
         Column("FREE EXCLUSIVE"),
         lambda n, _: n.get("freeExclusiveCPUs", "?") if n["cpuCapacityMilli"] else "-",
     ),
     _StatusColumn(
         Column("CPU FREE"),
-        _free_of_capacity_getter("cpuAvailableMilli", "cpuCapacityMilli", human_cpu_number),
+        _free_of_capacity_getter("cpuFreeMilli", "cpuCapacityMilli", human_cpu_number),
     ),
     _StatusColumn(
-        Column("FACTOR"),
+        Column("CAPACITY FACTOR"),
         lambda n, _: f"{n.get('capacityFactor', 1):g}",
         lambda nodes: any(n.get("capacityFactor", 1) != 1 for n in nodes),
     ),
     _StatusColumn(
         Column("MEMORY FREE"),
-        _free_of_capacity_getter(
-            "memoryAvailableBytes", "memoryBytes", partial(human_bytes, free=True)
-        ),
+        _free_of_capacity_getter("memoryFreeBytes", "memoryBytes", partial(human_bytes, free=True)),
     ),
 )
 
@@ -404,10 +410,12 @@ _NUMA_NODE_COLUMNS: Final = (
 
 def actual_cpuset_text(actual: Mapping[str, Any], now: float) -> str:
     """Return ``meant 4-7, has 0-7 since 12 s, on exclusive CPUs of shop/db/server``."""
-    seconds = max(0.0, now - actual["since"])
+    seconds = max(0.0, now - actual["observedAt"])
     duration = f"{int(seconds)} s" if seconds < 60 else human_duration(seconds)
     return escape_unprintable(
-        drift_text(actual["text"], duration, actual["owners"], is_abandoned=actual["givenUp"])
+        drift_text(
+            actual["text"], duration, actual["holders"], is_abandoned=actual["repairsAbandoned"]
+        )
     )
 
 
@@ -415,23 +423,27 @@ def _drift_mark(container: Mapping[str, Any], key: str) -> str:
     """Return the mark for ``CPUs`` or ``Mems`` if they differ, or if the CPUs are displaced."""
     if key == "CPUs" and container.get("displaced"):
         return DRIFT_MARK
-    actual = container.get("actual") or {f"meant{key}": "", "intruder": False}
-    return DRIFT_MARK if actual[f"meant{key}"] or (key == "CPUs" and actual["intruder"]) else ""
+    actual = container.get("actual") or {f"desired{key}": "", "onExclusiveCPUs": False}
+    return (
+        DRIFT_MARK
+        if actual[f"desired{key}"] or (key == "CPUs" and actual["onExclusiveCPUs"])
+        else ""
+    )
 
 
 def _drift_lines(containers: Sequence[Mapping[str, Any]], now: float) -> Iterator[str]:
     """Yield migrations and drifted containers, those on exclusive CPUs of others first."""
-    migrations = [c for c in containers if c.get("moving")]
+    migrations = [c for c in containers if c.get("migration")]
     if migrations:
         yield ""
     for c in migrations:
         name = f"{c['namespace']}/{c['pod']}/{c['container']}"
-        yield from wrap_text(f"{name}: its memory moves {c['moving']}", "", "    ")
-    differing = [c for c in containers if c.get("actual") or c.get("displaced")]
-    if not differing:
+        yield from wrap_text(f"{name}: its memory moves {c['migration']}", "", "    ")
+    drifted = [c for c in containers if c.get("actual") or c.get("displaced")]
+    if not drifted:
         return
-    differing.sort(key=lambda c: not (c.get("actual") or {}).get("intruder"))
-    count = len(differing)
+    drifted.sort(key=lambda c: not (c.get("actual") or {}).get("onExclusiveCPUs"))
+    count = len(drifted)
     verb = "has" if count == 1 else "have"
     yield ""
     yield from wrap_text(
@@ -440,7 +452,7 @@ def _drift_lines(containers: Sequence[Mapping[str, Any]], now: float) -> Iterato
         "    ",
     )
     max_lines = _MAX_DRIFT_LINES if sys.stdout.isatty() else count
-    for c in differing[:max_lines]:
+    for c in drifted[:max_lines]:
         parts = [displaced_text(c["displaced"])] if c.get("displaced") else []
         parts += [actual_cpuset_text(c["actual"], now)] if c.get("actual") else []
         name = f"{c['namespace']}/{c['pod']}/{c['container']}"

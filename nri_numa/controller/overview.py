@@ -72,7 +72,7 @@ class OverviewQuery(Struct, frozen=True):
     cpus: int = 0
     memory: int = 0
     policy: str = DEFAULT_QUERY_POLICY
-    fitting_only: bool = field(default=False, name="only")
+    fitting_only: bool = field(default=False, name="fittingOnly")
     name: str = ""
     state: str = ""
     sort_key: str = field(default="name", name="sort")
@@ -82,25 +82,25 @@ class OverviewQuery(Struct, frozen=True):
     limit: int = 200
 
 
-class NodeCell(Struct, frozen=True, omit_defaults=True):
+class NodeCell(Struct, frozen=True, omit_defaults=True, rename="camel"):
     """Exclusive CPUs of one node; ``state`` is empty if the node has no problem."""
 
     name: str
     cpus: int = 0
-    free_exclusive_cpus: int = field(default=0, name="free")
-    max_exclusive_request: int = field(default=0, name="largest")
+    free_exclusive_cpus: int = 0
+    max_exclusive_request: int = 0
     fragmentation: float = 0.0
     state: str = ""
-    is_feasible: bool | None = field(default=None, name="fits")
+    feasible: bool | None = None
 
 
-NODE_PROBLEM_STATES: Final = ("unknown", "not-ready", "drained", "lowered")
+NODE_PROBLEM_STATES: Final = ("unknown", "not-ready", "drained", "reduced-capacity")
 """Problems of a node, the worst first: no readable topology, its agent does not place containers,
 NUMA nodes are drained, or their capacity factor is below 1."""
 CELL_SORT_KEYS: Final[Mapping[str, Callable[[NodeCell], float]]] = {
     "name": lambda _: 0,
     "free": lambda cell: -cell.free_exclusive_cpus,
-    "fragmented": lambda cell: -cell.fragmentation,
+    "fragmentation": lambda cell: -cell.fragmentation,
     "problems": lambda cell: (
         NODE_PROBLEM_STATES.index(cell.state) if cell.state else len(NODE_PROBLEM_STATES)
     ),
@@ -121,17 +121,17 @@ class NUMANodeEntry(Struct, frozen=True, rename="camel"):
 
 
 class NodeOverviewEntry(Struct, frozen=True, rename="camel"):
-    """One node; ``fits`` is null without a hypothetical pod."""
+    """One node; ``feasible`` is null without a hypothetical pod."""
 
     name: str
     page: str
     problem: str
     agent_ready: bool
-    drained_nodes: str = field(name="drained")
+    drained_numa_nodes: str
     zones: list[NUMANodeEntry]
-    largest_exclusive_request: int
+    max_exclusive_request: int
     fragmentation: Annotated[float, Meta(description="0 to 1")]
-    fits: bool | None
+    feasible: bool | None
     numa_nodes: str
     reason: str
 
@@ -179,7 +179,7 @@ def parse_query(parameters: Mapping[str, str]) -> OverviewQuery:
         cpus=parse_integer("cpus", 0, 4096),
         memory=memory,
         policy=parse_choice("policy", DEFAULT_QUERY_POLICY, POLICY_NAMES),
-        fitting_only=parse_switch("only"),
+        fitting_only=parse_switch("fittingOnly"),
         name=parse_name("name"),
         state=parse_choice("state", "", NODE_PROBLEM_STATES),
         sort_key=parse_choice("sort", "name", tuple(CELL_SORT_KEYS)),
@@ -256,7 +256,7 @@ class Overview:
                 "unknownNodes": len(nodes) - len(rooms),
                 "exclusiveCpus": sum(sum(r.exclusive.capacity) for r in rooms),
                 "freeExclusiveCpus": sum(sum(r.exclusive.free) for r in rooms),
-                "largestExclusiveRequest": max((max(t.exclusive.free) for t in rooms), default=0),
+                "maxExclusiveRequest": max((max(t.exclusive.free) for t in rooms), default=0),
                 "fragmentation": fragmentation_ratio(
                     sum(max(r.exclusive.free) for r in rooms),
                     sum(map(_max_unfragmented_request, rooms)),
@@ -264,10 +264,10 @@ class Overview:
                 "drainedNumaNodes": sum(len(self._drained_numa_nodes(name)) for name in nodes),
                 "states": {s: n for s, n in Counter(states.values()).items() if s},
             },
-            "asked": by_fit,
+            "hasPodRequest": by_fit,
             "problem": request.invalid_reason if request is not None else "",
-            "matching": len(names),
-            "fitting": len(fits),
+            "matchingNodes": len(names),
+            "feasibleNodes": len(fits),
             "offset": query.offset,
             "nodes": entries,
             "grid": [cells[name] for name in names] if query.grid else [],
@@ -285,12 +285,12 @@ class Overview:
             return "not-ready"
         if self._drained_numa_nodes(name):
             return "drained"
-        return "lowered" if min(room.factor) < FULL_CAPACITY_FACTOR_MILLI else ""
+        return "reduced-capacity" if min(room.factor) < FULL_CAPACITY_FACTOR_MILLI else ""
 
     def _node_cell(self, name: str, state: str, fits: bool | None) -> NodeCell:
         room = self._nodes.published_resources(name)
         if not isinstance(room, NodeResources):
-            return NodeCell(name=name, state=state, is_feasible=fits)
+            return NodeCell(name=name, state=state, feasible=fits)
         free_cpus = room.exclusive.free
         return NodeCell(
             name=name,
@@ -299,7 +299,7 @@ class Overview:
             max_exclusive_request=max(free_cpus),
             fragmentation=fragmentation_ratio(max(free_cpus), _max_unfragmented_request(room)),
             state=state,
-            is_feasible=fits,
+            feasible=fits,
         )
 
     def _node_page_url(self, name: str) -> str:
@@ -336,7 +336,7 @@ class Overview:
         self, name: str, request: PodRequest | None, reason: str | None
     ) -> NodeOverviewEntry:
         room = self._nodes.published_resources(name)
-        drained_nodes = self._drained_numa_nodes(name)
+        drained_numa_nodes = self._drained_numa_nodes(name)
         numa_nodes = ""
         if request is not None and not request.is_unconstrained and reason == "":
             verdict = self._candidates.evaluate_node(request, name)
@@ -356,7 +356,7 @@ class Overview:
                     memory_bytes=memory.capacity[position] if memory else 0,
                     free_memory_bytes=memory.free[position] if memory else 0,
                     capacity_factor=room.factor[position] / FULL_CAPACITY_FACTOR_MILLI,
-                    drained=i in drained_nodes,
+                    drained=i in drained_numa_nodes,
                 )
                 for position, i in enumerate(room.ids)
             ]
@@ -365,15 +365,15 @@ class Overview:
             page=self._node_page_url(name),
             problem=problem,
             agent_ready=isinstance(room, NodeResources) and not room.agent_not_ready,
-            drained_nodes=",".join(map(str, sorted(drained_nodes))),
+            drained_numa_nodes=",".join(map(str, sorted(drained_numa_nodes))),
             zones=zones,
-            largest_exclusive_request=max((z.free_exclusive_cpus for z in zones), default=0),
+            max_exclusive_request=max((z.free_exclusive_cpus for z in zones), default=0),
             fragmentation=(
                 fragmentation_ratio(max(room.exclusive.free), _max_unfragmented_request(room))
                 if isinstance(room, NodeResources)
                 else 0.0
             ),
-            fits=None if request is None else reason == "",
+            feasible=None if request is None else reason == "",
             numa_nodes=numa_nodes,
             reason=reason or "",
         )

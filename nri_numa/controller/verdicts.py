@@ -45,7 +45,7 @@ MAX_QUESTIONS_PER_S: Final = 5
 MAX_ANSWER_BYTES: Final = 64 << 10
 MAX_EXAMPLE_NODES: Final = 5
 """Nodes that an answer names for each reason."""
-NOT_JUDGED: Final = ("sums of requests", "volumes", "pod affinity")
+NOT_EVALUATED: Final = ("sums of requests", "volumes", "pod affinity")
 _MAX_REASONS: Final = 20
 _MAX_REASON_CHARS: Final = 1000
 _YIELD_EVERY_NODES: Final = 100
@@ -71,8 +71,8 @@ class PendingPod(Struct, frozen=True):
 class VerdictKind(StrEnum):
     """Verdict of all nodes for a pod."""
 
-    FITS = "fits"
-    DOES_NOT_FIT = "does-not-fit"
+    FEASIBLE = "feasible"
+    INFEASIBLE = "infeasible"
     UNCONSTRAINED = "unconstrained"
     INVALID = "invalid"
     REJECTED_BY_NODE = "rejected-by-node"
@@ -216,7 +216,7 @@ def _verdict_kind(pod: PendingPod, findings: _Findings) -> VerdictKind:
         return VerdictKind.INVALID
     if pod.request.is_unconstrained:
         return VerdictKind.UNCONSTRAINED
-    return VerdictKind.FITS if findings.fits else VerdictKind.DOES_NOT_FIT
+    return VerdictKind.FEASIBLE if findings.fits else VerdictKind.INFEASIBLE
 
 
 def _build_answer(pod: PendingPod, findings: _Findings, problem: str) -> dict[str, Any]:
@@ -246,25 +246,27 @@ def _build_answer(pod: PendingPod, findings: _Findings, problem: str) -> dict[st
         ],
         "verdict": _verdict_kind(pod, findings),
         "invalidReason": request.invalid_reason[:_MAX_REASON_CHARS],
-        "fitting": len(fits),
-        "judged": len(fits) + len(findings.unfit),
+        "feasibleNodes": len(fits),
+        "evaluatedNodes": len(fits) + len(findings.unfit),
         "bestNode": best_fit[0] if best_fit else "",
         "numaNodes": {name: str(ids) for name, ids in best_fit[1].numa_nodes} if best_fit else {},
         "afterMoves": best_fit[1].requires_moves if best_fit else False,
         "reasons": [
             {
-                "text": group.text[:_MAX_REASON_CHARS],
-                "waiting": RetryCondition.NEVER if group.unresolvable else RetryCondition.ROOM,
+                "message": group.text[:_MAX_REASON_CHARS],
+                "retryCondition": RetryCondition.NEVER
+                if group.unresolvable
+                else RetryCondition.ROOM,
                 "nodes": len(group.nodes),
                 "examples": group.nodes[:MAX_EXAMPLE_NODES],
             }
             for group in groups[:_MAX_REASONS]
         ],
         "excluded": [
-            {"by": exclusion, "nodes": len(nodes), "examples": nodes[:MAX_EXAMPLE_NODES]}
+            {"reason": exclusion, "nodes": len(nodes), "examples": nodes[:MAX_EXAMPLE_NODES]}
             for exclusion, nodes in sorted(findings.excluded.items())
         ],
-        "notJudged": NOT_JUDGED,
+        "notEvaluated": NOT_EVALUATED,
         "stale": problem,
     }
 

@@ -209,7 +209,9 @@ class _DemoScript:
         print_line("  Why there? nri-numa explain asks the plugin, which says:")
         document = await self._stage.get_document("/v1/explain/default/database-0/engine")
         (explanation,) = document["explanations"]
-        texts = [text for text in explanation["steps"] if " won: " in text or " lost: " in text]
+        texts = [
+            text for text in explanation["decisionSteps"] if " won: " in text or " lost: " in text
+        ]
         require_expectation(
             any(" won: " in text for text in texts), "the plugin must explain its choice"
         )
@@ -336,7 +338,7 @@ class _DemoScript:
             containers += members
             for container, manifest in zip(members, pod.containers, strict=True):
                 if not name or not number:
-                    label = f"{name or pod.name}/{container.name_in_pod}"
+                    label = f"{name or pod.name}/{container.message.name}"
                     role = (
                         "" if manifest.role is ContainerRole.APP else f", {manifest.role} container"
                     )
@@ -353,7 +355,7 @@ class _DemoScript:
         if decision["kind"] != "shared":  # their CPUs change, the annotation does not
             require_expectation(
                 decision["cpus"] == container.cpus,
-                f"{container.name_in_pod} has other CPUs than its annotation says",
+                f"{container.message.name} has other CPUs than its annotation says",
             )
         if head in ("", "#1 "):
             print_detail("why", str(decision["reason"]))

@@ -77,6 +77,7 @@ class Stage:
             "cgroupRoot": str(self._directory / "cgroup"),
         }
         (self._directory / "agent.yaml").write_text(json.dumps(config))
+        (self._directory / "cgroup" / "cpuset").mkdir(parents=True)
         await self.runtime.start()
         return self
 
@@ -171,14 +172,14 @@ class Stage:
         for manifest in pod.containers:
             message = container_message(container_of(pod, manifest, self._memory))
             try:
-                container = await self.runtime.create_container(message)
+                container = await self.runtime.create_container(sandbox.id, message)
             except PodOperationFailed:
                 await self.runtime.remove_pod(sandbox.id)
                 raise
-            await self.runtime.start_container(container)
+            await self.runtime.start_container(container.id)
             containers.append(container)
             if manifest.role is ContainerRole.INIT:
-                await self.runtime.exit_container(container)
+                await self.runtime.stop_container(container.id)
         return containers
 
     async def remove_pod(self, pod: PodManifest) -> None:
@@ -187,7 +188,8 @@ class Stage:
 
     def pod_and_container_name(self, container: DemoContainer) -> str:
         """``pod/container``."""
-        return f"{self.runtime.pods[container.message.pod_sandbox_id].name}/{container.name_in_pod}"
+        pod = self.runtime.pods[container.message.pod_sandbox_id]
+        return f"{pod.name}/{container.message.name}"
 
     def running_containers(self) -> list[DemoContainer]:
         """The running containers, in the order of creation."""
@@ -205,7 +207,7 @@ def read_assigned_annotation(container: DemoContainer) -> dict[str, Any]:
     text = container.message.annotations.get(f"{ANNOTATION_PREFIX}assigned", "")
     if not text:
         raise DemoFailure(
-            f"container {container.name_in_pod} does not carry the annotation "
+            f"container {container.message.name} does not carry the annotation "
             f"{ANNOTATION_PREFIX}assigned"
         )
     document: dict[str, Any] = json.loads(text)

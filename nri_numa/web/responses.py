@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from msgspec import UNSET, Struct, UnsetType, field
+from msgspec import UNSET, Struct, UnsetType
 
 from nri_numa.config.sections import camel_case
 from nri_numa.observe.notices import DecidedRequest, Notice
@@ -36,80 +36,69 @@ class NUMANodeAllocation(Document, frozen=True, kw_only=True):
     id: int
     cpus: IdList
     exclusive: Annotated[str, "CPUs that are exclusive to one container."]
-    idle_siblings: Annotated[str, "Thread siblings kept idle for their neighbour."] = field(
-        name="idle"
-    )
+    idle_siblings: Annotated[str, "Siblings of exclusive CPUs that are kept idle."]
     kubelet: Annotated[str, "CPUs that the kubelet's static policy granted exclusively."] = ""
     shared: Annotated[str, "CPUs of the shared pool."]
-    reserved: Annotated[str, "CPUs that are never given exclusively."]
+    reserved: Annotated[str, "CPUs that are never exclusive."]
     cpu_capacity_milli: int
     cpu_allocated_milli: int
-    cpu_free_milli: int = field(name="cpuAvailableMilli")
+    cpu_free_milli: int
     memory_bytes: int
     memory_allocated_bytes: int
-    memory_free_bytes: int = field(name="memoryAvailableBytes")
+    memory_free_bytes: int
     huge_pages: tuple[HugePages, ...] = ()
     capacity_factor: float = 1.0
     free_exclusive_cpus: Annotated[
-        int, "CPUs that one more container could have exclusively there."
+        int, "CPUs that could become exclusive to one more container."
     ] = 0
 
 
 class ActualCpuset(Document, frozen=True, kw_only=True):
     """Actual cpuset of a container, from its cgroup, if it differs from the desired one."""
 
-    cpus: Annotated[str, "CPUs that it can really run on."]
-    mems: Annotated[str, "Memory nodes that it can really use."]
-    desired_cpus: Annotated[str, "CPUs that it should have; empty where it has."] = field(
-        name="meantCPUs"
-    )
-    desired_mems: Annotated[str, "Memory nodes that it should have; empty where it has."] = field(
-        name="meantMems"
-    )
-    observed_at: Annotated[
-        float, "From when on it was so, as far as seen; seconds since the epoch."
-    ] = field(name="since")
+    cpus: Annotated[str, "CPUs of its cgroup."]
+    mems: Annotated[str, "Memory nodes of its cgroup."]
+    desired_cpus: Annotated[str, "Desired CPUs; empty if they are the actual ones."]
+    desired_mems: Annotated[str, "Desired memory nodes; empty if they are the actual ones."]
+    observed_at: Annotated[float, "When the drift was first observed; seconds since the epoch."]
     text: Annotated[str, "Both sides: meant 4-7, has 0-7."]
-    finding: Annotated[str, "What the files of its cgroup say."] = field(name="found")
-    on_exclusive_cpus: Annotated[bool, "It can run on exclusive CPUs of others."] = field(
-        name="intruder"
-    )
-    holders: Annotated[tuple[str, ...], "Those others, as namespace/pod/container."] = field(
-        name="owners"
-    )
+    finding: Annotated[str, "Content of the files of its cgroup."]
+    on_exclusive_cpus: Annotated[bool, "True if it can run on exclusive CPUs of others."]
+    holders: Annotated[
+        tuple[str, ...], "Containers that have these CPUs, as namespace/pod/container."
+    ]
     repairs_abandoned: Annotated[
         bool,
-        "Put right again and again; left as it is for a while, because something else rewrites it.",
-    ] = field(name="givenUp")
+        "True if no repair is tried for a while, because another program rewrites the cpuset.",
+    ]
 
 
 class ContainerMemory(Document, frozen=True, kw_only=True):
-    """On which NUMA nodes the memory of a container is, as last read."""
+    """Memory of a container by NUMA node, as last read."""
 
     local_percent: Annotated[
-        float | None, "Of its memory, what is on its own NUMA nodes; null when not known."
+        float | None, "Part of its memory on its own NUMA nodes; null if unknown."
     ]
-    by_numa_node: Annotated[dict[str, int], "By NUMA node, the bytes that it has there."]
-    source: Annotated[str, "memory.numa_stat or numa_maps; empty when neither is known."]
-    read_at: Annotated[float, "When it was read; seconds since the epoch, or 0."] = field(name="at")
-    problem: Annotated[str, "Why it is not known; else empty."]
+    by_numa_node: Annotated[dict[str, int], "Bytes of its memory by NUMA node."]
+    source: Annotated[str, "memory.numa_stat or numa_maps; empty if neither can be read."]
+    read_at: Annotated[float, "When it was read; seconds since the epoch, or 0."]
+    problem: Annotated[str, "Why it cannot be read; empty if it can."]
 
 
 class ContainerCPUPressure(Document, frozen=True, kw_only=True):
-    """Waiting of a container for CPUs, as last read."""
+    """CPU pressure and waiting tasks of a container, as last read."""
 
     pressure_percent: Annotated[
         float | None,
-        "Of the last minute, the part in which something of it was ready and had "
-        "no CPU; null when not known.",
+        "Part of the last minute in which one of its tasks waited for a CPU; null if unknown.",
     ]
     waiting_tasks: Annotated[
         float | None,
-        "Threads of it that waited for a CPU, on average since the round before; "
-        "null when not known.",
+        "Mean number of its tasks that waited for a CPU since the previous reading; null if "
+        "unknown.",
     ]
-    read_at: Annotated[float, "When it was read; seconds since the epoch, or 0."] = field(name="at")
-    problem: Annotated[str, "Why one of them is not known; else empty."]
+    read_at: Annotated[float, "When it was read; seconds since the epoch, or 0."]
+    problem: Annotated[str, "Why one of them cannot be read; empty if both can."]
 
 
 class Assignment(Document, frozen=True, kw_only=True):
@@ -122,58 +111,62 @@ class Assignment(Document, frozen=True, kw_only=True):
     container: str
     kind: Annotated[
         str,
-        "exclusive, shared, explicit, unbound, foreign (pinned by others), "
+        "exclusive, shared, listed, unpinned, foreign (pinned by others), "
         "kubelet (by the kubelet's static policy), or kept (the container ended, and its pod "
         "keeps its exclusive CPUs; container is * for those of containers to come).",
     ]
     reservation: Annotated[
         str | UnsetType,
-        "Of kind kept, hard or soft: it gives way to a container of another pod; else left out.",
+        "Of kind reservation, hard or soft: it gives way to a container of another pod; else left "
+        "out.",
     ] = UNSET
     policy: str
     qos: str
     smt: str
-    cpus: Annotated[str, "CPUs it is meant to run on; empty when they are left alone."]
-    foreign_cpus: Annotated[str, "CPUs that others pinned it to, for foreign and kubelet."] = field(
-        name="pinned", default=""
-    )
-    mems: Annotated[str, "Its memory nodes; empty when they are left alone."]
+    cpus: Annotated[str, "Desired CPUs; empty if its CPUs are not pinned."]
+    foreign_cpus: Annotated[
+        str, "CPUs that another program pinned it to, for foreign and kubelet."
+    ] = ""
+    mems: Annotated[str, "Its memory nodes; empty if its memory is not pinned."]
     migration: Annotated[
         str | UnsetType,
-        "Its memory is on its way: from where to where, and how much has moved; left out else.",
-    ] = field(name="moving", default=UNSET)
+        "Source, target and progress of the migration of its memory; left out without one.",
+    ] = UNSET
     mempolicy: Annotated[
-        str | UnsetType, "The memory policy that the runtime was asked for; left out without one."
+        str | UnsetType, "Memory policy requested from the runtime; left out without one."
     ] = UNSET
     numa_nodes: Annotated[str, "NUMA nodes that its CPUs belong to."]
-    idle_siblings: Annotated[str, "Thread siblings kept idle for it."] = field(name="idle")
+    idle_siblings: Annotated[str, "Siblings of its CPUs that are kept idle."]
     displaced: Annotated[
-        str, "CPUs it was placed on, while all are offline and it shares the pool."
+        str, "Its CPUs, if all of them are offline and it runs on the shared pool."
     ] = ""
     reserved: Annotated[
         str,
-        "Of its exclusive CPUs, those that became reserved later: it keeps them.",
+        "Exclusive CPUs of it that have become reserved since; they stay exclusive.",
     ] = ""
-    aligned: Annotated[bool, "False when a wider set had to be taken."] = field(name="preferred")
+    aligned: Annotated[
+        bool,
+        "False if misaligned: on more NUMA nodes than preferred, or pinned less than requested.",
+    ]
     reason: str
     cpu_milli: int
     memory_bytes: int
-    assigned_at: UnixTimeSeconds = field(name="since")
-    actual: Annotated[ActualCpuset | None, "What it has instead; null while it is as meant."] = None
-    slots: Annotated[str, "Ids of the extended resource that it holds, separated by commas."] = ""
+    assigned_at: UnixTimeSeconds
+    actual: Annotated[ActualCpuset | None, "Actual cpuset; null if it is the desired one."] = None
+    slots: Annotated[str, "Ids of its slots, separated by commas."] = ""
     memory: Annotated[
         ContainerMemory | UnsetType,
-        "Where its memory is; left out unless containerUsage.memory reads it.",
+        "Its memory by NUMA node; left out unless containerUsage.memory reads it.",
     ] = UNSET
     start_delay: Annotated[
         float | UnsetType,
-        "Seconds from its start until its cgroup had what was decided; only over "
-        "CRI, and left out while it is not known.",
-    ] = field(name="late", default=UNSET)
+        "Seconds from its start until its cpuset was written; only over CRI, and left out while "
+        "unknown.",
+    ] = UNSET
     cpu_pressure: Annotated[
         ContainerCPUPressure | UnsetType,
-        "How much it waits for CPUs; left out unless containerUsage.cpuPressure reads it.",
-    ] = field(name="waiting", default=UNSET)
+        "Its CPU pressure; left out unless containerUsage.cpuPressure reads it.",
+    ] = UNSET
 
 
 class WholeNodeAllocation(Document, frozen=True, kw_only=True):
@@ -198,54 +191,54 @@ class RejectionRecord(Document, frozen=True, kw_only=True):
     container: str
     reason: str
     message: str
-    last_time: UnixTimeSeconds = field(name="at")
+    last_time: UnixTimeSeconds
     observed: Annotated[
-        bool, "It only would have been refused: the agent observed and changed nothing."
+        bool, "True if the agent only observes, so the container was not rejected."
     ] = False
-    count: Annotated[int, "How often, at last at that moment."] = 1
+    count: Annotated[int, "Number of rejections until lastTime."] = 1
 
 
 class Rejections(Document, frozen=True, kw_only=True):
     """Latest rejections of existing pods, newest first; one for each container and reason."""
 
-    rejections: tuple[RejectionRecord, ...] = field(name="refusals")
+    rejections: tuple[RejectionRecord, ...]
 
 
 class NUMANodeExclusiveCPUSlots(Document, frozen=True, kw_only=True):
     """Exclusive CPUs of one NUMA node, counted for the scheduler."""
 
     id: int
-    allocated: Annotated[int, "CPUs of containers that hold slots for them."] = field(name="held")
+    allocated: Annotated[int, "CPUs of containers that have slots for them."]
     free: Annotated[int, "CPUs that could become exclusive."]
 
 
 class ExclusiveCPUSlotsDocument(Document, frozen=True, kw_only=True):
-    """Exclusive CPUs that the scheduler may count: those held with slots, and those still free."""
+    """Exclusive CPUs that the scheduler may count: allocated ones with slots, and free ones."""
 
     serial: Annotated[int, "Grows with every change of the state."]
-    ready: Annotated[bool, "Containers are being placed, and really pinned."]
-    reason: Annotated[str, "Why not; empty when ready."]
-    annotation: Annotated[str, "Annotation of containers that names the slots they hold."]
-    total: Annotated[int, "Sum of held and free over the NUMA nodes."]
+    ready: Annotated[bool, "True if containers are placed and pinned."]
+    reason: Annotated[str, "Why not ready; empty if ready."]
+    annotation: Annotated[str, "Annotation that names the slots of containers."]
+    total: Annotated[int, "Sum of allocated and free over the NUMA nodes."]
     exclusive: Annotated[int, "CPUs that are exclusive to containers, with slots or without."]
     numa_nodes: tuple[NUMANodeExclusiveCPUSlots, ...]
-    ids: Annotated[tuple[str, ...], "Ids that containers hold."]
+    ids: Annotated[tuple[str, ...], "Ids of the allocated slots."]
 
 
 class Notices(Document, frozen=True, kw_only=True):
     """Notices in the order of their numbers."""
 
-    instance: Annotated[str, "Names the sequence; when it is another one, ask from 0 again."]
-    number: Annotated[int, "The last number given out."]
-    evicted: Annotated[int, "Notices that made room for newer ones."]
+    instance: Annotated[str, "Id of the sequence; if it has changed, read from 0 again."]
+    number: Annotated[int, "The last number assigned."]
+    evicted: Annotated[int, "Number of notices evicted by newer ones."]
     notices: tuple[Notice, ...]
 
 
 class DecidedRequests(Document, frozen=True, kw_only=True):
     """Requests in the order of their numbers; none without publish.otlpEndpoint."""
 
-    instance: Annotated[str, "Names the sequence; when it is another one, ask from 0 again."]
-    number: Annotated[int, "The last number given out."]
+    instance: Annotated[str, "Id of the sequence; if it has changed, read from 0 again."]
+    number: Annotated[int, "The last number assigned."]
     requests: tuple[DecidedRequest, ...]
 
 
@@ -253,14 +246,14 @@ class NUMANodeLoad(Document, frozen=True, kw_only=True):
     """Actual usage of one NUMA node; histories are oldest first, with all samples so far."""
 
     id: int
-    cpu_percent: Annotated[int | None, "Of its CPUs' time; null when not known."]
+    cpu_percent: Annotated[int | None, "Used part of its CPU time; null if unknown."]
     memory_bytes: int
     memory_used_bytes: Annotated[int, "Neither free nor reclaimable."]
     memory_reclaimable_bytes: int
     remote_percent: Annotated[
         float | None,
-        "Of the pages taken here lately, those that programs on other NUMA nodes "
-        "took; null when none were, or the kernel does not count.",
+        "Part of the latest page allocations here by tasks on other NUMA nodes; null without "
+        "any, or if the kernel does not count.",
     ]
     cpu_history: tuple[int | None, ...]
     memory_history: tuple[int | None, ...]
@@ -270,11 +263,11 @@ class NodeUsage(Document, frozen=True, kw_only=True):
     """Actual usage of the node, as the kernel counts it, now and in the last minutes."""
 
     sampled_at: Annotated[
-        float | None, "Of the last sample, seconds since the epoch; null before."
-    ] = field(name="at")
-    interval: Annotated[float, "Seconds that the last sample is taken over."]
-    problem: Annotated[str, "Why there is nothing new; else empty."]
-    cpus: Annotated[dict[str, int], "By CPU, per cent of its time."]
+        float | None, "Time of the last sample, seconds since the epoch; null before the first."
+    ]
+    interval: Annotated[float, "Seconds that the last sample covers."]
+    problem: Annotated[str, "Why there is no new sample; empty if there is one."]
+    cpus: Annotated[dict[str, int], "Per cent of the time of each CPU."]
     numa_nodes: tuple[NUMANodeLoad, ...]
 
 
@@ -285,12 +278,12 @@ class MeasuredContainer(Document, frozen=True, kw_only=True):
     pod: str
     container: str
     cpu_milli: Annotated[int | None, "CPU time, in thousandths of a CPU."]
-    cpu_set_milli: Annotated[int, "The CPUs that it may use."]
-    memory_by_numa_node: Annotated[dict[str, int], "By NUMA node, the bytes that it has there."]
+    cpu_set_milli: Annotated[int, "CPUs of its cpuset, in thousandths of a CPU."]
+    memory_by_numa_node: Annotated[dict[str, int], "Bytes of its memory by NUMA node."]
     local_percent: Annotated[
-        float | None, "Of its memory, what is on its own NUMA nodes; null when it has none."
+        float | None, "Part of its memory on its own NUMA nodes; null without memory."
     ]
-    problem: Annotated[str, "Why something is not known; else empty."]
+    problem: Annotated[str, "Why something cannot be measured; empty if everything can."]
 
 
 class MeasuredContainersOfName(Document, frozen=True, kw_only=True):
@@ -305,17 +298,17 @@ class Explanation(Document, frozen=True, kw_only=True):
     namespace: str
     pod: str
     container: str
-    outcome: Annotated[str, "admitted or refused."]
+    outcome: Annotated[str, "admitted or rejected."]
     summary: str
     decision_steps: Annotated[
-        tuple[str, ...], "How the decision came about; empty when not kept."
-    ] = field(name="steps")
+        tuple[str, ...], "Steps of the decision; empty if they are not stored."
+    ]
     assignment: Assignment | None = None
-    rejection: RejectionRecord | None = field(name="refusal", default=None)
+    rejection: RejectionRecord | None = None
     details: Annotated[
         dict[str, Any] | None,
-        "What the steps are made from: inputs with their sources, what each "
-        "resource could have had, what the losers lacked. Fields may be added.",
+        "Basis of the steps: options with their sources, demand, hints of each resource and "
+        "rejected masks. Fields may be added.",
     ] = None
 
 
@@ -333,22 +326,21 @@ class RuntimeLinkStatus(Document, frozen=True, kw_only=True):
     runtime: str
     runtime_version: str
     pending_registration: Annotated[
-        str, "What the runtime has not answered for too long, as a sentence; else empty."
-    ] = field(name="unanswered", default="")
+        str, "Sentence about a registration that the runtime does not answer; else empty."
+    ] = ""
     problem: Annotated[
         str,
-        "Since when there is no link, and what that means for containers, as a sentence; empty "
-        "while there is one.",
+        "Sentence about a missing link and what it means for containers; empty with a link.",
     ] = ""
     interface: Annotated[
-        str | UnsetType, "`cri` where the runtime is reached over CRI; absent over NRI."
-    ] = field(name="over", default=UNSET)
+        str | UnsetType, "`cri` if the runtime is reached over CRI; left out over NRI."
+    ] = UNSET
 
 
 class Checkpoint(Document, frozen=True, kw_only=True):
     """The saved state."""
 
-    written_at: Annotated[float | None, "Seconds since the epoch; null before the first time."]
+    written_at: Annotated[float | None, "Seconds since the epoch; null before the first write."]
     problem: str
 
 
@@ -356,27 +348,24 @@ class Status(Document, frozen=True, kw_only=True):
     """The agent itself."""
 
     version: str
-    node_name: Annotated[str, "Of the node, as Kubernetes has it."] = ""
+    node_name: Annotated[str, "Name of the Node object."] = ""
     started_at: UnixTimeSeconds
-    observe: Annotated[bool, "Decides and reports, but changes nothing."]
+    observe: Annotated[bool, "True if the agent decides and reports, and changes nothing."]
     ready: bool
     serial: int
     containers: Annotated[dict[str, int], "Number of containers by kind."]
     misaligned: Annotated[
         int,
-        "Containers on more NUMA nodes than ideal, or unpinned because what they "
-        "asked for could not be met.",
-    ] = field(name="wider", default=0)
-    drifted: Annotated[int, "Containers that have something else than they should."] = field(
-        name="differing", default=0
-    )
-    on_exclusive_cpus: Annotated[int, "Those of them that can run on exclusive CPUs of others."] = (
-        field(name="intruders", default=0)
-    )
+        "Containers on more NUMA nodes than preferred, or pinned less than requested.",
+    ] = 0
+    drifted: Annotated[int, "Containers whose actual cpuset differs from the desired one."] = 0
+    on_exclusive_cpus: Annotated[
+        int, "Drifted containers that can run on exclusive CPUs of others."
+    ] = 0
     kubelet_cpus: Annotated[str, "CPUs that the kubelet's static policy granted exclusively."] = ""
     kubelet_conflicts: Annotated[
-        int, "Containers whose cpuset the kubelet writes too; see /v1/kubelet."
-    ] = field(name="contested", default=0)
+        int, "Containers whose cpuset the kubelet also writes; see /v1/kubelet."
+    ] = 0
     link: RuntimeLinkStatus
     checkpoint: Checkpoint
 
@@ -388,9 +377,11 @@ class KubeletGrant(Document, frozen=True, kw_only=True):
     container: Annotated[str, "Its name; empty for a whole pod."]
     namespace: Annotated[str, "Empty while no such container runs."]
     pod: Annotated[str, "Empty while no such container runs."]
-    cpus: Annotated[str, "Exclusive CPUs; empty when none were granted."]
-    mems: Annotated[str, "NUMA nodes of its memory; empty when none is."]
-    overridden: Annotated[bool, "It runs elsewhere: its pod lists CPUs or memory nodes itself."]
+    cpus: Annotated[str, "Exclusive CPUs; empty without any."]
+    mems: Annotated[str, "NUMA nodes of its memory; empty without any."]
+    overridden: Annotated[
+        bool, "True if it runs on other CPUs, because its pod lists CPUs or memory nodes."
+    ]
 
 
 class KubeletConflict(Document, frozen=True, kw_only=True):
@@ -401,35 +392,33 @@ class KubeletConflict(Document, frozen=True, kw_only=True):
     pod: str
     pod_uid: str
     container: str
-    requested_cpus: Annotated[str, "CPUs that the kubelet wants."] = field(name="asked")
-    actual_cpus: Annotated[str, "CPUs that it has instead; empty when it has those."] = field(
-        name="kept"
-    )
+    requested_cpus: Annotated[str, "CPUs that the kubelet writes."]
+    actual_cpus: Annotated[str, "Actual CPUs; empty if they are the requested ones."]
     yields_to: Annotated[str, "kubelet or nri-numa, as configured."]
-    detected_in: Annotated[str, "UpdateContainer or cgroup."] = field(name="seenIn")
-    first_time: UnixTimeSeconds = field(name="since")
-    times: Annotated[int, "How often it was seen."]
+    detected_in: Annotated[str, "UpdateContainer or cgroup."]
+    first_time: UnixTimeSeconds
+    count: Annotated[int, "Number of observations."]
 
 
 class KubeletDocument(Document, frozen=True, kw_only=True):
     """State of the kubelet: grants of its managers, and conflicts with the agent."""
 
-    cpu_policy: Annotated[str, "none or static; empty when unknown."] = ""
-    memory_policy: Annotated[str, "None or Static; empty when unknown."] = ""
+    cpu_policy: Annotated[str, "none or static; empty if unknown."] = ""
+    memory_policy: Annotated[str, "None or Static; empty if unknown."] = ""
     override: Annotated[str, "never or annotated: kubelet.override."] = "never"
     shared_cpus: Annotated[
         str, "CPUs that its CPU Manager gives to containers without a grant."
     ] = ""
     granted_cpus: Annotated[str, "All CPUs that it granted exclusively."] = ""
     grants: tuple[KubeletGrant, ...] = ()
-    conflicts: tuple[KubeletConflict, ...] = field(name="contests", default=())
-    problems: Annotated[tuple[str, ...], "What is wrong with its state files, as sentences."] = ()
-    configuration: Annotated[str, "Its configuration file as found; empty when none was."] = ""
+    conflicts: tuple[KubeletConflict, ...] = ()
+    problems: Annotated[tuple[str, ...], "Problems of its state files, as sentences."] = ()
+    configuration: Annotated[str, "Path of its configuration file; empty without one."] = ""
     inherited: Annotated[
-        tuple[str, ...], "What of its configuration became ours, as sentences."
-    ] = field(name="adopted", default=())
+        tuple[str, ...], "Settings inherited from its configuration, as sentences."
+    ] = ()
     differences: Annotated[
-        tuple[str, ...], "Where its configuration and ours differ, as sentences."
+        tuple[str, ...], "Differences between its configuration and the agent's, as sentences."
     ] = ()
 
 
@@ -437,7 +426,7 @@ class Readiness(Document, frozen=True, kw_only=True):
     """Readiness: True if containers are being placed."""
 
     ready: bool
-    reason: Annotated[str, "Why not; empty when ready."]
+    reason: Annotated[str, "Why not ready; empty if ready."]
 
 
 class ErrorBody(Document, frozen=True, kw_only=True):
@@ -506,13 +495,15 @@ class Zone(Document, frozen=True, kw_only=True):
     socket: Annotated[int | None, "Socket of its CPUs; null without CPUs, or with several."]
     distances: tuple[Distance, ...]
     cpus: Annotated[int, "CPUs that are online."]
-    cpu_allocatable_milli: Annotated[int, "Oversale and capacity factor are in it."]
+    cpu_allocatable_milli: Annotated[int, "Overcommit and capacity factor included."]
     cpu_available_milli: int
-    exclusive_cpus: Annotated[int, "CPUs that one container could have exclusively, were it alone."]
-    free_exclusive_cpus: Annotated[int, "CPUs that one more container could have exclusively."]
+    exclusive_cpus: Annotated[
+        int, "CPUs that could be exclusive to one container on an empty node."
+    ]
+    free_exclusive_cpus: Annotated[int, "CPUs that could become exclusive to one more container."]
     exclusive_cpus_after_moves: Annotated[
-        int | None, "The same once movable containers moved; null where that is not more."
-    ] = field(name="exclusiveCPUsAfterMoving", default=None)
+        int | None, "The same after moves of movable containers; null if that is not more."
+    ] = None
     shared_cpus: Annotated[int, "CPUs of the shared pool."]
     memory_bytes: int
     memory_allocatable_bytes: int
@@ -521,14 +512,13 @@ class Zone(Document, frozen=True, kw_only=True):
     capacity_factor: float
     measured_capacity_factor: Annotated[
         float,
-        "What of its CPUs' time the host leaves, as measured, where "
-        "measuredCapacity.mode is act; capacityFactor has it too, unless something else counts.",
-    ] = field(name="measuredFactor", default=1.0)
+        "Part of its CPU time that the host leaves, as measured, if measuredCapacity.mode is act; "
+        "capacityFactor includes it, unless another source sets it.",
+    ] = 1.0
     devices: tuple[ZoneDevices, ...] = ()
     core_kind: Annotated[
         str,
-        "Of a hybrid machine: performance, efficient, or mixed where the NUMA node "
-        "has both; empty elsewhere.",
+        "Kind of its cores on a hybrid machine: performance, efficient or mixed; else empty.",
     ] = ""
     pcie_roots: Annotated[
         tuple[str, ...], "PCIe root complexes next to it, such as pci0000:00, with dra.enabled."
@@ -554,22 +544,18 @@ class Zones(Document, frozen=True, kw_only=True):
     """Every NUMA node as schedulers count it, and the pods of the node."""
 
     serial: Annotated[int, "Grows with every change of the state."]
-    ready: Annotated[bool, "Containers are being placed, and really pinned."]
-    reason: Annotated[str, "Why not; empty when ready."]
-    policy: Annotated[
-        str, "Policy of pods that ask for none; the kubelet's where its managers pin."
-    ]
-    scope: Annotated[str, "Scope of pods that ask for none; the kubelet's where its managers pin."]
+    ready: Annotated[bool, "True if containers are placed and pinned."]
+    reason: Annotated[str, "Why not ready; empty if ready."]
+    policy: Annotated[str, "Policy of pods without one; the kubelet's if its managers pin."]
+    scope: Annotated[str, "Scope of pods without one; the kubelet's if its managers pin."]
     cpu_manager_policy: Annotated[
-        str | None, "The kubelet's; null where none of its managers pins, or that is not known."
+        str | None, "The kubelet's; null if none of its managers pins, or that is unknown."
     ] = None
     memory_manager_policy: Annotated[str | None, "The kubelet's; null in the same cases."] = None
-    defaults_to_shared: Annotated[
-        bool, "Pods that ask for nothing share CPUs, by the defaults."
-    ] = field(name="shares")
+    defaults_to_shared: Annotated[bool, "True if pods without options share CPUs, by the defaults."]
     threads_per_core: int
     free_exclusive_cpus: Annotated[
-        int | None, "CPUs that containers could still have exclusively on the whole machine."
+        int | None, "CPUs that could still become exclusive on the whole machine."
     ] = None
     zones: tuple[Zone, ...]
     pods: Annotated[
@@ -579,11 +565,11 @@ class Zones(Document, frozen=True, kw_only=True):
     ]
     counted_containers: Annotated[
         tuple[CountedContainer, ...] | None,
-        "Containers that the numbers count, ordered: all that asked for NUMA nodes, also with "
-        "nothing; null from an agent that does not say it.",
-    ] = field(name="charged", default=None)
+        "Containers that the numbers count, ordered: all with placement options, also without a "
+        "charge; null from an agent that does not report them.",
+    ] = None
     devices_problem: Annotated[
         str | None,
-        "Why the kubelet's devices are not known, as a sentence; empty when they "
-        "are; null where they are not looked up (devices.count).",
+        "Sentence why the kubelet's devices are unknown; empty if they are known; null if they are "
+        "not counted (devices.count).",
     ] = None

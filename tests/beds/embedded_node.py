@@ -1,7 +1,7 @@
 """A whole node for fault tests: the embedded runtime, the plugin as a process, and cgroup files.
 
 The runtime lives on a loop in a thread, so that tests read as plain steps. Whatever it decides is
-mirrored into the files of a cgroup tree, which the plugin looks for drift in. `Node.check` is what
+written into the files of a cgroup tree, which the plugin looks for drift in. `Node.check` is what
 must hold after every fault: nobody moved, no CPU is owned twice, nothing of a live container is
 lost. Free of pytest.
 """
@@ -23,6 +23,7 @@ from typing import Any, Self
 from click.testing import CliRunner
 
 from nri_numa.cli import cli
+from nri_numa.demo.runtime import DemoContainer, DemoContainerState, PodOperationFailed
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import NO_CPUS, CPUSet
 from nri_numa.model.machine import Topology
@@ -30,13 +31,7 @@ from nri_numa.nri.wire.pb import nri_pb2 as pb
 from tests.beds import fault_prelude
 from tests.beds.cgroup_tree import CgroupTree
 from tests.beds.cri import poll as until
-from tests.beds.embedded.runtime import (
-    ContainerState,
-    CRIError,
-    EmbeddedContainer,
-    EmbeddedPod,
-    EmbeddedRuntime,
-)
+from tests.beds.embedded_runtime import EmbeddedRuntime
 from tests.beds.loop_thread import LoopThread
 from tests.beds.plugin_process import PluginProcess
 from tests.machines.named import write_sysfs
@@ -160,7 +155,7 @@ class EmbeddedNode(LoopThread):
         mirrored: bool = True,
         version: int = 1,
     ) -> None:
-        self.directory, self._mirrors = directory, mirrored
+        self.directory = directory
         self.topology = topology or build_synthetic_topology(memory_gib=64)
         self.cgroups = CgroupTree(
             directory / "cgroup", version, self.topology.online, self.topology.memory_nodes
@@ -170,8 +165,8 @@ class EmbeddedNode(LoopThread):
         self.socket = directory / "nri.sock"
         self.runtime = EmbeddedRuntime(
             str(self.socket),
-            cpus=str(self.topology.online),
-            mems=str(self.topology.memory_nodes),
+            topology=self.topology,
+            cgroups=self.cgroups if mirrored else None,
             request_timeout=request_timeout,
         )
         self.config = {
@@ -184,12 +179,8 @@ class EmbeddedNode(LoopThread):
         )
         if state_directory is not None:
             self.plugin.state_directory = state_directory
-        # Every update of the runtime is written to the cgroup, also one that changes nothing.
-        self.runtime._world.on_update = lambda i: self._mirrored.pop(i, None)
         self.others: list[PluginProcess] = []
         self.pinned: dict[str, Pinned] = {}
-        self._mirrored: dict[str, tuple[str, str]] = {}
-        self._sandboxes = set[str]()  # with a cgroup
         self._numbers = itertools.count()
         super().__init__()
 
@@ -197,7 +188,7 @@ class EmbeddedNode(LoopThread):
 
     def __enter__(self) -> Self:
         self.call(self.runtime.start())
-        self._mirror_task = self.submit(self._mirror_for_ever())
+        self._settle_task = self.submit(self._settle_for_ever())
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -205,7 +196,7 @@ class EmbeddedNode(LoopThread):
             print(self.plugin.log()[-6000:])
         for plugin in (self.plugin, *self.others):
             plugin.close()
-        self._mirror_task.cancel()
+        self._settle_task.cancel()
         self.call(self.runtime.stop())
         self.end()
 
@@ -253,42 +244,19 @@ class EmbeddedNode(LoopThread):
 
     # --- cgroups ----------------------------------------------------------------------------------
 
-    async def _mirror_for_ever(self) -> None:
-        """Write into the cgroup tree what the runtime has its containers run with."""
-        while self._mirrors:
-            self._mirror()
+    async def _settle_for_ever(self) -> None:
+        """Do what the kernel does with what the plugin has written."""
+        while True:
+            for container in self.live:
+                self.cgroups.settle(self.cgroup(container.id))
             await asyncio.sleep(0.02)
-
-    def _mirror(self) -> None:
-        live = {
-            c.id: (c.message.linux.resources.cpu.cpus, c.message.linux.resources.cpu.mems)
-            for c in list(self.runtime.containers.values())
-            if c.state is ContainerState.RUNNING
-        }
-        for container_id in self._mirrored.keys() - live.keys():
-            self.cgroups.remove(self.cgroup(container_id))
-            del self._mirrored[container_id]
-        running = {pod.id for pod in list(self.runtime.pods.values()) if not pod.stopped}
-        for pod_id in self._sandboxes - running:
-            self.cgroups.remove(self.cgroup(pod_id))
-            self._sandboxes.discard(pod_id)
-        for container_id, has in live.items():
-            there = self.cgroups.directory(self.cgroup(container_id)).exists()
-            if self._mirrored.get(container_id) != has:
-                self._mirrored[container_id] = has
-                if there and not has[0]:
-                    continue  # a runtime that remembers no cpuset writes none
-                self.cgroups.write(self.cgroup(container_id), *has)
-        for container_id in live:
-            self.cgroups.settle(self.cgroup(container_id))
 
     @staticmethod
     def cgroup(container_id: str) -> str:
         return f"/kubepods/{container_id}"
 
-    def tamper(self, container: EmbeddedContainer, cpus: str, mems: str = "") -> None:
+    def tamper(self, container: DemoContainer, cpus: str, mems: str = "") -> None:
         """Write into a container's cgroup behind everybody's back."""
-        until(lambda: container.id in self._mirrored, "the container has a cgroup")
         self.do(lambda: self.cgroups.write(self.cgroup(container.id), cpus, mems))
 
     # --- pods -------------------------------------------------------------------------------------
@@ -299,70 +267,63 @@ class EmbeddedNode(LoopThread):
         annotations: Mapping[str, str],
         qos: str = "",
         given: pb.LinuxResources | None = None,
-    ) -> EmbeddedPod:
+    ) -> pb.PodSandbox:
         message = pod_message(name, annotations, qos)
         if given is not None:
             message.linux.pod_resources.CopyFrom(given)
         message.id = f"sandbox-{name}-{next(self._numbers)}"
         message.linux.cgroups_path = self.cgroup(message.id)
-        if self._mirrors:
-            self.cgroups.write(message.linux.cgroups_path)
-        pod = self.call(self.runtime.run_pod(message))
-        self._sandboxes.add(pod.id)
-        return pod
+        return self.call(self.runtime.run_pod(message))
 
     def create(
-        self, pod: EmbeddedPod, *, cpus: float = 0, memory: int = 1 << 28, name: str = "app"
-    ) -> EmbeddedContainer:
+        self, pod: pb.PodSandbox, *, cpus: float = 0, memory: int = 1 << 28, name: str = "app"
+    ) -> DemoContainer:
         message = pb.Container(name=name)
         message.linux.resources.CopyFrom(limits(cpus, memory))
-        message.id = f"{pod.message.name}-{name}-{len(self.runtime.calls)}"
+        message.id = f"{pod.name}-{name}-{len(self.runtime.calls)}"
         message.linux.cgroups_path = self.cgroup(message.id)
-        container = self.call(self.runtime.create_container(pod.id, message))
-        container.cpuset = self.cgroups.directory(self.cgroup(message.id)) / "cpuset.cpus"
-        return container
+        return self.call(self.runtime.create_container(pod.id, message))
 
     def run(
         self, name: str, annotations: Mapping[str, str], *, cpus: float = 0, qos: str = ""
-    ) -> EmbeddedContainer:
+    ) -> DemoContainer:
         container = self.create(self.pod(name, annotations, qos), cpus=cpus)
         self.begin(container)
         return container
 
-    def begin(self, container: EmbeddedContainer) -> None:
+    def begin(self, container: DemoContainer) -> None:
         """Start a created container; it has its cgroup when this returns."""
         self.call(self.runtime.start_container(container.id))
-        if self._mirrors:
-            self.do(self._mirror)
 
-    def owner(self, name: str = "owner", cpus: int = 2) -> EmbeddedContainer:
+    def owner(self, name: str = "owner", cpus: int = 2) -> DemoContainer:
         return self.run(name, {"policy": "single-numa-node"}, cpus=cpus)
 
-    def listed(self, name: str = "listed", cpus: str = "1", mems: str = "0") -> EmbeddedContainer:
+    def listed(self, name: str = "listed", cpus: str = "1", mems: str = "0") -> DemoContainer:
         return self.run(name, {"numacpu": cpus, "numamem": mems})
 
-    def shared(self, name: str = "shared") -> EmbeddedContainer:
+    def shared(self, name: str = "shared") -> DemoContainer:
         asks = {"policy": "best-effort", "cpus": "shared"}
         return self.run(name, asks, cpus=0.5, qos="burstable/")
 
-    def free(self, name: str = "free") -> EmbeddedContainer:
+    def free(self, name: str = "free") -> DemoContainer:
         return self.run(name, {}, qos="besteffort/")
 
-    def four(self) -> list[EmbeddedContainer]:
+    def four(self) -> list[DemoContainer]:
         """One of each sort; what they have is kept for `check`."""
         made = [self.free(), self.listed(), self.shared(), self.owner()]
         self.keep()
         return made
 
-    def remove(self, container: EmbeddedContainer) -> None:
-        self.call(self.runtime.remove_pod(container.pod_id))
+    def remove(self, container: DemoContainer) -> None:
+        self.call(self.runtime.remove_pod(container.message.pod_sandbox_id))
         self.pinned.pop(container.id, None)
 
     # --- what must hold ---------------------------------------------------------------------------
 
     @property
-    def live(self) -> list[EmbeddedContainer]:
-        return [c for c in self.runtime.containers.values() if c.state is ContainerState.RUNNING]
+    def live(self) -> list[DemoContainer]:
+        containers = list(self.runtime.containers.values())
+        return [c for c in containers if c.state is DemoContainerState.RUNNING]
 
     def metric(self, name: str, **labels: str) -> float:
         """A metric of the plugin, as soon as it can be asked."""
@@ -379,7 +340,7 @@ class EmbeddedNode(LoopThread):
         found = self.plugin.json("/v1/assignments")["containers"]
         return {one["id"]: one for one in found}
 
-    def note(self, container: EmbeddedContainer, kind: str) -> None:
+    def note(self, container: DemoContainer, kind: str) -> None:
         """Remember what a container was given, if the plugin lived to give it something."""
         cpu = container.message.linux.resources.cpu
         if cpu.cpus:
@@ -397,12 +358,12 @@ class EmbeddedNode(LoopThread):
         told = self.assignments()
         live = {c.id: c for c in self.live}
         # CPUs kept for a pod belong to a container that has ended, or to none yet.
-        told = {i: one for i, one in told.items() if one["kind"] != "kept"}
+        told = {i: one for i, one in told.items() if one["kind"] != "reservation"}
         if missing := live.keys() - told.keys():
             return f"the plugin lost {sorted(missing)}"
-        if stale := told.keys() - {
-            c.id for c in self.runtime.containers.values() if c.state is not ContainerState.EXITED
-        }:
+        containers = list(self.runtime.containers.values())
+        present = {c.id for c in containers if c.state is not DemoContainerState.EXITED}
+        if stale := told.keys() - present:
             return f"the plugin remembers {sorted(stale)}, which are gone"
         owned = NO_CPUS
         for container_id, container in live.items():
@@ -420,7 +381,7 @@ class EmbeddedNode(LoopThread):
             if kind != "exclusive" and cpus & owned:
                 return f"{container_id} ({kind}) runs on owned CPUs {cpus & owned}"
             before = self.pinned.get(container_id)
-            if before is None or kind in ("shared", "unbound"):
+            if before is None or kind in ("shared", "unpinned"):
                 continue
             mems = container.message.linux.resources.cpu.mems
             if (kind, cpus, mems) != (before.kind, before.cpus, before.mems):
@@ -446,7 +407,7 @@ class EmbeddedNode(LoopThread):
         # Of those with CPUs of their own nobody may have moved, not even for a moment.
         for container_id, before in self.pinned.items():
             container = self.runtime.containers.get(container_id)
-            if container is not None and before.kind in ("exclusive", "explicit"):
+            if container is not None and before.kind in ("exclusive", "listed"):
                 assert CPUSet.parse(container.cpus) == before.cpus
 
     def usable(self) -> None:
@@ -460,7 +421,7 @@ class EmbeddedNode(LoopThread):
         until(lambda: text in self.plugin.log(), f"a log line with {text!r}")
 
 
-__all__ = ["CRIError", "EmbeddedNode", "FaultyPlugin", "Pinned", "until"]
+__all__ = ["EmbeddedNode", "FaultyPlugin", "Pinned", "PodOperationFailed", "until"]
 
 
 THOROUGH = os.environ.get("NRI_NUMA_FAULTS") == "all"

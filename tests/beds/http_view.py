@@ -90,7 +90,7 @@ class FakeView:
     free_cpus: int = 3
     zone_id: int = 0
     broken: bool = False
-    unanswered: str = ""
+    pending_registration: str = ""
     noted: list[Notice] = field(default_factory=list)
     instance: str = "0a0b0c0d"
     listeners: list[Callable[[], None]] = field(default_factory=list)
@@ -110,7 +110,7 @@ class FakeView:
                 detail="",
                 runtime="containerd",
                 runtime_version="v2.1.9",
-                pending_registration=self.unanswered,
+                pending_registration=self.pending_registration,
             ),
             checkpoint=shown.Checkpoint(written_at=None, problem=""),
         )
@@ -188,7 +188,12 @@ class FakeView:
                     "container": one.container,
                     "outcome": "placed",
                     "summary": one.reason,
-                    "result": {"kind": "explicit", "cpus": one.cpus, "mems": one.mems, "idle": ""},
+                    "result": {
+                        "kind": "listed",
+                        "cpus": one.cpus,
+                        "mems": one.mems,
+                        "idleSiblings": "",
+                    },
                     "traced": False,
                     "later": ["looked", "found"],
                 },
@@ -206,7 +211,7 @@ class FakeView:
             container_id="c", namespace="shop", pod="g", pod_uid="uid-g", container=HOSTILE,
             requested_cpus="2-3", actual_cpus="1", yields_to="nri-numa",
             detected_in="UpdateContainer",
-            first_time=1_700_000_000.0, times=2,
+            first_time=1_700_000_000.0, count=2,
         )  # fmt: skip
         return shown.KubeletDocument(
             cpu_policy="static", granted_cpus="2-3", grants=(grant,), conflicts=(contest,)

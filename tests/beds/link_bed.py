@@ -15,7 +15,7 @@ from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.nri.wire.session import RuntimeSession
 from nri_numa.nri.wire.versions import AGENT_EVENTS, Event
 from nri_numa.runtime import LinkState
-from tests.beds.embedded.runtime import EmbeddedRuntime
+from tests.beds.embedded_runtime import EmbeddedRuntime
 from tests.beds.recording_plugin import RecordingPlugin
 
 PLUGIN_EVENTS = AGENT_EVENTS & ~(

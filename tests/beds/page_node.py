@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from nri_numa.demo.runtime import PodOperationFailed
 from nri_numa.model.machine import Topology
 from nri_numa.nri.wire.pb import nri_pb2 as pb
-from tests.beds.embedded.runtime import CRIError
 from tests.beds.embedded_node import EmbeddedNode, limits, pod_message, until
 from tests.beds.plugin_process import free_port
 
@@ -66,7 +66,7 @@ class PageNode:
         made.linux.resources.CopyFrom(limits(cpus, int(memory_gib * (1 << 30))))
         try:
             created = await self.runtime.create_container(running.id, made)
-        except CRIError:
+        except PodOperationFailed:
             return ""
         await self.runtime.start_container(created.id)
         return created.id

@@ -29,7 +29,7 @@ from tests.checks.page_expressions import (
     MARKED,
     NUMA_NODES,
     PODS,
-    REFUSALS,
+    REJECTIONS,
     ROWS,
     SHAPES,
     STEPS,
@@ -233,7 +233,7 @@ def differ(bed: PageBed, pod: str, cpus: CPUSet, *, given_up: bool = False) -> s
 def test_what_is_not_as_meant_is_marked_in_words(page: Page, bed: PageBed) -> None:
     """In the drawing, in the table, in the details and on top; and gone when it is right again."""
     visit(page, bed)
-    assert "is:differs" in page.run("document.getElementById('filter').placeholder")
+    assert "is:drifted" in page.run("document.getElementById('filter').placeholder")
     agent = bed.agent
     owner = next(a for a in agent.current.state.allocations.values() if a.exclusive)
     web = of_pod(bed, "web-0")
@@ -286,7 +286,7 @@ def test_an_owner_that_lacks_a_cpu_is_marked_there(page: Page, bed: PageBed) -> 
     page.wait("document.querySelectorAll('#map .wrong').length === 1")
     assert f"cannot be used by {owner.namespace}/{owner.pod}" in page.run(label(cpu))
     assert page.run(BANNERS) == "", "nobody is disturbed"
-    page.run(fill("filter", "is:differs"))
+    page.run(fill("filter", "is:drifted"))
     assert page.run(PODS) == [owner.pod]
 
 
@@ -307,7 +307,7 @@ def test_an_answer_the_page_does_not_know_is_said_and_not_silent(page: Page, bed
     visit(page, bed)
     page.run(
         "(f => { window.fetch = (path, o) =>"
-        " f(String(path).endsWith('assignments') ? 'v1/refusals' : path, o); })(fetch)"
+        " f(String(path).endsWith('assignments') ? 'v1/rejections' : path, o); })(fetch)"
     )
     bed.create("next", policy="single-numa-node")
     page.wait(f"{BANNERS}.includes('does not understand')")
@@ -373,13 +373,13 @@ def test_an_explanation_follows_its_container_and_outlives_it(page: Page, bed: P
     assert train.pod in page.run(f"{DETAILS_TITLE}")
 
 
-def test_refusals_stand_there_with_their_reasons(page: Page, bed: PageBed) -> None:
+def test_rejections_stand_there_with_their_reasons(page: Page, bed: PageBed) -> None:
     visit(page, bed)
-    text = page.run(REFUSALS)
+    text = page.run(REJECTIONS)
     assert bed.agent.history.rejections
-    for refusal in bed.agent.history.rejections:
-        assert refusal.reason in text
-        assert refusal.message in text
+    for rejection in bed.agent.history.rejections:
+        assert rejection.reason in text
+        assert rejection.message in text
     page.click("#refusals li a:not(.reason)")
     page.wait(f"{DETAILS}.includes('Why it was refused')")
     page.wait(f"{STEPS} > 1")
@@ -462,7 +462,7 @@ def test_rows_are_sorted_and_filtered(page: Page, bed: PageBed) -> None:
     expected = {
         a.pod
         for a in bed.agent.current.state.allocations.values()
-        if a.kind in ("exclusive", "explicit") and 1 in a.cpus
+        if a.kind in ("exclusive", "listed") and 1 in a.cpus
     }
     assert expected <= set(page.run(PODS))
     page.run(fill("filter", ""))
@@ -560,6 +560,6 @@ def test_nothing_is_loaded_from_elsewhere_and_no_code_can_be_slipped_in(
     )
     page.run("document.body.setAttribute('onclick', 'document.title = 2'); document.body.click()")
     assert page.run("document.title").endswith("– nri-numa")
-    refused = [e for e in page.errors if "Content Security Policy" in e]
-    assert refused
+    rejected = [e for e in page.errors if "Content Security Policy" in e]
+    assert rejected
     page.errors.clear()

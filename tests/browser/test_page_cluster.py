@@ -56,7 +56,7 @@ def test_machines_are_shown_asked_and_kept_up_with(page: Page, bed: ClusterPage)
         WORDS
     )
     assert "cpus=12" in page.run("location.hash")
-    page.click("#only")
+    page.click("#fittingOnly")
     page.wait(f"{NAMES} === 'worker-2 worker-1'")
     # The cluster changes under the page; a name is only ever text.
     bed.tell(topology(2, 2, name="worker-2"), topology(16, name=HOSTILE))
@@ -112,7 +112,7 @@ def test_five_thousand_nodes_are_one_picture(page: Page, bed: ClusterPage) -> No
     page.wait(
         f"{squares}.slice(0, 8).join() === 'new-0,new-1,new-2,new-3,new-4,worker-4,silent,worker-1'"
     )
-    page.run(fill("sort", "fragmented", "change"))
+    page.run(fill("sort", "fragmentation", "change"))
     page.wait(f"{squares}[0] === 'worker-3'")
     page.run(fill("sort", "free", "change"))
     page.wait(f"{squares}[0] === 'node-0000'")

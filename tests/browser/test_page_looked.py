@@ -42,7 +42,7 @@ def test_where_its_memory_is_and_how_much_it_waits(page: Page) -> None:
         node.start_agent()
         node.create("looked", cpus=2, memory_gib=1, policy="single-numa-node")
         visit(page, node)
-        read_by_the_agent(page, node.url, "c.memory.at > 0 && c.waiting.at > 0")
+        read_by_the_agent(page, node.url, "c.memory.readAt > 0 && c.cpuPressure.readAt > 0")
         details_anew(page, node.url)
         page.wait(f"{DETAILS}.includes('where it is, is not known here: it has no cgroup')")
         page.wait(f"{DETAILS}.includes('not known here: it has no cgroup that can be read')")
@@ -60,7 +60,7 @@ def test_where_its_memory_is_and_how_much_it_waits(page: Page) -> None:
             },
         )
         read_by_the_agent(
-            page, node.url, "c.memory.localPercent === 75 && c.waiting.pressurePercent === 12.5"
+            page, node.url, "c.memory.localPercent === 75 && c.cpuPressure.pressurePercent === 12.5"
         )
         details_anew(page, node.url)
         page.wait(f"{DETAILS}.includes('75 % on its own NUMA nodes')")

@@ -16,10 +16,11 @@ from pathlib import Path
 
 import pytest
 
+from nri_numa.demo.runtime import PodOperationFailed
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet
 from tests.beds import confinement
-from tests.beds.embedded_node import CRIError, EmbeddedNode, until
+from tests.beds.embedded_node import EmbeddedNode, until
 
 ROOT = Path(__file__).resolve().parents[2]
 try:
@@ -65,8 +66,8 @@ def test_the_whole_job_is_done_with_it(confined: EmbeddedNode) -> None:
     node.plugin.restart(kill=True)
     node.usable()
     assert node.plugin.terminate() == 0
-    refused = [r for r in node.plugin.records() if "not permitted" in json.dumps(r)]
-    assert refused == []
+    rejected = [r for r in node.plugin.records() if "not permitted" in json.dumps(r)]
+    assert rejected == []
 
 
 def test_the_cgroup_of_a_container_that_started_without_it_is_marked(
@@ -79,7 +80,7 @@ def test_the_cgroup_of_a_container_that_started_without_it_is_marked(
     name = "user.numa.kubernetes.io/assigned"
     directory = node.cgroups.directory(node.cgroup(met.id))
     until(lambda: name in os.listxattr(directory), "the mark")
-    assert json.loads(os.getxattr(directory, name))["kind"] == "unbound"
+    assert json.loads(os.getxattr(directory, name))["kind"] == "unpinned"
 
 
 @pytest.mark.parametrize("writable", [True, False])
@@ -101,7 +102,9 @@ def test_room_is_made_where_the_lists_of_containers_can_be_written(
             assert len(CPUSet.parse(new.cpus)) == 6
             node.check()
         else:
-            with pytest.raises(CRIError, match=r"no room could be made: .*/cpuset\.cpus: Perm"):
+            with pytest.raises(
+                PodOperationFailed, match=r"no room could be made: .*/cpuset\.cpus: Perm"
+            ):
                 node.run("new", single, cpus=6)
 
 

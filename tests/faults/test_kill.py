@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from nri_numa.demo.runtime import DemoContainer, PodOperationFailed
 from nri_numa.nri.wire.pb import nri_pb2 as pb
-from tests.beds.embedded.runtime import EmbeddedContainer
-from tests.beds.embedded_node import THOROUGH, CRIError, EmbeddedNode, until
+from tests.beds.embedded_node import THOROUGH, EmbeddedNode, until
 
 MOMENTS = ("before", "half", "after")
 
@@ -57,7 +57,7 @@ def live_through(node: EmbeddedNode) -> None:
     go_on()
     free = node.free()
     go_on()
-    node.note(node.listed(), "explicit")
+    node.note(node.listed(), "listed")
     go_on()
     owner = node.owner()
     node.note(owner, "exclusive")
@@ -120,7 +120,7 @@ def test_at_random_under_churn(node: EmbeddedNode, seed: int) -> None:
 
     def churn() -> None:
         mine = random.Random(seed + 1)
-        running: list[EmbeddedContainer] = []
+        running: list[DemoContainer] = []
         number = 0
         try:
             while not stop.is_set():
@@ -128,7 +128,7 @@ def test_at_random_under_churn(node: EmbeddedNode, seed: int) -> None:
                 if len(running) > 6 or (running and mine.random() < 0.4):
                     node.remove(running.pop(mine.randrange(len(running))))
                     continue
-                with contextlib.suppress(CRIError):
+                with contextlib.suppress(PodOperationFailed):
                     make = mine.choice((node.owner, node.shared, node.free))
                     running.append(make(f"churn{number}"))
         except BaseException as error:

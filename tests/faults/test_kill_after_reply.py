@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import pytest
 
+from nri_numa.demo.runtime import DemoContainer
 from nri_numa.model.cpuset import CPUSet
-from tests.beds.embedded.runtime import EmbeddedContainer
 from tests.beds.embedded_node import EmbeddedNode, until
 
 REST = (
@@ -30,7 +30,7 @@ def died(node: EmbeddedNode) -> None:
     until(lambda: not node.plugin.running, "the plugin is dead")
 
 
-def has_its_own(node: EmbeddedNode, container: EmbeddedContainer) -> CPUSet:
+def has_its_own(node: EmbeddedNode, container: DemoContainer) -> CPUSet:
     """The two CPUs of a container, by what the runtime was answered."""
     cpus = CPUSet.parse(container.message.linux.resources.cpu.cpus)
     assert len(cpus) == 2
@@ -75,7 +75,7 @@ def test_between_the_answer_to_a_stop_and_the_rest(node: EmbeddedNode) -> None:
     node.check()
 
 
-def restarted(node: EmbeddedNode, fault: str) -> EmbeddedContainer:
+def restarted(node: EmbeddedNode, fault: str) -> DemoContainer:
     """A neighbour runs, and the plugin has a fault from now on."""
     node.start()
     free = node.free()
@@ -111,4 +111,4 @@ def test_between_an_answer_and_the_widening(node: EmbeddedNode, fails: bool) -> 
     node.start()
     until(lambda: CPUSet.parse(free.cpus) == node.topology.online, "it has all CPUs again")
     node.check()
-    assert node.metric("nri_numa_late_repairs_total") == 0
+    assert node.metric("nri_numa_undelivered_updates_repaired_total") == 0

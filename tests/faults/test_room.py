@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from nri_numa.demo.runtime import DemoContainer, PodOperationFailed
 from nri_numa.machine.cgroups import CgroupReader
 from nri_numa.machine.migration import find_migration_problem
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
-from tests.beds.embedded.runtime import EmbeddedContainer
-from tests.beds.embedded_node import CRIError, EmbeddedNode, until
+from tests.beds.embedded_node import EmbeddedNode, until
 
 if problem := find_migration_problem(CgroupReader("/nowhere")):
     pytest.skip(f"no memory moves here: {problem}", allow_module_level=True)
@@ -43,7 +43,7 @@ def node(tmp_path: Path) -> Iterator[EmbeddedNode]:
         yield node
 
 
-def mems(node: EmbeddedNode, container: EmbeddedContainer) -> str:
+def mems(node: EmbeddedNode, container: DemoContainer) -> str:
     # Files are no cgroups: two that write at once leave 1-1.
     return str(NUMASet.parse(node.cgroups.mems_of(node.cgroup(container.id))))
 
@@ -106,7 +106,7 @@ def test_what_cannot_be_written_goes_back(node: EmbeddedNode) -> None:
             unwritable = file.with_name("unwritable")
             unwritable.symlink_to("/dev/null")
             unwritable.replace(file)
-    with pytest.raises(CRIError, match=r"no room could be made: .*cpuset.cpus"):
+    with pytest.raises(PodOperationFailed, match=r"no room could be made: .*cpuset.cpus"):
         node.run("new", SINGLE, cpus=6)
     assert {i: one["cpus"] for i, one in node.assignments().items()} == before
 
@@ -123,4 +123,4 @@ def test_the_checkpoint_is_lost_on_the_way(node: EmbeddedNode) -> None:
     right(node)
     assert len(moved(node)) == 1
     assert len(CPUSet.parse(new.cpus)) == 6
-    assert not [one for one in node.assignments().values() if "moving" in one]
+    assert not [one for one in node.assignments().values() if "migration" in one]

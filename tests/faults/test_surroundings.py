@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from nri_numa.demo.runtime import DemoContainer, PodOperationFailed
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet
-from tests.beds.embedded.runtime import EmbeddedContainer
-from tests.beds.embedded_node import CRIError, EmbeddedNode, FaultyPlugin, until
+from tests.beds.embedded_node import EmbeddedNode, FaultyPlugin, until
 
 
 def test_a_clock_that_jumps(bare: EmbeddedNode) -> None:
@@ -63,14 +62,14 @@ def repaired(node: EmbeddedNode, times: int) -> None:
     until(lambda: node.metric("nri_numa_drift_repaired_total") == times, "repaired")
 
 
-def drifts(node: EmbeddedNode, container: EmbeddedContainer, times: int) -> None:
+def drifts(node: EmbeddedNode, container: DemoContainer, times: int) -> None:
     """Rewrite a cpuset until it was repaired as drift so many times.
 
     What is rewritten while the plugin still looks whether its own update has arrived is put right
     as late, which is counted elsewhere.
     """
     while True:
-        before = node.metric("nri_numa_late_repairs_total")
+        before = node.metric("nri_numa_undelivered_updates_repaired_total")
         node.tamper(container, "0-31", "0-3")
         until(partial(_put_right, node, times, before), "put right")
         if node.metric("nri_numa_drift_repaired_total") == times:
@@ -79,7 +78,7 @@ def drifts(node: EmbeddedNode, container: EmbeddedContainer, times: int) -> None
 
 def _put_right(node: EmbeddedNode, times: int, late: float) -> bool:
     drift = node.metric("nri_numa_drift_repaired_total")
-    return drift == times or node.metric("nri_numa_late_repairs_total") > late
+    return drift == times or node.metric("nri_numa_undelivered_updates_repaired_total") > late
 
 
 def test_a_rewritten_cpuset_is_repaired_counted_and_said(tmp_path: Path) -> None:
@@ -96,7 +95,7 @@ def test_a_rewritten_cpuset_is_repaired_counted_and_said(tmp_path: Path) -> None
         node.logged("drift found")
         node.logged("drift repaired")
         node.tamper(listed, "0-31", "0-3")
-        until(lambda: node.metric("nri_numa_drift_fights_total") == 1, "given up")
+        until(lambda: node.metric("nri_numa_drift_repairs_abandoned_total") == 1, "given up")
         node.logged("another program keeps rewriting")
         assert node.cgroups.cpus_of(path) == "0-31"
         # The others are still looked after.
@@ -142,13 +141,10 @@ def test_a_start_that_fails(node: EmbeddedNode) -> None:
     """The kernel refuses the cpuset: the runtime reports it only when it removes the container."""
     pod = node.pod("young", {"policy": "single-numa-node"})
     container = node.create(pod, cpus=2)
-    container.machine = dataclasses.replace(container.machine)
-    node.runtime._world.machine = dataclasses.replace(
-        node.runtime._world.machine, cpus=CPUSet.parse("0")
-    )
-    with pytest.raises(CRIError, match="failed to create"):
+    node.runtime.machine = build_synthetic_topology(cores_per_numa=1, threads=1)
+    with pytest.raises(PodOperationFailed, match="failed to create"):
         node.begin(container)
-    node.runtime._world.machine = container.machine
+    node.runtime.machine = node.topology
     node.plugin.restart(kill=True)
     node.check()
     node.call(node.runtime.remove_pod(pod.id))
@@ -166,7 +162,7 @@ def test_cpus_go_and_come_back(node: EmbeddedNode) -> None:
     node.logged("CPUs changed")
     assert node.metric("nri_numa_offline_cpus") == 1
     assert 18 not in CPUSet.parse(free.cpus)
-    with pytest.raises(CRIError, match="offline"):
+    with pytest.raises(PodOperationFailed, match="offline"):
         node.listed("late", "18", "3")
     node.write_machine(node.topology)
     until(lambda: {c.id: c.cpus for c in (free, listed, shared, owner, two)} == seen, "as before")

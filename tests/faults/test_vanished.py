@@ -7,35 +7,35 @@ from pathlib import Path
 
 import pytest
 
+from nri_numa.demo.runtime import DemoContainer
 from nri_numa.model.cpuset import CPUSet
-from tests.beds.embedded.runtime import EmbeddedContainer
 from tests.beds.embedded_node import EmbeddedNode, limits, until
 
 OWN = {"policy": "single-numa-node"}
 
 
-def stopped(node: EmbeddedNode, of: EmbeddedContainer) -> None:
+def stopped(node: EmbeddedNode, of: DemoContainer) -> None:
     node.call(node.runtime.stop_container(of.id))
-    node.call(node.runtime.stop_pod(of.pod_id))
+    node.call(node.runtime.stop_pod(of.message.pod_sandbox_id))
 
 
-def sandbox_stopped(node: EmbeddedNode, of: EmbeddedContainer) -> None:
-    node.call(node.runtime.stop_pod(of.pod_id))
+def sandbox_stopped(node: EmbeddedNode, of: DemoContainer) -> None:
+    node.call(node.runtime.stop_pod(of.message.pod_sandbox_id))
 
 
-def removed_by_force(node: EmbeddedNode, of: EmbeddedContainer) -> None:
-    node.call(node.runtime.remove_pod(of.pod_id))
+def removed_by_force(node: EmbeddedNode, of: DemoContainer) -> None:
+    node.call(node.runtime.remove_pod(of.message.pod_sandbox_id))
 
 
-def container_removed_first(node: EmbeddedNode, of: EmbeddedContainer) -> None:
+def container_removed_first(node: EmbeddedNode, of: DemoContainer) -> None:
     node.call(node.runtime.remove_container(of.id))
-    node.call(node.runtime.stop_pod(of.pod_id))
+    node.call(node.runtime.stop_pod(of.message.pod_sandbox_id))
 
 
-def sandbox_died(node: EmbeddedNode, of: EmbeddedContainer) -> None:
+def sandbox_died(node: EmbeddedNode, of: DemoContainer) -> None:
     """Its process ended, and those of its containers: that is no call, and no event of a pod."""
     node.call(node.runtime.stop_container(of.id))
-    node.runtime.pods[of.pod_id].stopped = True
+    node.runtime.end_sandbox(of.message.pod_sandbox_id)
 
 
 WAYS = (stopped, sandbox_stopped, removed_by_force, container_removed_first, sandbox_died)
@@ -84,7 +84,7 @@ def test_what_a_pod_had_that_vanished_is_free(
         def end() -> None:
             for way, of in zip(WAYS, ran, strict=True):
                 way(node, of)
-            for pod_id in (created.pod_id, whole.id):
+            for pod_id in (created.message.pod_sandbox_id, whole.id):
                 node.call(node.runtime.stop_pod(pod_id))
 
         away(node, end)
@@ -94,7 +94,7 @@ def test_what_a_pod_had_that_vanished_is_free(
             return [one["pod"] for one in every if one.get("reservation") != "soft"]
 
         until(lambda: not left(), "all that is kept gives way", timeout_s=60)
-        for pod_id in [i for i in node.runtime.pods if i != neighbour.pod_id]:
+        for pod_id in [i for i in node.runtime.pods if i != neighbour.message.pod_sandbox_id]:
             node.call(node.runtime.remove_pod(pod_id))
         until(lambda: CPUSet.parse(neighbour.cpus) == node.topology.online, "it has all CPUs")
         node.usable()

@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from schemathesis.core.result import Ok
 from schemathesis.specs.openapi.schemas import OpenApiSchema
 
-from tests.beds.embedded_node import CRIError, EmbeddedNode, until
+from nri_numa.demo.runtime import PodOperationFailed
+from tests.beds.embedded_node import EmbeddedNode, until
 from tests.beds.http_view import HOSTILE
 
 # An event stream has no end; tests/unit/web reads it.
@@ -41,7 +42,7 @@ def node(
         node.shared()
         node.free()
         node.listed(NASTY)
-        with pytest.raises(CRIError):
+        with pytest.raises(PodOperationFailed):
             node.listed("refused", cpus="4000")
         until(node.plugin.responsive, "the HTTP server")  # comes up after the link
         yield node

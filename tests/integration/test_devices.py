@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from nri_numa.demo.runtime import DemoContainer
 from nri_numa.kubelet.pb import podresources_pb2
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from tests.beds.device_tree import GPU_CLASS, DeviceTree
-from tests.beds.embedded.runtime import EmbeddedContainer, EmbeddedPod
 from tests.beds.embedded_node import EmbeddedNode, until
 from tests.beds.fake_kubelet import pod_resources
 
@@ -40,14 +40,14 @@ def node_with_a_gpu(directory: Path, **devices: object) -> EmbeddedNode:
 
 def run(
     node: EmbeddedNode, name: str, wishes: dict[str, str], *env: str, device: bool = False
-) -> EmbeddedContainer:
+) -> DemoContainer:
     return run_in(node, node.pod(name, wishes), *env, device=device)
 
 
 def run_in(
-    node: EmbeddedNode, pod: EmbeddedPod, *env: str, device: bool = False
-) -> EmbeddedContainer:
-    message = pb.Container(id=f"{pod.message.name}-app", name="app", env=env)
+    node: EmbeddedNode, pod: pb.PodSandbox, *env: str, device: bool = False
+) -> DemoContainer:
+    message = pb.Container(id=f"{pod.name}-app", name="app", env=env)
     message.linux.resources.cpu.quota.value = 100_000
     message.linux.resources.cpu.period.value = 100_000
     message.linux.resources.memory.limit.value = 1 << 28
@@ -59,7 +59,7 @@ def run_in(
     return container
 
 
-def mems(container: EmbeddedContainer) -> str:
+def mems(container: DemoContainer) -> str:
     found: str = container.message.linux.resources.cpu.mems
     return found
 
@@ -113,13 +113,13 @@ def test_what_the_kubelet_gave_counts_once_it_has_said_so(directory: Path) -> No
         node.start()
         numbers = itertools.count()
 
-        def said(pod: EmbeddedPod) -> str:
+        def said(pod: pb.PodSandbox) -> str:
             """Create the container in the pod, once more; what its explanation says, and where."""
             message = pb.Container(id=f"app-{next(numbers)}", name="app")
             message.linux.resources.memory.limit.value = 1 << 20
             message.linux.cgroups_path = node.cgroup(message.id)
             made = node.call(node.runtime.create_container(pod.id, message))
-            name = pod.message.name
+            name = pod.name
             steps = str(node.plugin.json(f"/v1/explain/default/{name}/app"))
             node.call(node.runtime.remove_container(made.id))
             return f"{steps} on {mems(made)}" if "has not said yet" not in steps else ""

@@ -79,10 +79,12 @@ def clean(text: str) -> bool:
     return all(line.isprintable() for line in text.split("\n"))
 
 
-@pytest.mark.parametrize("path", ["status", "assignments", "refusals", "notices", "use", "kubelet"])
+@pytest.mark.parametrize(
+    "path", ["status", "assignments", "rejections", "notices", "use", "kubelet"]
+)
 def test_documents_are_json_and_say_what_it_was(bed: PageBed, path: str) -> None:
     document = json.loads(got(bed, f"v1/{path}"))
-    if path in ("assignments", "refusals"):
+    if path in ("assignments", "rejections"):
         rows: list[dict[str, Any]] = document[{"assignments": "containers"}.get(path, path)]
         assert {row["namespace"] for row in rows} <= set(NAMES.values())
         assert len(rows) >= len(NAMES)

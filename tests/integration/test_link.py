@@ -10,20 +10,21 @@ from typing import Any
 
 import pytest
 
+from nri_numa.demo.runtime import DemoContainerState, PodOperationFailed
+from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.nri import link as nri
 from nri_numa.nri.link import LinkSettings, NRILink
 from nri_numa.nri.wire.pb import nri_pb2 as pb
+from nri_numa.nri.wire.versions import Event
 from nri_numa.runtime import LinkState, RequestRejected
-from tests.beds.embedded.runtime import (
+from tests.beds.embedded_runtime import (
     CONTAINERD_1_7,
     CONTAINERD_2_1,
     CONTAINERD_2_4,
     CRI_O_1_35,
-    ContainerState,
-    CRIError,
+    EmbeddedProfile,
     EmbeddedRuntime,
     Faults,
-    RuntimeProfile,
 )
 from tests.beds.link_bed import (
     RawRuntime,
@@ -87,7 +88,7 @@ LIFE = [
 
 @pytest.mark.parametrize("profile", PROFILES.values(), ids=PROFILES.keys())
 async def test_a_life_looks_the_same_on_every_runtime(
-    tmp_path: Path, profile: RuntimeProfile
+    tmp_path: Path, profile: EmbeddedProfile
 ) -> None:
     """StateChange or one method for each event: the handler cannot tell, but for new events."""
     plugin = RecordingPlugin(create_container=pinned("2-3", "0"))
@@ -146,7 +147,8 @@ async def test_updates_ride_on_replies(tmp_path: Path) -> None:
     """Creation, stop, synchronisation and the update itself can all change other containers."""
     plugin = RecordingPlugin()
     path = str(tmp_path / "nri.sock")
-    async with EmbeddedRuntime(path, cpus="0-7", mems="0-1") as runtime:
+    topology = build_synthetic_topology(numa_per_socket=1, cores_per_numa=4, threads=1)
+    async with EmbeddedRuntime(path, topology=topology) as runtime:
         pod = await runtime.run_pod(web())
         first = await runtime.create_container(pod.id, pb.Container(name="first"))
         await runtime.start_container(first.id)
@@ -186,12 +188,10 @@ async def test_a_refusal_fails_the_operation_with_exactly_its_words(tmp_path: Pa
         app = await runtime.create_container(pod.id, pb.Container(name="app"))
         await runtime.start_container(app.id)
         plugin.hooks = dict.fromkeys(("create_container", "update_container"), refuse)
-        with pytest.raises(CRIError) as creation:
+        with pytest.raises(PodOperationFailed) as creation:
             await runtime.create_container(pod.id, pb.Container(name="other"))
-        assert str(creation.value) == (
-            f"failed to get NRI adjustment for container: rpc error: code = Unknown desc = {text}"
-        )
-        with pytest.raises(CRIError, match=r"NRI container update failed: .*CPU 9 is not"):
+        assert str(creation.value) == (f"rpc error: code = Unknown desc = {text}")
+        with pytest.raises(PodOperationFailed, match=r"rpc error: .*CPU 9 is not"):
             await runtime.update_container(app.id, pin("1"))
         assert app.cpus == "0-3"
         # Every plugin hears that the container does not exist, by an id without a name.
@@ -204,7 +204,7 @@ async def test_a_refusal_fails_the_operation_with_exactly_its_words(tmp_path: Pa
         await runtime.remove_container(app.id)
         assert runtime.plugins == ("10-numapin",)
         plugin.hooks = {"run_pod": refuse}
-        with pytest.raises(CRIError, match="failed to run sandbox"):
+        with pytest.raises(PodOperationFailed, match="rpc error: code = Unknown"):
             await runtime.run_pod(web())
         assert plugin.log[-2:] == ["StopPodSandbox web", "RemovePodSandbox web"]
 
@@ -225,7 +225,7 @@ async def test_a_bug_in_a_handler_is_answered_as_its_hook_decides(tmp_path: Path
             ("CreateContainer", "a bug")
         ]
         plugin.hooks["on_internal_error"] = fail_closed
-        with pytest.raises(CRIError, match="internal error: a bug"):
+        with pytest.raises(PodOperationFailed, match="internal error: a bug"):
             await runtime.create_container(pod.id, pb.Container(name="other"))
         plugin.hooks["on_internal_error"] = bug
         plugin.hooks["replied"] = bug
@@ -278,9 +278,9 @@ async def test_events_for_ids_nobody_knows_are_passed_on(tmp_path: Path) -> None
         async with running(link_to(path, plugin)):
             await runtime.wait_for_plugin()
             await runtime.stop_pod(pod.id)
-            assert app.state is ContainerState.EXITED
+            assert app.state is DemoContainerState.EXITED
             never = pb.Container(id="gone", pod_sandbox_id="gone too")
-            await runtime._stop_event(pb.PodSandbox(id="gone too"), never)
+            await runtime._send_event(Event.STOP_CONTAINER, pb.PodSandbox(id="gone too"), never)
             await runtime.remove_pod(pod.id)
     assert plugin.log[2:] == [
         "StopContainer app",

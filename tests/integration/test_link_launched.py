@@ -12,7 +12,7 @@ import pytest
 from nri_numa.errors import ConfigError
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.runtime import LinkState
-from tests.beds.embedded.runtime import CONTAINERD_1_7, CONTAINERD_2_1, EmbeddedRuntime
+from tests.beds.embedded_runtime import CONTAINERD_1_7, CONTAINERD_2_1, EmbeddedRuntime
 from tests.beds.link_bed import eventually, link_to
 from tests.beds.recording_plugin import RecordingPlugin, adjusted
 

@@ -8,20 +8,20 @@ from typing import Any
 
 import pytest
 
+from nri_numa.demo.runtime import DemoContainer
 from nri_numa.nri.link import NRILink
 from nri_numa.nri.wire import events as ev
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.runtime import LinkState
 from nri_numa.runtime_profile import PushPath
-from tests.beds.embedded.plugin_link import EVENTS_OF_0_2
-from tests.beds.embedded.runtime import (
+from tests.beds.embedded_runtime import (
     CONTAINERD_1_7,
     CONTAINERD_2_1,
     CONTAINERD_2_4,
     CRI_O_1_35,
-    EmbeddedContainer,
+    EVENTS_OF_0_2,
+    EmbeddedProfile,
     EmbeddedRuntime,
-    RuntimeProfile,
 )
 from tests.beds.link_bed import (
     RawRuntime,
@@ -37,12 +37,12 @@ from tests.beds.recording_plugin import RecordingPlugin, update
 
 pytestmark = pytest.mark.asyncio
 
-OLD_CONTAINERD = RuntimeProfile(
+OLD_CONTAINERD = EmbeddedProfile(
     version="1.7.13", nri_version="", tells_timeouts=False, events=EVENTS_OF_0_2, per_event=False
 )
 
 
-async def started(runtime: EmbeddedRuntime) -> EmbeddedContainer:
+async def started(runtime: EmbeddedRuntime) -> DemoContainer:
     pod = await runtime.run_pod(pb.PodSandbox(name="web"))
     container = await runtime.create_container(pod.id, pb.Container(name="app"))
     await runtime.start_container(container.id)
@@ -60,7 +60,7 @@ async def started(runtime: EmbeddedRuntime) -> EmbeddedContainer:
     ids=["containerd-2.4", "containerd-2.1", "containerd-1.7", "cri-o-1.35"],
 )
 async def test_a_push_arrives_by_the_way_that_is_safe(
-    tmp_path: Path, profile: RuntimeProfile, path: PushPath
+    tmp_path: Path, profile: EmbeddedProfile, path: PushPath
 ) -> None:
     """Plain UpdateContainers may hang the runtime before NRI 0.12.1 (containerd#13733)."""
     plugin = RecordingPlugin()
@@ -95,7 +95,7 @@ async def test_a_push_without_a_link_is_reported_and_not_raised(tmp_path: Path) 
 @pytest.mark.parametrize("as_list", [False, True])
 async def test_failures_the_runtime_reports_are_handed_on(tmp_path: Path, as_list: bool) -> None:
     async with embedded(
-        tmp_path, RecordingPlugin(), profile=RuntimeProfile(update_failures_as_list=as_list)
+        tmp_path, RecordingPlugin(), profile=EmbeddedProfile(update_failures_as_list=as_list)
     ) as (runtime, link):
         good, bad = await started(runtime), await started(runtime)
         result = await link.push_updates([update(bad.id, "99"), update(good.id, "1")])

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from nri_numa.agent.runtime_lock import RuntimeLock
-from tests.beds.embedded_node import CRIError, EmbeddedNode, until
+from nri_numa.demo.runtime import PodOperationFailed
+from tests.beds.embedded_node import EmbeddedNode, until
 
 
 @pytest.fixture
@@ -58,7 +59,7 @@ def test_what_can_change_live_decides_the_next_container(node: EmbeddedNode) -> 
     records = reload(node, {"reservedCPUs": "2"})
     assert told(records) == ({"rules"}, [])
     plain = node.run("plain", {}, cpus=1)
-    assert node.assignments()[plain.id]["kind"] == "unbound"
+    assert node.assignments()[plain.id]["kind"] == "unpinned"
     assert node.plugin.metric("nri_numa_invariant_violations_total") == 0
 
 
@@ -100,7 +101,7 @@ def test_a_file_with_mistakes_changes_nothing_and_every_mistake_is_named(
     os.kill(node.plugin.pid, signal.SIGHUP)
     until(lambda: len(node.plugin.records()) > before, "the broken file is logged")
     assert node.plugin.running
-    with pytest.raises(CRIError, match="exclusive CPUs"):
+    with pytest.raises(PodOperationFailed, match="exclusive CPUs"):
         node.run("big", {"policy": "single-numa-node"}, cpus=33)
     node.check()
     reload(node, {"strategy": "pack"})

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.beds.embedded_node import CRIError, EmbeddedNode, until
+from nri_numa.demo.runtime import PodOperationFailed
+from tests.beds.embedded_node import EmbeddedNode, until
 from tests.beds.plugin_process import plugin_environment
 from tools.build_image import unpack
 
@@ -34,7 +35,7 @@ def test_a_report_is_replayed_elsewhere_and_keeps_names_and_passwords(tmp_path: 
     with EmbeddedNode(tmp_path, config={"controller": {"prometheus": asked}}) as node:
         node.start()
         own = node.owner("orders-db", 3)
-        with pytest.raises(CRIError, match="exclusive CPUs"):
+        with pytest.raises(PodOperationFailed, match="exclusive CPUs"):
             node.run("too-big", {"policy": "single-numa-node"}, cpus=33)
         until(node.plugin.responsive, "it serves")
         # As if it logged to a file; the bed reads what it writes to standard error.
@@ -49,9 +50,9 @@ def test_a_report_is_replayed_elsewhere_and_keeps_names_and_passwords(tmp_path: 
             given = (f"--config={tmp_path}/logging.yaml", f"--api={node.plugin.address}")
             nri_numa("report", tmp_path / f"{name}.tar.gz", *given, *more)
     told = unpacked(tmp_path / "open.tar.gz", tmp_path / "open")
-    assert {"check", "config", "versions", "status", "refusals", "notices"} <= told.keys()
-    (refused,) = told["refusals"]["refusals"]
-    assert refused["pod"] == "too-big"
+    assert {"check", "config", "versions", "status", "rejections", "notices"} <= told.keys()
+    (rejected,) = told["rejections"]["rejections"]
+    assert rejected["pod"] == "too-big"
     assert "orders-db" in (tmp_path / "open" / "log.txt").read_text()
     assert own.cpus == told["assignments"]["containers"][0]["cpus"]
     unpacked(tmp_path / "hashed.tar.gz", tmp_path / "hashed")

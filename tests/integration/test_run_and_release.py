@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from nri_numa.demo.runtime import PodOperationFailed
 from nri_numa.machine.synthetic import build_synthetic_topology
-from tests.beds.embedded_node import CRIError, EmbeddedNode, until
+from tests.beds.embedded_node import EmbeddedNode, until
 from tests.beds.plugin_process import PluginProcess
 
 
@@ -73,12 +74,12 @@ def test_explanations_survive_a_restart(tmp_path: Path) -> None:
     with EmbeddedNode(tmp_path) as node:
         node.start()
         node.owner("own", 2)
-        with pytest.raises(CRIError, match="exclusive CPUs"):
+        with pytest.raises(PodOperationFailed, match="exclusive CPUs"):
             node.run("big", {"policy": "single-numa-node"}, cpus=33)
         before = [node.plugin.json(f"/v1/explain/default/{pod}") for pod in ("own", "big")]
         node.plugin.restart()
         assert [node.plugin.json(f"/v1/explain/default/{p}") for p in ("own", "big")] == before
-        assert all(one["explanations"][0]["steps"] for one in before)
+        assert all(one["explanations"][0]["decisionSteps"] for one in before)
         # And a damaged file costs no more than what was in it.
         assert node.plugin.terminate() == 0
         (node.plugin.state_directory / "history").write_bytes(b"nonsense")
@@ -114,7 +115,7 @@ def test_an_annotation_for_a_container_that_never_came_is_said_when_the_pod_ends
         until(lambda: named() == {"default/slip", "default/older"}, "both are named")
 
 
-def test_case_16_memory_that_was_added_counts_after_a_refusal(tmp_path: Path) -> None:
+def test_case_16_memory_that_was_added_counts_after_a_rejection(tmp_path: Path) -> None:
     """The first is refused; what it missed is looked for at once, and the next one gets it."""
     small = build_synthetic_topology(
         sockets=1, numa_per_socket=1, cores_per_numa=8, memory_gib=0.125
@@ -122,7 +123,7 @@ def test_case_16_memory_that_was_added_counts_after_a_refusal(tmp_path: Path) ->
     with EmbeddedNode(tmp_path, topology=small) as node:
         node.start()
         wish = {"policy": "single-numa-node"}
-        with pytest.raises(CRIError, match=r"256 MiB memory"):
+        with pytest.raises(PodOperationFailed, match=r"256 MiB memory"):
             node.run("first", wish, cpus=0.5)
         node.write_machine(
             build_synthetic_topology(sockets=1, numa_per_socket=1, cores_per_numa=8, memory_gib=8)
@@ -132,7 +133,7 @@ def test_case_16_memory_that_was_added_counts_after_a_refusal(tmp_path: Path) ->
         def placed() -> bool:
             try:
                 node.run(f"next-{next(tries)}", wish, cpus=0.5)
-            except CRIError:
+            except PodOperationFailed:
                 return False
             return True
 

@@ -9,7 +9,8 @@ from urllib.request import urlopen
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
-from tests.beds.embedded_node import CRIError, EmbeddedNode, limits, until
+from nri_numa.demo.runtime import PodOperationFailed
+from tests.beds.embedded_node import EmbeddedNode, limits, until
 from tests.beds.plugin_process import free_port, plugin_environment
 from tests.beds.processes import Daemon
 from tests.beds.trace_receiver import receive_traces, values
@@ -58,7 +59,7 @@ def test_what_was_decided_is_a_span_below_the_runtimes(tmp_path: Path) -> None:
                 assert (resized["numa.outcome"], resized["numa.cpus"]) == ("resized", "0-2")
                 assert receiver.resource["service.name"] == "nri-numa"
                 assert receiver.resource["k8s.node.name"] == "n1"
-                with pytest.raises(CRIError):
+                with pytest.raises(PodOperationFailed):
                     node.run("big", {"policy": "single-numa-node"}, cpus=33)
                 refused = receiver.named("CreateContainer", k8s_pod_name="big")
                 assert refused.status.code == Status.STATUS_CODE_ERROR
@@ -74,8 +75,8 @@ def test_what_was_decided_is_a_span_below_the_runtimes(tmp_path: Path) -> None:
                 assert "unsampled" not in named
                 with urlopen(f"http://{address}/metrics") as metrics:
                     text = metrics.read().decode()
-                assert 'publish_dropped_total{output="traces"} 0.0' in text
-                assert 'publish_output_up{output="traces"} 1.0' in text
+                assert 'publisher_objects_dropped_total{output="traces"} 0.0' in text
+                assert 'publisher_output_up{output="traces"} 1.0' in text
                 said = publisher.log_file.read_text()
                 assert said.count("spans not sent") == said.count("opentelemetry") + 1 == 1
                 assert "400" in said

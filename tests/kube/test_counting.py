@@ -75,7 +75,7 @@ def assignment(node: KubeNode, name: str) -> JsonObject:
     return dict(found)
 
 
-def test_the_scheduler_keeps_who_would_be_refused(
+def test_the_scheduler_keeps_who_would_be_rejected(
     client: Client, node: KubeNode, plugin: DevicePluginDaemon
 ) -> None:
     before = client.run(pod("before"))
@@ -92,8 +92,8 @@ def test_the_scheduler_keeps_who_would_be_refused(
     pending = client.wait_pod("kept-back", lambda it: RESOURCE in unscheduled(it), "kept back")
     assert "nodeName" not in pending["spec"]
     assert f"Insufficient {RESOURCE}" in unscheduled(pending)
-    refusals = node.plugin.json("/v1/refusals")["refusals"]  # at most the last 256
-    assert [one for one in refusals if one["pod"] == "kept-back"] == []
+    rejections = node.plugin.json("/v1/rejections")["rejections"]  # at most the last 256
+    assert [one for one in rejections if one["pod"] == "kept-back"] == []
     assert node.cpus(first) == own
     client.kubectl("delete", "pod", "first")
     assert len(node.cpus(client.wait_ready("kept-back"))) == 1

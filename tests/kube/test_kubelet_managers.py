@@ -50,7 +50,7 @@ def kind(node: KubeNode, name: str) -> str:
 def adopted(node: KubeNode, words: str) -> None:
     """Wait until something of the kubelet's configuration is nri-numa's too."""
     poll(
-        lambda: any(words in one for one in node.plugin.json("/v1/kubelet")["adopted"]),
+        lambda: any(words in one for one in node.plugin.json("/v1/kubelet")["inherited"]),
         f"{words} taken over",
     )
 
@@ -80,8 +80,8 @@ def test_what_the_kubelet_grants_is_its_own_and_nobody_elses(
     configure(static_node, MAY_OWN)
     wants = asks(numacpu=str(own), cpus="exclusive")
     client.apply(pod("ours", container(cpus="300m"), annotations=wants))
-    refused = client.wait_refused("ours")
-    assert "default/owner/main (by the kubelet)" in refused
+    rejected = client.wait_rejected("ours")
+    assert "default/owner/main (by the kubelet)" in rejected
     client.kubectl("delete", "pod", "owner")
     # The kubelet tries again; it fits as soon as the kubelet took the grant back.
     ours = client.wait_ready("ours")
@@ -93,30 +93,30 @@ def test_what_the_kubelet_grants_is_its_own_and_nobody_elses(
         poll(lambda p=each: static_node.cpus(p) == MACHINE, "CPUs given back")  # type: ignore[misc]  # bound per turn
 
 
-def test_a_list_against_a_grant_is_refused_unless_overriding_is_allowed(
+def test_a_list_against_a_grant_is_rejected_unless_overriding_is_allowed(
     client: Client, static_node: KubeNode
 ) -> None:
     configure(static_node, MAY_LIST)
     document = pod("listed", container(cpus="1"), annotations=asks(numacpu=FIRST))
     client.apply(document)
-    refused = client.wait_refused("listed")
+    rejected = client.wait_rejected("listed")
     for word in ("numacpu", "kubelet granted it CPU", "kubelet.override is never"):
-        assert word in refused
+        assert word in rejected
     configure(static_node, {**MAY_LIST, "kubelet": {"override": "annotated"}})
     listed = client.wait_ready("listed")
     assert granted(static_node, listed) == CPUSet.parse(LAST)
     assert first_line(client, "listed") == static_node.cpus(listed) == CPUSet.parse(FIRST)
-    assert kind(static_node, "listed") == "explicit"
+    assert kind(static_node, "listed") == "listed"
     # A kubelet that starts again sends its wish for each container: ours is kept, and it is said.
     static_node.restart_kubelet()
 
-    def contested() -> JsonObject | None:
-        found = static_node.plugin.json("/v1/kubelet")["contests"]
+    def conflicting() -> JsonObject | None:
+        found = static_node.plugin.json("/v1/kubelet")["conflicts"]
         return found[0] if found else None
 
-    contest = poll(contested, "both write")
-    assert (contest["pod"], contest["yieldsTo"]) == ("listed", "nri-numa")
-    assert (contest["asked"], contest["kept"]) == (LAST, FIRST)
+    conflict = poll(conflicting, "both write")
+    assert (conflict["pod"], conflict["yieldsTo"]) == ("listed", "nri-numa")
+    assert (conflict["requestedCPUs"], conflict["actualCPUs"]) == (LAST, FIRST)
     assert static_node.cpus(listed) == CPUSet.parse(FIRST)
 
 
@@ -175,8 +175,8 @@ def test_both_ways_of_the_migration_with_containers_that_stay(
         # The kubelet's side is the configured one: it takes its container, and we say so once.
         poll(lambda: kind(node, "owner") == "kubelet", "taken over")
         assert node.cpus(owner) == grant
-        (contest,) = node.plugin.json("/v1/kubelet")["contests"] if grant != own else ({},)
-        assert contest.get("yieldsTo", "kubelet") == "kubelet"
+        (conflict,) = node.plugin.json("/v1/kubelet")["conflicts"] if grant != own else ({},)
+        assert conflict.get("yieldsTo", "kubelet") == "kubelet"
     finally:
         client.delete_pods()
         node.restart_kubelet(NONE)

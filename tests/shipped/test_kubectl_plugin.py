@@ -291,17 +291,19 @@ def test_the_api_servers_proxy_is_the_other_way(run: Run, world: dict[str, Any])
     world["raw"] = {
         "/v1/status": {"ready": True},
         "/v1/assignments": {"containers": [one, {**one, "pod": "other"}]},
-        "/v1/refusals": {"refusals": [{**one, "reason": "CPUOwned"}]},
+        "/v1/rejections": {"rejections": [{**one, "reason": "CPUExclusive"}]},
         "/v1/topology": {"numaNodes": [{"id": 0, "cpus": "0-3", "memoryBytes": 1 << 30}]},
         "/v1/explain/shop/database": {
-            "explanations": [{**one, "outcome": "refused", "summary": "no", "steps": ["Because."]}]
+            "explanations": [
+                {**one, "outcome": "rejected", "summary": "no", "decisionSteps": ["Because."]}
+            ]
         },
     }
     done = run("status", "database", "--proxy")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "shop/database engine: exclusive, CPUs 0-3, memory nodes 0, policy single-numa-node",
-        "shop/database engine: refused, CPUOwned",
+        "shop/database engine: refused, CPUExclusive",
     ]
     assert "/namespaces/numa-system/pods/nri-numa-worker-2:9891/proxy/v1/" in run.asked
     document = json.loads(run("status", "database", "--proxy", "-o", "json").stdout)
@@ -325,9 +327,9 @@ def test_hostile_names_do_not_reach_the_terminal(run: Run, world: dict[str, Any]
     world["raw"] = {
         "/v1/status": {"ready": True},
         "/v1/assignments": {"containers": [one]},
-        "/v1/refusals": {"refusals": [one]},
+        "/v1/rejections": {"rejections": [one]},
         "/v1/topology": {"numaNodes": [{"id": HOSTILE, "cpus": HOSTILE, "memoryBytes": 1 << 30}]},
-        "/v1/explain/shop/database": {"explanations": [{**one, "steps": [HOSTILE]}]},
+        "/v1/explain/shop/database": {"explanations": [{**one, "decisionSteps": [HOSTILE]}]},
     }
     for form in ("table", "json"):
         done = run(way, "database", "--proxy", "-o", form)
@@ -438,13 +440,13 @@ def test_what_cannot_be_drained_says_why(
 
 SERVICE = "/api/v1/namespaces/nri-numa/services/https:nri-numa-controller:http/proxy/v1"
 PENDING = "/api/v1/pods?fieldSelector=status.phase%3DPending"
-REFUSED = (
+REJECTED = (
     "failed to create containerd container: NRI: rpc error: code = Unknown desc = {0}: "
     "pod shop/database, container engine: needs 12 CPUs; free: 8"
 )
 
 
-def rejected(reason: str = "CPUOwned", message: str = REFUSED) -> dict[str, Any]:
+def rejected(reason: str = "CPUExclusive", message: str = REJECTED) -> dict[str, Any]:
     waiting = {"reason": "CreateContainerError", "message": message.format(reason)}
     one = {"name": "engine", "state": {"waiting": waiting}}
     return pod("worker-1", phase="Pending", containerStatuses=[one])
@@ -452,8 +454,8 @@ def rejected(reason: str = "CPUOwned", message: str = REFUSED) -> dict[str, Any]
 
 def overview(*nodes: dict[str, Any], matching: int = 0) -> dict[str, Any]:
     total = {"nodes": 3, "unknownNodes": 1, "exclusiveCpus": 64, "freeExclusiveCpus": 44}
-    total |= {"largestExclusiveRequest": 16, "fragmentation": 0.143}
-    return {"total": total, "matching": matching or len(nodes), "nodes": [*nodes]}
+    total |= {"maxExclusiveRequest": 16, "fragmentation": 0.143}
+    return {"total": total, "matchingNodes": matching or len(nodes), "nodes": [*nodes]}
 
 
 def shown(name: str, *free: int, problem: str = "") -> dict[str, Any]:
@@ -463,8 +465,9 @@ def shown(name: str, *free: int, problem: str = "") -> dict[str, Any]:
         for i, n in enumerate(free)
     ]  # fmt: skip
     return {
-        "name": name, "zones": zones, "problem": problem, "agentReady": True, "drained": "1",
-        "largestExclusiveRequest": max(free, default=0), "fragmentation": 0.333,
+        "name": name, "zones": zones, "problem": problem, "agentReady": True,
+        "drainedNumaNodes": "1", "maxExclusiveRequest": max(free, default=0),
+        "fragmentation": 0.333,
     }  # fmt: skip
 
 
@@ -479,14 +482,15 @@ def test_the_controllers_numbers_are_shown_and_who_is_stuck(
     done = run("cluster", "--context=east")
     assert done.returncode == 1, "a pod is stuck"
     assert [" ".join(line.split()) for line in done.stdout.splitlines()] == [
-        "NODE NUMA FREE OF LARGEST FRAGMENTED MEMORY FREE FACTOR DRAINED",
+        "NODE NUMA NODES FREE CAPACITY MAX EXCLUSIVE FRAGMENTATION MEMORY FREE CAPACITY FACTOR "
+        "DRAINED",
         "worker-1 2 8+4 32 8 33% 64Gi 0.75-1 1",
         "",
         "44 of 64 exclusive CPUs are free on 2 nodes; the largest request that fits one NUMA node "
         "is 16, 14% fragmented.",
         "Node worker-3: no NodeResourceTopology\\x1b[2J.",
-        "Stuck: shop/database on worker-1, container engine: CPUOwned (kubectl numa why database "
-        "-n shop)",
+        "Stuck: shop/database on worker-1, container engine: CPUExclusive (kubectl numa why "
+        "database -n shop)",
     ]
     assert all("--context=east" in call for call in run.calls)
     document = json.loads(run("cluster", "-o", "json").stdout)
@@ -527,27 +531,32 @@ def test_without_a_controller_the_objects_speak(run: Run, world: dict[str, Any])
 
 def verdict(**more: Any) -> dict[str, Any]:
     return {
-        "node": "", "verdict": "does-not-fit", "invalidReason": "", "fitting": 0, "judged": 3,
+        "node": "", "verdict": "infeasible", "invalidReason": "",
+        "feasibleNodes": 0, "evaluatedNodes": 3,
         "bestNode": "", "numaNodes": {}, "afterMoves": False, "reasons": [], "excluded": [],
-        "notJudged": ["volumes"], "stale": "", **more,
+        "notEvaluated": ["volumes"], "stale": "", **more,
     }  # fmt: skip
 
 
 UNSCHEDULED = {"type": "PodScheduled", "status": "False", "message": "0/3 nodes are available."}
-REASON = {"text": "needs 12 CPUs", "waiting": "never", "nodes": 7, "examples": ["n1", "n2"]}
+REASON = {
+    "message": "needs 12 CPUs", "retryCondition": "never", "nodes": 7, "examples": ["n1", "n2"],
+}  # fmt: skip
+EXCLUDED = {"reason": "taint", "nodes": 1, "examples": ["n9"]}
 
 
 @pytest.mark.parametrize(
     ("said", "lines"),
     [
         (
-            verdict(reasons=[REASON], excluded=[{"by": "taint", "nodes": 1, "examples": ["n9"]}]),
+            verdict(reasons=[REASON], excluded=[EXCLUDED]),
             ["it fits on 0 of 3 nodes.",
              "  7 nodes (n1, n2, …): needs 12 CPUs; waiting does not help",
              "  1 node (n9): not judged: taint", "Not judged anywhere: volumes."],
         ),
         (
-            verdict(fitting=2, bestNode="n4", numaNodes={"main": "0"}, stale="o", afterMoves=True),
+            verdict(feasibleNodes=2, bestNode="n4", numaNodes={"main": "0"}, stale="o",
+                    afterMoves=True),
             ["it fits on 2 of 3 nodes, best on n4 (NUMA node of main: 0) after others have moved.",
              "The answer may be old or incomplete: o"],
         ),
@@ -623,7 +632,10 @@ def test_a_pod_that_runs_has_both_sides(run: Run, world: dict[str, Any]) -> None
 @pytest.mark.parametrize(
     ("stuck", "words"),
     [
-        (rejected(), "the node refuses it, CPUOwned: pod shop/database, container engine: needs"),
+        (
+            rejected(),
+            "the node refuses it, CPUExclusive: pod shop/database, container engine: needs",
+        ),
         (rejected(), "It starts when there is room"),
         (rejected("NewReason"), "It starts when there is room"),
         (rejected("UnknownCPU"), "Waiting does not help"),

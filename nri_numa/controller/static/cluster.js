@@ -23,7 +23,7 @@ function question() {
   for (const id of FIELDS) if ($(id).value.trim()) query.set(id, $(id).value.trim());
   if (!query.has("cpus") && !query.has("memory")) query.delete("policy");
   if (query.get("sort") === "name") query.delete("sort");
-  if ($("only").checked) query.set("only", "true");
+  if ($("fittingOnly").checked) query.set("fittingOnly", "true");
   if (state.node) query.set("node", state.node);
   return query;
 }
@@ -40,7 +40,7 @@ function wanted() {
 function fromAddress() {
   const query = new URLSearchParams(location.hash.slice(1));
   for (const id of FIELDS) $(id).value = query.get(id) ?? { policy: "single-numa-node", sort: "name" }[id] ?? "";
-  $("only").checked = query.get("only") === "true";
+  $("fittingOnly").checked = query.get("fittingOnly") === "true";
   state.node = query.get("node") || "";
 }
 
@@ -143,18 +143,18 @@ function banner(text) {
 
 const percent = (part) => `${Math.round(100 * part)} %`;
 
-const STATES = { unknown: "unknown", "not-ready": "agent not ready", drained: "drained", lowered: "capacity lowered" };
+const STATES = { unknown: "unknown", "not-ready": "agent not ready", drained: "drained", "reduced-capacity": "capacity reduced" };
 
 /** A link to the nodes in a state; without one, to nothing. */
 const showing = (found, text) => found ? el("a", { href: `#state=${found}` }, text) : text;
 
 function draw() {
-  const { total, nodes, asked, fitting, matching, problem } = state.found;
+  const { total, nodes, hasPodRequest, feasibleNodes, matchingNodes, problem } = state.found;
   $("login").hidden = true;
   $("main").hidden = false;
   const figures = [["Nodes", total.nodes.toLocaleString("en"), total.unknownNodes ? showing("unknown", `${total.unknownNodes} unknown`) : ""],
     ["CPUs free for exclusive use", total.freeExclusiveCpus.toLocaleString("en"), `of ${total.exclusiveCpus.toLocaleString("en")}`],
-    ["Largest on one NUMA node", total.largestExclusiveRequest, "CPUs"],
+    ["Largest on one NUMA node", total.maxExclusiveRequest, "CPUs"],
     ["Fragmented", percent(total.fragmentation), "of the largest requests is lost"],
     ["Drained NUMA nodes", total.drainedNumaNodes, total.states.drained ? showing("drained", "show them") : ""]];
   $("verdict").hidden = false;
@@ -163,10 +163,10 @@ function draw() {
   $("figures").replaceChildren(...figures.map(([title, value, more]) =>
     el("div", {}, el("dt", {}, title), el("dd", {}, el("b", {}, `${value}`), " ", el("span", { class: "quiet" }, more)))));
   $("answer").className = problem ? "problem" : "quiet";
-  setText($("answer"), problem ? `No node would take it: ${problem}` : asked
-    ? `It fits on ${fitting.toLocaleString("en")} of ${plural(total.nodes, "node")}, by what they publish; pods on their way are not counted.` : "");
-  setText($("summary"), plural(matching, "node") + (matching > nodes.length ? `, below ${state.node ? "one of them" : `the first ${nodes.length}`}` : "") + "; CPU: free for exclusive use");
-  $("more").hidden = Boolean(state.node) || nodes.length >= Math.min(matching, MOST);
+  setText($("answer"), problem ? `No node would take it: ${problem}` : hasPodRequest
+    ? `It fits on ${feasibleNodes.toLocaleString("en")} of ${plural(total.nodes, "node")}, by what they publish; pods on their way are not counted.` : "");
+  setText($("summary"), plural(matchingNodes, "node") + (matchingNodes > nodes.length ? `, below ${state.node ? "one of them" : `the first ${nodes.length}`}` : "") + "; CPU: free for exclusive use");
+  $("more").hidden = Boolean(state.node) || nodes.length >= Math.min(matchingNodes, MOST);
   $("all").hidden = !state.node;
   drawGrid();
   const there = new Set(nodes.map((n) => n.name));
@@ -183,25 +183,25 @@ function draw() {
 
 /** One square for each node, in the order that was asked for; those that stay the same are left alone. */
 function drawGrid() {
-  const { grid, asked } = state.found;
+  const { grid, hasPodRequest } = state.found;
   const box = $("grid"), by = $("sort").value;
   box.hidden = $("key").hidden = grid.length <= PAGE;
   if (box.hidden) return box.replaceChildren();
-  box.className = `${grid.length > 600 ? "dense" : ""} ${by === "fragmented" ? "fragmented" : ""}`;
-  setText($("shade"), by === "fragmented" ? "fragmented" : "allocated");
-  $("fade").hidden = !asked;
+  box.className = `${grid.length > 600 ? "dense" : ""} ${by === "fragmentation" ? "fragmented" : ""}`;
+  setText($("shade"), by === "fragmentation" ? "fragmented" : "allocated");
+  $("fade").hidden = !hasPodRequest;
   const squares = grid.map((node, i) => {
     const square = box.children[i] || el("button", { type: "button", tabindex: -1 });
-    const { cpus: all = 0, free = 0, largest = 0, fragmentation: lost = 0 } = node;
+    const { cpus: all = 0, freeExclusiveCpus: free = 0, maxExclusiveRequest: max = 0, fragmentation = 0 } = node;
     const key = JSON.stringify([node, by, state.node]);
     if (square.dataset.key === key) return square;
     Object.assign(square.dataset, { key, node: node.name });
-    square.className = `${node.state ?? ""} ${node.fits === false ? "no" : ""} ${node.name === state.node ? "chosen" : ""}`;
-    const part = by === "fragmented" ? lost : all ? 1 - free / all : 0;
+    square.className = `${node.state ?? ""} ${node.feasible === false ? "no" : ""} ${node.name === state.node ? "chosen" : ""}`;
+    const part = by === "fragmentation" ? fragmentation : all ? 1 - free / all : 0;
     square.style.setProperty("--part", `${Math.round(4 + 96 * part)}%`);
-    square.title = harmless([`${node.name}: ${node.state === "unknown" ? "unknown" : `${free} of ${all} CPUs free for exclusive use, largest ${largest}`}`,
-      lost && `${percent(lost)} fragmented`, node.state && node.state !== "unknown" && STATES[node.state],
-      node.fits === false ? "the pod does not fit" : node.fits && "the pod fits"].filter(Boolean).join(", "));
+    square.title = harmless([`${node.name}: ${node.state === "unknown" ? "unknown" : `${free} of ${all} CPUs free for exclusive use, largest ${max}`}`,
+      fragmentation && `${percent(fragmentation)} fragmented`, node.state && node.state !== "unknown" && STATES[node.state],
+      node.feasible === false ? "the pod does not fit" : node.feasible && "the pod fits"].filter(Boolean).join(", "));
     return square;
   });
   for (const square of [...box.children].slice(squares.length)) square.remove();
@@ -231,15 +231,15 @@ $("grid").addEventListener("click", ({ target }) => {
 
 function machine(node) {
   const places = new Set(idsOf(node.numaNodes));
-  const fit = node.fits === null ? null
-    : el("span", { class: `fit${node.fits ? "" : " not"}` }, node.fits ? "fits" : "does not fit");
-  return el("li", { class: `socket${node.fits === false ? " no" : ""}${node.zones.length > 8 ? " whole" : ""}`, "data-node": node.name },
+  const fit = node.feasible === null ? null
+    : el("span", { class: `fit${node.feasible ? "" : " not"}` }, node.feasible ? "fits" : "does not fit");
+  return el("li", { class: `socket${node.feasible === false ? " no" : ""}${node.zones.length > 8 ? " whole" : ""}`, "data-node": node.name },
     el("h3", {}, node.page ? el("a", { href: node.page, title: `The page of ${node.name}` }, el("bdi", {}, node.name)) : el("bdi", {}, node.name), fit),
     node.zones.length > 0 && el("div", { class: "nodes" }, node.zones.map((zone) => numaNode(zone, places.has(zone.id)))),
     node.problem && el("p", { class: "why quiet" }, `${node.problem}.`),
     !node.problem && !node.agentReady && el("p", { class: "why problem" }, "Its agent does not place containers now."),
-    node.fits === false && !node.problem && el("p", { class: "why quiet" }, `${node.reason}.`),
-    node.fragmentation > 0 && el("p", { class: "why quiet" }, `largest ${plural(node.largestExclusiveRequest, "CPU")}, ${percent(node.fragmentation)} fragmented`));
+    node.feasible === false && !node.problem && el("p", { class: "why quiet" }, `${node.reason}.`),
+    node.fragmentation > 0 && el("p", { class: "why quiet" }, `largest ${plural(node.maxExclusiveRequest, "CPU")}, ${percent(node.fragmentation)} fragmented`));
 }
 
 function numaNode(zone, chosen) {
@@ -269,7 +269,7 @@ function idsOf(text) {
 // === Beginning ===================================================================================
 
 $("ask").addEventListener("submit", (event) => { event.preventDefault(); askAnew(); });
-for (const id of ["policy", "only", "sort", "state"]) $(id).addEventListener("change", () => askAnew());
+for (const id of ["policy", "fittingOnly", "sort", "state"]) $(id).addEventListener("change", () => askAnew());
 $("name").addEventListener("input", () => askAnew());
 $("clear").addEventListener("click", () => { $("ask").reset(); askAnew(); });
 $("more").addEventListener("click", () => askAnew("", Math.min(MOST, state.limit + PAGE)));

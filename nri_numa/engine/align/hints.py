@@ -8,7 +8,7 @@ required.
 
 The two kinds of empty answer of the kubelet's hint providers stay apart everywhere:
 
-* *no wish* (a nil list): any placement suits; one hint without mask, preferred;
+* *none* (a nil list): any placement suits; one hint without mask, preferred;
 * *impossible* (an empty list): nothing suits; one hint without mask, not preferred.
 
 The merge is the kubelet's: take one hint of each list in every possible way, intersect the masks,
@@ -487,7 +487,7 @@ class NodeAmount(msgspec.Struct, frozen=True, rename="camel"):
     numa_node: int
     free: int
     capacity: int
-    is_sufficient: bool = msgspec.field(name="enough")
+    is_sufficient: bool = msgspec.field(name="sufficient")
 
 
 class ObstacleKind(IntEnum):
@@ -577,7 +577,7 @@ class ResourceDemand(msgspec.Struct, frozen=True, kw_only=True, tag=True):
             CPUs) to those that they serve: they count for a mask that holds any of these.
         confinement: the NUMA nodes near listed memory that ``free_amounts`` was cut down to, if it
             was.
-        empty_is_nil: when no mask suits, answer *no wish* instead of *impossible*. The
+        empty_is_nil: when no mask suits, answer *none* instead of *impossible*. The
             kubelet's memory manager does, and fails at allocation.
     """
 
@@ -716,7 +716,7 @@ class DeviceDemand(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A need for devices, which may belong to no, one or several NUMA nodes.
 
     A device counts for a mask when *any* of its NUMA nodes lies in it. Devices without NUMA nodes
-    count for no mask. When no device of the resource has a NUMA node there is no wish.
+    count for no mask. When no device of the resource has a NUMA node there is no hint.
     """
 
     request: DeviceRequest

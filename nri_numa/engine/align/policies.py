@@ -94,7 +94,7 @@ class AlignmentRequest(msgspec.Struct, frozen=True, dict=True):
 class HintState(StrEnum):
     """Kind of answer of a hint provider."""
 
-    NO_HINT = "no wish"
+    NO_HINT = "none"
     IMPOSSIBLE = "impossible"
     MASKS = "masks"
 
@@ -109,15 +109,15 @@ class ResourceSummary(msgspec.Struct, frozen=True, kw_only=True, rename="camel")
     """
 
     resource: str
-    need: int = msgspec.field(name="needed")
+    need: int = msgspec.field(name="demand")
     unit: Unit
-    state: HintState = msgspec.field(name="wish")
-    preferred_width: int = msgspec.field(default=0, name="idealNumaNodes")
-    narrowest_width: int = msgspec.field(default=0, name="neededNumaNodes")
+    state: HintState = msgspec.field(name="hint")
+    preferred_width: int = msgspec.field(default=0, name="preferredNumaNodes")
+    narrowest_width: int = msgspec.field(default=0, name="minNumaNodes")
     hints: list[Hint] = msgspec.field(default_factory=list, name="sets")
     hint_count: int | None = msgspec.field(default=0, name="setCount")
     narrowest_count: int | None = 0
-    all_sets_fit: bool = msgspec.field(default=False, name="everySet")
+    all_sets_fit: bool = False
     numa_nodes: list[NodeAmount]
     text: str = ""
 

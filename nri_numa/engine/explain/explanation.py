@@ -27,13 +27,13 @@ from nri_numa.model.workload import MemoryPolicy, QoSClass, Scope
 
 ExplanationDocument = dict[str, Any]
 
-PLACED_OUTCOME, WIDENED_OUTCOME, UNPINNED_OUTCOME, REFUSED_OUTCOME = (
+PLACED_OUTCOME, MISALIGNED_OUTCOME, UNPINNED_OUTCOME, REJECTED_OUTCOME = (
     "placed",
-    "widened",
+    "misaligned",
     "unpinned",
-    "refused",
+    "rejected",
 )
-"""Outcomes: as asked; on a wider set than ideal; started untouched after a failure; not at all."""
+"""Outcomes; an unpinned container started without a pin because its demand did not fit."""
 
 
 class DemandSource(msgspec.Struct, array_like=True, frozen=True):
@@ -140,7 +140,7 @@ def explain_allocation(
     a = allocation
     outcome = PLACED_OUTCOME
     if not a.aligned:
-        outcome = UNPINNED_OUTCOME if a.kind is ContainerKind.UNPINNED else WIDENED_OUTCOME
+        outcome = UNPINNED_OUTCOME if a.kind is ContainerKind.UNPINNED else MISALIGNED_OUTCOME
     return {
         "namespace": a.namespace,
         "pod": a.pod,
@@ -153,14 +153,14 @@ def explain_allocation(
             "cpus": cpus,
             "mems": str(a.mems),
             "numaNodes": str(a.numa_nodes),
-            "idle": str(a.idle_siblings),
+            "idleSiblings": str(a.idle_siblings),
             "policy": a.policy.value,
-            "preferred": a.aligned,
+            "aligned": a.aligned,
             **({"shortfall": True} if a.has_shortfall else {}),
             **({"unpinnedFor": str(a.unpinned_for)} if a.unpinned_for is not None else {}),
             **({"mempolicy": a.mempolicy.value} if a.mempolicy is not MemoryPolicy.DEFAULT else {}),
         },
-        "refusal": None,
+        "rejection": None,
         "otherVersion": stored is not None and stored.basis is None,
         **_explain_trace(stored),
     }
@@ -172,11 +172,11 @@ def explain_rejection(stored: StoredExplanation, reason: str, message: str) -> E
         "namespace": stored.namespace,
         "pod": stored.pod,
         "container": stored.container,
-        "outcome": REFUSED_OUTCOME,
+        "outcome": REJECTED_OUTCOME,
         "summary": message,
         "qos": "" if stored.basis is None else stored.basis.qos,
         "result": None,
-        "refusal": {
+        "rejection": {
             "reason": str(reason),
             "rule": "" if stored.basis is None else stored.basis.rule,
             "message": message,
@@ -190,10 +190,10 @@ def _explain_trace(stored: StoredExplanation | None) -> ExplanationDocument:
     if stored is None or stored.basis is None:
         return {"traced": False}
     basis, alignment = stored.basis, stored.alignment
-    requested, memory_left = basis.requested or {}, basis.free_memory
+    requested, free_memory = basis.requested or {}, basis.free_memory
     return {
         "traced": True,
-        "asked": [
+        "options": [
             {"key": key, "value": value, "source": source}
             for key, (value, source) in requested.items()
         ],
@@ -213,21 +213,21 @@ def _explain_trace(stored: StoredExplanation | None) -> ExplanationDocument:
             "reason": alignment.reason_text,
         },
         "resources": [] if alignment is None else _as_documents(alignment.resource_summaries),
-        "candidates": [] if alignment is None else _as_documents(alignment.rejected_masks),
-        "left": [
+        "rejectedMasks": [] if alignment is None else _as_documents(alignment.rejected_masks),
+        "free": [
             {
                 "numaNode": i,
                 "cpuMilli": milli,
-                **({"memoryBytes": memory_left[i]} if i in memory_left else {}),
+                **({"memoryBytes": free_memory[i]} if i in free_memory else {}),
             }
             for i, milli in sorted(basis.free_cpu_milli.items())
         ],
         "pool": {"before": basis.pool_before, "after": basis.pool_after},
-        "steps": list(basis.decision_steps),
+        "decisionSteps": list(basis.decision_steps),
     }
 
 
-# --- what was asked ---------------------------------------------------------------------------
+# --- options -------------------------------------------------------------------------------
 
 
 def _requested_options(requested: PlacementOptions) -> dict[str, tuple[str, str]]:
@@ -254,7 +254,7 @@ def _demand_document(
         "cpuQuota": demand.cpu_quota,
         "cpuPeriod": demand.cpu_period,
         "cpuShares": demand.cpu_shares,
-        "why": _cpu_mode_reason(qos, requested, demand),
+        "cpuModeReason": _cpu_mode_reason(qos, requested, demand),
         "memoryBytes": demand.memory_bytes,
         "ownMemoryBytes": demand.own_memory_bytes or demand.memory_bytes,
         "memoryFrom": demand.memory_from,

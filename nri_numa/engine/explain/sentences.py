@@ -13,8 +13,8 @@ from typing import Any
 
 from nri_numa.engine.align.policies import numa_node_sets_text
 from nri_numa.engine.explain.explanation import (
-    REFUSED_OUTCOME,
-    WIDENED_OUTCOME,
+    MISALIGNED_OUTCOME,
+    REJECTED_OUTCOME,
     ExplanationDocument,
 )
 from nri_numa.engine.foreign_pins import RESERVATION_KIND
@@ -67,7 +67,7 @@ def _brief_sentences(document: ExplanationDocument) -> list[str]:
     outcome = [
         sentence for sentence in _outcome_sentences(document) if sentence != _PREFERRED_PLACE_TEXT
     ]
-    if document["outcome"] == REFUSED_OUTCOME:
+    if document["outcome"] == REJECTED_OUTCOME:
         outcome = [text for text in outcome if not text.startswith(_REJECTION_RULE_SENTENCE_PREFIX)]
     parts = [" ".join(outcome)]
     if document["traced"]:
@@ -110,8 +110,8 @@ def explanation_sections(document: ExplanationDocument) -> list[ExplanationSecti
 def _outcome_sentences(document: ExplanationDocument) -> Iterator[str]:
     if actual := document.get("actual"):
         yield _to_sentence(f"Not so at present: {actual}")
-    if document["outcome"] == REFUSED_OUTCOME:
-        yield from _refusal_sentences(document)
+    if document["outcome"] == REJECTED_OUTCOME:
+        yield from _rejection_sentences(document)
         return
     result = document["result"]
     kind = result["kind"]
@@ -120,7 +120,7 @@ def _outcome_sentences(document: ExplanationDocument) -> Iterator[str]:
         return
     if kind == "foreign":
         yield _to_sentence(f"It is left alone: {document['summary']}")
-    elif kind == "unbound":
+    elif kind == "unpinned":
         yield from _unpinned_sentences(document)
     else:
         yield from _pinned_sentences(document)
@@ -129,15 +129,15 @@ def _outcome_sentences(document: ExplanationDocument) -> Iterator[str]:
         yield f"The runtime was asked to start it with the memory policy {mode}: {meaning}."
     if document.get("otherVersion"):
         yield f"{_OTHER_VERSION_TEXT}."
-    elif not document["traced"] and kind not in ("unbound", "foreign"):
+    elif not document["traced"] and kind not in ("unpinned", "foreign"):
         yield "How this came about is not known: it was placed before the agent last started."
 
 
-def _refusal_sentences(document: ExplanationDocument) -> Iterator[str]:
-    refusal, message = document["refusal"], _strip_subject(document, document["summary"])
-    yield _to_sentence(f"Refused ({refusal['reason']}): {message}")
-    if refusal["rule"]:
-        yield _to_sentence(f"{_REJECTION_RULE_SENTENCE_PREFIX}{refusal['rule']}")
+def _rejection_sentences(document: ExplanationDocument) -> Iterator[str]:
+    rejection, message = document["rejection"], _strip_subject(document, document["summary"])
+    yield _to_sentence(f"Refused ({rejection['reason']}): {message}")
+    if rejection["rule"]:
+        yield _to_sentence(f"{_REJECTION_RULE_SENTENCE_PREFIX}{rejection['rule']}")
     if document.get("otherVersion"):
         yield f"{_OTHER_VERSION_TEXT}."
 
@@ -169,16 +169,16 @@ def _pinned_sentences(document: ExplanationDocument) -> Iterator[str]:
     sharing = ", shared with others" if kind == "shared" else ""
     memory = f", with memory of {numa_text(result['mems'])}" if result["mems"] else ""
     yield f"It runs on {cpus}{sharing}{memory}."
-    if result["idle"]:
+    if result["idleSiblings"]:
         yield (
-            f"{cpus_text(result['idle'])} on the same cores stay idle, so that nothing else "
-            "runs on its cores."
+            f"{cpus_text(result['idleSiblings'])} on the same cores stay idle, so that nothing "
+            "else runs on its cores."
         )
     if document["result"].get("shortfall"):
         yield "It has less than it asks for since it was resized: no more was free there."
-    elif document["outcome"] == WIDENED_OUTCOME:
+    elif document["outcome"] == MISALIGNED_OUTCOME:
         yield "This is a wider place than ideal."
-    elif kind != "explicit" and result["policy"] != "none":  # else nobody compared places
+    elif kind != "listed" and result["policy"] != "none":  # else nobody compared places
         yield _PREFERRED_PLACE_TEXT
 
 
@@ -186,7 +186,7 @@ def _request_sentences(document: ExplanationDocument) -> Iterator[str]:
     if not document["understood"]:
         return
     demand = document["demand"]
-    table = {option["key"]: option for option in document["asked"]}
+    table = {option["key"]: option for option in document["options"]}
     lists = [table.pop(key) for key in ("numacpu", "numamem") if key in table]
     bind = table["bind"]["value"] if "bind" in table else ""
     if lists:
@@ -253,11 +253,11 @@ def _demand_sentences(document: ExplanationDocument) -> Iterator[str]:
         yield f"{cpus}: its CPU request{milli_text}."
     else:
         yield "It has no CPU limit and no CPU request: it counts as needing none."
-    if demand["why"]:
+    if demand["cpuModeReason"]:
         subject = "It shares CPUs with others"
         if count := demand["exclusiveCpus"]:
             subject = "It is exclusive" if count == 1 else "They are exclusive"
-        yield f"{subject}, because {demand['why']}."
+        yield f"{subject}, because {demand['cpuModeReason']}."
     memory = Unit.BYTES.amount_text(demand["ownMemoryBytes"])
     bytes_text = _within_pod_text(demand["memoryBytes"], demand["ownMemoryBytes"], Unit.BYTES)
     if demand["memoryFrom"] == "limit":
@@ -286,16 +286,16 @@ def _hint_sentences(document: ExplanationDocument) -> Iterator[str]:
     resources = document["resources"]
     for resource in resources:
         yield _to_sentence(f"{_resource_label(resource['resource'])}: {_hint_sentence(resource)}")
-    refusal = document["refusal"] or {"reason": ""}
+    rejection = document["rejection"] or {"reason": ""}
     yield from _free_sentences(
-        resources, pool_refuses=refusal["reason"] in _SHARED_POOL_REJECTION_REASONS
+        resources, pool_rejects=rejection["reason"] in _SHARED_POOL_REJECTION_REASONS
     )
-    if not resources and document["left"]:
+    if not resources and document["free"]:
         amounts = [
             f"NUMA node {o['numaNode']}: {_amounts_text(o)}"
-            for o in document["left"][:_MAX_LISTED_NODES]
+            for o in document["free"][:_MAX_LISTED_NODES]
         ]
-        unlisted = len(document["left"]) - _MAX_LISTED_NODES
+        unlisted = len(document["free"]) - _MAX_LISTED_NODES
         more_text = f"; and {unlisted} more NUMA nodes" if unlisted > 0 else ""
         yield f"Free before it: {'; '.join(amounts)}{more_text}."
 
@@ -304,13 +304,11 @@ def _choice_sentences(document: ExplanationDocument) -> Iterator[str]:
     alignment = document["alignment"]
     if alignment is not None:
         yield from _alignment_sentences(document, alignment)
-    if document["outcome"] == REFUSED_OUTCOME:
+    if document["outcome"] == REJECTED_OUTCOME:
         return
     by_problem: dict[str, list[str]] = {}
-    for candidate in document["candidates"]:
-        by_problem.setdefault(_rejected_mask_sentence(document, candidate), []).append(
-            candidate["numaNodes"]
-        )
+    for mask in document["rejectedMasks"]:
+        by_problem.setdefault(_rejected_mask_sentence(document, mask), []).append(mask["numaNodes"])
     for problem, node_sets in by_problem.items():
         if all(map(str.isdigit, node_sets)):
             nodes_text = numa_text(NUMASet(map(int, node_sets)))
@@ -340,12 +338,12 @@ def _alignment_sentences(
             reason = f"{'it' if verb.startswith(' suits') else 'they'}{verb}"
     scope_text = " for the whole pod" if alignment["scope"] == "pod" else ""
     though = "" if alignment["preferred"] else ", though wider than ideal"
-    won = "would have won" if document["outcome"] == REFUSED_OUTCOME else "won"
+    won = "would have won" if document["outcome"] == REJECTED_OUTCOME else "won"
     yield _to_sentence(f"{nodes_text} {won}{scope_text}{though}: {reason}")
 
 
 def _step_sentences(document: ExplanationDocument) -> Iterator[str]:
-    for text in document["steps"]:
+    for text in document["decisionSteps"]:
         if document["alignment"] is None or not text.startswith("policy "):  # said already
             yield _to_sentence(_strip_subject(document, text))
 
@@ -370,20 +368,20 @@ def _demand_text(demand: Mapping[str, Any], bind: str) -> str:
 
 
 def _hint_sentence(resource: Mapping[str, Any]) -> str:
-    need = Unit(resource["unit"]).amount_text(resource["needed"])
-    if resource["wish"] == "no wish":
+    need = Unit(resource["unit"]).amount_text(resource["demand"])
+    if resource["hint"] == "none":
         return "any NUMA node suits."
-    if resource["wish"] == "impossible":
+    if resource["hint"] == "impossible":
         return f"{need} needed, {_shortage_sentence(resource)}."
-    ideal, width = resource["idealNumaNodes"], resource["neededNumaNodes"]
+    ideal, width = resource["preferredNumaNodes"], resource["minNumaNodes"]
     if width == 1:
-        sufficient = NUMASet(n["numaNode"] for n in resource["numaNodes"] if n["enough"])
+        sufficient = NUMASet(n["numaNode"] for n in resource["numaNodes"] if n["sufficient"])
         verb = "has that" if len(sufficient) == 1 else "each have that"
         nodes_text = f": {numa_text(str(sufficient))} {verb}" if sufficient else ""
         return f"{need} needed. One NUMA node is enough{nodes_text}."
     if ideal == width:
         sets = [s["numaNodes"] for s in resource["sets"] if s["preferred"]]
-        sets_text = numa_node_sets_text(sets, resource["everySet"], resource["narrowestCount"])
+        sets_text = numa_node_sets_text(sets, resource["allSetsFit"], resource["narrowestCount"])
         return f"{need} needed. Even an empty machine would need {width} NUMA nodes: {sets_text}."
     if width < ideal:
         return f"{need} needed. {width} NUMA nodes are enough; another resource needs {ideal}."
@@ -395,24 +393,26 @@ def _shortage_sentence(resource: Mapping[str, Any]) -> str:
     """Clause with needed and free amounts of a resource that does not fit anywhere."""
     amount, capacity = (sum(n[key] for n in resource["numaNodes"]) for key in ("free", "capacity"))
     capacity_text = Unit(resource["unit"]).amount_text(capacity)
-    if capacity < resource["needed"]:
+    if capacity < resource["demand"]:
         return f"and all NUMA nodes together have {capacity_text}"
     free_text = Unit(resource["unit"]).amount_text(amount, free=True)
     clause = f"{free_text} of {capacity_text} free on all NUMA nodes together"
-    return clause if amount < resource["needed"] else f"{clause}, but not beside what else it needs"
+    return clause if amount < resource["demand"] else f"{clause}, but not beside what else it needs"
 
 
-def _free_sentences(resources: Sequence[Mapping[str, Any]], *, pool_refuses: bool) -> Iterator[str]:
+def _free_sentences(resources: Sequence[Mapping[str, Any]], *, pool_rejects: bool) -> Iterator[str]:
     """Yield free amounts of each NUMA node for needed resources, with the need if too small.
 
-    Without CPUs if the pool floor of the whole machine is the reason (``pool_refuses``).
+    Without CPUs if the pool floor of the whole machine is the reason (``pool_rejects``).
     """
     by_node: dict[int, list[str]] = {}
     for r in resources:
-        if r["wish"] == "no wish" or (pool_refuses and r["unit"] == "cpus"):
+        if r["hint"] == "none" or (pool_rejects and r["unit"] == "cpus"):
             continue
         for n in r["numaNodes"]:
-            note = "" if n["enough"] else f" ({Unit(r['unit']).amount_text(r['needed'])} needed)"
+            note = (
+                "" if n["sufficient"] else f" ({Unit(r['unit']).amount_text(r['demand'])} needed)"
+            )
             by_node.setdefault(n["numaNode"], []).append(f"{_free_of_capacity_text(n, r)}{note}")
     nodes_by_text: dict[str, list[int]] = {}
     for i in sorted(by_node):
@@ -425,18 +425,18 @@ def _free_sentences(resources: Sequence[Mapping[str, Any]], *, pool_refuses: boo
         yield f"And so on for {unlisted} more NUMA nodes."
 
 
-def _rejected_mask_sentence(document: ExplanationDocument, candidate: Mapping[str, Any]) -> str:
+def _rejected_mask_sentence(document: ExplanationDocument, mask: Mapping[str, Any]) -> str:
     """Clause with the reason for a rejected mask, and the numbers that decided."""
-    winner, loser = document["alignment"]["numaNodes"], candidate["numaNodes"]
-    if candidate["separatedBy"] == "preferred":
+    winner, loser = document["alignment"]["numaNodes"], mask["numaNodes"]
+    if mask["separatedBy"] == "preferred":
         for r in document["resources"]:
             for n in r["numaNodes"]:
-                if str(n["numaNode"]) == loser and not n["enough"]:
-                    need = Unit(r["unit"]).amount_text(r["needed"])
+                if str(n["numaNode"]) == loser and not n["sufficient"]:
+                    need = Unit(r["unit"]).amount_text(r["demand"])
                     return f"it has only {_free_of_capacity_text(n, r)} free, and {need} needed"
         return "it is wider than an empty machine would need"
     demand = document["demand"]
-    if candidate["separatedBy"] == "rank" and (
+    if mask["separatedBy"] == "rank" and (
         demand["cpuMilli"] or demand["memoryBytes"] or demand["hugePages"]
     ):
         # As the strategy does: the scarcest first, then the next.
@@ -451,12 +451,12 @@ def _rejected_mask_sentence(document: ExplanationDocument, candidate: Mapping[st
             use = f"{winner_measure[1]} would be in use, against {winner_text}"
             if measure[0] < winner_measure[0]:
                 return f"it would do as well, but would be fuller: {use}"
-            if any("of the opposite load" in text for text in document["steps"]):
+            if any("of the opposite load" in text for text in document["decisionSteps"]):
                 return "it has too few CPUs beside containers of the opposite load"
             return f"it would do as well, but would be emptier ({use}), and strategy decides"
         if winner.isdigit() and loser.isdigit() and int(winner) < int(loser):
             return "it would do just as well, and the lower number wins"
-    return str(candidate["text"])
+    return str(mask["text"])
 
 
 def _usage_shares_after_placement(
@@ -467,7 +467,7 @@ def _usage_shares_after_placement(
     for r in document["resources"]:
         for n in r["numaNodes"]:
             if str(n["numaNode"]) == numa_node and n["capacity"] > 0:
-                part = (n["capacity"] - n["free"] + r["needed"]) / n["capacity"]
+                part = (n["capacity"] - n["free"] + r["demand"]) / n["capacity"]
                 if part > 1:
                     return []  # NUMA nodes without CPUs serve it too, or it lies on several
                 usage.append((part, f"{100 * part:.3g}% of its {_resource_label(r['resource'])}"))

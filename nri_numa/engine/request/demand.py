@@ -387,7 +387,9 @@ def _unrequested_rejection(
         f"({requested.permission} has not)"
     )
     value = f"{requested_milli}m" if requested_milli else "not set"
-    return _demand_rejection(f"cpu request is {value}", remedy, reason=RejectionReason.UNPAID_CPUS)
+    return _demand_rejection(
+        f"cpu request is {value}", remedy, reason=RejectionReason.CPUS_NOT_REQUESTED
+    )
 
 
 def _fractional_rejection(requested: PlacementOptions, milli: int) -> Rejection:
@@ -396,7 +398,7 @@ def _fractional_rejection(requested: PlacementOptions, milli: int) -> Rejection:
         remedy = f"a whole number of CPUs such as {1000 * (milli // 1000 + 1)}m, {cause}"
         return _demand_rejection(f"cpu is {milli}m", remedy, reason=RejectionReason.FRACTIONAL_CPUS)
     remedy = f"a CPU limit or request that is a whole number, {cause}"
-    return _demand_rejection("cpu is not set", remedy, reason=RejectionReason.NO_CPUS)
+    return _demand_rejection("cpu is not set", remedy, reason=RejectionReason.NO_CPU_REQUEST)
 
 
 def _shares_limit_text(pod: PodSandbox) -> str:
@@ -415,7 +417,7 @@ def _unknown_cpus_rejection(pod: PodSandbox) -> Rejection:
         "a CPU limit as well, because how many exclusive CPUs it needs cannot be known: "
         + _shares_limit_text(pod)
     )
-    return _demand_rejection(subject, remedy, reason=RejectionReason.UNKNOWN_CPUS)
+    return _demand_rejection(subject, remedy, reason=RejectionReason.CPU_REQUEST_UNKNOWN)
 
 
 def cpu_limit_milli(resources: Resources, notes: list[str]) -> int:

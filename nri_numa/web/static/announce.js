@@ -12,13 +12,13 @@ const harmless = (text) => text.replace(/[\p{Cc}\p{Cf}\p{Cs}\p{Zl}\p{Zp}]/gu, " 
 const named = (list) => list.slice(0, NAMED).join(", ") + (list.length > NAMED ? ` and ${list.length - NAMED} more` : "");
 
 /** Compare with what was there before; the first look says nothing. */
-export function announce(place, { assignments, refusals }) {
+export function announce(place, { assignments, rejections }) {
   const now = new Map(assignments.containers.map((c) => [c.id, `${c.namespace}/${c.pod}`]));
-  const newest = Math.max(0, ...refusals.map((r) => r.at));
+  const newest = Math.max(0, ...rejections.map((r) => r.lastTime));
   if (containers !== null) {
     for (const [id, name] of now) if (!containers.has(id)) waiting.came.push(name);
     for (const id of containers.keys()) if (!now.has(id)) waiting.went++;
-    for (const r of refusals) if (r.at > refused) waiting.refused.push(`${r.namespace}/${r.pod}, ${r.reason}`);
+    for (const r of rejections) if (r.lastTime > refused) waiting.refused.push(`${r.namespace}/${r.pod}, ${r.reason}`);
   }
   containers = now;
   refused = Math.max(refused, newest);

@@ -126,7 +126,7 @@ async function follow(told) {
 
 // === What is known ===============================================================================
 
-const known = { status: null, topology: null, assignments: null, refusals: [], use: null };
+const known = { status: null, topology: null, assignments: null, rejections: [], use: null };
 const view = { chosen: null, kind: "", sort: "Pod", down: false, rows: 0 };
 const link = { lost: "", heard: 0, version: "", upgraded: false, odd: "" };
 
@@ -134,7 +134,7 @@ const link = { lost: "", heard: 0, version: "", upgraded: false, odd: "" };
 const numbers = new Map();
 
 function numberOwners(containers) {
-  const owners = containers.filter((c) => ["exclusive", "explicit"].includes(c.kind) || (c.kind === "kept" && cpus.get(first(c.cpus))?.owners.includes(c)));
+  const owners = containers.filter((c) => ["exclusive", "listed"].includes(c.kind) || (c.kind === "reservation" && cpus.get(first(c.cpus))?.owners.includes(c)));
   const alive = new Set(owners.map((c) => c.id));
   for (const id of numbers.keys()) if (!alive.has(id)) numbers.delete(id);
   const used = new Set(numbers.values());
@@ -203,26 +203,26 @@ function picture() {
   for (const node of assignments.numaNodes) {
     each(node.reserved, (info) => Object.assign(info, { state: "reserved", reserved: true }));
     each(node.exclusive, (info) => { info.state = "exclusive"; });
-    each(node.idle, (info) => { info.state = "idle"; });
+    each(node.idleSiblings, (info) => { info.state = "idle"; });
     each(node.kubelet, (info) => { info.state = "kubelet"; });
   }
   for (const c of assignments.containers) {
-    if (["exclusive", "kept"].includes(c.kind)) each(c.cpus, (info) => { if (info.state === "exclusive") info.owners.push(c); });
-    else if (c.kind === "kubelet") each(c.pinned, (info) => { if (info.state === "kubelet") info.owners.push(c); });
-    else if (c.kind === "explicit") {
+    if (["exclusive", "reservation"].includes(c.kind)) each(c.cpus, (info) => { if (info.state === "exclusive") info.owners.push(c); });
+    else if (c.kind === "kubelet") each(c.foreignCPUs, (info) => { if (info.state === "kubelet") info.owners.push(c); });
+    else if (c.kind === "listed") {
       each(c.cpus, (info) => {
         info.owners.push(c);
         if (!["exclusive", "idle", "kubelet"].includes(info.state)) info.state = "listed";
       });
     }
-    each(c.idle, (info) => { if (info.state === "idle") info.owners.push(c); });
+    each(c.idleSiblings, (info) => { if (info.state === "idle") info.owners.push(c); });
   }
   // The kernel's word where it is another one.
   for (const c of assignments.containers) {
-    if (!c.actual?.meantCPUs) continue;
-    const [has, meant] = [c.actual.cpus, c.actual.meantCPUs].map((list) => new Set(parseList(list)));
-    each(c.actual.cpus, (info) => { if (!meant.has(info.cpu)) info.strangers = [...info.strangers || [], c]; });
-    each(c.actual.meantCPUs, (info) => { if (!has.has(info.cpu)) info.missing = [...info.missing || [], c]; });
+    if (!c.actual?.desiredCPUs) continue;
+    const [has, desired] = [c.actual.cpus, c.actual.desiredCPUs].map((list) => new Set(parseList(list)));
+    each(c.actual.cpus, (info) => { if (!desired.has(info.cpu)) info.strangers = [...info.strangers || [], c]; });
+    each(c.actual.desiredCPUs, (info) => { if (!has.has(info.cpu)) info.missing = [...info.missing || [], c]; });
   }
   return found;
 }
@@ -241,17 +241,17 @@ function wrong(info) {
 
 /** What a container really has beside what is meant, but for the time. */
 function disturbs(actual) {
-  const { owners } = actual;
-  const named = owners.slice(0, 3).join(", ") + (owners.length > 3 ? ` and ${owners.length - 3} more` : "");
-  return (actual.intruder ? `, on exclusive CPUs of ${named || "others"}` : "")
-    + (actual.givenUp ? "; put right again and again, and now left as it is, because something else rewrites it"
+  const { holders } = actual;
+  const named = holders.slice(0, 3).join(", ") + (holders.length > 3 ? ` and ${holders.length - 3} more` : "");
+  return (actual.onExclusiveCPUs ? `, on exclusive CPUs of ${named || "others"}` : "")
+    + (actual.repairsAbandoned ? "; put right again and again, and now left as it is, because something else rewrites it"
       : "");
 }
 
 /** Whether a container lacks what would be ideal: it has a wider set, or none of what it asked for. */
-const isWide = (c) => !c.preferred && c.kind !== "kept";
-const wideWord = (c) => (c.kind === "unbound" ? "not pinned" : "wider");
-const wideBadge = (c) => el("span", { class: "wide", title: `${c.kind === "unbound" ? "asked for a place and has none" : "wider than ideal"}: ${c.reason}` },
+const isWide = (c) => !c.aligned && c.kind !== "reservation";
+const wideWord = (c) => (c.kind === "unpinned" ? "not pinned" : "wider");
+const wideBadge = (c) => el("span", { class: "wide", title: `${c.kind === "unpinned" ? "asked for a place and has none" : "wider than ideal"}: ${c.reason}` },
   wideWord(c));
 
 /** What is marked of a container beside its kind. */
@@ -292,7 +292,7 @@ function meant(info) {
 // === Keeping up ==================================================================================
 
 /** From what each part of the page was drawn last, to leave it alone while that is the same. */
-const drawn = { banners: "", kinds: "", refusals: "" };
+const drawn = { banners: "", kinds: "", rejections: "" };
 const round = { running: false, again: false, denied: false, timer: 0, retry: 0, cost: 0, shape: "" };
 
 /** Fetch everything and draw it; one round at a time, with a pause that grows with its cost. */
@@ -305,7 +305,7 @@ function refresh() {
 }
 
 /** How many CPUs are anybody's: another number when a partition begins or ends, not when a container does. */
-const inUse = ({ sharedPool, numaNodes }) => [sharedPool, ...numaNodes.flatMap((n) => [n.exclusive, n.idle, n.kubelet])]
+const inUse = ({ sharedPool, numaNodes }) => [sharedPool, ...numaNodes.flatMap((n) => [n.exclusive, n.idleSiblings, n.kubelet])]
   .reduce((sum, list) => sum + parseList(list).length, 0);
 
 /** What the machine's drawing hangs on; it is large, so it is fetched only when this changes. */
@@ -330,13 +330,13 @@ async function refreshNow() {
   round.again = false;
   const begun = performance.now();
   try {
-    const [status, assignments, { refusals }] = await Promise.all(["v1/status", "v1/assignments", "v1/refusals"].map(get));
+    const [status, assignments, { rejections }] = await Promise.all(["v1/status", "v1/assignments", "v1/rejections"].map(get));
     const shape = understand(() => shapeOf({ status, assignments }));
     const isNew = shape !== round.shape;
     const topology = shape && isNew ? await get("v1/topology") : known.topology;
     heard(String(status.version));
     if (shape && topology) {
-      Object.assign(known, { status, assignments, refusals, topology });
+      Object.assign(known, { status, assignments, rejections, topology });
       understand(() => draw(isNew));
       round.shape = shape;
     }
@@ -440,7 +440,7 @@ function drawLinks() {
   const agent = $("link-agent"), runtime = $("link-runtime");
   const at = link.heard ? new Date(link.heard).toLocaleTimeString() : "";
   const active = Boolean(status?.link.state === "active");
-  const silent = status?.link.unanswered || "";
+  const silent = status?.link.pendingRegistration || "";
   const up = active && !silent;
   const named = status?.link.runtime ? `${status.link.runtime} ${status.link.runtimeVersion}` : "runtime";
   agent.className = `state ${link.lost ? "bad" : waiting || !status ? "wait" : "good"}`;
@@ -460,13 +460,13 @@ function drawLinks() {
     banners.push(["bad", `${silent[0].toUpperCase()}${silent.slice(1)}. If no container is in its grace period, ` +
       "restart the runtime; containers go on running."]);
   }
-  if (status?.intruders && !status.observe && !link.lost && !waiting) {
-    const n = status.intruders;
+  if (status?.onExclusiveCPUs && !status.observe && !link.lost && !waiting) {
+    const n = status.onExclusiveCPUs;
     banners.push(["warn", `${plural(n, "container")} can run on exclusive CPUs of ${n === 1 ? "another one" : "others"}.`,
-      ["Show", () => filterBy("is:differs")]]);
+      ["Show", () => filterBy("is:drifted")]]);
   }
-  if (status?.contested && !link.lost && !waiting) {
-    const n = status.contested;
+  if (status?.kubeletConflicts && !link.lost && !waiting) {
+    const n = status.kubeletConflicts;
     banners.push(["warn", `The kubelet writes the cpuset of ${plural(n, "container")} too; the configured side has its way. ` +
       "/v1/kubelet names them."]);
   }
@@ -492,7 +492,7 @@ function drawLinks() {
 
 /** One line for the whole node: that all is well, or a link to each thing that is not. */
 function drawVerdict(waiting, up) {
-  const { status, assignments, refusals, topology } = known;
+  const { status, assignments, rejections, topology } = known;
   const box = $("verdict");
   box.hidden = waiting || !assignments;
   if (box.hidden) return;
@@ -500,10 +500,10 @@ function drawVerdict(waiting, up) {
   const found = link.lost ? [["the link to the agent is lost", "#banners"]] : [
     !up && ["no link to the container runtime", "#banners"],
     status.checkpoint.problem && ["the state cannot be saved", "#banners"],
-    status.differing && [`${plural(status.differing, "container")} not as meant`, "#containers", () => filterBy("is:differs")],
-    status.contested && [`${plural(status.contested, "cpuset")} also written by the kubelet`, "v1/kubelet"],
-    refusals.length && [plural(groups(refusals).length, "refusal"), "#refused"],
-    wide && [`${plural(wide, "container")} wider than ideal`, "#containers", () => filterBy("is:wider")],
+    status.drifted && [`${plural(status.drifted, "container")} not as meant`, "#containers", () => filterBy("is:drifted")],
+    status.kubeletConflicts && [`${plural(status.kubeletConflicts, "cpuset")} also written by the kubelet`, "v1/kubelet"],
+    rejections.length && [plural(groups(rejections).length, "refusal"), "#refused"],
+    wide && [`${plural(wide, "container")} wider than ideal`, "#containers", () => filterBy("is:misaligned")],
     topology.warnings.length && [plural(topology.warnings.length, "oddity of the machine", "oddities of the machine"), "#warnings"],
   ].filter(Boolean);
   showVerdict(box, found);
@@ -528,7 +528,7 @@ function draw(isNew) {
   drawPinned();
   showUse();
   drawContainers();
-  drawRefusals();
+  drawRejections();
   announce($("said"), known);
   if (isNew) chooseFromAddress();
   updateDetails();
@@ -536,7 +536,7 @@ function draw(isNew) {
 }
 
 function drawFigures() {
-  const { assignments, status, refusals, topology } = known;
+  const { assignments, status, rejections, topology } = known;
   const sum = (field) => assignments.numaNodes.reduce((total, n) => total + n[field], 0);
   const count = { exclusive: 0, idle: 0, kubelet: 0, listed: 0, shared: 0, reserved: 0, unused: 0, offline: 0 };
   const all = topology.counts.cpus;
@@ -552,15 +552,15 @@ function drawFigures() {
     ["CPUs given exclusively", `${count.exclusive}`, `of ${all}${count.idle ? `, ${count.idle} kept idle` : ""}${count.kubelet ? `, ${count.kubelet} by the kubelet` : ""}`],
     ["Shared pool", `${pool}`, `of ${all}${special ? `, ${special} of them reserved or listed` : ""}`],
     ["Memory allocated", size(sum("memoryAllocatedBytes")), `of ${size(sum("memoryBytes"))}`],
-    ["Containers", assignments.containers.filter((c) => c.kind !== "kept").length.toLocaleString("en"), kinds.join(", ")],
-    [status.observe ? "Would be refused" : "Refused lately", `${refusals.length}`, refusals.length ? `last ${age(refusals[0].at)} ago` : ""],
+    ["Containers", assignments.containers.filter((c) => c.kind !== "reservation").length.toLocaleString("en"), kinds.join(", ")],
+    [status.observe ? "Would be refused" : "Refused lately", `${rejections.length}`, rejections.length ? `last ${age(rejections[0].lastTime)} ago` : ""],
   ];
   const wide = assignments.containers.filter(isWide).length;
   figures.splice(3, 0, ["Wider than ideal", wide.toLocaleString("en"), wide ? el("button", { type: "button", class: "plain show",
-    onclick: () => filterBy("is:wider") }, `Show ${wide === 1 ? "it" : "them"}`) : "every container has what is ideal"]);
-  if (status.differing) {
-    figures.push(["Not as meant", `! ${status.differing.toLocaleString("en")}`,
-      `${status.differing === 1 ? "container" : "containers"}${status.intruders ? `, ${status.intruders} on exclusive CPUs of others` : ""}`]);
+    onclick: () => filterBy("is:misaligned") }, `Show ${wide === 1 ? "it" : "them"}`) : "every container has what is ideal"]);
+  if (status.drifted) {
+    figures.push(["Not as meant", `! ${status.drifted.toLocaleString("en")}`,
+      `${status.drifted === 1 ? "container" : "containers"}${status.onExclusiveCPUs ? `, ${status.onExclusiveCPUs} on exclusive CPUs of others` : ""}`]);
   }
   const inFigures = $("figures").contains(document.activeElement);
   $("figures").replaceChildren(...figures.map(([name, value, rest]) => el("div", {}, el("dt", {}, name),
@@ -660,7 +660,7 @@ function drawSocket({ title, nodes: members, homeless = [] }) {
 function drawNode(node) {
   const bars = el("div", { class: "bars" });
   const badge = el("span", { class: "badge" });
-  const wide = el("button", { type: "button", class: "wide", hidden: true, onclick: () => filterBy(`numa:${node.id} is:wider`) });
+  const wide = el("button", { type: "button", class: "wide", hidden: true, onclick: () => filterBy(`numa:${node.id} is:misaligned`) });
   const sharing = el("button", { type: "button", class: "plain sharing", hidden: true, onclick: () => filterBy(`numa:${node.id}`, "shared") });
   const use = el("div", { class: "use", hidden: true });
   nodes.set(node.id, { bars, badge, wide, sharing, use, key: "" });
@@ -758,14 +758,14 @@ function drawBars(use) {
   node.key = key;
   const made = [];
   if (use.cpus) {
-    const left = Math.max(0, use.cpuAvailableMilli);
+    const left = Math.max(0, use.cpuFreeMilli);
     made.push(bar("CPU", cpuAmount(left), `${cpuAmount(use.cpuAllocatedMilli)} of ${cpuAmount(use.cpuCapacityMilli)} CPUs allocated, ` +
       `${cpuAmount(left)} free, ${use.freeExclusiveCPUs} for exclusive use`, use.cpuCapacityMilli, use.cpuAllocatedMilli, use.cpuCapacityMilli - use.cpuAllocatedMilli - left));
   }
   if (use.memoryBytes) {
-    const rest = use.memoryBytes - use.memoryAllocatedBytes - use.memoryAvailableBytes;
-    made.push(bar("Mem", freeSize(use.memoryAvailableBytes), `${size(use.memoryAllocatedBytes)} of ${size(use.memoryBytes)} allocated, ` +
-      `${size(rest)} used otherwise or held back, ${freeSize(use.memoryAvailableBytes)} free`, use.memoryBytes, use.memoryAllocatedBytes, rest));
+    const rest = use.memoryBytes - use.memoryAllocatedBytes - use.memoryFreeBytes;
+    made.push(bar("Mem", freeSize(use.memoryFreeBytes), `${size(use.memoryAllocatedBytes)} of ${size(use.memoryBytes)} allocated, ` +
+      `${size(rest)} used otherwise or held back, ${freeSize(use.memoryFreeBytes)} free`, use.memoryBytes, use.memoryAllocatedBytes, rest));
   }
   for (const pages of use.hugePages) {
     const name = size(pages.sizeBytes).replace(/ (.)iB$/, "$1");
@@ -775,7 +775,7 @@ function drawBars(use) {
   }
   if (!use.cpus) {
     // Memory tiers are let in by configuration; nothing is free on one that is not.
-    made.push(el("p", { class: "quiet" }, use.memoryAvailableBytes || use.memoryAllocatedBytes ? "memory only" : "memory only, for explicit lists"));
+    made.push(el("p", { class: "quiet" }, use.memoryFreeBytes || use.memoryAllocatedBytes ? "memory only" : "memory only, for explicit lists"));
   }
   if (use.capacityFactor !== 1) {
     made.push(el("p", { class: "factor" }, use.capacityFactor === 0 && "drained: ", el("span", { class: "word" }, "capacity "), `factor ${use.capacityFactor}`));
@@ -828,7 +828,7 @@ function drawDistances() {
     table.append(el("tr", {}, el("td"), list.map((n) => el("th", { scope: "col" }, `${n.id}`))), ...list.map((node) =>
       el("tr", {}, el("th", { scope: "row" }, `${node.id}`), node.distances.map((d) => el("td", { class: shade(d) }, `${d}`)))));
   } else {
-    table.append(el("tr", {}, el("th", { scope: "col" }, "NUMA"), el("th", { scope: "col" }, "distance: NUMA nodes, from near to far")));
+    table.append(el("tr", {}, el("th", { scope: "col" }, "NUMA node"), el("th", { scope: "col" }, "distance: NUMA nodes, from near to far")));
     for (const node of list) {
       table.append(el("tr", {}, el("th", { scope: "row" }, `${node.id}`), el("td", { class: "far" }, near(node).join(" · "))));
     }
@@ -866,20 +866,20 @@ function near(node) {
 const STEP = 100; // rows that are added when the last one comes into sight
 const first = (list) => (list ? parseInt(list, 10) : -1);
 /** The CPUs that a container has, by us or by another program; empty where it is not pinned. */
-const cpusOf = (c) => c.cpus || c.pinned || "";
+const cpusOf = (c) => c.cpus || c.foreignCPUs || "";
 /** Whether a container can run on a CPU of the pool, as far as is known. */
 const runsOn = (c, cpu) => (c.actual ? parseList(c.actual.cpus) : cpusOf(c) ? parseList(cpusOf(c)) : [cpu]).includes(cpu);
 const COLUMNS = [
   { name: "Pod", by: (c) => [c.pod, c.namespace], text: (c) => c.pod },
   { name: "Namespace", by: (c) => [c.namespace, c.pod], text: (c) => c.namespace },
   { name: "Container", by: (c) => [c.container, c.namespace, c.pod], text: (c) => c.container },
-  { name: "Kind", by: (c) => [c.kind, c.preferred ? 1 : 0], text: (c) => c.kind },
+  { name: "Kind", by: (c) => [c.kind, c.aligned ? 1 : 0], text: (c) => c.kind },
   { name: "CPUs", by: (c) => [cpusOf(c) ? parseList(cpusOf(c)).length : Infinity],
     text: (c) => (cpusOf(c) ? `${parseList(cpusOf(c)).length}` : "any") },
   { name: "CPU list", by: (c) => [first(cpusOf(c))], text: (c) => cpusOf(c) || "any" },
-  { name: "Mems", by: (c) => [first(c.mems)], text: (c) => `${c.mems || "any"}${c.moving ? " \u2192" : ""}` },
+  { name: "Mems", by: (c) => [first(c.mems)], text: (c) => `${c.mems || "any"}${c.migration ? " \u2192" : ""}` },
   { name: "Policy", by: (c) => [c.policy], text: (c) => c.policy },
-  { name: "Age", by: (c) => [-c.since], text: (c) => age(c.since) },
+  { name: "Age", by: (c) => [-c.assignedAt], text: (c) => age(c.assignedAt) },
 ];
 
 function compare(a, b) {
@@ -890,13 +890,24 @@ function compare(a, b) {
   return 0;
 }
 
+/** By old search term, the one that replaced it. Deleted with the first release. */
+const NEW_TERM_OF = { "is:wider": "is:misaligned", "is:differs": "is:drifted" };
+
+const searchTerms = () => $("filter").value.trim().toLowerCase().split(/\s+/).filter(Boolean);
+
+/** Why no container matches: an old search term, or nothing more to say. */
+function noMatchText() {
+  const old = searchTerms().find((term) => Object.hasOwn(NEW_TERM_OF, term));
+  return old ? `${old} is gone, expected ${NEW_TERM_OF[old]}.` : "No container matches.";
+}
+
 /** Containers that the filter lets through, in the order that was chosen. */
 function wanted() {
-  const terms = $("filter").value.trim().toLowerCase().split(/\s+/).filter(Boolean);
+  const terms = searchTerms();
   const tests = terms.map((term) => {
     const [, key, value] = term.match(/^(cpu|numa):(\d+)$/) || [];
-    if (term === "is:differs") return (c) => Boolean(c.actual);
-    if (term === "is:wider" || term === "filter:wider") return isWide;
+    if (term === "is:drifted") return (c) => Boolean(c.actual);
+    if (term === "is:misaligned") return isWide;
     if (key === "cpu") return (c) => runsOn(c, Number(value));
     if (key === "numa") return (c) => parseList(c.numaNodes).includes(Number(value));
     return (c) => `${c.namespace}/${c.pod}/${c.container} ${c.kind} ${c.policy} ${c.qos} ${c.id}`.toLowerCase().includes(term);
@@ -934,7 +945,7 @@ function drawContainers() {
   if (focused && document.activeElement !== button) button?.focus({ preventScroll: true });
   $("list").setAttribute("aria-rowcount", found.length + 1);
   const shown = rows.length < found.length ? `${plural(rows.length, "container")} of ${found.length.toLocaleString("en")} shown; scroll for more.`
-    : found.length ? "" : all.length ? "No container matches." : "No container runs on this node.";
+    : found.length ? "" : all.length ? noMatchText() : "No container runs on this node.";
   setText($("more"), shown);
   setText($("containers-title"), `Containers (${found.length === all.length ? "" : `${found.length.toLocaleString("en")} of `}${all.length.toLocaleString("en")})`);
 }
@@ -989,7 +1000,7 @@ function startOver() {
   drawContainers();
 }
 
-const KINDS = ["exclusive", "explicit", "shared", "unbound", "foreign", "kubelet"];
+const KINDS = ["exclusive", "listed", "shared", "unpinned", "foreign", "kubelet"];
 
 function drawKinds(all) {
   const counts = new Map([["", all.length], ...KINDS.map((kind) => [kind, 0])]);
@@ -1007,16 +1018,16 @@ function drawKinds(all) {
 
 function drawRow(c, old) {
   const number = numbers.get(c.id);
-  const key = JSON.stringify([c.kind, cpusOf(c), c.mems, c.moving, c.policy, c.preferred, c.reserved, number, c.actual]);
+  const key = JSON.stringify([c.kind, cpusOf(c), c.mems, c.migration, c.policy, c.aligned, c.reserved, number, c.actual]);
   const is = isChosen(c);
   if (old && old.dataset.key === key) {
-    setText(old.lastElementChild.firstChild, age(c.since));
+    setText(old.lastElementChild.firstChild, age(c.assignedAt));
     if (old.classList.contains("chosen") !== is) old.classList.toggle("chosen", is);
     return old;
   }
   return el("tr", { "data-id": c.id, "data-key": key, class: is ? "chosen" : "" }, COLUMNS.map(({ name, text }) => {
-    const real = name === "CPU list" && c.actual?.meantCPUs ? [c.actual.meantCPUs, c.actual.cpus]
-      : name === "Mems" && c.actual?.meantMems ? [c.actual.meantMems, c.actual.mems] : null;
+    const real = name === "CPU list" && c.actual?.desiredCPUs ? [c.actual.desiredCPUs, c.actual.cpus]
+      : name === "Mems" && c.actual?.desiredMems ? [c.actual.desiredMems, c.actual.mems] : null;
     if (real) {
       const shown = `meant ${real[0]}, has ${real[1] || "none"}`;
       return el("td", { "data-label": name, class: "both", title: `${shown}${disturbs(c.actual)}` }, el("span", { class: "differs" }, "! "), shown);
@@ -1024,7 +1035,7 @@ function drawRow(c, old) {
     const value = text(c);
     const content = name === "Pod" ? el("button", { type: "button", class: "plain", tabindex: -1 }, foreign(value)) : foreign(value);
     return el(name === "Pod" ? "th" : "td", { "data-label": name, title: value, scope: name === "Pod" && "row" },
-      name === "Pod" && el("span", { class: `cpu key ${number === undefined ? "none" : `${c.kind === "explicit" ? "listed" : "exclusive"} ${look(number)}`}`,
+      name === "Pod" && el("span", { class: `cpu key ${number === undefined ? "none" : `${c.kind === "listed" ? "listed" : "exclusive"} ${look(number)}`}`,
         "aria-hidden": "true" }, number === undefined ? "" : letters(number)),
       content, name === "Kind" && badges(c).flatMap((badge) => [" ", badge]));
   }));
@@ -1034,9 +1045,9 @@ function drawRow(c, old) {
 const gist = (r) => r.message.replace(`pod ${r.namespace}/${r.pod}, container ${r.container}: `, "");
 
 /** Refusals that say the same, newest first: [{last, count, pods}]. */
-function groups(refusals) {
+function groups(rejections) {
   const made = new Map();
-  for (const r of refusals) {
+  for (const r of rejections) {
     const key = JSON.stringify([r.namespace, r.container, r.reason, gist(r), r.observed]);
     if (!made.has(key)) made.set(key, { last: r, count: 0, pods: new Set() });
     const group = made.get(key);
@@ -1046,14 +1057,14 @@ function groups(refusals) {
   return [...made.values()];
 }
 
-function drawRefusals() {
+function drawRejections() {
   setText($("refused-title"), known.status.observe ? "Would have been refused lately" : "Refused lately");
-  document.body.classList.toggle("refusing", known.refusals.length > 0);
-  const list = groups(known.refusals).slice(0, 100);
+  document.body.classList.toggle("refusing", known.rejections.length > 0);
+  const list = groups(known.rejections).slice(0, 100);
   $("refused").hidden = !list.length;
   const key = JSON.stringify([list, Math.floor(Date.now() / 15000)]);
-  if (drawn.refusals === key || $("refusals").contains(document.activeElement)) return;
-  drawn.refusals = key;
+  if (drawn.rejections === key || $("refusals").contains(document.activeElement)) return;
+  drawn.rejections = key;
   $("refusals").replaceChildren(...list.map(({ last: r, count, pods }) => el("li", {},
     el("p", {}, remedyOf(r.reason), el("a", { href: addressOf(r), onclick: (event) => {
       event.preventDefault();
@@ -1061,8 +1072,8 @@ function drawRefusals() {
     } }, foreign(nameOf(r))),
     pods.size > 1 && el("span", {}, `and ${plural(pods.size - 1, "more pod")}`),
     r.observed && el("span", { class: "observed" }, "would have been refused"),
-    el("span", { class: "quiet", title: new Date(r.at * 1000).toLocaleString() },
-      count > 1 ? `×${count.toLocaleString("en")}, last ${age(r.at)} ago` : `${age(r.at)} ago`)),
+    el("span", { class: "quiet", title: new Date(r.lastTime * 1000).toLocaleString() },
+      count > 1 ? `×${count.toLocaleString("en")}, last ${age(r.lastTime)} ago` : `${age(r.lastTime)} ago`)),
     el("p", { class: "message" }, foreign(r.message)))));
 }
 
@@ -1139,7 +1150,7 @@ function mark(hovered = null, fade = true) {
   const { chosen } = view;
   for (const row of $("list").tBodies[0].rows) row.classList.toggle("hot", row.dataset.id === hovered?.id);
   const c = hovered || (chosen?.id && find(chosen.id));
-  const marked = new Set(c ? [cpusOf(c), c.idle, c.actual?.meantCPUs && c.actual.cpus].flatMap((list) => parseList(list || "")) : chosen?.cpu !== undefined ? [chosen.cpu] : []);
+  const marked = new Set(c ? [cpusOf(c), c.idleSiblings, c.actual?.desiredCPUs && c.actual.cpus].flatMap((list) => parseList(list || "")) : chosen?.cpu !== undefined ? [chosen.cpu] : []);
   for (const [cpu, cell] of cells) {
     const on = marked.has(cpu);
     if (cell.classList.contains("marked") !== on) cell.classList.toggle("marked", on);
@@ -1168,7 +1179,7 @@ function facts(pairs) {
 function linkTo(c) {
   const number = numbers.get(c.id);
   return el("button", { type: "button", class: "plain", onclick: () => choose({ id: c.id }, true) },
-    number !== undefined && el("span", { class: `cpu key ${c.kind === "explicit" ? "listed" : "exclusive"} ${look(number)}`, "aria-hidden": "true" }, letters(number)),
+    number !== undefined && el("span", { class: `cpu key ${c.kind === "listed" ? "listed" : "exclusive"} ${look(number)}`, "aria-hidden": "true" }, letters(number)),
     foreign(nameOf(c)));
 }
 
@@ -1220,8 +1231,8 @@ function aboutCPU(cpu) {
       `Containers that may run here (${here.length.toLocaleString("en")})`) : info.state === "offline" ? null :
       el("p", { class: "quiet" }, "No container that the agent knows runs here."),
     here.length ? linksTo(here, `cpu:${cpu}`) : null,
-    info.strangers && [el("h3", {}, `Can run here and should not (${info.strangers.length.toLocaleString("en")})`), linksTo(info.strangers, `cpu:${cpu} is:differs`)],
-    info.missing && [el("h3", {}, `Should run here and cannot (${info.missing.length.toLocaleString("en")})`), linksTo(info.missing, "is:differs")],
+    info.strangers && [el("h3", {}, `Can run here and should not (${info.strangers.length.toLocaleString("en")})`), linksTo(info.strangers, `cpu:${cpu} is:drifted`)],
+    info.missing && [el("h3", {}, `Should run here and cannot (${info.missing.length.toLocaleString("en")})`), linksTo(info.missing, "is:drifted")],
     why && [el("h3", {}, "Why it is there"), reasons(why)],
   ].flat(), [info, here.map((c) => c.id), why, known.use?.cpus[cpu]]];
 }
@@ -1234,9 +1245,9 @@ function aboutNode(id) {
   const load = known.use?.numaNodes.find((n) => n.id === id);
   const used = load ? nodeWords(load, size) : "";
   return [`NUMA node ${id}`, () => [
-    facts([["CPUs", node.cpus || "none"], ["Exclusive", use.exclusive], ["Kept idle", use.idle], ["Shared pool", use.shared], ["Reserved", use.reserved],
-      ["CPU", node.cpus && `${cpuAmount(use.cpuAllocatedMilli)} of ${cpuAmount(use.cpuCapacityMilli)} allocated, ${cpuAmount(use.cpuAvailableMilli)} free, ${use.freeExclusiveCPUs} for exclusive use`],
-      ["Memory", `${size(use.memoryAllocatedBytes)} of ${size(use.memoryBytes)} allocated, ${freeSize(use.memoryAvailableBytes)} free`],
+    facts([["CPUs", node.cpus || "none"], ["Exclusive", use.exclusive], ["Kept idle", use.idleSiblings], ["Shared pool", use.shared], ["Reserved", use.reserved],
+      ["CPU", node.cpus && `${cpuAmount(use.cpuAllocatedMilli)} of ${cpuAmount(use.cpuCapacityMilli)} allocated, ${cpuAmount(use.cpuFreeMilli)} free, ${use.freeExclusiveCPUs} for exclusive use`],
+      ["Memory", `${size(use.memoryAllocatedBytes)} of ${size(use.memoryBytes)} allocated, ${freeSize(use.memoryFreeBytes)} free`],
       ...use.hugePages.map((p) => [`${size(p.sizeBytes)} pages`, `${size(p.allocatedBytes)} of ${size(p.totalBytes)} allocated`]),
       ["Really used", used],
       ["Capacity factor", String(use.capacityFactor)],
@@ -1259,20 +1270,20 @@ function aboutContainer(what) {
   return [nameOf(shown), () => [
     !c && el("p", { class: "problem" }, "It is gone; this is what was last known."),
     a?.actual && el("p", { class: "problem", id: "differs" }, `! Not as meant: ${a.actual.text} since `,
-      el("span", { "data-since": a.actual.since }, age(a.actual.since)), foreign(disturbs(a.actual))),
-    a && facts([["CPUs", a.cpus ? `${a.cpus} (${parseList(a.cpus).length})` : a.pinned ? `${a.pinned} (pinned by ${a.kind === "kubelet" ? "the kubelet" : "another program"})` : "any"], ["Memory nodes", a.mems || "any"],
-      ["Its memory moves", a.moving],
+      el("span", { "data-since": a.actual.observedAt }, age(a.actual.observedAt)), foreign(disturbs(a.actual))),
+    a && facts([["CPUs", a.cpus ? `${a.cpus} (${parseList(a.cpus).length})` : a.foreignCPUs ? `${a.foreignCPUs} (pinned by ${a.kind === "kubelet" ? "the kubelet" : "another program"})` : "any"], ["Memory nodes", a.mems || "any"],
+      ["Its memory moves", a.migration],
       ["Memory policy", a.mempolicy], ["NUMA nodes", a.numaNodes],
-      ["Kept idle for it", a.idle], ["Kind", a.kind], ["Policy", a.policy], ["QoS class", a.qos],
+      ["Kept idle for it", a.idleSiblings], ["Kind", a.kind], ["Policy", a.policy], ["QoS class", a.qos],
       ["Threads", a.kind === "exclusive" ? a.smt : ""],
       ["Allocated", `${cpuAmount(a.cpuMilli)} CPUs, ${size(a.memoryBytes)}`],
-      ["Placement", a.preferred ? "" : a.kind === "unbound" ? "asked for a place and was left unpinned" : "wider than ideal"],
+      ["Placement", a.aligned ? "" : a.kind === "unpinned" ? "asked for a place and was left unpinned" : "wider than ideal"],
       ["Became reserved", a.reserved],
       ["Memory", a.memory && (a.memory.problem ? `where it is, is not known here: ${a.memory.problem}` : `${a.memory.localPercent} % on its own NUMA nodes`)],
-      ["Waiting for CPUs", a.waiting && waitsOf(a.waiting)],
-      ["Since", a.since ? new Date(a.since * 1000).toLocaleString() : ""], ["Id", a.id.slice(0, 12)]]),
+      ["Waiting for CPUs", a.cpuPressure && waitsOf(a.cpuPressure)],
+      ["Since", a.assignedAt ? new Date(a.assignedAt * 1000).toLocaleString() : ""], ["Id", a.id.slice(0, 12)]]),
     a && [el("h3", {}, "Really used"), ...usedBy(a)],
-    el("h3", {}, why.refusal ? (why.refusal.observed ? "Why it would have been refused" : "Why it was refused") : "Why"), reasons(why),
+    el("h3", {}, why.rejection ? (why.rejection.observed ? "Why it would have been refused" : "Why it was refused") : "Why"), reasons(why),
     el("p", { class: "quiet foot" }, "As a document: ", el("a", { href: path }, path)),
   ].flat(), [shown, Boolean(c), why, detail.used.get(shown.id)]];
 }
@@ -1321,7 +1332,7 @@ function explained(c) {
   detail.explained.set(key, waiting);
   get(explainPath(c)).then((answer) => {
     const list = answer.explanations;
-    return list.find((one) => c.id ? one.assignment?.id === c.id : one.outcome === "refused") || list[0];
+    return list.find((one) => c.id ? one.assignment?.id === c.id : one.outcome === "rejected") || list[0];
   }).catch((error) => {
     if (error instanceof Unauthorized) failed(error);
     return { summary: c.reason || "", problem: error instanceof Unauthorized ? "the agent wants a token" : error.message };
@@ -1335,12 +1346,12 @@ function explained(c) {
 
 function reasons(why) {
   return [
-    why.refusal && el("p", {}, remedyOf(why.refusal.reason), why.refusal.observed && "would have been refused: the agent only observes"),
+    why.rejection && el("p", {}, remedyOf(why.rejection.reason), why.rejection.observed && "would have been refused: the agent only observes"),
     why.summary && el("p", { class: "summary" }, foreign(why.summary)),
     why.waiting && el("p", { class: "quiet" }, "Asking the agent…"),
     why.problem && el("p", { class: "problem" }, `No explanation: ${why.problem}`),
-    why.steps?.length ? el("ol", { class: "steps" }, why.steps.map((step) => el("li", {}, foreign(step))))
-      : why.steps && el("p", { class: "quiet" }, "The steps are not kept: nothing was asked for it, or the agent was started after it was placed."),
+    why.decisionSteps?.length ? el("ol", { class: "steps" }, why.decisionSteps.map((step) => el("li", {}, foreign(step))))
+      : why.decisionSteps && el("p", { class: "quiet" }, "The steps are not kept: nothing was asked for it, or the agent was started after it was placed."),
   ].filter(Boolean);
 }
 

@@ -20,13 +20,15 @@ from nri_numa.agent.loop import LoopMonitor
 from nri_numa.agent.reload import prepare_in_thread
 from nri_numa.agent.runtime_lock import RuntimeLock
 from nri_numa.config import AgentConfig, load_config
+from nri_numa.demo.runtime import PodOperationFailed
 from nri_numa.engine.state import ContainerKind
+from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.settings import Settings
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.observe import logs
 from nri_numa.runtime import RuntimeInfo
-from tests.beds.embedded.runtime import CRIError, EmbeddedRuntime
 from tests.beds.embedded_node import PREFIX, limits
+from tests.beds.embedded_runtime import EmbeddedRuntime
 from tests.beds.link_bed import eventually
 from tests.beds.world import container, pod, resources
 from tests.machines import named as machines
@@ -110,14 +112,15 @@ async def test_a_life(bed: DaemonBed) -> None:
     app.linux.resources.CopyFrom(limits(2))
     task = asyncio.create_task(bed.daemon.run())
     await bed.said("runtime awaited")
-    async with EmbeddedRuntime(bed.runtime, cpus="0-63", mems="0-1", request_timeout=60) as runtime:
+    topology = build_synthetic_topology(numa_per_socket=1, cores_per_numa=16)
+    async with EmbeddedRuntime(bed.runtime, topology=topology, request_timeout=60) as runtime:
         await runtime.wait_for_plugin()
         own = await runtime.run_pod(sandbox("own", policy="single-numa-node"))
         made = await runtime.create_container(own.id, app)
         assert (made.cpus, made.mems) == ("0-1", "0")
         await runtime.start_container(made.id)
         none = await runtime.run_pod(sandbox("none", numacpu="9999"))
-        with pytest.raises(CRIError, match="9999"):
+        with pytest.raises(PodOperationFailed, match="9999"):
             await runtime.create_container(none.id, app)
         # runtime.hungAfter: 0, and it owes no answer
         link = bed.daemon.link

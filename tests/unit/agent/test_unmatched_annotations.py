@@ -127,7 +127,7 @@ def test_an_old_value_of_a_running_pod_is_noticed_once_and_changes_nothing(
         "annotation numa.kubernetes.io/on-failure is 'widen', expected best-effort, the new name "
         "of widen; running containers stay as they are, and the pod's next container is rejected"
     )
-    assert bed.refused("new", {"on-failure": "widen"}, 1).reason == "InvalidAnnotation"
+    assert bed.rejected("new", {"on-failure": "widen"}, 1).reason == "InvalidAnnotation"
 
 
 def test_a_misspelt_prefix_is_said_at_once_and_noticed_once(bed: UnmatchedBed) -> None:

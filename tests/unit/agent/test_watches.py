@@ -86,7 +86,7 @@ class UsageBed(AgentBed):
             "containers": [
                 msgspec.to_builtins(one) for one in self.view.list_assignments().containers
             ],
-            "refusals": [],
+            "rejections": [],
         }
         return list(status.status_lines(document, NOW, wide=wide))
 
@@ -107,7 +107,7 @@ def bed(tmp_path: Path) -> UsageBed:
 
 def test_a_share_for_those_with_numa_nodes_and_a_reason_for_the_others(bed: UsageBed) -> None:
     assert bed.listed("memory")["here"]["problem"] == "not read yet"
-    assert bed.samples("container_local_memory_ratio", "pod_name") == {}
+    assert bed.samples("container_local_memory_ratio", "pod") == {}
     bed.round()
     memory = bed.listed("memory")
     assert memory["here"]["localPercent"] == 100
@@ -115,13 +115,13 @@ def test_a_share_for_those_with_numa_nodes_and_a_reason_for_the_others(bed: Usag
         "localPercent": 25.0,
         "byNUMANode": {"0": 1024, "1": 3072},
         "source": "memory.numa_stat",
-        "at": NOW + 30,
+        "readAt": NOW + 30,
         "problem": "",
     }
     assert memory["unbound"]["problem"] == "it is on no particular NUMA nodes"
     assert memory["silent"]["localPercent"] is None
     assert "no memory.numa_stat" in memory["silent"]["problem"]
-    ratios = bed.samples("container_local_memory_ratio", "pod_name")
+    ratios = bed.samples("container_local_memory_ratio", "pod")
     assert ratios == {"here": 1.0, "there": 0.25}, "none for those that are not known"
     states = bed.samples("local_memory_containers", "state")
     assert states == {"known": 2, "unknown": 2, "left out": 0}
@@ -133,7 +133,7 @@ def test_series_are_bounded_and_the_worst_are_told(tmp_path: Path) -> None:
         bed.measured(f"here-{n}", HERE, numacpu="2-3", numamem="0")
     bed.measured("there", THERE, numacpu="4-5", numamem="0")
     bed.round()
-    ratios = bed.samples("container_local_memory_ratio", "pod_name")
+    ratios = bed.samples("container_local_memory_ratio", "pod")
     assert (len(ratios), ratios["there"]) == (MAX_SERIES_PER_METRIC, 0.25)
     states = bed.samples("local_memory_containers", "state")
     assert states == {"known": MAX_SERIES_PER_METRIC + 1, "unknown": 0, "left out": 1}
@@ -178,7 +178,7 @@ def test_a_container_without_a_place_or_memory_says_so(bed: UsageBed) -> None:
     bed.round()
     assert bed.memory.known["c-here"].problem == "the agent does not know its cgroup"
     assert bed.memory.known["c-new"].problem == "it has no memory yet"
-    ratios = bed.samples("container_local_memory_ratio", "pod_name")
+    ratios = bed.samples("container_local_memory_ratio", "pod")
     assert ratios == {"there": 0.25, "third": pytest.approx(0.667)}
 
 
@@ -233,17 +233,17 @@ def waits(tmp_path: Path) -> UsageBed:
 
 
 def test_pressure_at_once_and_tasks_after_the_second_round(waits: UsageBed) -> None:
-    assert waits.listed("waiting")["busy"]["problem"] == "not read yet"
+    assert waits.listed("cpuPressure")["busy"]["problem"] == "not read yet"
     waits.round()
-    assert waits.listed("waiting")["busy"] == {
+    assert waits.listed("cpuPressure")["busy"] == {
         "pressurePercent": 62.5,
         "waitingTasks": None,
-        "at": NOW + 30,
+        "readAt": NOW + 30,
         "problem": "threads were read once so far",
     }
     wide = waits.status(wide=True)
     (head,) = [line for line in wide if "CPU PRESSURE" in line]
-    assert "TASKS WAITING" in head
+    assert "WAITING TASKS" in head
     (line,) = [line for line in wide if " busy " in line]
     assert " 62.5 % " in line
     assert " ? " in line, "threads were read once so far"
@@ -251,7 +251,7 @@ def test_pressure_at_once_and_tasks_after_the_second_round(waits: UsageBed) -> N
     assert waits.explained("busy")
     waits.waited(10, 16.0)
     waits.round()
-    second = waits.listed("waiting")
+    second = waits.listed("cpuPressure")
     assert (second["busy"]["waitingTasks"], second["busy"]["problem"]) == (0.5, "")
     assert (second["calm"]["pressurePercent"], second["calm"]["waitingTasks"]) == (0, 0)
     assert (second["old"]["pressurePercent"], second["old"]["waitingTasks"]) == (None, 0)
@@ -263,9 +263,9 @@ def test_a_scrape_has_series_of_what_is_known_only(waits: UsageBed) -> None:
     waits.waited(10, 16.0)
     del waits.agent.containers.cgroup_places["c-calm"]
     waits.round()
-    assert waits.samples("container_cpu_pressure_ratio", "pod_name") == {"busy": 0.625}
-    assert waits.samples("container_waiting_tasks", "pod_name") == {"busy": 0.5, "old": 0}
-    states = waits.samples("cpu_waiting_containers", "state")
+    assert waits.samples("container_cpu_pressure_ratio", "pod") == {"busy": 0.625}
+    assert waits.samples("container_waiting_tasks", "pod") == {"busy": 0.5, "old": 0}
+    states = waits.samples("cpu_pressure_containers", "state")
     assert states == {"known": 2, "unknown": 1, "left out": 0}
 
 

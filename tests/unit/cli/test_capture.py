@@ -123,8 +123,8 @@ def test_what_cannot_be_captured_leaves_no_file(tmp_path: Path) -> None:
     (tmp_path / "directory").mkdir()
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("another-user-s")
-    refused = (("absent/a", "absent"), ("directory", ""), ("pipe", "no r"), ("link", "no r"))
-    for target, words in refused:
+    rejected = (("absent/a", "absent"), ("directory", ""), ("pipe", "no r"), ("link", "no r"))
+    for target, words in rejected:
         with pytest.raises(OSError, match=words or target):
             capture(root, tmp_path / target)
     left = ["directory", "empty", "link", "pipe", "root"]

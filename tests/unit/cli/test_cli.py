@@ -269,7 +269,7 @@ def test_check_takes_the_places_that_run_takes(sound: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("terminal")
-def test_status_shows_nodes_containers_and_refusals_within_80_columns(
+def test_status_shows_nodes_containers_and_rejections_within_80_columns(
     agent: tuple[str, object],
 ) -> None:
     result = invoke("status", "--api", agent[0], code=0)
@@ -291,7 +291,7 @@ def test_status_in_json_and_yaml_is_the_same_document(agent: tuple[str, object])
     as_yaml = yaml.safe_load(invoke("status", "--api", agent[0], "-o", "yaml").output)
     assert as_json == as_yaml
     assert as_json["containers"][0]["cpus"] == "0-3"
-    assert as_json["refusals"][0]["container"] == HOSTILE
+    assert as_json["rejections"][0]["container"] == HOSTILE
 
 
 def test_status_tells_what_is_meant_and_what_is_there(
@@ -312,7 +312,7 @@ def test_status_tells_what_is_meant_and_what_is_there(
     found = json.loads(invoke("status", "--api", agent[0], "-o", "json").output)
     assert found["containers"][0]["actual"] is None
     assert found["containers"][1]["actual"]["cpus"] == "0-7"
-    assert found["status"]["intruders"] == 25
+    assert found["status"]["onExclusiveCPUs"] == 25
 
 
 def test_status_marks_who_is_on_the_pool_because_its_own_cpus_are_offline(
@@ -327,7 +327,9 @@ def test_status_marks_who_is_on_the_pool_because_its_own_cpus_are_offline(
 
 @pytest.mark.usefixtures("terminal")
 def test_status_says_when_the_runtime_does_not_answer(agent: tuple[str, FakeView]) -> None:
-    agent[1].unanswered = "the runtime has not answered a second registration for 60 s: it hangs"
+    agent[
+        1
+    ].pending_registration = "the runtime has not answered a second registration for 60 s: it hangs"
     output = invoke("status", "--api", agent[0]).output
     assert "the runtime has not answered a second registration" in output
     assert max(map(len, output.splitlines())) <= 80

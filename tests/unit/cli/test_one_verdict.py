@@ -143,9 +143,9 @@ def by_simulate(judged: dict[str, Any]) -> dict[str, str]:
     """The same as ``simulate`` says it, without nodes that it leaves out."""
     fits = {one["name"]: str(one["numaNodes"]) for one in judged["nodes"]}
     left = ("it is cordoned", "it has a taint", "the pod's node selector")
-    refused = {name: one["reason"] for one in judged["refused"] for name in one["nodes"]
+    rejected = {name: one["reason"] for one in judged["rejectedBy"] for name in one["nodes"]
                if not one["reason"].startswith(left)}  # fmt: skip
-    return {**refused, **fits}
+    return {**rejected, **fits}
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -162,7 +162,7 @@ async def test_one_verdict(seed: int) -> None:
     assert len(answer["pods"]) == PODS
     for document, judged in zip(pods, answer["pods"], strict=True):
         admitted = [one for one in world.nodes if not left_out(document, one)]
-        if judged["asks"]:
+        if judged["constrained"]:
             assert by_simulate(judged) == world.by_extender(document, names(admitted)), document
         if (query := query_of(document)) is not None:  # of all nodes: it knows no tolerations
             page = await world.by_page(query)

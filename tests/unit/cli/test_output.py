@@ -57,6 +57,11 @@ def test_no_column_of_names_gets_narrower_than_can_be_read() -> None:
     assert made.lines[0] == "POD       POLICY            CONTAINER"
 
 
+def test_two_columns_of_a_table_never_share_a_heading() -> None:
+    with pytest.raises(ValueError, match="have one heading"):
+        fit_table((Column("CPUS"), Column("CPUS")), [("1", "2")], None)
+
+
 NAMES = st.text(max_size=60)
 
 

@@ -53,7 +53,7 @@ def test_all_placed_is_0_and_told_with_where_why_and_how_full() -> None:
     assert "All 2 pods placed." in done.output
 
 
-def test_a_refusal_is_1_with_message_and_how_it_came_about() -> None:
+def test_a_rejection_is_1_with_message_and_how_it_came_about() -> None:
     done = simulate(write(pod("big", 9, "1Gi", SINGLE), pod("small", 1, "1Gi", SINGLE)), code=1)
     shows(done.output, "REFUSED", "0 pods placed, 1 refusal, 1 step not tried.")
     assert "Refused: pods.yaml, document 1 (Pod big)" in done.output
@@ -74,9 +74,18 @@ def test_a_movable_container_makes_room(limit: int, monkeypatch: pytest.MonkeyPa
     assert "All 5 pods placed." in text
 
 
-def test_continue_goes_on() -> None:
+@pytest.mark.parametrize(
+    ("old", "new"), [("--continue", "--keep-going"), ("--live-memory", "--measured-memory")]
+)
+def test_an_old_option_names_the_new_one(old: str, new: str) -> None:
+    done = simulate(old, write(pod("db", 1)), code=2)
+    assert f"{old} is gone, expected {new}" in done.output
+    assert old not in simulate("--help", code=0).output
+
+
+def test_keep_going_goes_on() -> None:
     files = write(pod("big", 9, "1Gi", SINGLE), pod("small", 1, "1Gi", SINGLE))
-    done = simulate("--continue", files, code=1)
+    done = simulate("--keep-going", files, code=1)
     assert "1 pod placed, 1 refusal." in done.output
 
 
@@ -143,7 +152,7 @@ def test_compare_shows_both() -> None:
     assert found["numaNodes"][0]["after"]["exclusive"] == 2
 
 
-def test_one_side_of_a_comparison_may_refuse() -> None:
+def test_one_side_of_a_comparison_may_reject() -> None:
     files = write(pod("a", 5, "1Gi", SINGLE), pod("b", 5, "1Gi", SINGLE))
     done = simulate("--compare", "capacityFactor={1: 0, 2: 0, 3: 0}", files, code=1)
     shows(done.output, "A: All 2 pods placed.", "B: 1 pod placed, 1 refusal.")
@@ -153,20 +162,20 @@ def test_json_and_yaml_say_the_same() -> None:
     files = write(pod("db", 4, "2Gi", SINGLE), pod("big", 9, "1Gi", SINGLE))
     found = as_json(files)
     assert yaml.safe_load(simulate(files, "-o", "yaml").stdout) == found
-    assert found["refused"] == 1
+    assert found["rejected"] == 1
     first, second = found["events"]
     assert (first["pod"], first["action"], first["qos"]) == ("db", "create", "Guaranteed")
     (had,) = first["containers"]
     place = "0-3", "0", "exclusive", "placed"
     assert (had["cpus"], had["mems"], had["kind"], had["verdict"]) == place
-    (refused,) = second["containers"]
-    assert refused["verdict"] == "refused"
-    assert refused["explanation"]["refusal"]["reason"] == "TopologyAffinityError"
-    assert found["standing"] == [
+    (rejected,) = second["containers"]
+    assert rejected["verdict"] == "rejected"
+    assert rejected["explanation"]["rejection"]["reason"] == "TopologyAffinityError"
+    assert found["running"] == [
         {"namespace": "default", "pod": "db", "container": "app", "cpus": "0-3", "mems": "0"}
     ]
-    assert found["numaNodes"][0]["before"]["cpuBoundMilli"] == 0
-    assert found["numaNodes"][0]["after"]["cpuBoundMilli"] == 4000
+    assert found["numaNodes"][0]["before"]["cpuAllocatedMilli"] == 0
+    assert found["numaNodes"][0]["after"]["cpuAllocatedMilli"] == 4000
 
 
 def counted(cpus: int, slots: int) -> str:
@@ -298,7 +307,7 @@ def test_what_the_kubelet_of_this_machine_reserves_is_not_given() -> None:
 
     def free(*arguments: str, machine: str) -> int:
         done = simulate(write(pod("p")), *arguments, "-o", "json", machine=machine)
-        return sum(n["before"]["memoryLeftBytes"] for n in json.loads(done.stdout)["numaNodes"])
+        return sum(n["before"]["memoryFreeBytes"] for n in json.loads(done.stdout)["numaNodes"])
 
     assert free("--config", "agent.yaml", machine="") < free(machine="")
     assert free("--config", "agent.yaml", machine=MODEL) == free(machine=MODEL)
@@ -342,7 +351,7 @@ def test_isolated_cpus_are_for_containers_of_one_cpu() -> None:
         *(pod(name, cpus, "1Gi", SINGLE) for name, cpus in (("two", 2), ("a", 1), ("b", 1)))
     )
     machine = "synthetic:sockets=1,numa=1,cores=4,threads=1,memory=16Gi,isolated=2-3"
-    done = simulate("--continue", "--set", "reservedCPUs=0", files, machine=machine, code=1)
+    done = simulate("--keep-going", "--set", "reservedCPUs=0", files, machine=machine, code=1)
     shows(done.output, "(isolatedCPUs: avoid)")
     rows = [line.split() for line in done.output.splitlines() if " app " in line]
     assert [row[3] for row in rows[1:3]] == ["1", "2"]
@@ -357,7 +366,7 @@ def test_memory_in_use_counts_only_when_asked(tmp_path: Path) -> None:
     write_sysfs(tmp_path / "used", machine, MachineMemoryReading(numa_nodes=used))
     files = write(pod("db", 4, "2Gi", SINGLE))
     assert simulate(files, machine=str(tmp_path / "used")).exit_code == 0
-    done = simulate("--live-memory", files, machine=str(tmp_path / "used"), code=1)
+    done = simulate("--measured-memory", files, machine=str(tmp_path / "used"), code=1)
     assert "TopologyAffinityError" in done.output
 
 
@@ -380,9 +389,9 @@ def test_the_configuration_counts_and_set_beats_it() -> None:
     Path("agent.yaml").write_text("strategy: pack\nreservedCPUs: 0-3,16-19\n")
     files = write(pod("a", 2, "1Gi", SINGLE), pod("b", 2, "1Gi", SINGLE))
     packed = as_json("--config", "agent.yaml", files)
-    assert [s["mems"] for s in packed["standing"]] == ["1", "1"]
+    assert [s["mems"] for s in packed["running"]] == ["1", "1"]
     spread = as_json("--config", "agent.yaml", "--set", "strategy=spread", files)
-    assert [s["mems"] for s in spread["standing"]] == ["1", "2"]
+    assert [s["mems"] for s in spread["running"]] == ["1", "2"]
 
 
 # --- devices --------------------------------------------------------------------------------------

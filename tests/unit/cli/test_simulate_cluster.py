@@ -91,8 +91,8 @@ def test_pods_of_a_manifest_leave_less_for_the_next() -> None:
     cluster = listed(nrt(8, 0, name="a"), nrt(8, 0, name="b"))
     found = document(cluster, *(manifest(6, name) for name in ("one", "two", "three")))
     assert [one["node"] for one in found["pods"]] == ["a", "b", ""]
-    assert [one["fits"] for one in found["pods"]] == [True, True, False]
-    assert found["pods"][2]["refused"][0]["nodes"] == ["a", "b"]
+    assert [one["feasible"] for one in found["pods"]] == [True, True, False]
+    assert found["pods"][2]["rejectedBy"][0]["nodes"] == ["a", "b"]
 
 
 def test_pods_on_their_way_are_counted_and_nothing_moves_then() -> None:
@@ -102,8 +102,8 @@ def test_pods_on_their_way_are_counted_and_nothing_moves_then() -> None:
     assert "  a: main on NUMA node 0, score 0, after movable containers of it moved" in done.stdout
     cluster = listed(moving, {"kind": "Pod", **held})
     found = document(cluster, manifest(4))
-    assert found["cluster"]["onTheirWay"] == 1
-    assert found["pods"][0]["fits"] is False
+    assert found["cluster"]["assumedPods"] == 1
+    assert found["pods"][0]["feasible"] is False
 
 
 def test_pods_with_one_verdict_have_it_once_and_the_sum_is_last() -> None:
@@ -139,7 +139,7 @@ TAINT = {"key": "gpu", "value": "yes", "effect": "NoSchedule"}
 
 
 @pytest.mark.parametrize(
-    ("spec", "fits", "refused"),
+    ("spec", "fits", "rejected"),
     [
         ({}, ["plain"], {"tainted": "it has a taint", "ssd": "it is cordoned"}),
         ({"tolerations": [{"key": "gpu", "operator": "Exists"}]}, ["plain", "tainted"], {}),
@@ -149,7 +149,7 @@ TAINT = {"key": "gpu", "value": "yes", "effect": "NoSchedule"}
 )
 @pytest.mark.parametrize("asks", [True, False])
 def test_nodes_that_kube_scheduler_leaves_out_are_left_out(
-    spec: dict[str, Any], fits: list[str], refused: dict[str, str], asks: bool
+    spec: dict[str, Any], fits: list[str], rejected: dict[str, str], asks: bool
 ) -> None:
     names = ("plain", "tainted", "ssd")
     ssd = node("ssd", unschedulable=True)
@@ -161,10 +161,10 @@ def test_nodes_that_kube_scheduler_leaves_out_are_left_out(
     found = document(cluster, wanted)
     assert found["cluster"]["cordoned"] == ["ssd"]
     (judged,) = found["pods"]
-    said = {name: one["reason"] for one in judged["refused"] for name in one["nodes"]}
+    said = {name: one["reason"] for one in judged["rejectedBy"] for name in one["nodes"]}
     assert sorted(set(names) - said.keys()) == fits
-    assert all(text in said[name] for name, text in refused.items())
-    assert judged["fits"] is bool(fits)
+    assert all(text in said[name] for name, text in rejected.items())
+    assert judged["feasible"] is bool(fits)
     if not asks:
         text = simulate(cluster, wanted).stdout
         assert ("every other node fits" if fits else "no node takes it") in text
@@ -214,7 +214,7 @@ def test_objects_that_cannot_be_read_are_unknown_nodes() -> None:
     found = document(listed(nrt(2, name="a"), broken, node("a"), node("b")), manifest(4))
     assert "much" in found["cluster"]["unknown"]["b"]
     assert {"its NodeResourceTopology cannot be read"} <= {
-        one["reason"] for one in found["pods"][0]["refused"]
+        one["reason"] for one in found["pods"][0]["rejectedBy"]
     }
 
 
@@ -234,7 +234,7 @@ def test_objects_that_cannot_be_read_are_unknown_nodes() -> None:
 )
 def test_a_pod_that_makes_no_sense_ends_nothing(key: str, odd: Any) -> None:
     cluster = listed(nrt(8, name="a"), node("a"), {**runs("odd", "a", 2), key: odd})
-    assert document(cluster, manifest(4))["pods"][0]["fits"]
+    assert document(cluster, manifest(4))["pods"][0]["feasible"]
 
 
 @pytest.mark.parametrize(
@@ -277,7 +277,7 @@ def test_files_that_are_too_large_or_not_there(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_options_that_speak_of_one_machine_do_not_go_with_it() -> None:
-    for more in (("--machine", "x"), ("--live-memory",), ("--compare", "strategy=pack")):
+    for more in (("--machine", "x"), ("--measured-memory",), ("--compare", "strategy=pack")):
         done = simulate(listed(nrt(8, name="a")), manifest(4), more=more)
         assert (done.exit_code, "--cluster goes with" in done.output) == (2, True)
     done = CliRunner().invoke(cli, ["simulate", "--cluster", "-", "-"], input="{}")

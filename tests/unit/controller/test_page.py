@@ -72,7 +72,7 @@ def test_what_nodes_publish_is_shown(bed: ClusterPage) -> None:
         "unknownNodes": 1,
         "exclusiveCpus": 64,
         "freeExclusiveCpus": 44,
-        "largestExclusiveRequest": 16,
+        "maxExclusiveRequest": 16,
         "fragmentation": 0.143,
         "drainedNumaNodes": 1,
         "states": {"unknown": 1, "not-ready": 1, "drained": 1},
@@ -89,7 +89,7 @@ def test_what_nodes_publish_is_shown(bed: ClusterPage) -> None:
         "drained": True,
     }
     assert b["fragmentation"] == 0.333
-    assert b["fits"] is None
+    assert b["feasible"] is None
     problem = "no NodeResourceTopology says what its NUMA nodes have"
     assert (c["zones"], c["fragmentation"], c["problem"]) == ([], 0, problem)
 
@@ -102,24 +102,24 @@ def test_who_fits_comes_first_and_says_where(bed: ClusterPage) -> None:
         {"metadata": {"name": "d"}},
     )
     found = document(bed, "cpus=12&memory=1Gi")
-    assert found["fitting"] == 2
+    assert found["feasibleNodes"] == 2
     assert names(found) == ["b", "a", "c", "d"], "b keeps more of its NUMA node"
-    assert [one["fits"] for one in found["nodes"]] == [True, True, False, False]
+    assert [one["feasible"] for one in found["nodes"]] == [True, True, False, False]
     assert found["nodes"][1]["numaNodes"] == "1"
     assert found["nodes"][2]["reason"] == (
         "needs 12 exclusive CPUs on one NUMA node; most free for exclusive use: 4"
     )
-    assert names(document(bed, "cpus=12&only=true")) == ["b", "a"]
-    assert names(document(bed, "cpus=8&policy=best-effort&only=true")) == ["b", "a", "c"]
-    assert document(bed, "cpus=20")["fitting"] == 0
-    assert document(bed, "cpus=20&policy=restricted")["fitting"] == 2
-    assert document(bed, "memory=64Gi")["fitting"] == 0
+    assert names(document(bed, "cpus=12&fittingOnly=true")) == ["b", "a"]
+    assert names(document(bed, "cpus=8&policy=best-effort&fittingOnly=true")) == ["b", "a", "c"]
+    assert document(bed, "cpus=20")["feasibleNodes"] == 0
+    assert document(bed, "cpus=20&policy=restricted")["feasibleNodes"] == 2
+    assert document(bed, "memory=64Gi")["feasibleNodes"] == 0
 
 
 def test_where_no_numa_node_is_chosen_none_is_shown(bed: ClusterPage) -> None:
     bed.tell(topology(8, 8, name="a"))
     (found,) = document(bed, "memory=1Gi&policy=none")["nodes"]
-    assert (found["fits"], found["numaNodes"]) == (True, "")
+    assert (found["feasible"], found["numaNodes"]) == (True, "")
 
 
 def test_a_nodes_page_is_at_its_internal_address() -> None:
@@ -151,14 +151,14 @@ async def test_others_have_their_turn_while_a_wide_pod_is_judged() -> None:
     counting = asyncio.create_task(count())
     found = await overview.overview_document(parse_query({"cpus": "12", "policy": "best-effort"}))
     counting.cancel()
-    assert found["fitting"] == 200
+    assert found["feasibleNodes"] == 200
     assert turns >= 20
 
 
 def test_thousands_are_given_in_parts(bed: ClusterPage) -> None:
     bed.tell(*(topology(n % 17, name=f"n{n:04}") for n in range(1200)))
     found = document(bed)
-    assert (len(found["nodes"]), found["matching"]) == (200, 1200)
+    assert (len(found["nodes"]), found["matchingNodes"]) == (200, 1200)
     found = document(bed, "offset=1100&limit=500")
     assert (len(found["nodes"]), found["offset"]) == (100, 1100)
     assert names(document(bed, "name=0999")) == ["n0999"]
@@ -198,8 +198,11 @@ def test_what_did_not_change_is_not_sent_again(bed: ClusterPage) -> None:
         ("memory=much", "memory is 'much'"),
         ("memory=-1", "memory is '-1'"),
         ("policy=any", "expected one of none"),
-        ("sort=size", "sort is 'size', expected one of name, free, fragmented, problems"),
-        ("state=ill", "state is 'ill', expected one of unknown, not-ready, drained, lowered"),
+        ("sort=size", "sort is 'size', expected one of name, free, fragmentation, problems"),
+        (
+            "state=ill",
+            "state is 'ill', expected one of unknown, not-ready, drained, reduced-capacity",
+        ),
         (f"node={'x' * 300}", "node has 300 characters, expected at most 253"),
         (f"name={'x' * 300}", "at most 253"),
         ("everything=1", "unknown, expected one of cpus"),
@@ -219,9 +222,9 @@ def test_objects_that_nobody_can_read_are_shown_as_such(bed: ClusterPage) -> Non
     del without_memory["zones"][0]["resources"][1]
     bed.tell(broken, without_memory, drained={"b": "all of them"})
     a, b = document(bed, "cpus=1&name=")["nodes"][::-1]
-    assert (a["name"], a["fits"], a["zones"]) == ("a", False, [])
+    assert (a["name"], a["feasible"], a["zones"]) == ("a", False, [])
     assert "much" in a["problem"]
-    assert (b["drained"], b["zones"][0]["memoryBytes"]) == ("", 0)
+    assert (b["drainedNumaNodes"], b["zones"][0]["memoryBytes"]) == ("", 0)
 
 
 def test_the_files_of_the_page_and_no_others(bed: ClusterPage) -> None:
@@ -286,5 +289,5 @@ def test_a_link_that_leads_to_no_node_is_a_mistake(url: str, said: str) -> None:
 def test_nodes_are_chosen_by_what_is_not_well(bed: ClusterPage) -> None:
     zone = {f"{PREFIX}/capacity-factor": "0.5"}
     bed.tell(topology(8, 4, name="b", zone=zone), topology(8, name="a"))
-    assert names(document(bed, "state=lowered")) == ["b"]
+    assert names(document(bed, "state=reduced-capacity")) == ["b"]
     assert names(document(bed, "sort=problems")) == ["b", "a"]

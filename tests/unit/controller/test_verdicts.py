@@ -77,7 +77,7 @@ class Questions:
         assert len(body) <= verdicts.MAX_ANSWER_BYTES
         return json.loads(body)
 
-    async def refused(self, name: str = "p", **more: str) -> APIError:
+    async def rejected(self, name: str = "p", **more: str) -> APIError:
         with pytest.raises(APIError) as caught:
             await self.ask(name, **more)
         return caught.value
@@ -89,20 +89,20 @@ async def test_an_answer_has_the_best_node_and_why_not_the_others() -> None:
         "namespace": "default", "pod": "p", "uid": "uid-p", "phase": "Pending", "node": "",
         "requests": [{"container": "main", "exclusiveCpus": 6, "sharedMilli": 0,
                       "amounts": {"memory": 1 << 30}, "policy": "single-numa-node"}],
-        "verdict": "fits", "invalidReason": "", "fitting": 2, "judged": 3,
+        "verdict": "feasible", "invalidReason": "", "feasibleNodes": 2, "evaluatedNodes": 3,
         "bestNode": "a", "numaNodes": {"main": "1"}, "afterMoves": False,
         "reasons": [{
-            "text": "needs 6 exclusive CPUs on one NUMA node; most free for exclusive use: 2",
-            "waiting": "room", "nodes": 1, "examples": ["b"],
+            "message": "needs 6 exclusive CPUs on one NUMA node; most free for exclusive use: 2",
+            "retryCondition": "room", "nodes": 1, "examples": ["b"],
         }],
         "excluded": [
-            {"by": "agent-not-ready", "nodes": 1, "examples": ["resting"]},
-            {"by": "cordoned", "nodes": 1, "examples": ["cordoned"]},
-            {"by": "no-topology", "nodes": 1, "examples": ["mute"]},
-            {"by": "taint", "nodes": 1, "examples": ["tainted"]},
-            {"by": "unreadable-topology", "nodes": 1, "examples": ["unreadable"]},
+            {"reason": "agent-not-ready", "nodes": 1, "examples": ["resting"]},
+            {"reason": "cordoned", "nodes": 1, "examples": ["cordoned"]},
+            {"reason": "no-topology", "nodes": 1, "examples": ["mute"]},
+            {"reason": "taint", "nodes": 1, "examples": ["tainted"]},
+            {"reason": "unreadable-topology", "nodes": 1, "examples": ["unreadable"]},
         ],
-        "notJudged": ["sums of requests", "volumes", "pod affinity"], "stale": "",
+        "notEvaluated": ["sums of requests", "volumes", "pod affinity"], "stale": "",
     }  # fmt: skip
     assert "secret" not in json.dumps(found)
 
@@ -118,17 +118,23 @@ def rejected(**keys: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("asked", "expected"),
     [
-        (single(12), {"verdict": "does-not-fit", "fitting": 0, "judged": 3, "bestNode": ""}),
-        (single(17), {"verdict": "does-not-fit", "fitting": 0, "judged": 3}),
-        (pod(container()), {"verdict": "unconstrained", "judged": 0, "excluded": []}),
-        (pod(container(), policy="often"), {"verdict": "invalid", "judged": 0, "reasons": []}),
+        (
+            single(12),
+            {"verdict": "infeasible", "feasibleNodes": 0, "evaluatedNodes": 3, "bestNode": ""},
+        ),
+        (single(17), {"verdict": "infeasible", "feasibleNodes": 0, "evaluatedNodes": 3}),
+        (pod(container()), {"verdict": "unconstrained", "evaluatedNodes": 0, "excluded": []}),
+        (
+            pod(container(), policy="often"),
+            {"verdict": "invalid", "evaluatedNodes": 0, "reasons": []},
+        ),
         (
             rejected(),
             {
                 "verdict": "rejected-by-node",
                 "node": "b",
-                "fitting": 2,
-                "judged": 2,
+                "feasibleNodes": 2,
+                "evaluatedNodes": 2,
                 "bestNode": "a",
             },
         ),
@@ -138,7 +144,7 @@ async def test_each_kind_of_verdict(asked: dict[str, Any], expected: dict[str, A
     found = await Questions().document(asked)
     assert expected.items() <= found.items()
     assert ("policy" in found["invalidReason"]) == (found["verdict"] == "invalid")
-    never = {one["waiting"] for one in found["reasons"]} == {"never"}
+    never = {one["retryCondition"] for one in found["reasons"]} == {"never"}
     assert never == (asked == single(17))
 
 
@@ -150,8 +156,8 @@ async def test_a_pod_goes_where_its_spec_allows() -> None:
     picky = single(2, name="picky")
     picky["spec"]["nodeSelector"] = {"zone": "elsewhere"}
     found = await questions.document(picky)
-    assert (found["judged"], found["verdict"]) == (0, "does-not-fit")
-    assert {"by": "affinity", "nodes": 6, "examples": ["a", "b", "c", "mute", "resting"]} in (
+    assert (found["evaluatedNodes"], found["verdict"]) == (0, "infeasible")
+    assert {"reason": "affinity", "nodes": 6, "examples": ["a", "b", "c", "mute", "resting"]} in (
         found["excluded"]
     )
 
@@ -162,15 +168,15 @@ async def test_only_who_knows_the_uid_gets_an_answer() -> None:
     questions.pods.on_pod(single(6))
     questions.pods.on_pod(single(6, name="other"))
     wrong, missing, others = (
-        await questions.refused(uid="x"),
-        await questions.refused("none", uid="x"),
-        await questions.refused(uid="uid-other"),
+        await questions.rejected(uid="x"),
+        await questions.rejected("none", uid="x"),
+        await questions.rejected(uid="uid-other"),
     )
     assert {one.status for one in (wrong, missing, others)} == {404}
     assert wrong.message.replace("/p ", "/none ") == missing.message
     assert others.message.replace("uid-other", "x") == wrong.message
     questions.pods.on_pod_removed("uid-p")
-    assert (await questions.refused()).status == 404
+    assert (await questions.rejected()).status == 404
 
 
 @pytest.mark.parametrize(
@@ -183,7 +189,7 @@ async def test_only_who_knows_the_uid_gets_an_answer() -> None:
     ],
 )
 async def test_what_is_no_question_is_said(target: str, problem: str) -> None:
-    error = await Questions().refused(target=target)
+    error = await Questions().rejected(target=target)
     assert (error.status, error.reason) == (400, "BadQuery")
     assert problem in error.message
 
@@ -193,12 +199,12 @@ async def test_one_question_at_a_time_and_five_a_second() -> None:
     questions.pods.on_pod(single(6))
     begun = asyncio.create_task(questions.ask())
     await asyncio.sleep(0)
-    busy = await questions.refused()
+    busy = await questions.rejected()
     assert (busy.status, busy.headers) == (429, [("Retry-After", "1")])
     assert (await begun).status == 200
     for _ in range(verdicts.MAX_QUESTIONS_PER_S - 1):
         assert (await questions.ask()).status == 200
-    assert (await questions.refused()).status == 429
+    assert (await questions.rejected()).status == 429
     questions.now += 1
     assert (await questions.ask()).status == 200
 
@@ -207,7 +213,7 @@ async def test_after_its_time_no_further_node_is_judged() -> None:
     questions = Questions({f"n{i}": (node(f"n{i}"), topology(2, name=f"n{i}")) for i in range(400)})
     questions.tick = verdicts.MAX_ANSWER_S / 2
     found = await questions.document(single(6))
-    assert (found["judged"], found["verdict"]) == (100, "does-not-fit")
+    assert (found["evaluatedNodes"], found["verdict"]) == (100, "infeasible")
     assert found["stale"] == "300 nodes were not judged within 0.8 s"
 
 
@@ -225,7 +231,7 @@ async def test_five_thousand_nodes_are_judged_by_their_distinct_rooms(
         {f"n{i:04}": (node(f"n{i:04}"), topology(i % 5, 3, name=f"n{i:04}")) for i in range(5000)}
     )
     found = await questions.document(single(6))
-    assert (found["judged"], found["fitting"], found["stale"]) == (5000, 0, "")
+    assert (found["evaluatedNodes"], found["feasibleNodes"], found["stale"]) == (5000, 0, "")
     (reason,) = found["reasons"]
     assert (reason["nodes"], len(reason["examples"])) == (5000, verdicts.MAX_EXAMPLE_NODES)
     assert len(judged) == 5
@@ -240,7 +246,7 @@ async def test_the_largest_answer_stays_below_its_limit() -> None:
     for one in large["spec"]["containers"]:
         one["resources"]["limits"] |= dict.fromkeys(names, "1")
     found = await Questions().document(large)
-    assert (found["verdict"], found["requests"]) == ("does-not-fit", [])
+    assert (found["verdict"], found["requests"]) == ("infeasible", [])
 
 
 async def test_more_pods_than_are_remembered_have_no_verdict(
@@ -250,7 +256,7 @@ async def test_more_pods_than_are_remembered_have_no_verdict(
     questions = Questions()
     questions.pods.on_pod(single(6))
     questions.pods.on_pod(single(6, name="second"))
-    assert (await questions.refused("second")).status == 404
+    assert (await questions.rejected("second")).status == 404
     assert (await questions.ask()).status == 200
 
 

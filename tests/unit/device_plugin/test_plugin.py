@@ -51,7 +51,7 @@ class FakeAgent:
             "ready": self.ready,
             "reason": "" if self.ready else "the link to the runtime is closed",
             "annotation": "numa.kubernetes.io/slots",
-            "numaNodes": [{"id": 0, "held": len(self.held), "free": self.free}],
+            "numaNodes": [{"id": 0, "allocated": len(self.held), "free": self.free}],
             "ids": self.held,
             "serial": 1,
             "total": self.free + len(self.held),

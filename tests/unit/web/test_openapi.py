@@ -52,7 +52,7 @@ TARGETS = [
     ("/v1/explain/{namespace}/{pod}", "/v1/explain/shop/nobody"),
     ("/v1/explain/{namespace}/{pod}/{container}", "/v1/explain/shop/pod-1/server"),
     ("/v1/explain/{namespace}/{pod}/{container}", "/v1/explain/shop/pod-1/%3Cb%3E"),
-    ("/v1/refusals", "/v1/refusals"),
+    ("/v1/rejections", "/v1/rejections"),
     ("/v1/slots", "/v1/slots"),
     ("/v1/zones", "/v1/zones"),
     ("/v1/kubelet", "/v1/kubelet"),

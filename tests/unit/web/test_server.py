@@ -120,6 +120,14 @@ async def test_bad_requests_get_an_error_document(raw: bytes, status: int, reaso
 
 
 @in_loop
+async def test_an_old_path_names_the_new_one() -> None:
+    async with serving() as (_, address):
+        reply = await get(address, "/v1/refusals")
+        assert (reply.status, reply.json["error"]["reason"]) == (404, "NotFound")
+        assert reply.json["error"]["message"] == "this path is gone, expected /v1/rejections"
+
+
+@in_loop
 async def test_a_mistake_of_ours_is_a_500_and_not_the_end() -> None:
     async with serving(FakeView(broken=True)) as (_, address):
         reply = await get(address, "/v2/system/numa/info")

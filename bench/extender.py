@@ -50,7 +50,7 @@ def topology(draw: random.Random, name: str, zones: int = ZONES) -> dict[str, An
         "metadata": {"name": name, "uid": f"uid-{name}", "resourceVersion": "1"},
         "attributes": [
             {"name": "topologyManagerPolicy", "value": "none"},
-            {"name": f"{PREFIX}/agent", "value": "ready"},
+            {"name": f"{PREFIX}/agent-state", "value": "ready"},
         ],
         "zones": [
             {

@@ -65,7 +65,7 @@ def _pod(
     if others:
         named = {"app": {"cpu": f"{milli}m", "memory": str(memory)}}
         named |= {f"c{n}": {"cpu": "1", "memory": str(MIB)} for n in range(others)}
-        asks = asks | {"containers": json.dumps(named)}
+        asks = asks | {"container-resources": json.dumps(named)}
     pod = PodSandbox(
         id=f"s-{name}", uid=f"u-{name}", namespace="shop", name=name, qos=QoSClass.GUARANTEED,
         annotations={PREFIX + key: value for key, value in asks.items()}, resources=total,

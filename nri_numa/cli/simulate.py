@@ -237,7 +237,8 @@ def _memory_policy_notes(result: Simulation) -> list[str]:
             if mode in MIN_KERNEL_VERSIONS
             else ""
         )
-        + "; other nodes refuse it (MemoryPolicyUnsupported), or with on-failure: widen go without."
+        + "; other nodes refuse it (MemoryPolicyUnsupported), or with on-failure: best-effort go "
+        "without."
         for mode in sorted(modes - {MemoryPolicy.DEFAULT})
     ]
 

@@ -32,6 +32,7 @@ from nri_numa.engine.request.annotations import (
     SCHEDULED_NODES_KEY,
     parse_scheduled_nodes,
     resolve_placement_options,
+    written_annotation,
 )
 from nri_numa.engine.request.demand import (
     SLOTS_KEY,
@@ -127,7 +128,8 @@ class PodReader:
 
     def scheduled_numa_nodes(self, document: Mapping[str, Any]) -> dict[str, NUMASet]:
         """Read the NUMA nodes by container from a pod's annotation; empty without one."""
-        text = annotations_of(document).get(f"{self._settings.prefix}/{SCHEDULED_NODES_KEY}")
+        annotations, prefix = annotations_of(document), self._settings.prefix
+        text = written_annotation(annotations, prefix, SCHEDULED_NODES_KEY)
         return (parse_scheduled_nodes(text) if isinstance(text, str) else None) or {}
 
     def _decode_pod_request(

@@ -38,7 +38,7 @@ from nri_numa.model.offline_capacity import (
 )
 from nri_numa.publisher.desired_objects import pod_event
 from nri_numa.publisher.outbox import Output, backoff_seconds
-from nri_numa.publisher.topology import MEASURED_FACTOR_ATTRIBUTE
+from nri_numa.publisher.topology import MEASURED_CAPACITY_FACTOR_ATTRIBUTE
 
 WORKLOAD_WINDOW_S: Final = 3600.0
 """Seconds in which the evictions of one workload are counted."""
@@ -472,7 +472,7 @@ class HostStealEvictor(_NUMANodeEvictor):
     ) -> None:
         super().__init__("steal", prefix, budget, delay_s, now_s)
         self._below, self._at_most = below, max_fraction
-        self._attribute = f"{prefix}/{MEASURED_FACTOR_ATTRIBUTE}"
+        self._attribute = f"{prefix}/{MEASURED_CAPACITY_FACTOR_ATTRIBUTE}"
         self._measured: dict[str, dict[int, _MeasuredCapacityFactor]] = {}
 
     def on_topology_updated(self, name: str, document: Mapping[str, Any], now_s: float) -> None:

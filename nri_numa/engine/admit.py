@@ -573,7 +573,7 @@ def place_container(case: PlacementRequest) -> Placement | Rejection:
         aligned=False,
         decision_steps=(
             f"{case.message_subject}: {placed.detail}",
-            "on-failure: widen, so the narrowest set that works",
+            "on-failure: best-effort, so the narrowest set that works",
             *fallback.decision_steps,
         ),
     )

@@ -16,7 +16,7 @@ must have it, and reserved CPUs are never owned.
 from __future__ import annotations
 
 import hmac
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from msgspec.structs import replace
@@ -24,6 +24,7 @@ from msgspec.structs import replace
 from nri_numa.engine.captions import facts_of_caption
 from nri_numa.engine.foreign_pins import parse_foreign_cpuset
 from nri_numa.engine.node_model import NodeModel, uses_kubelet_rules
+from nri_numa.engine.old_records import OLD_FORMAT, with_new_names
 from nri_numa.engine.place.listed_cpus import is_yielding_list, may_be_exclusive
 from nri_numa.engine.place.memory import cpu_and_memory_charges
 from nri_numa.engine.place.needs import exclusive_cpu_count_text
@@ -56,6 +57,8 @@ from nri_numa.model.workload import SMT, Container, CPUMode, PodSandbox, Policy,
 ASSIGNED_KEY: Final = "assigned"
 """Annotation key, below the prefix, that carries the decision on the container."""
 
+ASSIGNED_FORMAT: Final = 2
+
 _SIGNATURE_FIELD: Final = ',"signature":"'
 _SIGNATURE_HEX_DIGITS: Final = 32
 """Hexadecimal digits of a signature: 128 bits, what RFC 2104 calls half of the hash."""
@@ -65,33 +68,36 @@ class _Document(msgspec.Struct, frozen=True, omit_defaults=True):
     """The annotation, in the order in which it is written.
 
     Attributes:
+        format: number of the format; the first one, which is still read, has no number.
         cpus: the kernel list that the container starts with; empty when it is left alone.
-        owned: the CPUs of a list are exclusive.
-        leaves: memory nodes that its memory migrates from.
-        soft: a list that yields to exclusive CPUs; the container may start with fewer of them.
+        exclusive: the CPUs of a list are exclusive.
+        migrating_from: memory nodes that its memory migrates from.
+        yielding_cpus: a list that yields to exclusive CPUs; the container may start with fewer of
+            them.
         sum, pool: it has its pod's sum, and shares the pod pool.
     """
 
+    format: int
     cpus: str
     mems: NUMASet
     policy: Policy
     kind: ContainerKind
-    numa_nodes: NUMASet = msgspec.field(name="numa")
-    aligned: bool = msgspec.field(name="preferred")
+    numa_nodes: NUMASet = msgspec.field(name="numaNodes")
+    aligned: bool
     reason: str
-    idle: str = ""
+    idle_siblings: str = msgspec.field(name="idleSiblings", default="")
     smt: SMT = SMT.ANY
-    owned: bool = False
+    exclusive: bool = False
     movable: bool = False
-    leaves: NUMASet = NO_NUMA_NODES
-    soft: str = ""
+    migrating_from: NUMASet = msgspec.field(name="migratingFrom", default=NO_NUMA_NODES)
+    yielding_cpus: str = msgspec.field(name="yieldingCPUs", default="")
     sum: bool = False
     pool: bool = False
 
     @property
     def current_smt(self) -> SMT:
         """Before it was recorded, only isolation kept siblings idle."""
-        return SMT.ISOLATE if self.idle and self.smt is SMT.ANY else self.smt
+        return SMT.ISOLATE if self.idle_siblings and self.smt is SMT.ANY else self.smt
 
 
 def _decode_numa_set(_: type, value: object) -> NUMASet:
@@ -99,7 +105,28 @@ def _decode_numa_set(_: type, value: object) -> NUMASet:
 
 
 _encode_document: Final = msgspec.json.Encoder(enc_hook=str).encode
-_decode_document: Final = msgspec.json.Decoder(_Document, dec_hook=_decode_numa_set).decode
+_decode_fields: Final = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+def decode_assignment_fields(text: str) -> dict[str, Any]:
+    """Decode the fields of an annotation, with their current names.
+
+    Raises:
+        ValueError, msgspec.DecodeError, RecursionError: it cannot be read.
+    """
+    fields = _decode_fields(text)
+    if fields.get("format", OLD_FORMAT) == OLD_FORMAT:
+        return with_new_names(fields) | {"format": ASSIGNED_FORMAT}
+    return fields
+
+
+def _decode_document(text: str) -> _Document | str:
+    """Decode an annotation; return a text if a newer version wrote it."""
+    fields = decode_assignment_fields(text)
+    if fields["format"] != ASSIGNED_FORMAT:
+        number = str(fields["format"])[:20]
+        return f"is in format {number}, expected at most {ASSIGNED_FORMAT}"
+    return msgspec.convert(fields, _Document, dec_hook=_decode_numa_set)
 
 
 def encode_assignment(allocation: Allocation, cpus: str, key: bytes) -> str:
@@ -109,6 +136,7 @@ def encode_assignment(allocation: Allocation, cpus: str, key: bytes) -> str:
     """
     is_migrating = allocation.movable and bool(allocation.migrating_from)
     document = _Document(
+        format=ASSIGNED_FORMAT,
         cpus=cpus,
         mems=allocation.mems,
         policy=allocation.policy,
@@ -116,12 +144,12 @@ def encode_assignment(allocation: Allocation, cpus: str, key: bytes) -> str:
         numa_nodes=allocation.numa_nodes,
         aligned=allocation.aligned,
         reason=allocation.reason,
-        idle=str(allocation.idle_siblings),
+        idle_siblings=str(allocation.idle_siblings),
         smt=allocation.smt,
-        owned=allocation.exclusive and allocation.kind is ContainerKind.LISTED,
+        exclusive=allocation.exclusive and allocation.kind is ContainerKind.LISTED,
         movable=allocation.movable,
-        leaves=allocation.migrating_from if is_migrating else NO_NUMA_NODES,
-        soft=str(allocation.cpus) if allocation.yields_to_exclusive else "",
+        migrating_from=allocation.migrating_from if is_migrating else NO_NUMA_NODES,
+        yielding_cpus=str(allocation.cpus) if allocation.yields_to_exclusive else "",
         sum=allocation.uses_pod_resources,
         pool=allocation.is_in_pod_pool,
     )
@@ -235,17 +263,19 @@ def _decode_allocation(
     resources, cpus = container.resources, NO_CPUS
     try:
         document = _decode_document(text)
+        if isinstance(document, str):
+            return document
         mems = document.mems
         # The runtime is the truth for what is.
         if mems and resources.mems:
             mems = NUMASet.parse(resources.mems)
         if document.kind in (ContainerKind.EXCLUSIVE, ContainerKind.LISTED):
-            cpus = CPUSet.parse(document.soft or resources.cpus or document.cpus)
+            cpus = CPUSet.parse(document.yielding_cpus or resources.cpus or document.cpus)
         elif document.kind is ContainerKind.FOREIGN:
             cpus = CPUSet.parse(resources.cpus)
     except (ValueError, msgspec.DecodeError, RecursionError):
         return "cannot be read"
-    migrating_from = document.leaves & mems
+    migrating_from = document.migrating_from & mems
     mems = mems - migrating_from or mems
     missing = (document.numa_nodes | mems) - machine.topology.numa_ids
     if missing:
@@ -282,7 +312,9 @@ def _allocation_from(
 ) -> Allocation:
     """Build the allocation of a container with its current CPUs and memory nodes."""
     resources, kind = container.resources, document.kind
-    is_owner = kind is ContainerKind.EXCLUSIVE or (kind is ContainerKind.LISTED and document.owned)
+    is_owner = kind is ContainerKind.EXCLUSIVE or (
+        kind is ContainerKind.LISTED and document.exclusive
+    )
     numa_nodes = document.numa_nodes
     slots = ""
     if kind is ContainerKind.EXCLUSIVE:
@@ -314,7 +346,7 @@ def _allocation_from(
         cpus=NO_CPUS if kind is ContainerKind.FOREIGN else cpus,
         foreign_cpus=cpus if kind is ContainerKind.FOREIGN else NO_CPUS,
         exclusive=is_owner,
-        yields_to_exclusive=kind is ContainerKind.LISTED and bool(document.soft),
+        yields_to_exclusive=kind is ContainerKind.LISTED and bool(document.yielding_cpus),
         numa_nodes=numa_nodes,
         mems=mems,
         charges=cpu_and_memory_charges(

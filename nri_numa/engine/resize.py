@@ -103,9 +103,9 @@ def resize_in_place(
     """Place a running container with its new size on its current NUMA nodes.
 
     Its current charges count as free. If it cannot grow there, ``on-failure`` decides: ``reject``
-    rejects the resize; ``widen`` adds exclusive CPUs of other NUMA nodes. Otherwise, and for memory
-    and shared CPUs, it keeps its resources and the new size is charged there. CPUs that the pod
-    pool ``offered`` are taken first.
+    rejects the resize; ``best-effort`` adds exclusive CPUs of other NUMA nodes. Otherwise, and for
+    memory and shared CPUs, it keeps its resources and the new size is charged there. CPUs that the
+    pod pool ``offered`` are taken first.
     """
     node = case.node
     if node.reading is not None:

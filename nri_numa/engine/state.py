@@ -137,43 +137,43 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     container_id: str
-    pod_id: str
-    pod_uid: str
+    pod_id: str = msgspec.field(name="podID")
+    pod_uid: str = msgspec.field(name="podUID")
     namespace: str
     pod: str
     container: str
     kind: ContainerKind
     qos: QoSClass = QoSClass.BEST_EFFORT
     cpus: CPUSet = NO_CPUS
-    idle_siblings: CPUSet = msgspec.field(name="idle", default=NO_CPUS)
-    exclusive: bool = msgspec.field(name="owned", default=False)
-    yields_to_exclusive: bool = msgspec.field(name="soft", default=False)
-    numa_nodes: NUMASet = msgspec.field(name="numa", default=NO_NUMA_NODES)
+    idle_siblings: CPUSet = msgspec.field(name="idleSiblings", default=NO_CPUS)
+    exclusive: bool = False
+    yields_to_exclusive: bool = msgspec.field(name="yieldingCPUs", default=False)
+    numa_nodes: NUMASet = msgspec.field(name="numaNodes", default=NO_NUMA_NODES)
     mems: NUMASet = NO_NUMA_NODES
     charges: Mapping[int, Charge] = msgspec.field(default_factory=dict)
-    cpu_milli: int = 0
+    cpu_milli: int = msgspec.field(name="cpuMilli", default=0)
     memory_bytes: int = msgspec.field(name="memory", default=0)
     hugepages: Mapping[int, int] = msgspec.field(default_factory=dict)
     policy: Policy = Policy.NONE
     smt: SMT = SMT.ANY
     load: BusySchedule | None = None
-    aligned: bool = msgspec.field(name="preferred", default=True)
+    aligned: bool = True
     reason: str = ""
     foreign_cpus: CPUSet = msgspec.field(name="pinned", default=NO_CPUS)
     lifted_quota: int | None = msgspec.field(name="quota", default=None)
     slots: str = ""
     mempolicy: MemoryPolicy = MemoryPolicy.DEFAULT
     assigned_at: float = msgspec.field(name="since", default=0.0)
-    immovable: bool = msgspec.field(name="fixed", default=False)
+    immovable: bool = False
     movable: bool = False
-    migrating_from: NUMASet = msgspec.field(name="leaves", default=NO_NUMA_NODES)
+    migrating_from: NUMASet = msgspec.field(name="migratingFrom", default=NO_NUMA_NODES)
     reserved_at: float = msgspec.field(name="ended", default=0.0)
     has_shortfall: bool = msgspec.field(name="shortfall", default=False)
     is_misaligned: bool = msgspec.field(name="misaligned", default=False)
     is_undecided: bool = msgspec.field(name="undecided", default=False)
-    moved_for: str = ""
-    unpinned_for: RejectionReason | None = None
-    unpinned_memory: int = 0
+    moved_for: str = msgspec.field(name="movedFor", default="")
+    unpinned_for: RejectionReason | None = msgspec.field(name="unpinnedFor", default=None)
+    unpinned_memory: int = msgspec.field(name="unpinnedMemory", default=0)
     uses_pod_resources: bool = msgspec.field(name="sum", default=False)
     is_in_pod_pool: bool = msgspec.field(name="pool", default=False)
     is_restarted: bool = msgspec.field(name="restarted", default=False)

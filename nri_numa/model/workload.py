@@ -150,7 +150,7 @@ class OnFailure(StrEnum):
     """Outcome if the request cannot be met."""
 
     REJECT = "reject"
-    BEST_EFFORT = "widen"
+    BEST_EFFORT = "best-effort"
     UNPINNED = "unpinned"
 
 

@@ -67,6 +67,7 @@ class NoticeMessageReason(StrEnum):
     REJECTED_RUNNING = "RejectedRunning"
     UNKNOWN_CONTAINER = "UnknownContainer"
     UNKNOWN_PREFIX = "UnknownPrefix"
+    OLD_VALUE = "OldValue"
 
 
 FORMER_NOTICE_REASONS: Final = {

@@ -107,7 +107,7 @@ def pod_annotations(assignments: Iterable[Assignment]) -> dict[tuple[str, str], 
             "cpus": "" if memory_alone else assignment.foreign_cpus or assignment.cpus,
             "mems": assignment.mems,
             "policy": assignment.policy,
-            "preferred": assignment.aligned,
+            "aligned": assignment.aligned,
             "reason": assignment.reason,
         }
     return {

@@ -44,7 +44,7 @@ PARTIAL_START_FACTOR: Final = 6.0
 """Factor on `settle` for a pod with a container that may not run yet."""
 MIN_WARNING_INTERVAL_S: Final = 60.0
 """Minimum seconds between two warnings about unreadable or expired objects."""
-WAKE_ANNOTATION: Final = "room"
+WAKE_ANNOTATION: Final = "wake-counter"
 """Key below the prefix of the annotation that wakes pods; its value is the time in milliseconds."""
 MAX_UNSCHEDULABLE_POD_AGE_S: Final = 600.0
 """Seconds for which a rejected pod is thought to wait; kube-scheduler retries every 5 minutes."""

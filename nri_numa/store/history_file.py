@@ -24,6 +24,7 @@ from zlib import crc32
 import msgspec
 from msgspec.structs import replace
 
+from nri_numa.engine.old_records import with_old_names
 from nri_numa.engine.state import FORMER_KINDS, Allocation
 from nri_numa.model.reasons import FORMER_REASONS
 from nri_numa.observe.logs import get_logger
@@ -335,7 +336,7 @@ def _current_reason(reason: str) -> str:
 def _valid_digests(allocation: Allocation) -> Iterator[int]:
     """Yield the digests of an allocation by this version and by the one with former names."""
     yield _allocation_digest(allocation)
-    document = allocation_document(allocation)
+    document = with_old_names(allocation_document(allocation))
     for key, current_by_former in (("kind", FORMER_KINDS), ("unpinned_for", FORMER_REASONS)):
         for former, current in current_by_former.items():
             if document.get(key) == current:

@@ -269,7 +269,7 @@ class Life:
             ("smt", 0.4, ("any", "spread", "full-core", "isolate", "pair")),
             ("scope", 0.3, ("pod", "container")),
             ("bind", 0.15, ("cpu", "cpu+mem", "none")),
-            ("on-failure", 0.3, ("reject", "widen", "unpinned")),
+            ("on-failure", 0.3, ("reject", "best-effort", "unpinned")),
             ("load", 0.2, ("high", "low", "09:00-18:00", "22:00-06:00")),
         ):
             if random.random() < chance:
@@ -529,7 +529,7 @@ class OddLife(Life):
         super()._explain()
         for key, stored in sorted(self.world.store.documents.items()):
             document = dict(sorted(stored.items()))
-            text, nodes = document.pop("reason", ""), document.pop("numa", None)
+            text, nodes = document.pop("reason", ""), document.pop("numaNodes", None)
             self.record.add(f"stored {key}", str(text), numa_nodes=nodes, **document)
         for metric in self.world.metrics.registry.collect():
             for name, labels, value, *_ in metric.samples:

@@ -98,7 +98,7 @@ def test_five_thousand_nodes_are_one_picture(page: Page, bed: ClusterPage) -> No
     """Sorted by what is free, fragmented or wrong; each square shows its node."""
     bed.tell(
         *(topology(16 - n % 9, 16, name=f"node-{n:04}", of=32) for n in range(4990)),
-        topology(16, name="silent", attributes={f"{PREFIX}/agent": "not-ready"}),
+        topology(16, name="silent", attributes={f"{PREFIX}/agent-state": "not-ready"}),
         *({"metadata": {"name": f"new-{n}"}} for n in range(5)),
         drained={"worker-1": "0"},
     )

@@ -31,7 +31,7 @@ GOOD: Final = {
     "cpus": ("exclusive", "shared"),
     "smt": ("any", "spread", "full-core", "isolate", "pair"),
     "load": ("high", "low", "09:00-18:00", "22:00-06:00,12:00-13:00", "00:00-24:00"),
-    "on-failure": ("reject", "widen", "unpinned"),
+    "on-failure": ("reject", "best-effort", "unpinned"),
     "devices": ("align", "ignore"),
     "mempolicy": ("default", "bind", "interleave"),
     "movable": ("true", "false"),

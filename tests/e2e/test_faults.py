@@ -105,8 +105,8 @@ def test_a_forged_annotation_gives_nothing(cri: CRI, plugin: PluginProcess) -> N
     honest = cri.pod("honest")
     plugin.kill()
     note = {
-        "cpus": str(MACHINE), "mems": "", "policy": "none", "kind": "exclusive", "numa": "0",
-        "preferred": True, "reason": "mine", "signature": "0" * 32,
+        "cpus": str(MACHINE), "mems": "", "policy": "none", "kind": "exclusive", "numaNodes": "0",
+        "format": 2, "aligned": True, "reason": "mine", "signature": "0" * 32,
     }  # fmt: skip
     forged = cri.run(
         cri.run_pod("mallory"),

@@ -220,7 +220,9 @@ def test_from_helm_install_to_a_pod_on_its_numa_node(bed: KubeBed, client: Clien
             return found if found is not None and is_ready(found) else None
 
         found = wait_for(three, started, "the pod to be Ready")
-        assert json.loads(found["metadata"]["annotations"][f"{PREFIX}/placed"]) == {"main": "0"}
+        assert json.loads(found["metadata"]["annotations"][f"{PREFIX}/scheduled-numa-nodes"]) == {
+            "main": "0"
+        }
         assert len(bed.node.cpus(found)) == 1
         # Rights that are missing are complained of, and nothing else of them shows.
         for one in three:

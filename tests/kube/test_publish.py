@@ -407,7 +407,7 @@ def test_mistakes_are_warned_of_at_kubectl_apply(installed: Client) -> None:
         f"smt.{PREFIX}/container.main": "any",
         "node.kubernetes.io/policy": "x",
         "kubernetes.io/policy": "x",
-        f"{PREFIX}/placed": "{}",
+        f"{PREFIX}/scheduled-numa-nodes": "{}",
     }
     other = asks(policy__mian="restricted") | {f"smt.{PREFIX}/container.mian": "any"}
     slips = {

@@ -36,7 +36,7 @@ pytestmark = pytest.mark.kube
 
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/nri-numa/leases/numa-scheduler"
 NODES = ("numa-fake-a", "numa-fake-b")
-PLACED = f"{PREFIX}/placed"
+SCHEDULED_NUMA_NODES = f"{PREFIX}/scheduled-numa-nodes"
 SINGLE = asks(policy="single-numa-node", cpus="exclusive")
 
 
@@ -103,7 +103,7 @@ def bound(it: JsonObject) -> bool:
 
 
 def placed(it: JsonObject) -> Any:
-    return json.loads(it["metadata"]["annotations"][PLACED])
+    return json.loads(it["metadata"]["annotations"][SCHEDULED_NUMA_NODES])
 
 
 def no_room(client: Client, name: str, cpus: int, most: int) -> None:
@@ -164,7 +164,7 @@ def test_who_started_before_the_extender_did_is_not_overlooked(there: Client, be
     for node in NODES:
         for i in "01":
             name = f"unseen-{node[-1]}{i}"
-            marks = {**SINGLE, PLACED: json.dumps({"main": i})}
+            marks = {**SINGLE, SCHEDULED_NUMA_NODES: json.dumps({"main": i})}
             there.apply(wanting(name, 3, scheduler="nobody", annotations=marks))
             path = f"/api/v1/namespaces/default/pods/{name}"
             # In this order, so that no extender sees them on their way.
@@ -198,7 +198,7 @@ def test_without_the_extender_ordinary_pods_go_on(there: Client, extender: Exten
             extender.process.start()
         extender.wait_ready()
     found = there.wait_pod("extender-ours", bound, "bound")
-    assert PLACED in found["metadata"]["annotations"]
+    assert SCHEDULED_NUMA_NODES in found["metadata"]["annotations"]
 
 
 # --- a node with an agent -----------------------------------------------------------------------
@@ -248,10 +248,11 @@ def test_its_token_writes_two_annotations(there: Client, bed: KubeBed) -> None:
         lambda: "may only bind pods" in binds(**{f"{PREFIX}/numacpu": "0"}),
         "the other policy in force",
     )
-    assert binds(**{PLACED: '{"main":"0"}', f"{PREFIX}/containers": "{}"}) == ""
-    assert "no labels" in binds({"app": "other"}, **{PLACED: '{"main":"0"}'})
+    scheduled = {SCHEDULED_NUMA_NODES: '{"main":"0"}'}
+    assert binds(**scheduled, **{f"{PREFIX}/container-resources": "{}"}) == ""
+    assert "no labels" in binds({"app": "other"}, **scheduled)
     zone = {"topology.kubernetes.io/zone": "a"}  # the API server writes it into bindings
-    assert binds(zone, **{PLACED: '{"main":"0"}'}) == ""
+    assert binds(zone, **scheduled) == ""
     for method, where in (("PATCH", "/api/v1/namespaces/default/pods/extender-stolen"),
                           ("DELETE", f"/api/v1/nodes/{NODES[0]}")):  # fmt: skip
         assert "forbidden" in thief.does(method, f"{where}?dryRun=All", {"metadata": {}})

@@ -271,7 +271,7 @@ def test_a_rejection_that_looks_for_room_makes_a_bounded_number_of_calls(
         names |= dict.fromkeys((f"d{n}" for n in range(42)), 0.05)
         named = {name: {"cpu": f"{int(1000 * n)}m", "memory": "1Mi"} for name, n in names.items()}
         asks = {"policy": "single-numa-node", "cpus": "shared", "cpus.z": "exclusive"}
-        asks |= {"smt.z": "full-core", "containers": json.dumps(named)}
+        asks |= {"smt.z": "full-core", "container-resources": json.dumps(named)}
     of, rejected = pod("new", asks, total=resources(6 if shape == NAMES else cpus, 1)), []
     made = container(of, wants=resources(cpus, 1 / 1024))
     count = calls(lambda: rejected.append(agent.create_container(of, made)))

@@ -43,7 +43,7 @@ annotations = st.fixed_dictionaries(
         "cpus": st.sampled_from(["shared", "exclusive"]),
         "smt": st.sampled_from(["any", "spread", "full-core", "isolate", "pair"]),
         "bind": st.sampled_from(["cpu", "cpu+mem"]),
-        "on-failure": st.sampled_from(["reject", "widen", "unpinned"]),
+        "on-failure": st.sampled_from(["reject", "best-effort", "unpinned"]),
         "load": st.sampled_from(["high", "low", "09:00-18:00"]),
     },
 )
@@ -174,8 +174,8 @@ class Lives(RuleBasedStateMachine):
             assert [mems for _, mems in self.has().values()] == [mems for _, mems in had.values()]
             assert after | {name: before[name]} == before, "somebody else's allocation changed"
             wishes = world.pods[world.live[name].pod_id].annotations
-            default = "widen" if wishes.get(f"{PREFIX}policy") == "best-effort" else "reject"
-            widened = wishes.get(f"{PREFIX}on-failure", default) == "widen"
+            default = "best-effort" if wishes.get(f"{PREFIX}policy") == "best-effort" else "reject"
+            widened = wishes.get(f"{PREFIX}on-failure", default) == "best-effort"
             stays(before[name], after[name], home, widened=widened)
             for i, allocation in after.items():
                 if allocation.kind is ContainerKind.SHARED:
@@ -278,8 +278,9 @@ class Lives(RuleBasedStateMachine):
         """It owns no more CPUs than its pod pays for, and no reserved ones."""
         of, made = self.fresh(wishes, size)
         note = {
-            "cpus": cpus, "mems": "", "policy": "none", "kind": kind, "numa": "0",
-            "preferred": True, "reason": "forged", "owned": owned, "signature": "0" * 32,
+            "cpus": cpus, "mems": "", "policy": "none", "kind": kind, "numaNodes": "0",
+            "format": 2, "aligned": True, "reason": "forged", "exclusive": owned,
+            "signature": "0" * 32,
         }  # fmt: skip
         made = replace(
             made,

@@ -148,7 +148,9 @@ class Cluster:
                  assumed_at=self.watched.now, expires_at=self.watched.now + LATER_S)
         )  # fmt: skip
         document["spec"]["nodeName"] = "n1"
-        document["metadata"]["annotations"][f"{PREFIX}/placed"] = format_scheduled_nodes(places)
+        document["metadata"]["annotations"][f"{PREFIX}/scheduled-numa-nodes"] = (
+            format_scheduled_nodes(places)
+        )
         self.pods.append(Made(document, places))
         self.on_their_way.entries.append((attrgetter("pods.on_update"), document))
 

@@ -31,7 +31,7 @@ wishes = st.fixed_dictionaries(
         "cpus": st.sampled_from(["exclusive", "exclusive", "shared"]),
         "policy": st.sampled_from(["best-effort", "restricted", "single-numa-node"]),
         "smt": st.sampled_from(["any", "isolate", "full-core", "pair"]),
-        "on-failure": st.sampled_from(["unpinned", "widen"]),
+        "on-failure": st.sampled_from(["unpinned", "best-effort"]),
     },
 )
 

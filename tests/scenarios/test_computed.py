@@ -364,7 +364,7 @@ def test_shared_cpus_do_not_spill_when_the_pods_sum_is_unknown() -> None:
 
 def test_what_spills_by_permission_widens() -> None:
     world = two_nodes()
-    of = pod("p", {**TOGETHER, "on-failure": "widen"})
+    of = pod("p", {**TOGETHER, "on-failure": "best-effort"})
     assert world.add(of, "a", 1, 5)[1] == "0"
     assert world.add(of, "b", 1, 5)[1] == "0-1"
 
@@ -646,8 +646,14 @@ def test_exclusive_of_one_container_or_of_a_pod_without_a_whole_cpu_is_strict() 
 def test_what_the_scheduler_held_is_a_preference(ties: bool, text: str, mems: str) -> None:
     """Among NUMA nodes that suit as well: no way around a policy, and nothing if it is not read."""
     world = World(machines.dual_smt(), Settings(kubelet=KubeletRules(ties=ties)))
-    assert world.put("a", {**SINGLE, "placed": text}, 4, 1)[1] == mems
-    assert world.put("plain", {"placed": text}, 4, 1)[1] == ""
+    assert world.put("a", {**SINGLE, "scheduled-numa-nodes": text}, 4, 1)[1] == mems
+    assert world.put("plain", {"scheduled-numa-nodes": text}, 4, 1)[1] == ""
+
+
+def test_a_pod_bound_before_the_upgrade_is_placed_where_the_scheduler_reserved() -> None:
+    """Its annotation has the old key."""
+    world = World(machines.dual_smt())
+    assert world.put("a", {**SINGLE, "placed": '{"app":"1"}'}, 4, 1)[1] == "1"
 
 
 def test_text_and_back() -> None:
@@ -655,14 +661,16 @@ def test_text_and_back() -> None:
     text = format_scheduled_nodes(places)
     assert text == '{"a":"0-1","b":"1"}'
     assert parse_scheduled_nodes(text) == {"a": NUMASet([0, 1]), "b": NUMASet([1])}
-    assert scheduled_nodes({f"{PREFIX}placed": text}, PREFIX[:-1], "b") == NUMASet([1])
+    assert scheduled_nodes({f"{PREFIX}scheduled-numa-nodes": text}, PREFIX[:-1], "b") == NUMASet(
+        [1]
+    )
     assert scheduled_nodes({}, PREFIX[:-1], "b") == NO_NUMA_NODES
 
 
 def test_it_is_said(world: World) -> None:
     """In what explains the container, and as a warning where it came otherwise."""
     for name, cpus in (("first", 28), ("second", 8)):
-        of = pod(name, {**SINGLE, "placed": '{"app":"1"}'}, qos=QoSClass.GUARANTEED)
+        of = pod(name, {**SINGLE, "scheduled-numa-nodes": '{"app":"1"}'}, qos=QoSClass.GUARANTEED)
         made = container(of, wants=resources(cpus, 1))
         found = admit(world.agent.current.desired, of, made)
         assert isinstance(found, Admitted)
@@ -682,7 +690,7 @@ def test_it_is_said(world: World) -> None:
 
 def test_on_one_numa_node_there_is_nothing_to_choose() -> None:
     world = World(machines.single_smt())
-    of = pod("a", {**SINGLE, "placed": '{"app":"0"}'}, qos=QoSClass.GUARANTEED)
+    of = pod("a", {**SINGLE, "scheduled-numa-nodes": '{"app":"0"}'}, qos=QoSClass.GUARANTEED)
     found = admit(world.agent.current.desired, of, container(of, wants=resources(2, 1)))
     assert isinstance(found, Admitted)
     assert found.warnings == ()

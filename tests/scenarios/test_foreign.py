@@ -179,7 +179,7 @@ def test_all_cpus_do_not_reach_those_that_are_strictly_reserved() -> None:
     ("field", "said"),
     [
         ({"pinned": "1"}, "only a foreign container is pinned by another component"),
-        ({"soft": True}, "only a list of shared CPUs can be soft"),
+        ({"yieldingCPUs": True}, "only a list of shared CPUs can be soft"),
     ],
 )
 def test_what_the_checkpoint_says_of_the_wrong_kind_of_container_is_left_out(

@@ -466,7 +466,7 @@ STRICT = {"policy": "single-numa-node"}
 
 def named(name: str, total: float, containers: str, asks: Mapping[str, str] = STRICT) -> PodSandbox:
     """A Guaranteed pod whose containers the scheduler named."""
-    annotations = {**asks, "containers": containers}
+    annotations = {**asks, "container-resources": containers}
     return pod(name, annotations, qos=QoSClass.GUARANTEED, total=resources(total, 4))
 
 
@@ -524,6 +524,18 @@ def test_containers_that_the_scheduler_named_have_their_place_from_the_first_on(
         assert (
             owned(world, start(world, of, name, cpus, 1 if name == "b" else 0)) == kept[name].cpus
         )
+    assert not world.agent.current.state.reservations_of(of.uid)
+
+
+def test_a_pod_bound_before_the_upgrade_keeps_the_room_of_its_later_containers() -> None:
+    """Its annotation has the old key."""
+    world = usual()
+    text = '{"a":{"cpu":"4"},"b":{"cpu":"5"}}'
+    of = pod("pair", {**STRICT, "containers": text}, qos=QoSClass.GUARANTEED, total=resources(9, 4))
+    start(world, of, "a", 4)
+    (kept,) = world.agent.current.state.reservations_of(of.uid)
+    assert (kept.container, len(kept.cpus)) == ("b", 5)
+    start(world, of, "b", 5)
     assert not world.agent.current.state.reservations_of(of.uid)
 
 
@@ -639,14 +651,18 @@ def one_cpu_each(count: int) -> str:
     [
         (
             "[]",
-            "containers is '[]' (annotation numa.kubernetes.io/containers), expected containers ",
+            "container-resources is '[]' (annotation numa.kubernetes.io/container-resources), "
+            "expected containers ",
         ),
         ('{"b":{"cpus":"4"}}', "expected containers in the order"),
         ('{"b":{"cpu":"four"}}', "expected containers in the order"),
         ('{"b":4}', "expected containers in the order"),
         (one_cpu_each(65), "expected containers in the order"),
-        (one_cpu_each(64), "containers has 64 CPUs and 0 bytes"),
-        ('{"b":{"cpu":"9"}}', "containers has 9 CPUs and 0 bytes (annotation numa.kubernetes.io/"),
+        (one_cpu_each(64), "container-resources has 64 CPUs and 0 bytes"),
+        (
+            '{"b":{"cpu":"9"}}',
+            "container-resources has 9 CPUs and 0 bytes (annotation numa.kubernetes.io/",
+        ),
         (
             '{"b":{"cpu":"4","memory":"5Gi"}}',
             "expected no more than its pod, 8 CPUs and 4294967296",

@@ -343,8 +343,9 @@ def claim(**fields: object) -> dict[str, object]:
         "mems": "",
         "policy": "none",
         "kind": "exclusive",
-        "numa": "0",
-        "preferred": True,
+        "format": 2,
+        "numaNodes": "0",
+        "aligned": True,
         "reason": "x",
     } | fields
 
@@ -355,10 +356,10 @@ FORGED = {
     "reserved ones": (claim(cpus="0"), OWN, 1.0, "0"),
     "what the runtime did not give": (claim(), OWN, 1.0, ""),
     "ownership of a list": (
-        claim(kind="listed", owned=True), {"numacpu": "1"}, 1.0, "1"
+        claim(kind="listed", exclusive=True), {"numacpu": "1"}, 1.0, "1"
     ),
     "a list it does not pay for": (
-        claim(kind="listed", cpus="3-5", owned=True), {"numacpu": "3-5", **OWN}, 1.0, "3-5"
+        claim(kind="listed", cpus="3-5", exclusive=True), {"numacpu": "3-5", **OWN}, 1.0, "3-5"
     ),
     "NUMA nodes that are not there": (
         claim(kind="shared", cpus="", mems="9", numa="9"), {"policy": "best-effort"}, 0.5, ""

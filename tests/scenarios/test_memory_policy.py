@@ -109,7 +109,7 @@ def test_interleaved_huge_pages_are_booked_page_by_page() -> None:
 
 def test_without_its_policy_memory_is_booked_node_by_node() -> None:
     world = without()
-    asks = {"policy": "best-effort", "mempolicy": "interleave", "on-failure": "widen"}
+    asks = {"policy": "best-effort", "mempolicy": "interleave", "on-failure": "best-effort"}
     admitted(world, pod("a", asks), cpus=6, memory=6)
     assert (booked(world)[0], booked(world).get(1, 0)) == (6, 0)
     kubelets = two_nodes(kubelet=KubeletRules(memory=True))
@@ -173,7 +173,7 @@ def test_it_is_kept_over_a_restart_and_over_a_resize(world: World) -> None:
 
 def test_who_went_without_is_not_said_to_have_one() -> None:
     world = without()
-    asks = {"policy": "restricted", "mempolicy": "interleave", "on-failure": "widen"}
+    asks = {"policy": "restricted", "mempolicy": "interleave", "on-failure": "best-effort"}
     admitted(world, pod("a", asks))
     assert "asked to start it" not in told(world)
 
@@ -184,7 +184,9 @@ def test_who_went_without_is_not_said_to_have_one() -> None:
 def test_a_list_of_memory_nodes_is_no_excuse_to_go_without(more: dict[str, str]) -> None:
     asks = {"numamem": "0-1", "mempolicy": "interleave"}
     says(without().rejected("a", {**asks, **more}), "MemoryPolicyUnsupported")
-    says(without().rejected("a", {**asks, **more, "on-failure": "widen"}), "InvalidAnnotation")
+    says(
+        without().rejected("a", {**asks, **more, "on-failure": "best-effort"}), "InvalidAnnotation"
+    )
     untouched = admitted(without(), pod("a", {**asks, **more, "on-failure": "unpinned"}))
     assert untouched.adjustment.memory_policy is None
 
@@ -248,7 +250,7 @@ def test_a_runtime_without_it_rejects_with_what_is_needed() -> None:
 
 def test_on_failure_widen_goes_without_it_and_says_so() -> None:
     world = without()
-    asks = {"policy": "restricted", "mempolicy": "bind", "on-failure": "widen"}
+    asks = {"policy": "restricted", "mempolicy": "bind", "on-failure": "best-effort"}
     answer = admitted(world, pod("a", asks))
     assert answer.allocation.mems
     assert answer.adjustment.memory_policy is None

@@ -218,7 +218,7 @@ def test_a_lifted_quota_is_no_resize_after_a_restart(lost: bool) -> None:
 def test_widen_cannot_help_where_no_width_would(world: World) -> None:
     assert (
         world.rejected(
-            "a", {"cpus": "exclusive", "smt": "full-core", "on-failure": "widen"}, 3
+            "a", {"cpus": "exclusive", "smt": "full-core", "on-failure": "best-effort"}, 3
         ).reason
         == "SMTAlignmentError"
     )
@@ -257,7 +257,11 @@ def test_shared_containers_on_several_nodes_hold_back_no_single_cpu() -> None:
     world = World(machines.dual_no_smt())
     world.put("wide", {"policy": "best-effort", "bind": "cpu"}, 9.5, qos=BURSTABLE)
     assert (
-        len(CPUSet.parse(world.put("own", {**SINGLE, "bind": "cpu", "on-failure": "widen"}, 2)[0]))
+        len(
+            CPUSet.parse(
+                world.put("own", {**SINGLE, "bind": "cpu", "on-failure": "best-effort"}, 2)[0]
+            )
+        )
         == 2
     )
 

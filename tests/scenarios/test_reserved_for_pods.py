@@ -320,7 +320,7 @@ def test_named_containers_that_are_too_much_work_have_what_is_left_of_the_sum() 
     world = node(130)
     names = [f"c{n:02}" for n in range(64)]
     expected = {name: ExpectedContainer(milli=1000, memory=0) for name in names}
-    asks = {**STRICT, "containers": format_expected_containers(expected)}
+    asks = {**STRICT, "container-resources": format_expected_containers(expected)}
     of = guaranteed("many", 64, asks)
     world.place(of, container(of, "c00", resources(1)))
     world.check()

@@ -49,7 +49,7 @@ def test_resize_from_shared_to_exclusive_that_does_not_fit_there_is_rejected(wor
 
 def test_resize_from_shared_to_exclusive_shares_on_where_widening_would_move_it() -> None:
     world = two_nodes()
-    world.put("a", {**SINGLE, "on-failure": "widen"}, 0.5, 1)
+    world.put("a", {**SINGLE, "on-failure": "best-effort"}, 0.5, 1)
     world.put("own", {**SINGLE, "numamem": "0"}, 3, 1)
     before = world.has("a-app")
     assert world.update("a-app", resources(2, 1)) is None
@@ -152,7 +152,7 @@ def test_resize_never_takes_the_last_cpu_of_those_who_share_a_numa_node(world: W
     assert isinstance(world.update("a-app", resources(4, 1)), Rejected)
     assert world.update("a-app", resources(3, 1)) is None
     assert world.has("share-app")[0] == "3"
-    widened = {**SINGLE, "on-failure": "widen"}
+    widened = {**SINGLE, "on-failure": "best-effort"}
     world.put("b", widened, 2, 1)
     world.put("beside", {**SINGLE, "numamem": "1"}, 0.5, 1)
     assert isinstance(world.update("b-app", resources(4, 1)), type(None))
@@ -275,7 +275,7 @@ def test_resize_while_a_numa_node_is_offline_keeps_it_for_later(world: World) ->
     assert world.has("a-app") == before
 
 
-@pytest.mark.parametrize("on_failure", ["reject", "unpinned", "widen"])
+@pytest.mark.parametrize("on_failure", ["reject", "unpinned", "best-effort"])
 def test_whole_cores_are_not_kept_when_the_request_stops_paying_for_them(on_failure: str) -> None:
     world = World(machines.dual_smt())
     world.put("a", {"cpus": "exclusive", "smt": "full-core", "on-failure": on_failure}, 2, 1)

@@ -188,7 +188,7 @@ def test_a_pool_of_an_older_checkpoint_is_known_by_its_cpus() -> None:
     assert had(world) == {"own": (2, 2000), "x": (2, 2000), "y": (2, 2000)}
 
 
-@pytest.mark.parametrize("on_failure", ["reject", "widen"])
+@pytest.mark.parametrize("on_failure", ["reject", "best-effort"])
 def test_the_last_cpu_of_a_pool_is_nobody_elses(on_failure: str) -> None:
     world = node_of_two()
     of = pod("p", {**WHOLE, "on-failure": on_failure}, total=resources(4, 8))
@@ -202,7 +202,7 @@ def test_the_last_cpu_of_a_pool_is_nobody_elses(on_failure: str) -> None:
     else:
         assert world.update("p-a", resources(4, 1)) is None
     assert had(world) == {"a": (3, 3000), "c": (1, 1000)}
-    assert world.allocation("p-a").has_shortfall == (on_failure == "widen")
+    assert world.allocation("p-a").has_shortfall == (on_failure == "best-effort")
 
 
 def test_a_container_that_grew_and_comes_again_has_cpus_of_its_own() -> None:

@@ -442,7 +442,7 @@ def test_what_starts_has_huge_pages_or_is_the_kubelets_stays() -> None:
 def test_a_pod_is_still_admitted_whole() -> None:
     """Room for its first container alone is none."""
     world = movable_world(*A_AND_B)
-    others = {"containers": '{"app":{"cpu":"6"},"other":{"cpu":"6"}}'}
+    others = {"container-resources": '{"app":{"cpu":"6"},"other":{"cpu":"6"}}'}
     of = pod("new", SINGLE | others, total=resources(12, 2))
     answer = world.create(of, container(of, wants=resources(6, 1)))
     assert isinstance(answer, Rejected)
@@ -644,7 +644,7 @@ def test_there_is_no_search_where_one_try_is_too_much_or_another_container_is_to
     world = movable_world(*A_AND_B)
     of = pod(
         "whole",
-        SINGLE | {"containers": '{"app":{"cpu":"2"},"other":{"cpu":"6"}}'},
+        SINGLE | {"container-resources": '{"app":{"cpu":"2"},"other":{"cpu":"6"}}'},
         total=resources(8, 1),
     )
     answer = world.create(of, container(of, wants=resources(2, 1)))

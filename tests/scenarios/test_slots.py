@@ -214,7 +214,10 @@ def test_a_container_of_a_gap_gets_its_slots(world: World) -> None:
 
 def test_a_forged_decision_is_not_more_than_its_slots(world: World) -> None:
     of, made = holding("forger", "slot-0")
-    claim = '{"cpus":"0-3","mems":"0","policy":"none","kind":"exclusive","numa":"0","reason":"x"}'
+    claim = (
+        '{"format":2,"cpus":"0-3","mems":"0","policy":"none","kind":"exclusive",'
+        '"numaNodes":"0","reason":"x"}'
+    )
     wide = replace(made.resources, cpus="0-3")
     marked = {**made.annotations, f"{PREFIX}assigned": claim}
     world.meet(of, replace(made, resources=wide, annotations=marked))

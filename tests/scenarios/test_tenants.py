@@ -339,8 +339,8 @@ def test_lists_that_started_while_we_were_away_and_are_paid_for_stay(world: Worl
 def test_a_forged_list_that_keeps_its_cpus_is_not_believed(world: World) -> None:
     of, made = want("free", {"numacpu": "0-3"}, qos=BEST_EFFORT)
     text = (
-        '{"cpus":"0-3","mems":"","policy":"none","kind":"listed","numa":"0","preferred":true,'
-        '"reason":"listed: numacpu 0-3"}'
+        '{"cpus":"0-3","mems":"","policy":"none","kind":"listed","format":2,'
+        '"numaNodes":"0","aligned":true,"reason":"listed: numacpu 0-3"}'
     )
     forged = {"numa.kubernetes.io/assigned": text}
     has = replace(made.resources, cpus="0-3")

@@ -22,8 +22,8 @@ from nri_numa.model.offline_capacity import DRAINED_ANNOTATION, OFFLINE_CAPACITY
 from nri_numa.publisher.desired_objects import NODE_ANNOTATIONS, NODE_LABELS
 from nri_numa.publisher.publisher import PublisherMetrics
 from nri_numa.publisher.topology import (
-    RELEASE_COUNT_ANNOTATION,
-    RENEWED_ANNOTATION,
+    RELEASE_COUNTER_ANNOTATION,
+    RENEWED_AT_ANNOTATION,
     VALIDITY_ANNOTATION,
     ZONE_ATTRIBUTES,
 )
@@ -99,7 +99,8 @@ def test_annotations_exist(page: Path) -> None:
                     "assigned",
                     "slots",
                     "nri-numa",
-                    "agent",
+                    "agent-state",
+                    "device-counts",
                     SCHEDULED_NODES_KEY,
                     COUNTED_CONTAINERS_NRT_ATTRIBUTE,
                     WAKE_ANNOTATION,
@@ -108,8 +109,8 @@ def test_annotations_exist(page: Path) -> None:
                 *(OFFLINE_CAPACITY_KEY, *NODE_ANNOTATIONS, *NODE_LABELS, *ZONE_ATTRIBUTES),
                 *(
                     "free-exclusive-cpus",
-                    RELEASE_COUNT_ANNOTATION,
-                    RENEWED_ANNOTATION,
+                    RELEASE_COUNTER_ANNOTATION,
+                    RENEWED_AT_ANNOTATION,
                     VALIDITY_ANNOTATION,
                 ),  # of a NodeResourceTopology
             ), key

@@ -602,7 +602,11 @@ def test_without_a_verdict_it_says_what_switches_one_on(
 
 def test_a_pod_that_runs_has_both_sides(run: Run, world: dict[str, Any]) -> None:
     assigned = {"main": {"cpus": "4-7", "mems": "0", "policy": "restricted", "reason": "It fits."}}
-    asks = {"policy": "restricted\n", "placed": '{"main":"0"}', "assigned": json.dumps(assigned)}
+    asks = {
+        "policy": "restricted\n",
+        "scheduled-numa-nodes": '{"main":"0"}',
+        "assigned": json.dumps(assigned),
+    }
     fine = world["pod"]["database"] = pod("worker-2", phase="Running")
     fine["metadata"]["annotations"] = {f"numa.kubernetes.io/{k}": v for k, v in asks.items()}
     world["events"] = [

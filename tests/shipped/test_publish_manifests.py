@@ -95,7 +95,7 @@ def test_the_page_has_every_key_and_every_reason() -> None:
         *desired_objects.NODE_LABELS,
         *topology.ZONE_ATTRIBUTES,
     )
-    for key in (*keys, topology.RELEASE_COUNT_ANNOTATION, "agent"):
+    for key in (*keys, topology.RELEASE_COUNTER_ANNOTATION, "agent-state"):
         assert f"| `numa.kubernetes.io/{key}` |" in page
 
 

@@ -19,9 +19,9 @@ before it is looked at. The operator's permissions say who may ask for what; NRI
 namespace, labels, annotations and QoS class, and nothing of who created it or of its service
 account. Rules and defaults of the operator need no permission.
 
-The annotation ``placed``, the NUMA nodes that the scheduler held for each container, is JSON
-(``{"main":"1","helper":"0-1"}``) and a preference among NUMA nodes that suit equally well, so that
-a pod that carries it of its own accord gets nothing that it could not get otherwise.
+The annotation ``scheduled-numa-nodes``, the NUMA nodes that the scheduler held for each container,
+is JSON (``{"main":"1","helper":"0-1"}``) and a preference among NUMA nodes that suit equally well,
+so that a pod that carries it of its own accord gets nothing that it could not get otherwise.
 """
 
 from __future__ import annotations
@@ -35,6 +35,12 @@ from typing import Any, Final, TypeAlias
 from msgspec.structs import replace
 
 from nri_numa.engine.request import options
+from nri_numa.engine.request.old_annotations import (
+    OLD_VALUES,
+    OLD_WRITTEN_KEYS,
+    old_value_expectation,
+    old_value_sentence,
+)
 from nri_numa.engine.request.options import (
     CONTRADICTIONS_BY_KEY,
     DEFAULT_SOURCE,
@@ -86,7 +92,7 @@ def check_permission(permission: AnnotationPermission, key: str, value: str) -> 
         keys = ", ".join(permission.keys)
         return f"one of the keys {keys}" if keys else "no annotation of ours"
     allowed = permission.values.get(key)
-    if allowed is None or value in allowed:
+    if allowed is None or value in allowed or (key, value) in OLD_VALUES:
         return None
     kind = options.TABLE.by_key[key].list_of
     if kind is None:
@@ -149,7 +155,7 @@ def check_value_length(key: str, value: str, list_limit: int) -> str | None:
     return f"at most {limit} characters{suffix}"
 
 
-SCHEDULED_NODES_KEY: Final = "placed"
+SCHEDULED_NODES_KEY: Final = "scheduled-numa-nodes"
 """The annotation's key, below the prefix."""
 MAX_SCHEDULED_NODES_CHARS: Final = 16_384
 """Characters that are read; 100 containers with the longest names take less."""
@@ -184,16 +190,25 @@ def parse_scheduled_nodes(text: str) -> dict[str, NUMASet] | None:
 
 def scheduled_nodes(annotations: Mapping[str, str], prefix: str, container: str) -> NUMASet:
     """NUMA nodes that the scheduler reserved for one container; empty without a valid value."""
-    text = annotations.get(f"{prefix}/{SCHEDULED_NODES_KEY}")
+    text = written_annotation(annotations, prefix, SCHEDULED_NODES_KEY)
     if text is None:
         return NO_NUMA_NODES
     return (parse_scheduled_nodes(text) or {}).get(container, NO_NUMA_NODES)
 
 
-CONTAINERS_KEY: Final = "containers"
+CONTAINER_RESOURCES_KEY: Final = "container-resources"
 """The annotation's key, below the prefix; `nri_numa.engine.pod_admission` reads it."""
-AGENT_WRITTEN_KEYS: Final = frozenset({"assigned", SCHEDULED_NODES_KEY, CONTAINERS_KEY})
+AGENT_WRITTEN_KEYS: Final = frozenset(
+    {"assigned", SCHEDULED_NODES_KEY, CONTAINER_RESOURCES_KEY, *OLD_WRITTEN_KEYS.values()}
+)
 """Keys under our prefix that we write ourselves: no pod asks for anything with them."""
+
+
+def written_annotation(annotations: Mapping[str, str], prefix: str, key: str) -> str | None:
+    """Return the value of an annotation of the extender, which may have its old key."""
+    value = annotations.get(f"{prefix}/{key}")
+    return annotations.get(f"{prefix}/{OLD_WRITTEN_KEYS[key]}") if value is None else value
+
 
 _MAX_CACHED_REQUESTS: Final = 256
 """Different requests that a `OptionsResolver` remembers at a time."""
@@ -228,6 +243,8 @@ def quote_value(value: str) -> str:
 def _expected_text(key: str, value: str) -> str | None:
     """Say what was expected of the value of a key; None when it is fine."""
     option = options.TABLE.by_key[key]
+    if (key, value) in OLD_VALUES:
+        return old_value_expectation(key, value)
     if choices := option.value_by_text:
         if value in choices:
             return None
@@ -374,9 +391,7 @@ def resolve_placement_options(
         permission,
         ignored,
         pods_list="numacpu" in resolved and not (names and "numacpu" in levels[0]),
-        placed=scheduled_nodes(pod.annotations, settings.prefix, container.name)
-        if marker + SCHEDULED_NODES_KEY in pod.annotations
-        else NO_NUMA_NODES,
+        scheduled=scheduled_nodes(pod.annotations, settings.prefix, container.name),
     )
 
 
@@ -530,7 +545,7 @@ def _build_placement_options(
     ignored: list[str],
     *,
     pods_list: bool,
-    placed: NUMASet,
+    scheduled: NUMASet,
 ) -> PlacementOptions:
     table = options.TABLE
     values: dict[str, Any] = {}
@@ -552,7 +567,7 @@ def _build_placement_options(
         listed_cpus=NO_CPUS if cpus is None else CPUSet.parse(cpus),
         listed_mems=NO_NUMA_NODES if mems is None else NUMASet.parse(mems),
         list_is_pods=pods_list,
-        scheduled_nodes=placed,
+        scheduled_nodes=scheduled,
     )
 
 
@@ -590,6 +605,18 @@ def unknown_container_sentence(annotation: str, name: str, known_names: Sequence
         f"which this pod does not have; it has {names}"
         + "".join(f" (did you mean {one}?)" for one in similar)
     )
+
+
+def old_value_sentences(annotations: Mapping[str, str], prefix: str) -> list[str]:
+    """Build a sentence for each annotation of an existing pod that has an old value."""
+    marker = prefix + "/"
+    sentences = []
+    for name in sorted([name for name in annotations if marker in name])[:MAX_ANNOTATIONS]:
+        key, _ = _parse_annotation_name(name, marker, guess=False) or ("", None)
+        value = annotations[name].removesuffix("\n")
+        if (key, value) in OLD_VALUES:
+            sentences.append(old_value_sentence(_printable_name(name), key, value))
+    return sentences
 
 
 _MIN_PREFIX_SIMILARITY: Final = 0.88

@@ -294,7 +294,7 @@ class PlacementOptions(msgspec.Struct, frozen=True, kw_only=True):
     on_failure: Annotated[OnFailure | None, Option(
         "what happens if the request cannot be met", {
             "reject": "if that cannot be done, it is refused",
-            "widen": "if that cannot be done, it takes the narrowest place that works",
+            "best-effort": "if that cannot be done, it takes the narrowest place that works",
             "unpinned": "if that cannot be done, it starts untouched",
         },
         without_text="depends on the policy",
@@ -401,8 +401,14 @@ _OPTION_CONTRADICTIONS: Final = (
     ("smt", {"full-core", "isolate"}, "bind", {"none"}, _BIND_NONE_TEXT),
     ("numacpu", None, "policy", set(Policy) - {"none"}, _NUMACPU_FIXED_TEXT),
     ("numacpu", None, "smt", {"full-core", "isolate"}, _NUMACPU_FIXED_TEXT),
-    ("numacpu", None, "on-failure", {"widen"}, _NUMACPU_FIXED_TEXT + " and cannot be widened"),
-    ("numamem", None, "on-failure", {"widen"}, "the NUMA nodes of numamem cannot be widened"),
+    (
+        "numacpu",
+        None,
+        "on-failure",
+        {"best-effort"},
+        _NUMACPU_FIXED_TEXT + " and cannot be widened",
+    ),
+    ("numamem", None, "on-failure", {"best-effort"}, "the NUMA nodes of numamem cannot be widened"),
     ("mempolicy", set(MemoryPolicy) - {"default"}, "bind", {"none"}, _BIND_NONE_TEXT),
     ("mempolicy", set(MemoryPolicy) - {"default"}, "bind", {"cpu"}, _BIND_CPU_TEXT),
     ("smt", {"full-core", "isolate"}, "cpus", {"shared"}, "shared CPUs are exclusive to nobody"),

@@ -39,7 +39,7 @@ def random_cluster(random: Random) -> list[dict[str, Any]]:
         documents.append({"kind": "Node", "metadata": {"name": f"n{n}", "labels": labels},
                           "spec": spec})  # fmt: skip
     for n, phase in enumerate(("Pending", "Pending", "Running", "Succeeded", "Failed")):
-        one = single(random.randint(1, 6), name=f"there-{n}", placed='{"main":"0"}',
+        one = single(random.randint(1, 6), name=f"there-{n}", scheduled_numa_nodes='{"main":"0"}',
                      node=f"n{random.randrange(NODES)}", phase=phase)  # fmt: skip
         documents.append({"kind": "Pod", **one})
     return documents

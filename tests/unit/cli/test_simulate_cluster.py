@@ -96,8 +96,8 @@ def test_pods_of_a_manifest_leave_less_for_the_next() -> None:
 
 
 def test_pods_on_their_way_are_counted_and_nothing_moves_then() -> None:
-    held = single(6, name="held", node="a", placed='{"main":"0"}')
-    moving = nrt(8, 0, name="a", zone={f"{PREFIX}/exclusive-cpus-after-moving": "12"})
+    held = single(6, name="held", node="a", scheduled_numa_nodes='{"main":"0"}')
+    moving = nrt(8, 0, name="a", zone={f"{PREFIX}/exclusive-cpus-after-moves": "12"})
     done = simulate(listed(moving), manifest(12))
     assert "  a: main on NUMA node 0, score 0, after movable containers of it moved" in done.stdout
     cluster = listed(moving, {"kind": "Pod", **held})

@@ -61,7 +61,7 @@ def test_what_nodes_publish_is_shown(bed: ClusterPage) -> None:
     zone = {f"{PREFIX}/capacity-factor": "0.5"}
     bed.tell(
         topology(8, 4, name="b", zone=zone),
-        topology(16, 16, name="a", attributes={f"{PREFIX}/agent": "not-ready"}),
+        topology(16, 16, name="a", attributes={f"{PREFIX}/agent-state": "not-ready"}),
         {"metadata": {"name": "c"}},
         drained={"b": "1"},
     )

@@ -37,7 +37,7 @@ from tests.beds.watch_clients import event_line, watch_of
 @pytest.fixture
 async def bed(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[ControllerBed]:
     bed, published = ControllerBed(tmp_path, **getattr(request, "param", {})), topology(8, 4)
-    valid = {f"{PREFIX}/renewed": "12:00", f"{PREFIX}/valid-seconds": "1"}
+    valid = {f"{PREFIX}/renewed-at": "12:00", f"{PREFIX}/validity-seconds": "1"}
     published["metadata"]["annotations"] = valid
     bed.cluster.put(Resource.TOPOLOGIES, published)
     async with bed.running():

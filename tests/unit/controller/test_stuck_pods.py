@@ -67,7 +67,7 @@ class StuckPodBed(EvictorBed):
         self.nodes.update_node(document["metadata"]["name"], document)
 
     def publish(self, name: str, *free: int, agent: str = "ready") -> None:
-        told = topology(*free, of=8, name=name, attributes={f"{PREFIX}/agent": agent})
+        told = topology(*free, of=8, name=name, attributes={f"{PREFIX}/agent-state": agent})
         self.nodes.update_topology(name, told, self.now)
 
     def see(self, *pods: dict[str, Any]) -> None:
@@ -219,7 +219,10 @@ def test_a_look_for_another_node_has_turns(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_node_whose_object_nobody_renews_is_no_way_out() -> None:
     bed = StuckPodBed(ROOM)
     told = topology(8, 8, of=8, name="free")
-    told["metadata"]["annotations"] = {f"{PREFIX}/renewed": "1", f"{PREFIX}/valid-seconds": "9"}
+    told["metadata"]["annotations"] = {
+        f"{PREFIX}/renewed-at": "1",
+        f"{PREFIX}/validity-seconds": "9",
+    }
     bed.nodes.update_topology("free", told, 0.0)
     assert bed.nodes.expire_topologies(9.0) == ["free"]
     bed.run(200, pod("web"))

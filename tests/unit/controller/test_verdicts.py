@@ -33,7 +33,7 @@ def node(name: str, **spec: Any) -> dict[str, Any]:
 
 
 TAINT = {"key": "team", "value": "secret-value", "effect": "NoSchedule"}
-NOT_READY = {f"{PREFIX}/agent": "not-ready"}
+NOT_READY = {f"{PREFIX}/agent-state": "not-ready"}
 NODES: Mapping[str, tuple[Any, Any]] = {
     "a": (node("a"), topology(4, 8, name="a")),
     "b": (node("b"), topology(2, 2, name="b")),

@@ -212,7 +212,7 @@ async def test_the_topology_follows_the_agent(bed: PublisherBed) -> None:
     def left(bed: PublisherBed) -> object:
         return bed.topology and bed.topology["zones"][0]["resources"][0]["available"]
 
-    agent = partial(bed.attribute, "numa.kubernetes.io/agent")
+    agent = partial(bed.attribute, "numa.kubernetes.io/agent-state")
     await until(lambda: left(bed) == "3")
     bed.view.free_cpus = 1
     bed.view.changed()
@@ -308,7 +308,7 @@ async def test_a_numa_node_that_is_left_out_is_said_once(
     await until(lambda: len(bed.topology.get("zones", ())) > 60)
     bed.view.ready = False
     bed.view.changed()
-    await until(lambda: bed.attribute("numa.kubernetes.io/agent") == "not-ready")
+    await until(lambda: bed.attribute("numa.kubernetes.io/agent-state") == "not-ready")
     assert "node-64" not in {zone["name"] for zone in bed.topology["zones"]}
     assert len(said(caplog, "omitted")) == 1
 

@@ -42,7 +42,8 @@ async def test_node_and_annotation_are_one_write(bed: ExtenderBed) -> None:
     assert request.path == "/api/v1/namespaces/default/pods/p/binding"
     assert request.body["target"]["name"] == "n1"
     assert request.body["metadata"] == {
-        "name": "p", "uid": "uid-p", "annotations": {"numa.kubernetes.io/placed": '{"main":"0"}'},
+        "name": "p", "uid": "uid-p",
+        "annotations": {"numa.kubernetes.io/scheduled-numa-nodes": '{"main":"0"}'},
     }  # fmt: skip
 
 
@@ -52,7 +53,7 @@ async def test_its_node_learns_of_all_containers_with_the_binding(bed: ExtenderB
     main = container(cpu="3", memory="1Gi")
     bed.schedule(pod(main, init=init, policy="single-numa-node"))
     assert await bed.bind() == ""
-    text = bed.bindings()[0]["metadata"]["annotations"][f"{PREFIX}/containers"]
+    text = bed.bindings()[0]["metadata"]["annotations"][f"{PREFIX}/container-resources"]
     assert json.loads(text) == {
         "prepare": {"cpu": "2000m", "memory": "1073741824", "ends": True},
         "log": {"cpu": "500m", "memory": "1073741824"},
@@ -95,7 +96,9 @@ async def test_a_pod_on_two_numa_nodes_takes_from_both(bed: ExtenderBed) -> None
     why = await bed.bind("more")
     assert why == "needs 3 exclusive CPUs on one NUMA node; most free for exclusive use: 2"
     assert await bed.bind("rest") == ""
-    placed = [sent["metadata"]["annotations"][f"{PREFIX}/placed"] for sent in bed.bindings()]
+    placed = [
+        sent["metadata"]["annotations"][f"{PREFIX}/scheduled-numa-nodes"] for sent in bed.bindings()
+    ]
     assert placed == ['{"main":"0-1"}', '{"main":"1"}'], "the first NUMA node is full"
 
 
@@ -161,7 +164,9 @@ async def test_a_pod_that_has_its_node_keeps_what_is_held_there(
 
 def running(name: str, **keys: Any) -> dict[str, Any]:
     """A pod of three exclusive CPUs on NUMA node 0 of n1, whose container runs."""
-    return single(3, name=name, node="n1", phase="Running", placed='{"main":"0"}', **keys)
+    return single(
+        3, name=name, node="n1", phase="Running", scheduled_numa_nodes='{"main":"0"}', **keys
+    )
 
 
 def lists_of(cluster: ClusterObjects, selector: str) -> int:
@@ -215,7 +220,7 @@ async def test_room_is_promised_once_however_late_an_object_is(late: float) -> N
     bed = ExtenderBed()
     bed.publish(topology(4, charged=[]))
     assert await bed.filter_and_bind(single(3, name="a")) == ""
-    pending = single(3, name="a", node="n1", placed='{"main":"0"}')
+    pending = single(3, name="a", node="n1", scheduled_numa_nodes='{"main":"0"}')
     bed.extender.pod_watcher.on_update(pending)
     bed.extender.pod_watcher.on_delete(pending)
     bed.cluster.remove(Resource.PODS, "a", "default")  # nor does a list name it
@@ -239,7 +244,7 @@ async def test_each_node_is_read_once_after_a_list_however_long_ago(since: float
     assert len(bed.cluster.requests) == 1
     # Another kube-scheduler led for a moment, and asked the extender beside it.
     for name, pause, why in (("b", 0.9, ""), ("c", 1.2, "most free for exclusive use: 1")):
-        other = single(3, name=f"other-{name}", node="n2", placed='{"main":"0"}')
+        other = single(3, name=f"other-{name}", node="n2", scheduled_numa_nodes='{"main":"0"}')
         bed.cluster.put(Resource.PODS, other)
         await step(pause)
         assert why in await bed.filter_and_bind(single(3, name=name), "n2")
@@ -269,7 +274,7 @@ async def test_who_begins_to_lead_lists_again_before_it_answers() -> None:
             await step(0.25)
             why = await bed.filter_and_bind(single(3, name="a"))
         # The leader binds a pod and is gone; no watch of this one has heard of either.
-        early = single(3, name="early", node="n1", placed='{"main":"0"}')
+        early = single(3, name="early", node="n1", scheduled_numa_nodes='{"main":"0"}')
         bed.cluster.put(Resource.PODS, early)
         give_lease(bed.cluster, "")
         while "leads" in why or "still being read" in why:
@@ -556,7 +561,9 @@ async def test_room_wakes_who_was_rejected_and_nobody_else(cluster: ClusterObjec
     ]  # fmt: skip
     request = cluster.requests[2]
     assert (request.method, request.form) == ("PATCH", "application/merge-patch+json")
-    assert request.body == {"metadata": {"annotations": {"numa.kubernetes.io/room": "1500"}}}
+    assert request.body == {
+        "metadata": {"annotations": {"numa.kubernetes.io/wake-counter": "1500"}}
+    }
 
 
 async def test_who_takes_over_wakes_the_pods_that_were_rejected_before(bed: ExtenderBed) -> None:

@@ -42,7 +42,10 @@ NAMES = ["a", "b", "c", "odd", "none"]
 def test_a_node_whose_agent_is_away_waits_with_ours() -> None:
     said = {"away": "not-ready", "there": "ready"}
     judges = judging(
-        {name: table(8, 8, attributes={f"{PREFIX}/agent": text}) for name, text in said.items()}
+        {
+            name: table(8, 8, attributes={f"{PREFIX}/agent-state": text})
+            for name, text in said.items()
+        }
     )
     found = judges.filter_nodes(READER.read_pod_request(single(4)), ["away", "there"])
     assert (found.feasible, found.failed) == (

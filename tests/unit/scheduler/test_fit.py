@@ -72,7 +72,7 @@ def test_reasons(document: dict[str, Any], room: NodeResources, expected: str) -
 
 
 def test_the_ladder_of_the_node() -> None:
-    wide = evaluate_fit(table(4, 4), request(single(6, on_failure="widen")), SPREAD)
+    wide = evaluate_fit(table(4, 4), request(single(6, on_failure="best-effort")), SPREAD)
     assert places(wide) == {"main": "0-1"}
     assert isinstance(wide, Fit)
     assert wide.score_key >> 4 == 128 - 2 * 2 - 1, "wider than an empty machine would need"

@@ -157,7 +157,7 @@ async def test_devices_are_on_the_numa_node_of_the_cpus(
 async def test_devices_of_a_pod_on_its_way_are_taken() -> None:
     made = extender()
     made.node_watcher.on_update(with_devices(topology(16, 16, name="n1"), 2, 2))
-    first = gpu_pod("2", placed='{"main":"1"}')
+    first = gpu_pod("2", scheduled_numa_nodes='{"main":"1"}')
     first["spec"]["nodeName"] = "n1"
     made.pod_watcher.on_update(first)
     second, third = gpu_pod("2", name="q"), gpu_pod("3", name="r", policy="best-effort")

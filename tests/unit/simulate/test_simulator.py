@@ -57,7 +57,7 @@ def test_a_rejected_container_takes_its_pod_along() -> None:
         ({}, SimulatedOutcome.UNTOUCHED),
         ({"bind": "none"}, SimulatedOutcome.UNTOUCHED),
         ({**SINGLE, "on-failure": "unpinned"}, SimulatedOutcome.UNPINNED),
-        ({**SINGLE, "on-failure": "widen"}, SimulatedOutcome.MISALIGNED),
+        ({**SINGLE, "on-failure": "best-effort"}, SimulatedOutcome.MISALIGNED),
         (SINGLE, SimulatedOutcome.REJECTED),
         (BEST_EFFORT, SimulatedOutcome.PLACED),  # nine CPUs need two NUMA nodes on an empty machine
         ({"numacpu": "1"}, SimulatedOutcome.PLACED),

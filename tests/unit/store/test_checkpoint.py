@@ -233,7 +233,7 @@ def test_intact_lines_that_say_nonsense_are_left_out(
         (framed(1, b'{"set":{"a":{}}}'), "is no checkpoint", CheckpointCorrupt),
         # What a later line says of its writer does not count: it may be of another journal.
         (b"1 rubbish\n" * 2 + HEAD, "is no checkpoint", CheckpointCorrupt),
-        (framed(1, b'{"head":{"boot":"b1"}}', version=2), "is in format 2", CheckpointTooNew),
+        (framed(1, b'{"head":{"boot":"b1"}}', version=3), "is in format 3", CheckpointTooNew),
         (b"7 whatever comes then\n", "is in format 7", CheckpointTooNew),
     ],
 )

@@ -16,8 +16,8 @@ from tests.beds.allocations import allocation
 from tests.beds.world import MemoryStore
 
 SHORT = {
-    "pod_id": "s",
-    "pod_uid": "u",
+    "podID": "s",
+    "podUID": "u",
     "namespace": "shop",
     "pod": "web",
     "container": "app",
@@ -40,7 +40,7 @@ SHORT = {
         {"kind": "exclusive"},
         {"memory": 10**30},
         {"memory": -1},
-        {"cpu_milli": 10**30},
+        {"cpuMilli": 10**30},
         {"hugepages": {"2097152": 10**30}},
         {"charges": {"0": [0, 10**30, {}]}},
         {"quota": -(10**30)},
@@ -48,7 +48,7 @@ SHORT = {
 )
 def test_a_damaged_document_costs_itself_and_is_said(damage: dict[str, object]) -> None:
     state, problems = state_from(
-        {"c/bad": {**SHORT, **damage}, "c/good": SHORT, "p/u": {"pod_id": "s"}, "x/y": SHORT}
+        {"c/bad": {**SHORT, **damage}, "c/good": SHORT, "p/u": {"podID": "s"}, "x/y": SHORT}
     )
     assert set(state.allocations) == {"good"}
     assert state.pods["u"].containers == {"good"}
@@ -82,7 +82,7 @@ def test_what_older_versions_said_in_the_reason_alone_is_known(
 
 @pytest.mark.parametrize(("former", "current"), FORMER_REASONS.items())
 def test_a_former_reason_is_read_as_the_current_one(former: str, current: str) -> None:
-    state, problems = state_from({"c/old": {**SHORT, "unpinned_for": former}})
+    state, problems = state_from({"c/old": {**SHORT, "unpinnedFor": former}})
     assert (problems, state.allocations["old"].unpinned_for) == ([], current)
 
 

@@ -23,6 +23,7 @@ from nri_numa.agent.agent import Agent
 from nri_numa.engine.decision import Rejected
 from nri_numa.engine.explain import explanation, sentences
 from nri_numa.engine.node_model import NodeModel
+from nri_numa.engine.old_records import with_old_names
 from nri_numa.engine.state import NodeState
 from nri_numa.model.reasons import RejectionReason
 from nri_numa.model.settings import Settings
@@ -277,7 +278,7 @@ def test_former_kinds_and_reasons_are_read_as_the_current_ones(
 
     def write_former(key: str, document: dict[str, Any]) -> None:
         if key.startswith("trace/" + own.container_id):
-            former = {**allocation_document(running), "unpinned_for": "CPUOwned"}
+            former = {**with_old_names(allocation_document(running)), "unpinned_for": "CPUOwned"}
             document["allocation_digest"] = crc32(encode(former))
         elif key.startswith("notice/"):
             document |= {"what": "refused", "reason": "GivenUp"}

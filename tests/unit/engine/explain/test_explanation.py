@@ -281,9 +281,9 @@ def test_a_rejection_without_a_rule_still_reads_well() -> None:
 
 
 def test_the_widened_say_what_they_could_not_have() -> None:
-    document = ExplainingWorld().explain({**SINGLE, "on-failure": "widen"}, resources(9))
+    document = ExplainingWorld().explain({**SINGLE, "on-failure": "best-effort"}, resources(9))
     assert document["outcome"] == explanation.MISALIGNED_OUTCOME
-    assert "On-failure: widen, so the narrowest set that works." in told(document)
+    assert "On-failure: best-effort, so the narrowest set that works." in told(document)
 
 
 # --- later, and afterwards ------------------------------------------------------------------------

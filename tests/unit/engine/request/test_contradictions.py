@@ -61,7 +61,7 @@ def test_what_cannot_be_true_is_left_out_with_a_reason(bad: Allocation, reason: 
     assert reason in problems[0]
 
 
-@pytest.mark.parametrize("key", ["pod_id", "pod_uid", "namespace", "pod", "container", "reason"])
+@pytest.mark.parametrize("key", ["podID", "podUID", "namespace", "pod", "container", "reason"])
 def test_a_name_must_be_a_text(key: str) -> None:
     """A document in place of a name was believed once, and failed the container's stop."""
     document = {**document_of(OWNER), key: {}}

@@ -264,7 +264,7 @@ def test_shared_containers_on_several_nodes_hold_back_no_single_cpu() -> None:
 
 def test_a_refusal_names_only_what_is_needed() -> None:
     world = World(machines.dual_smt(), Settings(capacity_factor={0: 0, 1: 0}))
-    says(world.refused("idle", SINGLE, qos=QoSClass.BEST_EFFORT), "", "needs a place to run")
+    says(world.refused("idle", SINGLE, qos=QoSClass.BEST_EFFORT), "", "needs a CPU")
     refused = world.refused("bare", {**SINGLE, "bind": "cpu"}, 1.5, 4, qos=BURSTABLE)
     assert "GiB" not in refused.message
     memory = pod("memory", SINGLE, qos=BURSTABLE)

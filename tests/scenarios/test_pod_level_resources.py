@@ -68,8 +68,8 @@ def test_one_that_asks_for_cpus_of_its_own_is_refused_what_its_pod_does_not_have
     refused = node.refuse(of, container(of, "b", resources(4, 4)))
     assert refused.reason == "UnpaidCPUs"
     assert refused.message.startswith(
-        "pod default/p, container b: cpu request is 2000m, expected 4000m, because exclusive CPUs "
-        "must be paid for"
+        "pod default/p, container b: cpu request is 2 CPUs, expected 4 CPUs, or a permission with "
+        "unpaidCPUs"
     )
 
 
@@ -288,7 +288,7 @@ def test_two_containers_share_the_list_and_nobody_else_does(world: World) -> Non
     assert str(state.exclusive) == "2-5"
     assert sum(c.cpu_milli for c in state.charges.values()) == 4000, "counted once"
     assert world.has("plain-app")[0] == "0-1,6-15"
-    says(world.refused("other", {"numacpu": "5"}), "CPUOwned", "default/db/log, default/db/main")
+    says(world.refused("other", {"numacpu": "5"}), "CPUOwned", "default/db/log and default/db/main")
 
 
 def test_each_stays_within_its_own_limit() -> None:
@@ -371,7 +371,7 @@ def test_requests_of_the_whole_pod_pay_for_its_list(world: World) -> None:
     poor = pod("poor", {"numacpu": "8-11", "cpus": "exclusive"}, total=resources(3))
     refused = world.refuse(poor, container(poor, "main", resources(2)))
     assert refused.reason == "UnpaidCPUs"
-    assert "CPU requests of its pod pay for 3000m of 4000m" in refused.message
+    assert "its pod requests 3 of 4 CPUs" in refused.message
 
 
 def test_what_others_of_the_pod_have_does_not_pay_for_its_list(world: World) -> None:

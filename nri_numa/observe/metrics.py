@@ -280,15 +280,15 @@ class Metrics(Registry):
         )
         self.foreign_on_owned = self.new_gauge(
             "foreign_on_owned_cpus",
-            "Containers pinned by another component that may run on exclusive CPUs of others.",
+            "Containers pinned by another program that may run on exclusive CPUs of others.",
         )
         self.foreign_overlaps = self.new_counter(
             "foreign_overlaps_total",
-            "Times that CPUs of a container pinned by another component became exclusive.",
+            "Times that CPUs of a container pinned by another program became exclusive.",
         )
         self.unexplained_pins = self.new_counter(
             "unexplained_pins_total",
-            "Containers found with a cpuset of unknown origin, treated as another component's pin.",
+            "Containers found with a cpuset of unknown origin, treated as another program's pin.",
         )
         self.claims_disbelieved = self.new_counter(
             "claims_disbelieved_total",

@@ -223,7 +223,7 @@ def measure(kind: str, asked: Bursts) -> list[object]:
     twice = {(node, place) for node, place, _ in checker.promised_twice}
     return [
         kind, len(lives), sum(life.placed is not None for life in lives), len(twice),
-        len(checker.granted_twice), sum(life.refusals for life in lives), checker.looks,
+        len(checker.granted_twice), sum(life.rejections for life in lives), checker.looks,
         f"{time.monotonic() - begun:.0f}",
     ]  # fmt: skip
 

@@ -405,7 +405,7 @@ class AgentServer(Server):
 
     def on_connection_dropped(self) -> None:
         """Count a dropped connection."""
-        self._metrics.http_dropped.inc()
+        self._metrics.http_connections_dropped.inc()
 
     def on_connection_count(self, count: int, *, crowded: bool) -> None:
         """Set the gauge of connections, and report if they are crowded."""

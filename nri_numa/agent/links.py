@@ -137,7 +137,7 @@ class LinkStatus(LinkObserver):
     def report_unanswered_calls(self, calls: CallTimer, limit_s: float) -> None:
         """Report a call that the runtime has not answered for ``limit_s``, and its end."""
         call, seconds = calls.longest_pending()
-        self._metrics.runtime_unanswered.set(seconds)
+        self._metrics.registration_pending.set(seconds)
         hangs = bool(call) and seconds >= limit_s
         if hangs and not self.pending_registration:
             self.pending_registration = (

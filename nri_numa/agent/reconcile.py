@@ -120,7 +120,7 @@ class DriftReports:
 
     def report_late_repairs(self, drifts: Sequence[Drift], times: Mapping[str, float]) -> None:
         """Report repaired undelivered updates; ``times`` are Unix times by container id."""
-        self._metrics.late_repairs.inc(len(drifts))
+        self._metrics.undelivered_updates_repaired.inc(len(drifts))
         for correction in drifts:
             record = self._current.state.allocations.get(correction.container_id)
             if record is not None and record.kind is not ContainerKind.UNPINNED:
@@ -176,7 +176,7 @@ class DriftReports:
                 continue
             entry.is_abandoned = True
             repairs = len(entry.recent_tries(self._clock.monotonic()))
-            self._metrics.drift_fights.inc()
+            self._metrics.drift_repairs_abandoned.inc()
             message = f"{correction.finding}; repaired {repairs} times, and rewritten each time"
             self._add_drift_notice(correction, message, NoticeMessageReason.REPAIRS_ABANDONED)
             log.warning(

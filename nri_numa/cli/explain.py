@@ -120,7 +120,7 @@ def explain(
             grant_lines += ["", *wrap_text(sentence)]
     texts = explanation_lines(document["explanations"], time.time(), verbose=verbose)
     write_document_or_lines(document, output, [*texts, *grant_lines])
-    if any(e["outcome"] == "refused" for e in document["explanations"]):
+    if any(e["outcome"] == "rejected" for e in document["explanations"]):
         ctx.exit(1)
 
 

@@ -165,7 +165,7 @@ def simulate(
             for m, *_ in configured
         ]
     result, comparison = runs[0], runs[1] if compare else None
-    refused = any(r.first_refused is not None for r in runs)
+    has_rejection = any(r.first_rejected is not None for r in runs)
     mistaken = ineffective_annotation_sentences(manifests.workloads, model.settings.prefix)
     notes = [*adopted, *manifests.notes, *mistaken, *topology.warnings]
     notes += [*_outcome_warnings(result), *_memory_policy_notes(result)]
@@ -174,7 +174,7 @@ def simulate(
             "devices.enabled is off in the configuration. This simulation assumes that it is on, "
             "because an inventory of devices was given"
         )
-    if source is None and refused:
+    if source is None and has_rejection:
         notes.append(
             f"This machine has {count_text(len(topology.online), 'CPU')} on "
             f"{count_text(len(topology.numa_nodes), 'NUMA node')}; --machine simulates another "
@@ -189,7 +189,7 @@ def simulate(
     write_document_or_lines(
         view.simulation_document(described, result, comparison, compare, notes), output, lines
     )
-    if mistaken or refused:
+    if mistaken or has_rejection:
         ctx.exit(2 if mistaken else 1)
 
 
@@ -207,7 +207,7 @@ def _combine_errors(subject: str) -> Iterator[None]:
 def _require_pods(manifests: Manifests) -> None:
     """Reject manifests without a pod, because it is the wrong file."""
     if not manifests.workloads:
-        raise InputError(problems_text(manifests.notes, "the manifests: there is no pod to place"))
+        raise InputError(problems_text(manifests.notes, "the manifests have no pod"))
 
 
 def _outcome_warnings(result: Simulation) -> list[str]:

@@ -278,7 +278,7 @@ def _dashes_if_no_total(total: int, *texts: str) -> Sequence[str]:
 
 
 def _verdict_lines(result: Simulation, *, trace: bool = True) -> Iterator[str]:
-    refused = result.first_refused
+    rejected = result.first_rejected
     pods = len(
         {
             e.pod.uid
@@ -295,18 +295,18 @@ def _verdict_lines(result: Simulation, *, trace: bool = True) -> Iterator[str]:
         )
         if result.count_by_outcome[verdict]
     )
-    if refused is None:
+    if rejected is None:
         yield f"{count_text(pods, 'pod')} placed{extra}."
         return
     total = sum(1 for e in result.events if e.first_rejected_container is not None)
     note = f", {count_text(result.skipped_pods, 'step')} not tried" if result.skipped_pods else ""
     verdict = f"{count_text(pods, 'pod')} placed{extra}, {count_text(total, 'rejection')}{note}."
     yield from wrap_text(verdict) if trace else [verdict]
-    outcome = refused.first_rejected_container
+    outcome = rejected.first_rejected_container
     assert outcome is not None  # noqa: S101  # first_refused has one
     yield ""
     yield from wrap_text(
-        f"{'First rejected' if total > 1 else 'Rejected'}: {refused.pod.source}", "", "  "
+        f"{'First rejected' if total > 1 else 'Rejected'}: {rejected.pod.source}", "", "  "
     )
     if trace:
         yield from _explanation_lines(outcome)

@@ -183,7 +183,7 @@ class PodReader:
                 if not is_init:
                     whole_milli = whole_milli.add(Charge(cpu_milli=1000 * cpus))
             # The kubelet may pin whole CPUs, and its pins are left to it.
-            if not cpus and _is_mempolicy_always_refused(requested):
+            if not cpus and _is_mempolicy_always_rejected(requested):
                 return _invalid_request(request, unpinned_memory_policy_rejection(requested))
             if requested.is_unpinned or requested.numacpu is not None:
                 continue  # CPUs by number are known on the node alone
@@ -220,12 +220,12 @@ class PodReader:
         )
 
 
-def _invalid_request(request: PodRequest, refusal: Rejection) -> PodRequest:
+def _invalid_request(request: PodRequest, rejection: Rejection) -> PodRequest:
     """Return an invalid request with the rejection's detail, without names, equal for replicas."""
-    return replace(request, invalid_reason=refusal.detail, has_placement_request=True)
+    return replace(request, invalid_reason=rejection.detail, has_placement_request=True)
 
 
-def _is_mempolicy_always_refused(requested: PlacementOptions) -> bool:
+def _is_mempolicy_always_rejected(requested: PlacementOptions) -> bool:
     """Return True if every node rejects the memory policy because the memory is not pinned."""
     listed = requested.numacpu is not None and requested.numamem is None
     return (

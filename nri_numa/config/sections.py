@@ -351,8 +351,8 @@ class Publish(Section, frozen=True):
     """Objects that ``nri-numa publish`` writes to the API server, and its spans."""
 
     events: bool = True
-    """Events on pods: refused, placed wider than ideal, not pinned, late, drift, moved, placed
-    after the start."""
+    """Events on pods: rejections, misaligned and unpinned containers, missed starts, undelivered
+    updates, drift, moves."""
     node_annotations: bool = True
     """Annotations numacpu and numamem of the Node, below the annotation prefix: CPUs and bytes by
     NUMA node."""

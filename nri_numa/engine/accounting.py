@@ -407,7 +407,7 @@ def _check_quotas(
         (a for a in allocations if a.exclusive),
     )
     amount = limits.quota.exclusive
-    refused = check_quota_limit(
+    rejection = check_quota_limit(
         "quotas.idleCPUs",
         "idle sibling",
         limits.idle_siblings,
@@ -416,8 +416,8 @@ def _check_quotas(
         idlers,
     ) or check_quota_limit("quotas.exclusiveCPUs", "exclusive CPU", amount, used, need, owners)
     entry = _namespace_quota(machine, case.pod)
-    if refused is not None or entry is None:
-        return refused
+    if rejection is not None or entry is None:
+        return rejection
     mine = [a for a in allocations if a.exclusive and a.namespace == namespace]
     used = len(union_cpus(a.cpus | a.idle_siblings for a in mine))
     return check_quota_limit(

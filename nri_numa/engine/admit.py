@@ -30,7 +30,7 @@ from nri_numa.engine.desired import NodeSnapshot, updates_between
 from nri_numa.engine.foreign_pins import is_shared_pool_cpuset, parse_foreign_cpuset
 from nri_numa.engine.kubelet_grants import KeepGrant, OverrideGrant, keep_or_override_grant
 from nri_numa.engine.place.computed import place_computed
-from nri_numa.engine.place.explicit import place_explicit
+from nri_numa.engine.place.listed_cpus import place_listed
 from nri_numa.engine.place.memory import with_memory_policy
 from nri_numa.engine.place.needs import exclusive_cpu_count_text
 from nri_numa.engine.pod_reservation import (
@@ -556,7 +556,7 @@ def place_container(case: PlacementRequest) -> Placement | Rejection:
     if requested.numacpu is not None or (requested.numamem is not None and listed_only):
         if requested.numacpu is None and requested.bind is Bind.CPU:
             return place_computed(replace(case, policy=Policy.NONE))  # as numactl --cpunodebind
-        return place_explicit(case)
+        return place_listed(case)
     placed = place_computed(case)
     if isinstance(placed, Placement) or case.on_failure is not OnFailure.BEST_EFFORT:
         return placed

@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from nri_numa.engine.captions import facts_of_caption
 from nri_numa.engine.foreign_pins import parse_foreign_cpuset
 from nri_numa.engine.node_model import NodeModel, uses_kubelet_rules
-from nri_numa.engine.place.explicit import is_yielding_list, may_be_exclusive
+from nri_numa.engine.place.listed_cpus import is_yielding_list, may_be_exclusive
 from nri_numa.engine.place.memory import cpu_and_memory_charges
 from nri_numa.engine.place.needs import exclusive_cpu_count_text
 from nri_numa.engine.request.demand import (

@@ -11,7 +11,7 @@ from typing import Final, TypedDict
 
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import cpus_text
-from nri_numa.model.reasons import RejectionReason
+from nri_numa.model.reasons import FORMER_REASONS, RejectionReason
 
 _UNPINNED: Final = "unpinned: "
 _RUNNING: Final = ", and it was running already"
@@ -75,6 +75,6 @@ def facts_of_caption(caption: str) -> CaptionFacts:
     if purpose:
         facts["moved_for"] = purpose
     text = caption.removeprefix(_UNPINNED).removesuffix(_RUNNING)
-    if caption != text and text in RejectionReason.__members__.values():
+    if caption != text and text in (*RejectionReason, *FORMER_REASONS):
         facts["unpinned_for"] = RejectionReason(text)  # type: ignore[call-arg]
     return facts

@@ -198,7 +198,7 @@ def _short_cpus_text(cpus: CPUSet) -> str:
 
 
 KUBELET_KIND: Final = "kubelet"
-RESERVATION_KIND: Final = "kept"
+RESERVATION_KIND: Final = "reservation"
 """How a container that the kubelet granted something to is called where kinds are shown."""
 
 

@@ -40,7 +40,7 @@ from nri_numa.engine.foreign_pins import (
 )
 from nri_numa.engine.kubelet_grants import OverrideGrant, keep_or_override_grant
 from nri_numa.engine.node_model import NodeModel
-from nri_numa.engine.place.explicit import (
+from nri_numa.engine.place.listed_cpus import (
     exclusive_list_sharers,
     is_yielding_list,
     may_be_exclusive,
@@ -336,11 +336,11 @@ class _Resize:
             limits,
         )
 
-    def _smt_rejection(self, refused: NotEnoughCPUs | SMTMisaligned) -> Rejection:
+    def _smt_rejection(self, shortage: NotEnoughCPUs | SMTMisaligned) -> Rejection:
         text = (
-            smt_misaligned_text(self.case, refused, self._effective_smt())
-            if isinstance(refused, SMTMisaligned)
-            else cpu_shortage_text(self.case.node.machine, refused, None)
+            smt_misaligned_text(self.case, shortage, self._effective_smt())
+            if isinstance(shortage, SMTMisaligned)
+            else cpu_shortage_text(self.case.node.machine, shortage, None)
         )
         return Rejection(
             reason=RejectionReason.SMT_ALIGNMENT,

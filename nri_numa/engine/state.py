@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
-from typing import Final, TypedDict
+from typing import Final, Self, TypedDict
 
 import msgspec
 from msgspec.structs import replace
@@ -42,20 +42,29 @@ from nri_numa.model.workload import (
     QoSClass,
 )
 
+FORMER_KINDS: Final = {"explicit": "listed", "unbound": "unpinned"}
+"""Kind by the name that it had in checkpoints and annotations of older versions."""
+
 
 class ContainerKind(StrEnum):
     """The way in which a container's CPUs are determined."""
 
-    LISTED = "explicit"
+    LISTED = "listed"
     """Exactly the CPUs an annotation lists."""
     EXCLUSIVE = "exclusive"
     """Whole CPUs of its own, chosen by the engine."""
     SHARED = "shared"
     """The shared pool of its NUMA nodes."""
-    UNPINNED = "unbound"
+    UNPINNED = "unpinned"
     """The whole shared pool."""
     FOREIGN = "foreign"
     """Pinned by another program (the kubelet's static policy): left alone."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> Self | None:
+        """Find the member of a former kind."""
+        current = FORMER_KINDS.get(str(value))
+        return next((kind for kind in cls if kind == current), None)
 
 
 COMPUTED_KINDS: Final = (ContainerKind.EXCLUSIVE, ContainerKind.SHARED)
@@ -305,8 +314,8 @@ POD_RESERVATION_NAME = "*"
 """Name of what is kept for all containers of a pod that are still to come."""
 STRICT_POLICIES = (Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE)
 UNPINNED_GROUP_KEY = -1
-"""Group key of unbound containers; shared ones are grouped by the bits of their NUMA nodes, those
-with a soft list by its bits inverted, which are below: the unbound ones list no CPU."""
+"""Group key of unpinned containers; shared ones are grouped by the bits of their NUMA nodes, those
+with a soft list by its bits inverted, which are below: the unpinned ones list no CPU."""
 
 
 class NodeState(msgspec.Struct, frozen=True, kw_only=True):

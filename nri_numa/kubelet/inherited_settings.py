@@ -41,13 +41,13 @@ class KubeletPinningReporter:
         self._directory = directory
         self._static: dict[str, bool] = {}
         for manager in STATE_FILE_NAMES:  # dashboards expect each series from the start
-            metrics.kubelet_static.labels(manager).set(False)
+            metrics.kubelet_static_policy.labels(manager).set(False)
 
     def report_policy_changes(self, policies: Mapping[str, str]) -> None:
         """Compare with the last policies, set the gauge, and log changes."""
         for manager, static in STATIC_POLICIES.items():
             pins = policies.get(manager) == static
-            self._metrics.kubelet_static.labels(manager).set(pins)
+            self._metrics.kubelet_static_policy.labels(manager).set(pins)
             if pins == self._static.get(manager, False):
                 continue
             self._static[manager] = pins

@@ -78,31 +78,34 @@ CLOCK_SKEW_LIMIT_S: Final = 60.0
 """Seconds by which the clock may differ from the API server's without a warning."""
 
 
-class PublishMetrics(WriterMetrics):
-    """Metrics of the publisher; names begin with ``nri_numa_publish_``."""
+class PublisherMetrics(WriterMetrics):
+    """Metrics of the publisher; names begin with ``nri_numa_publisher_``."""
 
     def __init__(self, version: str) -> None:
-        super().__init__("nri_numa_publish", version)
-        self.dropped = self.new_counter(
-            "dropped_total",
-            "What will never be written: refused as invalid, its namespace ending, or no place.",
+        super().__init__("nri_numa_publisher", version)
+        self.objects_dropped = self.new_counter(
+            "objects_dropped_total",
+            "Objects that are never written: invalid, namespace being deleted, or queue full.",
             "output",
         )
-        self.old = self.new_counter(
-            "old_notices_total",
-            "Notices of the agent that were an hour old when they were first seen.",
+        self.expired_notices = self.new_counter(
+            "expired_notices_total",
+            "Notices of the agent too old for an Event when first read: over an hour.",
         )
-        self.waiting = self.new_gauge("waiting", "What is still to be written.", "output")
+        self.pending_objects = self.new_gauge(
+            "pending_objects", "Objects that are still to be written, by output.", "output"
+        )
         self.output_up = self.new_gauge(
-            "output_up", "Whether what is not written to the API server can be sent.", "output"
+            "output_up", "1 if an output that does not go to the API server can be sent.", "output"
         )
         self.last_success = self.new_gauge(
             "last_success_timestamp_seconds",
-            "When the API server last did what it was asked; 0 before the first time.",
+            "Unix time of the last successful request to the API server; 0 before the first.",
         )
-        self.agent_up = self.new_gauge("agent_up", "Whether the agent's socket answers.")
+        self.agent_up = self.new_gauge("agent_up", "1 if the agent's socket answers.")
         self.clock_skew = self.new_gauge(
-            "clock_skew_seconds", "How far this node's clock is ahead of the API server's."
+            "clock_skew_seconds",
+            "Seconds by which this node's clock is ahead of the API server's.",
         )
 
 
@@ -182,7 +185,7 @@ class Publisher:
         self._debounce_s = (
             TOPOLOGY_DEBOUNCE_S if publish.node_resource_topology else AGENT_CHANGE_DEBOUNCE_S
         )
-        self.metrics = PublishMetrics(__version__)
+        self.metrics = PublisherMetrics(__version__)
         self._source = AgentSource(config.http.socket)
         self._api = api
         self._bound_changed = asyncio.Event()
@@ -254,7 +257,7 @@ class Publisher:
         if publish.events:
             self._events = EventOutput(node, prefix)
         if publish.otlp_endpoint:
-            dropped = self.metrics.dropped.labels("traces").inc
+            dropped = self.metrics.objects_dropped.labels("traces").inc
             output_up = self.metrics.output_up.labels("traces").set
             self._spans = SpanSender(publish.otlp_endpoint, node, self._source, dropped, output_up)
         if config.offline_capacity.file:
@@ -402,7 +405,7 @@ class Publisher:
             document = await self._source.read_document(Notices, "/v1/notices?after=0")
         old_count = events.expired_count
         events.add_notices(document.notices, self._wall())
-        self.metrics.old.inc(events.expired_count - old_count)
+        self.metrics.expired_notices.inc(events.expired_count - old_count)
         self._instance, self._number, self._number_known = document.instance, document.number, True
 
     def _report_agent_state(self, problem: str) -> None:
@@ -450,8 +453,8 @@ class Publisher:
             self._wake.set()
 
     def _update_output_metrics(self, output: Output) -> None:
-        self.metrics.waiting.labels(output.name).set(output.pending_count())
-        dropped = self.metrics.dropped.labels(output.name)
+        self.metrics.pending_objects.labels(output.name).set(output.pending_count())
+        dropped = self.metrics.objects_dropped.labels(output.name)
         dropped.inc(output.dropped)
         output.dropped = 0
 

@@ -111,13 +111,14 @@ class Assignment(Document, frozen=True, kw_only=True):
     container: str
     kind: Annotated[
         str,
-        "exclusive, shared, explicit, unbound, foreign (pinned by others), "
+        "exclusive, shared, listed, unpinned, foreign (pinned by others), "
         "kubelet (by the kubelet's static policy), or kept (the container ended, and its pod "
         "keeps its exclusive CPUs; container is * for those of containers to come).",
     ]
     reservation: Annotated[
         str | UnsetType,
-        "Of kind kept, hard or soft: it gives way to a container of another pod; else left out.",
+        "Of kind reservation, hard or soft: it gives way to a container of another pod; else left "
+        "out.",
     ] = UNSET
     policy: str
     qos: str
@@ -297,7 +298,7 @@ class Explanation(Document, frozen=True, kw_only=True):
     namespace: str
     pod: str
     container: str
-    outcome: Annotated[str, "admitted or refused."]
+    outcome: Annotated[str, "admitted or rejected."]
     summary: str
     decision_steps: Annotated[
         tuple[str, ...], "Steps of the decision; empty if they are not stored."

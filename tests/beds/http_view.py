@@ -189,7 +189,7 @@ class FakeView:
                     "outcome": "placed",
                     "summary": one.reason,
                     "result": {
-                        "kind": "explicit",
+                        "kind": "listed",
                         "cpus": one.cpus,
                         "mems": one.mems,
                         "idleSiblings": "",

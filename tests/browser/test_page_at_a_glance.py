@@ -18,7 +18,7 @@ from tests.checks.page_expressions import (
     MARKED,
     MORE,
     PODS,
-    REFUSALS,
+    REJECTIONS,
     STEPS,
     fill,
     label,
@@ -80,7 +80,7 @@ def test_who_is_not_aligned(page: Page, bed: PageBed) -> None:
     page.run(press_button("#figures button", "Show"))
     assert page.run(PODS) == [wide.pod]
     assert page.run("document.getElementById('filter').value") == "is:misaligned"
-    assert page.run("document.querySelector('#list tbody .wide').textContent") == "wider"
+    assert page.run("document.querySelector('#list tbody .wide').textContent") == "misaligned"
     for numa_node in wide.numa_nodes:
         shown = f"document.querySelector('[data-numa=\"{numa_node}\"] button.wide')"
         assert page.run(f"{shown}.textContent") == "1 wider"
@@ -173,7 +173,7 @@ def test_one_number_for_one_thing(page: Page, bed: PageBed) -> None:
     assert told == {str(len(bed.agent.current.desired.pool))}
 
 
-def test_refusals_that_say_the_same_are_one_and_lead_to_the_remedy(
+def test_rejections_that_say_the_same_are_one_and_lead_to_the_remedy(
     page: Page, bed: PageBed
 ) -> None:
     for _ in range(3):
@@ -197,7 +197,7 @@ def test_refusals_that_say_the_same_are_one_and_lead_to_the_remedy(
     assert "What to do: correct what the message names" in text
 
 
-def test_the_address_of_a_refusal_shows_it(page: Page, bed: PageBed) -> None:
+def test_the_address_of_a_rejection_shows_it(page: Page, bed: PageBed) -> None:
     bed.create("greedy", cpus=500, policy="restricted")
     visit(page, bed, "#refused-shop/greedy/server")
     page.wait(f"{DETAILS}.includes('Why it was rejected')")
@@ -214,19 +214,19 @@ def test_an_address_that_names_nothing_shows_nothing(
     assert not page.run(SHOWN)
 
 
-def test_an_agent_that_observes_would_have_refused(page: Page, bed: PageBed) -> None:
+def test_an_agent_that_observes_would_have_rejected(page: Page, bed: PageBed) -> None:
     bed.agent.current.observe = True
     bed.create("greedy", cpus=500, policy="restricted")
     visit(page, bed)
-    page.wait(f"{REFUSALS}.includes('would have been refused')")
+    page.wait(f"{REJECTIONS}.includes('would have been rejected')")
     title = "document.getElementById('refused-title').textContent"
-    assert page.run(title) == "Would have been refused lately"
+    assert page.run(title) == "Recently would have been rejected"
     page.run("document.querySelector('#refusals a:not(.reason)').click()")
-    page.wait(f"{DETAILS}.includes('Why it would have been refused')")
+    page.wait(f"{DETAILS}.includes('Why it would have been rejected')")
     bed.do(lambda: setattr(bed.agent.current, "observe", False))
     bed.do(bed.agent.current.notify)
     page.wait(f"{title} === 'Recent rejections'")
-    assert "would have been refused" in page.run(REFUSALS), "it was not then, whatever is now"
+    assert "would have been rejected" in page.run(REJECTIONS), "it was not then, whatever is now"
 
 
 def test_what_is_new_is_announced_politely(page: Page, bed: PageBed) -> None:

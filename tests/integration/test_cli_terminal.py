@@ -100,7 +100,7 @@ def test_a_narrow_terminal_shows_names_whole_and_a_pipe_one_row_a_line(node: Emb
     piped = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=30, check=True
     ).stdout
-    assert sum(LONG in line and "explicit" in line for line in piped.splitlines()) == 1
+    assert sum(LONG in line and "listed" in line for line in piped.splitlines()) == 1
 
 
 @pytest.mark.parametrize("words", [["status"], ["explain", "web"]])

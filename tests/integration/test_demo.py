@@ -156,7 +156,7 @@ def test_a_plugin_that_does_not_start_is_told(home: Path) -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_refused_pod_is_gone_and_a_wrong_word_is_caught(tmp_path: Path) -> None:
+async def test_a_rejected_pod_is_gone_and_a_wrong_word_is_caught(tmp_path: Path) -> None:
     async with Stage(tmp_path) as stage:
         await stage.start_plugin()
         (too_big,) = read_example_pods("07-too-big.yaml")

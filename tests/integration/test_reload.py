@@ -59,7 +59,7 @@ def test_what_can_change_live_decides_the_next_container(node: EmbeddedNode) -> 
     records = reload(node, {"reservedCPUs": "2"})
     assert told(records) == ({"rules"}, [])
     plain = node.run("plain", {}, cpus=1)
-    assert node.assignments()[plain.id]["kind"] == "unbound"
+    assert node.assignments()[plain.id]["kind"] == "unpinned"
     assert node.plugin.metric("nri_numa_invariant_violations_total") == 0
 
 

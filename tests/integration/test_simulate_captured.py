@@ -141,8 +141,8 @@ def test_what_one_pod_gets(
 ) -> None:
     """CPUs and memory nodes, or the reason for a refusal."""
     outcome = the(run(discovered(name), pod("p", *asked), settings=settings or Settings()))
-    refused = outcome.verdict is SimulatedOutcome.REJECTED
-    told = outcome.reason if refused else f"{outcome.cpus} {outcome.mems}"
+    rejected = outcome.verdict is SimulatedOutcome.REJECTED
+    told = outcome.reason if rejected else f"{outcome.cpus} {outcome.mems}"
     assert re.fullmatch(expected, told)
 
 

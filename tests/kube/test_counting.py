@@ -75,7 +75,7 @@ def assignment(node: KubeNode, name: str) -> JsonObject:
     return dict(found)
 
 
-def test_the_scheduler_keeps_who_would_be_refused(
+def test_the_scheduler_keeps_who_would_be_rejected(
     client: Client, node: KubeNode, plugin: DevicePluginDaemon
 ) -> None:
     before = client.run(pod("before"))

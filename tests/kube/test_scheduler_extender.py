@@ -124,7 +124,7 @@ def test_a_pod_goes_to_the_only_node_with_room_on_one_numa_node(
     assert placed(found) == {"main": "1"}
 
 
-def test_a_refused_pod_says_why_and_is_woken(there: Client, extender: Extender) -> None:
+def test_a_rejected_pod_says_why_and_is_woken(there: Client, extender: Extender) -> None:
     there.apply(wanting("extender-waits", 12, annotations=SINGLE))
     no_room(there, "extender-waits", 12, 4)
     # A change of the object wakes nobody; our touch of the Node does.
@@ -320,7 +320,7 @@ def test_a_leader_that_dies_in_the_middle_of_a_bind(
         assert found is not None
         assert found["spec"]["nodeName"] == NODES[0]
         assert placed(found) == placed(written)
-        poll(lambda: "nri_numa_scheduler_held_pods 1.0" in other.get("/metrics"), "what is held")
+        poll(lambda: "nri_numa_scheduler_assumed_pods 1.0" in other.get("/metrics"), "what is held")
     there.request("DELETE", LEASE)
 
 
@@ -447,7 +447,7 @@ class Burst:
         poll(lambda: self.failed() >= PODS - len(BURST), "the end of bindTimeout")
         os.kill(self.server.pid, signal.SIGCONT)
 
-    def refused(self) -> None:
+    def rejected(self) -> None:
         """All bindings come at the same time, for one seat."""
         poll(lambda: self.filtered() >= PODS, "all bindings under way")
         os.kill(self.server.pid, signal.SIGCONT)
@@ -496,7 +496,9 @@ class Burst:
             return sum(seen.values()) == PODS
 
         poll(start, "all pods running")
-        poll(lambda: "nri_numa_scheduler_held_pods 0.0" in self.first.get("/metrics"), "handover")
+        poll(
+            lambda: "nri_numa_scheduler_assumed_pods 0.0" in self.first.get("/metrics"), "handover"
+        )
 
     def filtered(self) -> float:
         text = self.first.get("/metrics")
@@ -533,7 +535,7 @@ def test_a_burst_in_trouble(trouble: str, fleet: Client, bed: KubeBed) -> None:
         burst.begin(trouble)
         happens, said = {
             "slow": (burst.slow, "did not answer in time"),
-            "429": (burst.refused, "Too many requests"),
+            "429": (burst.rejected, "Too many requests"),
             "410": (burst.compacted, "list repeated"),
             "failover": (burst.leaderless, ""),
             "charged": (burst.charged, ""),

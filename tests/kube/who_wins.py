@@ -68,7 +68,7 @@ def outcome(bed: KubeBed, name: str, document: JsonObject) -> str:
     grant = next((g for g in node.plugin.json("/v1/kubelet")["grants"] if g["pod"] == name), None)
     if one["kind"] == "kubelet":
         who = "kubelet"
-    elif one["kind"] in ("unbound", "foreign"):
+    elif one["kind"] in ("unpinned", "foreign"):
         who = "nri-numa, memory" if mems else "nobody"
     else:
         who = "nri-numa"

@@ -166,10 +166,10 @@ class Lives(RuleBasedStateMachine):
             had, before = self.has(), dict(world.agent.current.state.allocations)
             record = world.agent.current.state.pods.get(before[name].pod_uid)
             home = (record and record.affinity) or NUMASet()
-            refused = world.update(name, resources(cpus, memory))
+            rejected = world.update(name, resources(cpus, memory))
             world.check()
             after = world.agent.current.state.allocations
-            if refused is not None:
+            if rejected is not None:
                 assert (self.has(), after[name]) == (had, before[name])
             assert [mems for _, mems in self.has().values()] == [mems for _, mems in had.values()]
             assert after | {name: before[name]} == before, "somebody else's allocation changed"
@@ -265,7 +265,7 @@ class Lives(RuleBasedStateMachine):
         self.world.restart(lost=True, key=self.world.key + b"2")
 
     @rule(
-        kind=st.sampled_from(["exclusive", "explicit", "shared", "unbound", "foreign"]),
+        kind=st.sampled_from(["exclusive", "listed", "shared", "unpinned", "foreign"]),
         cpus=st.sampled_from(["", "0", "0-1", "1-3", "0-40"]),
         has=st.sampled_from(["", "0", "0-1", "1-3"]),
         size=sizes,

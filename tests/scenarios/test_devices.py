@@ -91,17 +91,17 @@ def test_gpus_with_no_cpu_near_are_named() -> None:
 
 def test_nics_apart_are_tied_by_nothing(world: World) -> None:
     of = pod("a", {"policy": "single-numa-node"})
-    refused = world.refuse(of, with_gpus(of, n0=(0,), n1=(1,)))
-    says(refused, "DeviceAffinityError", "GPU: 2 needed, at most 1 free on one NUMA node;")
+    rejected = world.reject(of, with_gpus(of, n0=(0,), n1=(1,)))
+    says(rejected, "DeviceAffinityError", "GPU: 2 needed, at most 1 free on one NUMA node;")
 
 
 def test_listed_memory_confines_the_cpus_and_not_the_devices(world: World) -> None:
     asks = SINGLE | {"cpus": "exclusive", "numamem": "0"}
     where, mems = world.place(near := pod("a", asks), with_gpus(near, **{GPU: (0,)}))
     assert (CPUSet.parse(where) <= ON_0, mems) == (True, "0")
-    refused = world.refuse(far := pod("b", asks), with_gpus(far))
+    rejected = world.reject(far := pod("b", asks), with_gpus(far))
     each = "each fits, but not on the same NUMA nodes: 2 exclusive CPUs on NUMA node 0, 1 GPU on"
-    says(refused, "DeviceAffinityError", f"{each} NUMA node 1")
+    says(rejected, "DeviceAffinityError", f"{each} NUMA node 1")
 
 
 def test_the_explanation_says_so_in_a_sentence(world: World) -> None:
@@ -134,8 +134,8 @@ def test_devices_is_a_key_of_rules_and_defaults_and_its_values_are_checked() -> 
     world = two_nodes(defaults={"devices": "ignore", "policy": "restricted"})
     of = pod("a")
     assert CPUSet.parse(world.place(of, with_gpus(of))[0]) <= ON_0
-    refused = world.refused("b", {"devices": "alined"})
-    assert "expected one of align, ignore (did you mean align?)" in refused.message
+    rejected = world.rejected("b", {"devices": "alined"})
+    assert "expected one of align, ignore (did you mean align?)" in rejected.message
     assert DeviceAlignmentMode("align") is DeviceAlignmentMode.ALIGN
 
 
@@ -146,10 +146,10 @@ def test_a_single_container_may_ignore_what_the_pod_aligns(world: World) -> None
     assert CPUSet.parse(world.place(of, helper)[0]) <= ON_1
 
 
-def test_where_the_gpus_numa_node_is_full_it_is_refused_with_both_reasons(world: World) -> None:
+def test_where_the_gpus_numa_node_is_full_it_is_rejected_with_both_reasons(world: World) -> None:
     world.put("full", {"numacpu": "4-7", "cpus": "exclusive"}, 4, 1)
     of = pod("a", {"policy": "single-numa-node", "cpus": "exclusive"})
-    says(world.refuse(of, with_gpus(of)), "DeviceAffinityError", "GPU")
+    says(world.reject(of, with_gpus(of)), "DeviceAffinityError", "GPU")
 
 
 def test_a_device_of_several_numa_nodes_suits_each_of_them(world: World) -> None:
@@ -160,7 +160,7 @@ def test_a_device_of_several_numa_nodes_suits_each_of_them(world: World) -> None
 
 def test_devices_on_two_numa_nodes_have_no_single_one(world: World) -> None:
     of = pod("a", SINGLE)
-    says(world.refuse(of, with_gpus(of, a=(0,), b=(1,))), "", "GPU")
+    says(world.reject(of, with_gpus(of, a=(0,), b=(1,))), "", "GPU")
     of = pod("b", {"policy": "best-effort"})
     assert world.place(of, with_gpus(of, a=(0,), b=(1,)))[1] in ("0", "1", "0-1")
     assert [step for step in world.steps("b-app") if "GPU" in step]

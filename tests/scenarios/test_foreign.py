@@ -47,10 +47,13 @@ def test_a_pin_that_is_taken_back_is_no_pin_any_more(world: World) -> None:
 def test_a_pin_on_exclusive_cpus_is_said_when_its_container_is_created(world: World) -> None:
     """Another plugin, called before us, writes a CPU that is exclusive to somebody."""
     world.put("own", OWN, 1, 1)
-    assert (world.has("own-app")[0], world.count("foreign_on_owned_cpus")) == ("0", 0)
+    assert (world.has("own-app")[0], world.count("foreign_containers_on_exclusive_cpus")) == (
+        "0",
+        0,
+    )
     one = plain(world, cpus="0")
     assert world.allocation(one).kind is ContainerKind.FOREIGN
-    assert world.count("foreign_on_owned_cpus") == 1
+    assert world.count("foreign_containers_on_exclusive_cpus") == 1
     assert world.count("foreign_overlaps_total") == 1
     real = StateSnapshot(world.agent.current.machine, world.agent.current.state, {}).drift_of(one)
     assert real is not None
@@ -63,7 +66,7 @@ def test_a_pin_on_exclusive_cpus_is_said_when_its_container_is_created(world: Wo
         is None
     )
     world.stop(one)
-    assert world.count("foreign_on_owned_cpus") == 0
+    assert world.count("foreign_containers_on_exclusive_cpus") == 0
 
 
 def test_all_cpus_are_the_shared_pool_while_somebody_owns_some(world: World) -> None:
@@ -92,14 +95,14 @@ def test_a_foreign_container_may_go_where_its_manager_says(world: World) -> None
     one = plain(world)
     world.put("own", OWN, 1, 1)
     world.update(one, Resources(cpus="3"))
-    assert world.count("foreign_on_owned_cpus") == 0
+    assert world.count("foreign_containers_on_exclusive_cpus") == 0
     world.update(one, Resources(cpus="0"))
     assert (world.allocation(one).kind, world.has(one)[0]) == (ContainerKind.FOREIGN, "0")
     assert world.cpus("own-app") == CPUSet.parse("0")
-    assert world.count("foreign_on_owned_cpus") == 1
+    assert world.count("foreign_containers_on_exclusive_cpus") == 1
     world.update(one, Resources(cpus="0-3"))
     assert (world.allocation(one).kind, world.has(one)[0]) == (ContainerKind.UNPINNED, "1-3")
-    assert world.count("foreign_on_owned_cpus") == 0
+    assert world.count("foreign_containers_on_exclusive_cpus") == 0
 
 
 @pytest.mark.parametrize("asked", [Resources(cpu_shares=512), Resources(cpus="x"), Resources()])
@@ -118,13 +121,13 @@ def test_a_pin_that_was_taken_back_in_a_gap(world: World, now: str, restart: boo
     one = plain(world)
     world.update(one, Resources(cpus="0-2"))  # wide: not kept for last
     world.put("own", OWN, 1, 1)
-    assert world.count("foreign_on_owned_cpus") == 1
+    assert world.count("foreign_containers_on_exclusive_cpus") == 1
     world.unseen(one, cpus=now)
     if restart:
         world.boot()
     world.synchronize()
     assert (world.allocation(one).kind, world.has(one)[0]) == (ContainerKind.UNPINNED, "1-3")
-    assert world.count("foreign_on_owned_cpus") == 0
+    assert world.count("foreign_containers_on_exclusive_cpus") == 0
 
 
 def test_a_pin_that_was_changed_in_a_gap_is_known_as_it_is(world: World) -> None:
@@ -135,7 +138,7 @@ def test_a_pin_that_was_changed_in_a_gap_is_known_as_it_is(world: World) -> None
     assert world.has(one)[0] == "0"
     allocation = world.allocation(one)
     assert (allocation.kind, allocation.foreign_cpus) == (ContainerKind.FOREIGN, CPUSet.parse("0"))
-    assert world.count("foreign_on_owned_cpus") == 1
+    assert world.count("foreign_containers_on_exclusive_cpus") == 1
     assert journal.state_from(world.store.documents)[0].allocations[one] == allocation
 
 

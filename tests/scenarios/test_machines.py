@@ -95,7 +95,7 @@ def test_case_9_a_tier_is_let_in_by_its_number() -> None:
     topology = told(issue_machine(), {}, {0: 4, 1: 4, 2: 22, 3: 1})
     world = World(topology, Settings(memory_tiers=frozenset({22})))
     assert world.put("large", SINGLE, 2, 20)[1] == "0,2"
-    says(world.refused("again", SINGLE, 2, 60), "", "memory-only NUMA node 3 (memory tier 1)")
+    says(world.rejected("again", SINGLE, 2, 60), "", "memory-only NUMA node 3 (memory tier 1)")
 
 
 @pytest.mark.parametrize("policy", ["single-numa-node", "restricted"])
@@ -107,13 +107,13 @@ def test_case_9_cpus_without_memory_are_served_by_what_is_near(policy: str) -> N
     nodes = {str(a.numa_nodes) for a in world.agent.current.state.allocations.values()}
     assert nodes == {"0", "1"}
     # It is one memory for both, not one for each.
-    refused = world.refused("third", {"policy": policy}, 2, 12)
-    assert "NUMA node 2: 0 CPUs for exclusive use, 8 GiB memory" in refused.message
+    rejected = world.rejected("third", {"policy": policy}, 2, 12)
+    assert "NUMA node 2: 0 CPUs for exclusive use, 8 GiB memory" in rejected.message
 
 
 def test_case_9_shared_memory_counts_once_for_wide_containers() -> None:
     world = World(machines.cpu_only())
-    says(world.refused("wide", RESTRICTED, 10, 40), "TopologyAffinityError", "40 GiB memory")
+    says(world.rejected("wide", RESTRICTED, 10, 40), "TopologyAffinityError", "40 GiB memory")
 
 
 def test_case_9_each_virtual_cpu_node_takes_its_own_memory_node() -> None:
@@ -183,9 +183,9 @@ def test_case_10_lists_are_booked_on_memory_only_numa_nodes() -> None:
     world = World(topology)
     assert world.put("first", {"numamem": "1"}, 1, 900 / 1024)[1] == "1"
     second = pod("second", {"numamem": "1"})
-    refused = world.refuse(second, wants=resources(1, 900 / 1024))
-    assert refused.reason == "NotEnoughMemory"
-    assert "NUMA node 1: 96 MiB" in refused.message
+    rejected = world.reject(second, wants=resources(1, 900 / 1024))
+    assert rejected.reason == "NotEnoughMemory"
+    assert "NUMA node 1: 96 MiB" in rejected.message
     world.stop("first-app")
     assert world.place(second, wants=resources(1, 900 / 1024))[1] == "1"
 
@@ -226,10 +226,10 @@ def test_case_9_where_no_numa_node_has_both_there_is_one_tier() -> None:
     assert "memory-only NUMA node 2 (memory tier 22) with 8 GiB is excluded" in refused.message
 
 
-def test_case_9_a_refusal_for_cpus_says_nothing_of_tiers() -> None:
+def test_case_9_a_rejection_for_cpus_says_nothing_of_tiers() -> None:
     world = World(issue_machine())
-    refused = world.refused("a", SINGLE, 12, 1)
-    assert "not allowed" not in refused.message
+    rejected = world.rejected("a", SINGLE, 12, 1)
+    assert "not allowed" not in rejected.message
 
 
 def test_case_9_a_machine_that_tells_no_memory_pins_none() -> None:
@@ -297,7 +297,7 @@ def test_case_13_cpus_of_an_offline_numa_node_are_not_near_the_only_online_one(
     assert "CPUs 8-15 belong to no NUMA node" in machine.warnings
     world = World(machine)
     assert world.put("a", SINGLE, 7, 1)[0] == "0-6"
-    says(world.refused("wide", SINGLE, 4, 1), "", "free: NUMA node 0: 1 CPU")
+    says(world.rejected("wide", SINGLE, 4, 1), "", "free: NUMA node 0: 1 CPU")
 
 
 Told = Mapping[str, Mapping[str, str]]
@@ -437,7 +437,7 @@ def test_case_12_ten_thousand_cpus_are_asked_for(wish: dict[str, str], large: bo
     """On a big machine they were placed as 256; elsewhere "needs 256" was refused."""
     big = build_synthetic_topology(sockets=2, numa_per_socket=1, cores_per_numa=320, threads=1)
     world = World(big if large else machines.dual_smt())
-    says(world.refused("a", wish, 10_000, 1), "", "10000 exclusive CPUs")
+    says(world.rejected("a", wish, 10_000, 1), "", "10000 exclusive CPUs")
 
 
 def _wants(total: float = 0) -> tuple[World, object, object]:
@@ -451,7 +451,7 @@ def _wants(total: float = 0) -> tuple[World, object, object]:
 def test_case_12_shares_that_saturate_are_no_number(total: float) -> None:
     world, of, made = _wants(total)
     refused = world.refuse(of, made)  # type: ignore[arg-type]
-    assert refused.reason == "UnknownCPUs"
+    assert refused.reason == "CPURequestUnknown"
     assert "a request of 256 CPUs or more" in refused.message
     assert "is not known" in refused.message
     assert ("the limit of its pod is 300 CPUs" in refused.message) is bool(total)
@@ -459,11 +459,11 @@ def test_case_12_shares_that_saturate_are_no_number(total: float) -> None:
 
 def test_case_12_shared_ones_need_at_least_that() -> None:
     world = World(machines.dual_smt())
-    refused = world.refuse(
+    rejected = world.reject(
         pod("a", {"policy": "single-numa-node"}, qos=QoSClass.BURSTABLE),
         wants=Resources(cpu_shares=MANY),
     )
-    assert "needs at least 256 CPUs" in refused.message
+    assert "needs at least 256 CPUs" in rejected.message
 
 
 def _demand(defaults: dict[str, str], annotations: dict[str, str]) -> Demand | Rejection:
@@ -483,4 +483,4 @@ def test_case_12_a_mere_default_makes_it_share() -> None:
 def test_case_12_a_policy_of_a_guaranteed_pod_cannot_know_either() -> None:
     found = _demand({}, {"policy": "restricted"})
     assert isinstance(found, Rejection)
-    assert found.reason == "UnknownCPUs"
+    assert found.reason == "CPURequestUnknown"

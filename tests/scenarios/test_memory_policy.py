@@ -85,8 +85,8 @@ def test_interleaved_memory_is_booked_as_it_is_used(world: World) -> None:
     assert world.update("a-app", resources(1, 12)) is None
     assert booked(world) == {0: 6, 1: 6}
     assert world.update("a-app", resources(1, 12 + 1 / 64)) is None
-    refused = world.refused("b", {"policy": "single-numa-node"}, 1, 2)
-    assert "2 GiB needed, at most 1.9 GiB free" in refused.message  # was: 2 GiB free
+    rejected = world.rejected("b", {"policy": "single-numa-node"}, 1, 2)
+    assert "2 GiB needed, at most 1.9 GiB free" in rejected.message  # was: 2 GiB free
 
 
 def test_weighted_interleave_is_booked_by_the_kernels_weights() -> None:
@@ -183,8 +183,8 @@ def test_who_went_without_is_not_said_to_have_one() -> None:
 )
 def test_a_list_of_memory_nodes_is_no_excuse_to_go_without(more: dict[str, str]) -> None:
     asks = {"numamem": "0-1", "mempolicy": "interleave"}
-    says(without().refused("a", {**asks, **more}), "MemoryPolicyUnsupported")
-    says(without().refused("a", {**asks, **more, "on-failure": "widen"}), "InvalidAnnotation")
+    says(without().rejected("a", {**asks, **more}), "MemoryPolicyUnsupported")
+    says(without().rejected("a", {**asks, **more, "on-failure": "widen"}), "InvalidAnnotation")
     untouched = admitted(without(), pod("a", {**asks, **more, "on-failure": "unpinned"}))
     assert untouched.adjustment.memory_policy is None
 
@@ -194,10 +194,10 @@ def test_a_list_of_memory_nodes_is_no_excuse_to_go_without(more: dict[str, str])
 
 @pytest.mark.parametrize("asks", [{}, {"numacpu": "1"}])
 def test_a_policy_on_nodes_needs_memory_nodes(asks: dict[str, str]) -> None:
-    refused = two_nodes().refused("a", {**asks, "mempolicy": "bind"})
-    assert refused.reason == "MemoryPolicyWithoutNodes"
-    assert "mempolicy is 'bind' (annotation numa.kubernetes.io/mempolicy)" in refused.message
-    assert "expected numamem, or a policy that pins its memory" in refused.message
+    rejected = two_nodes().rejected("a", {**asks, "mempolicy": "bind"})
+    assert rejected.reason == "MemoryPolicyNeedsNodes"
+    assert "mempolicy is 'bind' (annotation numa.kubernetes.io/mempolicy)" in rejected.message
+    assert "expected numamem, or a policy that pins its memory" in rejected.message
 
 
 def test_a_rule_or_a_default_stops_nobody_who_is_not_pinned() -> None:
@@ -214,10 +214,10 @@ def test_a_rule_or_a_default_stops_nobody_who_is_not_pinned() -> None:
 
 @pytest.mark.parametrize("bind", ["none", "cpu"])
 def test_it_contradicts_memory_that_is_left_alone(bind: str) -> None:
-    refused = two_nodes().refused("a", {"bind": bind, "mempolicy": "local"})
-    assert refused.reason == "InvalidAnnotation"
-    assert "expected no mempolicy 'local'" in refused.message or "expected no bind" in (
-        refused.message
+    rejected = two_nodes().rejected("a", {"bind": bind, "mempolicy": "local"})
+    assert rejected.reason == "InvalidAnnotation"
+    assert "expected no mempolicy 'local'" in rejected.message or "expected no bind" in (
+        rejected.message
     )
 
 
@@ -233,11 +233,11 @@ def test_what_others_pin_is_left_to_them(world: World) -> None:
 # --- who cannot set one -----------------------------------------------------------------------
 
 
-def test_a_runtime_without_it_refuses_with_what_is_needed() -> None:
+def test_a_runtime_without_it_rejects_with_what_is_needed() -> None:
     world = without()
-    refused = world.refused("a", {"policy": "restricted", "mempolicy": "bind"})
-    assert refused.reason == "MemoryPolicyUnsupported"
-    assert refused.message == (
+    rejected = world.rejected("a", {"policy": "restricted", "mempolicy": "bind"})
+    assert rejected.reason == "MemoryPolicyUnsupported"
+    assert rejected.message == (
         "pod default/a, container app: mempolicy is 'bind' "
         "(annotation numa.kubernetes.io/mempolicy), but oldd 1.0 hands none on; expected oldd 2"
     )
@@ -259,13 +259,13 @@ def test_best_effort_widens_unless_told_otherwise() -> None:
     world = without()
     assert admitted(world, pod("a", {"policy": "best-effort", "mempolicy": "bind"})).warnings
     asks = {"policy": "best-effort", "mempolicy": "bind", "on-failure": "reject"}
-    assert world.refused("b", asks).reason == "MemoryPolicyUnsupported"
+    assert world.rejected("b", asks).reason == "MemoryPolicyUnsupported"
 
 
 def test_a_single_policy_can_be_missing() -> None:
     weighted = MemoryPolicies({MemoryPolicy.WEIGHTED_INTERLEAVE: "Linux 6.1 does not have it; no"})
     world = without(weighted)
-    assert world.refused("a", {"numamem": "0", "mempolicy": "weighted-interleave"}).reason == (
+    assert world.rejected("a", {"numamem": "0", "mempolicy": "weighted-interleave"}).reason == (
         "MemoryPolicyUnsupported"
     )
     assert given(world, {"numamem": "0", "mempolicy": "interleave"}) is not None

@@ -97,7 +97,7 @@ def test_a_version_without_the_key_still_shows_the_explanation(
 
 
 @pytest.mark.parametrize("key", ["colour", "colour.app"])
-def test_a_bad_annotation_is_refused_with_a_suggestion(key: str) -> None:
+def test_a_bad_annotation_is_rejected_with_a_suggestion(key: str) -> None:
     assert DID_YOU_MEAN in asked({key: "bleu"})[1]
     assert "(did you mean colour?)" in asked({key.replace("colour", "color"): "blue"})[1]
 
@@ -110,7 +110,7 @@ def test_a_bad_annotation_is_refused_with_a_suggestion(key: str) -> None:
         ("permissions: [{values: {colour: [bleu]}}]", "permissions[0].values.colour"),
     ],
 )
-def test_a_bad_value_of_the_operator_is_refused_with_a_suggestion(text: str, path: str) -> None:
+def test_a_bad_value_of_the_operator_is_rejected_with_a_suggestion(text: str, path: str) -> None:
     message = problem(text)
     assert path in message
     assert DID_YOU_MEAN in message

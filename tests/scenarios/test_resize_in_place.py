@@ -33,7 +33,7 @@ def test_resize_from_shared_to_exclusive_stays_on_its_numa_node_and_memory(world
     assert (basis.pool_before, basis.pool_after) == ("0-7", "2-7")
 
 
-def test_resize_from_shared_to_exclusive_that_does_not_fit_there_is_refused(world: World) -> None:
+def test_resize_from_shared_to_exclusive_that_does_not_fit_there_is_rejected(world: World) -> None:
     assert world.put("a", SINGLE, 0.5, 1) == ("0-3", "0")
     world.put("own", {**SINGLE, "numamem": "0"}, 3, 1)
     before = world.has("a-app")
@@ -159,11 +159,11 @@ def test_resize_never_takes_the_last_cpu_of_those_who_share_a_numa_node(world: W
     assert len(world.cpus("b-app")) == 2, "the others need what is left on both NUMA nodes"
 
 
-def test_resize_of_memory_keeps_the_memory_nodes_or_is_refused(world: World) -> None:
+def test_resize_of_memory_keeps_the_memory_nodes_or_is_rejected(world: World) -> None:
     world.put("a", SINGLE, 1, 4)
-    refused = world.update_refused("a-app", resources(1, 10))
-    assert refused.reason == "NotEnoughMemory"
-    assert refused.message.endswith("memory: 10 GiB needed, 8 GiB free on NUMA node 0")
+    rejected = world.update_rejected("a-app", resources(1, 10))
+    assert rejected.reason == "NotEnoughMemory"
+    assert rejected.message.endswith("memory: 10 GiB needed, 8 GiB free on NUMA node 0")
     world.put("b", {"policy": "best-effort"}, 1, 4)
     assert world.update("b-app", resources(1, 10)) is None
     assert world.has("b-app")[1] == "1"
@@ -191,8 +191,8 @@ def test_resize_of_huge_pages_must_fit_where_it_is() -> None:
     world = World(topology, reading=MeasuredFree(hugepages={0: {GIB: 2 * GIB}, 1: {GIB: 2 * GIB}}))
     world.put("a", SINGLE, 1, 1, pages={GIB: GIB})
     assert world.update("a-app", resources(1, 1, hugepages={GIB: 2 * GIB})) is None
-    refused = world.update_refused("a-app", resources(1, 1, hugepages={GIB: 3 * GIB}))
-    assert "hugepages-1Gi: 3 GiB needed, 2 GiB free on NUMA node 0" in refused.message
+    rejected = world.update_rejected("a-app", resources(1, 1, hugepages={GIB: 3 * GIB}))
+    assert "hugepages-1Gi: 3 GiB needed, 2 GiB free on NUMA node 0" in rejected.message
 
 
 def test_resize_after_a_rule_changed_does_not_apply_the_new_rule() -> None:
@@ -237,14 +237,16 @@ def test_resize_of_a_container_with_listed_memory_books_its_new_size_there(world
 
 
 @pytest.mark.parametrize(("single_threads", "cpus"), [(0, 2), (4, 4)])
-def test_resize_that_whole_cores_cannot_make_is_refused(single_threads: int, cpus: int) -> None:
+def test_resize_that_whole_cores_cannot_make_is_rejected(single_threads: int, cpus: int) -> None:
     """Also where other cores of the machine could."""
     topology = build_synthetic_topology(
         sockets=2, cores_per_numa=4, memory_gib=8, efficient_cores_per_numa=single_threads
     )
     world = World(topology)
     world.put("a", {**SINGLE, "smt": "full-core"}, cpus, 1)
-    says(world.update_refused("a-app", resources(3, 1)), "SMTAlignmentError", "so 2 or 4 would fit")
+    says(
+        world.update_rejected("a-app", resources(3, 1)), "SMTAlignmentError", "so 2 or 4 would fit"
+    )
     assert world.update("a-app", resources(4, 1)) is None
     assert len(world.cpus("a-app")) == 4
 
@@ -277,7 +279,7 @@ def test_resize_while_a_numa_node_is_offline_keeps_it_for_later(world: World) ->
 def test_whole_cores_are_not_kept_when_the_request_stops_paying_for_them(on_failure: str) -> None:
     world = World(machines.dual_smt())
     world.put("a", {"cpus": "exclusive", "smt": "full-core", "on-failure": on_failure}, 2, 1)
-    says(world.update_refused("a-app", resources(1, 1)), "SMTAlignmentError")
+    says(world.update_rejected("a-app", resources(1, 1)), "SMTAlignmentError")
     assert len(world.allocation("a-app").cpus) == 2
 
 
@@ -409,7 +411,7 @@ def test_a_size_that_does_not_fit_leaves_a_running_container_what_it_has(
 
 
 def test_what_was_not_changed_stays_and_nothing_is_sent(world: World) -> None:
-    """A lifted quota, an unbound container and a foreign pin look like changes, and are none."""
+    """A lifted quota, an unpinned container and a foreign pin look like changes, and are none."""
     world.put("owner", OWN, 2, 1)
     world.put("web", {}, 0.5)
     foreign = replace(resources(1), cpus="7")

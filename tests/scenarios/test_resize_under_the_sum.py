@@ -49,7 +49,7 @@ def test_an_owner_grows_before_the_pool_is_told_of_the_new_sum() -> None:
     world.add(of, "a", 3)
     world.add(of, "c", 4)
     grown = resources(4)
-    says(world.update_refused("p-a", grown), "NotEnoughCPUs", "its pod, which has 4 CPUs")
+    says(world.update_rejected("p-a", grown), "NotEnoughCPUs", "its pod, which has 4 CPUs")
     world.agent.update_pod(of, total)
     world.restart()
     assert world.update("p-a", grown) is None
@@ -196,7 +196,7 @@ def test_the_last_cpu_of_a_pool_is_nobody_elses(on_failure: str) -> None:
     world.add(of, "c", 4, 1)
     if on_failure == "reject":
         says(
-            world.update_refused("p-a", resources(4, 1)), "NotEnoughCPUs",
+            world.update_rejected("p-a", resources(4, 1)), "NotEnoughCPUs",
             "cpu: 4 CPUs needed, 3 CPUs free in its pod, which has 4 CPUs",
         )  # fmt: skip
     else:

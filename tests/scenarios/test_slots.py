@@ -78,18 +78,18 @@ def test_a_burstable_pod_owns_what_its_request_pays_for(world: World) -> None:
     assert len(CPUSet.parse(cpus)) == 2
     limit = replace(request, cpu_quota=300_000, cpu_period=100_000)
     three = holding("b", "slot-2,slot-3,slot-4", wants=limit, qos=QoSClass.BURSTABLE)
-    assert world.refuse(*three).reason == "UnpaidCPUs"
+    assert world.reject(*three).reason == "CPUsNotRequested"
 
 
 def test_nobody_can_claim_slots_by_an_annotation_of_the_pod(world: World) -> None:
     """Not even where the runtime copies annotations of pods to their containers."""
     of, made = holding("forger", "slot-0", 1, {"slots": "slot-0"})
     for each in (made, replace(made, annotations={})):
-        refused = world.refuse(of, each)
-        assert refused.reason == "InvalidAnnotation"
-        assert "slots is 'slot-0' (annotation numa.kubernetes.io/slots)" in refused.message
+        rejected = world.reject(of, each)
+        assert rejected.reason == "InvalidAnnotation"
+        assert "slots is 'slot-0' (annotation numa.kubernetes.io/slots)" in rejected.message
     lenient = AnnotationPermission(name="permissions[1]", keys=(), on_denied=OnDenied.IGNORE)
-    assert usual(Settings(permissions=(lenient,))).refuse(of, made).reason == "InvalidAnnotation"
+    assert usual(Settings(permissions=(lenient,))).reject(of, made).reason == "InvalidAnnotation"
 
 
 def test_annotations_say_where_and_how() -> None:
@@ -110,18 +110,18 @@ def test_annotations_say_where_and_how() -> None:
         ({"scope": "pod"}, "numa0-slot-0", "scope is 'pod'"),
     ],
 )
-def test_contradictions_are_refused(asks: dict[str, str], slots: str, words: str) -> None:
-    refused = usual().refuse(*holding("a", slots, 1, asks))
-    assert refused.reason == "SlotsConflict"
-    assert words in refused.message
-    assert "1 slot of the device plugin" in refused.message
+def test_contradictions_are_rejected(asks: dict[str, str], slots: str, words: str) -> None:
+    rejected = usual().reject(*holding("a", slots, 1, asks))
+    assert rejected.reason == "SlotsConflict"
+    assert words in rejected.message
+    assert "1 slot of the device plugin" in rejected.message
 
 
 def test_rules_contradict_and_defaults_give_way() -> None:
     defaults = Settings(defaults={"bind": "none", "cpus": "shared"})
     assert usual(defaults).place(*holding("a", "slot-0"))[0] in [str(i) for i in range(8)]
     ruled = Settings(rules=(Rule(values={"cpus": "shared"}),))
-    assert "(rule 1)" in usual(ruled).refuse(*holding("a", "slot-0")).message
+    assert "(rule 1)" in usual(ruled).reject(*holding("a", "slot-0")).message
 
 
 @pytest.mark.parametrize("cpus", [0, 0.5, 1.5, 1, 3])
@@ -140,7 +140,7 @@ def test_a_permission_lets_the_request_be_smaller() -> None:
     for cpus in (0, 0.5):
         world = usual(carved)
         assert len(CPUSet.parse(world.place(*holding("a", "slot-0,slot-1", cpus))[0])) == 2
-    assert usual(carved).refuse(*holding("a", "slot-0", 2)).reason == "SlotsMismatch"
+    assert usual(carved).reject(*holding("a", "slot-0", 2)).reason == "SlotsMismatch"
 
 
 def test_more_cpus_than_shares_can_tell() -> None:
@@ -159,10 +159,10 @@ def test_more_cpus_than_shares_can_tell() -> None:
         "x" * 200_000, ",".join(f"slot-{n}" for n in range(5000)),
     ],
 )  # fmt: skip
-def test_ids_that_cannot_be_read_are_refused(text: str) -> None:
-    refused = usual().refuse(*holding("a", text))
-    assert refused.reason == "InvalidSlots"
-    assert len(refused.message) < 600
+def test_ids_that_cannot_be_read_are_rejected(text: str) -> None:
+    rejected = usual().reject(*holding("a", text))
+    assert rejected.reason == "InvalidSlots"
+    assert len(rejected.message) < 600
 
 
 def test_the_numa_node_that_the_kubelet_chose_binds(world: World) -> None:
@@ -172,11 +172,11 @@ def test_the_numa_node_that_the_kubelet_chose_binds(world: World) -> None:
     ):
         assert world.place(*holding(name, slots, 2))[0] == cpus
     # One is left there, and the others would do if they had not been chosen.
-    says(world.refuse(*holding("c", "numa1-slot-2,numa1-slot-3", 2)), "NotEnoughCPUs")
+    says(world.reject(*holding("c", "numa1-slot-2,numa1-slot-3", 2)), "NotEnoughCPUs")
     # What two NUMA nodes were chosen for cannot be on one.
     single = {"policy": "single-numa-node"}
-    refused = world.refuse(*holding("d", "numa0-slot-0,numa1-slot-2", 2, single))
-    assert refused.reason == "TopologyAffinityError"
+    rejected = world.reject(*holding("d", "numa0-slot-0,numa1-slot-2", 2, single))
+    assert rejected.reason == "TopologyAffinityError"
 
 
 def test_ids_of_both_sorts_bind_nothing() -> None:

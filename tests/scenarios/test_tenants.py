@@ -69,7 +69,7 @@ def rule_of(world: World) -> str:
 
 def test_a_best_effort_list_owns_nothing(world: World) -> None:
     refused = world.refuse(*want("greedy", {"numacpu": "2-31", **OWN}, qos=BEST_EFFORT))
-    assert refused.reason == "UnpaidCPUs"
+    assert refused.reason == "CPUsNotRequested"
     assert "numacpu is '2-31'" in refused.message
     assert "the container requests 0 of 30 CPUs" in refused.message
     assert "the built-in permission does not have it" in refused.message
@@ -78,7 +78,7 @@ def test_a_best_effort_list_owns_nothing(world: World) -> None:
 
 def test_a_burstable_limit_owns_nothing_and_keeps_its_quota(world: World) -> None:
     refused = world.refuse(*want("greedy", OWN, burst(0.001, 28), qos=BURSTABLE))
-    assert refused.reason == "UnpaidCPUs"
+    assert refused.reason == "CPUsNotRequested"
     assert "cpu request is not set, expected 28 CPUs" in refused.message
     world.place(*want("paid", OWN, burst(2, 2), qos=BURSTABLE))
     assert len(world.cpus("paid-app")) == 2
@@ -86,7 +86,7 @@ def test_a_burstable_limit_owns_nothing_and_keeps_its_quota(world: World) -> Non
 
 def test_a_list_must_be_paid_for_as_a_whole_in_a_guaranteed_pod_too(world: World) -> None:
     annotations = {"numacpu": "2-31", **OWN}
-    assert world.refuse(*want("greedy", annotations, resources(2))).reason == "UnpaidCPUs"
+    assert world.reject(*want("greedy", annotations, resources(2))).reason == "CPUsNotRequested"
     assert world.place(*want("paid", annotations, resources(30)))[0] == "2-31"
 
 
@@ -94,7 +94,9 @@ def test_a_rule_and_a_default_do_not_make_tenants_owners_of_what_they_do_not_pay
     ruled = World(machines.snc_smt(), Settings(rules=(Rule(values=OWN),)))
     ruled.place(*want("a", {}, burst(0.5, 28), qos=BURSTABLE))
     assert ruled.allocation("a-app").kind is ContainerKind.SHARED
-    assert ruled.refuse(*want("b", {"numacpu": "2-31"}, qos=BEST_EFFORT)).reason == "UnpaidCPUs"
+    assert (
+        ruled.reject(*want("b", {"numacpu": "2-31"}, qos=BEST_EFFORT)).reason == "CPUsNotRequested"
+    )
     default = World(machines.snc_smt(), Settings(defaults={**OWN, "policy": "best-effort"}))
     default.place(*want("a", {}, burst(0.5, 28), qos=BURSTABLE))
     assert default.allocation("a-app").kind is ContainerKind.SHARED
@@ -116,7 +118,7 @@ def test_a_permission_lets_unpaid_cpus_be_owned() -> None:
     given = want("a", {"numacpu": "2-3", **OWN}, qos=BEST_EFFORT, namespace="lab-1")
     assert world.place(*given)[0] == "2-3"
     world.place(*want("b", OWN, burst(0, 4), qos=BURSTABLE, namespace="lab-1"))
-    says(world.refuse(*want("c", {"numacpu": "30", **OWN}, qos=BEST_EFFORT)), "UnpaidCPUs")
+    says(world.reject(*want("c", {"numacpu": "30", **OWN}, qos=BEST_EFFORT)), "CPUsNotRequested")
 
 
 def test_where_the_permission_says_ignore_an_unpaid_owner_shares() -> None:
@@ -151,12 +153,12 @@ TRUSTED = AnnotationPermission(
         ({"numacpu": "6-8"}, "expected no others than 0-7,16-23"),
     ],
 )
-def test_what_is_not_permitted_is_refused_by_name(annotations: dict[str, str], words: str) -> None:
+def test_what_is_not_permitted_is_rejected_by_name(annotations: dict[str, str], words: str) -> None:
     world = World(machines.dual_smt(), Settings(permissions=(TRUSTED, STRICT)))
-    refused = world.refuse(*want("web", annotations, resources(2), namespace="shop"))
-    assert refused.reason == "NotPermitted"
+    rejected = world.reject(*want("web", annotations, resources(2), namespace="shop"))
+    assert rejected.reason == "NotPermitted"
     for text in (*annotations, *annotations.values(), words, "permissions[1]"):
-        assert text in refused.message
+        assert text in rejected.message
     assert rule_of(world) == "permissions[1] allows pods of namespace shop no more"
 
 
@@ -171,7 +173,7 @@ def test_the_first_entry_that_matches_in_everything_decides() -> None:
             want("c", OWN, burst(2, 2), namespace="db-1", labels=gold, qos=BURSTABLE),
         )
     ):
-        assert world.refuse(*other).reason == "NotPermitted", n
+        assert world.reject(*other).reason == "NotPermitted", n
 
 
 def test_what_is_permitted_works_as_ever() -> None:
@@ -179,7 +181,7 @@ def test_what_is_permitted_works_as_ever() -> None:
     assert world.place(*want("a", {"numacpu": "1-3,17", "load": "high"}))[0] == "1-3,17"
     assert world.place(*want("b", {**SINGLE, "cpus": "shared"}, resources(2)))[0]
     for bad in ({"numacpu": "1-"}, {"numacpu": "1," * 2000}):  # form is somebody else's business
-        assert world.refuse(*want("c", bad)).reason == "InvalidAnnotation"
+        assert world.reject(*want("c", bad)).reason == "InvalidAnnotation"
 
 
 def test_nothing_at_all_may_be_permitted() -> None:
@@ -231,9 +233,9 @@ def test_adopted_containers_keep_what_they_have_and_are_not_asked_again() -> Non
 def test_lists_do_not_land_on_reserved_cpus_unless_permitted() -> None:
     reserved = Settings(reserved_cpus=CPUSet.parse("0-1"))
     world = World(machines.snc_smt(), reserved)
-    refused = world.refuse(*want("a", {"numacpu": "1-3"}))
-    assert refused.reason == "CPUReserved"
-    assert "CPU 1 is reserved for the system; expected CPUs among 2-31" in refused.message
+    rejected = world.reject(*want("a", {"numacpu": "1-3"}))
+    assert rejected.reason == "CPUReserved"
+    assert "CPU 1 is reserved for the system; expected CPUs among 2-31" in rejected.message
     allowed = AnnotationPermission(name="permissions[0]", reserved_cpus=True)
     for strict in (False, True):
         settings = replace(reserved, permissions=(allowed,), strict_reserved=strict)
@@ -287,21 +289,21 @@ def test_a_list_is_hard_where_the_request_pays_or_the_operator_says_so() -> None
         world = World(machines.snc_smt(), settings)
         asked = {} if namespace == "ops" else {"numacpu": "0-3"}
         world.place(*want("list", asked, wants, namespace=namespace))
-        refused = world.refuse(*want("db", {"numacpu": "2-5", **OWN}, resources(4)))
-        assert refused.reason == "CPUListed"
-        assert f"{namespace}/list/app" in refused.message
+        rejected = world.reject(*want("db", {"numacpu": "2-5", **OWN}, resources(4)))
+        assert rejected.reason == "CPUListed"
+        assert f"{namespace}/list/app" in rejected.message
         assert world.agent.current.state.listed_cpus == CPUSet.parse("0-3")
 
 
-def test_a_new_list_of_owned_cpus_is_refused_and_one_that_gave_way_starts_again() -> None:
+def test_a_new_list_of_owned_cpus_is_rejected_and_one_that_gave_way_starts_again() -> None:
     world = World(machines.snc_smt())
     free = want("free", {"numacpu": "0-3"}, qos=BEST_EFFORT)
     world.place(*free)
     world.place(*want("db", {"numacpu": "2-3", **OWN}, resources(2)))
     assert world.has("free-app")[0] == "0-1"
-    refused = world.refuse(*want("late", {"numacpu": "0-3"}, qos=BEST_EFFORT))
-    assert refused.reason == "CPUOwned"
-    assert "default/db/app" in refused.message
+    rejected = world.reject(*want("late", {"numacpu": "0-3"}, qos=BEST_EFFORT))
+    assert rejected.reason == "CPUExclusive"
+    assert "default/db/app" in rejected.message
     world.stop("free-app")
     again = replace(free[1], id="free-again")
     assert world.place(free[0], again)[0] == "0-1"
@@ -333,13 +335,13 @@ def test_lists_that_started_while_we_were_away_and_are_paid_for_stay(world: Worl
         world.pods[of.id], world.live[made.id] = of, made
     world.synchronize()
     assert (world.has("one-app")[0], world.has("two-app")[0]) == ("0-1", "2-3")
-    says(world.refuse(*want("db", {"numacpu": "3", **OWN}, resources(1))), "", "default/two/app")
+    says(world.reject(*want("db", {"numacpu": "3", **OWN}, resources(1))), "", "default/two/app")
 
 
 def test_a_forged_list_that_keeps_its_cpus_is_not_believed(world: World) -> None:
     of, made = want("free", {"numacpu": "0-3"}, qos=BEST_EFFORT)
     text = (
-        '{"cpus":"0-3","mems":"","policy":"none","kind":"explicit","numa":"0","preferred":true,'
+        '{"cpus":"0-3","mems":"","policy":"none","kind":"listed","numa":"0","preferred":true,'
         '"reason":"listed: numacpu 0-3"}'
     )
     forged = {"numa.kubernetes.io/assigned": text}
@@ -362,7 +364,7 @@ def test_a_resize_makes_a_list_hard_and_soft_again(world: World) -> None:
     assert soft()
     assert world.update("list-app", resources(4)) is None
     assert not soft()
-    assert world.refuse(*want("db", {"numacpu": "3", **OWN}, resources(1))).reason == "CPUListed"
+    assert world.reject(*want("db", {"numacpu": "3", **OWN}, resources(1))).reason == "CPUListed"
     assert world.update("list-app", resources(2)) is None
     assert soft()
     world.place(*want("db", {"numacpu": "3", **OWN}, resources(1)))
@@ -466,7 +468,7 @@ def test_who_lists_the_cpus_that_are_missing_is_named() -> None:
     ):
         world = World(machines.snc_smt(), replace(KEEPS, limits=limits))
         world.place(*want("block", {"numacpu": "0-31"}, qos=BEST_EFFORT, namespace="evil"))
-        says(world.refuse(*want("db", asked, resources(1))), reason, "evil/block/app")
+        says(world.reject(*want("db", asked, resources(1))), reason, "evil/block/app")
 
 
 def test_only_the_largest_holders_are_named_and_long_lists_are_cut() -> None:
@@ -477,11 +479,11 @@ def test_only_the_largest_holders_are_named_and_long_lists_are_cut() -> None:
     for n in range(0, 12, 2):
         world.place(*want(f"p{n}", {"numacpu": f"{n}", **OWN}, resources(1)))
     world.place(*want("alone", {**OWN, "smt": "isolate", "numacpu.other": "1"}, resources(1)))
-    refused = world.refuse(*want("big", OWN, resources(60)))
-    assert "; held: default/odd/app lists CPUs 1,3,5," in refused.message
-    assert "… (31 CPUs), default/alone/app has exclusive CPU 12 and" in refused.message
-    assert "idle, default/p0/app has exclusive CPU 0," in refused.message
-    assert refused.message.endswith("and 4 more")
+    rejected = world.reject(*want("big", OWN, resources(60)))
+    assert "; held: default/odd/app lists CPUs 1,3,5," in rejected.message
+    assert "… (31 CPUs), default/alone/app has exclusive CPU 12 and" in rejected.message
+    assert "idle, default/p0/app has exclusive CPU 0," in rejected.message
+    assert rejected.message.endswith("and 4 more")
 
 
 def test_quotas_of_exclusive_cpus_count_idle_siblings() -> None:
@@ -497,7 +499,7 @@ def test_quotas_of_exclusive_cpus_count_idle_siblings() -> None:
     )  # 64 CPUs
     world.place(*want("a", ISOLATED, resources(2), namespace="team-1"))
     says(
-        world.refuse(*want("b", ISOLATED, resources(2), namespace="team-1")),
+        world.reject(*want("b", ISOLATED, resources(2), namespace="team-1")),
         "QuotaExceeded",
         "6 exclusive CPUs of namespace team-1 (quotas.namespaces[0].exclusiveCPUs)",
         "4 used, 4 requested; expected at most 2 more",
@@ -538,11 +540,11 @@ def test_idle_siblings_are_bounded_for_everybody_together() -> None:
     world.place(*want("b", ISOLATED, resources(4)))
 
 
-def test_a_refused_growth_leaves_the_owner_what_it_has() -> None:
+def test_a_rejected_growth_leaves_the_owner_what_it_has() -> None:
     world = limited(machines.dual_smt(), quota=CPUWithholdingQuota(exclusive=CPUAmount(4)))
     world.place(*want("a", OWN, resources(3)))
     had = world.has("a-app")
-    says(world.update_refused("a-app", resources(5)), "QuotaExceeded")
+    says(world.update_rejected("a-app", resources(5)), "QuotaExceeded")
     assert world.has("a-app") == had
     assert world.update("a-app", resources(4)) is None
 
@@ -553,7 +555,7 @@ def test_a_refused_growth_leaves_the_owner_what_it_has() -> None:
 def test_the_pool_keeps_a_twentieth_of_the_machine_unless_something_is_reserved() -> None:
     world = World(machines.dual_smt())  # 64 CPUs
     says(
-        world.refuse(*want("a", OWN, resources(62))),
+        world.reject(*want("a", OWN, resources(62))),
         "SharedPoolFloor",
         "would leave 2 of the 64 CPUs in the shared pool for other containers; expected at least 3",
         "(sharedPool.cpus)",
@@ -568,20 +570,22 @@ def test_the_pool_of_a_small_machine_keeps_a_cpu() -> None:
     topology = build_synthetic_topology(
         sockets=1, numa_per_socket=1, cores_per_numa=8, threads=1, memory_gib=16
     )
-    refused = World(topology).refuse(*want("a", {"numacpu": "0-7", **OWN}, resources(8)))
-    assert refused.reason == "SharedPoolEmpty"
-    assert "would leave 0 of the 8 CPUs in the shared pool" in refused.message
-    assert "expected at least 1 to stay" in refused.message
+    rejected = World(topology).reject(*want("a", {"numacpu": "0-7", **OWN}, resources(8)))
+    assert rejected.reason == "SharedPoolEmpty"
+    assert "would leave 0 of the 8 CPUs in the shared pool" in rejected.message
+    assert "expected at least 1 to stay" in rejected.message
     World(topology).place(*want("a", {"numacpu": "1-7", **OWN}, resources(7)))
 
 
 @pytest.mark.parametrize("annotations", [{"numacpu": "0-1,3-31"}, {}])
 def test_a_configured_floor_holds_for_lists_and_numbers(annotations: dict[str, str]) -> None:
     world = limited(machines.snc_smt(), pool=CPUAmount(percent=10))
-    refused = world.refuse(*want("a", {**OWN, **annotations}, resources(31 if annotations else 30)))
+    rejected = world.reject(
+        *want("a", {**OWN, **annotations}, resources(31 if annotations else 30))
+    )
     if annotations:
-        refused = world.refuse(*want("a", {**OWN, "numacpu": "2-31"}, resources(30)))
-    assert refused.reason == "SharedPoolFloor"
+        rejected = world.reject(*want("a", {**OWN, "numacpu": "2-31"}, resources(30)))
+    assert rejected.reason == "SharedPoolFloor"
     assert rule_of(world) == "the shared pool of the machine keeps 3 CPUs"
 
 
@@ -589,20 +593,20 @@ def test_a_numa_nodes_floor_sends_the_next_owner_to_another_one() -> None:
     world = limited(machines.snc_smt(), numa_pool=CPUAmount(2))  # 4 NUMA nodes of 8 CPUs
     places = [world.place(*want(f"p{n}", SINGLE, resources(6)))[1] for n in range(4)]
     assert places == ["0", "1", "2", "3"]
-    refused = world.refuse(*want("more", SINGLE, resources(1)))
-    assert refused.reason == "TopologyAffinityError"
-    assert "NUMA node 0: 0 CPUs" in refused.message
-    assert "default/p0/app has exclusive CPUs" in refused.message
-    says(world.refuse(*want("any", OWN, resources(1))), "NotEnoughCPUs")
+    rejected = world.reject(*want("more", SINGLE, resources(1)))
+    assert rejected.reason == "TopologyAffinityError"
+    assert "NUMA node 0: 0 CPUs" in rejected.message
+    assert "default/p0/app has exclusive CPUs" in rejected.message
+    says(world.reject(*want("any", OWN, resources(1))), "NotEnoughCPUs")
 
 
-def test_a_list_below_a_numa_nodes_floor_is_refused_by_name() -> None:
+def test_a_list_below_a_numa_nodes_floor_is_rejected_by_name() -> None:
     topology = machines.snc_smt()
     world = limited(topology, numa_pool=CPUAmount(percent=25))
     cpus = sorted(topology.numa_nodes[1].cpus)
     listed = str(CPUSet(cpus[:-1]))
     says(
-        world.refuse(*want("a", {"numacpu": listed, **OWN}, resources(7))),
+        world.reject(*want("a", {"numacpu": listed, **OWN}, resources(7))),
         "SharedPoolFloor",
         "would leave 1 of the 8 CPUs in the shared pool of NUMA node 1",
         "at least 2 to stay",
@@ -619,7 +623,7 @@ def test_isolate_leaves_a_numa_node_its_floor() -> None:
     assert world.place(*want("a", isolated, resources(2)))[1] == "0"
     assert world.place(*want("b", isolated, resources(1)))[1] == "1"
     assert world.place(*want("c", isolated, resources(1)))[1] == "1"
-    assert world.refuse(*want("d", isolated, resources(1))).reason == "TopologyAffinityError"
+    assert world.reject(*want("d", isolated, resources(1))).reason == "TopologyAffinityError"
     pool = world.agent.current.desired.pool
     assert all(len(pool & topology.numa_nodes[i].cpus) >= 3 for i in (0, 1))
 
@@ -695,19 +699,19 @@ def test_an_annotation_too_long_to_be_of_our_writing_is_not_read_back(world: Wor
 
 def test_a_list_that_a_resize_does_not_pay_for_any_more_is_not_resized(world: World) -> None:
     world.place(*want("owner", {"numacpu": "2-5", **OWN, "on-failure": "unpinned"}, resources(4)))
-    says(world.update_refused("owner-app", resources(1)), "UnpaidCPUs")
+    says(world.update_rejected("owner-app", resources(1)), "CPUsNotRequested")
     assert world.has("owner-app")[0] == "2-5"
 
 
-def test_a_refusal_names_the_floor_and_no_list_that_gives_way() -> None:
+def test_a_rejection_names_the_floor_and_no_list_that_gives_way() -> None:
     """A soft list keeps nobody from anything but by its request, and one CPU is left to share."""
     world = World(machines.single_no_smt())
     world.put("soft", {"numacpu": "0-3"}, 0.5, qos=QoSClass.BURSTABLE)
     for asks in ({"cpus": "exclusive"}, {"policy": "single-numa-node", "cpus": "exclusive"}):
-        answer = world.refused("own", asks, 4)
+        answer = world.rejected("own", asks, 4)
         assert answer.message.endswith(
             "; the shared pool keeps 1 CPU (sharedPool.cpus); held: default/soft/app requests "
             "0.5 CPUs of the shared pool"
         )
-    assert "keeps" not in world.refused("own", {"cpus": "exclusive"}, 5).message
+    assert "keeps" not in world.rejected("own", {"cpus": "exclusive"}, 5).message
     assert world.put("own", {"cpus": "exclusive"}, 3)[0] == "0-2"

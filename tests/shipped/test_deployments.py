@@ -18,7 +18,7 @@ from tests.beds.install_manifests import (
     helm,
     in_the_chart,
     kustomized,
-    refusal,
+    rejection,
 )
 
 PAGE = BASE.parents[2] / "docs/security.md"
@@ -138,7 +138,7 @@ def test_only_the_port_that_is_served_is_open_where_that_is_wanted(part: str, po
         }
     ]
     wrong = f'--set-json=networkPolicy.{part}.from=["10.0.0.0/8"]'
-    assert f"networkPolicy/{part}/from" in refusal(*ON[part], POLICY, wrong)
+    assert f"networkPolicy/{part}/from" in rejection(*ON[part], POLICY, wrong)
 
 
 # --- the scheduler --------------------------------------------------------------------------------
@@ -189,10 +189,10 @@ def test_the_default_scheduler_asks_a_service_with_certificates() -> None:
 
 
 def test_what_does_not_go_together_is_said() -> None:
-    alone = refusal(*ON["scheduler"], "--set=scheduler.kubeScheduler.enabled=false")
+    alone = rejection(*ON["scheduler"], "--set=scheduler.kubeScheduler.enabled=false")
     assert "config.scheduler.address is 127.0.0.1:9894" in alone
-    assert "lease is not set" in refusal(*SERVED, "--set=config.scheduler.lease=")
-    assert refusal(*ON["scheduler"], "--set=scheduler.name=default-scheduler")
+    assert "lease is not set" in rejection(*SERVED, "--set=config.scheduler.lease=")
+    assert rejection(*ON["scheduler"], "--set=scheduler.name=default-scheduler")
 
 
 # --- the controller -------------------------------------------------------------------------------

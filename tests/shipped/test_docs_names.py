@@ -20,7 +20,7 @@ from nri_numa.engine.request.options import TABLE
 from nri_numa.model.counted_containers import COUNTED_CONTAINERS_NRT_ATTRIBUTE
 from nri_numa.model.offline_capacity import DRAINED_ANNOTATION, OFFLINE_CAPACITY_KEY
 from nri_numa.publisher.desired_objects import NODE_ANNOTATIONS, NODE_LABELS
-from nri_numa.publisher.publisher import PublishMetrics
+from nri_numa.publisher.publisher import PublisherMetrics
 from nri_numa.publisher.topology import (
     RELEASE_COUNT_ANNOTATION,
     RENEWED_ANNOTATION,
@@ -67,7 +67,7 @@ def test_commands_and_their_options_exist(page: Path) -> None:
 @cache
 def exposed() -> set[str]:
     """Metrics of all our processes."""
-    services = (one("1") for one in (PublishMetrics, SchedulerMetrics, ControllerMetrics))
+    services = (one("1") for one in (PublisherMetrics, SchedulerMetrics, ControllerMetrics))
     texts = [docs_metrics.text(), *(one.render_metrics().decode() for one in services)]
     return set(re.findall(r"nri_numa_\w+", "".join(texts)))
 

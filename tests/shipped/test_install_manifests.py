@@ -32,7 +32,7 @@ from tests.beds.install_manifests import (
     in_the_chart,
     kustomized,
     program,
-    refusal,
+    rejection,
 )
 from tools import chart_files, helm_schema
 
@@ -325,7 +325,7 @@ def test_the_charts_schema_knows_the_agents_configuration() -> None:
         ({"monitoring": {"runbookBaseURL": "docs"}}, "docs"),
     ],
 )
-def test_the_charts_schema_refuses_mistakes(values: dict[str, Any], words: str) -> None:
+def test_the_charts_schema_rejects_mistakes(values: dict[str, Any], words: str) -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())
     validator = jsonschema.Draft202012Validator(schema)
     default = yaml.safe_load((CHART / "values.yaml").read_text())
@@ -406,7 +406,7 @@ def test_each_kind_of_nodes_has_its_settings() -> None:
     ],
 )
 def test_node_groups_are_validated(groups: object, config: dict[str, Any], words: str) -> None:
-    assert words in refusal(*grouped(groups, **config))
+    assert words in rejection(*grouped(groups, **config))
 
 
 @pytest.mark.parametrize(
@@ -427,7 +427,7 @@ def test_what_the_extender_judges_by_is_the_same_on_all_nodes(config: dict[str, 
         (EXTENDER, "scheduler.enabled"),
         (STUCK, "config.controller.evictions.stuckPods"),
     ):
-        said = refusal(*groups, *judge)
+        said = rejection(*groups, *judge)
         assert f"gpu has config.{next(iter(config))}, by which {name} judges all nodes" in said
 
 
@@ -578,6 +578,7 @@ def test_the_chart_for_the_prometheus_operator() -> None:
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
     assert (endpoint["port"], endpoint["scheme"], endpoint["interval"]) == ("http", "https", "15s")
     assert endpoint["authorization"]["credentials"] == {"name": "nri-numa-http", "key": "token"}
+    assert endpoint["honorLabels"], "the container's namespace and pod, not the agent's"
     assert {r["targetLabel"] for r in endpoint["relabelings"]} == {"job", "node"}
     assert documents["ServiceMonitor"]["spec"]["endpoints"] == [endpoint]
     service = documents["Service"]
@@ -610,8 +611,10 @@ def test_the_chart_for_the_prometheus_operator() -> None:
         ((*WIDE, "--set", "secretName="), "secretName is empty"),
     ],
 )
-def test_a_monitor_that_could_reach_nothing_is_refused(values: tuple[str, ...], words: str) -> None:
-    assert words in refusal(*values, "--set", "monitoring.podMonitor.enabled=true")
+def test_a_monitor_that_could_reach_nothing_is_rejected(
+    values: tuple[str, ...], words: str
+) -> None:
+    assert words in rejection(*values, "--set", "monitoring.podMonitor.enabled=true")
 
 
 def test_names_and_what_is_added_to_the_container() -> None:
@@ -641,7 +644,7 @@ def test_names_and_what_is_added_to_the_container() -> None:
         (found,) = (d for d in yaml.safe_load_all(made) if d["kind"] == "DaemonSet")
         assert found["metadata"]["name"] == name
     # With -controller behind it, it is the value of a label.
-    assert "maxLength: got 53, want 52" in refusal(f"--set=fullnameOverride={'a' * 53}")
+    assert "maxLength: got 53, want 52" in rejection(f"--set=fullnameOverride={'a' * 53}")
 
 
 def test_what_helm_says_after_an_installation_knows_the_value_of_today() -> None:
@@ -673,7 +676,7 @@ def test_what_helm_says_after_an_installation_knows_the_value_of_today() -> None
 
 @pytest.mark.parametrize("other", ["devicePlugin.enabled", "config.publish.capacity"])
 def test_cpus_are_offered_to_schedulers_in_one_way(other: str) -> None:
-    said = refusal("--set", f"publish.enabled=true,config.dra.enabled=true,{other}=true")
+    said = rejection("--set", f"publish.enabled=true,config.dra.enabled=true,{other}=true")
     assert "offer the same CPUs once more" in said
 
 

@@ -291,11 +291,11 @@ def test_the_api_servers_proxy_is_the_other_way(run: Run, world: dict[str, Any])
     world["raw"] = {
         "/v1/status": {"ready": True},
         "/v1/assignments": {"containers": [one, {**one, "pod": "other"}]},
-        "/v1/rejections": {"rejections": [{**one, "reason": "CPUOwned"}]},
+        "/v1/rejections": {"rejections": [{**one, "reason": "CPUExclusive"}]},
         "/v1/topology": {"numaNodes": [{"id": 0, "cpus": "0-3", "memoryBytes": 1 << 30}]},
         "/v1/explain/shop/database": {
             "explanations": [
-                {**one, "outcome": "refused", "summary": "no", "decisionSteps": ["Because."]}
+                {**one, "outcome": "rejected", "summary": "no", "decisionSteps": ["Because."]}
             ]
         },
     }
@@ -303,7 +303,7 @@ def test_the_api_servers_proxy_is_the_other_way(run: Run, world: dict[str, Any])
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "shop/database engine: exclusive, CPUs 0-3, memory nodes 0, policy single-numa-node",
-        "shop/database engine: refused, CPUOwned",
+        "shop/database engine: refused, CPUExclusive",
     ]
     assert "/namespaces/numa-system/pods/nri-numa-worker-2:9891/proxy/v1/" in run.asked
     document = json.loads(run("status", "database", "--proxy", "-o", "json").stdout)
@@ -440,13 +440,13 @@ def test_what_cannot_be_drained_says_why(
 
 SERVICE = "/api/v1/namespaces/nri-numa/services/https:nri-numa-controller:http/proxy/v1"
 PENDING = "/api/v1/pods?fieldSelector=status.phase%3DPending"
-REFUSED = (
+REJECTED = (
     "failed to create containerd container: NRI: rpc error: code = Unknown desc = {0}: "
     "pod shop/database, container engine: needs 12 CPUs; free: 8"
 )
 
 
-def rejected(reason: str = "CPUOwned", message: str = REFUSED) -> dict[str, Any]:
+def rejected(reason: str = "CPUExclusive", message: str = REJECTED) -> dict[str, Any]:
     waiting = {"reason": "CreateContainerError", "message": message.format(reason)}
     one = {"name": "engine", "state": {"waiting": waiting}}
     return pod("worker-1", phase="Pending", containerStatuses=[one])
@@ -489,8 +489,8 @@ def test_the_controllers_numbers_are_shown_and_who_is_stuck(
         "44 of 64 exclusive CPUs are free on 2 nodes; the largest request that fits one NUMA node "
         "is 16 CPUs, fragmentation 14%.",
         "Node worker-3: no NodeResourceTopology\\x1b[2J.",
-        "Stuck: shop/database on worker-1, container engine: CPUOwned (kubectl numa why database "
-        "-n shop)",
+        "Stuck: shop/database on worker-1, container engine: CPUExclusive (kubectl numa why "
+        "database -n shop)",
     ]
     assert all("--context=east" in call for call in run.calls)
     document = json.loads(run("cluster", "-o", "json").stdout)
@@ -630,7 +630,10 @@ def test_a_pod_that_runs_has_both_sides(run: Run, world: dict[str, Any]) -> None
 @pytest.mark.parametrize(
     ("stuck", "words"),
     [
-        (rejected(), "the node rejects it, CPUOwned: pod shop/database, container engine: needs"),
+        (
+            rejected(),
+            "the node rejects it, CPUExclusive: pod shop/database, container engine: needs",
+        ),
         (rejected(), "It starts when its node has room"),
         (rejected("NewReason"), "It starts when its node has room"),
         (rejected("UnknownCPU"), "Waiting does not help"),

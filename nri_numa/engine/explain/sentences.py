@@ -13,8 +13,8 @@ from typing import Any
 
 from nri_numa.engine.align.policies import numa_node_sets_text
 from nri_numa.engine.explain.explanation import (
-    REFUSED_OUTCOME,
-    WIDENED_OUTCOME,
+    MISALIGNED_OUTCOME,
+    REJECTED_OUTCOME,
     ExplanationDocument,
 )
 from nri_numa.engine.foreign_pins import RESERVATION_KIND
@@ -75,7 +75,7 @@ def _brief_sentences(document: ExplanationDocument) -> list[str]:
     outcome = [
         sentence for sentence in _outcome_sentences(document) if sentence != _PREFERRED_PLACE_TEXT
     ]
-    if document["outcome"] == REFUSED_OUTCOME:
+    if document["outcome"] == REJECTED_OUTCOME:
         outcome = [text for text in outcome if not text.startswith(_REJECTION_RULE_SENTENCE_PREFIX)]
     parts = [" ".join(outcome)]
     if document["traced"]:
@@ -123,8 +123,8 @@ def explanation_sections(document: ExplanationDocument) -> list[ExplanationSecti
 def _outcome_sentences(document: ExplanationDocument) -> Iterator[str]:
     if actual := document.get("actual"):
         yield _to_sentence(f"At present: {actual}")
-    if document["outcome"] == REFUSED_OUTCOME:
-        yield from _refusal_sentences(document)
+    if document["outcome"] == REJECTED_OUTCOME:
+        yield from _rejection_sentences(document)
         return
     result = document["result"]
     kind = result["kind"]
@@ -133,7 +133,7 @@ def _outcome_sentences(document: ExplanationDocument) -> Iterator[str]:
         return
     if kind == "foreign":
         yield _to_sentence(f"nri-numa leaves it alone: {document['summary']}")
-    elif kind == "unbound":
+    elif kind == "unpinned":
         yield from _unpinned_sentences(document)
     else:
         yield from _pinned_sentences(document)
@@ -142,11 +142,11 @@ def _outcome_sentences(document: ExplanationDocument) -> Iterator[str]:
         yield f"The runtime starts it with the memory policy {mode}: {meaning}."
     if document.get("otherVersion"):
         yield f"{_OTHER_VERSION_TEXT}."
-    elif not document["traced"] and kind not in ("unbound", "foreign"):
+    elif not document["traced"] and kind not in ("unpinned", "foreign"):
         yield "The steps of this decision are not known: it was made before the agent last started."
 
 
-def _refusal_sentences(document: ExplanationDocument) -> Iterator[str]:
+def _rejection_sentences(document: ExplanationDocument) -> Iterator[str]:
     refusal, message = document["rejection"], _strip_subject(document, document["summary"])
     yield _to_sentence(f"Rejected ({refusal['reason']}): {message}")
     if refusal["rule"]:
@@ -189,9 +189,9 @@ def _pinned_sentences(document: ExplanationDocument) -> Iterator[str]:
         )
     if document["result"].get("shortfall"):
         yield "Its last resize gave it less than it requests, because no more was free there."
-    elif document["outcome"] == WIDENED_OUTCOME:
+    elif document["outcome"] == MISALIGNED_OUTCOME:
         yield "It is misaligned: on an empty machine it would need fewer NUMA nodes."
-    elif kind != "explicit" and result["policy"] != "none":  # else nobody compared places
+    elif kind != "listed" and result["policy"] != "none":  # else nobody compared places
         yield _PREFERRED_PLACE_TEXT
 
 
@@ -301,7 +301,7 @@ def _hint_sentences(document: ExplanationDocument) -> Iterator[str]:
         yield _to_sentence(f"{_resource_label(resource['resource'])}: {_hint_sentence(resource)}")
     rejection = document["rejection"] or {"reason": ""}
     yield from _free_sentences(
-        resources, pool_refuses=rejection["reason"] in _SHARED_POOL_REJECTION_REASONS
+        resources, pool_rejects=rejection["reason"] in _SHARED_POOL_REJECTION_REASONS
     )
     if not resources and document["free"]:
         amounts = [
@@ -317,7 +317,7 @@ def _choice_sentences(document: ExplanationDocument) -> Iterator[str]:
     alignment = document["alignment"]
     if alignment is not None:
         yield from _alignment_sentences(document, alignment)
-    if document["outcome"] == REFUSED_OUTCOME:
+    if document["outcome"] == REJECTED_OUTCOME:
         return
     by_predicate: dict[tuple[str, str], list[str]] = {}
     for mask in document["rejectedMasks"]:
@@ -354,7 +354,7 @@ def _alignment_sentences(
     scope_text = " for the whole pod" if alignment["scope"] == "pod" else ""
     though = "" if alignment["preferred"] else ", though misaligned"
     chosen = inflect_for_ids(nodes, "was chosen", "were chosen")
-    if document["outcome"] == REFUSED_OUTCOME:
+    if document["outcome"] == REJECTED_OUTCOME:
         chosen = "would have been chosen"
     yield _to_sentence(f"{numa_text(nodes)} {chosen}{scope_text}{though}: {reason}")
 
@@ -419,14 +419,14 @@ def _shortage_sentence(resource: Mapping[str, Any]) -> str:
     return f"{clause}, but not together with the other resources"
 
 
-def _free_sentences(resources: Sequence[Mapping[str, Any]], *, pool_refuses: bool) -> Iterator[str]:
+def _free_sentences(resources: Sequence[Mapping[str, Any]], *, pool_rejects: bool) -> Iterator[str]:
     """Yield free amounts of each NUMA node for needed resources, with the need if too small.
 
-    Without CPUs if the pool floor of the whole machine is the reason (``pool_refuses``).
+    Without CPUs if the pool floor of the whole machine is the reason (``pool_rejects``).
     """
     by_node: dict[int, list[str]] = {}
     for r in resources:
-        if r["hint"] == "none" or (pool_refuses and r["unit"] == "cpus"):
+        if r["hint"] == "none" or (pool_rejects and r["unit"] == "cpus"):
             continue
         for n in r["numaNodes"]:
             note = (

@@ -54,7 +54,7 @@ from nri_numa.engine.foreign_pins import (
     yielding_list_cpus,
 )
 from nri_numa.engine.node_model import NodeModel, tier_text
-from nri_numa.engine.place.explicit import (
+from nri_numa.engine.place.listed_cpus import (
     check_numamem,
     excluded_memory_warnings,
     isolated_list_warnings,
@@ -666,9 +666,9 @@ def _place_exclusive(
     if not isinstance(chosen_cpus, ChosenCPUs):
         return _take_rejection(chosen_cpus, case, table, placement)
     subject = f"cpu: {exclusive_cpu_count_text(case.demand.exclusive_cpus)}"
-    refused = check_exclusive_limits(case, subject, chosen_cpus.cpus, chosen_cpus.idle)
-    if refused is not None:
-        return RejectionWithAlignment.with_alignment(refused, placement.alignment)
+    rejection = check_exclusive_limits(case, subject, chosen_cpus.cpus, chosen_cpus.idle)
+    if rejection is not None:
+        return RejectionWithAlignment.with_alignment(rejection, placement.alignment)
     numa_nodes = machine.topology.numa_of(chosen_cpus.cpus)
     placement = _with_device_sentences(case, placement, numa_nodes)
     sentences = [*placement.decision_steps, *chosen_cpus.notes]

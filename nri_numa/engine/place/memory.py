@@ -421,7 +421,7 @@ def _split_bytes_by_weight(
 def unpinned_memory_policy_rejection(requested: PlacementOptions) -> Rejection:
     """Reject a memory policy for a container without memory nodes."""
     return Rejection(
-        reason=RejectionReason.MEMORY_POLICY_WITHOUT_NODES,
+        reason=RejectionReason.MEMORY_POLICY_NEEDS_NODES,
         detail=f"{_memory_policy_text(requested)}, but nothing pins the memory of the "
         "container; "
         "expected numamem, or a policy that pins its memory",

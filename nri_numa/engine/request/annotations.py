@@ -459,14 +459,14 @@ def _read_annotations(
             remedy = f"{marker}{key}, or {marker}{key}.CONTAINER with the container's name"
         elif target is not None and target != container.name:
             continue
-        elif (refused := _permission_rejection(permission, key, value, list_limit)) is not None:
+        elif (expected := _permission_rejection(permission, key, value, list_limit)) is not None:
             if permission.on_denied is OnDenied.IGNORE:
                 ignored.append(
-                    f"{key} {quote_value(value)} ({source.text}) is ignored, expected {refused}"
+                    f"{key} {quote_value(value)} ({source.text}) is ignored, expected {expected}"
                 )
                 continue
             rule = f"{permission.name} allows pods of namespace {pod.namespace} no more"
-            rejection = _invalid_value_rejection(key, value, refused, source)
+            rejection = _invalid_value_rejection(key, value, expected, source)
             return replace(rejection, reason=RejectionReason.NOT_PERMITTED, rule=rule)
         else:
             level = everybodys if target is None else mine

@@ -395,7 +395,9 @@ def _unrequested_rejection(
         f"does not have it), because {requested.source_text('cpus')} sets cpus: exclusive"
     )
     value = _size_text(requested_milli)
-    return _demand_rejection(f"cpu request is {value}", remedy, reason=RejectionReason.UNPAID_CPUS)
+    return _demand_rejection(
+        f"cpu request is {value}", remedy, reason=RejectionReason.CPUS_NOT_REQUESTED
+    )
 
 
 def _size_text(milli: int) -> str:
@@ -404,7 +406,7 @@ def _size_text(milli: int) -> str:
 
 def _fractional_rejection(requested: PlacementOptions, milli: int) -> Rejection:
     cause = f"because {requested.source_text('cpus')} sets cpus: exclusive"
-    example, reason = "", RejectionReason.NO_CPUS
+    example, reason = "", RejectionReason.NO_CPU_REQUEST
     if milli:
         example, reason = f" such as {milli // 1000 + 1}", RejectionReason.FRACTIONAL_CPUS
     remedy = f"a whole number of CPUs{example}, {cause}"
@@ -424,7 +426,7 @@ def _unknown_cpus_rejection(pod: PodSandbox) -> Rejection:
         "a CPU limit as well, because the number of exclusive CPUs is not known: "
         + _shares_limit_text(pod)
     )
-    return _demand_rejection(subject, remedy, reason=RejectionReason.UNKNOWN_CPUS)
+    return _demand_rejection(subject, remedy, reason=RejectionReason.CPU_REQUEST_UNKNOWN)
 
 
 def cpu_limit_milli(resources: Resources, notes: list[str]) -> int:

@@ -134,7 +134,7 @@ const link = { lost: "", heard: 0, version: "", upgraded: false, odd: "" };
 const numbers = new Map();
 
 function numberOwners(containers) {
-  const owners = containers.filter((c) => ["exclusive", "explicit"].includes(c.kind) || (c.kind === "kept" && cpus.get(first(c.cpus))?.owners.includes(c)));
+  const owners = containers.filter((c) => ["exclusive", "listed"].includes(c.kind) || (c.kind === "reservation" && cpus.get(first(c.cpus))?.owners.includes(c)));
   const alive = new Set(owners.map((c) => c.id));
   for (const id of numbers.keys()) if (!alive.has(id)) numbers.delete(id);
   const used = new Set(numbers.values());
@@ -207,9 +207,9 @@ function picture() {
     each(node.kubelet, (info) => { info.state = "kubelet"; });
   }
   for (const c of assignments.containers) {
-    if (["exclusive", "kept"].includes(c.kind)) each(c.cpus, (info) => { if (info.state === "exclusive") info.owners.push(c); });
+    if (["exclusive", "reservation"].includes(c.kind)) each(c.cpus, (info) => { if (info.state === "exclusive") info.owners.push(c); });
     else if (c.kind === "kubelet") each(c.foreignCPUs, (info) => { if (info.state === "kubelet") info.owners.push(c); });
-    else if (c.kind === "explicit") {
+    else if (c.kind === "listed") {
       each(c.cpus, (info) => {
         info.owners.push(c);
         if (!["exclusive", "idle", "kubelet"].includes(info.state)) info.state = "listed";
@@ -249,9 +249,9 @@ function disturbs(actual) {
 }
 
 /** Whether a container lacks what would be ideal: it has a wider set, or none of what it asked for. */
-const isWide = (c) => !c.aligned && c.kind !== "kept";
-const wideWord = (c) => (c.kind === "unbound" ? "unpinned" : "misaligned");
-const wideBadge = (c) => el("span", { class: "wide", title: `${c.kind === "unbound" ? "requested a placement and has none" : "misaligned"}: ${c.reason}` },
+const isWide = (c) => !c.aligned && c.kind !== "reservation";
+const wideWord = (c) => (c.kind === "unpinned" ? "unpinned" : "misaligned");
+const wideBadge = (c) => el("span", { class: "wide", title: `${c.kind === "unpinned" ? "requested a placement and has none" : "misaligned"}: ${c.reason}` },
   wideWord(c));
 
 /** What is marked of a container beside its kind. */
@@ -552,7 +552,7 @@ function drawFigures() {
     ["Exclusive CPUs", `${count.exclusive}`, `of ${all}${count.idle ? `, ${plural(count.idle, "idle sibling")}` : ""}${count.kubelet ? `, ${count.kubelet} by the kubelet` : ""}`],
     ["Shared pool", `${pool}`, `of ${all}${special ? `, ${special} of them reserved or listed` : ""}`],
     ["Memory allocated", size(sum("memoryAllocatedBytes")), `of ${size(sum("memoryBytes"))}`],
-    ["Containers", assignments.containers.filter((c) => c.kind !== "kept").length.toLocaleString("en"), kinds.join(", ")],
+    ["Containers", assignments.containers.filter((c) => c.kind !== "reservation").length.toLocaleString("en"), kinds.join(", ")],
     [status.observe ? "Would be rejected" : "Recent rejections", `${rejections.length}`, rejections.length ? `latest ${age(rejections[0].lastTime)} ago` : ""],
   ];
   const wide = assignments.containers.filter(isWide).length;
@@ -1000,7 +1000,7 @@ function startOver() {
   drawContainers();
 }
 
-const KINDS = ["exclusive", "explicit", "shared", "unbound", "foreign", "kubelet"];
+const KINDS = ["exclusive", "listed", "shared", "unpinned", "foreign", "kubelet"];
 
 function drawKinds(all) {
   const counts = new Map([["", all.length], ...KINDS.map((kind) => [kind, 0])]);
@@ -1035,7 +1035,7 @@ function drawRow(c, old) {
     const value = text(c);
     const content = name === "Pod" ? el("button", { type: "button", class: "plain", tabindex: -1 }, foreign(value)) : foreign(value);
     return el(name === "Pod" ? "th" : "td", { "data-label": name, title: value, scope: name === "Pod" && "row" },
-      name === "Pod" && el("span", { class: `cpu key ${number === undefined ? "none" : `${c.kind === "explicit" ? "listed" : "exclusive"} ${look(number)}`}`,
+      name === "Pod" && el("span", { class: `cpu key ${number === undefined ? "none" : `${c.kind === "listed" ? "listed" : "exclusive"} ${look(number)}`}`,
         "aria-hidden": "true" }, number === undefined ? "" : letters(number)),
       content, name === "Kind" && badges(c).flatMap((badge) => [" ", badge]));
   }));
@@ -1179,7 +1179,7 @@ function facts(pairs) {
 function linkTo(c) {
   const number = numbers.get(c.id);
   return el("button", { type: "button", class: "plain", onclick: () => choose({ id: c.id }, true) },
-    number !== undefined && el("span", { class: `cpu key ${c.kind === "explicit" ? "listed" : "exclusive"} ${look(number)}`, "aria-hidden": "true" }, letters(number)),
+    number !== undefined && el("span", { class: `cpu key ${c.kind === "listed" ? "listed" : "exclusive"} ${look(number)}`, "aria-hidden": "true" }, letters(number)),
     foreign(nameOf(c)));
 }
 
@@ -1277,13 +1277,13 @@ function aboutContainer(what) {
       ["Kept idle for it", a.idleSiblings], ["Kind", a.kind], ["Policy", a.policy], ["QoS class", a.qos],
       ["Threads", a.kind === "exclusive" ? a.smt : ""],
       ["Allocated", `${cpuAmount(a.cpuMilli)} CPUs, ${size(a.memoryBytes)}`],
-      ["Placement", a.aligned ? "" : a.kind === "unbound" ? "asked for a place and was left unpinned" : "wider than ideal"],
+      ["Placement", a.aligned ? "" : a.kind === "unpinned" ? "asked for a place and was left unpinned" : "wider than ideal"],
       ["Became reserved", a.reserved],
       ["Memory", a.memory && (a.memory.problem ? `where it is, is not known here: ${a.memory.problem}` : `${a.memory.localPercent} % on its own NUMA nodes`)],
       ["Waiting for CPUs", a.cpuPressure && waitsOf(a.cpuPressure)],
       ["Since", a.assignedAt ? new Date(a.assignedAt * 1000).toLocaleString() : ""], ["Id", a.id.slice(0, 12)]]),
     a && [el("h3", {}, "Really used"), ...usedBy(a)],
-    el("h3", {}, why.rejection ? (why.rejection.observed ? "Why it would have been refused" : "Why it was refused") : "Why"), reasons(why),
+    el("h3", {}, why.rejection ? (why.rejection.observed ? "Why it would have been rejected" : "Why it was refused") : "Why"), reasons(why),
     el("p", { class: "quiet foot" }, "As a document: ", el("a", { href: path }, path)),
   ].flat(), [shown, Boolean(c), why, detail.used.get(shown.id)]];
 }
@@ -1332,7 +1332,7 @@ function explained(c) {
   detail.explained.set(key, waiting);
   get(explainPath(c)).then((answer) => {
     const list = answer.explanations;
-    return list.find((one) => c.id ? one.assignment?.id === c.id : one.outcome === "refused") || list[0];
+    return list.find((one) => c.id ? one.assignment?.id === c.id : one.outcome === "rejected") || list[0];
   }).catch((error) => {
     if (error instanceof Unauthorized) failed(error);
     return { summary: c.reason || "", problem: error instanceof Unauthorized ? "the agent requires a token" : error.message };

@@ -16,7 +16,7 @@ from tests.beds.world import StillClock, World, container, pod, resources
 
 @pytest.fixture
 def world() -> World:
-    """An unbound container beside an owner."""
+    """An unpinned container beside an owner."""
     world = World(
         build_synthetic_topology(sockets=1, numa_per_socket=1, cores_per_numa=4, threads=1)
     )
@@ -61,7 +61,7 @@ def test_a_container_that_replaced_another_leaves_nothing_of_it_behind(world: Wo
 CHANGES: dict[str, Callable[[World], object]] = {
     "placed": lambda world: world.place(pod("more", {"numacpu": "2"})),
     "ended": lambda world: world.stop("free-app"),
-    "refused": lambda world: world.refuse(pod("wrong", {"numacpu": "63"})),
+    "refused": lambda world: world.reject(pod("wrong", {"numacpu": "63"})),
     "settings": lambda world: world.agent.apply_node_model(world.agent.current.machine),
 }
 

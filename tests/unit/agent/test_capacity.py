@@ -80,7 +80,7 @@ class CapacityBed(AgentBed):
         return self.agent.current.machine.settings.capacity_factor
 
     def gauge(self, name: str) -> dict[str, float]:
-        return self.samples(f"numa_node_{name}", "numa_node")
+        return self.samples(name, "numa_node")
 
     def nodes_for(self, name: str, cpus: int) -> str:
         """NUMA nodes that a container gets; empty when it is refused."""
@@ -106,8 +106,8 @@ def test_act_gives_new_containers_less_and_moves_none_that_runs(bed: CapacityBed
     assert str(bed.agent.current.state.allocations["before-app"].numa_nodes) == "0"
     assert bed.nodes_for("after", 3) == "1", "NUMA node 0 has three CPUs, but 4.8 of 8 are there"
     assert bed.gauge("measured_capacity_factor") == {"0": 0.6, "1": 1.0}
-    assert bed.gauge("steal_ratio") == {"0": pytest.approx(0.4), "1": pytest.approx(0.05)}
-    assert bed.gauge("waiting_tasks") == {}, "this kernel has no schedstat, which is no zero"
+    assert bed.gauge("cpu_steal_ratio") == {"0": pytest.approx(0.4), "1": pytest.approx(0.05)}
+    assert bed.gauge("cpu_waiting_tasks") == {}, "this kernel has no schedstat, which is no zero"
     assert bed.gauge("cpu_frequency_hertz") == {}, "nor cpufreq"
     bed.steal({})
     assert bed.factors() == {}

@@ -172,7 +172,7 @@ def test_a_claim_that_a_second_pod_has_is_written_again(bed: ClaimBed) -> None:
          f"has UID {OTHER} now, expected {UID}"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_met_here_is_refused(bed: ClaimBed, document: Any, words: str) -> None:
+def test_what_cannot_be_met_here_is_rejected(bed: ClaimBed, document: Any, words: str) -> None:
     bed.objects[UID] = document
     with pytest.raises(InvalidClaim, match=words):
         bed.prepare()
@@ -184,7 +184,7 @@ def test_uids_that_are_none_become_no_file_names(bed: ClaimBed) -> None:
         bed.prepare("../../etc/passwd")
 
 
-def test_another_allocation_of_the_same_claim_is_refused(bed: ClaimBed) -> None:
+def test_another_allocation_of_the_same_claim_is_rejected(bed: ClaimBed) -> None:
     bed.prepare()
     bed.objects[UID] = bed.claim(result(device="numa0"))
     with pytest.raises(InvalidClaim, match="prepared with another allocation"):
@@ -251,9 +251,9 @@ def test_a_variable_of_ones_own_gives_nothing(
     bed.prepare()
     of = pod(name, namespace=namespace)
     made = replace(container(of, wants=resources(4, 0.1)), mentions=named)
-    refused = bed.world.refuse(*bed.book.complete(of, made))
-    assert refused.reason == "ClaimNotPrepared"
-    assert words in refused.message
+    rejected = bed.world.reject(*bed.book.complete(of, made))
+    assert rejected.reason == "ClaimNotPrepared"
+    assert words in rejected.message
 
 
 def test_a_container_finds_its_cpus_in_device_metadata(bed: ClaimBed) -> None:

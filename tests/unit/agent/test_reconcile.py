@@ -51,10 +51,10 @@ class ReconcilerBed(DriftBed):
         self.listed_drifts()
 
     def counts(self) -> tuple[float, float, float]:
-        found, repaired, fights = (
-            self.count(f"drift_{what}_total") for what in ("found", "repaired", "fights")
+        found, repaired, abandoned = (
+            self.count(f"drift_{what}_total") for what in ("found", "repaired", "repairs_abandoned")
         )
-        return found, repaired, fights
+        return found, repaired, abandoned
 
     @property
     def log(self) -> str:
@@ -158,7 +158,7 @@ def test_somebody_who_keeps_rewriting_is_reported_and_not_fought(bed: Reconciler
     notices = bed.world.history.notices.notices_after()
     assert [(n.notice_kind, n.reason, n.pod, n.count) for n in notices] == [
         ("drift", "", "listed", 4),
-        ("drift", "GivenUp", "listed", 1),
+        ("drift", "RepairsAbandoned", "listed", 1),
     ]
     assert differing(bed) == {"listed-app": ("desired 1, actual 0-7", True, True)}
     assert bed.world.agent.drift.known["listed-app"].observed_at == bed.wall
@@ -272,7 +272,7 @@ class KernelBed(CgroupBed):
             )
         counts = self.world.metrics.registry.get_sample_value
         assert counts("nri_numa_drift_repaired_total") == 0
-        assert counts("nri_numa_drift_fights_total") == 0
+        assert counts("nri_numa_drift_repairs_abandoned_total") == 0
         assert "keeps rewriting" not in self.output.getvalue()
         assert self.output.getvalue().count(said) == 1
         assert said in self.world.agent.drift.known[name].difference_text
@@ -418,7 +418,7 @@ def test_a_difference_is_shown_until_it_is_repaired(bed: ReconcilerBed) -> None:
         }
     ]
     assert differing(bed) == {}
-    assert bed.count("neighbours_on_owned_cpus_seen_total") == 1
+    assert bed.count("exclusive_cpu_intrusions_total") == 1
 
 
 def test_seconds_on_owned_cpus_are_counted_while_they_pass(bed: ReconcilerBed) -> None:
@@ -432,7 +432,7 @@ def test_seconds_on_owned_cpus_are_counted_while_they_pass(bed: ReconcilerBed) -
     counted: dict[float, float] = {}
 
     def tick() -> None:
-        counted[round(bed.clock - started)] = bed.count("neighbours_on_owned_cpus_seconds_total")
+        counted[round(bed.clock - started)] = bed.count("exclusive_cpu_intrusion_seconds_total")
         if bed.clock >= started + 60:
             raise asyncio.CancelledError
 
@@ -444,10 +444,10 @@ def test_seconds_on_owned_cpus_are_counted_while_they_pass(bed: ReconcilerBed) -
     bed.settle("free-app")
     bed.on_sleep = lambda: None
     bed.round()
-    ended = bed.count("neighbours_on_owned_cpus_seconds_total")
+    ended = bed.count("exclusive_cpu_intrusion_seconds_total")
     bed.clock += 100
     bed.world.agent.drift.accumulate_seconds()
-    assert bed.count("neighbours_on_owned_cpus_seconds_total") == ended
+    assert bed.count("exclusive_cpu_intrusion_seconds_total") == ended
 
 
 def test_what_is_shown_never_changes_under_the_one_who_reads_it(bed: ReconcilerBed) -> None:

@@ -86,34 +86,34 @@ def test_a_listing_stays_what_it_was_while_the_agent_goes_on(bed: AgentBed) -> N
     assert {one.pod for one in bed.view.list_assignments().containers} == {"plain"}
 
 
-def test_explanations_cover_the_placed_and_the_refused(bed: AgentBed) -> None:
+def test_explanations_cover_the_placed_and_the_rejected(bed: AgentBed) -> None:
     (own,) = bed.view.explain_pod("shop", "own", None)
     assert own.outcome == "admitted"
     assert own.assignment is not None
     assert own.summary == own.assignment.reason != ""
     (greedy,) = bed.view.explain_pod("shop", "greedy", "main")
-    assert greedy.outcome == "refused"
+    assert greedy.outcome == "rejected"
     assert greedy.rejection is not None
     assert "9999" in greedy.summary
     assert bed.view.explain_pod("shop", "own", "other") == []
     assert bed.view.explain_pod("other", "own", None) == []
 
 
-def test_a_container_that_was_refused_and_then_placed_is_explained_once(bed: AgentBed) -> None:
+def test_a_container_that_was_rejected_and_then_placed_is_explained_once(bed: AgentBed) -> None:
     bed.create_pod("own2", numacpu="9999")
     bed.create_pod("own2")
     (one,) = bed.view.explain_pod("shop", "own2", None)
     assert one.outcome == "admitted"
 
 
-def test_the_kubelets_attempts_are_one_refusal_until_their_pod_goes(bed: AgentBed) -> None:
+def test_the_kubelets_attempts_are_one_rejection_until_their_pod_goes(bed: AgentBed) -> None:
     for _ in range(3):
         bed.create_pod("again", numacpu="9998")
     bed.create_pod("greedy", numacpu="9999")
     found = [(r.pod, r.reason, r.count) for r in bed.view.list_rejections()]
     assert found == [("greedy", "InvalidAnnotation", 2), ("again", "InvalidAnnotation", 3)]
-    refusal = bed.agent.history.rejections[0]
-    bed.agent.remove_pod("uid-again", refusal.pod_id)
+    rejection = bed.agent.history.rejections[0]
+    bed.agent.remove_pod("uid-again", rejection.pod_id)
     assert [r.pod for r in bed.view.list_rejections()] == ["greedy"]
     assert bed.view.explain_pod("shop", "again", None) == []
     # The runtime reports the pods that are left, after the agent was away.
@@ -154,10 +154,10 @@ def test_numa_info_names_cpus_one_by_one() -> None:
 
 def test_a_scrape_tells_the_same_as_the_list(bed: AgentBed) -> None:
     text = bed.metrics.render_metrics()
-    assert 'nri_numa_containers{kind="exclusive",preferred="true"} 1\n' in text
-    assert 'nri_numa_containers{kind="shared",preferred="true"} 0\n' in text
-    assert 'nri_numa_containers{kind="kubelet",preferred="false"} 0\n' in text
-    assert 'pod_name="own",container_name="main",kind="exclusive",policy="restricted"' in text
+    assert 'nri_numa_containers{kind="exclusive",aligned="true"} 1\n' in text
+    assert 'nri_numa_containers{kind="shared",aligned="true"} 0\n' in text
+    assert 'nri_numa_containers{kind="kubelet",aligned="false"} 0\n' in text
+    assert 'pod="own",container="main",kind="exclusive",policy="restricted"' in text
     pool = len(CPUSet.parse(bed.view.list_assignments().head.shared_pool))
     assert f"nri_numa_shared_pool_cpus {pool}\n" in text
 
@@ -250,7 +250,7 @@ def test_a_placed_container_is_explained_in_sentences_and_as_a_document(bed: Age
     assert greedy.decision_steps[0] == (
         "The rule: annotations must be valid and must not contradict each other."
     )
-    assert greedy.details["outcome"] == "refused"
+    assert greedy.details["outcome"] == "rejected"
 
 
 def test_an_explanation_follows_the_shared_cpus(bed: AgentBed) -> None:
@@ -417,7 +417,7 @@ def test_over_cri_it_is_shown_how_late_containers_were(bed: AgentBed) -> None:
     assert not any("tart delay" in step for step in told.decision_steps)
 
 
-def test_a_refused_resize_is_told_with_what_the_container_has() -> None:
+def test_a_rejected_resize_is_told_with_what_the_container_has() -> None:
     made = AgentBed()
     made.create_pod("own", policy="single-numa-node")
     made.pass_time(60)

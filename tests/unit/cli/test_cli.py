@@ -269,7 +269,7 @@ def test_check_takes_the_places_that_run_takes(sound: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("terminal")
-def test_status_shows_nodes_containers_and_refusals_within_80_columns(
+def test_status_shows_nodes_containers_and_rejections_within_80_columns(
     agent: tuple[str, object],
 ) -> None:
     result = invoke("status", "--api", agent[0], code=0)

@@ -143,9 +143,9 @@ def by_simulate(judged: dict[str, Any]) -> dict[str, str]:
     """The same as ``simulate`` says it, without nodes that it leaves out."""
     fits = {one["name"]: str(one["numaNodes"]) for one in judged["nodes"]}
     left = ("it is cordoned", "it has a taint", "the pod's node selector")
-    refused = {name: one["reason"] for one in judged["rejectedBy"] for name in one["nodes"]
+    rejected = {name: one["reason"] for one in judged["rejectedBy"] for name in one["nodes"]
                if not one["reason"].startswith(left)}  # fmt: skip
-    return {**refused, **fits}
+    return {**rejected, **fits}
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -53,7 +53,7 @@ def test_all_placed_is_0_and_told_with_where_why_and_how_full() -> None:
     assert "2 pods placed." in done.output
 
 
-def test_a_refusal_is_1_with_message_and_how_it_came_about() -> None:
+def test_a_rejection_is_1_with_message_and_how_it_came_about() -> None:
     done = simulate(write(pod("big", 9, "1Gi", SINGLE), pod("small", 1, "1Gi", SINGLE)), code=1)
     shows(done.output, "REJECTED", "0 pods placed, 1 rejection, 1 step not tried.")
     assert "Rejected: pods.yaml, document 1 (Pod big)" in done.output
@@ -152,7 +152,7 @@ def test_compare_shows_both() -> None:
     assert found["numaNodes"][0]["after"]["exclusive"] == 2
 
 
-def test_one_side_of_a_comparison_may_refuse() -> None:
+def test_one_side_of_a_comparison_may_reject() -> None:
     files = write(pod("a", 5, "1Gi", SINGLE), pod("b", 5, "1Gi", SINGLE))
     done = simulate("--compare", "capacityFactor={1: 0, 2: 0, 3: 0}", files, code=1)
     shows(done.output, "A: 2 pods placed.", "B: 1 pod placed, 1 rejection.")
@@ -168,9 +168,9 @@ def test_json_and_yaml_say_the_same() -> None:
     (had,) = first["containers"]
     place = "0-3", "0", "exclusive", "placed"
     assert (had["cpus"], had["mems"], had["kind"], had["verdict"]) == place
-    (refused,) = second["containers"]
-    assert refused["verdict"] == "rejected"
-    assert refused["explanation"]["rejection"]["reason"] == "TopologyAffinityError"
+    (rejected,) = second["containers"]
+    assert rejected["verdict"] == "rejected"
+    assert rejected["explanation"]["rejection"]["reason"] == "TopologyAffinityError"
     assert found["running"] == [
         {"namespace": "default", "pod": "db", "container": "app", "cpus": "0-3", "mems": "0"}
     ]

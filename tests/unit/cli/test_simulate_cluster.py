@@ -139,7 +139,7 @@ TAINT = {"key": "gpu", "value": "yes", "effect": "NoSchedule"}
 
 
 @pytest.mark.parametrize(
-    ("spec", "fits", "refused"),
+    ("spec", "fits", "rejected"),
     [
         ({}, ["plain"], {"tainted": "it has a taint", "ssd": "it is cordoned"}),
         ({"tolerations": [{"key": "gpu", "operator": "Exists"}]}, ["plain", "tainted"], {}),
@@ -149,7 +149,7 @@ TAINT = {"key": "gpu", "value": "yes", "effect": "NoSchedule"}
 )
 @pytest.mark.parametrize("asks", [True, False])
 def test_nodes_that_kube_scheduler_leaves_out_are_left_out(
-    spec: dict[str, Any], fits: list[str], refused: dict[str, str], asks: bool
+    spec: dict[str, Any], fits: list[str], rejected: dict[str, str], asks: bool
 ) -> None:
     names = ("plain", "tainted", "ssd")
     ssd = node("ssd", unschedulable=True)
@@ -163,7 +163,7 @@ def test_nodes_that_kube_scheduler_leaves_out_are_left_out(
     (judged,) = found["pods"]
     said = {name: one["reason"] for one in judged["rejectedBy"] for name in one["nodes"]}
     assert sorted(set(names) - said.keys()) == fits
-    assert all(text in said[name] for name, text in refused.items())
+    assert all(text in said[name] for name, text in rejected.items())
     assert judged["feasible"] is bool(fits)
     if not asks:
         text = simulate(cluster, wanted).stdout

@@ -108,7 +108,7 @@ def test_names_are_what_explain_takes(agent: Agent) -> None:
 
 
 @pytest.mark.parametrize(
-    ("narrowed", "refused", "containers", "empty"),
+    ("narrowed", "rejected", "containers", "empty"),
     [
         (["-n", "shop"], 1, 1, ""),
         (["-n", "infra"], 0, 1, ""),
@@ -119,20 +119,20 @@ def test_names_are_what_explain_takes(agent: Agent) -> None:
         (["-n", "shop", "--pod", "x"], 0, 0, "No containers of pod x in namespace shop."),
     ],
 )
-def test_refusals_are_narrowed_as_containers_are(
-    agent: Agent, narrowed: list[str], refused: int, containers: int, empty: str
+def test_rejections_are_narrowed_as_containers_are(
+    agent: Agent, narrowed: list[str], rejected: int, containers: int, empty: str
 ) -> None:
     output = invoke("status", *narrowed, "--api", agent[0]).output
-    assert ("Recent rejections" in output) is bool(refused)
-    assert len([line for line in output.splitlines() if " 202 " in line]) == refused
+    assert ("Recent rejections" in output) is bool(rejected)
+    assert len([line for line in output.splitlines() if " 202 " in line]) == rejected
     assert empty in output
     document = json.loads(invoke("status", *narrowed, "-o", "json", "--api", agent[0]).output)
-    assert len(document["rejections"]) == refused
+    assert len(document["rejections"]) == rejected
     assert len(document["containers"]) == containers
 
 
 @pytest.mark.usefixtures("terminal")
-def test_more_refusals_than_a_terminal_wants_are_counted_there(
+def test_more_rejections_than_a_terminal_wants_are_counted_there(
     agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (one,) = agent[1].list_rejections()

@@ -305,7 +305,7 @@ def test_files_that_cannot_be_read_say_why(tmp_path: Path) -> None:
         "defaults: {numacpu: 1, bind: none}",
     ],
 )
-def test_bad_values_are_refused(tmp_path: Path, text: str) -> None:
+def test_bad_values_are_rejected(tmp_path: Path, text: str) -> None:
     found = mistakes(tmp_path, text)
     assert len(found) == 1
     assert ": " in found[0]
@@ -408,7 +408,7 @@ def test_a_reload_keeps_what_needs_a_restart() -> None:
 
 
 @pytest.mark.parametrize(("path", "sentence"), OLD_KEYS.items())
-def test_an_old_key_is_refused_by_a_sentence_that_says_what_to_do(
+def test_an_old_key_is_rejected_by_a_sentence_that_says_what_to_do(
     tmp_path: Path, path: str, sentence: str
 ) -> None:
     gathered = layers.LayeredDocument()
@@ -452,7 +452,7 @@ def test_the_kubelets_rules_are_those_of_the_mode_and_its_exceptions(
 
 
 @pytest.mark.parametrize("more", ["", "strategy: packed\n"])
-def test_an_unknown_rule_of_the_kubelet_is_refused_with_those_that_there_are(
+def test_an_unknown_rule_of_the_kubelet_is_rejected_with_those_that_there_are(
     tmp_path: Path, more: str
 ) -> None:
     text = f"{more}kubeletCompatibility: {{except: {{tie: true}}}}"

@@ -128,7 +128,7 @@ def test_a_mistake_is_named_with_what_was_expected(text: str, words: str) -> Non
 
 
 @pytest.mark.parametrize("path", OLD_KEYS)
-def test_an_old_key_is_refused_by_what_to_do_instead(path: str) -> None:
+def test_an_old_key_is_rejected_by_what_to_do_instead(path: str) -> None:
     """In a file, below a section that is gone as well, and in the environment."""
     sentence = OLD_KEYS[path]
     assert (" is gone" in f" {sentence}", "expected" in sentence) == (True, True)

@@ -221,7 +221,7 @@ def test_an_annotation_that_nobody_can_read_goes() -> None:
     assert cluster.zones is None
 
 
-def test_unknown_nodes_and_numa_nodes_are_refused_with_what_there_is() -> None:
+def test_unknown_nodes_and_numa_nodes_are_rejected_with_what_there_is() -> None:
     cluster = Cluster()
     for name, ids in (("a", "0-1,4"), ("old", ""), ("odd", "x")):
         cluster.see(name, ids)

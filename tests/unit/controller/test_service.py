@@ -64,8 +64,8 @@ async def test_what_is_put_is_written_shown_and_taken_away(bed: ControllerBed) -
     assert json.loads(text)["zones"] == {"0": 0.625}
     _, metrics = await bed.get("/metrics")
     assert "nri_numa_controller_leader 1.0" in metrics
-    assert "nri_numa_controller_lowered_nodes 1.0" in metrics
-    assert 'offers_total{result="accepted",source="put"} 2.0' in metrics
+    assert "nri_numa_controller_reduced_capacity_nodes 1.0" in metrics
+    assert 'source_reports_total{result="accepted",source="put"} 2.0' in metrics
     assert (await bed.ask("DELETE", PATH))[0] == 204
     await until(lambda: bed.zones("n1") is None)
     nothing = {"node": "n1", "zones": {}, "seconds": 0, "source": ""}
@@ -101,7 +101,7 @@ async def test_of_nodes_only_the_metadata_is_read_where_that_will_do(
     assert asked() == (every if whole else {("GET", f"{only}List"), ("WATCH", only)})
 
 
-async def test_bad_requests_are_refused_with_a_sentence(bed: ControllerBed) -> None:
+async def test_bad_requests_are_rejected_with_a_sentence(bed: ControllerBed) -> None:
     good = {"zones": {"0": 0.5}}
     cases: list[tuple[str, str, object, str | None, int, str]] = [
         ("PUT", PATH, good, None, 401, "expected the header Authorization"),
@@ -134,7 +134,7 @@ async def test_bad_requests_are_refused_with_a_sentence(bed: ControllerBed) -> N
         assert (found, said in text) == (code, True), (body, text)
     # Each of 13 sound documents; what document is not valid or has no token is no offer.
     metrics = (await bed.get("/metrics"))[1]
-    assert 'offers_total{result="refused",source="put"} 13.0' in metrics
+    assert 'source_reports_total{result="rejected",source="put"} 13.0' in metrics
     assert bed.writes() == []
 
 
@@ -155,8 +155,8 @@ async def test_an_api_server_that_is_away_is_said_once_and_waited_for(
     bed.cluster.fail(503, "shutting down", on="^PATCH")
     for factor in (0.5, 0.25):
         assert (await bed.ask("PUT", PATH, {"zones": {"0": factor}}))[0] == 200
-        refused = len(bed.writes())
-        await until(lambda refused=refused: len(bed.writes()) > refused)
+        rejected = len(bed.writes())
+        await until(lambda rejected=rejected: len(bed.writes()) > rejected)
     assert "nri_numa_controller_api_up 0.0" in (await bed.ask("GET", "/metrics"))[1]
     assert said("API server unavailable") == 1
     bed.cluster.recover()
@@ -321,7 +321,7 @@ async def test_the_page_of_the_cluster_is_there_where_switched_on(bed: Controlle
     assert TOKEN not in (await bed.get("/v1/cluster"))[1]
 
 
-def test_an_object_is_read_once_for_page_and_refused_pods(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_object_is_read_once_for_page_and_rejected_pods(monkeypatch: pytest.MonkeyPatch) -> None:
     """Twice, it was 4,800 events in a second of CPU."""
     seen = list[Any]()
     monkeypatch.setattr(

@@ -84,7 +84,7 @@ class StuckPodBed(EvictorBed):
 ROOM = {"full": (2, 2), "free": (8, 8)}
 
 
-def test_who_is_refused_for_a_while_goes_where_there_is_room() -> None:
+def test_who_is_rejected_for_a_while_goes_where_there_is_room() -> None:
     bed = StuckPodBed(ROOM)
     bed.see(pod("web"))
     assert bed.output.pending_count() == 1
@@ -325,11 +325,11 @@ def test_a_dry_run_asks_once_and_says_so() -> None:
         },
     ],
 )
-def test_a_status_of_something_else_is_no_refusal(status: dict[str, Any]) -> None:
+def test_a_status_of_something_else_is_no_rejection(status: dict[str, Any]) -> None:
     assert plugin_rejection({**pod("web"), "status": status}) == ""
 
 
-def test_init_containers_are_refused_too() -> None:
+def test_init_containers_are_rejected_too() -> None:
     found = pod("web")
     waits = found["status"].pop("containerStatuses")
     found["status"]["initContainerStatuses"] = [{"name": "first"}, *waits]

@@ -163,7 +163,7 @@ async def test_a_refused_container_is_taken_in_and_that_is_told_once(bed: CRIBed
         assert (namespace, pod, uid, container) == ("ns", "wrong", "wrong", "main")
         assert "77" in message
         assert len(bed.world.history.rejections) == 1
-        # It leaves CPUs that are somebody's, as every unbound one does.
+        # It leaves CPUs that are somebody's, as every unpinned one does.
         runtime.pod("own", cpus="exclusive")
         runtime.create("owner", "own", milli=1000)
         await until(lambda: runtime.cpus("refused") == "1-3", "it makes room")

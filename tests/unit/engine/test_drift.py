@@ -37,7 +37,7 @@ def seen(
 
 
 def node(*, owner: bool = True) -> World:
-    """An unbound, a listed and a sharing container, and one that owns two CPUs."""
+    """An unpinned, a listed and a sharing container, and one that owns two CPUs."""
     world = World(TOPOLOGY)
     world.synchronize()
     world.place(pod("free", qos=QoSClass.BEST_EFFORT))

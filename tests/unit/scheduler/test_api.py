@@ -453,7 +453,7 @@ async def test_an_old_view_of_the_cluster_is_said() -> None:
             in extender.health_problem()
         )
         assert extender.unready_reason() == ""
-        known = 'nri_numa_scheduler_known_age_seconds{kind="noderesourcetopologies"} 15.0'
+        known = 'nri_numa_scheduler_cache_age_seconds{kind="noderesourcetopologies"} 15.0'
         assert known in bed.metrics()
     extender.topologies.failing = None
     assert extender.health_problem() == "the API server has not answered for 15 s"
@@ -524,11 +524,11 @@ async def test_rights_that_are_missing_are_named_and_questions_wait(bed: Extende
 
 
 def activator(api: KubeClient, clock: Callable[[], float]) -> PodActivator:
-    wakes = SchedulerMetrics("test").wakes
-    return PodActivator(api, AgentConfig(), wakes, clock=clock, wall=lambda: 1.5)
+    wakeups = SchedulerMetrics("test").pod_wakeups
+    return PodActivator(api, AgentConfig(), wakeups, clock=clock, wall=lambda: 1.5)
 
 
-async def test_room_wakes_who_was_refused_and_nobody_else(cluster: ClusterObjects) -> None:
+async def test_room_wakes_who_was_rejected_and_nobody_else(cluster: ClusterObjects) -> None:
     now = 0.0
     made = activator(cluster, lambda: now)
     made.on_free_increased("n0")  # no pod waits
@@ -559,10 +559,10 @@ async def test_room_wakes_who_was_refused_and_nobody_else(cluster: ClusterObject
     assert request.body == {"metadata": {"annotations": {"numa.kubernetes.io/room": "1500"}}}
 
 
-async def test_who_takes_over_wakes_the_pods_that_were_refused_before(bed: ExtenderBed) -> None:
+async def test_who_takes_over_wakes_the_pods_that_were_rejected_before(bed: ExtenderBed) -> None:
     """They are in the scheduler's queue, and whoever refused them is gone."""
     bed.cluster.put(Resource.NODES, {"metadata": {"name": "n1"}})
     extender = bed.extender
     async with working(extender.run_ticks(), extender.activator.run(extender.is_leader)):
-        await until(lambda: "wakes_total 1.0" in bed.metrics())
+        await until(lambda: "pod_wakeups_total 1.0" in bed.metrics())
     assert [request.path for request in bed.cluster.requests] == ["/api/v1/nodes/n1"]

@@ -190,7 +190,7 @@ def test_of_a_pod_with_more_containers_the_first_ones_are_judged() -> None:
     policy=st.sampled_from(["single-numa-node", "restricted", "best-effort"]),
     limit=st.integers(0, 30),
 )
-def test_sums_alone_refuse_nothing_that_would_fit(
+def test_sums_alone_reject_nothing_that_would_fit(
     free: list[int], asks: list[tuple[int, int]], policy: str, limit: int
 ) -> None:
     parts = [container(f"c{n}", str(cpus), f"{gib}Gi") for n, (cpus, gib) in enumerate(asks)]
@@ -231,7 +231,7 @@ _GIBS = st.lists(st.integers(0, 32), min_size=4, max_size=4)
     cpus=st.integers(1, 50),
     gib=st.integers(1, 100),
 )
-def test_sums_refuse_nothing_that_the_topology_manager_admits(
+def test_sums_reject_nothing_that_the_topology_manager_admits(
     free: list[int], memory: list[int], whole: list[int], cpus: int, gib: int
 ) -> None:
     """Also where NUMA nodes have different amounts."""

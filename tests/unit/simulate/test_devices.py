@@ -86,7 +86,7 @@ def test_devices_of_two_numa_nodes_have_no_single_one() -> None:
     assert had(again, "b/app") == ["n0"]
 
 
-def test_too_few_refuse_the_pod_before_anything_of_it_is_placed() -> None:
+def test_too_few_reject_the_pod_before_anything_of_it_is_placed() -> None:
     result = run(wants("a", needs("one"), needs("two", gpu=5)), wants("b", needs(gpu=4)))
     (outcome,) = result.events[0].outcomes
     assert (outcome.container, outcome.reason) == ("two", "UnexpectedAdmissionError")
@@ -102,7 +102,7 @@ def test_pods_that_are_gone_give_their_devices_back() -> None:
         replicated("StatefulSet", "s", 0, spec, {"policy": "best-effort"}),
         wants("b", needs(gpu=2)),
     )
-    assert result.first_refused is None
+    assert result.first_rejected is None
     assert had(result, "b/app") == ["g0", "g1"]
 
 

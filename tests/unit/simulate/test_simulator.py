@@ -35,7 +35,7 @@ def fresh(result: Simulation) -> None:
 # --- creating -------------------------------------------------------------------------------------
 
 
-def test_a_refused_container_takes_its_pod_along() -> None:
+def test_a_rejected_container_takes_its_pod_along() -> None:
     spec = {
         "containers": [
             container("fits", {"limits": {"cpu": 2, "memory": "1Gi"}}),
@@ -132,7 +132,7 @@ def test_other_resources_are_a_resize_in_place(
     assert result.final_fill[0].memory_allocated_bytes == kept << 30
 
 
-def test_a_refused_pod_has_nothing_to_resize() -> None:
+def test_a_rejected_pod_has_nothing_to_resize() -> None:
     result = run(
         snc_smt(), pod("db", 9, "1Gi", SINGLE), pod("db", 2, "1Gi", SINGLE), keep_going=True
     )

@@ -324,7 +324,7 @@ def test_reading_beside_a_running_agent_changes_nothing(node: StateDirectoryBed)
 
 
 @pytest.mark.parametrize("pod", ["", "numa/nri-numa-x7k2p"])
-def test_two_agents_at_once_are_refused_by_the_name_of_the_first(
+def test_two_agents_at_once_are_rejected_by_the_name_of_the_first(
     node: StateDirectoryBed, monkeypatch: pytest.MonkeyPatch, pod: str
 ) -> None:
     for name, value in zip(("POD_NAMESPACE", "POD_NAME"), pod.split("/"), strict=False):

@@ -6,7 +6,8 @@ import io
 
 import pytest
 
-from nri_numa.engine.state import NodeState
+from nri_numa.engine.state import FORMER_KINDS, NodeState
+from nri_numa.model.reasons import FORMER_REASONS
 from nri_numa.model.workload import ChangedStateIds
 from nri_numa.observe import logs
 from nri_numa.observe.metrics import Metrics
@@ -20,7 +21,7 @@ SHORT = {
     "namespace": "shop",
     "pod": "web",
     "container": "app",
-    "kind": "unbound",
+    "kind": "unpinned",
     "qos": "BestEffort",
     "since": 0.0,
     "reason": "",
@@ -76,6 +77,19 @@ def test_what_older_versions_said_in_the_reason_alone_is_known(
     names = ("has_shortfall", "is_misaligned", "is_undecided", "moved_for", "unpinned_for")
     assert {name for name in names if getattr(one, name)} == facts
     assert (problems, one.reason) == ([], reason), "which older versions need again"
+
+
+@pytest.mark.parametrize(("former", "current"), FORMER_REASONS.items())
+def test_a_former_reason_is_read_as_the_current_one(former: str, current: str) -> None:
+    state, problems = state_from({"c/old": {**SHORT, "unpinned_for": former}})
+    assert (problems, state.allocations["old"].unpinned_for) == ([], current)
+
+
+@pytest.mark.parametrize(("former", "current"), FORMER_KINDS.items())
+def test_a_former_kind_is_read_as_the_current_one(former: str, current: str) -> None:
+    document = {**SHORT, "cpus": "1"} if current == "listed" else SHORT
+    state, problems = state_from({"c/old": {**document, "kind": former}})
+    assert (problems, state.allocations["old"].kind) == ([], current)
 
 
 def test_what_an_older_version_also_said_is_passed_over() -> None:

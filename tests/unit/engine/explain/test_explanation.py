@@ -75,13 +75,13 @@ def test_in_brief_it_is_what_happened_what_was_asked_for_and_why() -> None:
         "  numa.kubernetes.io/policy: single-numa-node).\n"
         "  NUMA node 0 was chosen: it has room for everything."
     )
-    refused = explain_text.render_text(
+    rejected = explain_text.render_text(
         ExplainingWorld().explain(SINGLE, resources(9, 8)), brief=True
     )
-    assert refused.startswith(
+    assert rejected.startswith(
         "default/web, container app\n  Rejected (TopologyAffinityError): cpu: 9"
     )
-    assert "The rule:" not in refused
+    assert "The rule:" not in rejected
 
 
 def test_defaults_that_do_not_matter_are_not_told() -> None:
@@ -187,15 +187,15 @@ def test_free_memory_has_one_rounding_in_one_answer() -> None:
     assert {*re.findall(r"13\.[0-9]|14 of", text)} == {"13.9"}
 
 
-def test_nothing_is_free_for_exclusive_use_where_the_pool_refuses() -> None:
+def test_nothing_is_free_for_exclusive_use_where_the_pool_rejects() -> None:
     node = ExplainingWorld(
         build_synthetic_topology(
             sockets=1, numa_per_socket=1, cores_per_numa=2, threads=1, memory_gib=2
         )
     )
-    refused = node.explain(SINGLE, resources(2, 0.5))
-    assert refused["rejection"]["reason"].startswith("SharedPool")
-    assert "for exclusive use" not in told(refused)
+    rejected = node.explain(SINGLE, resources(2, 0.5))
+    assert rejected["rejection"]["reason"].startswith("SharedPool")
+    assert "for exclusive use" not in told(rejected)
 
 
 # --- where it fits, and why there --------------------------------------------------------------
@@ -270,7 +270,7 @@ def test_a_resource_that_does_not_care_or_cannot_be_had_says_so() -> None:
 # --- refusals -----------------------------------------------------------------------------------
 
 
-def test_a_refusal_without_a_rule_still_reads_well() -> None:
+def test_a_rejection_without_a_rule_still_reads_well() -> None:
     decision = ExplainingWorld().decide(SINGLE, resources(9))
     assert isinstance(decision, Rejected)
     document = explanation.explain_rejection(
@@ -282,7 +282,7 @@ def test_a_refusal_without_a_rule_still_reads_well() -> None:
 
 def test_the_widened_say_what_they_could_not_have() -> None:
     document = ExplainingWorld().explain({**SINGLE, "on-failure": "widen"}, resources(9))
-    assert document["outcome"] == explanation.WIDENED_OUTCOME
+    assert document["outcome"] == explanation.MISALIGNED_OUTCOME
     assert "on-failure: widen, so more NUMA nodes are allowed." in told(document)
 
 
@@ -306,7 +306,7 @@ HOSTILE = "a\x1b[2J\nb\u202e\u2028"
 def test_hostile_names_are_shown_and_do_nothing() -> None:
     of = replace(pod("x", SINGLE), name=HOSTILE, namespace=HOSTILE)
     made = replace(container(of, wants=resources(9)), name=HOSTILE)
-    decision = ExplainingWorld().refuse(of, made)
+    decision = ExplainingWorld().reject(of, made)
     text = explain_text.render_text(
         explanation.explain_rejection(
             stored_explanation(decision.trace), decision.reason, decision.message

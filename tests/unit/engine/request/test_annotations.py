@@ -235,7 +235,7 @@ BAD_VALUES: list[tuple[str, str, str]] = [
 
 
 @pytest.mark.parametrize(("key", "value", "expectation"), BAD_VALUES)
-def test_a_bad_value_is_refused_by_name(key: str, value: str, expectation: str) -> None:
+def test_a_bad_value_is_rejected_by_name(key: str, value: str, expectation: str) -> None:
     for name in (key, f"{key}.main"):
         bad = asked({f"{PREFIX}/{name}": value})
         assert isinstance(bad, Rejection), bad
@@ -269,7 +269,7 @@ UNKNOWN_KEYS = [
 
 @pytest.mark.parametrize(("key", "expectation"), UNKNOWN_KEYS)
 @pytest.mark.parametrize("suffix", ["", ".main", ".another"])
-def test_an_unknown_key_under_our_prefix_is_refused_for_every_container(
+def test_an_unknown_key_under_our_prefix_is_rejected_for_every_container(
     key: str, expectation: str, suffix: str
 ) -> None:
     bad = asked({f"{PREFIX}/{key}{suffix}": "v1"})
@@ -317,7 +317,7 @@ CONTRADICTIONS: list[tuple[dict[str, str], str, str]] = [
 
 
 @pytest.mark.parametrize(("keys", "first", "second"), CONTRADICTIONS)
-def test_contradicting_keys_of_one_level_are_refused(
+def test_contradicting_keys_of_one_level_are_rejected(
     keys: dict[str, str], first: str, second: str
 ) -> None:
     for suffix in ("", ".main"):
@@ -427,7 +427,7 @@ def test_a_name_in_a_message_breaks_no_line_and_fills_no_event(name: str, shown:
     assert shown.format(source=f"annotation {PREFIX}/policy.") in found.detail
 
 
-def test_more_annotations_than_any_pod_needs_are_refused_as_a_whole() -> None:
+def test_more_annotations_than_any_pod_needs_are_rejected_as_a_whole() -> None:
     names = {f"{PREFIX}/load.c{n}": "high" for n in range(MAX_ANNOTATIONS)}
     assert isinstance(asked(names), PlacementOptions)
     found = asked(names | {f"{PREFIX}/load": "high"})

@@ -47,7 +47,7 @@ def test_what_can_be_true_is_believed(good: Allocation) -> None:
         (replace(OWNER, cpus=CPUSet()), "must own CPUs"),
         (replace(OWNER, exclusive=False), "must own CPUs"),
         (replace(SHARED, numa_nodes=NUMASet()), "must have NUMA nodes"),
-        (replace(OWNER, kind=ContainerKind.UNPINNED), "unbound cannot own"),
+        (replace(OWNER, kind=ContainerKind.UNPINNED), "unpinned cannot own"),
         (replace(OWNER, idle_siblings=CPUSet.parse("1")), "kept idle"),
         (replace(SHARED, idle_siblings=CPUSet.parse("5")), "kept idle"),
         (replace(SHARED, kind=ContainerKind.FOREIGN), "foreign"),

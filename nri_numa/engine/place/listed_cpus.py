@@ -43,7 +43,7 @@ class _CPUList(NamedTuple):
     decision_steps: tuple[str, ...] = ()
 
 
-def place_explicit(case: PlacementRequest) -> Placement | Rejection:
+def place_listed(case: PlacementRequest) -> Placement | Rejection:
     """Check the lists against machine and state, and apply them."""
     cpu_list, mems = _resolve_cpu_list(case), NO_NUMA_NODES
     if isinstance(cpu_list, Rejection):
@@ -217,7 +217,7 @@ def unpaid_cpus_rejection(case: PlacementRequest, cpus: CPUSet) -> Rejection:
     """Reject an exclusive list whose CPUs are not requested."""
     cause = _requested_text(case.requested, cpus, case.demand)
     return Rejection(
-        reason=RejectionReason.UNPAID_CPUS,
+        reason=RejectionReason.CPUS_NOT_REQUESTED,
         detail=f"{_list_subject(case)} with cpus: exclusive, but {cause}; expected a "
         "request for all of them, or a permission with unpaidCPUs "
         f"({case.requested.permission} does not have it)",
@@ -277,7 +277,7 @@ def _check_listed_cpus(case: PlacementRequest, withheld: CPUSet) -> Rejection | 
             f"{cpus_text(bad_cpus, 'is', 'are')} exclusive to {_exclusive_holder(state, bad_cpus)}",
             f"CPUs among {CPUSet.from_bits(case.node.exclusive_pool_bits)}",
             "listed CPUs must not be exclusive to another container",
-            reason=RejectionReason.CPU_OWNED,
+            reason=RejectionReason.CPU_EXCLUSIVE,
         )
     return None
 

@@ -207,7 +207,7 @@ def _combine_errors(subject: str) -> Iterator[None]:
 def _require_pods(manifests: Manifests) -> None:
     """Reject manifests without a pod, because it is the wrong file."""
     if not manifests.workloads:
-        raise InputError(problems_text(manifests.notes, "the manifests have no pod"))
+        raise InputError(problems_text(manifests.notes, "the manifests: there is no pod to place"))
 
 
 def _outcome_warnings(result: Simulation) -> list[str]:

@@ -304,7 +304,7 @@ def test_huge_pages_of_two_numa_nodes_are_withheld_on_each_as_far_as_they_may_be
     free = world.agent.current.desired.free_hugepages(GIB)
     assert free == {0: 0, 1: 0}
     assert any("the kernel chooses" in step for step in admitted.trace.decision_steps)
-    more = world.refused("more", SINGLE, 1, 1, pages={GIB: 2 * GIB})
+    more = world.rejected("more", SINGLE, 1, 1, pages={GIB: 2 * GIB})
     assert "hugepages-1Gi: 2 GiB needed, 0 B free" in more.message
     assert world.update("wide-app", resources(1, 2)) is None
     world.stop("wide-app")
@@ -376,7 +376,7 @@ def test_a_pod_that_was_placed_wide_by_one_container_is_no_place_for_a_strict_on
               "policy.c": "restricted", "policy.d": "best-effort"}  # fmt: skip
     of = pod("p", wishes)
     assert world.add(of, "a", 6.5, 12)[1] == "0-1"
-    assert "more than one" in world.refuse(of, container(of, "b", resources(0.5, 1))).message
+    assert "more than one" in world.reject(of, container(of, "b", resources(0.5, 1))).message
     assert world.add(of, "c", 0.5, 1)[1] == "0-1"
     assert world.add(of, "d", 0.5, 1)[1] == "0-1"
     world.stop("p-a")
@@ -384,8 +384,8 @@ def test_a_pod_that_was_placed_wide_by_one_container_is_no_place_for_a_strict_on
     world.add(pod("t", {"policy": "best-effort"}), "a", 1.5, 1)[1]
     of = pod("r", wishes)
     assert world.add(of, "a", 2.5, 1)[1] == "0-1"
-    refused = world.refuse(of, container(of, "c", resources(0.5, 1)))
-    assert "more than an empty machine would need" in refused.message
+    rejected = world.reject(of, container(of, "c", resources(0.5, 1)))
+    assert "more than an empty machine would need" in rejected.message
 
 
 # --- case 3 -----------------------------------------------------------------------------------

@@ -73,7 +73,7 @@ def test_kubelet_memory_groups_never_overlap() -> None:
     world.stop("pair-app")
     world.stop("two-app")
     assert world.put("one", SINGLE, 1, 1)[1] == "0"
-    assert "no larger set" in world.refused("pair", best, 1, 10).message
+    assert "no larger set" in world.rejected("pair", best, 1, 10).message
 
 
 def test_kubelet_memory_extends_what_a_pod_without_a_sum_was_given() -> None:
@@ -187,8 +187,8 @@ def test_kubelet_cpus_rejects_a_pod_whose_cpus_and_memory_need_different_widths(
     world = two_nodes(kubelet=KubeletRules(cpus=True))
     of = pod("p", {"policy": "restricted", "scope": "pod"}, total=resources(1.5, 10))
     world.add(of, "a", 0.5, 5)
-    refused = world.refuse(of, container(of, "b", resources(1, 5)))
-    assert "more than its CPUs need" in refused.message
+    rejected = world.reject(of, container(of, "b", resources(1, 5)))
+    assert "more than its CPUs need" in rejected.message
 
 
 # --- Cases 5 and 8 of the policies: options of the kubelet's, and which do not go together ------

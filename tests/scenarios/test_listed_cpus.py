@@ -211,6 +211,6 @@ def test_numamem_of_one_container_must_be_where_its_pod_is() -> None:
     assert world.add(of, "a", 1, 1)[1] == "0"
     assert (
         "not near the memory of numamem 1"
-        in world.refuse(of, container(of, "b", resources(1, 1))).message
+        in world.reject(of, container(of, "b", resources(1, 1))).message
     )
     assert world.add(of, "c", 1, 1)[1] == "0"

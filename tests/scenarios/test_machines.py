@@ -85,9 +85,9 @@ def test_case_9_a_tier_that_is_full_serves_nobody() -> None:
 
 def test_case_9_a_strict_policy_names_the_tier_that_nobody_let_in() -> None:
     world = World(told(issue_machine(), {}, {0: 4, 1: 4, 2: 22, 3: 22}))
-    refused = world.refused("large", SINGLE, 2, 20)
+    rejected = world.rejected("large", SINGLE, 2, 20)
     assert "memory-only NUMA nodes 2-3 (memory tier 22) with 128 GiB are excluded" in (
-        refused.message
+        rejected.message
     )
 
 
@@ -222,8 +222,8 @@ def test_case_9_where_no_numa_node_has_both_there_is_one_tier() -> None:
     assert world.place(of, wants=resources(2, 12))[1] == "1-2"
     # Unless the kernel tells that it is another one.
     slow = World(told(topology, {}, {1: 4, 2: 22}))
-    refused = slow.refuse(of, wants=resources(2, 12))
-    assert "memory-only NUMA node 2 (memory tier 22) with 8 GiB is excluded" in refused.message
+    rejected = slow.refuse(of, wants=resources(2, 12))
+    assert "memory-only NUMA node 2 (memory tier 22) with 8 GiB is excluded" in rejected.message
 
 
 def test_case_9_a_rejection_for_cpus_says_nothing_of_tiers() -> None:
@@ -450,11 +450,11 @@ def _wants(total: float = 0) -> tuple[World, object, object]:
 @pytest.mark.parametrize("total", [0, 300])
 def test_case_12_shares_that_saturate_are_no_number(total: float) -> None:
     world, of, made = _wants(total)
-    refused = world.refuse(of, made)  # type: ignore[arg-type]
-    assert refused.reason == "CPURequestUnknown"
-    assert "a request of 256 CPUs or more" in refused.message
-    assert "is not known" in refused.message
-    assert ("the limit of its pod is 300 CPUs" in refused.message) is bool(total)
+    rejected = world.reject(of, made)  # type: ignore[arg-type]
+    assert rejected.reason == "CPURequestUnknown"
+    assert "a request of 256 CPUs or more" in rejected.message
+    assert "is not known" in rejected.message
+    assert ("the limit of its pod is 300 CPUs" in rejected.message) is bool(total)
 
 
 def test_case_12_shared_ones_need_at_least_that() -> None:

@@ -65,9 +65,9 @@ def test_one_that_asks_for_cpus_of_its_own_is_rejected_what_its_pod_does_not_hav
     node = World(machines.dual_no_smt())
     of = pod("p", {**NARROW, "cpus.b": "exclusive"}, total=resources(4, 4))
     node.add(of, "a", 2, 1)
-    refused = node.refuse(of, container(of, "b", resources(4, 4)))
-    assert refused.reason == "CPUsNotRequested"
-    assert refused.message.startswith(
+    rejected = node.reject(of, container(of, "b", resources(4, 4)))
+    assert rejected.reason == "CPUsNotRequested"
+    assert rejected.message.startswith(
         "pod default/p, container b: cpu request is 2 CPUs, expected 4 CPUs, or a permission with "
         "unpaidCPUs"
     )
@@ -289,7 +289,7 @@ def test_two_containers_share_the_list_and_nobody_else_does(world: World) -> Non
     assert sum(c.cpu_milli for c in state.charges.values()) == 4000, "counted once"
     assert world.has("plain-app")[0] == "0-1,6-15"
     says(
-        world.refused("other", {"numacpu": "5"}),
+        world.rejected("other", {"numacpu": "5"}),
         "CPUExclusive",
         "default/db/log and default/db/main",
     )
@@ -373,9 +373,9 @@ def test_requests_of_the_whole_pod_pay_for_its_list(world: World) -> None:
         assert world.add(of, name, cpus) == ("2-5", "")
     world.check()
     poor = pod("poor", {"numacpu": "8-11", "cpus": "exclusive"}, total=resources(3))
-    refused = world.refuse(poor, container(poor, "main", resources(2)))
-    assert refused.reason == "CPUsNotRequested"
-    assert "its pod requests 3 of 4 CPUs" in refused.message
+    rejected = world.reject(poor, container(poor, "main", resources(2)))
+    assert rejected.reason == "CPUsNotRequested"
+    assert "its pod requests 3 of 4 CPUs" in rejected.message
 
 
 def test_what_others_of_the_pod_have_does_not_pay_for_its_list(world: World) -> None:

@@ -37,9 +37,9 @@ def test_resize_from_shared_to_exclusive_that_does_not_fit_there_is_rejected(wor
     assert world.put("a", SINGLE, 0.5, 1) == ("0-3", "0")
     world.put("own", {**SINGLE, "numamem": "0"}, 3, 1)
     before = world.has("a-app")
-    refused = world.update_refused("a-app", resources(2, 1))
-    assert refused.reason == "NotEnoughCPUs"
-    assert refused.message == (
+    rejected = world.update_refused("a-app", resources(2, 1))
+    assert rejected.reason == "NotEnoughCPUs"
+    assert rejected.message == (
         "resize rejected: pod default/a, container app: cpu: 2 exclusive CPUs needed, 1 free for "
         "exclusive use on NUMA node 0 for it (smt: spread); held: default/own/app has "
         "exclusive CPUs 0-2"

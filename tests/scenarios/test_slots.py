@@ -126,11 +126,11 @@ def test_rules_contradict_and_defaults_give_way() -> None:
 
 @pytest.mark.parametrize("cpus", [0, 0.5, 1.5, 1, 3])
 def test_as_many_cpus_as_slots(cpus: float) -> None:
-    refused = usual().refuse(*holding("a", "slot-0,slot-1", cpus))
-    assert refused.reason == "SlotsMismatch"
+    rejected = usual().reject(*holding("a", "slot-0,slot-1", cpus))
+    assert rejected.reason == "SlotsMismatch"
     value = human_milli(int(1000 * cpus)) if cpus else "not set"
     assert f"cpu is {value} and it holds 2 slots of the device plugin, expected 2 CPUs" in (
-        refused.message
+        rejected.message
     )
 
 
@@ -227,9 +227,9 @@ def test_a_resize_would_part_cpus_from_slots(world: World) -> None:
     world.place(*holding("a", "slot-0,slot-1", 2))
     before = world.has("a-app")
     for cpus in (1, 3):
-        refused = world.update_refused("a-app", resources(cpus, 0.1))
-        assert refused.message.startswith("resize rejected: pod default/a, container app: cpu is")
-        assert refused.reason == "SlotsMismatch"
+        rejected = world.update_refused("a-app", resources(cpus, 0.1))
+        assert rejected.message.startswith("resize rejected: pod default/a, container app: cpu is")
+        assert rejected.reason == "SlotsMismatch"
     assert world.update("a-app", resources(2, 0.2)) is None  # memory alone
     assert world.has("a-app") == before
     assert world.allocation("a-app").slots == "slot-0,slot-1"

@@ -68,18 +68,18 @@ def rule_of(world: World) -> str:
 
 
 def test_a_best_effort_list_owns_nothing(world: World) -> None:
-    refused = world.refuse(*want("greedy", {"numacpu": "2-31", **OWN}, qos=BEST_EFFORT))
-    assert refused.reason == "CPUsNotRequested"
-    assert "numacpu is '2-31'" in refused.message
-    assert "the container requests 0 of 30 CPUs" in refused.message
-    assert "the built-in permission does not have it" in refused.message
+    rejected = world.reject(*want("greedy", {"numacpu": "2-31", **OWN}, qos=BEST_EFFORT))
+    assert rejected.reason == "CPUsNotRequested"
+    assert "numacpu is '2-31'" in rejected.message
+    assert "the container requests 0 of 30 CPUs" in rejected.message
+    assert "the built-in permission does not have it" in rejected.message
     assert rule_of(world) == "the CPU request must cover all exclusive CPUs"
 
 
 def test_a_burstable_limit_owns_nothing_and_keeps_its_quota(world: World) -> None:
-    refused = world.refuse(*want("greedy", OWN, burst(0.001, 28), qos=BURSTABLE))
-    assert refused.reason == "CPUsNotRequested"
-    assert "cpu request is not set, expected 28 CPUs" in refused.message
+    rejected = world.reject(*want("greedy", OWN, burst(0.001, 28), qos=BURSTABLE))
+    assert rejected.reason == "CPUsNotRequested"
+    assert "cpu request is not set, expected 28 CPUs" in rejected.message
     world.place(*want("paid", OWN, burst(2, 2), qos=BURSTABLE))
     assert len(world.cpus("paid-app")) == 2
 
@@ -187,9 +187,9 @@ def test_what_is_permitted_works_as_ever() -> None:
 def test_nothing_at_all_may_be_permitted() -> None:
     nothing = AnnotationPermission(name="permissions[0]", keys=())
     world = World(machines.dual_smt(), Settings(permissions=(nothing,)))
-    refused = world.refuse(*want("a", SINGLE, resources(2)))
+    rejected = world.reject(*want("a", SINGLE, resources(2)))
     assert "expected no annotation of nri-numa, because permissions[0] allows no more" in (
-        refused.message
+        rejected.message
     )
     assert world.place(*want("b", {}, resources(2))) == ("", "")
 
@@ -431,8 +431,8 @@ def test_a_part_of_a_small_machine_lets_lists_have_a_core_and_two_cpus(
     )
     world = World(small, Settings(limits=limits, permissions=KEEPS.permissions))
     if most < cores * threads:
-        refused = world.refuse(*want("more", {"numacpu": f"0-{most}"}, qos=BEST_EFFORT))
-        assert f"exceed the quota of {count_text(most, 'listed CPU')}" in refused.message
+        rejected = world.reject(*want("more", {"numacpu": f"0-{most}"}, qos=BEST_EFFORT))
+        assert f"exceed the quota of {count_text(most, 'listed CPU')}" in rejected.message
     if most:
         cpus = str(CPUSet(range(most)))
         assert world.place(*want("all", {"numacpu": cpus}, qos=BEST_EFFORT))[0] == cpus
@@ -440,15 +440,15 @@ def test_a_part_of_a_small_machine_lets_lists_have_a_core_and_two_cpus(
 
 def test_a_list_of_everything_does_not_keep_others_from_owning() -> None:
     world = World(machines.snc_smt(), KEEPS)
-    refused = world.refuse(*want("block", {"numacpu": "0-31"}, qos=BEST_EFFORT))
-    assert refused.reason == "QuotaExceeded"
+    rejected = world.reject(*want("block", {"numacpu": "0-31"}, qos=BEST_EFFORT))
+    assert rejected.reason == "QuotaExceeded"
     for words in ("16 listed CPUs (quotas.listedCPUs)", "0 used, 32 requested"):
-        assert words in refused.message
+        assert words in rejected.message
     world.place(*want("half", {"numacpu": "0-15"}, qos=BEST_EFFORT))
     world.place(*want("same", {"numacpu": "0-3"}, qos=BEST_EFFORT))
-    refused = world.refuse(*want("more", {"numacpu": "15-16"}, qos=BEST_EFFORT))
-    assert "16 used, 1 requested; expected at most 0 more" in refused.message
-    assert "default/half/app lists CPUs 0-15" in refused.message
+    rejected = world.reject(*want("more", {"numacpu": "15-16"}, qos=BEST_EFFORT))
+    assert "16 used, 1 requested; expected at most 0 more" in rejected.message
+    assert "default/half/app lists CPUs 0-15" in rejected.message
     world.place(*want("paid", {"numacpu": "16-17"}, resources(2)))
 
 
@@ -508,8 +508,8 @@ def test_quotas_of_exclusive_cpus_count_idle_siblings() -> None:
     assert rule_of(world).startswith("quotas.namespaces[0].exclusiveCPUs allows 6")
     world.place(*want("b", OWN, resources(2), namespace="team-1"))
     world.place(*want("c", OWN, resources(6), namespace="team-2"))  # each by itself
-    refused = world.refuse(*want("d", OWN, resources(5), namespace="other"))
-    assert "16 exclusive CPUs (quotas.exclusiveCPUs): 12 used, 5 requested" in refused.message
+    rejected = world.reject(*want("d", OWN, resources(5), namespace="other"))
+    assert "16 exclusive CPUs (quotas.exclusiveCPUs): 12 used, 5 requested" in rejected.message
     world.place(*want("d", OWN, resources(4), namespace="other"))
     assert len(world.agent.current.state.exclusive | world.agent.current.state.idle_siblings) == 16
 
@@ -525,18 +525,18 @@ def test_quotas_of_a_namespaces_lists() -> None:
     )
     world.place(*want("a", {"numacpu": "0-2"}, namespace="team"))
     world.place(*want("x", {"numacpu": "8-20"}, namespace="other"))
-    refused = world.refuse(*want("b", {"numacpu": "2-5"}, namespace="team"))
-    assert "4 listed CPUs of namespace team (quotas.namespaces[0].listedCPUs)" in refused.message
-    assert "3 used, 3 requested" in refused.message
-    assert "default" not in refused.message.partition("held")[2]
+    rejected = world.reject(*want("b", {"numacpu": "2-5"}, namespace="team"))
+    assert "4 listed CPUs of namespace team (quotas.namespaces[0].listedCPUs)" in rejected.message
+    assert "3 used, 3 requested" in rejected.message
+    assert "default" not in rejected.message.partition("held")[2]
     world.place(*want("b", {"numacpu": "2-3"}, namespace="team"))
 
 
 def test_idle_siblings_are_bounded_for_everybody_together() -> None:
     world = World(machines.dual_smt())
     world.place(*want("a", ISOLATED, resources(12)))
-    refused = world.refuse(*want("b", ISOLATED, resources(8)))
-    assert "16 idle siblings (quotas.idleCPUs): 12 used, 8 requested" in refused.message
+    rejected = world.reject(*want("b", ISOLATED, resources(8)))
+    assert "16 idle siblings (quotas.idleCPUs): 12 used, 8 requested" in rejected.message
     world.place(*want("b", ISOLATED, resources(4)))
 
 

@@ -453,7 +453,7 @@ SWITCHES = {
 
 @pytest.mark.parametrize("switch", SWITCHES)
 def test_a_switch_that_would_do_nothing_is_refused_with_what_is_missing(switch: str) -> None:
-    said = refusal(f"--set={switch}=true")
+    said = rejection(f"--set={switch}=true")
     assert f"{switch}: is on, but has no effect without {SWITCHES[switch]}=true" in said
 
 

@@ -95,7 +95,7 @@ class TestKubeletRules:
     def test_a_short_mask_is_extended(self) -> None:
         table = self.table({3: 5})
         assert self.grant(table, {1}, memory=12) == "0-1"
-        refused = self.grant(table, {3}, memory=12)
+        rejected = self.grant(table, {3}, memory=12)
         assert refused == "NUMA node 3 has too little memory, and no larger set fits"
 
     def test_groups_never_overlap(self) -> None:

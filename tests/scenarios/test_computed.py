@@ -620,7 +620,7 @@ def test_exclusive_for_a_whole_pod_rejects_no_sidecar(is_rule: bool) -> None:
     notices = [n for n in world.history.notices.notices_after() if n.notice_kind == "ignored"]
     assert [n.container for n in notices] == ["proxy", "burst", "debugger"]
     assert all("it shares CPUs despite cpus: exclusive" in n.message for n in notices)
-    says(world.update_refused("db-main", resources(1.5)), "FractionalCPUs")
+    says(world.update_rejected("db-main", resources(1.5)), "FractionalCPUs")
 
 
 def test_exclusive_of_one_container_or_of_a_pod_without_a_whole_cpu_is_strict() -> None:

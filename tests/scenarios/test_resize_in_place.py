@@ -37,7 +37,7 @@ def test_resize_from_shared_to_exclusive_that_does_not_fit_there_is_rejected(wor
     assert world.put("a", SINGLE, 0.5, 1) == ("0-3", "0")
     world.put("own", {**SINGLE, "numamem": "0"}, 3, 1)
     before = world.has("a-app")
-    rejected = world.update_refused("a-app", resources(2, 1))
+    rejected = world.update_rejected("a-app", resources(2, 1))
     assert rejected.reason == "NotEnoughCPUs"
     assert rejected.message == (
         "resize rejected: pod default/a, container app: cpu: 2 exclusive CPUs needed, 1 free for "

@@ -227,7 +227,7 @@ def test_a_resize_would_part_cpus_from_slots(world: World) -> None:
     world.place(*holding("a", "slot-0,slot-1", 2))
     before = world.has("a-app")
     for cpus in (1, 3):
-        rejected = world.update_refused("a-app", resources(cpus, 0.1))
+        rejected = world.update_rejected("a-app", resources(cpus, 0.1))
         assert rejected.message.startswith("resize rejected: pod default/a, container app: cpu is")
         assert rejected.reason == "SlotsMismatch"
     assert world.update("a-app", resources(2, 0.2)) is None  # memory alone

@@ -222,7 +222,7 @@ def test_case_9_where_no_numa_node_has_both_there_is_one_tier() -> None:
     assert world.place(of, wants=resources(2, 12))[1] == "1-2"
     # Unless the kernel tells that it is another one.
     slow = World(told(topology, {}, {1: 4, 2: 22}))
-    rejected = slow.refuse(of, wants=resources(2, 12))
+    rejected = slow.reject(of, wants=resources(2, 12))
     assert "memory-only NUMA node 2 (memory tier 22) with 8 GiB is excluded" in rejected.message
 
 

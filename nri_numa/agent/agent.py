@@ -174,7 +174,7 @@ class Agent:
             self._replace_state(decision.state, decision.change, rejected.trace.pod)
             outcome = self._apply_moves(node.state, decision)
         if isinstance(outcome, str):
-            return replace(rejected, room_text=f"no room could be made: {outcome}")
+            return replace(rejected, room_text=f"no container could be moved: {outcome}")
         return replace(decision, updates=outcome)
 
     def move_for_newcomer(self, decision: Admitted) -> str:

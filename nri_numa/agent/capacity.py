@@ -113,7 +113,7 @@ class ExternalCapacity(CapacityMonitor):
         except FileNotFoundError:
             pass
         except UnicodeDecodeError:
-            problems = {"cannot be read: is no UTF-8"}
+            problems = {"cannot be read: is not UTF-8"}
         except OSError as error:
             problems = {f"cannot be read: {error.strerror or error}"}
         now, capacity = self._now(), self._capacity

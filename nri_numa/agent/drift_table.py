@@ -32,16 +32,16 @@ class DriftStatus(msgspec.Struct, frozen=True):
 
     @property
     def difference_text(self) -> str:
-        """Text of both sides: ``meant 4-7, has 0-7; memory nodes: meant 0, has 0-1``.
+        """Text of both sides: ``desired 4-7, actual 0-7; memory nodes: desired 0, actual 0-1``.
 
         Any other difference is the finding.
         """
         drift, actual, parts = self.drift, self.drift.actual, list[str]()
         if drift.desired_cpus:
-            parts.append(f"meant {drift.desired_cpus}, has {actual.effective_cpus or 'none'}")
+            parts.append(f"desired {drift.desired_cpus}, actual {actual.effective_cpus or 'none'}")
         if drift.desired_mems:
             mems = actual.effective_mems or "none"
-            parts.append(f"memory nodes: meant {drift.desired_mems}, has {mems}")
+            parts.append(f"memory nodes: desired {drift.desired_mems}, actual {mems}")
         if parts and drift.obstacle:
             parts.append(drift.obstacle)
         return "; ".join(parts) or drift.finding

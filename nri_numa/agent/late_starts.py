@@ -108,8 +108,7 @@ class LateStarts:
         )
         self._agent.history.notices.add_notice(
             NoticedEventKind.UNPINNED,
-            "refused, and starts nevertheless, because over CRI no start can be prevented: "
-            f"{message}",
+            f"rejected, but started, because over CRI no start can be prevented: {message}",
             namespace=namespace,
             pod=pod,
             pod_uid=uid,

@@ -115,7 +115,7 @@ class MemoryMigrator:
         finally:
             migrating.pop(container_id, None)
         if unmoved > TOLERATED_REMOTE_BYTES:
-            obstacle = f"{human_bytes(unmoved)} would not move ({obstacle or 'pinned'})"
+            obstacle = f"{human_bytes(unmoved)} did not migrate ({obstacle or 'pinned'})"
         return _MigrationResult(total, unmoved, obstacle)
 
     async def _migrate_container(self, container_id: str) -> None:

@@ -66,7 +66,7 @@ PUSH_BATCH: Final = 32
 """Corrections of one push; each may cost the runtime a Synchronize of the whole node."""
 BLIND_ROUNDS_BEFORE_REPORT: Final = 3
 """Rounds without any cgroup before that is reported; one may fall between create and start."""
-UPDATE_WITHOUT_EFFECT_TEXT: Final = "the runtime took the update, and the cgroup is as before"
+UPDATE_WITHOUT_EFFECT_TEXT: Final = "the runtime accepted the update, but the cgroup did not change"
 
 
 class RoundResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,7 +125,7 @@ class DriftReports:
             record = self._current.state.allocations.get(correction.container_id)
             if record is not None and record.kind is not ContainerKind.UNPINNED:
                 self._notices.add_for_allocation(
-                    record, NoticedEventKind.UNDELIVERED_UPDATE, f"{correction.finding}; put right"
+                    record, NoticedEventKind.UNDELIVERED_UPDATE, f"{correction.finding}; repaired"
                 )
         now = self._clock.time()
         _log_each(
@@ -177,7 +177,7 @@ class DriftReports:
             entry.is_abandoned = True
             repairs = len(entry.recent_tries(self._clock.monotonic()))
             self._metrics.drift_repairs_abandoned.inc()
-            message = f"{correction.finding}; put right {repairs} times and rewritten again"
+            message = f"{correction.finding}; repaired {repairs} times, and rewritten each time"
             self._add_drift_notice(correction, message, NoticeMessageReason.REPAIRS_ABANDONED)
             log.warning(
                 "drift repairs abandoned",
@@ -211,7 +211,7 @@ class DriftReports:
             entry.is_without_effect = True
             new_corrections.append(correction)
             self._add_drift_notice(
-                correction, f"{correction.finding}; not put right: {UPDATE_WITHOUT_EFFECT_TEXT}"
+                correction, f"{correction.finding}; not repaired: {UPDATE_WITHOUT_EFFECT_TEXT}"
             )
         _log_each(
             log.warning,

@@ -108,7 +108,7 @@ class DeferredRoomSearches:
         elif immovable.isdisjoint(m.after.container_id for m in outcome.moves):
             problem = self._move(outcome)
             text = (
-                f"no room could be made: {problem}"
+                f"no container could be moved: {problem}"
                 if problem
                 else fits_after_moves_text(outcome.moves)
             )

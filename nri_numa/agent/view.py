@@ -39,7 +39,13 @@ from nri_numa.engine.node_model import NodeModel
 from nri_numa.engine.rebalance import movable_exclusive_by_node
 from nri_numa.engine.state import Allocation, ContainerKind, NodeState
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
-from nri_numa.model.machine import CoreKind, cpus_text, numa_text, topology_document
+from nri_numa.model.machine import (
+    CoreKind,
+    cpus_text,
+    listed_words_text,
+    numa_text,
+    topology_document,
+)
 from nri_numa.model.workload import CPUMode, MemoryPolicy, Policy, QoSClass, Scope
 from nri_numa.observe.metrics import MetricsSnapshot, NUMANodeSample
 from nri_numa.observe.notices import Rejection
@@ -208,7 +214,7 @@ class LiveView:
         effective = moment.cpus_of(allocation)
         explanation = self._agent.history.explanation_of(allocation.container_id)
         document = explain_allocation(allocation, explanation, str(effective))
-        notes = [f"since then refused: {rejection.message}"] if rejection is not None else []
+        notes = [f"since then rejected: {rejection.message}"] if rejection is not None else []
         if yielded_text := moment.yielded_text(allocation, effective):
             notes.append(f"listed {allocation.cpus}, {yielded_text}")
         ignored = self._agent.history.notices.ignored_annotations_of(allocation.pod_uid)
@@ -219,7 +225,8 @@ class LiveView:
             facts.append(displaced_text(assignment.displaced))
         if reserved := assignment.reserved:
             facts.append(
-                f"{cpus_text(reserved)} became reserved later: its own until it is created again"
+                f"{cpus_text(reserved)} became reserved later, exclusive to it until it is "
+                f"recreated"
             )
         if isinstance(assignment.start_delay, float):
             facts.append(start_delay_text(assignment.start_delay))
@@ -530,7 +537,8 @@ class StateSnapshot:
         names = list(self._holder_names(ceded, allocation.container_id))
         names += [f"{name} (by the kubelet)" for name in grant_holders(self.state, ceded)]
         text = str(cpus) if cpus <= allocation.cpus else f"the shared pool {cpus}"
-        return f"stands on {text}: {cpus_text(ceded, 'is', 'are')} exclusive to {', '.join(names)}"
+        gone_text = cpus_text(ceded, "is", "are")
+        return f"runs on {text}, because {gone_text} exclusive to {listed_words_text(names)}"
 
     def _holder_names(self, cpus: CPUSet, excluded_id: str) -> tuple[str, ...]:
         """Return the names of the holders of these CPUs."""

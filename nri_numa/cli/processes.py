@@ -65,7 +65,7 @@ NRI_CONFIG_DIR: Final = "/etc/nri/conf.d"
     metavar="DIR",
     default=NRI_CONFIG_DIR,
     show_default=True,
-    help="The runtime's directory of drop-ins, read at start when it launched us.",
+    help="The runtime's directory of drop-ins, read at start if the runtime launched the plugin.",
 )
 @setting_option(
     "http.address", "--http", metavar="HOST:PORT", help="Where to serve the API, or off."

@@ -83,16 +83,16 @@ _NEW_OPTION_OF: Final = {"--continue": "--keep-going", "--live-memory": "--measu
     "--compare",
     metavar="KEY=VALUE",
     multiple=True,
-    help="Do it a second time with this key, and show both; all --compare keys go together.",
+    help="Simulate a second time with this key, and show both; all --compare keys apply together.",
 )
-@click.option("--keep-going", is_flag=True, help="Go on after a rejection.")
+@click.option("--keep-going", is_flag=True, help="Continue after a rejection.")
 @click.option(
     "--measured-memory",
     is_flag=True,
-    help="Count memory that the machine's kernel says is in use, and free huge pages only.",
+    help="Use the kernel's free memory and free huge pages of the machine.",
 )
 @old_options(_NEW_OPTION_OF)
-@click.option("--verbose", "-v", is_flag=True, help="Say for every container how it came about.")
+@click.option("--verbose", "-v", is_flag=True, help="Explain the placement of every container.")
 @listing_option
 @click.pass_context
 def simulate(
@@ -171,7 +171,7 @@ def simulate(
     notes += [*_outcome_warnings(result), *_memory_policy_notes(result)]
     if devices is not None and not hinted:
         notes.append(
-            "devices.enabled is off in the configuration. This simulation takes it to be on, "
+            "devices.enabled is off in the configuration. This simulation assumes that it is on, "
             "because an inventory of devices was given"
         )
     if source is None and has_rejection:

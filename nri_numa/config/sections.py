@@ -785,7 +785,7 @@ class AgentConfig(Section, frozen=True):
     """By NUMA node, the part of its CPUs that is really there; 1 where nothing is said, 0 drains
     the NUMA node."""
     reserved_cpus: CPUList = ""
-    """CPUs, as a kernel list such as 0-1,32, that are never given exclusively."""
+    """CPUs, as a kernel list such as 0-1,32, that are never exclusive."""
     strict_reserved: bool = False
     """Keep the reserved CPUs out of the shared pool too."""
     reserved_memory: dict[int, Quantity | dict[str, Quantity]] = field(default_factory=dict)

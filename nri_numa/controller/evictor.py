@@ -518,7 +518,7 @@ class HostStealEvictor(_NUMANodeEvictor):
             f"{i}: {zones[i].factor:g}" for i in sorted(pod.numa_nodes) if i in zones
         )
         return (
-            f"the host takes away CPU time of NUMA node {format_id_list(pod.numa_nodes)} of node "
+            f"the host steals CPU time of NUMA node {format_id_list(pod.numa_nodes)} of node "
             f"{pod.node} (measured factor {factors or 'unknown'}, limit {self._below:g})"
         )
 

@@ -375,11 +375,13 @@ class ControllerService:
 
     def _check_write_allowed(self, request: HTTPRequest) -> None:
         if self._token is None:
-            raise APIError(403, "Forbidden", "controller.tokenFile is not set, so PUT is refused")
+            raise APIError(
+                403, "Forbidden", "controller.tokenFile is not set, so PUT is not allowed"
+            )
         self._token.check_request_token(request)
         problem = self.unready_reason()
         if request.header_value(FORWARDED_HEADER.encode()) and not self.lease.is_leader:
-            problem = "this replica does not lead any more"
+            problem = "this replica is no longer the leader"
         if problem:
             raise _not_ready_error(problem)
 
@@ -395,9 +397,7 @@ class ControllerService:
             try:
                 return await forward_to_replica(request, leader, self._certificate)
             except (aiohttp.ClientError, OSError, ValueError) as error:
-                raise _not_ready_error(
-                    f"{leader}, which leads, cannot be asked: {error}"
-                ) from error
+                raise _not_ready_error(f"{leader}, the leader, does not answer: {error}") from error
 
         return handle
 

@@ -280,7 +280,7 @@ class StuckPodEvictor(Evictor[StuckPod]):
     def _eviction_reason(self, pod: StuckPod, now_s: float) -> str:
         node = pod.target[0] if pod.target else ""
         return (
-            f"node {pod.node} has refused it for {now_s - pod.stuck_since:.0f} s, and {node} has "
+            f"node {pod.node} has rejected it for {now_s - pod.stuck_since:.0f} s, and {node} has "
             "room; "
             f"{pod.rejection_text}"
         )

@@ -50,7 +50,14 @@ from nri_numa.engine.state import (
     find_allocation_contradiction,
 )
 from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
-from nri_numa.model.machine import NO_CFS_QUOTA, cpus_text, inflect_for_ids, numa_text
+from nri_numa.model.machine import (
+    NO_CFS_QUOTA,
+    count_text,
+    cpus_text,
+    human_milli,
+    inflect_for_ids,
+    numa_text,
+)
 from nri_numa.model.reasons import Rejection
 from nri_numa.model.workload import SMT, Container, CPUMode, PodSandbox, Policy, Resources
 
@@ -190,11 +197,13 @@ def adopt_assignment(
     allocation, has_same_cpus = decoded
     if cpus_beyond := _cpus_beyond_lists_text(machine, pod, container, allocation):
         # Given back by `release`, or widened by another program.
-        return f"is out of date: the runtime has {cpus_beyond} for it, which it did not ask for"
+        return (
+            f"is out of date: the runtime has {cpus_beyond} for it, which its pod did not request"
+        )
     if not is_signed(text, container.id, machine.key):
         checked = _check_unsigned(machine, pod, container, allocation)
         if isinstance(checked, str):
-            return f"carries no signature of ours, and {checked}"
+            return f"is not signed by this agent, and {checked}"
         allocation = checked
     else:
         allocation = replace(allocation, **facts_of_caption(allocation.reason))
@@ -206,8 +215,9 @@ def adopt_assignment(
     if allocation.exclusive and not (has_same_cpus or is_size):
         # Resized since, and perhaps no owner any more: its present size must say the same.
         return (
-            f"is out of date: the runtime has {len(allocation.cpus)} CPUs for it, and it may use "
-            f"{size_milli}m"
+            "is out of date: the runtime has "
+            f"{count_text(len(allocation.cpus), 'CPU')} for it, and its size is "
+            f"{human_milli(size_milli)}"
         )
     idle_siblings = NO_CPUS
     if allocation.smt is SMT.ISOLATE:
@@ -228,7 +238,7 @@ def _check_unsigned(
     requested = machine.options_resolver(pod, container)
     requested = complete_options(machine.settings, pod, bare, requested)
     if isinstance(requested, Rejection):
-        return "what its pod asks for cannot be read"
+        return "the options of its pod are invalid"
     problem = _implausible_text(machine, pod, container, requested, claim)
     return problem or replace(claim, smt=requested.smt if claim.exclusive else SMT.ANY)
 
@@ -395,20 +405,20 @@ def _implausible_text(
         if requested.is_unpinned is not (claim.kind is ContainerKind.SHARED):
             return ""
         demand_text = "nothing" if requested.is_unpinned else "CPUs or memory nodes"
-        return f"says {claim.kind}, while its pod asks for {demand_text}"
+        return f"says {claim.kind}, but its pod requests {demand_text}"
     reserved = claim.cpus & machine.settings.reserved_cpus
     if claim.exclusive and reserved:
         return (
-            f"claims {cpus_text(reserved)}, which {inflect_for_ids(reserved, 'is', 'are')} reserved"
+            f"names {cpus_text(reserved)}, which {inflect_for_ids(reserved, 'is', 'are')} reserved"
         )
     if not container.resources.cpus:
-        return f"claims {cpus_text(claim.cpus)}, which the runtime did not give it"
+        return f"names {cpus_text(claim.cpus)}, which the runtime did not set"
     demand = compute_demand(pod, container, requested, machine.total_memory_bytes)
     if claim.kind is ContainerKind.LISTED:
         return _implausible_list_text(requested, claim, demand)
     count = 0 if isinstance(demand, Rejection) else demand.exclusive_cpus
     if len(claim.cpus) > count:
-        return f"claims {len(claim.cpus)} exclusive CPUs, while its pod asks for {count}"
+        return f"names {count_text(len(claim.cpus), 'exclusive CPU')}, but its pod requests {count}"
     return ""
 
 
@@ -419,17 +429,17 @@ def _implausible_list_text(
     if not claim.cpus <= requested.listed_cpus:
         return _unlisted_cpus_text(cpus_text(claim.cpus), requested.listed_cpus)
     if claim.exclusive:
-        text = f"claims exclusive {cpus_text(claim.cpus)}"
+        text = f"names exclusive {cpus_text(claim.cpus)}"
         if requested.cpus is not CPUMode.EXCLUSIVE:
-            return f"{text}, while its pod asks to list them only"
+            return f"{text}, but its pod only lists them"
         if isinstance(demand, Rejection) or not may_be_exclusive(requested, claim.cpus, demand):
-            return f"{text}, which its request does not pay for"
+            return f"{text}, which its pod does not request"
     elif not (claim.yields_to_exclusive or isinstance(demand, Rejection)) and is_yielding_list(
         requested, claim.cpus, demand
     ):
-        return f"claims to keep {cpus_text(claim.cpus)}, which its request does not pay for"
+        return f"says that it keeps {cpus_text(claim.cpus)}, which its pod does not request"
     return ""
 
 
 def _unlisted_cpus_text(claimed: str, listed: CPUSet | NUMASet) -> str:
-    return f"claims {claimed}, while its pod lists {listed or 'none'}"
+    return f"names {claimed}, but its pod lists {listed or 'none'}"

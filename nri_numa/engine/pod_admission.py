@@ -251,7 +251,7 @@ def _admit_without(
     allocations = desired.state.allocations
     resized = [u.container_id for u in decided.updates]
     resized = [i for i in resized if shared_group_key(allocations[i]) is None]
-    texts = [f"{reserved_text(a)} gave way" for a in released]
+    texts = [f"{reserved_text(a)} became free" for a in released]
     return replace(
         decided,
         released=tuple(released),
@@ -334,7 +334,7 @@ def _reserve_expected_containers(
         if isinstance(outcome, Rejected):
             return replace(
                 outcome.rejection,
-                detail=f"its pod is admitted whole, and container {name} would be refused: "
+                detail=f"its pod is admitted as a whole, and container {name} would be rejected: "
                 f"{outcome.rejection.detail}",
             )
         plan = plan.with_state(outcome)
@@ -402,10 +402,9 @@ def _reserve_pod_sum(
         return state  # later containers may request fractions, which need no exclusive CPUs
     return Rejection(
         reason=RejectionReason.NOT_ENOUGH_CPUS,
-        detail="its pod is admitted whole, and its other "
-        "containers need "
-        f"{human_milli(milli)} together; free beside it: {human_milli(free_milli)}",
-        rule="no container of a pod starts where another would be refused",
+        detail="its pod is admitted as a whole, and its other containers need "
+        f"{human_milli(milli)} together; free without this one: {human_milli(free_milli)}",
+        rule="no container of a pod starts if another one would be rejected",
     )
 
 

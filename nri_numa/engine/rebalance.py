@@ -42,7 +42,7 @@ from nri_numa.engine.state import (
     charges_with_cpu_removed,
 )
 from nri_numa.model.cpuset import NO_CPUS, NUMASet
-from nri_numa.model.machine import cpus_text, human_milli, numa_text
+from nri_numa.model.machine import cpus_text, human_milli, join_words, numa_text
 from nri_numa.model.reasons import Rejection
 from nri_numa.model.workload import (
     NO_CHANGED_IDS,
@@ -292,7 +292,7 @@ def fits_after_moves_text(moves: Collection[ContainerMove]) -> str:
         else f"{m.before.full_name} {move_text(m)}"
         for m in moves
     ]
-    return f"fits after moving {' and '.join(texts)}"
+    return f"fits after moving {join_words(texts)}"
 
 
 def move_text(move: ContainerMove) -> str:
@@ -315,14 +315,14 @@ def explain_blockers(
     if plan is None:
         return rejected
     moves, max_moves = plan.moves, node.machine.settings.rebalance_moves
-    text = f"it would fit if {' and '.join(map(_displaced_container_text, moves))}"
+    text = f"it would fit if {join_words([*map(_displaced_container_text, moves)])}"
     moved_ids = {m.before.container_id for m in moves}
     if moved_ids.isdisjoint(immovable_ids) and len(moves) <= max_moves:
         unmovable = [m for m in moves if not m.before.movable]
         if not unmovable:
-            text += ": movable, but memory is free only once it has moved"
+            text += "; all are movable, but their memory becomes free only after the move"
         elif (yield from _plan_if_movable(node, rejected, moved_ids, immovable_ids)) is not None:
-            text = f"it would fit if {' and '.join(map(_mover_text, unmovable))} were movable"
+            text = f"it would fit if {join_words([*map(_mover_text, unmovable)])} were movable"
             return replace(rejected, room_text=text)
     return rejected if must_move else replace(rejected, room_text=text)
 

@@ -693,7 +693,7 @@ def find_allocation_contradiction(a: Allocation) -> str:
     if a.kind is ContainerKind.FOREIGN and a.mems:
         return "a foreign container has no memory nodes of ours"
     if a.foreign_cpus and a.kind is not ContainerKind.FOREIGN:
-        return "only a foreign container is pinned by another component"
+        return "only a foreign container is pinned by another program"
     return ""
 
 

@@ -93,7 +93,7 @@ def adopt_kubelet_settings(
     missing = reserved_cpus - topology.possible
     if missing:
         differences.append(
-            f"{source} names {cpus_text(missing)}, which this machine does not have; passed over"
+            f"{source} names {cpus_text(missing)}, which this machine does not have; ignored"
         )
         reserved_cpus = reserved_cpus & topology.possible
     if reserved_cpus and not str(config.reserved_cpus):
@@ -116,7 +116,7 @@ def adopt_kubelet_settings(
     if missing_ids:
         differences.append(
             f"reservedMemory names {numa_text(','.join(map(str, sorted(missing_ids))))}, which "
-            "this machine does not have; passed over"
+            f"this machine does not have; ignored"
         )
     source = "reservedMemory"
     if not by_node and facts.reserved_bytes:
@@ -194,7 +194,7 @@ def _double_pinning_problems(config: AgentConfig, facts: KubeletFacts) -> list[s
         )
     if facts.topology_policy in ("restricted", "single-numa-node"):
         problems.append(
-            f"the kubelet's topologyManagerPolicy is {facts.topology_policy}: it refuses pods at "
-            "their admission, whatever their annotations say, before nri-numa is asked"
+            f"the kubelet's topologyManagerPolicy is {facts.topology_policy}: it rejects pods at "
+            f"their admission, before nri-numa and whatever their annotations say"
         )
     return problems

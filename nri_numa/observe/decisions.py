@@ -32,12 +32,12 @@ from nri_numa.observe.notices import (
 log = get_logger("agent")
 
 REJECTED_RUNNING_TEXT: Final = (
-    "it was running already, so it stays unpinned until its pod is made anew"
+    "it was running already, so it stays unpinned until its pod is recreated"
 )
 """Added to the rejection of a container that had started while the agent was not registered."""
 UNDONE_TEXT: Final = (
-    "admitted, and undone by the runtime before its start: another NRI plugin set the same, or the "
-    "OCI runtime failed; the runtime's log says which"
+    "admitted, but not started by the runtime: another NRI plugin set the same, or the "
+    "OCI runtime failed; see the runtime's log"
 )
 MAX_NAMED_NEIGHBOURS: Final = 5
 """Neighbours named in one log line; the others are counted."""
@@ -324,7 +324,7 @@ class DecisionReporter:
         self._notices.add_for_allocation(
             replace(reserved, container="") if is_pod_reservation else reserved,
             NoticedEventKind.RESERVATION_RELEASED,
-            f"{reserved_text(reserved)} gave way to {taker.full_name}",
+            f"{reserved_text(reserved)} became free for {taker.full_name}",
         )
 
     def log_requested_cpuset_overridden(

@@ -25,7 +25,7 @@ from nri_numa.scheduler.fit import (
     min_near_best_score_key,
 )
 
-NO_TOPOLOGY_TEXT: Final = "no NodeResourceTopology says what its NUMA nodes have"
+NO_TOPOLOGY_TEXT: Final = "no NodeResourceTopology object for this node"
 AGENT_NOT_READY_TEXT: Final = "its agent does not place containers now"
 UNREADABLE_TEXT: Final = "its NodeResourceTopology cannot be read"
 _MAX_CACHED_STALE_ROOMS: Final = 1000

@@ -140,7 +140,7 @@ def parse_journal(data: bytes) -> JournalContents:
         try:
             record = _decode_line(payload)
         except DECODE_ERRORS as error:
-            contents.problems.append(f"line {number} is intact but is no record: {error}")
+            contents.problems.append(f"line {number} is intact but not a record: {error}")
             continue
         if sequence != serial and contents.records and not contents.problems:
             contents.problems.append(f"line {number} has number {sequence} instead of {serial}")

@@ -61,7 +61,7 @@ class ActualCpuset(Document, frozen=True, kw_only=True):
     desired_cpus: Annotated[str, "Desired CPUs; empty if they are the actual ones."]
     desired_mems: Annotated[str, "Desired memory nodes; empty if they are the actual ones."]
     observed_at: Annotated[float, "When the drift was first observed; seconds since the epoch."]
-    text: Annotated[str, "Both sides: meant 4-7, has 0-7."]
+    text: Annotated[str, "Both sides: desired 4-7, actual 0-7."]
     finding: Annotated[str, "Content of the files of its cgroup."]
     on_exclusive_cpus: Annotated[bool, "True if it can run on exclusive CPUs of others."]
     holders: Annotated[

@@ -10,7 +10,7 @@ from tests.beds.objects import PREFIX, container, single, topology
 
 SAID = (
     "InsufficientCPUs: pod shop/{0}, container main: needs 4 exclusive CPUs; "
-    "most free for exclusive use: 2"
+    "at most 2 free for exclusive use"
 )
 
 

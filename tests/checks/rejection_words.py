@@ -8,7 +8,7 @@ from nri_numa.engine.decision import Rejected
 from nri_numa.engine.request.demand import SLOTS_KEY
 from nri_numa.engine.request.options import TABLE
 
-_WHO = re.compile(r"(?:resize refused: )?pod \S+, container \S+: ")
+_WHO = re.compile(r"(?:resize rejected: )?pod \S+, container \S+: ")
 _RESOURCE = r"(?:cpu|memory|hugepages-\d+[KMG]i|[\w.-]+/[\w.-]+)"
 _SHORT = re.compile(rf"({_RESOURCE}): (.+?) needed, (.+)")
 _SEVERAL = re.compile(rf"{_RESOURCE}(?: and {_RESOURCE})+: (each fits, but|different numbers) .+")

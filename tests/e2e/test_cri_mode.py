@@ -88,7 +88,7 @@ def test_pods_that_start_together_get_their_cpus(bed: Containerd, start: StartPl
     assert plugin.metric("nri_numa_late_start_seconds_count") >= len(names)
     assert plugin.json("/v1/status")["link"]["interface"] == "cri"
     (told,) = plugin.json(f"/v1/explain/default/{names[0]}")["explanations"]
-    assert any("ate by" in step or "n time" in step for step in told["decisionSteps"]), told[
+    assert any("tart delay" in step or "n time" in step for step in told["decisionSteps"]), told[
         "decisionSteps"
     ]
 

@@ -72,7 +72,7 @@ def test_a_watched_status_follows_the_node_until_it_is_interrupted(node: Embedde
         terminal.wait_for("\x1b[2J")  # the screen is cleared, not scrolled
         # The plugin goes away: that is said, and watching goes on.
         node.plugin.terminate()
-        terminal.wait_for("(trying again)")
+        terminal.wait_for("(retrying)")
         assert terminal.interrupt() == 0
         assert "Traceback" not in terminal.shown
     finally:

@@ -145,7 +145,7 @@ def test_the_api_tells_what_the_runtime_was_told(node: EmbeddedNode) -> None:
     steps = " ".join(one["decisionSteps"])
     assert f"It runs on exclusive CPUs {own.cpus}" in steps
     assert (
-        "It asked for 4 exclusive CPUs and 4 GiB on one NUMA node (annotation "
+        "It requests 4 exclusive CPUs and 4 GiB of memory on one NUMA node (annotation "
         "numa.kubernetes.io/policy: single-numa-node)."
     ) in steps
     assert one["details"]["pool"]["after"] != one["details"]["pool"]["before"]
@@ -307,7 +307,7 @@ def test_a_pod_that_starts_without_a_link_is_explained_and_noticed(node: Embedde
     container = created(node, "db", SINGLE, cpus=2)
     node.begin(container)
     assert container.cpus == "0-31"
-    since = r"there is no link to the runtime since 20[0-9: -]+ UTC \(.*\): containers that start"
+    since = r"no link to the runtime since 20[0-9: -]+ UTC \(.*\); containers that start"
     status, text = node.plugin.get("/v1/explain/default/db")
     assert status == 404
     assert re.search(since, text)

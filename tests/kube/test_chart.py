@@ -414,7 +414,7 @@ def test_a_pod_that_starts_while_nri_is_off_is_explained_and_pinned_later(
             assert len(everything) > 1
             status, text = node.plugin.get("/v1/explain/default/nri-off")
             assert status == 404
-            assert re.search("there is no link to the runtime since 20.* not pinned before", text)
+            assert re.search("no link to the runtime since 20.* are pinned when", text)
         finally:
             node.containerd.nri = True
             node.containerd.restart()

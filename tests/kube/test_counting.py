@@ -170,13 +170,13 @@ def test_explain_tells_both_sides(
     both = explained(node, "counted")
     assert "It runs on exclusive CPU" in both
     assert "1 slot of the device plugin" in both
-    assert f"The kubelet gave container main {RESOURCE} slot-0." in both
+    assert f"The kubelet granted container main {RESOURCE} slot-0." in both
     assert "nothing exclusive" in explained(node, "plain")
     socket = node.kubelet_root / "pod-resources/kubelet.sock"
     away = socket.with_suffix(".away")
     socket.rename(away)
     try:
-        assert "The kubelet's own word cannot be had" in explained(node, "counted")
+        assert "Could not ask the kubelet" in explained(node, "counted")
     finally:
         away.rename(socket)
 

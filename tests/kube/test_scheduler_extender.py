@@ -108,7 +108,7 @@ def placed(it: JsonObject) -> Any:
 
 def no_room(client: Client, name: str, cpus: int, most: int) -> None:
     """Until the scheduler says that this is why a pod has no node."""
-    why = f"needs {cpus} exclusive CPUs on one NUMA node; most free for exclusive use: {most}"
+    why = f"needs {cpus} exclusive CPUs on one NUMA node; at most {most} free for exclusive use"
     assert not bound(client.wait_pod(name, lambda it: why in unscheduled(it), "refused"))
 
 
@@ -616,7 +616,7 @@ def test_kubectl_shows_what_the_objects_say_where_no_controller_answers(
         1,
         True,
     )
-    assert "most free for exclusive use: 6" in done.stdout, "the scheduler's words"
+    assert "at most 6 free for exclusive use" in done.stdout, "the scheduler's words"
 
 
 def test_kubectl_has_the_controllers_verdict_by_the_role_and_the_uid(

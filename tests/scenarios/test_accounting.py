@@ -125,8 +125,8 @@ def test_a_rejection_says_whose_requests_the_shared_pool_serves(world: World) ->
         rejected = world.rejected("own", {**asks, "cpus": "exclusive"}, 2)
         assert rejected.message.endswith(
             "; held: default/other/app requests 8 CPUs of the shared pool, "
-            "default/big/app requests 7.5 CPUs of the shared pool, "
-            "default/small/app requests 0.25 CPUs of the shared pool"
+            "default/big/app requests 7.5 CPUs of the shared pool "
+            "and default/small/app requests 0.25 CPUs of the shared pool"
         ), rejected.message
 
 

@@ -72,7 +72,8 @@ def test_the_kubelets_verdict_stays_behind_its_setting() -> None:
     world = World(machines.dual_smt(), Settings(kubelet=KubeletRules(memory=True)))
     message = world.rejected("wide", {"policy": "restricted"}, 40, 1).message
     assert (
-        "wants one number of NUMA nodes for all, as the kubelet's does (kubeletCompatibility: "
+        "requires the same number of NUMA nodes for all, as the kubelet's does "
+        "(kubeletCompatibility: "
         "memory)" in message
     )
     world.put("none", {"numamem": "0"}, 0.5, 0)  # without memory it is in no group
@@ -302,7 +303,7 @@ def test_huge_pages_of_two_numa_nodes_are_withheld_on_each_as_far_as_they_may_be
     admitted = world.admit(of, wants=resources(1, 1, hugepages=pages))
     free = world.agent.current.desired.free_hugepages(GIB)
     assert free == {0: 0, 1: 0}
-    assert any("the kernel's choice" in step for step in admitted.trace.decision_steps)
+    assert any("the kernel chooses" in step for step in admitted.trace.decision_steps)
     more = world.rejected("more", SINGLE, 1, 1, pages={GIB: 2 * GIB})
     assert "hugepages-1Gi: 2 GiB needed, 0 B free" in more.message
     assert world.update("wide-app", resources(1, 2)) is None
@@ -375,7 +376,7 @@ def test_a_pod_that_was_placed_wide_by_one_container_is_no_place_for_a_strict_on
               "policy.c": "restricted", "policy.d": "best-effort"}  # fmt: skip
     of = pod("p", wishes)
     assert world.add(of, "a", 6.5, 12)[1] == "0-1"
-    assert "not one NUMA node" in world.reject(of, container(of, "b", resources(0.5, 1))).message
+    assert "more than one" in world.reject(of, container(of, "b", resources(0.5, 1))).message
     assert world.add(of, "c", 0.5, 1)[1] == "0-1"
     assert world.add(of, "d", 0.5, 1)[1] == "0-1"
     world.stop("p-a")
@@ -384,7 +385,7 @@ def test_a_pod_that_was_placed_wide_by_one_container_is_no_place_for_a_strict_on
     of = pod("r", wishes)
     assert world.add(of, "a", 2.5, 1)[1] == "0-1"
     rejected = world.reject(of, container(of, "c", resources(0.5, 1)))
-    assert "wider than an empty machine would need" in rejected.message
+    assert "more than an empty machine would need" in rejected.message
 
 
 # --- case 3 -----------------------------------------------------------------------------------
@@ -441,7 +442,7 @@ def test_a_list_does_not_take_the_last_cpus_of_a_numa_node_from_a_strict_pod() -
     assert rejected.reason == "SharedPoolEmpty"
     assert rejected.message == (
         "pod default/list, container app: numacpu is '0-3' (annotation numa.kubernetes.io/numacpu) "
-        "with cpus: exclusive, but that leaves no CPU on NUMA node 0 for default/strict/app, which "
+        "with cpus: exclusive, but it leaves no CPU on NUMA node 0 for default/strict/app, which "
         "shares CPUs there (policy restricted); expected one of 0-3 to be free"
     )
     world.stop("strict-app")
@@ -606,8 +607,8 @@ def test_exclusive_for_a_whole_pod_rejects_no_sidecar(is_rule: bool) -> None:
     of = pod("db", annotations, qos=QoSClass.BURSTABLE, total=resources(2.6))
     above = Resources(cpu_shares=512, cpu_quota=200_000, cpu_period=100_000)
     for name, wants, cause in (
-        ("proxy", resources(0.1), "100m"), ("main", resources(2), ""),
-        ("burst", above, "500m of 2000m"), ("debugger", resources(), "not set"),
+        ("proxy", resources(0.1), "0.1 CPUs"), ("main", resources(2), ""),
+        ("burst", above, "0.5 of 2 CPUs"), ("debugger", resources(), "not set"),
     ):  # fmt: skip
         admitted = world.admit(of, container(of, name, wants))
         kind = ContainerKind.SHARED if cause else ContainerKind.EXCLUSIVE
@@ -618,7 +619,7 @@ def test_exclusive_for_a_whole_pod_rejects_no_sidecar(is_rule: bool) -> None:
         assert bool(admitted.trace.ignored) == bool(cause)
     notices = [n for n in world.history.notices.notices_after() if n.notice_kind == "ignored"]
     assert [n.container for n in notices] == ["proxy", "burst", "debugger"]
-    assert all("it shares CPUs beside cpus: exclusive" in n.message for n in notices)
+    assert all("it shares CPUs despite cpus: exclusive" in n.message for n in notices)
     says(world.update_rejected("db-main", resources(1.5)), "FractionalCPUs")
 
 
@@ -674,15 +675,15 @@ def test_it_is_said(world: World) -> None:
         made = container(of, wants=resources(cpus, 1))
         found = admit(world.agent.current.desired, of, made)
         assert isinstance(found, Admitted)
-        said = [step for step in found.trace.decision_steps if "the scheduler held" in step]
+        said = [step for step in found.trace.decision_steps if "the scheduler chose" in step]
         if name == "first":
-            assert said == ["the scheduler held NUMA node 1: taken"]
+            assert said == ["the scheduler chose NUMA node 1, too"]
             assert found.warnings == ()
             world.place(of, made)
         else:
             (warning,) = found.warnings
             assert warning == (
-                "the scheduler held NUMA node 1, which no longer suits best: placed on NUMA node 0 "
+                "the scheduler chose NUMA node 1, which no longer fits best: placed on NUMA node 0 "
                 "instead"
             )
             assert said == [warning]

@@ -74,7 +74,7 @@ def test_a_container_is_placed_where_its_gpus_are(
     assert CPUSet.parse(where) <= (ON_0, ON_1)[numa_node]
     assert mems == str(numa_node)
     because = [step for step in world.steps("a-app") if "GPU" in step]
-    assert because == [f"on NUMA node {numa_node} because its GPU {said}"] * bool(said)
+    assert because == [f"on NUMA node {numa_node}, because its GPU {said}"] * bool(said)
 
 
 def test_gpus_with_no_cpu_near_are_named() -> None:
@@ -84,8 +84,8 @@ def test_gpus_with_no_cpu_near_are_named() -> None:
     of = pod("a", {"policy": "restricted", "cpus": "exclusive"})
     world.place(of, with_gpus(of, 10, **{f"g{i}": (i,) for i in range(5)}))
     assert [step for step in world.steps("a-app") if "GPU" in step] == [
-        "on NUMA nodes 0-1 because its GPU g0, g1 are there",
-        "although its GPU g2, g3, g4 are on NUMA nodes 2-4, which is not among them",
+        "on NUMA nodes 0-1, because its GPU g0, g1 are there",
+        "its GPU g2, g3, g4 are on NUMA nodes 2-4, outside of NUMA nodes 0-1",
     ]
 
 
@@ -110,7 +110,7 @@ def test_the_explanation_says_so_in_a_sentence(world: World) -> None:
     allocation = world.allocation("a-app")
     document = explain_allocation(allocation, world.history.explanation_of("a-app"), "4-7")
     text = "\n".join(explanation_sentences(document))
-    assert f"On NUMA node 1 because its GPU {GPU} is there." in text
+    assert f"On NUMA node 1, because its GPU {GPU} is there." in text
     assert "Variable PCIDEVICE_X names nothing: no hint." in text
     (gpu,) = [r for r in document["resources"] if r["resource"] == "GPU"]
     assert gpu["demand"] == 1
@@ -123,7 +123,7 @@ def test_devices_ignore_places_as_if_there_were_none_and_says_so(world: World) -
     where, mems = world.place(of, replace(made, devices=kinds))
     assert CPUSet.parse(where) <= ON_0
     assert mems == "0"
-    expected = f"devices: ignore, so GPU {GPU}, NIC nic0 and disk sda gave no hint"
+    expected = f"devices: ignore, so GPU {GPU}, NIC nic0 and disk sda are ignored"
     assert expected in world.steps("a-app")
     asked = world.grounds("a-app")
     assert asked.basis.requested is not None
@@ -188,10 +188,10 @@ def test_what_gives_no_hint_is_said_of_a_container_without_any_other_device(worl
 @pytest.mark.parametrize(
     ("gpus", "said"),
     [
-        ({"a": (1,)}, "although its GPU a is on NUMA node 1, which is not among them"),
+        ({"a": (1,)}, "its GPU a is on NUMA node 1, outside of NUMA node 0"),
         (
             {"a": (1,), "b": (1,)},
-            "although its GPU a, b are on NUMA node 1, which is not among them",
+            "its GPU a, b are on NUMA node 1, outside of NUMA node 0",
         ),
     ],
 )
@@ -225,7 +225,7 @@ def test_gpus_without_cpus_near_them_are_named() -> None:
     gpus = {"a": (0,), "b": (0,), "c": (1,), "d": (1,)}
     of = pod("p", {"policy": "best-effort"})
     steps = world.admit(of, with_gpus(of, **gpus)).trace.decision_steps
-    assert "although its GPU c, d are on NUMA node 1, which is not among them" in steps
+    assert "its GPU c, d are on NUMA node 1, outside of NUMA node 0" in steps
     of = pod("q", {"policy": "best-effort"})
     steps = world.admit(of, with_gpus(of, 5, **gpus)).trace.decision_steps
     assert not [step for step in steps if "although its GPU" in step]

@@ -58,7 +58,7 @@ def test_a_pin_on_exclusive_cpus_is_said_when_its_container_is_created(world: Wo
     real = StateSnapshot(world.agent.current.machine, world.agent.current.state, {}).drift_of(one)
     assert real is not None
     assert (real.cpus, real.on_exclusive_cpus, real.holders) == ("0", True, ("default/own/app",))
-    assert real.text == "pinned by another component to CPU 0"
+    assert real.text == "pinned by another program to CPU 0"
     assert (
         StateSnapshot(world.agent.current.machine, world.agent.current.state, {}).drift_of(
             "own-app"
@@ -178,7 +178,7 @@ def test_all_cpus_do_not_reach_those_that_are_strictly_reserved() -> None:
 @pytest.mark.parametrize(
     ("field", "said"),
     [
-        ({"pinned": "1"}, "only a foreign container is pinned by another component"),
+        ({"pinned": "1"}, "only a foreign container is pinned by another program"),
         ({"yieldingCPUs": True}, "only a list of shared CPUs can be soft"),
     ],
 )
@@ -224,7 +224,7 @@ def test_case_15_cpus_that_somebody_else_pinned_are_the_last(smt: str) -> None:
 def test_case_15_when_there_are_no_others_they_are_given_and_it_is_said(world: World) -> None:
     plain(world, "kubelets", "0-1")
     assert world.put("a", SINGLE, 3, 1)[0] == "0,2-3"
-    assert "CPU 0 is also used by containers that another component pinned there" in world.steps(
+    assert "CPU 0 is also used by containers that another program pinned there" in world.steps(
         "a-app"
     )
 

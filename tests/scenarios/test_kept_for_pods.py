@@ -68,8 +68,8 @@ def test_a_container_that_was_killed_comes_back_to_its_cpus() -> None:
     (left,) = world.agent.current.state.reservations_of(of.uid)
     assert shown_kind(world.agent.current.state, left) == "reservation"
     assert explanation_sentences(explain_allocation(left, None, str(had))) == [
-        "It does not run, and has CPUs 0-2 and memory of NUMA node 0, kept for its pod: the "
-        "container ended."
+        "It does not run. Reserved for its pod, because the container ended: CPUs 0-2 and memory "
+        "of NUMA node 0."
     ]
     says(rejected(world, pod("other", OWN), 1), "", "default/db/main has exclusive")
     world.check()
@@ -391,8 +391,9 @@ def test_a_pod_whose_sum_the_machine_does_not_have_is_rejected_with_its_first_co
     )
     answer = rejected(world, of, 3)
     assert answer.message == (
-        "pod default/wide, container late: its pod is admitted whole, and its other containers "
-        "need 17 CPUs together; free beside it: 13 CPUs"
+        "pod default/wide, container late: its pod is admitted as a whole, and its other "
+        "containers "
+        "need 17 CPUs together; free without this one: 13 CPUs"
     )
     assert not world.agent.current.state.allocations
 
@@ -544,8 +545,9 @@ def test_a_pod_is_rejected_with_its_first_container_where_a_later_one_has_no_pla
     of = named("pair", 14, '{"init":{"cpu":"2","ends":true},"a":{"cpu":"5"},"b":{"cpu":"9"}}')
     answer = world.reject(of, container(of, "init", resources(2, 1)))
     assert answer.message.startswith(
-        "pod default/pair, container init: its pod is admitted whole, and container b would be "
-        "refused: cpu: 9 exclusive CPUs needed"
+        "pod default/pair, container init: its pod is admitted as a whole, and container b would "
+        "be "
+        "rejected: cpu: 9 exclusive CPUs needed"
     )
     assert not world.agent.current.state.allocations
 

@@ -112,9 +112,9 @@ RULED = Settings(
         (Settings(), {"numacpu": "2,3"}, ""),  # the same as the kubelet
         (Settings(), {"numacpu": "1", "on-failure": "unpinned"}, "kubelet.override is never"),
         (RULED, {}, "annotation numacpu of the pod itself"),
-        (ANNOTATED, OWN, "not followed"),
-        (ANNOTATED, {"policy": "single-numa-node"}, "not followed"),
-        (ANNOTATED, {"smt": "isolate"}, "not followed"),
+        (ANNOTATED, OWN, "ignored, because"),
+        (ANNOTATED, {"policy": "single-numa-node"}, "ignored, because"),
+        (ANNOTATED, {"smt": "isolate"}, "ignored, because"),
     ],
 )
 def test_what_does_not_take_it_away_is_left_to_the_kubelet(
@@ -388,8 +388,8 @@ def test_a_list_of_granted_cpus_that_started_without_us_is_said_to_stay_unpinned
     text = explained(world, late.id)
     for said in (notice.message, text):
         assert "CPU 2 is exclusive to default/granted/app (by the kubelet)" in said
-        assert "t was running already, so it stays unpinned until its pod is made anew" in said
-    assert "It asked for CPU 2 (annotation numa.kubernetes.io/numacpu)." in text
+        assert "t was running already, so it stays unpinned until its pod is recreated" in said
+    assert "It requests CPU 2 (annotation numa.kubernetes.io/numacpu)." in text
 
 
 def explained(world: World, container_id: str) -> str:

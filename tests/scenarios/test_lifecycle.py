@@ -78,7 +78,7 @@ def test_a_creation_that_the_runtime_undid_is_said(world: World, reported: bool)
     assert world.count("undone_creations_total") == 1
     (notice,) = world.history.notices.notices_after()
     assert (notice.notice_kind, notice.pod, notice.container) == ("undone", "a", "app")
-    assert "undone by the runtime" in notice.message
+    assert "not started by the runtime" in notice.message
 
 
 @pytest.mark.parametrize("started", [True, False])

@@ -77,7 +77,7 @@ def test_reserved_cpus_are_out_of_reach_of_lists_but_the_operators(
     assert rejected.reason == "CPUReserved"
     assert "expected CPUs among 1-3" in rejected.message
     assert (
-        "never given exclusively"
+        "never exclusive"
         in world.history.explanation_of_rejection(world.history.rejections[-1]).basis.rule
     )
 
@@ -106,7 +106,7 @@ def test_huge_pages_that_do_not_fit_are_rejected_too(wishes: dict[str, str]) -> 
         assert (
             "numamem is '1' (annotation numa.kubernetes.io/numamem), but hugepages-1Gi: 2 GiB "
             "needed, 0 B free there; NUMA node 1: 0 B; expected NUMA nodes that hold it, "
-            "since a page that is not there ends in SIGBUS"
+            "because otherwise SIGBUS ends the container"
         ) in rejected.message
 
 
@@ -209,5 +209,8 @@ def test_numamem_of_one_container_must_be_where_its_pod_is() -> None:
     of = pod("p", {"policy": "single-numa-node", "scope": "pod", "numamem.b": "1",
                    "numamem.c": "0"}, total=resources(4, 4))  # fmt: skip
     assert world.add(of, "a", 1, 1)[1] == "0"
-    assert "not where numamem 1 is" in world.reject(of, container(of, "b", resources(1, 1))).message
+    assert (
+        "not near the memory of numamem 1"
+        in world.reject(of, container(of, "b", resources(1, 1))).message
+    )
     assert world.add(of, "c", 1, 1)[1] == "0"

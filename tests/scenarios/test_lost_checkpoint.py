@@ -195,7 +195,7 @@ def test_an_owner_whose_cpus_are_not_as_many_as_it_may_use_is_out_of_date(
     )
     world.restart(lost=True)
     assert world.count("assigned_annotations_rejected_total") == 1
-    assert "the runtime has 4 CPUs for it, and it may use 3000m" in caplog.text + str(
+    assert "the runtime has 4 CPUs for it, and its size is 3 CPUs" in caplog.text + str(
         [vars(record).get("fields") for record in caplog.records]
     )
 

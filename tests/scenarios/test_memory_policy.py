@@ -157,7 +157,7 @@ def told(world: World) -> str:
     return "\n".join(explanation_sentences(explain_allocation(allocation, known, "")))
 
 
-SAID = "asked to start it with the memory policy interleave: its memory in turn from each of its"
+SAID = "starts it with the memory policy interleave: its memory in turn from each of its"
 
 
 def test_it_is_kept_over_a_restart_and_over_a_resize(world: World) -> None:
@@ -227,7 +227,7 @@ def test_what_others_pin_is_left_to_them(world: World) -> None:
     answer = world.admit(pod("a", {"mempolicy": "bind"}), wants=replace(resources(1), cpus="3"))
     assert answer.adjustment.memory_policy is None
     assert (
-        "mempolicy: bind has no effect: another component pins the container"
+        "mempolicy: bind has no effect: another program pins the container"
         in answer.trace.decision_steps
     )
 

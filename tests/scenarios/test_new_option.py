@@ -120,7 +120,7 @@ def test_a_bad_value_of_the_operator_is_rejected_with_a_suggestion(text: str, pa
 def test_a_permission_says_which_values_it_allows() -> None:
     only = "permissions: [{values: {colour: [red]}}]"
     assert (
-        "expected one of red, which is all that permissions[0] allows"
+        "expected one of red, because permissions[0] allows no more"
         in asked({"colour": "blue"}, only)[1]
     )
 

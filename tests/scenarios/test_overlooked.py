@@ -268,7 +268,7 @@ def test_shared_containers_on_several_nodes_hold_back_no_single_cpu() -> None:
 
 def test_a_rejection_names_only_what_is_needed() -> None:
     world = World(machines.dual_smt(), Settings(capacity_factor={0: 0, 1: 0}))
-    says(world.rejected("idle", SINGLE, qos=QoSClass.BEST_EFFORT), "", "needs a place to run")
+    says(world.rejected("idle", SINGLE, qos=QoSClass.BEST_EFFORT), "", "needs a CPU")
     rejected = world.rejected("bare", {**SINGLE, "bind": "cpu"}, 1.5, 4, qos=BURSTABLE)
     assert "GiB" not in rejected.message
     memory = pod("memory", SINGLE, qos=BURSTABLE)

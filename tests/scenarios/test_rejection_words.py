@@ -60,19 +60,19 @@ def test_case_19_no_huge_pages_are_named_and_not_memory(policy: str) -> None:
     expected = "hugepages-1Gi: 1 GiB needed, all NUMA nodes that may serve it have 0 B"
     assert clause(EIGHT, policy, hugepages=PAGE) == expected
     text = told(EIGHT, {"policy": policy}, 1, hugepages=PAGE)
-    assert "Huge pages of 1 GiB: 1 GiB needed, and all NUMA nodes together have 0 B." in text
+    assert "Huge pages of 1 GiB: 1 GiB needed, all NUMA nodes together have 0 B." in text
     assert (
-        "Memory: 1 GiB needed, 48 GiB of 48 GiB free on all NUMA nodes together, but not beside "
-        "what else it needs." in text
+        "Memory: 1 GiB needed, 48 of 48 GiB free on all NUMA nodes together, but not together with "
+        "the other resources." in text
     )
-    assert f"Policy {policy} finds no place: {expected}." in text
+    assert f"Policy {policy} rejects it: {expected}." in text
 
 
 def test_case_19_best_effort_names_what_is_not_there() -> None:
     """It read "no set of NUMA nodes has enough memory left"."""
     text = told(EIGHT, {"policy": "best-effort"}, 1, hugepages=PAGE)
     assert (
-        "Hugepages-1Gi: 1 GiB needed, 0 B free on all NUMA nodes that may be used: its "
+        "Hugepages-1Gi: 1 GiB needed, 0 B free on all NUMA nodes that may be used, so its "
         "memory may come from all of them." in text
     )
 
@@ -83,7 +83,8 @@ def test_case_19_huge_pages_that_lie_on_several_numa_nodes_are_named() -> None:
     pages = {GIB: 2 * GIB}
     assert (
         clause(topology, "single-numa-node", hugepages=pages)
-        == "hugepages-1Gi: 2 GiB needed, more than the 1 GiB of any one NUMA node"
+        == "hugepages-1Gi: 2 GiB needed, more than the 1 GiB of any one NUMA node, even an "
+        "empty one"
     )
     world = World(topology)
     world.put("first", {"policy": "single-numa-node"}, 1, 1, pages=PAGE)
@@ -144,11 +145,11 @@ def test_case_19_what_the_machine_has_is_said(policy: str) -> None:
 def test_case_19_a_policy_is_not_explained_as_a_load(policy: str) -> None:
     """It read "policy: best-effort (annotation …): when it is busy"."""
     text = told(EIGHT, {"policy": policy, "cpus": "exclusive", "numamem": "1"}, 1.5)
-    assert f"policy: {policy} (annotation numa.kubernetes.io/policy): it goes on " in text
+    assert f"policy: {policy} (annotation numa.kubernetes.io/policy): it is placed on " in text
     text = told(EIGHT, {"policy": policy, "cpus": "exclusive", "numamem": "1"}, 2)
     assert "busy" not in text
     listed = told(EIGHT, {"numamem": "1", "policy": "none"}, 2)
-    assert "policy: none (annotation numa.kubernetes.io/policy): it goes wherever there" in listed
+    assert "policy: none (annotation numa.kubernetes.io/policy): it is placed on any NUMA" in listed
 
 
 def test_case_19_one_or_several() -> None:

@@ -249,13 +249,17 @@ def test_the_oldest_give_way_and_no_more_than_it_takes(caplog: pytest.LogCapture
     answer = world.admit(late, container(late, wants=resources(4, 0.1)))
     assert [reserved(world, of) for of in pods] == [0, 0, 2, 2, 2]
     assert [a.pod for a in answer.released] == ["job-0", "job-1"]
-    assert world.steps("late-app")[0].endswith("reserved for default/job-0, gave way")
+    assert world.steps("late-app")[0].endswith("reserved for default/job-0, became free")
     notices = [
         n for n in world.agent.history.notices.notices_after() if n.notice_kind == "reservation"
     ]
     cpus = str(answer.released[0].cpus)
     assert [(n.pod, n.container, n.message) for n in notices][:1] == [
-        ("job-0", "job", f"CPUs {cpus}, reserved for default/job-0, gave way to default/late/app")
+        (
+            "job-0",
+            "job",
+            f"CPUs {cpus}, reserved for default/job-0, became free for default/late/app",
+        )
     ]
     assert "pod reservation taken" in caplog.text
     world.restart()

@@ -40,7 +40,7 @@ def test_resize_from_shared_to_exclusive_that_does_not_fit_there_is_rejected(wor
     rejected = world.update_rejected("a-app", resources(2, 1))
     assert rejected.reason == "NotEnoughCPUs"
     assert rejected.message == (
-        "resize refused: pod default/a, container app: cpu: 2 exclusive CPUs needed, 1 free for "
+        "resize rejected: pod default/a, container app: cpu: 2 exclusive CPUs needed, 1 free for "
         "exclusive use on NUMA node 0 for it (smt: spread); held: default/own/app has "
         "exclusive CPUs 0-2"
     )
@@ -61,7 +61,7 @@ def test_who_no_longer_has_exclusive_cpus_is_told_so_and_why(world: World) -> No
     """An autoscaler's fraction: in explain, in a notice, which is an Event, and in the log."""
     world.put("a", SINGLE, 4, 1)
     assert world.update("a-app", resources(3.85, 1)) is None
-    text = "no longer has its 4 exclusive CPUs, because 3850m is no whole number of CPUs"
+    text = "no longer has its 4 exclusive CPUs, because 3.85 CPUs is not a whole number"
     assert text in world.steps("a-app")
     (notice,) = world.history.notices.notices_after()
     assert (notice.notice_kind, notice.message) == ("shared", text)
@@ -118,7 +118,7 @@ def test_resize_whose_cpus_cannot_grow_books_its_new_memory(world: World) -> Non
         allocation = world.allocation("a-app")
         assert sum(c.memory for c in allocation.charges.values()) == memory * GIB
         assert not allocation.aligned
-        assert allocation.reason.endswith(", less than asked for")
+        assert allocation.reason.endswith(", less than requested")
         world.synchronize()
         assert world.allocation("a-app") == allocation
     assert world.update("a-app", resources(1, 1)) is None
@@ -141,7 +141,7 @@ def test_simulate_says_that_a_resize_got_less() -> None:
     assert outcome.verdict.value == "shortfall"
     assert outcome.allocation is not None
     assert sum(c.memory for c in outcome.allocation.charges.values()) == 11 << 30
-    assert "less than asked for" in outcome.reason
+    assert "less than requested" in outcome.reason
 
 
 def test_resize_never_takes_the_last_cpu_of_those_who_share_a_numa_node(world: World) -> None:
@@ -170,7 +170,7 @@ def test_resize_of_memory_keeps_the_memory_nodes_or_is_rejected(world: World) ->
     assert world.agent.current.state.allocated_on(1).memory == 10 * GIB
     for cpus in (1, 2, 1.5):  # of a resize the kubelet sends memory and CPUs one after the other
         assert world.update("b-app", resources(cpus, 10)) is None
-        assert world.allocation("b-app").reason.endswith(", less than asked for")
+        assert world.allocation("b-app").reason.endswith(", less than requested")
 
 
 def test_resize_of_memory_counts_what_the_container_uses_already_as_its_own() -> None:

@@ -87,7 +87,7 @@ def test_a_new_process_finds_it_and_says_who_has_it(world: World) -> None:
     assert world.reject(*claiming("b", text)).reason == "ClaimInUse"
 
 
-LIMIT = "2 CPUs of a ResourceClaim, expected 2000m: as many as the claim has"
+LIMIT = "2 CPUs of a ResourceClaim, expected 2 CPUs, as in the claim"
 
 
 @pytest.mark.parametrize(

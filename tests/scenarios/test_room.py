@@ -341,7 +341,12 @@ def test_what_is_only_observed_is_rejected_once_and_known() -> None:
         (0, {}, 1, "default/b/app (4 exclusive CPUs, 4 GiB) were on NUMA node 0 instead of 1"),
         (2, {"movable": "false"}, 1, "default/b/app (4 exclusive CPUs, 4 GiB) were movable"),
         (2, {"numamem": "1"}, 1, ""),
-        (2, {}, 13, "instead of 1: movable, but memory is free only once it has moved"),
+        (
+            2,
+            {},
+            13,
+            "instead of 1; all are movable, but their memory becomes free only after the move",
+        ),
         (2, {"movable": "false"}, 13, "(4 exclusive CPUs, 4 GiB) were on NUMA node 0 instead of 1"),
     ],
 )
@@ -453,7 +458,7 @@ def test_a_list_does_not_move_and_says_so() -> None:
     world = movable_world()
     answer = world.admit(pod("listed", MOVABLE | {"numacpu": "0-1"}), wants=resources(2, 1))
     assert answer.warnings == (
-        "movable: true, which has no effect: a container with a list does not move",
+        "movable: true has no effect, because a container with a list is not moved",
     )
     assert not answer.allocation.movable
     assert world.admit(pod("free", MOVABLE), wants=resources(2, 1)).warnings == ()

@@ -12,6 +12,7 @@ from nri_numa.engine.request.demand import MAX_SLOTS, parse_slots
 from nri_numa.engine.state import ContainerKind
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet
+from nri_numa.model.machine import human_milli
 from nri_numa.model.settings import (
     AnnotationPermission,
     CPUAmount,
@@ -127,8 +128,8 @@ def test_rules_contradict_and_defaults_give_way() -> None:
 def test_as_many_cpus_as_slots(cpus: float) -> None:
     rejected = usual().reject(*holding("a", "slot-0,slot-1", cpus))
     assert rejected.reason == "SlotsMismatch"
-    value = f"{int(1000 * cpus)}m" if cpus else "not set"
-    assert f"cpu is {value} and it holds 2 slots of the device plugin, expected 2000m" in (
+    value = human_milli(int(1000 * cpus)) if cpus else "not set"
+    assert f"cpu is {value} and it holds 2 slots of the device plugin, expected 2 CPUs" in (
         rejected.message
     )
 
@@ -230,7 +231,7 @@ def test_a_resize_would_part_cpus_from_slots(world: World) -> None:
     before = world.has("a-app")
     for cpus in (1, 3):
         rejected = world.update_rejected("a-app", resources(cpus, 0.1))
-        assert rejected.message.startswith("resize refused: pod default/a, container app: cpu is")
+        assert rejected.message.startswith("resize rejected: pod default/a, container app: cpu is")
         assert rejected.reason == "SlotsMismatch"
     assert world.update("a-app", resources(2, 0.2)) is None  # memory alone
     assert world.has("a-app") == before

@@ -13,7 +13,7 @@ from nri_numa.engine.desired import NodeSnapshot
 from nri_numa.engine.state import ContainerKind
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet
-from nri_numa.model.machine import Topology
+from nri_numa.model.machine import Topology, count_text
 from nri_numa.model.settings import (
     AnnotationPermission,
     CPUAmount,
@@ -71,15 +71,15 @@ def test_a_best_effort_list_owns_nothing(world: World) -> None:
     rejected = world.reject(*want("greedy", {"numacpu": "2-31", **OWN}, qos=BEST_EFFORT))
     assert rejected.reason == "CPUsNotRequested"
     assert "numacpu is '2-31'" in rejected.message
-    assert "the CPU request pays for 0m of 30000m" in rejected.message
-    assert "the built-in permission has not" in rejected.message
-    assert rule_of(world) == "exclusive CPUs must be paid for by the CPU request"
+    assert "the container requests 0 of 30 CPUs" in rejected.message
+    assert "the built-in permission does not have it" in rejected.message
+    assert rule_of(world) == "the CPU request must cover all exclusive CPUs"
 
 
 def test_a_burstable_limit_owns_nothing_and_keeps_its_quota(world: World) -> None:
     rejected = world.reject(*want("greedy", OWN, burst(0.001, 28), qos=BURSTABLE))
     assert rejected.reason == "CPUsNotRequested"
-    assert "cpu request is not set, expected 28000m" in rejected.message
+    assert "cpu request is not set, expected 28 CPUs" in rejected.message
     world.place(*want("paid", OWN, burst(2, 2), qos=BURSTABLE))
     assert len(world.cpus("paid-app")) == 2
 
@@ -127,8 +127,10 @@ def test_where_the_permission_says_ignore_an_unpaid_owner_shares() -> None:
     assert world.place(*want("a", {"numacpu": "2-3", **OWN}, qos=BEST_EFFORT))[0] == "2-3"
     world.place(*want("b", OWN, burst(0, 4), qos=BURSTABLE))
     assert not world.agent.current.state.exclusive
-    for name, paid in (("a-app", "0m of 2000m"), ("b-app", "0m of 4000m")):
-        assert f"cpus: exclusive is ignored: the CPU request pays for {paid}" in world.steps(name)
+    for name, paid in (("a-app", "0 of 2 CPUs"), ("b-app", "0 of 4 CPUs")):
+        assert f"cpus: exclusive is ignored, because the container requests {paid}" in world.steps(
+            name
+        )
 
 
 # --- permissions ----------------------------------------------------------------------------------
@@ -157,7 +159,7 @@ def test_what_is_not_permitted_is_rejected_by_name(annotations: dict[str, str], 
     assert rejected.reason == "NotPermitted"
     for text in (*annotations, *annotations.values(), words, "permissions[1]"):
         assert text in rejected.message
-    assert rule_of(world) == "permissions[1] lets pods of namespace shop ask for no more"
+    assert rule_of(world) == "permissions[1] allows pods of namespace shop no more"
 
 
 def test_the_first_entry_that_matches_in_everything_decides() -> None:
@@ -186,7 +188,7 @@ def test_nothing_at_all_may_be_permitted() -> None:
     nothing = AnnotationPermission(name="permissions[0]", keys=())
     world = World(machines.dual_smt(), Settings(permissions=(nothing,)))
     rejected = world.reject(*want("a", SINGLE, resources(2)))
-    assert "expected no annotation of ours, which is all that permissions[0] allows" in (
+    assert "expected no annotation of nri-numa, because permissions[0] allows no more" in (
         rejected.message
     )
     assert world.place(*want("b", {}, resources(2))) == ("", "")
@@ -430,7 +432,7 @@ def test_a_part_of_a_small_machine_lets_lists_have_a_core_and_two_cpus(
     world = World(small, Settings(limits=limits, permissions=KEEPS.permissions))
     if most < cores * threads:
         rejected = world.reject(*want("more", {"numacpu": f"0-{most}"}, qos=BEST_EFFORT))
-        assert f"over the quota of {most} listed CPUs" in rejected.message
+        assert f"exceed the quota of {count_text(most, 'listed CPU')}" in rejected.message
     if most:
         cpus = str(CPUSet(range(most)))
         assert world.place(*want("all", {"numacpu": cpus}, qos=BEST_EFFORT))[0] == cpus
@@ -440,12 +442,12 @@ def test_a_list_of_everything_does_not_keep_others_from_owning() -> None:
     world = World(machines.snc_smt(), KEEPS)
     rejected = world.reject(*want("block", {"numacpu": "0-31"}, qos=BEST_EFFORT))
     assert rejected.reason == "QuotaExceeded"
-    for words in ("16 listed CPUs (quotas.listedCPUs)", "0 are used and 32 are asked for"):
+    for words in ("16 listed CPUs (quotas.listedCPUs)", "0 used, 32 requested"):
         assert words in rejected.message
     world.place(*want("half", {"numacpu": "0-15"}, qos=BEST_EFFORT))
     world.place(*want("same", {"numacpu": "0-3"}, qos=BEST_EFFORT))
     rejected = world.reject(*want("more", {"numacpu": "15-16"}, qos=BEST_EFFORT))
-    assert "16 are used and 1 are asked for, expected at most 0 more" in rejected.message
+    assert "16 used, 1 requested; expected at most 0 more" in rejected.message
     assert "default/half/app lists CPUs 0-15" in rejected.message
     world.place(*want("paid", {"numacpu": "16-17"}, resources(2)))
 
@@ -500,14 +502,14 @@ def test_quotas_of_exclusive_cpus_count_idle_siblings() -> None:
         world.reject(*want("b", ISOLATED, resources(2), namespace="team-1")),
         "QuotaExceeded",
         "6 exclusive CPUs of namespace team-1 (quotas.namespaces[0].exclusiveCPUs)",
-        "4 are used and 4 are asked for, expected at most 2 more",
+        "4 used, 4 requested; expected at most 2 more",
         "team-1/a/app has exclusive CPUs",
     )
     assert rule_of(world).startswith("quotas.namespaces[0].exclusiveCPUs allows 6")
     world.place(*want("b", OWN, resources(2), namespace="team-1"))
     world.place(*want("c", OWN, resources(6), namespace="team-2"))  # each by itself
     rejected = world.reject(*want("d", OWN, resources(5), namespace="other"))
-    assert "16 exclusive CPUs (quotas.exclusiveCPUs): 12 are used and 5 are" in rejected.message
+    assert "16 exclusive CPUs (quotas.exclusiveCPUs): 12 used, 5 requested" in rejected.message
     world.place(*want("d", OWN, resources(4), namespace="other"))
     assert len(world.agent.current.state.exclusive | world.agent.current.state.idle_siblings) == 16
 
@@ -525,7 +527,7 @@ def test_quotas_of_a_namespaces_lists() -> None:
     world.place(*want("x", {"numacpu": "8-20"}, namespace="other"))
     rejected = world.reject(*want("b", {"numacpu": "2-5"}, namespace="team"))
     assert "4 listed CPUs of namespace team (quotas.namespaces[0].listedCPUs)" in rejected.message
-    assert "3 are used and 3 are asked for" in rejected.message
+    assert "3 used, 3 requested" in rejected.message
     assert "default" not in rejected.message.partition("held")[2]
     world.place(*want("b", {"numacpu": "2-3"}, namespace="team"))
 
@@ -534,7 +536,7 @@ def test_idle_siblings_are_bounded_for_everybody_together() -> None:
     world = World(machines.dual_smt())
     world.place(*want("a", ISOLATED, resources(12)))
     rejected = world.reject(*want("b", ISOLATED, resources(8)))
-    assert "16 idle siblings (quotas.idleCPUs): 12 are used and 8 are asked for" in rejected.message
+    assert "16 idle siblings (quotas.idleCPUs): 12 used, 8 requested" in rejected.message
     world.place(*want("b", ISOLATED, resources(4)))
 
 

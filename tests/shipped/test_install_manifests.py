@@ -452,9 +452,9 @@ SWITCHES = {
 
 
 @pytest.mark.parametrize("switch", SWITCHES)
-def test_a_switch_that_would_do_nothing_is_rejected_with_what_is_missing(switch: str) -> None:
+def test_a_switch_that_would_do_nothing_is_refused_with_what_is_missing(switch: str) -> None:
     said = rejection(f"--set={switch}=true")
-    assert f"{switch}: is on, and does nothing without {SWITCHES[switch]}=true" in said
+    assert f"{switch}: is on, but has no effect without {SWITCHES[switch]}=true" in said
 
 
 def test_of_the_controller_only_draining_does_without_the_topologies() -> None:

@@ -729,7 +729,7 @@ class _CPUAccumulator:
             text = f"outside {numa_text(str(request.affinity))}, where no more could be taken"
             notes.append(f"{cpus_clause(outside, 'lies', 'lie')} {text}")
         if contended := new_cpus & request.contended_cpus.bits:
-            used = "also used by containers that another component pinned there"
+            used = "also used by containers that another program pinned there"
             notes.append(f"{cpus_clause(contended, 'is', 'are')} {used}")
         if request.smt is SMT.PAIR and request.load is None:
             notes.append("no load was given for it, so it counts as high")

@@ -283,7 +283,7 @@ def _cpu_mode_reason(
         return ""
     value, source = requested.get("cpus", ("", ""))
     if value == "shared" or (value and demand.exclusive_cpus):
-        return f"cpus: {value} is in force ({source})"
+        return f"{source} sets cpus: {value}"
     if demand.exclusive_cpus:
         return f"the pod is {qos} and the number is whole"
     if value:  # a whole number that is not paid for is among the notes
@@ -292,9 +292,11 @@ def _cpu_mode_reason(
         limits = demand.cpu_from == "limit" and demand.memory_from != "limit"
         cause = ": the container has no memory limit" if limits else ""
         return f"the pod is {qos}, not Guaranteed{cause}"
-    if demand.cpu_milli % 1000 or not demand.cpu_milli:
+    if not demand.cpu_milli:
+        return "it requests no CPUs"
+    if demand.cpu_milli % 1000:
         return "the number of CPUs is not whole"
-    return "nothing asks for exclusive CPUs"
+    return "no option requests exclusive CPUs"
 
 
 def _as_documents(values: Iterable[ResourceSummary | RejectedMask]) -> list[ExplanationDocument]:

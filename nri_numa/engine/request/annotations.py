@@ -52,6 +52,7 @@ from nri_numa.engine.request.options import (
     SourceKind,
 )
 from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, ListFormatError, NUMASet
+from nri_numa.model.machine import listed_words_text
 from nri_numa.model.reasons import Rejection, RejectionReason
 from nri_numa.model.settings import (
     ANY_ANNOTATION_KEY,
@@ -90,7 +91,7 @@ def check_permission(permission: AnnotationPermission, key: str, value: str) -> 
     """
     if ANY_ANNOTATION_KEY not in permission.keys and key not in permission.keys:
         keys = ", ".join(permission.keys)
-        return f"one of the keys {keys}" if keys else "no annotation of ours"
+        return f"one of the keys {keys}" if keys else "no annotation of nri-numa"
     allowed = permission.values.get(key)
     if allowed is None or value in allowed or (key, value) in OLD_VALUES:
         return None
@@ -151,7 +152,7 @@ def check_value_length(key: str, value: str, list_limit: int) -> str | None:
     limit = list_limit if is_list else MAX_VALUE_CHARS
     if len(value) <= limit:
         return None
-    suffix = ", which is room for every id of this machine" if is_list else ""
+    suffix = ", enough for every id of this machine" if is_list else ""
     return f"at most {limit} characters{suffix}"
 
 
@@ -222,7 +223,7 @@ def _invalid_value_rejection(key: str, value: str, remedy: str, source: OptionSo
         reason=RejectionReason.INVALID_ANNOTATION,
         detail=f"{_printable_name(key)} is {quote_value(value)} ({_printable_name(source.text)}), "
         f"expected {remedy}",
-        rule="annotations must be readable and must not contradict each other",
+        rule="annotations must be valid and must not contradict each other",
     )
 
 
@@ -451,7 +452,7 @@ def _read_annotations(
     """
     if len(names) > MAX_ANNOTATIONS:
         name = min(names)
-        remedy = f"at most {MAX_ANNOTATIONS} annotations that name {marker} and not {len(names)}"
+        remedy = f"at most {MAX_ANNOTATIONS} annotations with {marker}, not {len(names)}"
         source = OptionSource(SourceKind.ANNOTATION, name)
         return _invalid_value_rejection(name, pod.annotations[name], remedy, source)
     mine: _OptionLevel = {}
@@ -476,10 +477,10 @@ def _read_annotations(
         elif (expected := _permission_rejection(permission, key, value, list_limit)) is not None:
             if permission.on_denied is OnDenied.IGNORE:
                 ignored.append(
-                    f"{key} {quote_value(value)} ({source.text}) is ignored: expected {expected}"
+                    f"{key} {quote_value(value)} ({source.text}) is ignored, expected {expected}"
                 )
                 continue
-            rule = f"{permission.name} lets pods of namespace {pod.namespace} ask for no more"
+            rule = f"{permission.name} allows pods of namespace {pod.namespace} no more"
             rejection = _invalid_value_rejection(key, value, expected, source)
             return replace(rejection, reason=RejectionReason.NOT_PERMITTED, rule=rule)
         else:
@@ -503,7 +504,7 @@ def _permission_rejection(
     if check_value_length(key, value, list_limit) is not None:
         return None  # refused without being read
     remedy = check_permission(permission, key, value)
-    return None if remedy is None else f"{remedy}, which is all that {permission.name} allows"
+    return None if remedy is None else f"{remedy}, because {permission.name} allows no more"
 
 
 def _parse_annotation_name(name: str, marker: str, *, guess: bool) -> tuple[str, str | None] | None:
@@ -598,12 +599,11 @@ def annotated_container_names(annotations: Mapping[str, str], prefix: str) -> di
 
 def unknown_container_sentence(annotation: str, name: str, known_names: Sequence[str]) -> str:
     """Build the sentence for an annotation with a name that no container of the pod has."""
-    names = ", ".join(map(quote_value, known_names)) or "none"
+    known_text = f", only {listed_words_text([*map(quote_value, known_names)])}" * bool(known_names)
     similar = get_close_matches(name, known_names, n=1)
     return (
-        f"annotation {annotation} is ignored, because it names a container {quote_value(name)}, "
-        f"which this pod does not have; it has {names}"
-        + "".join(f" (did you mean {one}?)" for one in similar)
+        f"annotation {annotation} is ignored, because its pod has no container "
+        f"{quote_value(name)}{known_text}" + "".join(f" (did you mean {one}?)" for one in similar)
     )
 
 

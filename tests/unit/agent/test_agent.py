@@ -39,7 +39,7 @@ def test_who_asks_for_cpus_of_an_owner_is_told_whose_they_are(world: World) -> N
     outcome = world.agent.update_container(world.pods[made.pod_id], made, Resources(cpus="1-3"))
     assert isinstance(outcome, Resized)
     assert outcome.trace.decision_steps == (
-        "CPUs 2-3, which everybody shares, instead of 1-3: CPU 1 is exclusive to others",
+        "the shared pool, CPUs 2-3, instead of 1-3: CPU 1 is exclusive to others",
     )
 
 

@@ -141,7 +141,7 @@ def test_a_claim_that_a_second_pod_has_is_written_again(bed: ClaimBed) -> None:
 @pytest.mark.parametrize(
     ("document", "words"),
     [
-        (ClaimBed.claim(result(device="numa7")), "NUMA node 7 is not there"),
+        (ClaimBed.claim(result(device="numa7")), "NUMA node 7 does not exist"),
         (
             ClaimBed.claim(result(consumedCapacity={f"{DRIVER}/cpu": "8"})),
             "takes 8 of cpu, and NUMA node 1 has 7",
@@ -155,7 +155,7 @@ def test_a_claim_that_a_second_pod_has_is_written_again(bed: ClaimBed) -> None:
         (ClaimBed.claim(configs=[config({"smt": "twice"})]), "smt is 'twice'"),
         (ClaimBed.claim(configs=[config({"policy": "strict"})]), "policy is 'strict'"),
         (ClaimBed.claim(configs=[config({"numamem": "0-"})]), "numamem is '0-'"),
-        (ClaimBed.claim(configs=[config({"bind": "none"})]), "bind is 'none'.*touches nothing"),
+        (ClaimBed.claim(configs=[config({"bind": "none"})]), "bind is 'none'.*changes nothing"),
         (
             ClaimBed.claim(configs=[config({"numamem": "1,7"})]),
             "numamem is '1,7', and NUMA node 7 has no memory for containers; expected NUMA nodes "

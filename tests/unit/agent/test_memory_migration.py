@@ -27,7 +27,7 @@ from tests.beds.room_cases import (
 @pytest.mark.parametrize(
     ("error", "passes", "why"),
     [
-        (None, MAX_MIGRATION_PASSES, "65 MiB would not move (busy)"),
+        (None, MAX_MIGRATION_PASSES, "65 MiB did not migrate (busy)"),
         (OSError(1, "not permitted"), 1, "not permitted"),
     ],
 )

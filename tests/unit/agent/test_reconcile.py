@@ -105,7 +105,7 @@ def test_a_quota_that_was_lifted_and_is_back_is_drift(bed: ReconcilerBed) -> Non
     assert done == RoundResult(cgroup_count=3, drifted=("owner-app",), repaired=("owner-app",))
     ((update,),) = bed.pushes
     assert (update.container_id, update.cpus, update.cpu_quota) == ("owner-app", "", -1)
-    assert "the CFS quota is 200000 µs, meant none" in bed.log
+    assert "the CFS quota is 200000 µs, desired none" in bed.log
     assert bed.round() == RoundResult(cgroup_count=3)
     assert bed.counts() == (1, 1, 0)
 
@@ -121,7 +121,7 @@ def test_drift_is_found_repaired_read_back_counted_and_said(bed: ReconcilerBed) 
     found, repaired = bed.log.splitlines()
     assert "level=warning" in found
     assert "pod=default/listed container=app" in found
-    assert "cpuset.cpus is 0-7, meant 1" in found
+    assert "cpuset.cpus is 0-7, desired 1" in found
     assert "repairable=true" in found
     assert "drift repaired" in repaired
     assert bed.round() == RoundResult(cgroup_count=3)
@@ -160,7 +160,7 @@ def test_somebody_who_keeps_rewriting_is_reported_and_not_fought(bed: Reconciler
         ("drift", "", "listed", 4),
         ("drift", "RepairsAbandoned", "listed", 1),
     ]
-    assert differing(bed) == {"listed-app": ("meant 1, has 0-7", True, True)}
+    assert differing(bed) == {"listed-app": ("desired 1, actual 0-7", True, True)}
     assert bed.world.agent.drift.known["listed-app"].observed_at == bed.wall
     bed.settle("listed-app")  # somebody else ends it
     assert bed.round(max_repairs=3) == RoundResult(cgroup_count=3)
@@ -232,7 +232,7 @@ def test_a_runtime_that_takes_the_update_and_does_nothing_is_noticed(bed: Reconc
     for _ in range(5):
         assert bed.round(max_repairs=3) == RoundResult(cgroup_count=3, drifted=("listed-app",))
     assert bed.counts() == (1, 0, 0)
-    assert bed.log.count("the runtime took the update, and the cgroup is as before") == 1
+    assert bed.log.count("the runtime accepted the update, but the cgroup did not change") == 1
     bed.deaf = False
     assert bed.round(max_repairs=3).repaired == ("listed-app",)
 
@@ -319,7 +319,7 @@ def test_a_push_that_fails_is_said_shown_and_tried_again_and_is_no_fight(
         assert bed.round(max_repairs=1) == RoundResult(cgroup_count=3, drifted=("listed-app",))
     assert BUSY in bed.log
     assert bed.counts() == (1, 0, 0), "the same drift is counted once"
-    assert differing(bed) == {"listed-app": ("meant 1, has 0-7", True, False)}
+    assert differing(bed) == {"listed-app": ("desired 1, actual 0-7", True, False)}
     bed.settle("listed-app")  # somebody else ends it
     assert bed.round() == RoundResult(cgroup_count=3)
     bed.listed_drifts()
@@ -328,7 +328,7 @@ def test_a_push_that_fails_is_said_shown_and_tried_again_and_is_no_fight(
     if tree.version == 2:
         tree.write("/pods/listed-app", "1", "0", above="3")
         bed.round()
-        assert differing(bed) == {"listed-app": ("meant 1, has 3", False, False)}
+        assert differing(bed) == {"listed-app": ("desired 1, actual 3", False, False)}
         bed.listed_drifts()
     bed.failing = ""
     assert bed.round(max_repairs=1).repaired == ("listed-app",)
@@ -375,7 +375,7 @@ def test_what_a_cgroup_above_takes_away_is_reported_once_and_not_fought(
         assert bed.round().drifted == ("listed-app",)
     assert bed.pushes == []
     assert bed.counts() == (1, 0, 0)
-    assert "a cgroup above leaves 2-3 of it" in bed.log
+    assert "a parent cgroup leaves 2-3 of it" in bed.log
     assert "repairable=false" in bed.log
 
 
@@ -390,7 +390,7 @@ def test_observe_reports_and_touches_nothing(tree: CgroupTree) -> None:
     assert "observe=true" in bed.log
     assert bed.world.history.notices.notices_after() == []
     assert differing(bed) == {
-        "listed-app": ("meant 1, has 0-7; memory nodes: meant 0, has 0-1", False, False)
+        "listed-app": ("desired 1, actual 0-7; memory nodes: desired 0, actual 0-1", False, False)
     }
 
 
@@ -413,8 +413,8 @@ def test_a_difference_is_shown_until_it_is_repaired(bed: ReconcilerBed) -> None:
     pool = str(bed.world.has("free-app")[0])
     assert shown == [
         {
-            "free-app": (f"meant {pool}, has 0-7", True, False),
-            "listed-app": ("memory nodes: meant 0, has 0-1", False, False),
+            "free-app": (f"desired {pool}, actual 0-7", True, False),
+            "listed-app": ("memory nodes: desired 0, actual 0-1", False, False),
         }
     ]
     assert differing(bed) == {}

@@ -54,7 +54,7 @@ def test_a_name_that_does_not_come_is_said_and_noted_once(bed: UnmatchedBed) -> 
     bed.watch.on_remove_pod("", TYPO.uid)
     assert bed.said() == [WITHOUT_EFFECT]
     (sentence,) = bed.noted()
-    assert "numacpu.enigne is ignored, because it names a container 'enigne'" in sentence
+    assert "numacpu.enigne is ignored, because its pod has no container 'enigne'" in sentence
     assert "did you mean engine?" in sentence
 
 
@@ -81,7 +81,7 @@ def test_who_comes_late_takes_it_back(bed: UnmatchedBed) -> None:
     assert bed.noted() == []
     bed.quiet()
     assert "'enigne' is" not in bed.noted()[0]
-    assert "names a container 'b'" in bed.noted()[0]
+    assert "has no container 'b'" in bed.noted()[0]
     bed.watch.on_container(two, "b")
     bed.quiet()
     bed.watch.on_remove_pod("", TYPO.uid)

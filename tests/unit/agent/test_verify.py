@@ -68,7 +68,7 @@ def test_what_was_started_elsewhere_is_written_and_counted_as_late(bed: DriftBed
     (notice,) = bed.world.history.notices.notices_after()
     assert (notice.notice_kind, notice.pod) == ("undelivered-update", "listed")
     [line] = bed.lines("undelivered update repaired")
-    assert "meant 1" in line
+    assert "desired 1" in line
 
 
 def test_a_write_that_the_kernel_holds_up_is_bounded_said_and_looked_at_when_it_is_through(

@@ -239,16 +239,16 @@ def test_a_placed_container_is_explained_in_sentences_and_as_a_document(bed: Age
     (own,) = bed.view.explain_pod("shop", "own", None)
     assert own.details is not None
     assert any(
-        "It asked for 2 exclusive CPUs and 256 MiB on no more NUMA nodes" in step
+        "It requests 2 exclusive CPUs and 256 MiB of memory on no more NUMA nodes" in step
         for step in own.decision_steps
     )
     assert own.details["result"]["cpus"] == own.assignment.cpus if own.assignment else False
     (plain,) = bed.view.explain_pod("shop", "plain", None)
-    assert plain.decision_steps[0] == "It is not pinned: no annotation and no rule asks for a pin."
+    assert plain.decision_steps[0] == "It is unpinned: no annotation or rule requests a placement."
     (greedy,) = bed.view.explain_pod("shop", "greedy", None)
     assert greedy.details is not None
     assert greedy.decision_steps[0] == (
-        "The rule: annotations must be readable and must not contradict each other."
+        "The rule: annotations must be valid and must not contradict each other."
     )
     assert greedy.details["outcome"] == "rejected"
 
@@ -297,16 +297,16 @@ def test_a_list_that_gave_way_says_where_it_stands_and_to_whom() -> None:
         return one.reason
 
     gave = "CPUs 2-3 are exclusive to shop/own/main"
-    assert reason("list") == f"listed: numacpu 0-3, stands on 0-1: {gave}"
+    assert reason("list") == f"listed: numacpu 0-3, runs on 0-1, because {gave}"
     (explained,) = bed.view.explain_pod("shop", "list", None)
     assert explained.summary == reason("list")
-    assert f"Listed 0-3, stands on 0-1: {gave}." in explained.decision_steps
+    assert f"Listed 0-3, runs on 0-1, because {gave}." in explained.decision_steps
     assert "It runs on CPUs 0-1." in explained.decision_steps
-    assert any("gives way to exclusive CPUs of others" in step for step in explained.decision_steps)
+    assert any("yields CPUs that become exclusive" in step for step in explained.decision_steps)
     bed.agent.apply_grants(KubeletGrants(cpus={("uid-kube", "app"): CPUSet([4])}))
     assert reason("some") == (
-        "listed: numacpu 2-4, stands on the shared pool 0-1,5-63: CPUs 2-4 are exclusive to "
-        "shop/own/main, container app of pod UID uid-kube (by the kubelet)"
+        "listed: numacpu 2-4, runs on the shared pool 0-1,5-63, because CPUs 2-4 are exclusive to "
+        "shop/own/main and container app of pod UID uid-kube (by the kubelet)"
     )
     bed.agent.stop_container("c-own")
     bed.agent.remove_container("c-own")
@@ -326,7 +326,7 @@ def test_what_a_container_really_has_stands_beside_what_is_meant(bed: AgentBed) 
     real = actual["plain"]
     assert real is not None
     online = bed.machine.topology.online
-    assert real.text == f"meant {real.desired_cpus}, has {online}"
+    assert real.text == f"desired {real.desired_cpus}, actual {online}"
     assert (real.observed_at, real.holders, real.on_exclusive_cpus) == (
         NOW - 12,
         ("shop/own/main",),
@@ -336,17 +336,17 @@ def test_what_a_container_really_has_stands_beside_what_is_meant(bed: AgentBed) 
     assert (status.drifted, status.on_exclusive_cpus) == (1, 1)
     (plain,) = bed.view.explain_pod("shop", "plain", None)
     assert plain.decision_steps[0] == (
-        f"Not so at present: {real.text} since 2023-11-14 22:14:48 UTC, on exclusive CPUs of "
+        f"At present: {real.text} since 2023-11-14 22:14:48 UTC, on exclusive CPUs of "
         "shop/own/main."
     )
     assert plain.assignment is not None
     assert plain.assignment.actual == real
     differ(bed, given_up=True)
     (plain,) = bed.view.explain_pod("shop", "plain", None)
-    assert plain.decision_steps[0].endswith("because something else rewrites it.")
+    assert plain.decision_steps[0].endswith("because another program rewrites it.")
     bed.agent.drift.remove_repaired("c-plain")
     (plain,) = bed.view.explain_pod("shop", "plain", None)
-    assert plain.decision_steps[0].startswith("It is not pinned")
+    assert plain.decision_steps[0].startswith("It is unpinned")
 
 
 def test_who_is_on_the_pool_because_its_own_cpus_are_offline_is_said(bed: AgentBed) -> None:
@@ -359,7 +359,9 @@ def test_who_is_on_the_pool_because_its_own_cpus_are_offline_is_said(bed: AgentB
     bed.agent.apply_node_model(replace(bed.machine, topology=offline))
     assert (own().displaced, own().kind) == (cpus, "exclusive")
     (explained,) = bed.view.explain_pod("shop", "own", None)
-    assert any(f"isplaced, own CPUs {cpus} offline" in step for step in explained.decision_steps)
+    assert any(
+        f"isplaced, because CPUs {cpus} are offline" in step for step in explained.decision_steps
+    )
 
 
 @pytest.mark.parametrize(
@@ -410,9 +412,9 @@ def test_over_cri_it_is_shown_how_late_containers_were(bed: AgentBed) -> None:
         "plain": UNSET,
     }
     (told,) = bed.view.explain_pod("shop", "own", None)
-    assert any(step.startswith("Late by at most 12 ms") for step in told.decision_steps)
+    assert any(step.startswith("Start delay at most 12 ms") for step in told.decision_steps)
     (told,) = bed.view.explain_pod("shop", "plain", None)
-    assert not any("ate by" in step for step in told.decision_steps)
+    assert not any("tart delay" in step for step in told.decision_steps)
 
 
 def test_a_rejected_resize_is_told_with_what_the_container_has() -> None:
@@ -424,7 +426,7 @@ def test_a_rejected_resize_is_told_with_what_the_container_has() -> None:
     made.agent.update_container(of, had, resources(60))
     (one,) = made.view.explain_pod("shop", "own", None)
     assert one.outcome == "admitted"
-    assert one.decision_steps[-1].startswith("Since then refused: resize refused:")
+    assert one.decision_steps[-1].startswith("Since then rejected: resize rejected:")
 
 
 def test_an_annotation_that_no_container_hears_is_in_the_explanation() -> None:

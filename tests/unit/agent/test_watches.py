@@ -191,7 +191,7 @@ def test_explain_and_status_say_it_in_words(bed: UsageBed) -> None:
     assert "LOCAL MEMORY" not in "\n".join(bed.status(wide=False))
     words = "Memory: 25 % is on its own NUMA nodes (0): 1 KiB on NUMA node 0, 3 KiB on NUMA node 1"
     assert words in bed.explained("there")
-    words = "not known here, because its cgroup has no memory.numa_stat"
+    words = "not known: its cgroup has no memory.numa_stat"
     assert words in bed.explained("silent")
 
 

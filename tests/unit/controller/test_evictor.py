@@ -220,7 +220,7 @@ def test_pods_leave_one_by_one_when_it_stays_low() -> None:
     (event, _) = bed.bodies(Resource.EVENTS)
     assert event["reason"] == "NUMANodeStolen"
     assert event["note"] == (
-        "evicted: the host takes away CPU time of NUMA node 0 of node n "
+        "evicted: the host steals CPU time of NUMA node 0 of node n "
         "(measured factor 0: 0.6, limit 0.7)"
     )
 

@@ -132,7 +132,7 @@ async def test_bad_requests_are_rejected_with_a_sentence(bed: ControllerBed) -> 
     for method, path, body, token, code, said in cases:
         found, text = await bed.ask(method, path, body, token)
         assert (found, said in text) == (code, True), (body, text)
-    # Each of 13 sound documents; what is no document or has no token is no offer.
+    # Each of 13 sound documents; what document is not valid or has no token is no offer.
     metrics = (await bed.get("/metrics"))[1]
     assert 'source_reports_total{result="rejected",source="put"} 13.0' in metrics
     assert bed.writes() == []
@@ -213,7 +213,7 @@ async def test_who_does_not_lead_is_ready_and_hands_on_what_is_put(
         if secure:
             async with (stranger := follower("another")).running():
                 code, text = await stranger.ask("PUT", PATH, {"zones": {"0": 0.25}})
-                assert (code, "which leads, cannot be asked" in text) == (503, True)
+                assert (code, "the leader, does not answer" in text) == (503, True)
 
 
 async def test_a_file_is_read_again_when_it_changes(

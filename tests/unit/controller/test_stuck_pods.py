@@ -96,8 +96,8 @@ def test_who_is_rejected_for_a_while_goes_where_there_is_room() -> None:
     }
     assert event.body["reason"] == "NUMAPodMoved"
     assert event.body["note"] == (
-        "evicted: node full has refused it for 60 s, and free has room; "
-        "InsufficientCPUs: needs 4 exclusive CPUs; most free for exclusive use: 2"
+        "evicted: node full has rejected it for 60 s, and free has room; "
+        "InsufficientCPUs: needs 4 exclusive CPUs; at most 2 free for exclusive use"
     )
     assert bed.output.pending_count() == 0
 
@@ -350,7 +350,7 @@ def test_a_pod_of_which_one_container_runs_goes_as_well() -> None:
     assert bed.evicted == [("web", 60.0)]
     eviction, event = bed.requests
     assert eviction.body["deleteOptions"]["preconditions"]["resourceVersion"] == "8"
-    assert "node full has refused it for 60 s, and free" in event.body["note"]
+    assert "node full has rejected it for 60 s, and free" in event.body["note"]
 
 
 @pytest.mark.parametrize("phase", ["Pending", "Running"])

@@ -92,7 +92,7 @@ async def test_an_answer_has_the_best_node_and_why_not_the_others() -> None:
         "verdict": "feasible", "invalidReason": "", "feasibleNodes": 2, "evaluatedNodes": 3,
         "bestNode": "a", "numaNodes": {"main": "1"}, "afterMoves": False,
         "reasons": [{
-            "message": "needs 6 exclusive CPUs on one NUMA node; most free for exclusive use: 2",
+            "message": "needs 6 exclusive CPUs on one NUMA node; at most 2 free for exclusive use",
             "retryCondition": "room", "nodes": 1, "examples": ["b"],
         }],
         "excluded": [

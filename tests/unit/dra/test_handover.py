@@ -40,8 +40,8 @@ def test_a_claim_is_handed_over_and_nothing_stays(tmp_path: Path) -> None:
     ("answer", "words"),
     [
         ({"problem": "get resourceclaims: 403"}, "claim shop/four: get resourceclaims: 403"),
-        ("no json", "is no document"),
-        ("[]", "is no document"),
+        ("no json", "document is not valid"),
+        ("[]", "document is not valid"),
         ("x" * (300 << 10), "is larger than"),
     ],
 )

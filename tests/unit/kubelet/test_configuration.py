@@ -265,7 +265,7 @@ def test_reserved_memory_without_numa_nodes_is_spread_by_their_size() -> None:
             KubeletFacts(memory_policy="Static"),
             "both place the memory",
         ),
-        ({}, KubeletFacts(topology_policy="restricted"), "before nri-numa is asked"),
+        ({}, KubeletFacts(topology_policy="restricted"), "before nri-numa and whatever"),
     ],
 )
 def test_two_managers_of_the_same_thing_are_a_difference(
@@ -336,7 +336,7 @@ def test_files_that_are_not_there_and_too_many_are_told(tmp_path: Path) -> None:
     assert len(found.problems) == 2
     os.mkfifo(tmp_path / "pipe")
     assert (
-        "is no regular file"
+        "is not a regular file"
         in read_kubelet_config(str(tmp_path / "pipe"), "", str(tmp_path)).problems[0]
     )
     for number in range(200):

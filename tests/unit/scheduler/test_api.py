@@ -84,7 +84,7 @@ async def test_what_is_held_is_looked_at_again_when_a_pod_is_bound(bed: Extender
     assert await bed.bind("a") == ""
     assert await bed.bind("b") == ""
     why = await bed.bind("c")
-    assert why == "needs 3 exclusive CPUs on one NUMA node; most free for exclusive use: 1"
+    assert why == "needs 3 exclusive CPUs on one NUMA node; at most 1 free for exclusive use"
     assert len(bed.nodes.assumed_pods) == 2
     assert len(bed.cluster.requests) == 2
 
@@ -94,7 +94,7 @@ async def test_a_pod_on_two_numa_nodes_takes_from_both(bed: ExtenderBed) -> None
     bed.schedule(single(3, name="more"), single(2, name="rest"))
     assert await bed.bind("wide") == ""
     why = await bed.bind("more")
-    assert why == "needs 3 exclusive CPUs on one NUMA node; most free for exclusive use: 2"
+    assert why == "needs 3 exclusive CPUs on one NUMA node; at most 2 free for exclusive use"
     assert await bed.bind("rest") == ""
     placed = [
         sent["metadata"]["annotations"][f"{PREFIX}/scheduled-numa-nodes"] for sent in bed.bindings()
@@ -189,7 +189,7 @@ async def test_who_started_before_anybody_watched_is_not_overlooked(bed: Extende
     for name in ("a", "b"):
         bed.schedule(single(3, name=name))
         why = await bed.bind(name)
-        assert why == "needs 3 exclusive CPUs on one NUMA node; most free for exclusive use: 1"
+        assert why == "needs 3 exclusive CPUs on one NUMA node; at most 1 free for exclusive use"
     assert list(bed.nodes.assumed_pods) == ["uid-early"]
     # The agent counts it, and then it is gone.
     bed.publish(topology(1, charged=[("uid-early", "main")]))
@@ -226,7 +226,7 @@ async def test_room_is_promised_once_however_late_an_object_is(late: float) -> N
     bed.cluster.remove(Resource.PODS, "a", "default")  # nor does a list name it
     await step(late)
     bed.extender.pod_watcher.expire_assumed_pods()
-    assert "most free for exclusive use: 1" in await bed.filter_and_bind(single(3, name="b"))
+    assert "at most 1 free for exclusive use" in await bed.filter_and_bind(single(3, name="b"))
     bed.publish(topology(4, charged=[("uid-a", "main")]))  # of seven
     assert await bed.filter_and_bind(single(3, name="b")) == ""
 
@@ -240,10 +240,10 @@ async def test_each_node_is_read_once_after_a_list_however_long_ago(since: float
     bed.extender.pod_watcher.on_list(frozenset())
     await step(since)
     for _ in range(2):
-        assert "most free for exclusive use: 1" in await bed.filter_and_bind(single(3, name="a"))
+        assert "at most 1 free for exclusive use" in await bed.filter_and_bind(single(3, name="a"))
     assert len(bed.cluster.requests) == 1
     # Another kube-scheduler led for a moment, and asked the extender beside it.
-    for name, pause, why in (("b", 0.9, ""), ("c", 1.2, "most free for exclusive use: 1")):
+    for name, pause, why in (("b", 0.9, ""), ("c", 1.2, "at most 1 free for exclusive use")):
         other = single(3, name=f"other-{name}", node="n2", scheduled_numa_nodes='{"main":"0"}')
         bed.cluster.put(Resource.PODS, other)
         await step(pause)
@@ -280,7 +280,7 @@ async def test_who_begins_to_lead_lists_again_before_it_answers() -> None:
         while "leads" in why or "still being read" in why:
             await step(0.25)
             why = await bed.filter_and_bind(single(3, name="a"))
-    assert "most free for exclusive use: 1" in why
+    assert "at most 1 free for exclusive use" in why
 
 
 async def test_bindings_end_before_the_lease_is_given_back() -> None:

@@ -119,7 +119,7 @@ def test_devices_that_are_nowhere_give_no_hint_and_that_is_said() -> None:
     result = run(wants("a", needs(gpu=2)), inventory=inventory)
     assert the(result).mems == "0"
     assert (
-        "its nvidia.com/gpu m is on NUMA node 2, where no CPUs are: no hint"
+        "its nvidia.com/gpu m is on NUMA node 2, which has no CPUs: no hint"
         in the(result).trace.decision_steps
     )
     assert (
@@ -137,8 +137,8 @@ def test_more_devices_than_anybody_can_be_beside_give_no_hint() -> None:
 @pytest.mark.parametrize(
     ("limits", "words"),
     [
-        ({"nvidia.com/gpus": 1}, "is not in the inventory of devices, expected it there (did you"),
-        ({"else.where/x": 1}, "is not in the inventory of devices, expected it there"),
+        ({"nvidia.com/gpus": 1}, "is not in the inventory of devices, expected one of it (did you"),
+        ({"else.where/x": 1}, "is not in the inventory of devices, expected one of it"),
         ({GPU: "500m"}, "expected a whole number of devices"),
         ({GPU: -1}, "expected"),
         ({GPU: "x"}, "expected"),

@@ -126,7 +126,7 @@ def test_other_resources_are_a_resize_in_place(
     (outcome,) = event.outcomes
     assert (outcome.previous_cpus, outcome.cpus) == (before, cpus)
     assert (outcome.verdict is SimulatedOutcome.REJECTED) is (not cpus)
-    assert ("resize refused" in outcome.message) is (not cpus)
+    assert ("resize rejected" in outcome.message) is (not cpus)
     assert [standing for _, standing in result.running_containers] == [cpus or before]
     kept = sizes[-1] if cpus else sizes[-2]
     assert result.final_fill[0].memory_allocated_bytes == kept << 30

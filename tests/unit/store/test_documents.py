@@ -59,13 +59,12 @@ def test_a_damaged_document_costs_itself_and_is_said(damage: dict[str, object]) 
 @pytest.mark.parametrize(
     ("reason", "facts"),
     [
-        ("shared CPUs on NUMA node 0, wider than ideal", {"is_misaligned"}),
-        ("shared CPUs on NUMA node 0, wider than ideal, less than asked for",
+        ("shared CPUs on NUMA node 0, misaligned", {"is_misaligned"}),
+        ("shared CPUs on NUMA node 0, misaligned, less than requested",
          {"is_misaligned", "has_shortfall"}),
-        ("not pinned: no time was left yet, and it was running already", {"is_undecided"}),
-        ("not pinned: NotEnoughCPUs, and it was running already", {"unpinned_for"}),
-        ("not pinned: QuotaExceeded", {"unpinned_for"}),
-        ("not pinned: CPUOwned, and it was running already", {"unpinned_for"}),
+        ("unpinned: not decided yet, and it was running already", {"is_undecided"}),
+        ("unpinned: NotEnoughCPUs, and it was running already", {"unpinned_for"}),
+        ("unpinned: QuotaExceeded", {"unpinned_for"}),
         ("not pinned: bind: none", set()),
         ("1 exclusive CPU on NUMA node 0; moved to make room for a/b/c", {"moved_for"}),
     ],

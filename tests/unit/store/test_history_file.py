@@ -229,7 +229,7 @@ def test_what_a_later_version_wrote_may_not_be_known(
     after = restarted(tmp_path, before.current.state)
     for document in (told(after), why_rejected(after)):
         text = sentences.render_text(document, 200)
-        assert "written by another version of nri-numa" in text
+        assert "another version of nri-numa wrote" in text
         assert "last started" not in text, "no restart is blamed"
 
 

@@ -130,7 +130,7 @@ group that selects it. What the whole cluster has to agree on stays in config. *
 {{- end }}
 {{- end }}
 {{- range $switch, $needed := $needs }}
-{{- fail (printf "%s: is on, and does nothing without %s" $switch $needed) }}
+{{- fail (printf "%s: is on, but has no effect without %s" $switch $needed) }}
 {{- end }}
 {{- end }}
 

@@ -96,7 +96,7 @@ class TestKubeletRules:
         table = self.table({3: 5})
         assert self.grant(table, {1}, memory=12) == "0-1"
         rejected = self.grant(table, {3}, memory=12)
-        assert rejected == "NUMA node 3 has too little memory, and no wider set that holds it fits"
+        assert rejected == "NUMA node 3 has too little memory, and no larger set fits"
 
     def test_groups_never_overlap(self) -> None:
         table = self.table({0: 10, 1: 2})

@@ -50,8 +50,9 @@ def test_restricted_says_when_no_machine_state_would_help() -> None:
     assert rejection("restricted", 6, 8, machine=KUBELETS) == (
         "pod default/db, container app: cpu and memory: different numbers of NUMA nodes needed: 6 "
         "exclusive CPUs on 2 NUMA nodes, 8 GiB on 1 NUMA node; it needs 6 exclusive CPUs and 8 "
-        "GiB memory; policy restricted wants one number of NUMA nodes for all, as the kubelet's "
-        "does (kubeletCompatibility: memory), so take best-effort; free: NUMA "
+        "GiB memory; policy restricted requires the same number of NUMA nodes for all, as the "
+        "kubelet's does (kubeletCompatibility: memory); waiting does not help, best-effort does; "
+        "free: NUMA "
         "node 0: 4 CPUs for exclusive use, 64 GiB memory; NUMA node 1: 4 CPUs for exclusive use, "
         "64 GiB memory"
     )

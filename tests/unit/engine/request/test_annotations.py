@@ -400,7 +400,7 @@ def test_the_limit_of_a_list_is_the_machines() -> None:
     assert CPUSet.parse(found.numacpu or "") == CPUSet(range(64))
     found = machine.options_resolver(web({f"{PREFIX}/numacpu": "0," * 125_000 + "0"}), MAIN)
     assert isinstance(found, Rejection)
-    assert "expected at most 1024 characters, which is room for every id" in found.detail
+    assert "expected at most 1024 characters, enough for every id" in found.detail
     assert "(250001 characters)" in found.detail
 
 
@@ -503,10 +503,10 @@ def test_whom_an_annotation_speaks_to(annotation: str, name: str | None) -> None
 
 def test_the_sentence_names_who_was_perhaps_meant() -> None:
     assert unknown_container_sentence("a/numacpu.enigne", "enigne", ("engine", "proxy")) == (
-        "annotation a/numacpu.enigne is ignored, because it names a container 'enigne', which "
-        "this pod does not have; it has 'engine', 'proxy' (did you mean engine?)"
+        "annotation a/numacpu.enigne is ignored, because its pod has no container 'enigne', only "
+        "'engine' and 'proxy' (did you mean engine?)"
     )
-    assert unknown_container_sentence("a", "x", ()).endswith("it has none")
+    assert unknown_container_sentence("a", "x", ()).endswith("no container 'x'")
 
 
 @pytest.mark.parametrize(

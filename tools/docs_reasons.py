@@ -81,7 +81,7 @@ MEANING_AND_REMEDY: Final = {
     ),
     "KubeletPinned": (
         "the kubelet granted this container other CPUs or memory",
-        "drop the list; the operator can set `kubelet.override`",
+        "drop the list; the operator can set `kubelet.overrideGrants`",
     ),
     "InvalidAnnotation": (
         "a key or value is wrong, or two exclude each other",

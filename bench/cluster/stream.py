@@ -360,7 +360,7 @@ def ours(stream: Stream, kinds: Sequence[str] = ()) -> Found:
             control=control, client=client, directory=control.namespaces.directory
         )
         # Without a Lease, as the second scheduler of the chart has it.
-        alone = Extender(cast(KubeBed, bed), config={"lease": ""}, level="info")
+        alone = Extender(cast(KubeBed, bed), config={"leaseName": ""}, level="info")
         with alone as extender, ExitStack() as others:
             if "two-schedulers" in kinds:
                 second = chaos.scheduler(extender, control, chaos.SECOND, port=10270)

@@ -191,7 +191,9 @@ class StealWatch(CapacityMonitor):
         self._gauges: CPUWaitGauges | None = None
         self._clock = clock
         self._smoothed = SmoothedStealFactors(
-            half_life=parse_duration(config.half_life), step=MIN_FACTOR_CHANGE, floor=config.floor
+            half_life=parse_duration(config.half_life),
+            step=MIN_FACTOR_CHANGE,
+            floor=config.min_factor,
         )
         self._last: tuple[float, Topology, CPUStealAndWaitTimes] | None = None
         self._problems = ReportOnce(log)

@@ -365,8 +365,8 @@ def build_claim_store(config: AgentConfig, node: str, current: CurrentState) -> 
         config.dra.driver,
         node,
         records=os.path.join(config.state_dir, "claims"),
-        cdi=config.dra.cdi_directory,
-        asker=handover.ClaimFileRequester(config.dra.handover),
+        cdi=config.devices.cdi_spec_dirs[-1],
+        asker=handover.ClaimFileRequester(config.dra.handover_dir),
         current=current,
     )
 

@@ -306,7 +306,7 @@ class NodeDevices:
         self._counts: DeviceCounts | None = None
         self.pci: tuple[PCIDevice, ...] | None = None
         self.roots: dict[int, tuple[str, ...]] = {}
-        if config.devices.count:
+        if config.devices.count_free:
             from nri_numa.devices.counts import DeviceCounts
 
             resource_name = config.device_plugin.resource_name

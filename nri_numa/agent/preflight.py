@@ -503,9 +503,9 @@ def check_state_directory(directory: Path) -> Iterator[Finding]:
 
 
 _LIBRARY_BY_SETTING: Final = {
-    "devices.network": "pyroute2",
+    "devices.networkInterfaces": "pyroute2",
     "devices.podResources": "grpc",
-    "devices.count": "grpc",
+    "devices.countFree": "grpc",
     "dra.enabled": "grpc",
     "publish.otlpEndpoint": "opentelemetry.exporter.otlp.proto.http.trace_exporter",
 }
@@ -515,7 +515,7 @@ _LIBRARY_BY_SETTING: Final = {
 def check_libraries(config: AgentConfig) -> Iterator[Finding]:
     """Check that the libraries of switched-on features can be imported."""
     for key, module in _LIBRARY_BY_SETTING.items():
-        is_device = key in ("devices.network", "devices.podResources")
+        is_device = key in ("devices.networkInterfaces", "devices.podResources")
         if not config_keys()[key].value_in(config) or (is_device and not config.devices.enabled):
             continue
         try:
@@ -732,10 +732,10 @@ def _check_kubelet_policies(
         yield _warning_finding(
             "kubelet",
             f"its CPU manager policy is static: it pins Guaranteed pods itself{details}",
-            f"nri-numa leaves its grants to it (kubelet.override: {config.kubelet.override}). "
-            f"For full "
-            "control set cpuManagerPolicy: none, drain the node, delete "
-            f"{files.state_file_path('cpu')} and restart the kubelet. {_KUBELET_GUIDE_TEXT}",
+            "nri-numa leaves its grants to it (kubelet.overrideGrants: "
+            f"{config.kubelet.override_grants}). For full control set cpuManagerPolicy: none, "
+            f"drain the node, delete {files.state_file_path('cpu')} and restart the kubelet. "
+            f"{_KUBELET_GUIDE_TEXT}",
         )
     if memory == "Static":
         yield _warning_finding(
@@ -806,7 +806,7 @@ def check_systemd_service(config: AgentConfig, root: Path = Path("/")) -> Iterat
     """Check that the installed service can read its program; skipped without a service."""
     lines = _read_unit_settings(root)
     unit = dict(lines)
-    if config.devices.enabled and config.devices.network:
+    if config.devices.enabled and config.devices.network_interfaces:
         yield from _check_network_namespaces(lines, root)
     program = unit.get("ExecStart", "").lstrip("-@:+!").partition(" ")[0]
     if not program.startswith("/"):
@@ -853,9 +853,9 @@ def _check_network_namespaces(lines: list[tuple[str, str]], root: Path) -> Itera
     if not allowed:
         yield _warning_finding(
             "devices",
-            f"devices.network gives no hints: {subject} may not enter the network namespaces of "
-            "pods",
-            f"{remedy}. Or set devices.network: false.",
+            f"devices.networkInterfaces gives no hints: {subject} may not enter the network "
+            "namespaces of pods",
+            f"{remedy}. Or set devices.networkInterfaces: false.",
         )
 
 

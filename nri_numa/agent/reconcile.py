@@ -320,7 +320,7 @@ class Reconciler:
         try:
             await self.reconcile(
                 max_repairs=settings.max_repairs,
-                without_runtime=settings.without_runtime,
+                repair_without_runtime=settings.repair_without_runtime,
                 targets=targets,
             )
         except Exception:
@@ -331,13 +331,13 @@ class Reconciler:
         self,
         *,
         max_repairs: int = 3,
-        without_runtime: bool = False,
+        repair_without_runtime: bool = False,
         targets: Collection[str] | None = None,
     ) -> RoundResult:
         """Check every container once, or only ``targets``, and repair those that differ.
 
         A container repaired ``max_repairs`` times within `TRY_COUNT_WINDOW_S` is left.
-        ``without_runtime`` repairs drift while the runtime cannot be reached.
+        ``repair_without_runtime`` repairs drift while the runtime cannot be reached.
         """
         # Before the first Synchronize the restored state may be outdated.
         current, cgroups, containers = self._current, self._cgroups, self._cgroups.containers
@@ -366,7 +366,7 @@ class Reconciler:
         for start in range(0, len(suspects), WRITE_BATCH):
             if start:
                 await self._clock.sleep(0)
-            may_repair = self._runtime.is_synchronized or without_runtime
+            may_repair = self._runtime.is_synchronized or repair_without_runtime
             batch = suspects[start : start + WRITE_BATCH]
             plan, applied, failed = self._repair_batch(
                 batch, due_at, starts, max_repairs, may_repair

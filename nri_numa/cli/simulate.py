@@ -290,6 +290,7 @@ def _read_device_inventory(
 def _parse_settings(option: str, texts: Iterable[str]) -> dict[str, object]:
     """Parse configuration keys and values as in the file."""
     from nri_numa import safe_yaml
+    from nri_numa.config.old_keys import OLD_KEYS
     from nri_numa.config.sections import config_keys
 
     values: dict[str, object] = {}
@@ -298,6 +299,8 @@ def _parse_settings(option: str, texts: Iterable[str]) -> dict[str, object]:
         if not equals:
             raise click.UsageError(f"{option} {text}: expected KEY=VALUE, such as strategy=pack")
         leaf = config_keys().get(key)
+        if sentence := OLD_KEYS.get(key):
+            raise click.UsageError(f"{option} {text}: {key} {sentence}")
         if leaf is None:
             matches = difflib.get_close_matches(key, config_keys(), n=2)
             hint = f", did you mean {' or '.join(matches)}?" if matches else ""

@@ -445,8 +445,8 @@ class HostStealEvictor(_NUMANodeEvictor):
     """Empties NUMA nodes whose CPU time the hypervisor gives to other guests.
 
     The factor is the one that the node's own agent measured and applied
-    (``measuredCapacity.mode: act``), which the publisher writes for each zone. Reports of external
-    sources (`nri_numa.controller.capacity`) evict no pod.
+    (``measuredCapacity.mode: enforce``), which the publisher writes for each zone. Reports of
+    external sources (`nri_numa.controller.capacity`) evict no pod.
 
     A NUMA node whose factor is low for the delay is *degraded* until `RECOVERED_FACTOR`, so a
     factor that wavers about the limit does not restart the delay. If too many are degraded at the

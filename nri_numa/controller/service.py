@@ -157,7 +157,7 @@ class ControllerService:
             capacity.CapacityRules(
                 validity=parse_duration(section.validity),
                 keep_last_value=section.on_stale_source == "last",
-                smoothing=parse_duration(section.smoothing),
+                smoothing=parse_duration(section.smoothing_time),
                 hysteresis=FACTOR_HYSTERESIS,
                 min_update_interval=parse_duration(section.min_update_interval),
             ),
@@ -214,7 +214,7 @@ class ControllerService:
             [self.capacity, *self._evictors],
             self._metrics,
             "controller",
-            rate=section.rate,
+            rate=section.api_qps,
             burst=REQUEST_BURST,
             clock=clock,
             jitter=random.random,
@@ -223,7 +223,7 @@ class ControllerService:
         self._address = split_address(section.address)
         self.lease = Lease(
             LEASE_NAME,
-            read_pod_namespace(section.credentials),
+            read_pod_namespace(section.credentials_dir),
             self._api.execute,
             address=reachable_address(self._address),
             clock=clock,
@@ -550,7 +550,7 @@ def run_controller(config: AgentConfig) -> int:
 
     def create_controller() -> ControllerService:
         return ControllerService(
-            config, KubeAPI(config.controller.credentials, "nri-numa-controller")
+            config, KubeAPI(config.controller.credentials_dir, "nri-numa-controller")
         )
 
     return service.run_service(create_controller, log, address="controller.address")

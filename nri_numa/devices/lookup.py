@@ -63,7 +63,7 @@ class DeviceFinder:
         self._own_resource = own_resource
         self.sysfs = SysfsDevices(root)
         self.gpus = GPUs()
-        self.cdi = CDIRegistry(sources.cdi_directories)
+        self.cdi = CDIRegistry(sources.cdi_spec_dirs)
 
     def find_mentioned(
         self, mentions: DeviceMentions, missed: MissedHints
@@ -75,7 +75,7 @@ class DeviceFinder:
         for node in mentions.nodes:
             yield from self._find_by_device_file(node)
         for variable, value in sorted(mentions.variables.items()):
-            if sources.variables and variable.startswith(PCI_VARIABLE_PREFIX):
+            if sources.sriov_variables and variable.startswith(PCI_VARIABLE_PREFIX):
                 for part in value.split(",")[:MAX_CONTAINER_DEVICES]:
                     yield from self._find_by_pci_variable(variable, part, missed)
             elif sources.nvidia and variable == NVIDIA_VARIABLE:
@@ -89,7 +89,7 @@ class DeviceFinder:
             address = self.gpus.address_of_minor(node.minor) if self._sources.nvidia else None
             if address is not None:
                 yield self._gpu_at(address)
-        elif self._sources.nodes:
+        elif self._sources.device_nodes:
             yield from self.sysfs.by_number(node.type, node.major, node.minor)
 
     def _find_by_pci_variable(

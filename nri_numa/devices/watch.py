@@ -172,7 +172,7 @@ class DeviceWatch(PodObserver):
         """Start to find the devices of a pod whose sandbox is being made."""
         network = pod.network_namespace
         reads_network, queries_kubelet = (
-            bool(self._sources.network and network),
+            bool(self._sources.network_interfaces and network),
             self._sources.pod_resources,
         )
         entry = PodDevices(
@@ -267,7 +267,7 @@ class DeviceWatch(PodObserver):
             self._read_gpus()
         if self._sources.cdi:
             self._read_cdi_files()
-        if self._sources.network:
+        if self._sources.network_interfaces:
             import pyroute2  # noqa: F401 - imported ahead of the first query
 
     def _refresh_links_and_cdi(self) -> None:

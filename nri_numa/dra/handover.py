@@ -83,7 +83,7 @@ class ClaimFileRequester:
             answer = msgspec.json.decode(text, type=dict[str, Any])
         except OSError as error:
             problem = f"{error.filename}: {error.strerror or error}"
-            raise InvalidClaim(f"{subject}: dra.handover: {problem}") from None
+            raise InvalidClaim(f"{subject}: dra.handoverDir: {problem}") from None
         except (msgspec.MsgspecError, RecursionError):
             raise InvalidClaim(f"{subject}: the handed-over document is not valid") from None
         finally:

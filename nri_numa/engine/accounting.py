@@ -5,9 +5,9 @@ CPUs that are reported as free are exactly those that are admitted.
 
 Two limits hold for the CPUs of a NUMA node, and the lower one counts:
 
-* allocated CPUs, ``total × oversale × capacity factor − Σ requests charged to it``;
+* allocated CPUs, ``total × overcommit × capacity factor − Σ requests charged to it``;
 * usable CPUs: containers without exclusive CPUs run on the shared pool, so no more than
-  ``pool × oversale`` can be allocated to them. Exclusive CPUs, idle siblings and CPUs that the
+  ``pool × overcommit`` can be allocated to them. Exclusive CPUs, idle siblings and CPUs that the
   kubelet granted serve no other containers, whatever the overcommit.
 
 Exclusive CPUs and idle siblings are withheld from the shared pool. Listed CPUs (``numacpu`` without
@@ -290,7 +290,7 @@ def pool_floor_text(node: NodeSnapshot, smt: SMT, count: int) -> str:
     threads = machine.topology.threads_per_core if smt is SMT.ISOLATE else 1
     if not max_cpus < count <= len(exclusive_candidate_cpus(node, count)) // threads:
         return ""
-    return f"; the shared pool keeps {count_text(machine.pool_floor, 'CPU')} (sharedPool.cpus)"
+    return f"; the shared pool keeps {count_text(machine.pool_floor, 'CPU')} (sharedPool.minCPUs)"
 
 
 def cpus_above_floors(
@@ -353,7 +353,7 @@ def check_pool_floor(node: NodeSnapshot, subject: str, withheld: CPUSet) -> Reje
         if remainder >= floor:
             continue
         nodes_text = "" if numa_nodes is None else f" of {numa_text(numa_nodes)}"
-        key = "sharedPool.cpus" if numa_nodes is None else "sharedPool.numaNodeCPUs"
+        key = "sharedPool.minCPUs" if numa_nodes is None else "sharedPool.minCPUsPerNUMANode"
         pool_text = f"the shared pool{nodes_text or ' of the machine'}"
         reason, rule = (
             RejectionReason.SHARED_POOL_FLOOR,
@@ -408,7 +408,7 @@ def _check_quotas(
     )
     amount = limits.quota.exclusive
     rejection = check_quota_limit(
-        "quotas.idleCPUs",
+        "quotas.idleSiblings",
         "idle sibling",
         limits.idle_siblings,
         len(state.idle_siblings),

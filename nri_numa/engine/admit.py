@@ -512,7 +512,7 @@ def build_adjustment(
     if marked:
         text = encode_assignment(allocation, cpus, desired.machine.key)
         annotations = {f"{settings.prefix}/{ASSIGNED_KEY}": text}
-    if settings.set_environment and allocation.is_pinned:
+    if settings.inject_environment and allocation.is_pinned:
         env = {"NUMA_CPUS": cpus, "NUMA_MEMS": mems}
     return ContainerAdjustment(
         cpus=cpus,

@@ -2,8 +2,8 @@
 
 The kubelet decides at the pod's admission, without knowing the annotations. What its static
 managers granted is its own (docs/adr/0035-beside-the-kubelets-managers.md): the container is left
-as the kubelet has it, unless its pod names CPUs or memory nodes itself and ``kubelet.override``
-lets it.
+as the kubelet has it, unless its pod names CPUs or memory nodes itself and
+``kubelet.overrideGrants`` lets it.
 """
 
 from __future__ import annotations
@@ -132,10 +132,12 @@ def _resolve_list_conflict(
         return OverrideGrant(
             requested=_with_granted_cpus_listed(requested, grant), warnings=(warning,)
         )
-    remedy = "kubelet.override: annotated" if by_pod else f"annotation {key} of the pod itself"
+    remedy = (
+        "kubelet.overrideGrants: annotated" if by_pod else f"annotation {key} of the pod itself"
+    )
     text = (
         f"{key} is {quote_value(getattr(requested, key))} ({requested.source_text(key)}), "
-        f"but {grant.granted_by_kubelet_text}, and kubelet.override is "
+        f"but {grant.granted_by_kubelet_text}, and kubelet.overrideGrants is "
         f"{settings.kubelet_override}; expected {key} "
         f"{grant.mems if key == 'numamem' else grant.cpus}, {remedy}, or a container without a "
         "grant of the kubelet"
@@ -168,9 +170,9 @@ def _resolve_claim_grant(
         return KeepGrant(reason=grant.granted_by_kubelet_text, warnings=(text,))
     return Rejection(
         reason=RejectionReason.KUBELET_PINNED,
-        detail=f"{text}, and kubelet.override is "
+        detail=f"{text}, and kubelet.overrideGrants is "
         f"{settings.kubelet_override}; expected cpuManagerPolicy none, a pod that is not "
-        "Guaranteed, or kubelet.override: annotated",
+        "Guaranteed, or kubelet.overrideGrants: annotated",
         rule="nri-numa does not change what the kubelet granted",
     )
 

@@ -354,7 +354,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
         then share granted CPUs rather than exclusive ones.
         """
         bits = topology.allowed.bits & ~(self.exclusive.bits | self.idle_siblings.bits)
-        if settings.strict_reserved:
+        if settings.strict_cpu_reservation:
             bits &= ~settings.reserved_cpus.bits
         free_bits = bits & ~self.kubelet.granted_cpus.bits
         return free_bits & ~withheld_isolated_bits(topology, settings) or free_bits or bits
@@ -608,7 +608,7 @@ def withheld_isolated_bits(topology: Topology, settings: Settings) -> int:
     if settings.isolated is IsolatedCPUs.ANY or settings.kubelet.cpu_order:
         return 0  # the kubelet knows none
     bits = topology.allowed.bits
-    if settings.strict_reserved:
+    if settings.strict_cpu_reservation:
         bits &= ~settings.reserved_cpus.bits
     isolated = topology.isolated.bits & bits
     return isolated if bits & ~isolated else 0

@@ -101,9 +101,9 @@ def adopt_kubelet_settings(
         settings = replace(settings, reserved_cpus=reserved_cpus)
         # Values that Go's strconv.ParseBool accepts.
         strict = facts.cpu_options.get("strict-cpu-reservation", "").lower() in ("true", "t", "1")
-        if strict and not config.strict_reserved and topology.allowed - reserved_cpus:
-            inherited.append("strictReserved true (the kubelet's strict-cpu-reservation)")
-            settings = replace(settings, strict_reserved=True)
+        if strict and not config.strict_cpu_reservation and topology.allowed - reserved_cpus:
+            inherited.append("strictCPUReservation true (the kubelet's strict-cpu-reservation)")
+            settings = replace(settings, strict_cpu_reservation=True)
     elif reserved_cpus and reserved_cpus != settings.reserved_cpus:
         differences.append(
             f"reservedCPUs is {settings.reserved_cpus}, and the kubelet's {source} reserves "
@@ -154,7 +154,7 @@ def with_inherited_settings(config: AgentConfig, settings: Settings) -> AgentCon
     return replace(
         config,
         reserved_cpus=str(config.reserved_cpus) or str(settings.reserved_cpus),
-        strict_reserved=settings.strict_reserved,
+        strict_cpu_reservation=settings.strict_cpu_reservation,
         reserved_memory=config.reserved_memory or reserved,
     )
 

@@ -196,7 +196,7 @@ class Publisher:
             outputs,
             self.metrics,
             "publish",
-            rate=publish.rate,
+            rate=publish.api_qps,
             burst=REQUEST_BURST,
             clock=clock,
             jitter=jitter,
@@ -233,7 +233,7 @@ class Publisher:
                 prefix,
                 force=force,
                 validity=validity,
-                touch=publish.node_resource_topology_touch,
+                touch=publish.node_resource_topology_touch_on_release,
             )
             self._topology.renew_validity(self._wall())
         if publish.node_annotations or publish.node_labels:
@@ -244,7 +244,7 @@ class Publisher:
             self._pods = PodAnnotationOutput(node, prefix)
             if self._topology is not None:
                 self._bound = BoundPods(self._api, node, self._bound_changed.set, self._clock)
-        if publish.capacity:
+        if publish.node_capacity:
             self._capacity = NodeCapacityOutput(node, config.device_plugin.resource_name)
         if publish.numatopology:
             self._numatopology = NumatopologyOutput(node)
@@ -252,7 +252,9 @@ class Publisher:
             self._driver, self._lists = config.dra.driver, config.dra.list_attributes
             self._slices = slices.SliceOutput(node, self._driver)
             self._claims = ClaimRequestAnswerer(
-                ClaimFileResponder(config.dra.handover), self._api, self._schedule_slice_rechecks
+                ClaimFileResponder(config.dra.handover_dir),
+                self._api,
+                self._schedule_slice_rechecks,
             )
         if publish.events:
             self._events = EventOutput(node, prefix)
@@ -471,7 +473,7 @@ class Publisher:
         self._skew_said = is_skewed
 
     async def _run_resyncs(self) -> None:
-        period = parse_duration(self._publish.resync)
+        period = parse_duration(self._publish.resync_interval)
         while True:
             # Not all nodes of a cluster at the same moment.
             await asyncio.sleep(period * (0.9 + 0.2 * self._jitter()))
@@ -512,7 +514,9 @@ def run_publisher(config: AgentConfig, node: str) -> int:
     """
 
     def create_publisher() -> Publisher:
-        publisher = Publisher(config, node, KubeAPI(config.publish.credentials, "nri-numa-publish"))
+        publisher = Publisher(
+            config, node, KubeAPI(config.publish.credentials_dir, "nri-numa-publish")
+        )
         log.info("publisher starting", version=__version__, node=node, socket=config.http.socket)
         return publisher
 

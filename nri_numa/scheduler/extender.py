@@ -150,13 +150,13 @@ class Extender:
         self.api, self.lease_api = api, lease_api
         self.election = (
             Lease(
-                section.lease,
-                read_pod_namespace(section.credentials),
+                section.lease_name,
+                read_pod_namespace(section.credentials_dir),
                 self.lease_api.execute,
                 address=reachable_address(split_address(section.address)),
                 clock=clock,
             )
-            if section.lease
+            if section.lease_name
             else None
         )
         self.nodes = ClusterState(config.annotation_prefix)
@@ -425,7 +425,7 @@ class Extender:
             OSError: the address cannot be bound.
         """
         section = self._section
-        log.info("extender starting", version=__version__, lease=section.lease)
+        log.info("extender starting", version=__version__, lease=section.lease_name)
         address = split_address(section.address)
         assert address is not None, section.address  # noqa: S101  # the configuration was checked
         host, port = address
@@ -511,7 +511,7 @@ def run_extender(config: AgentConfig) -> int:
     """Run until SIGTERM; the result is the exit code."""
 
     def create_extender() -> Extender:
-        apis = (KubeAPI(config.scheduler.credentials, "nri-numa-scheduler") for _ in range(2))
+        apis = (KubeAPI(config.scheduler.credentials_dir, "nri-numa-scheduler") for _ in range(2))
         return Extender(config, *apis)
 
     return service.run_service(create_extender, log, address="scheduler.address")

@@ -405,7 +405,7 @@ class KubeletDocument(Document, frozen=True, kw_only=True):
 
     cpu_policy: Annotated[str, "none or static; empty if unknown."] = ""
     memory_policy: Annotated[str, "None or Static; empty if unknown."] = ""
-    override: Annotated[str, "never or annotated: kubelet.override."] = "never"
+    override: Annotated[str, "never or annotated: kubelet.overrideGrants."] = "never"
     shared_cpus: Annotated[
         str, "CPUs that its CPU Manager gives to containers without a grant."
     ] = ""
@@ -512,8 +512,8 @@ class Zone(Document, frozen=True, kw_only=True):
     capacity_factor: float
     measured_capacity_factor: Annotated[
         float,
-        "Part of its CPU time that the host leaves, as measured, if measuredCapacity.mode is act; "
-        "capacityFactor includes it, unless another source sets it.",
+        "Part of its CPU time that the host leaves, as measured, if measuredCapacity.mode is "
+        "enforce; capacityFactor includes it, unless another source sets it.",
     ] = 1.0
     devices: tuple[ZoneDevices, ...] = ()
     core_kind: Annotated[
@@ -571,5 +571,5 @@ class Zones(Document, frozen=True, kw_only=True):
     devices_problem: Annotated[
         str | None,
         "Sentence why the kubelet's devices are unknown; empty if they are known; null if they are "
-        "not counted (devices.count).",
+        "not counted (devices.countFree).",
     ] = None

@@ -172,7 +172,7 @@ class PublisherBed:
         for one in self.view.containers:
             metadata = {"namespace": one.namespace, "name": one.pod, "uid": one.pod_uid}
             self.cluster.put(Resource.PODS, {"metadata": metadata})
-        self.publish = {"address": "off", "rate": 100.0, **publish}
+        self.publish = {"address": "off", "api_qps": 100.0, **publish}
         self.sections: dict[str, Any] = {}
         self.publisher: Publisher
 

@@ -99,9 +99,9 @@ def _listed(world: World) -> object:
 
 
 _KEEPING = Settings(limits=QuotasAndPoolFloor(pool=CPUAmount(4)))
-_UNPAID = AnnotationPermission(name="permissions[0]", unpaid_cpus=True)
+_UNPAID = AnnotationPermission(name="permissions[0]", allow_unrequested_cpus=True)
 _SHARED_ONLY = AnnotationPermission(
-    name="permissions[1]", keys=("policy", "cpus"), values={"cpus": ("shared",)}
+    name="permissions[1]", allowed_keys=("policy", "cpus"), allowed_values={"cpus": ("shared",)}
 )
 
 

@@ -96,7 +96,7 @@ def test_the_runtime_dies_and_comes_back(node: EmbeddedNode) -> None:
 
 def test_a_runtime_that_answers_no_registration_is_said_until_it_does(tmp_path: Path) -> None:
     """No pod starts any more and no request comes: only a call of ours without an answer tells."""
-    with EmbeddedNode(tmp_path, config={"runtime": {"hungAfter": "1s"}}) as node:
+    with EmbeddedNode(tmp_path, config={"runtime": {"registrationTimeout": "1s"}}) as node:
         node.start()
         assert node.metric("nri_numa_registration_pending_seconds") == 0
         node.runtime.faults.delays["Synchronize"] = 3600

@@ -30,7 +30,7 @@ def directory() -> Iterator[Path]:
 
 def node_with_a_gpu(directory: Path, **devices: object) -> EmbeddedNode:
     """Four NUMA nodes, a GPU on the third of them."""
-    sources = {"enabled": True, "network": False, **devices}
+    sources = {"enabled": True, "networkInterfaces": False, **devices}
     node = EmbeddedNode(directory, config={"devices": sources})
     tree = DeviceTree(node.sysfs_root)
     render = tree.child(tree.pci(GPU, 2, GPU_CLASS), "drm", "renderD128")

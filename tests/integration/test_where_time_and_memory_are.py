@@ -11,7 +11,7 @@ from tests.beds.embedded_node import EmbeddedNode, until
 
 ON = {
     "containerUsage": {"memory": "metric", "cpuPressure": "metric", "interval": "1s"},
-    "measuredCapacity": {"mode": "act", "interval": "1s", "halfLife": "1s"},
+    "measuredCapacity": {"mode": "enforce", "interval": "1s", "halfLife": "1s"},
 }
 
 

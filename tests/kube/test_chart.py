@@ -72,14 +72,14 @@ SERVED: dict[str, Any] = {
     "config": {
         "scheduler": {
             "address": ":9894",
-            "lease": "nri-numa-scheduler",
+            "leaseName": "nri-numa-scheduler",
             "tlsCert": "/etc/nri-numa-secret/tls.crt",
             "tlsKey": "/etc/nri-numa-secret/tls.key",
             "clientCA": "/etc/nri-numa-secret/ca.crt",
         },
     },
 }  # fmt: skip
-"""The extender for the default scheduler; publish.capacity instead of the device plugin."""
+"""The extender for the default scheduler; publish.nodeCapacity instead of the device plugin."""
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ SERVED: dict[str, Any] = {
             SERVED
             | {
                 "publish": {"enabled": True},
-                "config": {**SERVED["config"], "publish": {"capacity": True}},
+                "config": {**SERVED["config"], "publish": {"nodeCapacity": True}},
             },
             id="served",
         ),
@@ -198,7 +198,7 @@ def test_from_helm_install_to_a_pod_on_its_numa_node(bed: KubeBed, client: Clien
                 "publish",
                 release.token(f"{release.fullname}-publish", node="bed"),
                 http={"socket": str(bed.node.api_socket)},
-                publish={"resync": "2s"},
+                publish={"resyncInterval": "2s"},
             )
         )
         extender = stack.enter_context(
@@ -266,7 +266,12 @@ def test_a_release_is_installed_upgraded_rolled_back_and_uninstalled(
         "publish": {"enabled": True},
         "config": {"http": {"address": f"127.0.0.1:{free_port()}"}},
         "nodeGroups": [
-            {"name": "one", "label": "kind", "values": ["one"], "config": {"preferClosest": False}}
+            {
+                "name": "one",
+                "label": "kind",
+                "values": ["one"],
+                "config": {"preferClosestNUMANodes": False},
+            }
         ],
     }
 
@@ -324,7 +329,7 @@ def test_a_release_is_installed_upgraded_rolled_back_and_uninstalled(
             "tokenFile": "/etc/nri-numa-secret/token",
             "allowPlaintextToken": True,
         }
-        more = {**values["config"], "publish": {"capacity": True}, "controller": listens}
+        more = {**values["config"], "publish": {"nodeCapacity": True}, "controller": listens}
         off = {"config": values["config"], "controller": {"enabled": False}}
         on = {"config": more, "controller": {"enabled": True, "secretName": "controller"}}
         release.upgrade(**on)

@@ -183,7 +183,7 @@ def test_explain_tells_both_sides(
 
 def test_numa_nodes_that_are_announced_bind(client: Client, node: KubeNode) -> None:
     daemon = DevicePluginDaemon(
-        node, "topology", environment={"NRI_NUMA_DEVICE_PLUGIN_TOPOLOGY": "true"}
+        node, "topology", environment={"NRI_NUMA_DEVICE_PLUGIN_ADVERTISE_TOPOLOGY": "true"}
     )
     daemon.start()
     try:

@@ -28,7 +28,7 @@ MEMORY = {
     "reservedMemory": [{"numaNode": 0, "limits": {"memory": "100Mi"}}],
 }
 # A pod may own a CPU that its request does not pay for: there is not enough to request.
-MAY_OWN = {"permissions": [{"unpaidCPUs": True}]}
+MAY_OWN = {"permissions": [{"allowUnrequestedCPUs": True}]}
 
 
 @pytest.fixture
@@ -100,9 +100,9 @@ def test_a_list_against_a_grant_is_rejected_unless_overriding_is_allowed(
     document = pod("listed", container(cpus="1"), annotations=asks(numacpu=FIRST))
     client.apply(document)
     rejected = client.wait_rejected("listed")
-    for word in ("numacpu", "kubelet granted it CPU", "kubelet.override is never"):
+    for word in ("numacpu", "kubelet granted it CPU", "kubelet.overrideGrants is never"):
         assert word in rejected
-    configure(static_node, {**MAY_LIST, "kubelet": {"override": "annotated"}})
+    configure(static_node, {**MAY_LIST, "kubelet": {"overrideGrants": "annotated"}})
     listed = client.wait_ready("listed")
     assert granted(static_node, listed) == CPUSet.parse(LAST)
     assert first_line(client, "listed") == static_node.cpus(listed) == CPUSet.parse(FIRST)

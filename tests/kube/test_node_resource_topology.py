@@ -27,7 +27,7 @@ ON = {"nodeResourceTopology": True, "events": False}
 DEVICE = "counted.example.com/device"
 COUNTED = {
     "NRI_NUMA_DEVICE_PLUGIN_RESOURCE_NAME": DEVICE,
-    "NRI_NUMA_DEVICE_PLUGIN_TOPOLOGY": "true",
+    "NRI_NUMA_DEVICE_PLUGIN_ADVERTISE_TOPOLOGY": "true",
 }
 
 
@@ -254,7 +254,7 @@ def test_what_somebody_wrote_through_the_old_version_is_cured(
 def counting(bed: KubeBed, defined: Client) -> Iterator[DevicePluginDaemon]:
     """The agent counts devices, and somebody offers some whose NUMA node is known."""
     with (
-        bed.node.configured(devices={"count": True}),
+        bed.node.configured(devices={"countFree": True}),
         # It asks where the agent listens now, which is another port after each start.
         DevicePluginDaemon(bed.node, "counted-devices", environment=COUNTED) as devices,
     ):

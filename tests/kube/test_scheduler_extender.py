@@ -176,7 +176,7 @@ def test_who_started_before_the_extender_did_is_not_overlooked(there: Client, be
                  "target": target},
             )  # fmt: skip
     mine = "numa-unseen"
-    patient = {"lease": "", "settle": "10m"}
+    patient = {"leaseName": "", "topologyReportDelay": "10m"}
     with Extender(bed, config=patient, port=19898, scheduler_port=10273, name=mine):
         there.apply(wanting("unseen-next", 3, scheduler=mine, annotations=SINGLE))
         no_room(there, "unseen-next", 3, 1)
@@ -270,7 +270,7 @@ def test_a_leader_that_dies_in_the_middle_of_a_bind(
     """
     certificate = make_certificate(tmp_path)
     there.request("DELETE", LEASE)
-    config = {"lease": "numa-scheduler"}
+    config = {"leaseName": "numa-scheduler"}
     there.apply(wanting("extender-dies", 3, scheduler="nobody", annotations=SINGLE))
     document = there.pod("extender-dies")
     assert document is not None
@@ -331,7 +331,7 @@ def test_kube_scheduler_follows_to_the_leader(there: Client, bed: KubeBed, tmp_p
     there.request("DELETE", LEASE)
     replicas = [
         Extender(
-            bed, config={"lease": "numa-scheduler", "address": f"0.0.0.0:{port}"}, port=port,
+            bed, config={"leaseName": "numa-scheduler", "address": f"0.0.0.0:{port}"}, port=port,
             certificate=certificate,
         )
         for port in (19896, 19897)
@@ -522,7 +522,7 @@ def test_a_burst_in_trouble(trouble: str, fleet: Client, bed: KubeBed) -> None:
         replicas = [
             stack.enter_context(
                 Extender(
-                    bed, config={"lease": lease}, port=19898 + n, scheduler_port=10273 + n,
+                    bed, config={"leaseName": lease}, port=19898 + n, scheduler_port=10273 + n,
                     name="burst", standby=n > 0, level="info",
                 )
             )

@@ -45,7 +45,10 @@ ANNOTATIONS: Mapping[str, Mapping[str, str]] = {
 MODES: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
     "kubelet `none`": (NONE, MAY_LIST),
     "`static`, override `never`": (STATIC, MAY_LIST),
-    "`static`, override `annotated`": (STATIC, {**MAY_LIST, "kubelet": {"override": "annotated"}}),
+    "`static`, override `annotated`": (
+        STATIC,
+        {**MAY_LIST, "kubelet": {"overrideGrants": "annotated"}},
+    ),
 }
 
 

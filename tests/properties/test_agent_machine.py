@@ -105,7 +105,7 @@ class Lives(RuleBasedStateMachine):
                     static_cpus=not kubelet and strict,
                 ),
                 reserved_cpus=CPUSet.parse(reserved),
-                strict_reserved=strict,
+                strict_cpu_reservation=strict,
             ),
         )
         self.world.synchronize()
@@ -342,7 +342,7 @@ class Lives(RuleBasedStateMachine):
         assert state == NodeState(kubelet=state.kubelet, serial=state.serial)
         settings = self.world.settings
         everything = self.world.topology.allowed
-        strict = settings.reserved_cpus if settings.strict_reserved else CPUSet()
+        strict = settings.reserved_cpus if settings.strict_cpu_reservation else CPUSet()
         assert self.world.agent.current.desired.pool == everything - strict
 
 

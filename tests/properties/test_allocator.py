@@ -115,7 +115,7 @@ def cases(draw: st.DrawFn) -> Case:
             align_l3=draw(st.booleans()),
             isolated=draw(st.sampled_from(list(IsolatedCPUs))),
             nohz_full=draw(st.sampled_from(list(NohzFullCPUs))),
-            cores=draw(st.sampled_from(list(PreferredCores))),
+            preferred_cores=draw(st.sampled_from(list(PreferredCores))),
         ),
     )
     return topology, request

@@ -238,7 +238,7 @@ def test_best_effort_with_too_much_cpu_and_memory_only_a_tier_has_still_runs_whe
         sockets=1, numa_per_socket=1, cores_per_numa=2, memory_gib=4, memory_only_gib=[64]
     )
     tier = topology.memory_nodes - topology.cpu_nodes
-    world = World(topology, Settings(memory_only_nodes=tier))
+    world = World(topology, Settings(memory_only_numa_nodes=tier))
     cpus, mems = world.put("a", {"policy": "best-effort"}, 40.5, 60, BURSTABLE)
     assert cpus == "0-3"
     assert NUMASet.parse(mems) >= tier
@@ -473,7 +473,7 @@ def test_containers_that_share_stay_off_isolated_cpus() -> None:
 
 @pytest.mark.parametrize(("strict", "shared"), [(True, "2-15,18-31"), (False, "0-1,16-17")])
 def test_where_all_others_are_reserved_isolated_cpus_are_shared(strict: bool, shared: str) -> None:
-    world = World(isolating(), Settings(reserved_cpus=HOUSEKEEPING, strict_reserved=strict))
+    world = World(isolating(), Settings(reserved_cpus=HOUSEKEEPING, strict_cpu_reservation=strict))
     assert world.put("c", {}, 0.5, 1, QoSClass.BURSTABLE)[0] == shared
 
 

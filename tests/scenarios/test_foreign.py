@@ -167,7 +167,7 @@ def test_a_container_that_is_created_with_a_cpuset(
 
 
 def test_all_cpus_do_not_reach_those_that_are_strictly_reserved() -> None:
-    settings = Settings(reserved_cpus=CPUSet.parse("0"), strict_reserved=True)
+    settings = Settings(reserved_cpus=CPUSet.parse("0"), strict_cpu_reservation=True)
     world = World(machines.single_no_smt(), settings)
     one = plain(world)
     assert world.has(one)[0] == "1-3"

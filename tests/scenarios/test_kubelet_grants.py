@@ -110,7 +110,7 @@ RULED = Settings(
         (ANNOTATED, {}, ""),
         (ANNOTATED, {"bind": "none"}, ""),
         (Settings(), {"numacpu": "2,3"}, ""),  # the same as the kubelet
-        (Settings(), {"numacpu": "1", "on-failure": "unpinned"}, "kubelet.override is never"),
+        (Settings(), {"numacpu": "1", "on-failure": "unpinned"}, "kubelet.overrideGrants is never"),
         (RULED, {}, "annotation numacpu of the pod itself"),
         (ANNOTATED, OWN, "ignored, because"),
         (ANNOTATED, {"policy": "single-numa-node"}, "ignored, because"),
@@ -136,7 +136,7 @@ def test_a_list_of_the_pod_is_rejected_unless_overriding_is_allowed(world: World
         "default/g",
         "numacpu is '1'",
         "CPUs 2-3",
-        "kubelet.override is never",
+        "kubelet.overrideGrants is never",
         "expected",
     )
     world = World(machines.single_no_smt(), ANNOTATED)

@@ -68,7 +68,7 @@ def test_what_does_not_exist_is_rejected(
 def test_reserved_cpus_are_out_of_reach_of_lists_but_the_operators(
     settings: Settings, strict: bool
 ) -> None:
-    settings = replace(settings, reserved_cpus=CPUSet([0]), strict_reserved=strict)
+    settings = replace(settings, reserved_cpus=CPUSet([0]), strict_cpu_reservation=strict)
     world = World(machines.single_no_smt(), settings)
     says(world.rejected("a", {"numacpu": "0-1"}), "CPUReserved", "1-3")
     assert world.place(pod("a", namespace="system")) == ("0", "")

@@ -60,7 +60,7 @@ def test_case_9_best_effort_is_never_pinned_to_less_than_it_asked_for() -> None:
 @pytest.mark.parametrize("policy", ["single-numa-node", "restricted", "best-effort"])
 def test_case_9_a_tier_that_is_let_in_serves_the_numa_node_it_is_near_to(policy: str) -> None:
     """NUMA node 2 hangs at socket 0 and 3 at socket 1; 20 GiB take 0 and 2, or 1 and 3."""
-    world = World(issue_machine(), Settings(memory_only_nodes=NUMASet([2, 3])))
+    world = World(issue_machine(), Settings(memory_only_numa_nodes=NUMASet([2, 3])))
     cpus, mems = world.put("large", {"policy": policy}, 2, 20)
     node = world.topology.numa_of(world.cpus("large-app"))
     assert mems == {"0": "0,2", "1": "1,3"}[str(node)]
@@ -78,7 +78,7 @@ def test_case_9_a_tier_that_is_let_in_serves_the_numa_node_it_is_near_to(policy:
 
 
 def test_case_9_a_tier_that_is_full_serves_nobody() -> None:
-    world = World(issue_machine(), Settings(memory_only_nodes=NUMASet([2, 3])))
+    world = World(issue_machine(), Settings(memory_only_numa_nodes=NUMASet([2, 3])))
     _, full = world.put("all", SINGLE, 2, 72)
     assert world.put("large", SINGLE, 2, 20)[1] == {"0,2": "1,3", "1,3": "0,2"}[full]
 
@@ -131,7 +131,7 @@ def test_case_9_each_virtual_cpu_node_takes_its_own_memory_node() -> None:
 
 def test_case_9_initiators_beat_distances() -> None:
     topology = told(issue_machine(), {2: {1}, 3: {0}}, {})
-    world = World(topology, Settings(memory_only_nodes=NUMASet([2, 3])))
+    world = World(topology, Settings(memory_only_numa_nodes=NUMASet([2, 3])))
     for n in range(2):
         _, mems = world.put(f"p{n}", SINGLE, 2, 20)
         node = str(world.topology.numa_of(world.cpus(f"p{n}-app")))
@@ -144,7 +144,7 @@ def test_case_9_knl_in_flat_mode() -> None:
         sockets=1, numa_per_socket=1, cores_per_numa=16, threads=4, memory_gib=96,
         memory_only_gib=(16,), distances=[[10, 31], [31, 10]],
     )  # fmt: skip
-    world = World(topology, Settings(memory_only_nodes=NUMASet([1])))
+    world = World(topology, Settings(memory_only_numa_nodes=NUMASet([1])))
     assert world.put("hpc", SINGLE, 8, 100)[1] == "0-1"
 
 
@@ -166,7 +166,7 @@ def test_case_9_huge_pages_of_a_tier_count_too() -> None:
     base = issue_machine()
     pages = {2 << 20: 2 * GIB}
     nodes = {i: replace(n, hugepages=pages if i > 1 else {}) for i, n in base.numa_nodes.items()}
-    world = World(replace(base, numa_nodes=nodes), Settings(memory_only_nodes=NUMASet([2, 3])))
+    world = World(replace(base, numa_nodes=nodes), Settings(memory_only_numa_nodes=NUMASet([2, 3])))
     of = pod("a", SINGLE)
     wants = resources(2, 1, hugepages={2 << 20: GIB})
     _, mems = world.place(of, wants=wants)
@@ -206,7 +206,7 @@ def test_case_10_the_memory_of_a_gpu_is_warned_of(caplog: pytest.LogCaptureFixtu
 
 
 def test_case_10_a_tier_that_was_let_in_is_not_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    world = World(issue_machine(), Settings(memory_only_nodes=NUMASet([2, 3])))
+    world = World(issue_machine(), Settings(memory_only_numa_nodes=NUMASet([2, 3])))
     world.put("a", {"numamem": "2"}, 1, 4)
     assert not [r for r in caplog.records if r.levelname == "WARNING"]
 
@@ -240,7 +240,7 @@ def test_case_9_a_machine_that_tells_no_memory_pins_none() -> None:
 
 
 def test_case_9_why_another_lost_counts_no_tier_as_its_own() -> None:
-    world = World(issue_machine(), Settings(memory_only_nodes=NUMASet([2, 3])))
+    world = World(issue_machine(), Settings(memory_only_numa_nodes=NUMASet([2, 3])))
     for n in range(2):
         world.put(f"p{n}", SINGLE, 2, 20)
     known = world.history.explanation_of("p1-app")

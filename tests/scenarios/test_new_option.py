@@ -74,7 +74,7 @@ def problem(text: str) -> str:
         ({}, "defaults: {colour: blue}", "default"),
         (
             {"colour": "blue"},
-            "permissions: [{keys: [policy, colour], values: {colour: [blue]}}]",
+            "permissions: [{allowedKeys: [policy, colour], allowedValues: {colour: [blue]}}]",
             "annotation numa.kubernetes.io/colour",
         ),
     ],
@@ -107,7 +107,7 @@ def test_a_bad_annotation_is_rejected_with_a_suggestion(key: str) -> None:
     [
         ("rules: [{set: {colour: bleu}}]", "rules[0].set.colour"),
         ("defaults: {colour: bleu}", "defaults.colour"),
-        ("permissions: [{values: {colour: [bleu]}}]", "permissions[0].values.colour"),
+        ("permissions: [{allowedValues: {colour: [bleu]}}]", "permissions[0].allowedValues.colour"),
     ],
 )
 def test_a_bad_value_of_the_operator_is_rejected_with_a_suggestion(text: str, path: str) -> None:
@@ -118,7 +118,7 @@ def test_a_bad_value_of_the_operator_is_rejected_with_a_suggestion(text: str, pa
 
 
 def test_a_permission_says_which_values_it_allows() -> None:
-    only = "permissions: [{values: {colour: [red]}}]"
+    only = "permissions: [{allowedValues: {colour: [red]}}]"
     assert (
         "expected one of red, because permissions[0] allows no more"
         in asked({"colour": "blue"}, only)[1]
@@ -150,7 +150,7 @@ def test_the_schema_and_the_reference_have_it() -> None:
     described = {"description": "Its paint.", "enum": ["red", "blue"]}
     for name, field in (("AgentConfig", "defaults"), ("RuleDocument", "set")):
         assert definitions[name]["properties"][field]["properties"]["colour"] == described
-    values = definitions["PermissionDocument"]["properties"]["values"]["properties"]
+    values = definitions["PermissionDocument"]["properties"]["allowedValues"]["properties"]
     assert values["colour"] == {"type": "array", "items": described}
     row = "| [`colour`](#colour) | its paint | `red`, `blue` | `red` |"
     assert row in docs_options.text().splitlines()

@@ -186,7 +186,7 @@ def test_a_list_that_was_widened_onto_an_idle_sibling_is_decided_anew(world: Wor
 
 def test_a_lifted_quota_is_not_forgotten_by_a_resize_of_memory() -> None:
     """The limit was 2 and the request 1, so the shares alone would say that it shrank."""
-    permission = AnnotationPermission(name="permissions[0]", unpaid_cpus=True)
+    permission = AnnotationPermission(name="permissions[0]", allow_unrequested_cpus=True)
     world = World(machines.single_no_smt(), Settings(permissions=(permission,)))
     wants = replace(resources(2, 1), cpu_shares=1024)
     world.place(pod("own", OWN, qos=BURSTABLE), wants=wants)
@@ -201,7 +201,7 @@ def test_a_lifted_quota_is_not_forgotten_by_a_resize_of_memory() -> None:
 @pytest.mark.parametrize("lost", [False, True])
 def test_a_lifted_quota_is_no_resize_after_a_restart(lost: bool) -> None:
     """With a checkpoint the old quota counts; without one, the CPUs that the owner has."""
-    permission = AnnotationPermission(name="permissions[0]", unpaid_cpus=True)
+    permission = AnnotationPermission(name="permissions[0]", allow_unrequested_cpus=True)
     world = World(machines.single_no_smt(), Settings(permissions=(permission,)))
     world.place(pod("own", OWN, qos=BURSTABLE), wants=replace(resources(2, 1), cpu_shares=1024))
     had = world.cpus("own-app")

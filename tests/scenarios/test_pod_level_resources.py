@@ -69,7 +69,7 @@ def test_one_that_asks_for_cpus_of_its_own_is_rejected_what_its_pod_does_not_hav
     assert rejected.reason == "CPUsNotRequested"
     assert rejected.message.startswith(
         "pod default/p, container b: cpu request is 2 CPUs, expected 4 CPUs, or a permission with "
-        "unpaidCPUs"
+        "allowUnrequestedCPUs"
     )
 
 

@@ -88,7 +88,9 @@ def test_nobody_can_claim_slots_by_an_annotation_of_the_pod(world: World) -> Non
         rejected = world.reject(of, each)
         assert rejected.reason == "InvalidAnnotation"
         assert "slots is 'slot-0' (annotation numa.kubernetes.io/slots)" in rejected.message
-    lenient = AnnotationPermission(name="permissions[1]", keys=(), on_denied=OnDenied.IGNORE)
+    lenient = AnnotationPermission(
+        name="permissions[1]", allowed_keys=(), on_denied=OnDenied.IGNORE
+    )
     assert usual(Settings(permissions=(lenient,))).reject(of, made).reason == "InvalidAnnotation"
 
 
@@ -136,7 +138,9 @@ def test_as_many_cpus_as_slots(cpus: float) -> None:
 
 def test_a_permission_lets_the_request_be_smaller() -> None:
     """Where the operator took exclusive CPUs out of what the scheduler counts as cpu."""
-    carved = Settings(permissions=(AnnotationPermission(name="permissions[0]", unpaid_cpus=True),))
+    carved = Settings(
+        permissions=(AnnotationPermission(name="permissions[0]", allow_unrequested_cpus=True),)
+    )
     for cpus in (0, 0.5):
         world = usual(carved)
         assert len(CPUSet.parse(world.place(*holding("a", "slot-0,slot-1", cpus))[0])) == 2

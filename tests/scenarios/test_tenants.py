@@ -112,7 +112,7 @@ def test_what_a_rule_lists_and_owns_is_the_operators_own_wish() -> None:
 
 def test_a_permission_lets_unpaid_cpus_be_owned() -> None:
     permission = AnnotationPermission(
-        name="permissions[0]", namespaces=("lab-*",), unpaid_cpus=True
+        name="permissions[0]", namespaces=("lab-*",), allow_unrequested_cpus=True
     )
     world = World(machines.snc_smt(), Settings(permissions=(permission,)))
     given = want("a", {"numacpu": "2-3", **OWN}, qos=BEST_EFFORT, namespace="lab-1")
@@ -137,8 +137,8 @@ def test_where_the_permission_says_ignore_an_unpaid_owner_shares() -> None:
 
 STRICT = AnnotationPermission(
     name="permissions[1]",
-    keys=("policy", "cpus", "numacpu", "load"),
-    values={"cpus": ("shared",), "numacpu": ("0-7", "16-23")},
+    allowed_keys=("policy", "cpus", "numacpu", "load"),
+    allowed_values={"cpus": ("shared",), "numacpu": ("0-7", "16-23")},
 )
 TRUSTED = AnnotationPermission(
     name="permissions[0]", namespaces=("db-*",), labels={"tier": "gold"}, qos=(GUARANTEED,)
@@ -185,7 +185,7 @@ def test_what_is_permitted_works_as_ever() -> None:
 
 
 def test_nothing_at_all_may_be_permitted() -> None:
-    nothing = AnnotationPermission(name="permissions[0]", keys=())
+    nothing = AnnotationPermission(name="permissions[0]", allowed_keys=())
     world = World(machines.dual_smt(), Settings(permissions=(nothing,)))
     rejected = world.reject(*want("a", SINGLE, resources(2)))
     assert "expected no annotation of nri-numa, because permissions[0] allows no more" in (
@@ -217,7 +217,7 @@ def test_what_is_ignored_is_said_and_logged_and_the_rest_counts(
 def test_adopted_containers_keep_what_they_have_and_are_not_asked_again() -> None:
     world = World(
         machines.snc_smt(),
-        Settings(permissions=(AnnotationPermission(name="p", unpaid_cpus=True),)),
+        Settings(permissions=(AnnotationPermission(name="p", allow_unrequested_cpus=True),)),
     )
     world.place(*want("old", {"numacpu": "2-31", **OWN}, qos=BEST_EFFORT))
     world.settings = Settings(permissions=(STRICT,))
@@ -236,9 +236,9 @@ def test_lists_do_not_land_on_reserved_cpus_unless_permitted() -> None:
     rejected = world.reject(*want("a", {"numacpu": "1-3"}))
     assert rejected.reason == "CPUReserved"
     assert "CPU 1 is reserved for the system; expected CPUs among 2-31" in rejected.message
-    allowed = AnnotationPermission(name="permissions[0]", reserved_cpus=True)
+    allowed = AnnotationPermission(name="permissions[0]", allow_reserved_cpus=True)
     for strict in (False, True):
-        settings = replace(reserved, permissions=(allowed,), strict_reserved=strict)
+        settings = replace(reserved, permissions=(allowed,), strict_cpu_reservation=strict)
         world = World(machines.snc_smt(), settings)
         assert world.place(*want("a", {"numacpu": "1-3"}))[0] == "1-3"
 
@@ -401,7 +401,9 @@ def test_a_list_of_isolated_cpus_stands_on_them_until_they_are_owned() -> None:
 # --- quotas ---------------------------------------------------------------------------------------
 
 
-KEEPS = Settings(permissions=(AnnotationPermission(name="permissions[0]", unpaid_cpus=True),))
+KEEPS = Settings(
+    permissions=(AnnotationPermission(name="permissions[0]", allow_unrequested_cpus=True),)
+)
 """Lists that nothing pays for keep their CPUs."""
 
 
@@ -453,7 +455,9 @@ def test_a_list_of_everything_does_not_keep_others_from_owning() -> None:
 
 
 def test_reserved_cpus_do_not_count_for_the_quota_of_lists() -> None:
-    permission = AnnotationPermission(name="permissions[0]", reserved_cpus=True, unpaid_cpus=True)
+    permission = AnnotationPermission(
+        name="permissions[0]", allow_reserved_cpus=True, allow_unrequested_cpus=True
+    )
     settings = Settings(reserved_cpus=CPUSet.parse("0-3"), permissions=(permission,))
     world = World(machines.snc_smt(), settings)
     assert world.place(*want("a", {"numacpu": "0-19"}, qos=BEST_EFFORT))[0] == "0-19"
@@ -536,7 +540,7 @@ def test_idle_siblings_are_bounded_for_everybody_together() -> None:
     world = World(machines.dual_smt())
     world.place(*want("a", ISOLATED, resources(12)))
     rejected = world.reject(*want("b", ISOLATED, resources(8)))
-    assert "16 idle siblings (quotas.idleCPUs): 12 used, 8 requested" in rejected.message
+    assert "16 idle siblings (quotas.idleSiblings): 12 used, 8 requested" in rejected.message
     world.place(*want("b", ISOLATED, resources(4)))
 
 
@@ -558,7 +562,7 @@ def test_the_pool_keeps_a_twentieth_of_the_machine_unless_something_is_reserved(
         world.reject(*want("a", OWN, resources(62))),
         "SharedPoolFloor",
         "would leave 2 of the 64 CPUs in the shared pool for other containers; expected at least 3",
-        "(sharedPool.cpus)",
+        "(sharedPool.minCPUs)",
     )
     world.place(*want("a", OWN, resources(61)))
     reserved = World(machines.dual_smt(), Settings(reserved_cpus=CPUSet([0])))
@@ -610,7 +614,7 @@ def test_a_list_below_a_numa_nodes_floor_is_rejected_by_name() -> None:
         "SharedPoolFloor",
         "would leave 1 of the 8 CPUs in the shared pool of NUMA node 1",
         "at least 2 to stay",
-        "sharedPool.numaNodeCPUs",
+        "sharedPool.minCPUsPerNUMANode",
     )
 
 
@@ -710,7 +714,7 @@ def test_a_rejection_names_the_floor_and_no_list_that_gives_way() -> None:
     for asks in ({"cpus": "exclusive"}, {"policy": "single-numa-node", "cpus": "exclusive"}):
         answer = world.rejected("own", asks, 4)
         assert answer.message.endswith(
-            "; the shared pool keeps 1 CPU (sharedPool.cpus); held: default/soft/app requests "
+            "; the shared pool keeps 1 CPU (sharedPool.minCPUs); held: default/soft/app requests "
             "0.5 CPUs of the shared pool"
         )
     assert "keeps" not in world.rejected("own", {"cpus": "exclusive"}, 5).message

@@ -51,7 +51,7 @@ def test_only_the_publisher_sees_the_token() -> None:
 def test_the_paths_are_those_of_the_configuration() -> None:
     config = configuration.load_config()
     mounts = {m["name"]: m["mountPath"] for m in container("publish")["volumeMounts"]}
-    assert mounts["token"] == config.publish.credentials
+    assert mounts["token"] == config.publish.credentials_dir
     for name in ("nri-numa", "publish"):
         one = container(name)
         names = {e["name"]: e.get("value") for e in one["env"]}

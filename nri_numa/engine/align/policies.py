@@ -54,8 +54,8 @@ class AlignmentRequest(msgspec.Struct, frozen=True, dict=True):
     """Hint providers, and how to merge their hints; kept so that a result can be explained later.
 
     Attributes:
-        prefer_closest: of equally wide masks the one with the least average distance is best, the
-            kubelet's ``prefer-closest-numa-nodes``; not under single-numa-node.
+        prefer_closest_numa_nodes: of equally wide masks the one with the least average distance is
+            best, the kubelet's ``prefer-closest-numa-nodes``; not under single-numa-node.
         rank: what is best next, see `MaskOrder`: 0 the best, or without ranks as the kubelet.
         one_width: what the neediest resource needs on an empty machine is narrow enough for all;
             the kubelet wants each to need that many NUMA nodes.
@@ -65,7 +65,7 @@ class AlignmentRequest(msgspec.Struct, frozen=True, dict=True):
     numa_ids: NUMASet
     policy: Policy
     distance: Callable[[int, int], int]
-    prefer_closest: bool = True
+    prefer_closest_numa_nodes: bool = True
     rank: Mapping[int, int] | None = None
     one_width: bool = False
 
@@ -83,7 +83,7 @@ class AlignmentRequest(msgspec.Struct, frozen=True, dict=True):
             order=MaskOrder(self.numa_ids, self.rank),
             distances=(
                 distances or DistanceSums(self.distance)
-                if self.prefer_closest and not single
+                if self.prefer_closest_numa_nodes and not single
                 else None
             ),
             single=single,

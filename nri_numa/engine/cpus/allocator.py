@@ -364,9 +364,9 @@ class _CPUAccumulator:
             if ix.nohz_full and settings.nohz_full is not NohzFullCPUs.ANY:
                 avoid = settings.nohz_full is NohzFullCPUs.AVOID
                 self.good_tick = ix.all_cpus & ~ix.nohz_full if avoid else ix.nohz_full
-            if settings.cores is PreferredCores.PERFORMANCE:
+            if settings.preferred_cores is PreferredCores.PERFORMANCE:
                 self.good_kind = ix.all_cpus & ~ix.efficient
-            elif settings.cores is PreferredCores.EFFICIENT:
+            elif settings.preferred_cores is PreferredCores.EFFICIENT:
                 self.good_kind = ix.all_cpus & ~ix.performance
         uniform = self.good_tick == ix.all_cpus
         self.ticks = (ix.all_cpus,) if uniform else (self.good_tick, ix.all_cpus & ~self.good_tick)

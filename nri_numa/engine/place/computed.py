@@ -3,7 +3,7 @@
 The sources of the rules: the kubelet's Topology, CPU and Memory Managers (KEP-693, KEP-3570,
 KEP-1769), and the accounting
 
-    cpu_allocatable(i) = total(i) × oversale × capacity_factor(i) − Σ requests bound to i
+    cpu_allocatable(i) = total(i) × overcommit × capacity_factor(i) − Σ requests bound to i
     mem_allocatable(i) = total(i) − Σ requests bound to i, at most what the kernel has free there
 
 Among equally good NUMA nodes a strategy decides (docs/adr/0031-spread-by-the-scarcest-share.md).
@@ -139,7 +139,7 @@ def rank_numa_nodes(case: PlacementRequest, table: FreeResources) -> dict[int, i
     * ``spread``: the least share in use, once the container is there, of whatever is scarcest
       there (CPUs, memory, huge pages); then of the next scarcest.
     * ``pack``: the reverse: the fullest that fits.
-    * ``most-left``: the most memory left; without memory, and among equals, the most CPU left.
+    * ``most-memory``: the most memory left; without memory, and among equals, the most CPU left.
 
     For a container that requests nothing every share is what it was: unless it is to ``pack``, it
     goes where the fewest of its like are for each CPU that they may use, and only then by shares.
@@ -571,7 +571,7 @@ def _align(case: PlacementRequest, table: FreeResources) -> Alignment:
             numa_ids=machine.alignable_nodes,
             policy=policy,
             distance=machine.topology.distance,
-            prefer_closest=settings.prefer_closest,
+            prefer_closest_numa_nodes=settings.prefer_closest_numa_nodes,
             rank=ranks,
             one_width=not settings.kubelet.memory,
         )

@@ -140,7 +140,7 @@ def excluded_memory_warnings(machine: NodeModel, mems: NUMASet) -> tuple[str, ..
     return tuple(
         f"{tier_text(topology, NUMASet(ids))}, at distance {min_distance} from the nearest CPUs, "
         f"{'is' if len(ids) == 1 else 'are'} excluded from computed placements "
-        "(memoryOnlyNodes, memoryTiers); it may be slow memory or memory of a device"
+        "(memoryOnlyNUMANodes); it may be slow memory or memory of a device"
         for (min_distance, _), ids in nodes_by_kind.items()  # by the lowest NUMA node
     )
 
@@ -219,7 +219,7 @@ def unpaid_cpus_rejection(case: PlacementRequest, cpus: CPUSet) -> Rejection:
     return Rejection(
         reason=RejectionReason.CPUS_NOT_REQUESTED,
         detail=f"{_list_subject(case)} with cpus: exclusive, but {cause}; expected a "
-        "request for all of them, or a permission with unpaidCPUs "
+        "request for all of them, or a permission with allowUnrequestedCPUs "
         f"({case.requested.permission} does not have it)",
         rule="the CPU request must cover all exclusive CPUs",
     )

@@ -405,7 +405,7 @@ def excluded_memory_text(topology: Topology, numa_nodes: NUMASet) -> str:
     amount = sum(topology.numa_nodes[i].memory_bytes for i in numa_nodes)
     return (
         f"{tier_text(topology, numa_nodes)} with {human_bytes(amount)} "
-        f"{inflect_for_ids(numa_nodes, 'is', 'are')} excluded (memoryOnlyNodes, memoryTiers)"
+        f"{inflect_for_ids(numa_nodes, 'is', 'are')} excluded (memoryOnlyNUMANodes)"
     )
 
 

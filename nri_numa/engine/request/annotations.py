@@ -89,10 +89,10 @@ def check_permission(permission: AnnotationPermission, key: str, value: str) -> 
 
     A value that cannot be read is left to the check of its form.
     """
-    if ANY_ANNOTATION_KEY not in permission.keys and key not in permission.keys:
-        keys = ", ".join(permission.keys)
+    if ANY_ANNOTATION_KEY not in permission.allowed_keys and key not in permission.allowed_keys:
+        keys = ", ".join(permission.allowed_keys)
         return f"one of the keys {keys}" if keys else "no annotation of nri-numa"
-    allowed = permission.values.get(key)
+    allowed = permission.allowed_values.get(key)
     if allowed is None or value in allowed or (key, value) in OLD_VALUES:
         return None
     kind = options.TABLE.by_key[key].list_of
@@ -561,8 +561,8 @@ def _build_placement_options(
         ),
         sources={key: source for key, (_, source) in level.items()},
         ignored=tuple(ignored),
-        unrequested_cpus=permission.unpaid_cpus,
-        reserved_cpus=permission.reserved_cpus,
+        unrequested_cpus=permission.allow_unrequested_cpus,
+        reserved_cpus=permission.allow_reserved_cpus,
         ignores_denied=permission.on_denied is OnDenied.IGNORE,
         permission=permission.name,
         listed_cpus=NO_CPUS if cpus is None else CPUSet.parse(cpus),

@@ -391,8 +391,9 @@ def _unrequested_rejection(
     requested: PlacementOptions, requested_milli: int, count: int
 ) -> Rejection:
     remedy = (
-        f"{count_text(count, 'CPU')}, or a permission with unpaidCPUs ({requested.permission} "
-        f"does not have it), because {requested.source_text('cpus')} sets cpus: exclusive"
+        f"{count_text(count, 'CPU')}, or a permission with allowUnrequestedCPUs "
+        f"({requested.permission} does not have it), because {requested.source_text('cpus')} sets "
+        "cpus: exclusive"
     )
     value = _size_text(requested_milli)
     return _demand_rejection(
@@ -675,7 +676,7 @@ def with_slots(
 
     They override the defaults. Options of a pod or a rule must not contradict them, and
     the container's CPU limit, else its request, must be as many CPUs as it holds slots: the
-    scheduler counts both. A permission with ``unpaidCPUs`` lets it be less.
+    scheduler counts both. A permission with ``allowUnrequestedCPUs`` lets it be less.
     """
     if isinstance(requested, Rejection):
         return requested
@@ -717,7 +718,9 @@ def with_slots(
     limit, request = cpu_limit_milli(resources, []), cpu_request_milli(resources, [])
     milli, total = limit or request, 1000 * slots.count
     is_lower_bound = not limit and (resources.cpu_shares or 0) >= MAX_CPU_SHARES
-    if milli != total and not (milli < total and (is_lower_bound or permission.unpaid_cpus)):
+    if milli != total and not (
+        milli < total and (is_lower_bound or permission.allow_unrequested_cpus)
+    ):
         value = _size_text(milli)
         return Rejection(
             reason=RejectionReason.SLOTS_MISMATCH,
@@ -730,7 +733,7 @@ def with_slots(
         cpus=CPUMode.EXCLUSIVE,
         bind=Bind.CPU_MEM if requested.bind is Bind.NONE else requested.bind,
         slots=slots,
-        unrequested_cpus=permission.unpaid_cpus,
+        unrequested_cpus=permission.allow_unrequested_cpus,
         permission=permission.name,
         explicit_keys=requested.explicit_keys | {"cpus"},
         sources={**requested.sources, "cpus": OptionSource(kind, slots_text)},

@@ -116,7 +116,7 @@ def test_act_gives_new_containers_less_and_moves_none_that_runs(bed: CapacityBed
 def test_a_reload_while_it_is_looked_counts(
     bed: CapacityBed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, reloaded = bed.outside.refresh_capacity, AgentConfig(oversale=2)
+    real, reloaded = bed.outside.refresh_capacity, AgentConfig(cpu_overcommit=2)
 
     def refresh(topology: Topology) -> bool:
         bed.config = reloaded
@@ -137,7 +137,7 @@ def test_what_is_stolen_counts_half_after_its_half_life(tmp_path: Path) -> None:
 
 def test_observe_tells_and_changes_nothing(tmp_path: Path) -> None:
     """Frequencies too: CPUs that are away, or whose driver does not know, count for nothing."""
-    bed = CapacityBed(tmp_path, StealTimeMode.OBSERVE)
+    bed = CapacityBed(tmp_path, StealTimeMode.REPORT)
     for cpu, text in {0: "1000000\n", 1: "3000000\n", 2: "<unknown>\n", 8: "", 9: "-1"}.items():
         directory = tmp_path / f"sys/devices/system/cpu/cpu{cpu}/cpufreq"
         directory.mkdir(parents=True)

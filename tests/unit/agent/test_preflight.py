@@ -391,7 +391,11 @@ def test_what_needs_root_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("sections", "module", "said"),
     [
-        ({"devices": {"enabled": True}}, "pyroute2", "devices.network is on, but has no effect"),
+        (
+            {"devices": {"enabled": True}},
+            "pyroute2",
+            "devices.networkInterfaces is on, but has no effect",
+        ),
         ({"devices": {"enabled": True}}, "grpc", "devices.podResources is on"),
         (
             {"publish": {"otlpEndpoint": "http://127.0.0.1:4318"}},

@@ -349,7 +349,7 @@ def test_without_the_runtime_cgroups_are_written_where_that_is_wanted(bed: Recon
     bed.drift("listed-app", "0-7", "0-1")
     assert bed.round().repaired == ()
     assert bed.counts() == (1, 0, 0)
-    done = bed.round(without_runtime=True)
+    done = bed.round(repair_without_runtime=True)
     assert (done.drifted, done.repaired) == (("listed-app",), ("listed-app",))
     assert bed.pushes == []
     assert bed.tree.cpus_of("/pods/listed-app") == "1"
@@ -359,10 +359,10 @@ def test_without_the_runtime_cgroups_are_written_where_that_is_wanted(bed: Recon
 def test_a_limit_that_only_the_runtime_can_write_waits_for_it(bed: ReconcilerBed) -> None:
     bed.is_synchronized = False
     bed.tree.limit("/pods/owner-app", 200_000)
-    assert bed.round(without_runtime=True).repaired == ()
+    assert bed.round(repair_without_runtime=True).repaired == ()
     assert "there is no link" in bed.log
     bed.is_synchronized = True
-    assert bed.round(without_runtime=True).repaired == ("owner-app",)
+    assert bed.round(repair_without_runtime=True).repaired == ("owner-app",)
 
 
 def test_what_a_cgroup_above_takes_away_is_reported_once_and_not_fought(

@@ -165,7 +165,9 @@ def test_a_scrape_tells_the_same_as_the_list(bed: AgentBed) -> None:
 def test_every_online_cpu_of_a_node_is_in_one_state() -> None:
     """So that a dashboard can stack them, reserved or not."""
     for strict in (False, True):
-        made = AgentBed(settings=Settings(reserved_cpus=CPUSet([0, 1]), strict_reserved=strict))
+        made = AgentBed(
+            settings=Settings(reserved_cpus=CPUSet([0, 1]), strict_cpu_reservation=strict)
+        )
         made.create_pod("own", policy="restricted", cpus="exclusive", smt="isolate")
         for sample in made.view.metrics_snapshot().numa_nodes:
             node = made.machine.topology.numa_nodes[sample.numa_node]

@@ -168,7 +168,7 @@ def test_what_is_in_effect_has_what_the_kubelet_reserves(sound: Path) -> None:
     for own, reserved in (("", "0"), ("reservedCPUs: 1\nreservedMemory: {0: 2Gi}\n", "1")):
         sound.write_text(sound.read_text() + own)
         shown = json.loads(invoke("check", "--config", str(sound), "-o", "json").output)["config"]
-        assert (shown["reservedCPUs"], shown["strictReserved"]) == (reserved, not own)
+        assert (shown["reservedCPUs"], shown["strictCPUReservation"]) == (reserved, not own)
         # Which gives the same again.
         made = load_config(text=json.dumps(shown))
         assert validate_config(made) == []
@@ -250,7 +250,7 @@ def test_check_of_a_configuration_with_mistakes_is_2(sound: Path) -> None:
     sound.write_text(sound.read_text() + "reservedCPUs: 999\n")
     result = invoke("check", "--config", str(sound), code=2)
     assert "reservedCPUs: this machine has no CPU 999" in " ".join(result.output.split())
-    sound.write_text("htpp: 1\noversale: 0\n")
+    sound.write_text("htpp: 1\ncpuOvercommit: 0\n")
     result = invoke("check", "--config", str(sound), "-o", "json", code=2)
     assert len(json.loads(result.output)["findings"]) == 2
 
@@ -514,7 +514,7 @@ NOBODY = "--api 127.0.0.1:1"
                 ("strategy", "expected KEY=VALUE"),
                 ("strateg=pack", "did you mean strategy"),
                 ("strategy=pack --set strategy=spread", "strategy is given twice"),
-                ("strategy=pak", "expected most-left, pack or spread"),
+                ("strategy=pak", "expected most-memory, pack or spread"),
                 ("reservedCPUs=4096", "reservedCPUs"),
                 ("'capacityFactor={1: '", "--set capacityFactor"),
             )

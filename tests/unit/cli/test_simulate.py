@@ -195,7 +195,7 @@ def test_the_extended_resource_gives_exclusive_cpus() -> None:
 
 
 @pytest.mark.parametrize(
-    "setting", ["publish.capacity=true", "devicePlugin.resourceName=cpus.example.org/own"]
+    "setting", ["publish.nodeCapacity=true", "devicePlugin.resourceName=cpus.example.org/own"]
 )
 def test_a_resource_that_gives_no_slots_is_passed_over(setting: str) -> None:
     done = simulate(write(counted(4, 4)), "--set", setting, code=0)

@@ -132,7 +132,7 @@ def test_the_last_value_may_count_on_unless_it_is_withdrawn() -> None:
 async def test_what_a_silent_source_leaves_is_configured(
     tmp_path: Path, silent: str, zones: object
 ) -> None:
-    cluster, section = Cluster(), Controller(credentials=str(tmp_path), on_stale_source=silent)
+    cluster, section = Cluster(), Controller(credentials_dir=str(tmp_path), on_stale_source=silent)
     cluster.output = ControllerService(AgentConfig(controller=section), ClusterObjects()).capacity
     cluster.see()
     cluster.says(n0=0.5)

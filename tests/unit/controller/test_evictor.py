@@ -82,7 +82,7 @@ def test_who_is_there_goes_in_turn_after_a_while() -> None:
 async def test_a_workload_leaves_a_drained_numa_node_as_a_whole(tmp_path: Path) -> None:
     """Of other evictions a workload has a number in a while; as the controller is configured."""
     section = Controller(
-        credentials=str(tmp_path),
+        credentials_dir=str(tmp_path),
         evictions=EvictionSection(drained_numa_nodes=DrainEviction(evict=True)),
     )
     bed = DrainBed(*(pod(name, "4", workload="web") for name in "abc"))

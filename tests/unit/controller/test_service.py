@@ -279,7 +279,7 @@ async def test_a_query_of_a_server_that_answers_nonsense(
 
 
 def test_a_token_that_is_not_there_is_an_error_of_the_configuration(tmp_path: Path) -> None:
-    section = Controller(token_file=str(tmp_path / "nothing"), credentials=str(tmp_path))
+    section = Controller(token_file=str(tmp_path / "nothing"), credentials_dir=str(tmp_path))
 
     async def make() -> None:
         controller(section)
@@ -293,7 +293,7 @@ def test_an_address_that_somebody_has_ends_it(tmp_path: Path) -> None:
     async def run() -> None:
         server = await asyncio.start_server(lambda r, w: None, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
-        section = Controller(address=f"127.0.0.1:{port}", credentials=str(tmp_path))
+        section = Controller(address=f"127.0.0.1:{port}", credentials_dir=str(tmp_path))
         with pytest.raises(OSError, match="Address already in use"):
             await controller(section).run()
         server.close()
@@ -354,7 +354,10 @@ def test_a_renewed_certificate_is_served(tmp_path: Path) -> None:
     async def run() -> None:
         make_certificate(tmp_path, "first")
         section = Controller(
-            address="127.0.0.1:0", credentials=str(tmp_path), tls_cert=str(cert), tls_key=str(key)
+            address="127.0.0.1:0",
+            credentials_dir=str(tmp_path),
+            tls_cert=str(cert),
+            tls_key=str(key),
         )
         service = controller(section)
         service.server.listen_on_port(0)
@@ -374,6 +377,6 @@ def test_a_renewed_certificate_is_served(tmp_path: Path) -> None:
 def test_files_that_are_no_certificate_end_it(tmp_path: Path) -> None:
     file = tmp_path / "no.pem"
     file.write_text("nothing")
-    section = Controller(credentials=str(tmp_path), tls_cert=str(file), tls_key=str(file))
+    section = Controller(credentials_dir=str(tmp_path), tls_cert=str(file), tls_key=str(file))
     with pytest.raises(ConfigError, match=r"controller\.tlsCert: .* cannot be used"):
         controller(section)

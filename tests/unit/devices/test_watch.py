@@ -31,7 +31,7 @@ from tests.beds.world import container, pod
 
 GPU_AT, NIC_AT = "0000:3b:00.0", "0000:af:00.1"
 UUID = "GPU-11111111-2222-3333-4444-555555555555"
-LOCAL = Devices(network=False, pod_resources=False)
+LOCAL = Devices(network_interfaces=False, pod_resources=False)
 NETWORK = "/proc/self/ns/net"
 PATIENCE_S = 180.0
 POD = pod("web")
@@ -48,7 +48,7 @@ class DeviceBed:
     def watch(self, sources: Devices = LOCAL, **kwargs: Any) -> DeviceWatch:
         kwargs.setdefault("alignable_nodes", lambda: NUMASet((0, 1)))
         made = DeviceWatch(
-            replace(sources, cdi_directories=(str(self.root / "cdi"),)),
+            replace(sources, cdi_spec_dirs=(str(self.root / "cdi"),)),
             root=str(self.root),
             kubelet_root=str(self.root),
             deadline=PATIENCE_S,
@@ -158,7 +158,12 @@ def test_a_gpu_that_came_later_is_read_after_it_was_missed(bed: DeviceBed) -> No
 
 def test_sources_that_are_off_are_not_looked_at(bed: DeviceBed) -> None:
     off = Devices(
-        nodes=False, variables=False, nvidia=False, cdi=False, network=False, pod_resources=False
+        device_nodes=False,
+        sriov_variables=False,
+        nvidia=False,
+        cdi=False,
+        network_interfaces=False,
+        pod_resources=False,
     )
     watch = bed.watch(off)
     mentions = DeviceMentions(
@@ -186,7 +191,7 @@ def test_more_devices_than_are_looked_at_are_said(bed: DeviceBed) -> None:
 
 # --- the kubelet ------------------------------------------------------------------------------
 
-ASKED = Devices(network=False)
+ASKED = Devices(network_interfaces=False)
 
 
 def answer(*devices: tuple[str, str, str, tuple[int, ...]]) -> pb.GetPodResourcesResponse:

@@ -58,7 +58,7 @@ def test_a_publisher_that_is_not_there_is_not_waited_for(tmp_path: Path) -> None
 
 
 def test_a_directory_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InvalidClaim, match=r"dra\.handover: .*No such file"):
+    with pytest.raises(InvalidClaim, match=r"dra\.handoverDir: .*No such file"):
         asker(tmp_path / "none", None).fetch_claim("shop", "four", UID)
 
 

@@ -222,9 +222,9 @@ def test_amounts_reserve_what_the_kubelet_would_take() -> None:
 def test_strict_reservation_is_taken_over_as_far_as_anything_is_left() -> None:
     strict = {"strict-cpu-reservation": "True"}
     found = beside({}, KubeletFacts(reserved_cpus=CPUSet.parse("0"), cpu_options=strict))
-    assert found.settings.strict_reserved
+    assert found.settings.strict_cpu_reservation
     everything = KubeletFacts(reserved_milli=1_000_000, cpu_options=strict)
-    assert not beside({}, everything).settings.strict_reserved
+    assert not beside({}, everything).settings.strict_cpu_reservation
 
 
 def test_reserved_cpus_of_another_machine_are_passed_over() -> None:

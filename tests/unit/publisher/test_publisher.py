@@ -369,7 +369,7 @@ async def test_numa_nodes_are_published_and_claims_handed_to_the_agent(
     await bed.stop_publisher()
     handover = directory / "claims"
     handover.mkdir()
-    bed.sections = {"dra": DRA(enabled=True, handover=str(handover))}
+    bed.sections = {"dra": DRA(enabled=True, handover_dir=str(handover))}
     for number in "01":
         question = {"namespace": "shop", "name": "gone"}
         (handover / f"ask-{number:0>16}.json").write_text(json.dumps(question))

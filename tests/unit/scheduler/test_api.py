@@ -263,7 +263,7 @@ def give_lease(cluster: ClusterObjects, holder: str) -> None:
 
 async def test_who_begins_to_lead_lists_again_before_it_answers() -> None:
     """What it knew as a standby is older than the Lease, be it by a second or an hour."""
-    bed = ExtenderBed(synced=False, lease=LEASE)
+    bed = ExtenderBed(synced=False, lease_name=LEASE)
     bed.cluster.put(Resource.TOPOLOGIES, topology(4, charged=[]))
     give_lease(bed.cluster, "other")
     bed.cluster.hold("^WATCH")  # none brings anything
@@ -285,7 +285,7 @@ async def test_who_begins_to_lead_lists_again_before_it_answers() -> None:
 
 async def test_bindings_end_before_the_lease_is_given_back() -> None:
     """Who leads next lists what is written, and nothing may be written after that."""
-    bed = ExtenderBed(synced=False, lease=LEASE)
+    bed = ExtenderBed(synced=False, lease_name=LEASE)
     bed.cluster.put(Resource.TOPOLOGIES, topology(4, charged=[]))
     gate = bed.cluster.hold("/binding")
     running = asyncio.create_task(bed.extender.run())
@@ -309,7 +309,7 @@ async def test_without_an_api_server_it_says_so(monkeypatch: pytest.MonkeyPatch)
     assert "no credentials" in await bed.bind()
 
 
-@pytest.mark.parametrize("bed", [{"lease": LEASE}], indirect=True)
+@pytest.mark.parametrize("bed", [{"lease_name": LEASE}], indirect=True)
 async def test_who_does_not_lead_binds_nothing(bed: ExtenderBed) -> None:
     assert "another replica leads" in await bed.filter_and_bind(single(3))
     assert "another replica leads" in bed.extender.unready_reason()
@@ -319,7 +319,7 @@ async def test_who_does_not_lead_binds_nothing(bed: ExtenderBed) -> None:
 # --- the Lease --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("bed", [{"lease": LEASE}], indirect=True)
+@pytest.mark.parametrize("bed", [{"lease_name": LEASE}], indirect=True)
 async def test_a_lease_that_may_not_be_read_is_why_nothing_is_bound(bed: ExtenderBed) -> None:
     """The sentence names the rule that is missing."""
     bed.cluster.fail(403, "leases is forbidden")

@@ -94,7 +94,7 @@ async def test_who_does_not_lead_sends_to_the_leader_and_is_ready(tmp_path: Path
     """With method and body, as Go's client does; the leader alone knows what is held."""
     leader = extender()
     async with served(leader) as port, ClientSession() as session:
-        made = extender(lease="l")
+        made = extender(lease_name="l")
         assert made.election is not None
         assert made.health_problem() == "no replica leads yet"
         made.election.holder = f"pod_1_127.0.0.1:{port}"

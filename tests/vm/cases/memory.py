@@ -385,7 +385,7 @@ def room_is_made_again(guest: Guest) -> None:
     try:
         with processors(3):
             guest.containerd.start(timeout_s=150)
-        _moves_memory(guest, keepExclusiveCPUs="0")
+        _moves_memory(guest, podReservationTimeout="0")
         _again_and_again(guest)
     finally:
         guest.reset()

@@ -120,7 +120,7 @@ def test_every_value_of_every_key_is_understood(key: str, value: str, expected: 
     assert requested.source_text(key) == f"annotation {PREFIX}/{key}"
     assert check_value(key, value) is None
     # The end of a block scalar, which a permission does not see either.
-    only = AnnotationPermission(name="only", keys=(key,), values={key: (value,)})
+    only = AnnotationPermission(name="only", allowed_keys=(key,), allowed_values={key: (value,)})
     trimmed = good({f"{PREFIX}/{key}": f"{value}\n"}, Settings(permissions=(only,)))
     assert trimmed == replace(requested, permission="only")
 

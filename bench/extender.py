@@ -50,7 +50,7 @@ def topology(draw: random.Random, name: str, zones: int = ZONES) -> dict[str, An
         "metadata": {"name": name, "uid": f"uid-{name}", "resourceVersion": "1"},
         "attributes": [
             {"name": "topologyManagerPolicy", "value": "none"},
-            {"name": f"{PREFIX}/agent", "value": "ready"},
+            {"name": f"{PREFIX}/agent-state", "value": "ready"},
         ],
         "zones": [
             {
@@ -315,7 +315,7 @@ def process(rounds: int) -> list[tuple[str, str, str, str]]:
         FakeAPIServer(Path(directory), answer) as server,
     ):
         file = Path(directory) / "agent.yaml"
-        section = {"address": "127.0.0.1:19895", "credentials": directory, "narrow": False}
+        section = {"address": "127.0.0.1:19895", "credentialsDir": directory, "filterToBest": False}
         document = {"apiVersion": "nri-numa/v1", "kind": "AgentConfig", "scheduler": section}
         file.write_text(json.dumps(document))
         begun = time.perf_counter()

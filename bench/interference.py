@@ -99,7 +99,7 @@ async def measure(*, rounds: int = 200, residents: int = 1000) -> str:
                 quiet_p99 = quiet_p99 or s.p99
                 rows.append((name, us(s.p50), us(s.p99), f"{s.p99 / quiet_p99:.2f}"))
             text = (await get(one.port, "/metrics")).decode()
-    lag = _metric(text, "nri_numa_loop_lag_longest_seconds")
+    lag = _metric(text, "nri_numa_event_loop_max_lag_seconds")
     head = (f"{residents:,} residents, meanwhile", "p50 µs", "p99 µs", "p99 × quiet")
     return f"{table(head, rows)}\n\nLongest gap of the event loop in all of this: {ms(lag)} ms."
 

@@ -77,7 +77,7 @@ async def measure(*, quick: bool = False) -> str:
                 await asyncio.sleep(8)  # what the runtime told is given back within seconds
                 what = f"resident memory after Synchronize of 500 {name}, HTTP on"
                 rows.append((what, f"{rss_bytes(one.pid) / 2**20:.1f} MiB", "≤ 45 MiB"))
-    for name, shape in (("shared", SHARED), ("unbound", PLAIN)):
+    for name, shape in (("shared", SHARED), ("unpinned", PLAIN)):
         with scratch() as directory:
             async with bed(Path(directory), topology) as one:
                 await fill(one, 100, shape)

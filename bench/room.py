@@ -65,7 +65,7 @@ def _pod(
     if others:
         named = {"app": {"cpu": f"{milli}m", "memory": str(memory)}}
         named |= {f"c{n}": {"cpu": "1", "memory": str(MIB)} for n in range(others)}
-        asks = asks | {"containers": json.dumps(named)}
+        asks = asks | {"container-resources": json.dumps(named)}
     pod = PodSandbox(
         id=f"s-{name}", uid=f"u-{name}", namespace="shop", name=name, qos=QoSClass.GUARANTEED,
         annotations={PREFIX + key: value for key, value in asks.items()}, resources=total,
@@ -76,14 +76,14 @@ def _pod(
 
 def _filled(rng: random.Random, machine: NodeModel, most: int, hostile: bool) -> NodeState:
     """Until a few in a row are refused; then a part of them ends."""
-    state, refused, n = NodeState(), 0, 0
+    state, rejected, n = NodeState(), 0, 0
     movable, biggest = rng.choice((0.3, 0.7, 1.0)), rng.choice((1, 2, 16))
     biggest = biggest if hostile else machine.cpu_count // 8
     sizes = [one for one in ORDINARY if one <= biggest]
     gib = sum(node.memory_bytes for node in machine.topology.numa_nodes.values()) >> 20
     few, many = (most // 4, most) if hostile else (4, min(most, machine.cpu_count))
     each = gib // rng.randrange(few, many)  # MiB
-    while refused < (40 if hostile else 8) and n < most:
+    while rejected < (40 if hostile else 8) and n < most:
         n += 1
         shares = hostile and rng.random() < 0.5
         milli = rng.randrange(10, 200) if shares else 1000 * rng.choice(sizes)
@@ -95,7 +95,7 @@ def _filled(rng: random.Random, machine: NodeModel, most: int, hostile: bool) ->
         if rng.random() < 0.2:
             asks["bind"] = "cpu"
         decision = admit_pod(NodeSnapshot(machine, state), *_pod(f"p{n}", asks, milli, memory))
-        refused = refused + 1 if isinstance(decision, Rejected) else 0
+        rejected = rejected + 1 if isinstance(decision, Rejected) else 0
         if isinstance(decision, Admitted):
             state = decision.state
     there = sorted(state.allocations)

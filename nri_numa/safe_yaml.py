@@ -122,7 +122,7 @@ def yaml_problem_text(error: yaml.YAMLError, text: str) -> str:
         position = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         lines = text.split("\n")
         if mark and mark.line < len(lines) and lines[mark.line][mark.column :].startswith("\t"):
-            return f"{position}a tab, expected blanks: YAML indents with blanks only"
+            return f"{position}a tab; YAML allows spaces only"
         return f"{position}{error.problem or error.context}"
     return " ".join(str(error).split())
 

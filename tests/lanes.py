@@ -171,7 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     environment["NRI_NUMA_VM"] = "all" if options.thorough else MACHINES
     if options.thorough:
         environment.update(
-            HYPOTHESIS_PROFILE="ci", NRI_NUMA_SERIES="all", NRI_NUMA_ROOM_SECONDS="240"
+            HYPOTHESIS_PROFILE="ci", NRI_NUMA_SERIES="all", NRI_NUMA_REBALANCING_SECONDS="240"
         )
     elif options.seed.isdecimal():  # a day
         environment["NRI_NUMA_TURN"] = str(int(options.seed) % 2)

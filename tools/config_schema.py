@@ -60,7 +60,7 @@ def document() -> dict[str, Any]:
             "properties": keys,
             "additionalProperties": False,
         }
-    definitions["PermissionDocument"]["properties"]["values"] |= {
+    definitions["PermissionDocument"]["properties"]["allowedValues"] |= {
         "properties": {key: {"type": "array", "items": item} for key, item in keys.items()},
         "additionalProperties": False,
     }

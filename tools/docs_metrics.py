@@ -10,14 +10,14 @@ import re
 from nri_numa.controller.service import ControllerMetrics
 from nri_numa.observe.metrics import (
     CPUWaitGauges,
-    LatePinningMetrics,
+    LateStartMetrics,
     MeasuredValuesByContainer,
     Metrics,
     MetricsSnapshot,
     NUMANodeSample,
     Registry,
 )
-from nri_numa.publisher.publisher import PublishMetrics
+from nri_numa.publisher.publisher import PublisherMetrics
 from nri_numa.scheduler.extender import SchedulerMetrics
 from tools.docs_regions import cell, code, table, write
 
@@ -28,10 +28,10 @@ _SAMPLE = MetricsSnapshot(
             cpus={"exclusive": 1},
             capacity_cpus=1,
             allocated_cpus=1,
-            available_cpus=1,
+            free_cpus=1,
             memory_bytes=1,
             memory_allocated_bytes=1,
-            memory_available_bytes=1,
+            memory_free_bytes=1,
             hugepages={1: (1, 1)},
         ),
     ),
@@ -46,7 +46,7 @@ _HELP = re.compile(r"^# HELP (nri_numa_\w+) (.*)$", re.MULTILINE)
 _TYPE = re.compile(r"^# TYPE (nri_numa_\w+) (\w+)$", re.MULTILINE)
 
 _CONTAINER_LABELS = (
-    "pod_namespace", "pod_name", "container_name", "kind", "policy", "numa_nodes", "preferred",
+    "namespace", "pod", "container", "kind", "policy", "numa_nodes", "aligned",
 )  # fmt: skip
 
 
@@ -55,10 +55,10 @@ def text() -> str:
     metrics = Metrics("")
     metrics.snapshot = lambda: _SAMPLE
     CPUWaitGauges(metrics).update_gauges({0: 1.0}, {0: 0.0}, {0: 0.0}, {0: 2e9})
-    LatePinningMetrics(metrics)
+    LateStartMetrics(metrics)
     lines = ["### The agent", "", *_table(metrics, metrics.render_metrics())]
     for name, service in (
-        ("publisher", PublishMetrics("")),
+        ("publisher", PublisherMetrics("")),
         ("extender", SchedulerMetrics("")),
         ("controller", ControllerMetrics("")),
     ):

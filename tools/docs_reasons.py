@@ -46,7 +46,7 @@ MEANING_AND_REMEDY: Final = {
         "fewer CPUs; the operator can set `reservedCPUs`",
     ),
     "QuotaExceeded": ("a quota is used up", "fewer CPUs; the operator can raise it"),
-    "CPUOwned": (
+    "CPUExclusive": (
         "`numacpu` names a CPU that is exclusive to another container",
         "wait for that container to end, or list others",
     ),
@@ -81,7 +81,7 @@ MEANING_AND_REMEDY: Final = {
     ),
     "KubeletPinned": (
         "the kubelet granted this container other CPUs or memory",
-        "drop the list; the operator can set `kubelet.override`",
+        "drop the list; the operator can set `kubelet.overrideGrants`",
     ),
     "InvalidAnnotation": (
         "a key or value is wrong, or two exclude each other",
@@ -91,9 +91,9 @@ MEANING_AND_REMEDY: Final = {
         "exclusive CPUs, and the number is not whole",
         "a whole number of CPUs, or share",
     ),
-    "NoCPUs": ("exclusive CPUs, and no limit or request says how many", "set a CPU limit"),
-    "UnknownCPUs": ("a request of 256 CPUs or more without a limit", "set a CPU limit"),
-    "UnpaidCPUs": (
+    "NoCPURequest": ("exclusive CPUs, and no limit or request says how many", "set a CPU limit"),
+    "CPURequestUnknown": ("a request of 256 CPUs or more without a limit", "set a CPU limit"),
+    "CPUsNotRequested": (
         "the CPU request covers fewer CPUs than would be exclusive",
         "request all of them, or share",
     ),
@@ -122,7 +122,7 @@ MEANING_AND_REMEDY: Final = {
         "runtime or kernel cannot set the `mempolicy`",
         "leave it out; the operator can upgrade what is named",
     ),
-    "MemoryPolicyWithoutNodes": (
+    "MemoryPolicyNeedsNodes": (
         "`mempolicy`, and nothing pins the memory",
         "`numamem`, or a policy",
     ),

@@ -35,7 +35,7 @@ SECOND_CPUS: Final = 8
 """Two of the first leave a node of twice 16 CPUs eleven, enough for one of the second by its sum,
 and six on each NUMA node: only who knows of the first ones does not bind it."""
 SECOND_AT_S: Final = 14.0
-"""What started first is not on its way any more for longer than `scheduler.settle`."""
+"""What started first is not on its way any more for longer than `scheduler.topologyReportDelay`."""
 SECONDS: Final = 30.0
 """Each pod runs so long."""
 LIMIT_S: Final = 240.0
@@ -133,7 +133,7 @@ class Replicas:
         count = 2 if kind in ("rollout", "leader") else 1
         self._all = [
             Extender(
-                bed, config={"lease": lease}, port=19898 + n, scheduler_port=10273 + n,
+                bed, config={"leaseName": lease}, port=19898 + n, scheduler_port=10273 + n,
                 standby=n > 0, level="info",
             )
             for n in range(count)
@@ -223,7 +223,7 @@ def measure(kind: str, asked: Bursts) -> list[object]:
     twice = {(node, place) for node, place, _ in checker.promised_twice}
     return [
         kind, len(lives), sum(life.placed is not None for life in lives), len(twice),
-        len(checker.granted_twice), sum(life.refusals for life in lives), checker.looks,
+        len(checker.granted_twice), sum(life.rejections for life in lives), checker.looks,
         f"{time.monotonic() - begun:.0f}",
     ]  # fmt: skip
 

@@ -1,7 +1,8 @@
 """Counts CPUs that two pods have, or were promised, at the same time: from outside, by sums.
 
 It knows nothing of the scheduler, of the engine or of their records: it reads what stands in pods
-of the API server (node, annotation ``placed``, CPUs in the spec) and which CPUs each agent gave.
+of the API server (node, annotation ``scheduled-numa-nodes``, CPUs in the spec) and which CPUs each
+agent gave.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, Final
 
 from nri_numa.model.machine import Topology
 
-PLACED: Final = "numa.kubernetes.io/placed"
+SCHEDULED_NUMA_NODES: Final = "numa.kubernetes.io/scheduled-numa-nodes"
 
 
 @dataclass(slots=True)
@@ -63,7 +64,7 @@ class Checker:
             node, uid = pod["spec"]["nodeName"], pod["metadata"]["uid"]
             self.bound.add(uid)
             has = granted.get(node, {}).get(uid, ())
-            text = pod["metadata"]["annotations"].get(PLACED)
+            text = pod["metadata"]["annotations"].get(SCHEDULED_NUMA_NODES)
             if text is None:
                 self.unplaced.add(uid)
             promised = {int(n) for n in json.loads(text).values()} if text else set()

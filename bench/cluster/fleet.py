@@ -137,7 +137,7 @@ class Life:
     room_since: float | None = None
     placed: float | None = None
     ended: float | None = None
-    refusals: int = 0
+    rejections: int = 0
     next_try: float = 0.0
     node: str = ""
     sentence: str = field(default="", repr=False)
@@ -231,7 +231,7 @@ class Fleet:
             self._write(document, _running(document))
             self._changed(life.node)
             return
-        life.refusals += 1
+        life.rejections += 1
         life.next_try = now + self._random.uniform(*RETRY_S)
         if sentence != life.sentence:
             life.sentence = sentence
@@ -258,7 +258,7 @@ def _told(document: JsonObject, life: Life) -> None:
         life.ended = now
     reason, sentence = waiting_reason(document)
     if reason == "CreateContainerError" and sentence != life.sentence:
-        life.refusals += 1
+        life.rejections += 1
         life.sentence = sentence
 
 

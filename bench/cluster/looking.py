@@ -221,7 +221,7 @@ def _run(what: str, command: list[str], environment: Mapping[str, str]) -> Row:
 
 def _extender(control: ControlPlane) -> Iterator[Row]:
     begun = time.perf_counter()
-    with extenders.Extender(_bed(control), config={"lease": ""}, level="info") as extender:
+    with extenders.Extender(_bed(control), config={"leaseName": ""}, level="info") as extender:
         ready, pid = time.perf_counter() - begun, extender.process.pid
         yield Row(what=f"start of the extender until it is ready ({cpu_seconds(pid):.1f} s of CPU)",
                   seconds=(ready, ready), memory=rss_bytes(pid), size=0)  # fmt: skip

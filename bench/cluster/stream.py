@@ -139,13 +139,13 @@ class Found:
     def row(self, name: str) -> list[object]:
         """Of the table."""
         waits = sorted(one.placed - one.created for one in self.lives if one.placed is not None)
-        refused = [one for one in self.lives if one.refusals]
+        rejected = [one for one in self.lives if one.rejections]
         return [
             name,
             len(self.lives),
             len(waits),
-            len(refused),
-            sum(one.refusals for one in refused),
+            len(rejected),
+            sum(one.rejections for one in rejected),
             f"{quantile(waits, 0.5):.1f}" if waits else "",
             f"{quantile(waits, 0.99):.1f}" if waits else "",
             f"{waits[-1]:.1f}" if waits else "",
@@ -360,7 +360,7 @@ def ours(stream: Stream, kinds: Sequence[str] = ()) -> Found:
             control=control, client=client, directory=control.namespaces.directory
         )
         # Without a Lease, as the second scheduler of the chart has it.
-        alone = Extender(cast(KubeBed, bed), config={"lease": ""}, level="info")
+        alone = Extender(cast(KubeBed, bed), config={"leaseName": ""}, level="info")
         with alone as extender, ExitStack() as others:
             if "two-schedulers" in kinds:
                 second = chaos.scheduler(extender, control, chaos.SECOND, port=10270)
@@ -403,7 +403,7 @@ def longest(lives: Sequence[Life], most: int = 5) -> Iterator[str]:
             f"created at {life.created - begun:.0f} s, "
             f"waited {wait(life):.1f} s: {life.cpus} CPUs on {life.node}, of it "
             f"{life.bound - life.created:.1f} s for a node, {life.roomy:.1f} s while some node had "
-            f"room; passed by {past} younger pods; refused {life.refusals} times; {life.reason}"
+            f"room; passed by {past} younger pods; refused {life.rejections} times; {life.reason}"
         )
     roomy = sorted((life.roomy for life in lives), reverse=True)
     yield (
@@ -416,14 +416,14 @@ def report(found: Sequence[tuple[str, Found]]) -> str:
     """The table, and what nodes said most."""
     lines = [table(HEAD, [each.row(name) for name, each in found]), ""]
     for name, each in found:
-        said = Counter(life.sentence for life in each.lives if life.refusals)
+        said = Counter(life.sentence for life in each.lives if life.rejections)
         if there := [life for life in each.lives if life.node == real.NAME]:
             placed = sum(life.placed is not None for life in there)
-            refused = sum(bool(life.refusals) for life in there)
+            rejected = sum(bool(life.rejections) for life in there)
             node = max((one.bound or math.inf) - one.created for one in there)
             cpus = max((one.placed or math.inf) - (one.bound or 0) for one in there)
             lines.append(f"{name}: pods on the real node: {len(there)}, placed {placed}, "
-                         f"refused there {refused}; longest wait {node:.1f} s for the node, "
+                         f"refused there {rejected}; longest wait {node:.1f} s for the node, "
                          f"{cpus:.1f} s from then on to run")  # fmt: skip
         lines += [f"{name}: {count} × {text}" for text, count in said.most_common(3)]
         lines += [f"{name}: {note}" for note in each.notes]

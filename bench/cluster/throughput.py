@@ -44,7 +44,7 @@ ROUNDS: Final = 5
 QPS: Final = 2000
 """Both may ask so often; kube-scheduler's own 50 would be what is measured."""
 _PODS: Final = "/api/v1/namespaces/default/pods"
-_HELD: Final = "nri_numa_scheduler_held_pods"
+_HELD: Final = "nri_numa_scheduler_assumed_pods"
 _BOTH: Final = ("without", "with")
 PLUGIN: Final = "stock-plugin"
 _ROLE: Final = "stock-plugin"

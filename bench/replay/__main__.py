@@ -17,7 +17,7 @@ from pathlib import Path
 
 from bench import machine
 from bench.replay import trace
-from bench.replay.optimum import Optimum, fewest_refused
+from bench.replay.optimum import Optimum, fewest_rejected
 from bench.replay.placements import PLACEMENTS
 from bench.replay.run import PROBE_CPUS, PROBE_MEMORY, Outcome, replay
 from bench.stats import table
@@ -91,7 +91,7 @@ def series(
         for key, placement in PLACEMENTS.items():
             found[key].append(replay(topology, reserved, placement, pods, hours))
         optima.append(
-            fewest_refused(topology, reserved, pods, seconds=search_s) if search_s else None
+            fewest_rejected(topology, reserved, pods, seconds=search_s) if search_s else None
         )
         print(f"{name}, load {load:g}, seed {seed}: {len(pods)} pods", file=sys.stderr, flush=True)
     return Series(
@@ -113,14 +113,14 @@ def rows(one: Series) -> list[tuple[str, ...]]:
     """Of the table: means over the seeds."""
     made = []
     for key, outcomes in one.found.items():
-        refused = [o.refused_part for o in outcomes]
-        all_refused = sum(o.refused for o in outcomes)
-        placed = sum(o.pods - o.refused for o in outcomes)
+        rejected = [o.rejected_part for o in outcomes]
+        all_rejected = sum(o.rejected for o in outcomes)
+        placed = sum(o.pods - o.rejected for o in outcomes)
         made.append((
             PLACEMENTS[key].title,
-            f"{statistics.mean(refused):.1%}",
-            f"{min(refused):.1%} to {max(refused):.1%}",
-            f"{sum(o.scattered for o in outcomes) / all_refused:.0%}" if all_refused else "-",
+            f"{statistics.mean(rejected):.1%}",
+            f"{min(rejected):.1%} to {max(rejected):.1%}",
+            f"{sum(o.scattered for o in outcomes) / all_rejected:.0%}" if all_rejected else "-",
             f"{sum(o.crossing for o in outcomes) / placed:.1%}" if placed else "-",
             f"{statistics.mean(o.given for o in outcomes):.1%}",
             f"{statistics.mean(o.stranded for o in outcomes):.1%}",
@@ -150,12 +150,12 @@ def optimum_parts(one: Series) -> list[tuple[float, float]]:
         if optimum is None:
             return []
         found = [
-            outcomes[seed].refused
+            outcomes[seed].rejected
             for key, outcomes in one.found.items()
             if PLACEMENTS[key].one_node
         ]
         pods = one.found[next(iter(one.found))][seed].pods
-        made.append((optimum.at_least / pods, min(optimum.refused, *found) / pods))
+        made.append((optimum.at_least / pods, min(optimum.rejected, *found) / pods))
     return made
 
 
@@ -264,14 +264,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # One load in a drawing is enough to look at; the tables have every one.
     shown = [one for one in every if one.load == every[0].load]
     (ARTIFACTS / f"density-{date}.md").write_text(text, encoding="utf-8")
-    refused = draw(shown, "Pods refused", lambda o: o.refused_part, foot, with_optimum=True)
-    (ARTIFACTS / "density-refused.svg").write_text(refused, encoding="utf-8")
+    rejected = draw(shown, "Pods refused", lambda o: o.rejected_part, foot, with_optimum=True)
+    (ARTIFACTS / "density-refused.svg").write_text(rejected, encoding="utf-8")
     stranded = draw(shown, "CPUs stranded", lambda o: o.stranded, foot)
     (ARTIFACTS / "density-stranded.svg").write_text(stranded, encoding="utf-8")
     crossing = draw(
         shown,
         "Containers on several NUMA nodes",
-        lambda o: o.crossing / max(1, o.pods - o.refused),
+        lambda o: o.crossing / max(1, o.pods - o.rejected),
         foot,
     )
     (ARTIFACTS / "density-crossing.svg").write_text(crossing, encoding="utf-8")

@@ -30,13 +30,13 @@ class Optimum:
         at_least: no solution has fewer; equal to ``refused`` where that is proven to be the best.
     """
 
-    refused: int
+    rejected: int
     at_least: int
 
     @property
     def proven(self) -> bool:
         """Whether there is no better one."""
-        return self.refused == self.at_least
+        return self.rejected == self.at_least
 
 
 def moments(pods: Sequence[Pod]) -> list[list[int]]:
@@ -55,7 +55,7 @@ def moments(pods: Sequence[Pod]) -> list[list[int]]:
     return [*found, there] if there else found
 
 
-def fewest_refused(
+def fewest_rejected(
     topology: Topology, reserved: CPUSet, pods: Sequence[Pod], *, seconds: float
 ) -> Optimum:
     """The fewest pods that must be refused, or between what that is.

@@ -43,7 +43,7 @@ class Outcome:
     """
 
     pods: int
-    refused: int
+    rejected: int
     scattered: int
     crossing: int
     given: float
@@ -52,9 +52,9 @@ class Outcome:
     migrated: int
 
     @property
-    def refused_part(self) -> float:
+    def rejected_part(self) -> float:
         """Refused pods, as a part of all."""
-        return self.refused / self.pods if self.pods else 0.0
+        return self.rejected / self.pods if self.pods else 0.0
 
 
 class Ledger:
@@ -186,7 +186,7 @@ def replay(
     """
     node, ledger = placement.make(topology, reserved), Ledger(topology, reserved)
     ending: list[tuple[float, int, Pod]] = []
-    refused = scattered = crossing = moves = migrated = 0
+    rejected = scattered = crossing = moves = migrated = 0
     given = stranded = now = 0.0
 
     def until(moment: float) -> None:
@@ -206,13 +206,13 @@ def replay(
         end_before(pod.begins)
         until(pod.begins)
         if not ledger.enough(pod):
-            refused += 1
+            rejected += 1
             continue
         got = node.start(pod)
         if got is None:
             if placement.one_node and ledger.fits_one(pod):
                 raise Wrong(f"pod {pod.number} was refused, and would have fitted on a NUMA node")
-            refused += 1
+            rejected += 1
             scattered += 1
             continue
         moved = {number: (pods[number], has) for number, has in node.moved.items()}
@@ -228,7 +228,7 @@ def replay(
     whole = hours * ledger.all_cpus
     return Outcome(
         pods=len(pods),
-        refused=refused,
+        rejected=rejected,
         scattered=scattered,
         crossing=crossing,
         given=given / whole,

@@ -151,19 +151,19 @@ class Agent:
             return decision  # written before
         return replace(decision, updates=self.cgroups.write_updates(updates))
 
-    def _admit_by_releasing(self, refused: Rejected) -> Admitted | Rejected:
+    def _admit_by_releasing(self, rejected: Rejected) -> Admitted | Rejected:
         """Admit by releasing soft reservations, or else by moving containers."""
-        decision = pod_admission.admit_by_releasing(self.current.snapshot(), refused)
+        decision = pod_admission.admit_by_releasing(self.current.snapshot(), rejected)
         if isinstance(decision, Rejected):
-            return self._admit_by_moving(refused)
-        self._replace_state(decision.state, decision.change, refused.trace.pod)
+            return self._admit_by_moving(rejected)
+        self._replace_state(decision.state, decision.change, rejected.trace.pod)
         return decision
 
-    def _admit_by_moving(self, refused: Rejected) -> Admitted | Rejected:
+    def _admit_by_moving(self, rejected: Rejected) -> Admitted | Rejected:
         """Move containers that can be moved now; the same rejection if that is not enough."""
         node = self.current.snapshot()
         problems, ids = self.cgroups.movable_write_problems(), self.cgroups.immovable_by_state()
-        decide = partial(admit_by_moving, node, refused)
+        decide = partial(admit_by_moving, node, rejected)
         decision = decide(ids | problems.keys())
         outcome: tuple[ContainerUpdate, ...] | str
         if isinstance(decision, Rejected):
@@ -171,10 +171,10 @@ class Agent:
                 return decision
             outcome = next(iter(problems.values()))
         else:
-            self._replace_state(decision.state, decision.change, refused.trace.pod)
+            self._replace_state(decision.state, decision.change, rejected.trace.pod)
             outcome = self._apply_moves(node.state, decision)
         if isinstance(outcome, str):
-            return replace(refused, room_text=f"no room could be made: {outcome}")
+            return replace(rejected, room_text=f"no container could be moved: {outcome}")
         return replace(decision, updates=outcome)
 
     def move_for_newcomer(self, decision: Admitted) -> str:
@@ -420,10 +420,13 @@ class Agent:
             self.history.record_rejected(decision, running=True)
             return
         self._replace_state(decision.state, decision.change, pod)
-        gap = decision.allocation.kind not in (ContainerKind.UNPINNED, ContainerKind.FOREIGN)
-        if gap:
+        is_missed_start = decision.allocation.kind not in (
+            ContainerKind.UNPINNED,
+            ContainerKind.FOREIGN,
+        )
+        if is_missed_start:
             self.history.count_missed_start()
-        self.history.record_admitted(decision, missed_start=gap)
+        self.history.record_admitted(decision, missed_start=is_missed_start)
         self.cgroups.request_check_of_unsent(self.cgroups.write_updates(admission.updates))
         self.cgroups.write_mark(container.id)
 

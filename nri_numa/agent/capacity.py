@@ -113,7 +113,7 @@ class ExternalCapacity(CapacityMonitor):
         except FileNotFoundError:
             pass
         except UnicodeDecodeError:
-            problems = {"cannot be read: is no UTF-8"}
+            problems = {"cannot be read: is not UTF-8"}
         except OSError as error:
             problems = {f"cannot be read: {error.strerror or error}"}
         now, capacity = self._now(), self._capacity
@@ -191,7 +191,9 @@ class StealWatch(CapacityMonitor):
         self._gauges: CPUWaitGauges | None = None
         self._clock = clock
         self._smoothed = SmoothedStealFactors(
-            half_life=parse_duration(config.half_life), step=MIN_FACTOR_CHANGE, floor=config.floor
+            half_life=parse_duration(config.half_life),
+            step=MIN_FACTOR_CHANGE,
+            floor=config.min_factor,
         )
         self._last: tuple[float, Topology, CPUStealAndWaitTimes] | None = None
         self._problems = ReportOnce(log)

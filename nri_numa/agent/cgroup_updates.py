@@ -123,7 +123,7 @@ class CgroupUpdates:
 
     def _report_slow_write(self, container_ids: Sequence[str]) -> None:
         """Report slow writes, and request a check of their results."""
-        self._metrics.writes_held_up.inc()
+        self._metrics.cgroup_writes_slow.inc()
         log.warning(
             "cpuset write slow",
             ids=",".join(i[:12] for i in container_ids[:MAX_LOGGED_IDS]),

@@ -236,8 +236,8 @@ class ClaimStore:
         claim = parse_claim(document, driver=self._driver, pool=self._pool)
         if (claim.namespace, claim.name, claim.uid) != (namespace, name, uid):
             raise InvalidClaim(
-                f"claim {namespace}/{name} has UID {claim.uid} now, expected {uid}: it was made "
-                "anew"
+                f"claim {namespace}/{name} has UID {claim.uid} now, expected {uid}: it was "
+                f"recreated"
             )
         return claim
 
@@ -365,8 +365,8 @@ def build_claim_store(config: AgentConfig, node: str, current: CurrentState) -> 
         config.dra.driver,
         node,
         records=os.path.join(config.state_dir, "claims"),
-        cdi=config.dra.cdi_directory,
-        asker=handover.ClaimFileRequester(config.dra.handover),
+        cdi=config.devices.cdi_spec_dirs[-1],
+        asker=handover.ClaimFileRequester(config.dra.handover_dir),
         current=current,
     )
 
@@ -410,7 +410,8 @@ def validate_claim(machine: NodeModel, claim: Claim) -> None:
         node = machine.topology.numa_nodes.get(item.numa_node)
         if node is None or not node.cpus:
             raise InvalidClaim(
-                f"{subject}: NUMA node {item.numa_node} is not there or has no CPUs, expected one "
+                f"{subject}: NUMA node {item.numa_node} does not exist or has no CPUs, expected "
+                f"one "
                 f"of {machine.topology.cpu_nodes}"
             )
         usable = len(machine.allowed_cpus_by_node[item.numa_node] - machine.settings.reserved_cpus)

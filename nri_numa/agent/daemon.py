@@ -169,7 +169,7 @@ class Daemon:
                 if resynchronize_in <= 0 and not await link.link.ensure_containers_reported():
                     resynchronize_in = ROUNDS_BETWEEN_RESYNCHRONIZES
             link.status.report_unanswered_calls(
-                link.link.watch, parse_duration(config.runtime.hung_after)
+                link.link.watch, parse_duration(config.runtime.registration_timeout)
             )
             link.notifier.notify_watchdog()
             gaps.append(self._gaps.pop_longest_gap())

@@ -32,16 +32,16 @@ class DriftStatus(msgspec.Struct, frozen=True):
 
     @property
     def difference_text(self) -> str:
-        """Text of both sides: ``meant 4-7, has 0-7; memory nodes: meant 0, has 0-1``.
+        """Text of both sides: ``desired 4-7, actual 0-7; memory nodes: desired 0, actual 0-1``.
 
         Any other difference is the finding.
         """
         drift, actual, parts = self.drift, self.drift.actual, list[str]()
         if drift.desired_cpus:
-            parts.append(f"meant {drift.desired_cpus}, has {actual.effective_cpus or 'none'}")
+            parts.append(f"desired {drift.desired_cpus}, actual {actual.effective_cpus or 'none'}")
         if drift.desired_mems:
             mems = actual.effective_mems or "none"
-            parts.append(f"memory nodes: meant {drift.desired_mems}, has {mems}")
+            parts.append(f"memory nodes: desired {drift.desired_mems}, actual {mems}")
         if parts and drift.obstacle:
             parts.append(drift.obstacle)
         return "; ".join(parts) or drift.finding
@@ -97,8 +97,8 @@ class DriftTable:
             if prior and prior.on_exclusive_cpus != intruder:
                 start = self._counted
             if intruder and not (prior and prior.on_exclusive_cpus):
-                self._metrics.neighbours_seen.inc()
-                self._metrics.neighbour_seconds.inc(max(0.0, self._counted - start))
+                self._metrics.exclusive_cpu_intrusions.inc()
+                self._metrics.exclusive_cpu_intrusion_seconds.inc(max(0.0, self._counted - start))
             table[container_id] = DriftStatus(drift, start, container_id in abandoned)
         self._replace_drift(table)
 
@@ -114,7 +114,7 @@ class DriftTable:
         """Count the seconds that intruders were on exclusive CPUs since the last call."""
         now = self._clock.time()
         seconds, self._counted = max(0.0, now - self._counted), now
-        self._metrics.neighbour_seconds.inc(
+        self._metrics.exclusive_cpu_intrusion_seconds.inc(
             seconds * sum(d.on_exclusive_cpus for d in self.known.values())
         )
 
@@ -122,5 +122,5 @@ class DriftTable:
         if table == self.known:
             return
         self.known = MappingProxyType(table)
-        self._metrics.neighbours.set(sum(d.on_exclusive_cpus for d in table.values()))
+        self._metrics.exclusive_cpu_intruders.set(sum(d.on_exclusive_cpus for d in table.values()))
         self._notify()

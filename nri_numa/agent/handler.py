@@ -281,9 +281,9 @@ class AgentHandler:
             )
 
 
-def _rejection_error(refused: Rejected) -> RequestRejected:
+def _rejection_error(rejected: Rejected) -> RequestRejected:
     """Build the error that the pod's author will read: one printable line."""
-    text = f"{refused.reason}: {refused.message}"
+    text = f"{rejected.reason}: {rejected.message}"
     if not text.isprintable():
         text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
     return RequestRejected(text)

@@ -36,9 +36,9 @@ _MAX_REJECTIONS: Final = 256
 log = logs.get_logger("foreign")
 
 
-def _rejection_key_of(refused: Rejected) -> tuple[str, str, str, str]:
-    pod, container = refused.trace.pod, refused.trace.container
-    return pod.namespace, pod.name, container.name, refused.reason
+def _rejection_key_of(rejected: Rejected) -> tuple[str, str, str, str]:
+    pod, container = rejected.trace.pod, rejected.trace.container
+    return pod.namespace, pod.name, container.name, rejected.reason
 
 
 class DecisionHistory:
@@ -142,7 +142,7 @@ class DecisionHistory:
             notice = partial(
                 self.reporter.notice_imperfect_placement,
                 allocation,
-                gap=missed_start,
+                missed_start=missed_start,
                 observed=observed,
             )
             self._tasks.add(placed_report, notice)
@@ -185,7 +185,7 @@ class DecisionHistory:
         if len(self._rejections) > _MAX_REJECTIONS:
             del self._rejections[next(iter(self._rejections))]
         self.reporter.log_rejected(decision, observed=self._current.observe)
-        notice = self.reporter.notice_refused
+        notice = self.reporter.notice_rejected
         self._tasks.add(partial(notice, decision, observed=self._current.observe, running=running))
         self._current.notify()
 
@@ -206,10 +206,12 @@ class DecisionHistory:
             self._tasks.add(
                 *(partial(self.reporter.log_placed, a, cpus, 0) for a in outcome.unpinned)
             )
-        gap = frozenset(outcome.missed_starts)
+        missed_ids = frozenset(outcome.missed_starts)
         for decision in outcome.decisions:
             if isinstance(decision, Admitted):
-                self.record_admitted(decision, missed_start=decision.allocation.container_id in gap)
+                self.record_admitted(
+                    decision, missed_start=decision.allocation.container_id in missed_ids
+                )
             else:
                 self.record_rejected(decision, running=True)
         for allocation, trace in outcome.resized:
@@ -220,7 +222,7 @@ class DecisionHistory:
 
     def record_moves(self, container_moves: Sequence[ContainerMove]) -> None:
         """Count moves, and have them logged."""
-        self._metrics.moves.inc(len(container_moves))
+        self._metrics.container_moves.inc(len(container_moves))
         for move in container_moves:
             purpose = move_purpose_text(move.after)
             self._tasks.add(partial(self.reporter.log_moved, move, move_text(move), purpose))
@@ -242,7 +244,7 @@ class DecisionHistory:
 
     def count_missed_start(self) -> None:
         """Count a container that started without the agent."""
-        self._metrics.gap_containers.inc()
+        self._metrics.missed_starts.inc()
 
     # --- forgetting -------------------------------------------------------------------------------
 
@@ -294,7 +296,7 @@ class ForeignPinReporter:
     def report_overlaps(self, state: NodeState) -> None:
         """Check every container; not called while the runtime waits."""
         overlaps = foreign_overlaps(state)
-        self._metrics.foreign_on_owned.set(len(overlaps))
+        self._metrics.foreign_on_exclusive_cpus.set(len(overlaps))
         new_ids = [i for i, cpus in overlaps.items() if not cpus <= self._said.get(i, NO_CPUS)]
         self._said = dict(overlaps)
         if not new_ids:
@@ -313,8 +315,8 @@ class ForeignPinReporter:
     def report_untrusted(self, outcome: Resynced) -> None:
         """Report rejected annotations, and cpusets of unknown origin."""
         disbelieved, unexplained = outcome.rejected_annotations, outcome.unknown_cpusets
-        self._metrics.claims_disbelieved.inc(len(disbelieved))
-        self._metrics.unexplained_pins.inc(len(unexplained))
+        self._metrics.assigned_annotations_rejected.inc(len(disbelieved))
+        self._metrics.unknown_cpusets.inc(len(unexplained))
         for sentence in disbelieved[:MAX_LOGGED_UNTRUSTED_ANNOTATIONS]:
             log.warning("assigned annotation rejected", problem=sentence)
         if len(disbelieved) > MAX_LOGGED_UNTRUSTED_ANNOTATIONS:

@@ -129,7 +129,7 @@ class API:
 
     def _serve_healthz(self, request: HTTPRequest) -> Response:
         if (busy_s := self._busy_for()) > STUCK_LOOP_S:
-            text = f"the loop that answers the runtime is stuck for {busy_s:.0f} s\n"
+            text = f"the event loop is blocked for {busy_s:.0f} s\n"
             return Response(503, text.encode(), TEXT_CONTENT_TYPE)
         return Response(200, b"ok\n", TEXT_CONTENT_TYPE)
 
@@ -405,7 +405,7 @@ class AgentServer(Server):
 
     def on_connection_dropped(self) -> None:
         """Count a dropped connection."""
-        self._metrics.http_dropped.inc()
+        self._metrics.http_connections_dropped.inc()
 
     def on_connection_count(self, count: int, *, crowded: bool) -> None:
         """Set the gauge of connections, and report if they are crowded."""

@@ -97,7 +97,7 @@ class KubeletSync:
             {"cpu": grants.cpu_policy, "memory": grants.memory_policy}
         )
         self._metrics.kubelet_granted.set(len(grants.granted_cpus))
-        self._metrics.kubelet_state_problems.set(len(problems))
+        self._metrics.kubelet_state_file_errors.set(len(problems))
         new_problems = frozenset(problems) - self._said
         self._said = frozenset(problems)
         for problem in sorted(new_problems):
@@ -171,7 +171,7 @@ class KubeletSync:
                 count=1,
             )
         )
-        self._metrics.kubelet_contests.labels(yields_to).inc()
+        self._metrics.kubelet_cpuset_conflicts.labels(yields_to).inc()
         log.warning(
             "cpuset conflict with kubelet found",
             pod=f"{allocation.namespace}/{allocation.pod}",

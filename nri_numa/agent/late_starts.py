@@ -22,7 +22,7 @@ from nri_numa.engine.state import ContainerKind
 from nri_numa.machine.cgroups import CgroupReader, CgroupWrite, read_text
 from nri_numa.observe.decisions import container_log_fields
 from nri_numa.observe.logs import get_logger
-from nri_numa.observe.metrics import LatePinningMetrics, Metrics
+from nri_numa.observe.metrics import LateStartMetrics, Metrics
 from nri_numa.observe.notices import NoticedEventKind, NoticeMessageReason
 
 log = get_logger("late")
@@ -39,7 +39,7 @@ class LateStarts:
 
     def __init__(self, agent: Agent, metrics: Metrics, reader: CgroupReader, clock: Clock) -> None:
         self._agent = agent
-        self._counts = LatePinningMetrics(metrics)
+        self._counts = LateStartMetrics(metrics)
         self._reader = reader
         self._clock = clock
         self._known: dict[str, float] = {}
@@ -99,7 +99,7 @@ class LateStarts:
         """Report a container that starts although it was rejected."""
         if self._agent.current.observe:
             return
-        self._counts.refused_running.inc()
+        self._counts.rejected_running.inc()
         log.warning(
             "rejected container started over CRI",
             pod=f"{namespace}/{pod}",
@@ -108,8 +108,7 @@ class LateStarts:
         )
         self._agent.history.notices.add_notice(
             NoticedEventKind.UNPINNED,
-            "refused, and starts nevertheless, because over CRI no start can be prevented: "
-            f"{message}",
+            f"rejected, but started, because over CRI no start can be prevented: {message}",
             namespace=namespace,
             pod=pod,
             pod_uid=uid,
@@ -169,7 +168,7 @@ class LateStarts:
         if allocation is None:
             return
         self._known = {i: s for i, s in self._known.items() if i in live} | {container_id: seconds}
-        self._counts.late.observe(seconds)
+        self._counts.late_start.observe(seconds)
         log.info(
             "cpuset written after start",
             **container_log_fields(allocation),

@@ -137,12 +137,12 @@ class LinkStatus(LinkObserver):
     def report_unanswered_calls(self, calls: CallTimer, limit_s: float) -> None:
         """Report a call that the runtime has not answered for ``limit_s``, and its end."""
         call, seconds = calls.longest_pending()
-        self._metrics.runtime_unanswered.set(seconds)
+        self._metrics.registration_pending.set(seconds)
         hangs = bool(call) and seconds >= limit_s
         if hangs and not self.pending_registration:
             self.pending_registration = (
-                f"the runtime has not answered a {call} for {seconds:.0f} s: either a container "
-                "takes that long to stop, or the runtime hangs and starts no pods any more"
+                f"the runtime has not answered a {call} for {seconds:.0f} s: a container takes "
+                "that long to stop, or the runtime hangs and starts no pods"
             )
             log.error(
                 "runtime call unanswered",
@@ -161,8 +161,8 @@ class LinkStatus(LinkObserver):
 def _link_down_text(down_since: float, detail: str) -> str:
     detail_text = f" ({detail})" if detail else ""
     return (
-        f"there is no link to the runtime since {utc_text(down_since)}{detail_text}: "
-        "containers that start meanwhile are not known here and not pinned before the link is back"
+        f"no link to the runtime since {utc_text(down_since)}{detail_text}; containers "
+        "that start meanwhile are pinned when the link is back"
     )
 
 
@@ -253,11 +253,15 @@ def supported_memory_policies(
 ) -> MemoryPolicies:
     """Return the supported memory policies; an unreadable kernel release counts as new."""
     if over_cri:
-        clause = f"{info.name} {info.version} is watched over CRI, which knows none; expected NRI"
+        clause = (
+            f"{info.name} {info.version} is used over CRI, which has no memory policies; "
+            "expected NRI"
+        )
         return MemoryPolicies(dict.fromkeys(MemoryPolicy, clause))
     if not profile_of(info).has_memory_policies:
         clause = (
-            f"{info.name} {info.version} hands none on (its NRI is older than 0.12); expected "
+            f"{info.name} {info.version} cannot set memory policies (its NRI is older than "
+            f"0.12); expected "
             f"{MIN_RUNTIMES_TEXT}"
         )
         return MemoryPolicies(dict.fromkeys(MemoryPolicy, clause))
@@ -302,7 +306,7 @@ class NodeDevices:
         self._counts: DeviceCounts | None = None
         self.pci: tuple[PCIDevice, ...] | None = None
         self.roots: dict[int, tuple[str, ...]] = {}
-        if config.devices.count:
+        if config.devices.count_free:
             from nri_numa.devices.counts import DeviceCounts
 
             resource_name = config.device_plugin.resource_name

@@ -97,7 +97,7 @@ class MemoryMigrator:
                 cgroup = self._agent.containers.cgroup_of(container_id)
                 pages = migrate_pages(self._agent.cgroups.writer.reader, cgroup, sources, target)
                 while (batch := await asyncio.to_thread(next, pages, None)) is not None:
-                    self._metrics.migrated_bytes.inc(batch.moved_bytes)
+                    self._metrics.memory_migrated_bytes.inc(batch.moved_bytes)
                     total, unmoved, obstacle = (
                         total + batch.moved_bytes,
                         unmoved + batch.unmoved_bytes,
@@ -115,7 +115,7 @@ class MemoryMigrator:
         finally:
             migrating.pop(container_id, None)
         if unmoved > TOLERATED_REMOTE_BYTES:
-            obstacle = f"{human_bytes(unmoved)} would not move ({obstacle or 'pinned'})"
+            obstacle = f"{human_bytes(unmoved)} did not migrate ({obstacle or 'pinned'})"
         return _MigrationResult(total, unmoved, obstacle)
 
     async def _migrate_container(self, container_id: str) -> None:
@@ -136,7 +136,7 @@ class MemoryMigrator:
             self._clock.call_later(UNMOVED_RETRY_S, self._confirmations.wake.set)
             message = f"partly moved {route}: {result.obstacle}"
             self._agent.history.notices.add_for_allocation(
-                a, NoticedEventKind.MOVED, message, reason=NoticeMessageReason.PARTLY_MOVED
+                a, NoticedEventKind.MOVED, message, reason=NoticeMessageReason.PARTLY_MIGRATED
             )
             log.warning(
                 "memory partly migrated",

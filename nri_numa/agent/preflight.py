@@ -167,12 +167,12 @@ def check_machine(topology: Topology) -> Iterator[Finding]:
     else:
         yield _warning_finding(
             "machine",
-            f"{counts}: there is nothing to align",
-            "Exclusive CPUs and explicit lists still work. On a virtual machine, give it vNUMA.",
+            f"{counts}: nothing to align",
+            "Exclusive CPUs and lists still work. Give a virtual machine vNUMA.",
         )
     partitions = {partition_sentence(partition) for partition in topology.partitions}
     for warning in topology.warnings:
-        remedy = "See `nri-numa topology`; placement works with what is."
+        remedy = "See `nri-numa topology`; placement uses what the kernel reports."
         if warning in partitions:
             remedy = "If they were meant for pods, end the partition (cgroup-v2.rst, cpuset.cpus."
             remedy += "partition; cpuset.cpu_exclusive on version 1); they come back by themselves."
@@ -193,10 +193,8 @@ def check_devices(config: AgentConfig) -> Iterator[Finding]:
     for (numa_node, kind), count in counts.items():
         texts.setdefault(numa_node, []).append(f"{count} {kind}{'s' if count > 1 else ''}")
     text = "; ".join(f"{numa_node}: {', '.join(names)}" for numa_node, names in texts.items())
-    use = "" if config.devices.enabled else " (devices.enabled is off: no container is near them)"
-    yield _passed_finding(
-        "devices", f"{text}{use}" if text else "no PCI devices that containers are given"
-    )
+    use = "" if config.devices.enabled else " (devices.enabled is off: placement ignores devices)"
+    yield _passed_finding("devices", f"{text}{use}" if text else "no PCI devices for containers")
 
 
 def check_nohz_full(config: AgentConfig, topology: Topology) -> Iterator[Finding]:
@@ -228,9 +226,10 @@ def check_isolated_cpus(config: AgentConfig, topology: Topology) -> Iterator[Fin
         yield _warning_finding(
             "kernel",
             f"all shared CPUs of {numa_text(NUMASet(lone))} are isolated (isolcpus): the kernel "
-            "moves no process between them, so that all of a container's may run on one",
-            "Set isolatedCPUs to something else than any, or leave CPUs of that NUMA node out of "
-            "isolcpus= and of reservedCPUs.",
+            f"moves no process between them, so all processes of a container may run on one of "
+            f"them",
+            "Set isolatedCPUs to another value than any, or remove CPUs of that NUMA node from "
+            "isolcpus= and reservedCPUs.",
         )
 
 
@@ -252,7 +251,7 @@ def check_privileges() -> Iterator[Finding]:
     else:
         yield _warning_finding(
             "privileges",
-            f"running as user {os.geteuid()}: some files and sockets cannot be looked at",
+            f"running as user {os.geteuid()}: some files and sockets cannot be read",
             "Run the check as the user that the agent runs as, usually root.",
         )
 
@@ -272,7 +271,7 @@ def check_installation_ownership(
                 )
                 yield _warning_finding(
                     "installation",
-                    f"{part} {ownership}, who can make root run anything",
+                    f"{part} {ownership}, so others can make root run their code",
                     "Install it for root: sudo make node makes /opt/nri-numa.",
                 )
                 return
@@ -339,8 +338,8 @@ def _check_writes(mount: Path, root: Path) -> Iterator[Finding]:
     if problem:
         yield _warning_finding(
             "cgroups",
-            f"they cannot be written: {problem}. The runtime is asked, which is later, and no "
-            "container moves",
+            f"they cannot be written: {problem}. The runtime writes them instead, which takes "
+            f"longer, and no container moves",
             "systemctl edit nri-numa, with [Service] ProtectControlGroups=no; in a container mount "
             "the host's /sys/fs/cgroup without readOnly.",
         )
@@ -367,7 +366,7 @@ def check_host_processes(config: AgentConfig, topology: Topology) -> Iterator[Fi
     if not (mount / "cgroup.controllers").exists():
         yield _warning_finding(
             _HOST_PROCESSES_SUBJECT,
-            "with cgroup v1 systemd keeps no slice off exclusive CPUs",
+            "with cgroup v1 systemd cannot restrict slices",
             "Write it into /etc/systemd/system.conf and reboot: "
             f"CPUAffinity={str(reserved).replace(',', ' ')}.",
         )
@@ -381,12 +380,13 @@ def check_host_processes(config: AgentConfig, topology: Topology) -> Iterator[Fi
         if (cpus := _read_effective_cpus(unit) or all_cpus) - reserved
     }
     if not units:
-        yield _passed_finding(_HOST_PROCESSES_SUBJECT, f"kept to reserved CPUs {reserved}")
+        yield _passed_finding(_HOST_PROCESSES_SUBJECT, f"restricted to reserved CPUs {reserved}")
         return
     text = ", ".join(f"{name} ({cpus})" for name, cpus in units.items())
     yield _warning_finding(
         _HOST_PROCESSES_SUBJECT,
-        f"{cpus_text(reserved, 'is', 'are')} reserved for them, and they run elsewhere too: {text}",
+        f"{cpus_text(reserved, 'is', 'are')} reserved for them, but they also run on other CPUs: "
+        f"{text}",
         "; ".join(f"systemctl set-property {name} AllowedCPUs={reserved}" for name in units)
         + ". See docs/quiet-cpus.md, host processes.",
     )
@@ -410,7 +410,7 @@ def check_runtime_link(config: AgentConfig, root: Path = Path("/")) -> Iterator[
     if config.runtime.link is RuntimeLinkKind.CRI:
         path = config.runtime.cri_socket.removeprefix("unix://")
         usual = f", such as {files.cri_socket}" if files is not None else ""
-        remedy = f"Start the runtime, or set runtime.criSocket to where it serves CRI{usual}."
+        remedy = f"Start the runtime, or set runtime.criSocket to its CRI socket{usual}."
         yield from _check_runtime_socket("CRI", path, remedy, "runtime.criSocket")
         return
     lacks = nri_unsupported_reason(files or CONTAINERD_FILES, root)
@@ -455,7 +455,7 @@ def _check_containerd_nri(config: AgentConfig, root: Path) -> Iterator[Finding]:
     disabled, installed = nri_disabled_reason(root), query_runtime(CONTAINERD_FILES, root)
     remedy = _FIX_RUNTIME_REMEDY
     if disabled is None and installed is not None and installed.profile.nri_by_default:
-        remedy = "Start containerd, or set runtime.nriSocket (--nri-socket) to where it serves NRI."
+        remedy = "Start containerd, or set runtime.nriSocket (--nri-socket) to its NRI socket."
     elif distribution := find_containerd_distribution(root):
         remedy = f"{distribution.nri_enabling_hint}."
     because = "" if disabled is None else f": {disabled}"
@@ -488,7 +488,7 @@ def _check_crio_nri(config: AgentConfig, root: Path) -> Iterator[Finding]:
         reason = crio.setting_text("nri_listen")
         remedy = f"Set runtime.nriSocket (--nri-socket) to {listen}."
     else:
-        remedy = "Start CRI-O, or set runtime.nriSocket (--nri-socket) to where it serves NRI."
+        remedy = "Start CRI-O, or set runtime.nriSocket (--nri-socket) to its NRI socket."
     because = f": {reason}" if reason else ""
     for finding in _check_runtime_socket("NRI", path, remedy, "runtime.nriSocket", because):
         if reason and finding.level is FindingLevel.OK:
@@ -596,7 +596,7 @@ def check_other_agents(config: AgentConfig) -> Iterator[Finding]:
         if error.pid is not None and error.pid == find_lock_holder(
             os.path.join(config.state_dir, LOCK_FILE_NAME)
         ):
-            yield _passed_finding("agent", f"process {error.pid} works on this runtime")
+            yield _passed_finding("agent", f"process {error.pid} already serves this runtime")
         else:
             message, _, remedy = str(error).partition("; ")
             yield _failed_finding("agent", message, f"{remedy[:1].upper()}{remedy[1:]}.")
@@ -609,9 +609,9 @@ def check_pod_level_resources(root: Path = Path("/")) -> Iterator[Finding]:
     installed = query_runtime(CONTAINERD_FILES, root)
     if installed is None or choose_runtime(find_runtimes(root), "") is CRI_O_FILES:
         return
-    text = f"containerd {installed.version} says the pod's sum when its sandbox is made"
+    text = f"containerd {installed.version} reports the pod's sum when its sandbox is created"
     if not installed.profile.tells_pod_resize:
-        text += ", and nothing when it is resized (2.3 does): sizes of its containers count"
+        text += ", but not when it is resized (2.3 does): the sizes of its containers count"
     yield _passed_finding("pod-level resources", text)
 
 
@@ -628,7 +628,7 @@ def check_state_directory(directory: Path) -> Iterator[Finding]:
     elif not os.access(path, os.W_OK | os.X_OK):
         yield _failed_finding("state", f"{path} cannot be written", "Run as root, or set stateDir.")
     elif path != directory:
-        yield _passed_finding("state", f"{directory} will be made")
+        yield _passed_finding("state", f"{directory} will be created")
     elif problem := directory_problem(path.stat()):
         yield _failed_finding(
             "state",
@@ -640,9 +640,9 @@ def check_state_directory(directory: Path) -> Iterator[Finding]:
 
 
 _LIBRARY_BY_SETTING: Final = {
-    "devices.network": "pyroute2",
+    "devices.networkInterfaces": "pyroute2",
     "devices.podResources": "grpc",
-    "devices.count": "grpc",
+    "devices.countFree": "grpc",
     "dra.enabled": "grpc",
     "publish.otlpEndpoint": "opentelemetry.exporter.otlp.proto.http.trace_exporter",
 }
@@ -652,16 +652,18 @@ _LIBRARY_BY_SETTING: Final = {
 def check_libraries(config: AgentConfig) -> Iterator[Finding]:
     """Check that the libraries of switched-on features can be imported."""
     for key, module in _LIBRARY_BY_SETTING.items():
-        is_device = key in ("devices.network", "devices.podResources")
+        is_device = key in ("devices.networkInterfaces", "devices.podResources")
         if not config_keys()[key].value_in(config) or (is_device and not config.devices.enabled):
             continue
         try:
             import_module(module)
         except ImportError as error:
             package = (
-                "nri-numa[otel]" if key == "publish.otlpEndpoint" else "all that nri-numa needs"
+                "nri-numa[otel]"
+                if key == "publish.otlpEndpoint"
+                else "everything that nri-numa needs"
             )
-            problem = f"{key} is on, and does nothing here: {error}"
+            problem = f"{key} is on, but has no effect: {error}"
             yield _failed_finding(
                 key.partition(".")[0], problem, f"Install {package}, or switch it off."
             )
@@ -701,7 +703,7 @@ def check_http_section(config: AgentConfig) -> Iterator[Finding]:
     else:
         yield _failed_finding(
             "http",
-            f"{section.address} is taken by another program; the agent would run without HTTP",
+            f"{section.address} is taken by another program; the agent would serve no HTTP",
             "Set http.address to a free port.",
         )
 
@@ -712,7 +714,7 @@ def _check_certificate_validity(cert: str) -> Iterator[Finding]:
         yield _failed_finding("http", f"{cert} has expired", "Renew the certificate.")
     elif seconds is not None and seconds < 14 * 86400:
         yield _warning_finding(
-            "http", f"{cert} expires in {int(seconds // 86400)} days", "Renew it in time."
+            "http", f"{cert} expires in {int(seconds // 86400)} days", "Renew it before that."
         )
 
 
@@ -753,8 +755,8 @@ def check_numa_balancing(root: Path = Path("/")) -> Iterator[Finding]:
     ):
         yield _passed_finding(
             "kernel",
-            "automatic NUMA balancing is on; pinned containers do not need it, "
-            "kernel.numa_balancing=0 spares them its page faults",
+            "automatic NUMA balancing is on; kernel.numa_balancing=0 saves pinned containers its "
+            "page faults",
         )
 
 
@@ -768,9 +770,7 @@ def check_interrupt_steering(config: AgentConfig, root: Path = Path("/")) -> Ite
         dict(_read_unit_settings(root)).get("ProtectKernelTunables", "no").lower() in _SYSTEMD_TRUE
     )
     if any(root.glob(IRQBALANCE_SOCKETS[1:])):
-        yield _passed_finding(
-            "interrupts", "irqbalance runs, and gets exclusive CPUs as banned ones"
-        )
+        yield _passed_finding("interrupts", "irqbalance runs, and exclusive CPUs are banned there")
     elif any(
         (_read_text_or_none(comm) or "").strip() == "irqbalance"
         for comm in root.glob("proc/[0-9]*/comm")
@@ -812,7 +812,7 @@ def worst_level(findings: list[Finding]) -> FindingLevel:
 # --- The kubelet on this node ---
 
 _KUBELET_GUIDE_TEXT = (
-    "See docs/kubelet.md: two ways to live with it, and how to change from one to the other."
+    "docs/kubelet.md has two ways to combine them, and how to change between them."
 )
 
 
@@ -827,8 +827,8 @@ def check_kubelet(
     ):
         yield _warning_finding(
             "kubelet",
-            f"this pod does not see {directory} of the node, so that CPUs which the kubelet's "
-            "static policies grant are not known",
+            f"this pod does not see {directory} of the node, so CPUs granted by the kubelet are "
+            f"not known",
             f"Mount it there, read only: hostPaths.kubelet: {directory} in the chart.",
         )
         return
@@ -851,7 +851,7 @@ def check_kubelet(
         yield _warning_finding(
             "kubelet",
             f"its state: {problem}",
-            "Until it can be read, nri-numa does not know which CPUs are the kubelet's.",
+            "Until it can be read, nri-numa does not know the kubelet's CPUs.",
         )
     yield from _check_kubelet_policies(files, kubelet_config.facts, config)
     yield from _check_settings_against_kubelet(config, topology, kubelet_config)
@@ -869,9 +869,10 @@ def _check_kubelet_policies(
         yield _warning_finding(
             "kubelet",
             f"its CPU manager policy is static: it pins Guaranteed pods itself{details}",
-            f"What it grants is left to it (kubelet.override: {config.kubelet.override}). For full "
-            "control set cpuManagerPolicy: none, drain the node, delete "
-            f"{files.state_file_path('cpu')} and restart the kubelet. {_KUBELET_GUIDE_TEXT}",
+            "nri-numa leaves its grants to it (kubelet.overrideGrants: "
+            f"{config.kubelet.override_grants}). For full control set cpuManagerPolicy: none, "
+            f"drain the node, delete {files.state_file_path('cpu')} and restart the kubelet. "
+            f"{_KUBELET_GUIDE_TEXT}",
         )
     if memory == "Static":
         yield _warning_finding(
@@ -899,8 +900,7 @@ def _check_next_kubelet_start(
             yield _warning_finding(
                 "kubelet",
                 f"{files.state_file_path(manager)} has policy {last_policy}, and its configuration "
-                f"has {next_policy}: it "
-                "does not start again like this",
+                f"has {next_policy}: the kubelet will not start again",
                 f"Drain the node, delete {files.state_file_path(manager)}, restart the kubelet.",
             )
 
@@ -918,10 +918,11 @@ def _check_settings_against_kubelet(
         yield _warning_finding(
             "kubelet",
             difference,
-            f"Make {kubelet_config.path} and ours say the same. {_KUBELET_GUIDE_TEXT}",
+            f"Make {kubelet_config.path} and the configuration of nri-numa say the same. "
+            f"{_KUBELET_GUIDE_TEXT}",
         )
     for adoption in adopted.adopted:
-        yield _passed_finding("kubelet", f"ours by its configuration: {adoption}")
+        yield _passed_finding("kubelet", f"inherited from its configuration: {adoption}")
 
 
 # --- The systemd service: restrictions of its unit ---
@@ -942,7 +943,7 @@ def check_systemd_service(config: AgentConfig, root: Path = Path("/")) -> Iterat
     """Check that the installed service can read its program; skipped without a service."""
     lines = _read_unit_settings(root)
     unit = dict(lines)
-    if config.devices.enabled and config.devices.network:
+    if config.devices.enabled and config.devices.network_interfaces:
         yield from _check_network_namespaces(lines, root)
     program = unit.get("ExecStart", "").lstrip("-@:+!").partition(" ")[0]
     if not program.startswith("/"):
@@ -989,9 +990,9 @@ def _check_network_namespaces(lines: list[tuple[str, str]], root: Path) -> Itera
     if not allowed:
         yield _warning_finding(
             "devices",
-            f"devices.network gives no hints: {subject} may not enter the network namespaces of "
-            "pods",
-            f"{remedy}. Or set devices.network: false.",
+            f"devices.networkInterfaces gives no hints: {subject} may not enter the network "
+            "namespaces of pods",
+            f"{remedy}. Or set devices.networkInterfaces: false.",
         )
 
 

@@ -66,7 +66,7 @@ PUSH_BATCH: Final = 32
 """Corrections of one push; each may cost the runtime a Synchronize of the whole node."""
 BLIND_ROUNDS_BEFORE_REPORT: Final = 3
 """Rounds without any cgroup before that is reported; one may fall between create and start."""
-UPDATE_WITHOUT_EFFECT_TEXT: Final = "the runtime took the update, and the cgroup is as before"
+UPDATE_WITHOUT_EFFECT_TEXT: Final = "the runtime accepted the update, but the cgroup did not change"
 
 
 class RoundResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,12 +120,12 @@ class DriftReports:
 
     def report_late_repairs(self, drifts: Sequence[Drift], times: Mapping[str, float]) -> None:
         """Report repaired undelivered updates; ``times`` are Unix times by container id."""
-        self._metrics.late_repairs.inc(len(drifts))
+        self._metrics.undelivered_updates_repaired.inc(len(drifts))
         for correction in drifts:
             record = self._current.state.allocations.get(correction.container_id)
             if record is not None and record.kind is not ContainerKind.UNPINNED:
                 self._notices.add_for_allocation(
-                    record, NoticedEventKind.UNDELIVERED_UPDATE, f"{correction.finding}; put right"
+                    record, NoticedEventKind.UNDELIVERED_UPDATE, f"{correction.finding}; repaired"
                 )
         now = self._clock.time()
         _log_each(
@@ -176,8 +176,8 @@ class DriftReports:
                 continue
             entry.is_abandoned = True
             repairs = len(entry.recent_tries(self._clock.monotonic()))
-            self._metrics.drift_fights.inc()
-            message = f"{correction.finding}; put right {repairs} times and rewritten again"
+            self._metrics.drift_repairs_abandoned.inc()
+            message = f"{correction.finding}; repaired {repairs} times, and rewritten each time"
             self._add_drift_notice(correction, message, NoticeMessageReason.REPAIRS_ABANDONED)
             log.warning(
                 "drift repairs abandoned",
@@ -211,7 +211,7 @@ class DriftReports:
             entry.is_without_effect = True
             new_corrections.append(correction)
             self._add_drift_notice(
-                correction, f"{correction.finding}; not put right: {UPDATE_WITHOUT_EFFECT_TEXT}"
+                correction, f"{correction.finding}; not repaired: {UPDATE_WITHOUT_EFFECT_TEXT}"
             )
         _log_each(
             log.warning,
@@ -320,7 +320,7 @@ class Reconciler:
         try:
             await self.reconcile(
                 max_repairs=settings.max_repairs,
-                without_runtime=settings.without_runtime,
+                repair_without_runtime=settings.repair_without_runtime,
                 targets=targets,
             )
         except Exception:
@@ -331,13 +331,13 @@ class Reconciler:
         self,
         *,
         max_repairs: int = 3,
-        without_runtime: bool = False,
+        repair_without_runtime: bool = False,
         targets: Collection[str] | None = None,
     ) -> RoundResult:
         """Check every container once, or only ``targets``, and repair those that differ.
 
         A container repaired ``max_repairs`` times within `TRY_COUNT_WINDOW_S` is left.
-        ``without_runtime`` repairs drift while the runtime cannot be reached.
+        ``repair_without_runtime`` repairs drift while the runtime cannot be reached.
         """
         # Before the first Synchronize the restored state may be outdated.
         current, cgroups, containers = self._current, self._cgroups, self._cgroups.containers
@@ -366,7 +366,7 @@ class Reconciler:
         for start in range(0, len(suspects), WRITE_BATCH):
             if start:
                 await self._clock.sleep(0)
-            may_repair = self._runtime.is_synchronized or without_runtime
+            may_repair = self._runtime.is_synchronized or repair_without_runtime
             batch = suspects[start : start + WRITE_BATCH]
             plan, applied, failed = self._repair_batch(
                 batch, due_at, starts, max_repairs, may_repair

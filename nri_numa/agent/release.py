@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,7 +30,7 @@ from nri_numa.agent.interrupts import InterruptSteering
 from nri_numa.agent.links import is_reached_over_cri, runtime_lock_socket
 from nri_numa.agent.runtime_lock import RuntimeLock
 from nri_numa.config import AgentConfig
-from nri_numa.engine.assigned import ASSIGNED_KEY
+from nri_numa.engine.assigned import ASSIGNED_KEY, decode_assignment_fields
 from nri_numa.engine.desired import NodeSnapshot
 from nri_numa.engine.node_model import NodeModel
 from nri_numa.engine.request.demand import DEFAULT_CFS_PERIOD_US, cpu_request_milli
@@ -261,10 +260,10 @@ def _kind_from_annotation(
             return placed.kind, 0 if lifted else None
         return (ContainerKind.UNPINNED if cpus == pool else ContainerKind.FOREIGN), None
     try:
-        document = json.loads(marker)
+        document = decode_assignment_fields(marker)
         kind = ContainerKind(document["kind"])
-        owned = kind is ContainerKind.EXCLUSIVE or bool(document.get("owned"))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        owned = kind is ContainerKind.EXCLUSIVE or bool(document.get("exclusive"))
+    except (ValueError, KeyError, msgspec.DecodeError, RecursionError):
         return ContainerKind.UNPINNED, None  # damaged, but only the agent writes this key
     return kind, 0 if owned and container.resources.cpu_quota == NO_CFS_QUOTA else None
 

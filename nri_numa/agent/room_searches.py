@@ -52,10 +52,10 @@ class DeferredRoomSearches:
         self._about: tuple[object, ...] = ()
         self._beginnings = 0
 
-    def add(self, refused: Rejected) -> None:
+    def add(self, rejected: Rejected) -> None:
         """Continue the search for a rejected container, once for all its rejections."""
         was_empty = not self._waiting
-        self._waiting[refused.trace.pod.uid, refused.trace.container.name] = refused
+        self._waiting[rejected.trace.pod.uid, rejected.trace.container.name] = rejected
         if len(self._waiting) > MAX_WAITING_SEARCHES:
             self._drop_current_search()
         if was_empty:
@@ -67,10 +67,10 @@ class DeferredRoomSearches:
 
     def _run_search_piece(self) -> None:
         """Run one piece of the current search, and schedule the next one."""
-        refused = next(iter(self._waiting.values()))
-        result, is_finished = None, not self._is_retry_expected(refused)
+        rejected = next(iter(self._waiting.values()))
+        result, is_finished = None, not self._is_retry_expected(rejected)
         if not is_finished:
-            search = self._current_search(refused)
+            search = self._current_search(rejected)
             result = None if search is None else search.run_steps(SEARCH_UNITS_PER_PIECE)
             is_finished = (
                 search is None or result is not None or search.used >= MAX_DEFERRED_SEARCH_WORK
@@ -80,9 +80,9 @@ class DeferredRoomSearches:
         if self._waiting:
             self._tasks.add(self._run_search_piece)
         if result is not None:
-            self._apply_result(refused, result)
+            self._apply_result(rejected, result)
 
-    def _current_search(self, refused: Rejected) -> StepwiseSearch[Admitted | Rejected] | None:
+    def _current_search(self, rejected: Rejected) -> StepwiseSearch[Admitted | Rejected] | None:
         """Return the search on the current state; None if it was restarted too often."""
         about = self._current.machine, self._current.state
         if any(map(is_not, about, self._about)) or self._search is None:
@@ -90,17 +90,17 @@ class DeferredRoomSearches:
                 return None
             self._beginnings, self._about = self._beginnings + 1, about
             self._search = continued_move_search(
-                self._current.snapshot(), refused, self._cgroups.immovable_ids(), is_deferred=True
+                self._current.snapshot(), rejected, self._cgroups.immovable_ids(), is_deferred=True
             )
         return self._search
 
-    def _is_retry_expected(self, refused: Rejected) -> bool:
+    def _is_retry_expected(self, rejected: Rejected) -> bool:
         """True if a rejected container may be created again: its pod exists without it."""
-        uid, name = refused.trace.pod.uid, refused.trace.container.name
+        uid, name = rejected.trace.pod.uid, rejected.trace.container.name
         container_names = [a.container for a in self._current.state.allocations_of_pod(uid)]
-        return self._history.has_rejection(refused) and name not in container_names
+        return self._history.has_rejection(rejected) and name not in container_names
 
-    def _apply_result(self, refused: Rejected, outcome: Admitted | Rejected) -> None:
+    def _apply_result(self, rejected: Rejected, outcome: Admitted | Rejected) -> None:
         """Move containers if the search found moves, and update the rejection's message."""
         immovable = self._cgroups.immovable_ids()
         if isinstance(outcome, Rejected):
@@ -108,11 +108,11 @@ class DeferredRoomSearches:
         elif immovable.isdisjoint(m.after.container_id for m in outcome.moves):
             problem = self._move(outcome)
             text = (
-                f"no room could be made: {problem}"
+                f"no container could be moved: {problem}"
                 if problem
                 else fits_after_moves_text(outcome.moves)
             )
         else:
             text = ""
         if text:
-            self._history.record_room_found(refused, text)
+            self._history.record_room_found(rejected, text)

@@ -1,4 +1,4 @@
-"""Annotations without effect: for an unknown container, or with a wrong prefix.
+"""Annotations without effect: for an unknown container, with a wrong prefix, or of an old version.
 
 No event marks the pod's last container. All are assumed to exist if no container of a new name was
 created for `SETTLED_AFTER_S` seconds, and certainly when the pod is removed. A container that is
@@ -19,6 +19,7 @@ from nri_numa.engine.request.annotations import (
     MAX_NAMED_CONTAINERS,
     annotated_container_names,
     misspelt_prefix_sentences,
+    old_value_sentences,
     unknown_container_sentence,
 )
 from nri_numa.model.workload import Container, PodSandbox, PodTable
@@ -58,8 +59,17 @@ class UnmatchedAnnotations(PodObserver):
         """Drop pods that are gone, and record all containers."""
         for uid in self._pods.keys() - set(pods.uids.values()):
             del self._pods[uid]
-        live = (c for c in containers if c.pod_id in pods.uids)
+        live = [c for c in containers if c.pod_id in pods.uids]
         self._later(partial(self._record_containers, ((pods[c.pod_id], c.name) for c in live)))
+        pod_ids = dict.fromkeys(c.pod_id for c in live)
+        self._later(partial(self._report_old_values, (pods[pod_id] for pod_id in pod_ids)))
+
+    def _report_old_values(self, pods: Iterable[PodSandbox]) -> None:
+        """Report old values of running pods, which keep their placement."""
+        prefix, reason = self._current.machine.settings.prefix, NoticeMessageReason.OLD_VALUE
+        for pod in pods:
+            sentences = old_value_sentences(pod.annotations, prefix)
+            self._reporter.report_unmatched_annotations(pod, reason, sentences)
 
     def _record_containers(self, containers: Iterable[tuple[PodSandbox, str]]) -> None:
         for pod, name in containers:

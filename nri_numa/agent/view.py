@@ -39,7 +39,13 @@ from nri_numa.engine.node_model import NodeModel
 from nri_numa.engine.rebalance import movable_exclusive_by_node
 from nri_numa.engine.state import Allocation, ContainerKind, NodeState
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
-from nri_numa.model.machine import CoreKind, cpus_text, numa_text, topology_document
+from nri_numa.model.machine import (
+    CoreKind,
+    cpus_text,
+    listed_words_text,
+    numa_text,
+    topology_document,
+)
 from nri_numa.model.workload import CPUMode, MemoryPolicy, Policy, QoSClass, Scope
 from nri_numa.observe.metrics import MetricsSnapshot, NUMANodeSample
 from nri_numa.observe.notices import Rejection
@@ -124,7 +130,7 @@ class LiveView:
             ready=self.readiness().ready,
             serial=agent.current.state.serial,
             containers={k: n + counts[k, True] for (k, p), n in counts.items() if not p},
-            misaligned=sum(n for (_, preferred), n in counts.items() if not preferred),
+            misaligned=sum(n for (_, aligned), n in counts.items() if not aligned),
             drifted=len(drift_by_id),
             on_exclusive_cpus=sum(status.on_exclusive_cpus for status in drift_by_id.values()),
             kubelet_cpus=str(agent.current.state.kubelet.granted_cpus),
@@ -185,19 +191,19 @@ class LiveView:
         """Explain a pod's containers: those that run, and those rejected lately."""
         moment = self._state_snapshot()
         state = moment.state
-        refused: dict[str, Rejection] = {}
+        rejection_by_name: dict[str, Rejection] = {}
         for record in self._agent.history.rejections:  # the last rejection of each counts
             if (record.namespace, record.pod) == (namespace, pod):
-                refused[record.container] = record
+                rejection_by_name[record.container] = record
         explanations: list[shown.Explanation] = []
         for allocation in _sorted_allocations(state, namespace, pod, container):
-            rejection = refused.pop(allocation.container, None)
+            rejection = rejection_by_name.pop(allocation.container, None)
             if rejection is not None and rejection.last_time <= allocation.assigned_at:
                 rejection = None  # it was rejected before it was placed
             explanations.append(self._allocation_explanation(allocation, moment, rejection))
         explanations += [
             self._rejection_explanation(record)
-            for name, record in sorted(refused.items())
+            for name, record in sorted(rejection_by_name.items())
             if container in (None, name)
         ]
         return sorted(explanations, key=lambda one: one.container)
@@ -208,7 +214,7 @@ class LiveView:
         effective = moment.cpus_of(allocation)
         explanation = self._agent.history.explanation_of(allocation.container_id)
         document = explain_allocation(allocation, explanation, str(effective))
-        notes = [f"since then refused: {rejection.message}"] if rejection is not None else []
+        notes = [f"since then rejected: {rejection.message}"] if rejection is not None else []
         if yielded_text := moment.yielded_text(allocation, effective):
             notes.append(f"listed {allocation.cpus}, {yielded_text}")
         ignored = self._agent.history.notices.ignored_annotations_of(allocation.pod_uid)
@@ -219,7 +225,8 @@ class LiveView:
             facts.append(displaced_text(assignment.displaced))
         if reserved := assignment.reserved:
             facts.append(
-                f"{cpus_text(reserved)} became reserved later: its own until it is created again"
+                f"{cpus_text(reserved)} became reserved later, exclusive to it until it is "
+                f"recreated"
             )
         if isinstance(assignment.start_delay, float):
             facts.append(start_delay_text(assignment.start_delay))
@@ -243,26 +250,26 @@ class LiveView:
             details=document,
         )
 
-    def _rejection_explanation(self, refused: Rejection) -> shown.Explanation:
-        explanation = self._agent.history.explanation_of_rejection(refused)
-        document = explain_rejection(explanation, refused.reason, refused.message)
+    def _rejection_explanation(self, rejection: Rejection) -> shown.Explanation:
+        explanation = self._agent.history.explanation_of_rejection(rejection)
+        document = explain_rejection(explanation, rejection.reason, rejection.message)
         return shown.Explanation(
-            namespace=refused.namespace,
-            pod=refused.pod,
-            container=refused.container,
-            outcome="refused",
-            summary=refused.message,
+            namespace=rejection.namespace,
+            pod=rejection.pod,
+            container=rejection.container,
+            outcome="rejected",
+            summary=rejection.message,
             # The message is the summary already.
             decision_steps=tuple(explanation_sentences(document)[1:]),
-            rejection=convert(refused, shown.RejectionRecord, from_attributes=True),
+            rejection=convert(rejection, shown.RejectionRecord, from_attributes=True),
             details=document,
         )
 
     def list_rejections(self) -> list[shown.RejectionRecord]:
         """Return the latest rejections, newest first."""
         return [
-            convert(refused, shown.RejectionRecord, from_attributes=True)
-            for refused in reversed(self._agent.history.rejections)
+            convert(rejection, shown.RejectionRecord, from_attributes=True)
+            for rejection in reversed(self._agent.history.rejections)
         ]
 
     def slots_document(self) -> shown.ExclusiveCPUSlotsDocument:
@@ -530,7 +537,8 @@ class StateSnapshot:
         names = list(self._holder_names(ceded, allocation.container_id))
         names += [f"{name} (by the kubelet)" for name in grant_holders(self.state, ceded)]
         text = str(cpus) if cpus <= allocation.cpus else f"the shared pool {cpus}"
-        return f"stands on {text}: {cpus_text(ceded, 'is', 'are')} exclusive to {', '.join(names)}"
+        gone_text = cpus_text(ceded, "is", "are")
+        return f"runs on {text}, because {gone_text} exclusive to {listed_words_text(names)}"
 
     def _holder_names(self, cpus: CPUSet, excluded_id: str) -> tuple[str, ...]:
         """Return the names of the holders of these CPUs."""
@@ -549,7 +557,7 @@ class StateSnapshot:
 
 # --- Numbers of containers ---
 
-_FOREIGN_COUNT_KEYS = frozenset((ContainerKind.FOREIGN, preferred) for preferred in (False, True))
+_FOREIGN_COUNT_KEYS = frozenset((ContainerKind.FOREIGN, aligned) for aligned in (False, True))
 
 
 def count_by_kind(state: NodeState) -> dict[tuple[str, bool], int]:
@@ -626,10 +634,10 @@ def numa_node_samples(desired: NodeSnapshot) -> Iterator[NUMANodeSample]:
             cpus=counts,
             capacity_cpus=machine.cpu_capacity_milli.get(i, 0) / 1000,
             allocated_cpus=charge.cpu_milli / 1000,
-            available_cpus=cpu_left.get(i, 0) / 1000,
+            free_cpus=cpu_left.get(i, 0) / 1000,
             memory_bytes=node.memory_bytes,
             memory_allocated_bytes=charge.memory,
-            memory_available_bytes=memory_left.get(i, 0),
+            memory_free_bytes=memory_left.get(i, 0),
             capacity_factor=machine.settings.capacity_factor.get(i, 1.0),
             free_exclusive_cpus=free_exclusive.get(i, 0),
             hugepages={

@@ -22,7 +22,7 @@ INTERRUPTED_EXIT_CODE = 130
 EXIT_CODES_HELP_TEXT = """\b
 Exit codes:
   0  done
-  1  failed, or refused
+  1  failed, or rejected
   2  wrong usage, or a configuration with mistakes
   3  the agent, the runtime or the machine's files cannot be reached
   130  interrupted (Ctrl-C)"""
@@ -36,7 +36,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "withdraw": (
         "nri_numa.cli.processes:withdraw",
-        "Take off all Nodes what publish leaves there, once.",
+        "Remove once what publish wrote to all Nodes.",
     ),
     "controller": (
         "nri_numa.cli.processes:controller",
@@ -44,24 +44,24 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "scheduler": (
         "nri_numa.cli.processes:scheduler",
-        "Judge nodes and bind pods for a stock kube-scheduler.",
+        "Filter and rank nodes for a stock kube-scheduler.",
     ),
     "demo": (
         "nri_numa.demo.command:main",
-        "See it work on a modelled machine, without Kubernetes.",
+        "Show nri-numa at work on a modelled machine, without Kubernetes.",
     ),
     "topology": ("nri_numa.cli.machine:topology", "Show sockets, NUMA nodes, caches and CPUs."),
     "status": ("nri_numa.cli.status:status", "Show who has which CPUs and memory nodes."),
-    "explain": ("nri_numa.cli.explain:explain", "Say why a container is where it is."),
-    "simulate": ("nri_numa.cli.simulate:simulate", "Say what pods would get on a machine."),
-    "check": ("nri_numa.cli.node:check", "Say whether this machine is ready, and what to do."),
+    "explain": ("nri_numa.cli.explain:explain", "Explain why a container is where it is."),
+    "simulate": ("nri_numa.cli.simulate:simulate", "Simulate what pods would get on a machine."),
+    "check": ("nri_numa.cli.node:check", "Check if this machine is ready, and say what to do."),
     "measure": ("nri_numa.cli.measure:measure", "Measure what placement gains on this machine."),
-    "capture": ("nri_numa.cli.machine:capture", "Pack what describes this machine."),
+    "capture": ("nri_numa.cli.machine:capture", "Pack the files that describe this machine."),
     "report": ("nri_numa.cli.report:report", "Pack what a bug report needs into one archive."),
     "checkpoint": ("nri_numa.cli.node:checkpoint", "Show the saved state."),
     "release": (
         "nri_numa.cli.node:release",
-        "Give every container back what it had without us.",
+        "Give every container back what it had without nri-numa.",
     ),
     "device-plugin": (
         "nri_numa.cli.processes:device_plugin",

@@ -136,7 +136,7 @@ class AgentClient:
             if isinstance(document["error"], str):  # as publisher, controller and extender answer
                 raise Unreachable(f"{self.address} is served by nri-numa, but not by its agent")
             if response.status == 401:
-                raise Failure(f"{self.address} wants a token: --token-file")
+                raise Failure(f"{self.address} requires a token: --token-file")
             message = escape_unprintable(str(document["error"].get("message", "")))
             raise (UnknownToAgent if response.status == 404 else Failure)(message)
         return document
@@ -183,7 +183,9 @@ def quote_path_segment(text: str) -> str:
     try:
         return quote(text, safe="")
     except UnicodeEncodeError as error:
-        raise InputError(f"{escape_unprintable(text)[:100]} is no name: expected UTF-8") from error
+        raise InputError(
+            f"{escape_unprintable(text)[:100]} is not a name, expected UTF-8"
+        ) from error
 
 
 def new_agent_client(
@@ -230,7 +232,7 @@ def _read_token(path: str) -> str:
             f"token file {path}: cannot be read: {problem}; expected the API's token"
         ) from error
     if not token.isprintable() or not token.isascii():
-        raise InputError(f"token file {path}: holds something that is no token")
+        raise InputError(f"token file {path}: does not hold a token")
     return token
 
 

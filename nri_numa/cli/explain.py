@@ -24,7 +24,7 @@ from nri_numa.cli.output import terminal_width, wrap_text, write_document_or_lin
 from nri_numa.cli.status import actual_cpuset_text
 from nri_numa.engine.explain import sentences
 from nri_numa.model.cpuset import CPUSet, ListFormatError, NUMASet
-from nri_numa.model.machine import cpus_text, numa_text
+from nri_numa.model.machine import cpus_text, listed_words_text, numa_text
 from nri_numa.text import escape_unprintable, human_bytes
 
 _MAX_DEVICE_IDS_SHOWN: Final = 8
@@ -50,7 +50,7 @@ _MAX_DEVICE_IDS_SHOWN: Final = 8
 @click.option(
     "--kubelet/--no-kubelet",
     default=None,
-    help="Ask the kubelet of this node as well, what it gave to the pod.  [default: with an agent "
+    help="Also ask the kubelet of this node what it granted to the pod.  [default: with an agent "
     "on this node, where a kubelet is]",
 )
 @click.option(
@@ -61,7 +61,7 @@ _MAX_DEVICE_IDS_SHOWN: Final = 8
     show_default=True,
     help="The kubelet's directory, with its socket for PodResources.",
 )
-@click.option("--verbose", "-v", is_flag=True, help="Say all that is known, not three lines.")
+@click.option("--verbose", "-v", is_flag=True, help="Show all details, not three lines.")
 @output_option()
 @config_option
 @api_options
@@ -120,7 +120,7 @@ def explain(
             grant_lines += ["", *wrap_text(sentence)]
     texts = explanation_lines(document["explanations"], time.time(), verbose=verbose)
     write_document_or_lines(document, output, [*texts, *grant_lines])
-    if any(e["outcome"] == "refused" for e in document["explanations"]):
+    if any(e["outcome"] == "rejected" for e in document["explanations"]):
         ctx.exit(1)
 
 
@@ -163,7 +163,7 @@ def _fetch_explanations(
         pod_text = escape_unprintable(pod)
         link = agent.get_document("/v1/status")["link"]
         raise UnknownToAgent(
-            f"nothing is known about a pod called {pod_text} in any namespace; "
+            f"there is no pod called {pod_text} in any namespace; "
             f"{link.get('problem') or 'it does not run on this node'}"
             f"{_similar_names(agent, '', pod)}"
         )
@@ -238,7 +238,7 @@ def _memory_location_lines(assignment: dict[str, Any]) -> Iterator[str]:
         home = assignment["mems"] or assignment["numaNodes"]
         text = f"{percent:g} % is on its own NUMA nodes ({home}): {by_numa_node}"
     else:
-        text = f"what part is on its own NUMA nodes is not known here, because {memory['problem']}"
+        text = f"the part on its own NUMA nodes is not known: {memory['problem']}"
         text += f": {by_numa_node}" if by_numa_node else ""
     yield from wrap_text(f"Memory: {text}", "  ", "    ")
 
@@ -284,7 +284,7 @@ def kubelet_grant_sentences(
     """Yield sentences about the kubelet's grants to each explained container, and differences."""
     if grants["problem"]:
         if not only_differences:
-            yield f"The kubelet's own word cannot be had: {escape_unprintable(grants['problem'])}."
+            yield f"Could not ask the kubelet: {escape_unprintable(grants['problem'])}."
         return
     by_container = {grant["container"]: grant for grant in grants["containers"]}
     for explanation in explanations:
@@ -296,11 +296,11 @@ def kubelet_grant_sentences(
             continue
         if grant is None:
             # The kubelet never reports init and ephemeral containers.
-            yield f"The kubelet reports nothing about container {escape_unprintable(name)}."
+            yield f"The kubelet does not report container {escape_unprintable(name)}."
             continue
-        parts = [*_grant_parts(grant)] or ["nothing exclusive: no CPUs, memory or devices"]
+        parts = [*_grant_parts(grant)] or ["no exclusive CPUs, memory or devices"]
         yield (
-            f"The kubelet gave container {escape_unprintable(name)} "
+            f"The kubelet granted container {escape_unprintable(name)} "
             f"{escape_unprintable('; '.join(parts))}."
         )
         yield from _grant_differences(grant, explanation.get("assignment") or {})
@@ -310,7 +310,7 @@ def _grant_parts(grant: Mapping[str, Any]) -> Iterator[str]:
     if grant["cpus"]:
         yield f"exclusive {cpus_text(CPUSet.parse(grant['cpus']))}"
     for block in grant["memory"]:
-        yield f"{block['sizeBytes']} bytes of {block['type']}{_numa_suffix(block)}"
+        yield f"{human_bytes(block['sizeBytes'])} of {block['type']}{_numa_suffix(block)}"
     for devices in grant["devices"]:
         ids = devices["ids"]
         remainder = (
@@ -336,13 +336,13 @@ def _grant_differences(grant: Mapping[str, Any], assignment: Mapping[str, Any]) 
     kubelet_cpus = CPUSet.parse(grant["cpus"])
     if kubelet_cpus and agent_cpus and kubelet_cpus != agent_cpus:
         yield (
-            f"That differs: the agent says {cpus_text(agent_cpus)}, "
+            f"These differ: the agent has {cpus_text(agent_cpus)}, "
             f"the kubelet {cpus_text(kubelet_cpus)}."
         )
     slots = set(filter(None, assignment.get("slots", "").split(",")))
     missing = sorted(slots - {id for devices in grant["devices"] for id in devices["ids"]})
     if missing:
         yield (
-            f"That differs: the agent says that it holds {', '.join(missing)}, the "
-            "kubelet gave it no such device."
+            f"These differ: the agent has {listed_words_text(missing)}, "
+            "the kubelet has no such device for it."
         )

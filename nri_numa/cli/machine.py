@@ -112,7 +112,7 @@ def topology_lines(
             for warning in topology.warnings
             for line in wrap_text(warning, "  - ", "    ", width=width or DEFAULT_WIDTH_COLUMNS)
         ]
-        blocks.append(["Odd about this machine:", *lines])
+        blocks.append(["Warnings about this machine:", *lines])
     for number, block in enumerate(filter(None, blocks)):
         if number:
             yield ""
@@ -172,7 +172,7 @@ def _numa_table(topology: Topology, width: int | None) -> list[str]:
     for _, n in sorted(topology.numa_nodes.items()):
         memory = human_bytes(n.memory_bytes) if n.memory_bytes else "none"
         if n.id in topology.withheld_memory:
-            memory += " (not for us)"
+            memory += " (not for containers)"
         rows.append([n.id, memory, _hugepages_text(n), len(n.cpus), str(n.cpus) or "none"])
     homeless = topology.online - topology.cpus_of(topology.numa_ids)
     if homeless:
@@ -292,12 +292,12 @@ def capture(target: str, sysfs_root: str | None) -> None:
             raise Failure(f"cannot write {target}: {error.strerror or error}") from error
     click.echo(f"{target}: {len(report.files)} files, {human_bytes(len(report.data))}")
     for name in report.unreadable:
-        click.echo(f"  could not be read: {escape_unprintable(name)}", err=True)
+        click.echo(f"  cannot be read: {escape_unprintable(name)}", err=True)
     count = sum(report.skipped_counts.values())
     if count:
         # The sender of the archive can check that only topology is in it.
         files = count_text(count, "file")
-        click.echo(f"  left out, because they say nothing of the topology: {files}")
+        click.echo(f"  {files} skipped (not part of the topology)")
 
 
 _NUMBER_PATTERN = re.compile(r"\d+", re.ASCII)
@@ -421,7 +421,7 @@ def read_machine(source: str | None) -> tuple[Topology, Tree | None]:
         and not os.path.exists(source)
     ):
         raise click.UsageError(
-            f"--machine {source}: there is no such file, and no kind of machine {kind!r}; "
+            f"--machine {source}: there is no such file and no kind of machine {kind!r}; "
             f"did you mean {SYNTHETIC_PREFIX}?"
         )
     tree = open_tree(source)
@@ -443,7 +443,7 @@ def parse_synthetic(text: str) -> Topology:
     pairs = [part.partition("=") for part in text.split(",") if part]
     for number, (key, equals, value) in enumerate(pairs):
         if not equals:
-            raise ValueError(f"{key!r} is no KEY=VALUE; keys are {_SYNTHETIC_KEYS_TEXT}")
+            raise ValueError(f"{key!r} is not KEY=VALUE; the keys are {_SYNTHETIC_KEYS_TEXT}")
         if any(key == k for k, _, _ in pairs[:number]):
             raise ValueError(f"{key} is given twice; expected it once")
         try:

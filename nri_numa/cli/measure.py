@@ -157,8 +157,8 @@ def measurement_lines(document: dict[str, Any]) -> Iterator[str]:
     for c in document["notShown"]:
         yield from wrap_text(f"Not shown here: {c['title']}, because {c['because']}.", "", "  ")
     if document["noise"]:
-        yield "Noisy: measure again when it is quiet."
+        yield "The machine was busy. Measure again when it is idle."
         for sentence in document["noise"]:
             yield from wrap_text(sentence, "  - ", "    ")
     else:
-        yield "The machine was quiet meanwhile."
+        yield "The machine was idle during the measurement."

@@ -237,7 +237,7 @@ def _show_or_write_change(
         click.echo(f"# {change.path}")
         click.echo(change.excerpt, nl=False)
         click.echo()
-        click.echo(f"# --write puts this there and keeps a backup. {restart}")
+        click.echo(f"# --write writes this and keeps a backup. {restart}")
         return
     try:
         backup = _write_with_backup(change)
@@ -382,16 +382,16 @@ def _checkpoint_lines(path: Path, document: dict[str, Any]) -> Iterator[str]:
 @nri_socket_setting
 @state_dir_setting
 @sysfs_setting
-@click.option("--dry-run", is_flag=True, help="Say what would be done, and change nothing.")
+@click.option("--dry-run", is_flag=True, help="Show what would be done, and change nothing.")
 @click.option(
     "--timeout",
     metavar="SECONDS",
     type=click.FloatRange(min=1),
     default=60.0,
     show_default=True,
-    help="How long the runtime may take to let us in.",
+    help="Maximum time until the runtime synchronizes.",
 )
-@click.option("--stay", is_flag=True, help="Then wait to be stopped, as a DaemonSet's pod must.")
+@click.option("--stay", is_flag=True, help="Then wait to be stopped, as a DaemonSet's pod must do.")
 @listing_option
 @click.pass_context
 def release(
@@ -428,7 +428,7 @@ def release(
                 identity=checkpoint_identity(config),
                 dry_run=dry_run,
                 timeout=timeout,
-                on_delay=lambda: status("waiting for the runtime, which first lets containers end"),
+                on_delay=lambda: status("waiting for the runtime, which lets containers end first"),
             )
         )
     write_document_or_lines(
@@ -484,8 +484,8 @@ def _release_report_lines(report: ReleaseReport, dry_run: bool) -> Iterator[str]
     parts = [f"{count[ReleaseResult.PLANNED]} would be released" if dry_run else f"{n} released"]
     if count[ReleaseResult.FAILED]:
         parts.append(f"{count[ReleaseResult.FAILED]} failed, run it again")
-    parts.append(f"{count[ReleaseResult.FREE]} of ours had everything already")
-    parts.append(f"{count[ReleaseResult.FOREIGN]} not ours and left alone")
+    parts.append(f"{count[ReleaseResult.FREE]} already unrestricted")
+    parts.append(f"{count[ReleaseResult.FOREIGN]} not managed by nri-numa")
     yield f"{'; '.join(parts)}."
     if report.checkpoint:
         yield f"The checkpoint is kept as {escape_unprintable(report.checkpoint)}."

@@ -65,7 +65,7 @@ NRI_CONFIG_DIR: Final = "/etc/nri/conf.d"
     metavar="DIR",
     default=NRI_CONFIG_DIR,
     show_default=True,
-    help="The runtime's directory of drop-ins, read at start when it launched us.",
+    help="The runtime's directory of drop-ins, read at start if the runtime launched the plugin.",
 )
 @setting_option(
     "http.address", "--http", metavar="HOST:PORT", help="Where to serve the API, or off."
@@ -198,7 +198,7 @@ def publish(config_path: str | None) -> None:
     where publish.podAnnotation says so, an annotation on each pod.
 
     In a pod the API server and the credentials are found as usual: KUBERNETES_SERVICE_HOST,
-    KUBERNETES_SERVICE_PORT, and the directory of publish.credentials.
+    KUBERNETES_SERVICE_PORT, and the directory of publish.credentialsDir.
     """
     from nri_numa.kubelet.configuration import registered_node_name
     from nri_numa.publisher import publisher
@@ -217,7 +217,7 @@ def withdraw(what: tuple[str, ...], config_path: str | None) -> None:
 
     capacity is the extended resource devicePlugin.resourceName, by which the scheduler counts as
     long as it stands in a Node's status; numa-ids the annotation of nodes with a controller. The
-    account of publish.credentials has to list and patch nodes, and to patch nodes/status.
+    account of publish.credentialsDir has to list and patch nodes, and to patch nodes/status.
     """
     import asyncio
 
@@ -225,7 +225,7 @@ def withdraw(what: tuple[str, ...], config_path: str | None) -> None:
     from nri_numa.publisher.withdraw import withdraw_from_all_nodes
 
     async def withdraw_kinds(config: AgentConfig) -> int:
-        api = KubeAPI(config.publish.credentials, "nri-numa-withdraw")
+        api = KubeAPI(config.publish.credentials_dir, "nri-numa-withdraw")
         return await withdraw_from_all_nodes(config, api, frozenset(what))
 
     def run(config: AgentConfig) -> int:
@@ -276,7 +276,7 @@ def scheduler(config_path: str | None) -> None:
     Give it the configuration of the nodes: annotationPrefix, defaults, rules, permissions and
     strategy are read as they read them. In a pod the API server and the credentials are found as
     usual: KUBERNETES_SERVICE_HOST, KUBERNETES_SERVICE_PORT, and the directory of
-    scheduler.credentials.
+    scheduler.credentialsDir.
     """
     from nri_numa.scheduler import extender
 
@@ -292,7 +292,7 @@ def scheduler(config_path: str | None) -> None:
     help="Name of the extended resource.",
 )
 @setting_option(
-    "devicePlugin.directory",
+    "devicePlugin.socketDir",
     "--directory",
     metavar="DIR",
     help="The kubelet's directory for device plugins.",
@@ -331,10 +331,10 @@ def device_plugin(
 
         os.umask(0o077)  # the kubelet is root as well
         plugin = DevicePlugin(
-            section.directory,
+            section.socket_dir,
             section.resource_name,
             fetch_slots,
-            SlotList(topology=section.topology, pack=config.strategy is Strategy.PACK),
+            SlotList(topology=section.advertise_topology, pack=config.strategy is Strategy.PACK),
             allocated=lambda: query_allocated_device_ids(
                 config.kubelet_root, section.resource_name
             ),

@@ -137,8 +137,8 @@ def _fetch_documents(agent: AgentClient) -> dict[str, Any]:
     running = sorted(documents["assignments"]["containers"], key=lambda c: float(c["assignedAt"]))
     explained: list[Any] = []
     pods: dict[tuple[str, str], dict[str, Any]] = {}
-    refused = documents["rejections"]["rejections"]
-    for item in (*running, *refused):
+    rejections = documents["rejections"]["rejections"]
+    for item in (*running, *rejections):
         path = "/".join(
             quote_path_segment(item[part]) for part in ("namespace", "pod", "container")
         )
@@ -147,7 +147,7 @@ def _fetch_documents(agent: AgentClient) -> dict[str, Any]:
         except Failure:  # it ended meanwhile
             explanations = []
         explained += explanations
-        if item in refused or item["container"] == "*":  # a pod reservation
+        if item in rejections or item["container"] == "*":  # a pod reservation
             continue
         meta = {"namespace": item["namespace"], "name": item["pod"], "annotations": {}}
         pod = pods.setdefault(

@@ -83,16 +83,16 @@ _NEW_OPTION_OF: Final = {"--continue": "--keep-going", "--live-memory": "--measu
     "--compare",
     metavar="KEY=VALUE",
     multiple=True,
-    help="Do it a second time with this key, and show both; all --compare keys go together.",
+    help="Simulate a second time with this key, and show both; all --compare keys apply together.",
 )
-@click.option("--keep-going", is_flag=True, help="Go on after a rejection.")
+@click.option("--keep-going", is_flag=True, help="Continue after a rejection.")
 @click.option(
     "--measured-memory",
     is_flag=True,
-    help="Count memory that the machine's kernel says is in use, and free huge pages only.",
+    help="Use the kernel's free memory and free huge pages of the machine.",
 )
 @old_options(_NEW_OPTION_OF)
-@click.option("--verbose", "-v", is_flag=True, help="Say for every container how it came about.")
+@click.option("--verbose", "-v", is_flag=True, help="Explain the placement of every container.")
 @listing_option
 @click.pass_context
 def simulate(
@@ -165,16 +165,16 @@ def simulate(
             for m, *_ in configured
         ]
     result, comparison = runs[0], runs[1] if compare else None
-    refused = any(r.first_refused is not None for r in runs)
+    has_rejection = any(r.first_rejected is not None for r in runs)
     mistaken = ineffective_annotation_sentences(manifests.workloads, model.settings.prefix)
     notes = [*adopted, *manifests.notes, *mistaken, *topology.warnings]
     notes += [*_outcome_warnings(result), *_memory_policy_notes(result)]
     if devices is not None and not hinted:
         notes.append(
-            "devices.enabled is off in the configuration. This simulation takes it to be on, "
+            "devices.enabled is off in the configuration. This simulation assumes that it is on, "
             "because an inventory of devices was given"
         )
-    if source is None and refused:
+    if source is None and has_rejection:
         notes.append(
             f"This machine has {count_text(len(topology.online), 'CPU')} on "
             f"{count_text(len(topology.numa_nodes), 'NUMA node')}; --machine simulates another "
@@ -189,7 +189,7 @@ def simulate(
     write_document_or_lines(
         view.simulation_document(described, result, comparison, compare, notes), output, lines
     )
-    if mistaken or refused:
+    if mistaken or has_rejection:
         ctx.exit(2 if mistaken else 1)
 
 
@@ -237,7 +237,8 @@ def _memory_policy_notes(result: Simulation) -> list[str]:
             if mode in MIN_KERNEL_VERSIONS
             else ""
         )
-        + "; other nodes refuse it (MemoryPolicyUnsupported), or with on-failure: widen go without."
+        + "; other nodes refuse it (MemoryPolicyUnsupported), or with on-failure: best-effort go "
+        "without."
         for mode in sorted(modes - {MemoryPolicy.DEFAULT})
     ]
 
@@ -289,6 +290,7 @@ def _read_device_inventory(
 def _parse_settings(option: str, texts: Iterable[str]) -> dict[str, object]:
     """Parse configuration keys and values as in the file."""
     from nri_numa import safe_yaml
+    from nri_numa.config.old_keys import OLD_KEYS
     from nri_numa.config.sections import config_keys
 
     values: dict[str, object] = {}
@@ -297,6 +299,8 @@ def _parse_settings(option: str, texts: Iterable[str]) -> dict[str, object]:
         if not equals:
             raise click.UsageError(f"{option} {text}: expected KEY=VALUE, such as strategy=pack")
         leaf = config_keys().get(key)
+        if sentence := OLD_KEYS.get(key):
+            raise click.UsageError(f"{option} {text}: {key} {sentence}")
         if leaf is None:
             matches = difflib.get_close_matches(key, config_keys(), n=2)
             hint = f", did you mean {' or '.join(matches)}?" if matches else ""

@@ -47,17 +47,17 @@ MAX_NAMED_NODES: Final = 5
 CAPTURE_COMMAND: Final = "kubectl get noderesourcetopologies,nodes,pods --all-namespaces -o json"
 _CAPTURED_KINDS: Final = ("NodeResourceTopology", "Node", "Pod")
 NOT_JUDGED_NOTE: Final = (
-    "Judged are NUMA nodes, and taints, node selectors and node affinity: not the sum of requests, "
+    "Checked: NUMA nodes, taints, node selectors and node affinity. Not checked: the sum of "
+    "requests, "
     "volumes, affinity among pods, quotas of the nodes, or priorities."
 )
 CLAIMS_NOT_JUDGED_TEXT: Final = (
-    "What containers get of ResourceClaims is allocated by the scheduler itself: such containers "
-    "are not judged."
+    "The scheduler itself allocates ResourceClaims, so containers with claims are not checked."
 )
 _EXCLUSION_TEXTS: Final = {
     Exclusion.CORDONED: "it is cordoned",
     Exclusion.TAINT: "it has a taint that the pod does not tolerate",
-    Exclusion.AFFINITY: "the pod's node selector or node affinity leaves it out",
+    Exclusion.AFFINITY: "the pod's node selector or node affinity does not match it",
 }
 
 Document = Mapping[str, Any]
@@ -144,7 +144,7 @@ def parse_capture(documents: Iterable[object], reader: PodReader) -> CapturedClu
     for document in _flatten_objects(documents):
         kind = document.get("kind")
         if not isinstance(kind, str) or kind not in objects:
-            skipped_names.add(kind[:60] if isinstance(kind, str) else "something without a kind")
+            skipped_names.add(kind[:60] if isinstance(kind, str) else "an object without a kind")
             continue
         name = text_in_section(document, "metadata", "name")
         if not name:
@@ -177,16 +177,16 @@ def _capture_notes(
     skipped_names: Set[str], topologies: Set[str], nodes: Set[str], pods: Set[str]
 ) -> Iterator[str]:
     if skipped_names:
-        yield f"Passed over: {', '.join(sorted(skipped_names))}."
+        yield f"Skipped: {', '.join(sorted(skipped_names))}."
     if not nodes:
         yield (
             "It has no Nodes: all nodes with a NodeResourceTopology count as ready, and without "
             "taints."
         )
     if not pods:
-        yield "It has no pods: those on their way to a node are not known."
+        yield "It has no Pods: assumed pods are not known."
     if nodes and (orphans := topologies - nodes):
-        yield f"NodeResourceTopology without a Node, passed over: {_names_text(sorted(orphans))}."
+        yield f"NodeResourceTopology without a Node, skipped: {_names_text(sorted(orphans))}."
 
 
 def _read_cluster_documents(file: str) -> Iterator[object]:
@@ -320,7 +320,7 @@ def report_lines(document: Mapping[str, Any]) -> list[str]:
     cluster = document["cluster"]
     head = f"{count_text(cluster['nodes'], 'node')} with {count_text(cluster['pods'], 'pod')}"
     if cluster["assumedPods"]:
-        head += f", {cluster['assumedPods']} of them on their way"
+        head += f", {cluster['assumedPods']} of them assumed"
     lines = [head + "."]
     pods = document["pods"]
     for _, members in groupby(pods, key=lambda pod: list(_verdict_lines(pod, ""))):
@@ -343,13 +343,11 @@ def _verdict_lines(pod: Mapping[str, Any], name: str) -> Iterator[str]:
     if not pod["constrained"]:
         result_text = "every other node fits" if pod["feasible"] else "no node takes it"
         fits = result_text if pod["rejectedBy"] else "every node fits"
-        yield f"{name} asks for nothing that nri-numa decides: {fits}."
+        yield f"{name} requests no placement: {fits}."
     elif pod["feasible"]:
-        yield (
-            f"{name} fits on {count_text(len(pod['nodes']), 'node')}; it would go to {pod['node']}"
-        )
+        yield (f"{name} fits on {count_text(len(pod['nodes']), 'node')}; the best is {pod['node']}")
         for node in pod["nodes"][:MAX_NAMED_NODES]:
-            condition = ", after movable containers of it moved" if node["afterMoves"] else ""
+            condition = ", after moving containers" if node["afterMoves"] else ""
             yield (
                 f"  {node['name']}: {_numa_nodes_text(node['numaNodes'])}, score "
                 f"{node['score']}{condition}"
@@ -360,7 +358,7 @@ def _verdict_lines(pod: Mapping[str, Any], name: str) -> Iterator[str]:
         yield f"{name} fits on no node"
     for group in pod["rejectedBy"]:
         suffix = ", and waiting does not help" if group["unresolvable"] else ""
-        yield f"  refused by {_names_text(group['nodes'])}: {group['reason']}{suffix}"
+        yield f"  rejected by {_names_text(group['nodes'])}: {group['reason']}{suffix}"
 
 
 def _numa_nodes_text(numa_nodes: Mapping[str, str]) -> str:

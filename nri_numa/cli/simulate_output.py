@@ -74,7 +74,7 @@ def report_lines(
         yield from _decision_lines(rows)
         yield ""
     for heading, about in (
-        ("Devices that the kubelet gave", _device_lines),
+        ("Devices assigned by the kubelet", _device_lines),
         ("Other containers whose CPUs changed", _changed_cpus_lines),
     ):
         if lines := [line for event in result.events for line in about(event)]:
@@ -115,7 +115,7 @@ def comparison_lines(
         _comparison_rows(first, second),
     )
     yield ""
-    yield "How full at the end"
+    yield "Allocations at the end"
     rows = [
         [i, *_usage_cells(first.final_fill[i]), *_usage_cells(second.final_fill[i])]
         for i in first.final_fill
@@ -215,7 +215,7 @@ def _cpu_change_text(outcome: ContainerOutcome) -> str:
 
 def _container_outcome_text(event: SimulatedEvent, outcome: ContainerOutcome) -> str:
     if outcome.verdict is SimulatedOutcome.REJECTED:
-        return f"REFUSED: {outcome.reason}"
+        return f"REJECTED: {outcome.reason}"
     action = "resized: " if event.action is PodAction.RESIZE else ""
     role = f"{outcome.role}: " if outcome.role is not ContainerRole.APP else ""
     because = ""
@@ -278,7 +278,7 @@ def _dashes_if_no_total(total: int, *texts: str) -> Sequence[str]:
 
 
 def _verdict_lines(result: Simulation, *, trace: bool = True) -> Iterator[str]:
-    refused = result.first_refused
+    rejected = result.first_rejected
     pods = len(
         {
             e.pod.uid
@@ -289,28 +289,24 @@ def _verdict_lines(result: Simulation, *, trace: bool = True) -> Iterator[str]:
     extra = "".join(
         f", {count_text(result.count_by_outcome[verdict], 'container')} {label}"
         for verdict, label in (
-            (SimulatedOutcome.MISALIGNED, "wider than ideal"),
-            (SimulatedOutcome.SHORTFALL, "with less than asked for"),
-            (SimulatedOutcome.UNPINNED, "not pinned"),
+            (SimulatedOutcome.MISALIGNED, "misaligned"),
+            (SimulatedOutcome.SHORTFALL, "with less than requested"),
+            (SimulatedOutcome.UNPINNED, "unpinned"),
         )
         if result.count_by_outcome[verdict]
     )
-    if refused is None:
-        yield (
-            f"All {count_text(pods, 'pod')} placed{extra}."
-            if pods != 1
-            else f"1 pod placed{extra}."
-        )
+    if rejected is None:
+        yield f"{count_text(pods, 'pod')} placed{extra}."
         return
     total = sum(1 for e in result.events if e.first_rejected_container is not None)
     note = f", {count_text(result.skipped_pods, 'step')} not tried" if result.skipped_pods else ""
-    verdict = f"{count_text(pods, 'pod')} placed{extra}, {count_text(total, 'refusal')}{note}."
+    verdict = f"{count_text(pods, 'pod')} placed{extra}, {count_text(total, 'rejection')}{note}."
     yield from wrap_text(verdict) if trace else [verdict]
-    outcome = refused.first_rejected_container
+    outcome = rejected.first_rejected_container
     assert outcome is not None  # noqa: S101  # first_refused has one
     yield ""
     yield from wrap_text(
-        f"{'First refused' if total > 1 else 'Refused'}: {refused.pod.source}", "", "  "
+        f"{'First rejected' if total > 1 else 'Rejected'}: {rejected.pod.source}", "", "  "
     )
     if trace:
         yield from _explanation_lines(outcome)
@@ -345,7 +341,7 @@ def _comparison_rows(first: Simulation, second: Simulation) -> Iterator[list[str
             if outcome is None:
                 row += ["not tried", ""]
             elif outcome.verdict is SimulatedOutcome.REJECTED:
-                row += ["REFUSED", ""]
+                row += ["REJECTED", ""]
             else:
                 row += [_cpu_change_text(outcome), outcome.mems or "any"]
         yield row

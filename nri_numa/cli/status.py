@@ -51,7 +51,7 @@ DRIFT_MARK: Final = "!"
     help="Only containers and rejections of this namespace.  [default: all namespaces]",
 )
 @click.option(
-    "-A", "--all-namespaces", is_flag=True, help="Those of all namespaces, which is the default."
+    "-A", "--all-namespaces", is_flag=True, help="Show all namespaces, which is the default."
 )
 @click.option(
     "--pod",
@@ -65,7 +65,7 @@ DRIFT_MARK: Final = "!"
     type=click.FloatRange(min=0.2, max=3600),
     default=2.0,
     show_default=True,
-    help="With --watch: seconds between two looks.",
+    help="With --watch: seconds between two updates.",
 )
 @output_option("table", "wide", "name", "json", "yaml")
 @config_option
@@ -166,7 +166,7 @@ def _reprint_text_on_change(
             try:
                 text = render()
             except Failure as error:
-                is_failure, text = True, f"nri-numa: {error.message}\n(trying again)"
+                is_failure, text = True, f"nri-numa: {error.message}\n(retrying)"
             if text != previous:
                 if not documents:
                     click.clear()
@@ -197,7 +197,7 @@ def status_lines(
             rejections[:_MAX_REJECTIONS_SHOWN] if sys.stdout.isatty() and not wide else rejections
         )
         yield ""
-        yield f"Refused lately{only} ({len(rejections)}); see `nri-numa explain NAMESPACE/POD`:"
+        yield f"Recent rejections{only} ({len(rejections)}); see `nri-numa explain NAMESPACE/POD`:"
         yield from _status_table_lines(_REJECTION_COLUMNS, rows, now, wide=wide)
         if len(rows) < len(rejections):
             yield f"  and {len(rejections) - len(rows)} more; -o wide shows all"
@@ -235,12 +235,12 @@ def _agent_lines(status: dict[str, Any], now: float) -> Iterator[str]:
         yield f"exclusive by the kubelet's static policy: {cpus_text(kubelet_cpus)}"
     if conflicts := status.get("kubeletConflicts"):
         yield (
-            f"{count_text(conflicts, 'container')} whose cpuset the kubelet writes too; "
+            f"{count_text(conflicts, 'container')} whose cpuset the kubelet also writes; "
             "see /v1/kubelet and docs/kubelet.md"
         )
     if drifted := status.get("drifted"):
         on_exclusive = status.get("onExclusiveCPUs")
-        yield f"{drifted} not as meant" + (
+        yield f"{count_text(drifted, 'container')} drifted" + (
             f", {on_exclusive} of them on exclusive CPUs of others" if on_exclusive else ""
         )
 
@@ -269,7 +269,7 @@ def _status_table_lines(
     )
     yield from table.lines
     if table.dropped_columns:
-        yield f"(no room for {', '.join(table.dropped_columns)}; -o wide shows all columns)"
+        yield f"(columns not shown: {', '.join(table.dropped_columns)}; -o wide shows all)"
 
 
 def _cell_getter(key: str, text: Callable[[Any], str] = str) -> Callable[[Object, float], object]:
@@ -409,7 +409,7 @@ _NUMA_NODE_COLUMNS: Final = (
 
 
 def actual_cpuset_text(actual: Mapping[str, Any], now: float) -> str:
-    """Return ``meant 4-7, has 0-7 since 12 s, on exclusive CPUs of shop/db/server``."""
+    """Return ``desired 4-7, actual 0-7 since 12 s, on exclusive CPUs of shop/db/server``."""
     seconds = max(0.0, now - actual["observedAt"])
     duration = f"{int(seconds)} s" if seconds < 60 else human_duration(seconds)
     return escape_unprintable(
@@ -438,19 +438,14 @@ def _drift_lines(containers: Sequence[Mapping[str, Any]], now: float) -> Iterato
         yield ""
     for c in migrations:
         name = f"{c['namespace']}/{c['pod']}/{c['container']}"
-        yield from wrap_text(f"{name}: its memory moves {c['migration']}", "", "    ")
+        yield from wrap_text(f"{name}: its memory migrates {c['migration']}", "", "    ")
     drifted = [c for c in containers if c.get("actual") or c.get("displaced")]
     if not drifted:
         return
     drifted.sort(key=lambda c: not (c.get("actual") or {}).get("onExclusiveCPUs"))
     count = len(drifted)
-    verb = "has" if count == 1 else "have"
     yield ""
-    yield from wrap_text(
-        f"{DRIFT_MARK} {count_text(count, 'container')} {verb} something else than meant:",
-        "",
-        "    ",
-    )
+    yield from wrap_text(f"{DRIFT_MARK} {count_text(count, 'container')} drifted:", "", "    ")
     max_lines = _MAX_DRIFT_LINES if sys.stdout.isatty() else count
     for c in drifted[:max_lines]:
         parts = [displaced_text(c["displaced"])] if c.get("displaced") else []

@@ -184,7 +184,7 @@ class PodManifestReader:
             requests, limits = self._read_resources(spec["resources"], _POD_SUBJECT)
         containers = self._read_containers(spec)
         if spec["overhead"].value is not None:
-            self.notes.append(f"{pod.location}: the pod's overhead has no NUMA node: left out")
+            self.notes.append(f"{pod.location}: the pod's overhead has no NUMA node: ignored")
         return PodManifest(
             source=pod.location,
             namespace=namespace,
@@ -269,9 +269,8 @@ class PodManifestReader:
         if names:
             kind = "ResourceClaim" if len(names) == 1 else "ResourceClaims"
             self.notes.append(
-                f"{claims.location}: {kind} {', '.join(names)} of container {container} left "
-                "out: only "
-                "the scheduler allocates such devices"
+                f"{claims.location}: {kind} {', '.join(names)} of container {container} ignored: "
+                f"only the scheduler allocates such devices"
             )
         return tuple(names)
 
@@ -362,9 +361,9 @@ class PodManifestReader:
             if name not in self.devices:
                 matches = difflib.get_close_matches(name, self.devices, n=1)
                 hint = f" (did you mean {matches[0]}?)" if matches else ""
-                value.add_problem(f"is not in the inventory of devices, expected it there{hint}")
+                value.add_problem(f"is not in the inventory of devices, expected one of it{hint}")
             elif subject == _POD_SUBJECT:
-                value.add_problem("is asked for by the pod as a whole, expected in a container")
+                value.add_problem("is requested by the pod as a whole, expected in a container")
             return
         if self.every_device:
             return

@@ -32,6 +32,7 @@ from nri_numa.engine.request.annotations import (
     SCHEDULED_NODES_KEY,
     parse_scheduled_nodes,
     resolve_placement_options,
+    written_annotation,
 )
 from nri_numa.engine.request.demand import (
     SLOTS_KEY,
@@ -127,7 +128,8 @@ class PodReader:
 
     def scheduled_numa_nodes(self, document: Mapping[str, Any]) -> dict[str, NUMASet]:
         """Read the NUMA nodes by container from a pod's annotation; empty without one."""
-        text = annotations_of(document).get(f"{self._settings.prefix}/{SCHEDULED_NODES_KEY}")
+        annotations, prefix = annotations_of(document), self._settings.prefix
+        text = written_annotation(annotations, prefix, SCHEDULED_NODES_KEY)
         return (parse_scheduled_nodes(text) if isinstance(text, str) else None) or {}
 
     def _decode_pod_request(
@@ -183,7 +185,7 @@ class PodReader:
                 if not is_init:
                     whole_milli = whole_milli.add(Charge(cpu_milli=1000 * cpus))
             # The kubelet may pin whole CPUs, and its pins are left to it.
-            if not cpus and _is_mempolicy_always_refused(requested):
+            if not cpus and _is_mempolicy_always_rejected(requested):
                 return _invalid_request(request, unpinned_memory_policy_rejection(requested))
             if requested.is_unpinned or requested.numacpu is not None:
                 continue  # CPUs by number are known on the node alone
@@ -220,12 +222,12 @@ class PodReader:
         )
 
 
-def _invalid_request(request: PodRequest, refusal: Rejection) -> PodRequest:
+def _invalid_request(request: PodRequest, rejection: Rejection) -> PodRequest:
     """Return an invalid request with the rejection's detail, without names, equal for replicas."""
-    return replace(request, invalid_reason=refusal.detail, has_placement_request=True)
+    return replace(request, invalid_reason=rejection.detail, has_placement_request=True)
 
 
-def _is_mempolicy_always_refused(requested: PlacementOptions) -> bool:
+def _is_mempolicy_always_rejected(requested: PlacementOptions) -> bool:
     """Return True if every node rejects the memory policy because the memory is not pinned."""
     listed = requested.numacpu is not None and requested.numamem is None
     return (

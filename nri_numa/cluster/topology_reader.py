@@ -35,8 +35,8 @@ _LOCAL_DISTANCE, _REMOTE_DISTANCE = 10, 20
 _MAX_AMOUNT: Final = 1 << 62
 _MAX_LIST_ITEMS: Final = 4096
 """Zones, costs, resources or attributes in one list; ten times what the largest machine has."""
-RENEWED_ANNOTATION: Final = "renewed"
-VALIDITY_ANNOTATION: Final = "valid-seconds"
+RENEWED_AT_ANNOTATION: Final = "renewed-at"
+VALIDITY_ANNOTATION: Final = "validity-seconds"
 MAX_TOPOLOGY_VALIDITY_S: Final = 7 * 86400
 """Seconds; a longer validity is reduced to it."""
 
@@ -91,7 +91,7 @@ def _read_resources(document: Mapping[str, Any], prefix: str) -> NodeResources:
         cpus = _parse_integer_attribute(values, exclusive_name, path, cpu.free[index] // 1000)
         exclusive.append(min(cpus, cpu.capacity[index] // 1000))
         moved_cpus = _parse_integer_attribute(
-            values, f"{prefix}/exclusive-cpus-after-moving", path, 0
+            values, f"{prefix}/exclusive-cpus-after-moves", path, 0
         )
         after_moves.append(max(exclusive[-1], min(moved_cpus, cpu.capacity[index] // 1000)))
         threads = max(
@@ -111,7 +111,7 @@ def _read_resources(document: Mapping[str, Any], prefix: str) -> NodeResources:
         scope=Scope.POD if attributes.get("topologyManagerScope") == Scope.POD else Scope.CONTAINER,
         aligns_cpus=attributes.get("cpuManagerPolicy", "static") == "static",
         aligns_memory=attributes.get("memoryManagerPolicy") == "Static",
-        agent_not_ready=attributes.get(f"{prefix}/agent", _READY_VALUE) != _READY_VALUE,
+        agent_not_ready=attributes.get(f"{prefix}/agent-state", _READY_VALUE) != _READY_VALUE,
         exclusive_limit=(
             _parse_integer_attribute(attributes, exclusive_name, "attributes", 0)
             if exclusive_name in attributes
@@ -269,15 +269,15 @@ class TopologyValidity:
     """Expiry times of objects.
 
     A publisher that stops leaves its last numbers behind, with ``ready`` in them. With
-    ``publish.nodeResourceTopologyValidity`` the object has two annotations: ``renewed``, whose text
-    differs after each renewal, and ``valid-seconds``. As with a Lease, clocks are never compared:
-    an object expires if its text has not changed for that time by the reader's own clock.
+    ``publish.nodeResourceTopologyValidity`` the object has two annotations: ``renewed-at``, whose
+    text differs after each renewal, and ``validity-seconds``. As with a Lease, clocks are never
+    compared: an object expires if its text has not changed for that time by the reader's own clock.
     """
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
         self._renewed, self._valid = (
-            f"{prefix}/{RENEWED_ANNOTATION}",
+            f"{prefix}/{RENEWED_AT_ANNOTATION}",
             f"{prefix}/{VALIDITY_ANNOTATION}",
         )
         self._known: dict[str, tuple[str, float]] = {}

@@ -39,10 +39,10 @@ from nri_numa.model.settings import (
 def slots_resource(config: AgentConfig) -> str:
     """Resource whose slots make a container's CPUs exclusive.
 
-    Empty if the publisher writes the count (``publish.capacity``): the kubelet then hands over no
-    slot ids, and pods also request exclusive CPUs by annotation.
+    Empty if the publisher writes the count (``publish.nodeCapacity``): the kubelet then hands over
+    no slot ids, and pods also request exclusive CPUs by annotation.
     """
-    return "" if config.publish.capacity else config.device_plugin.resource_name
+    return "" if config.publish.node_capacity else config.device_plugin.resource_name
 
 
 def driver_sockets(kubelet_root: str, driver: str) -> tuple[str, str]:
@@ -113,33 +113,32 @@ def derive_settings(config: AgentConfig) -> Settings:
             if types.keys() - {"memory"}
         },
         "kubelet": derive_kubelet_rules(config),
-        "prefer_closest": not has_full_compatibility(config)
-        if config.prefer_closest is None
-        else config.prefer_closest,
+        "prefer_closest_numa_nodes": not has_full_compatibility(config)
+        if config.prefer_closest_numa_nodes is None
+        else config.prefer_closest_numa_nodes,
         "align_l3": is_aligned_to_l3(config),
         "isolated": config.isolated_cpus,
         "nohz_full": config.nohz_full_cpus,
-        "memory_only_nodes": parse_numa_nodes(config.memory_only_nodes),
-        "memory_tiers": frozenset(parse_numa_nodes(config.memory_tiers)),
-        "set_environment": config.environment,
+        "memory_only_numa_nodes": parse_numa_nodes(config.memory_only_numa_nodes.ids),
+        "memory_tiers": frozenset(parse_numa_nodes(config.memory_only_numa_nodes.memory_tiers)),
         "permissions": tuple(
             AnnotationPermission(
                 name=f"permissions[{number}]",
                 **asdict(entry.match),
-                keys=entry.keys,
-                values={key: tuple(map(str, values)) for key, values in entry.values.items()},
-                unpaid_cpus=entry.unpaid_cpus,
-                reserved_cpus=entry.reserved_cpus,
+                allowed_keys=entry.allowed_keys,
+                allowed_values={
+                    key: tuple(map(str, values)) for key, values in entry.allowed_values.items()
+                },
+                allow_unrequested_cpus=entry.allow_unrequested_cpus,
+                allow_reserved_cpus=entry.allow_reserved_cpus,
                 on_denied=entry.on_denied,
             )
             for number, entry in enumerate(config.permissions)
         ),
         "limits": _derive_quota_and_pool_limits(config),
-        "reservation_seconds": parse_duration(config.keep_exclusive_cpus),
-        "cpu_overcommit": config.oversale,
-        "disable_cfs_quota": config.lift_quota,
-        "kubelet_override": config.kubelet.override,
-        "rebalance_moves": config.room.max_moves,
+        "reservation_seconds": parse_duration(config.pod_reservation_timeout),
+        "kubelet_override": config.kubelet.override_grants,
+        "rebalance_moves": config.rebalance.max_moves,
     }
     # Fields of the same name have the same meaning in both.
     common_fields = set(Settings.__struct_fields__) & set(AgentConfig.__struct_fields__)
@@ -155,7 +154,7 @@ def _derive_quota_and_pool_limits(config: AgentConfig) -> QuotasAndPoolFloor:
     quotas, pool = config.quotas, config.shared_pool
     return QuotasAndPoolFloor(
         quota=_derive_quota(quotas),
-        idle_siblings=parse_cpu_count_or_percent(quotas.idle_cpus),
+        idle_siblings=parse_cpu_count_or_percent(quotas.idle_siblings),
         namespaces=tuple(
             NamespacePatternQuota(
                 name=f"quotas.namespaces[{number}]",
@@ -165,9 +164,9 @@ def _derive_quota_and_pool_limits(config: AgentConfig) -> QuotasAndPoolFloor:
             for number, entry in enumerate(quotas.namespaces)
         ),
         pool=parse_pool_floor(
-            1 if has_full_compatibility(config) and pool.cpus == AUTO else pool.cpus
+            1 if has_full_compatibility(config) and pool.min_cpus == AUTO else pool.min_cpus
         ),
-        numa_pool=parse_cpu_count_or_percent(pool.numa_node_cpus),
+        numa_pool=parse_cpu_count_or_percent(pool.min_cpus_per_numa_node),
     )
 
 

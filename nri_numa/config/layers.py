@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from nri_numa.config.old_keys import OLD_KEYS, old_key_problems
+from nri_numa.config.old_keys import OLD_KEYS, old_key_problems, old_value_sentence
 from nri_numa.config.problems import validate_config
 from nri_numa.config.sections import KUBELET_RULE_NAMES, AgentConfig, config_keys
 from nri_numa.errors import ConfigError
@@ -183,8 +183,8 @@ def _add_environment(gathered: LayeredDocument, env: Mapping[str, str]) -> None:
             continue
         path = names.get(name)
         if path is None:
-            if old_key := next((key for key in OLD_KEYS if _is_name_of(key, name)), None):
-                gathered.problems.append(f"environment {name}: {OLD_KEYS[old_key]}")
+            if old_keys := [key for key in OLD_KEYS if _is_name_of(key, name)]:
+                gathered.problems.append(f"environment {name}: {OLD_KEYS[max(old_keys, key=len)]}")
                 continue
             # Names unlike every key belong to other programs.
             matches = difflib.get_close_matches(name, names, n=1, cutoff=0.85)
@@ -389,6 +389,8 @@ def _schema_error_problems(error: Any) -> Iterator[tuple[list[Any], str]]:
             yield key_path, f"unknown key{hint}"
     elif rule == "pattern" and "propertyNames" in error.absolute_schema_path:
         yield [*path, value], "expected the number of a NUMA node as key"
+    elif sentence := old_value_sentence(path, value):
+        yield path, f"{value_text} {sentence}"
     elif rule in ("enum", "const"):
         allowed = error.validator_value if rule == "enum" else [error.validator_value]
         matches = difflib.get_close_matches(str(value), [str(a) for a in allowed], n=1)

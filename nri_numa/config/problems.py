@@ -161,14 +161,14 @@ def _exposed_server_text(section: str, address: str, key: str) -> str:
 
 def _check_topology_validity_period(config: AgentConfig) -> Iterator[str]:
     text = config.publish.node_resource_topology_validity
-    validity, resync = (
+    validity, interval_s = (
         _parse_or_none(parse_duration, text),
-        _parse_or_none(parse_duration, config.publish.resync),
+        _parse_or_none(parse_duration, config.publish.resync_interval),
     )
-    if validity and resync is not None and not 3 * resync <= validity <= DAY_S:
+    if validity and interval_s is not None and not 3 * interval_s <= validity <= DAY_S:
         yield (
             f"publish.nodeResourceTopologyValidity: {text}, expected 0, or three times "
-            "publish.resync to 24h"
+            "publish.resyncInterval to 24h"
         )
 
 
@@ -199,6 +199,8 @@ def _check_dra(config: AgentConfig) -> Iterator[str]:
             "dra.enabled: is on, and runtime.link is cri, which does not show a container's "
             "claims; expected link nri"
         )
+    if not config.devices.cdi_spec_dirs:
+        yield "devices.cdiSpecDirs: is empty, expected the directory that dra writes CDI specs into"
     driver = config.dra.driver
     path_bytes = max(len(path.encode()) for path in driver_sockets(config.kubelet_root, driver))
     if path_bytes > MAX_SOCKET_PATH_BYTES:
@@ -230,21 +232,25 @@ def _check_annotation_permissions(config: AgentConfig) -> Iterator[str]:
     last_number = len(config.permissions) - 1
     for number, permission in enumerate(config.permissions):
         path = f"permissions[{number}]"
-        for key in permission.keys:
+        for key in permission.allowed_keys:
             if key != ANY_ANNOTATION_KEY and key not in options.TABLE.by_key:
-                yield f"{path}.keys: {check_value(key, '')}"
-        for key, values in permission.values.items():
+                yield f"{path}.allowedKeys: {check_value(key, '')}"
+        for key, values in permission.allowed_values.items():
+            values_path = f"{path}.allowedValues"
             if key not in options.TABLE.by_key:
-                yield f"{path}.values: {check_value(key, '')}"
+                yield f"{values_path}: {check_value(key, '')}"
                 continue
-            if ANY_ANNOTATION_KEY not in permission.keys and key not in permission.keys:
-                yield f"{path}.values.{key}: has values, but {path}.keys does not allow the key"
+            if (
+                ANY_ANNOTATION_KEY not in permission.allowed_keys
+                and key not in permission.allowed_keys
+            ):
+                yield f"{values_path}.{key}: has values, but {path}.allowedKeys does not allow it"
             if not values:
-                yield f"{path}.values.{key}: is empty, expected at least one value"
+                yield f"{values_path}.{key}: is empty, expected at least one value"
             for value in values:
                 problem = check_value(key, str(value))
                 if problem is not None:
-                    yield f"{path}.values.{key}: {problem}"
+                    yield f"{values_path}.{key}: {problem}"
         if number < last_number and permission.match == PodMatch():
             yield f"{path}.match: matches every pod, so that the entries after it never count"
 
@@ -275,8 +281,8 @@ def _check_reserved_resource_syntax(config: AgentConfig) -> Iterator[str]:
         size = _parse_or_none(page_bytes_of_type, resource)
         if size and (_parse_or_none(parse_memory_bytes, quantity) or 0) % size:
             yield f"{path}: {quantity} is no number of pages, expected {whole_pages_text(size)}"
-    if config.strict_reserved and config.reserved_cpus == "":
-        yield "strictReserved: is true, but reservedCPUs names no CPU to keep out"
+    if config.strict_cpu_reservation and config.reserved_cpus == "":
+        yield "strictCPUReservation: is true, but reservedCPUs names no CPU to keep out"
 
 
 def _sections_by_numa_node(config: AgentConfig) -> tuple[tuple[str, Mapping[int, object]], ...]:
@@ -338,11 +344,14 @@ def _annotation_paths_with_value(config: AgentConfig, key: str, value: str) -> I
 
 def _check_against_machine(config: AgentConfig, topology: Topology) -> Iterator[str]:
     """Report CPUs, NUMA nodes and amounts that the machine lacks; bad values are skipped."""
-    floor, cpus = _parse_or_none(parse_pool_floor, config.shared_pool.cpus), len(topology.allowed)
+    floor, cpus = (
+        _parse_or_none(parse_pool_floor, config.shared_pool.min_cpus),
+        len(topology.allowed),
+    )
     if floor is not None and floor.cpus_of_total(cpus) >= cpus:
         yield (
-            f"sharedPool.cpus: {floor} is the whole machine, which has {cpus} CPUs; no CPU could "
-            "be exclusive"
+            f"sharedPool.minCPUs: {floor} is the whole machine, which has {cpus} CPUs; no CPU "
+            "could be exclusive"
         )
     reserved = _parse_or_none(parse_cpus, config.reserved_cpus) or CPUSet()
     if absent := reserved - topology.present:
@@ -381,22 +390,23 @@ def _check_reserved_memory(config: AgentConfig, topology: Topology) -> Iterator[
 
 def _check_cpuless_nodes_and_tiers(config: AgentConfig, topology: Topology) -> Iterator[str]:
     """Check memory-only NUMA nodes and their memory tiers."""
-    for numa_node in _parse_or_none(parse_numa_nodes, config.memory_only_nodes) or ():
+    section, path = config.memory_only_numa_nodes, "memoryOnlyNUMANodes"
+    for numa_node in _parse_or_none(parse_numa_nodes, section.ids) or ():
         topology_node = topology.numa_nodes.get(numa_node)
         if topology_node is None:
             yield (
-                f"memoryOnlyNodes: there is no NUMA node {numa_node}; this machine has "
+                f"{path}.ids: there is no NUMA node {numa_node}; this machine has "
                 f"{topology.numa_ids}"
             )
         elif topology_node.cpus:
-            yield f"memoryOnlyNodes: NUMA node {numa_node} has {cpus_text(topology_node.cpus)}"
+            yield f"{path}.ids: NUMA node {numa_node} has {cpus_text(topology_node.cpus)}"
     tiers = {n.tier for n in topology.numa_nodes.values() if n.tier is not None and not n.cpus}
-    for tier in _parse_or_none(parse_numa_nodes, config.memory_tiers) or ():
+    for tier in _parse_or_none(parse_numa_nodes, section.memory_tiers) or ():
         if tier not in tiers:
             known_tiers = ", ".join(map(str, sorted(tiers))) or "none"
             yield (
-                f"memoryTiers: no NUMA node without CPUs is of memory tier {tier}; the kernel has "
-                f"{known_tiers}"
+                f"{path}.memoryTiers: no NUMA node without CPUs is of memory tier {tier}; the "
+                f"kernel has {known_tiers}"
             )
 
 

@@ -36,7 +36,17 @@ from nri_numa.model.settings import (
 )
 from nri_numa.model.workload import KubeletGrantOverriders, QoSClass, Strategy
 
-_ACRONYMS = {"ca": "CA", "cpus": "CPUs", "numa": "NUMA", "l3": "L3", "uid": "UID", "url": "URL"}
+_ACRONYMS = {
+    "ca": "CA",
+    "cfs": "CFS",
+    "cpu": "CPU",
+    "cpus": "CPUs",
+    "l3": "L3",
+    "numa": "NUMA",
+    "qps": "QPS",
+    "uid": "UID",
+    "url": "URL",
+}
 
 
 def camel_case(name: str) -> str:
@@ -72,7 +82,7 @@ HostPortOrOff = Annotated[Text, with_parser(values.split_address)]
 
 
 class PodMatch(Section, frozen=True):
-    """Which pods; everything given must match, nothing given matches all."""
+    """Pods that match every condition; all pods without one."""
 
     namespaces: tuple[Text, ...] = ()
     """Shell patterns of namespaces; one must match."""
@@ -83,65 +93,65 @@ class PodMatch(Section, frozen=True):
 
 
 class PermissionDocument(Section, frozen=True):
-    """One permission: which pods, and what their annotations may ask for."""
+    """Annotations that the matching pods may use."""
 
     match: PodMatch = PodMatch()
-    """Which pods; without it, all of them."""
-    keys: tuple[Text, ...] = (ANY_ANNOTATION_KEY,)
-    """Annotation keys, without the prefix, that may be used; * is all of them, an empty list
+    """Pods that the entry is for; all pods if not set."""
+    allowed_keys: tuple[Text, ...] = (ANY_ANNOTATION_KEY,)
+    """Annotation keys, without the prefix, that may be used. * allows all keys, an empty list
     none."""
-    values: dict[str, tuple[str | int, ...]] = field(default_factory=dict)
-    """By key, the only values it may have. numacpu and numamem may name no others than these lists
-    together."""
-    unpaid_cpus: bool = False
-    """Exclusive CPUs, and shared lists that keep theirs, may be more than the CPU request pays
-    for."""
-    reserved_cpus: bool = False
-    """numacpu may name reserved CPUs."""
-    on_denied: OnDenied = msgspec.field(name="otherwise", default=OnDenied.REFUSE)
-    """What is not permitted is refused, or ignored with a warning: the key is passed over, and who
-    does not pay for exclusive CPUs shares."""
+    allowed_values: dict[str, tuple[str | int, ...]] = field(default_factory=dict)
+    """By key, its only allowed values. numacpu and numamem may name only ids that are in these
+    lists."""
+    allow_unrequested_cpus: bool = False
+    """true: exclusive CPUs, and lists (numacpu) that keep their CPUs from exclusive containers, may
+    exceed the CPU request."""
+    allow_reserved_cpus: bool = False
+    """true: numacpu may name reserved CPUs."""
+    on_denied: OnDenied = OnDenied.REJECT
+    """Treatment of what is not permitted. reject: reject the container. ignore: ignore the
+    annotation with a warning; exclusive CPUs that are not requested become shared ones."""
 
 
 class SharedPool(Section, frozen=True):
     """CPUs that remain for containers without exclusive CPUs."""
 
-    cpus: Annotated[str | int, with_parser(values.parse_pool_floor)] = AUTO
-    """CPUs of the machine that may become neither exclusive nor idle siblings, as a number or such
-    as 10%. auto is 1 where reservedCPUs are part of the pool, else a twentieth of the CPUs, at
+    min_cpus: Annotated[str | int, with_parser(values.parse_pool_floor)] = AUTO
+    """Minimum number of CPUs in the shared pool, or a percentage such as 10%: they become neither
+    exclusive nor idle siblings. auto: 1 if reservedCPUs are in the pool, else 5% of the CPUs, at
     least 1."""
-    numa_node_cpus: CPUCountOrPercent = 0
-    """The same for each NUMA node, of its CPUs. 0 sets no floor there."""
+    min_cpus_per_numa_node: CPUCountOrPercent = 0
+    """Minimum on each NUMA node, as a number or a percentage of its CPUs. 0: no minimum."""
 
 
 class NamespaceQuotaDocument(Section, frozen=True):
-    """Quotas for each namespace by itself that one of the patterns matches."""
+    """Quotas of each single namespace that one of the patterns matches."""
 
     namespaces: tuple[Text, ...] = ()
-    """Shell patterns; the first item with one that matches counts."""
+    """Shell patterns; the first entry with a matching one applies."""
     exclusive_cpus: CPUCountOrPercent = "100%"
-    """Exclusive CPUs of its containers, siblings kept idle for them included."""
+    """Maximum number of exclusive CPUs of the namespace, idle siblings included."""
     listed_cpus: CPUCountOrPercent = "100%"
-    """The same of its own shared lists."""
+    """Maximum number of CPUs in its shared lists (numacpu)."""
 
 
 class CPUWithholdingLimits(Section, frozen=True):
-    """Limits on CPUs withheld from others, as numbers or parts of the machine's CPUs."""
+    """Limits on CPUs withheld from others, as numbers or percentages of the machine's CPUs."""
 
     exclusive_cpus: CPUCountOrPercent = "100%"
-    """Exclusive CPUs of containers, siblings kept idle for them included."""
-    idle_cpus: CPUCountOrPercent = "25%"
-    """Siblings that smt: isolate may keep idle, which no request pays for."""
+    """Maximum number of exclusive CPUs, idle siblings included."""
+    idle_siblings: CPUCountOrPercent = "25%"
+    """Maximum number of siblings that smt: isolate keeps idle; no request covers them."""
     listed_cpus: CPUCountOrPercent = "50%"
-    """CPUs in shared lists (numacpu) that cannot become exclusive, since a permission has
-    unpaidCPUs. A part of the machine is at least one core, and two CPUs. Paid lists are counted and
-    never refused; all others give way to exclusive CPUs and do not count."""
+    """Maximum number of CPUs in shared lists (numacpu) that cannot become exclusive, because of
+    allowUnrequestedCPUs. A percentage is at least one core, and two CPUs. Lists that the CPU
+    request covers are counted and never rejected. Yielding lists do not count."""
     namespaces: tuple[NamespaceQuotaDocument, ...] = ()
-    """Quotas of single namespaces, besides the ones for all together."""
+    """Quotas of single namespaces, besides those for all together."""
 
 
 class ContainerMatch(PodMatch, frozen=True):
-    """Which containers a rule is for; everything given must match, nothing given matches all."""
+    """Containers that match every condition; all containers without one."""
 
     runtime_handlers: tuple[str, ...] = ()
     """Handlers of RuntimeClasses; the empty text is the default handler."""
@@ -150,16 +160,16 @@ class ContainerMatch(PodMatch, frozen=True):
 
 
 class RuleDocument(Section, frozen=True):
-    """One rule: which containers, and which annotation keys they get."""
+    """Annotation keys that the matching containers get."""
 
     keys: dict[str, AnnotationValue] = field(default_factory=dict, name="set")
     """Annotation keys, without the prefix, and their values; not empty."""
     match: ContainerMatch = ContainerMatch()
-    """Which containers; without it, all of them."""
+    """Containers that the rule is for; all containers if not set."""
 
 
 class RuntimeLinkKind(StrEnum):
-    """The interface of the runtime that is used."""
+    """Interface of the runtime that the agent uses."""
 
     NRI = "nri"
     CRI = "cri"
@@ -169,9 +179,9 @@ class RuntimeLinkSection(Section, frozen=True):
     """Access to the container runtime."""
 
     link: RuntimeLinkKind = RuntimeLinkKind.NRI
-    """nri: the runtime asks before a container starts. cri: for runtimes without NRI; containers
-    are watched and get their CPUs by an update after they were created, so mostly after their
-    start, and refusals stop nothing (docs/runtimes.md)."""
+    """nri: the runtime calls the agent before a container starts. cri: for runtimes without NRI;
+    containers get their CPUs by an update, mostly after their start, and a rejection stops no
+    container (docs/runtimes.md)."""
     nri_socket: Annotated[Text, with_parser(build_absolute_path_check(MAX_SOCKET_PATH_BYTES))] = (
         "/var/run/nri/nri.sock"
     )
@@ -179,33 +189,34 @@ class RuntimeLinkSection(Section, frozen=True):
     cri_socket: Annotated[Text, with_parser(values.check_unix_socket_address)] = (
         "/run/containerd/containerd.sock"
     )
-    """Unix socket on which the runtime serves CRI; for link: cri."""
+    """Unix socket on which the runtime serves CRI; used with link: cri."""
     plugin_name: Annotated[Text, Meta(pattern="^[^/\\s]+$")] = "nri-numa"
     """Name under which the plugin registers."""
     plugin_index: Annotated[str | int, with_parser(values.parse_plugin_index)] = "90"
-    """Two digits that order the plugins of a node; the last one to write a container's cpuset must
-    be us, so it is high."""
-    hung_after: Duration = "60s"
-    """How long a registration may wait for its answer before the runtime is said to hang. A
-    container in its grace period makes it wait, so longer than those."""
+    """Two digits that order the plugins of a node. It is high, because this plugin must be the
+    last one that writes a container's cpuset."""
+    registration_timeout: Duration = "60s"
+    """Maximum time for a registration before the runtime is reported as hanging. A container in its
+    grace period delays registrations, so longer than those periods."""
 
 
 class KubeletSection(Section, frozen=True):
-    """The kubelet on this node, and who may take a container away from it."""
+    """The kubelet on this node, and pods that may override its grants."""
 
-    override: KubeletGrantOverriders = KubeletGrantOverriders.NEVER
-    """Whether a pod may take a container away from the kubelet's static policies by listing CPUs or
-    memory nodes itself: never, or annotated."""
+    override_grants: KubeletGrantOverriders = KubeletGrantOverriders.NEVER
+    """Pods that may override CPUs or memory granted by the kubelet's static policies. never: no
+    pod. annotated: pods with the annotation numacpu or numamem."""
     config: Text = "auto"
-    """File of the kubelet's configuration (--config): a path, auto to take it from the command line
-    of the kubelet that runs, or off. What it reserves becomes ours where reservedCPUs,
-    strictReserved and reservedMemory are not set."""
+    """File of the kubelet's configuration (--config): a path, auto (as on the command line of the
+    running kubelet), or off. Its reservations apply if reservedCPUs, strictCPUReservation and
+    reservedMemory are not set."""
     config_dir: str = ""
-    """Directory of drop-ins for it (--config-dir); with config: auto the command line says."""
+    """Directory of drop-ins for that file (--config-dir); with config: auto as on the kubelet's
+    command line."""
 
 
 class KubeletCompatibilityMode(StrEnum):
-    """Which of the kubelet's rules are kept."""
+    """Set of the kubelet's rules that apply."""
 
     OFF = "off"
     POLICIES = "policies"
@@ -225,51 +236,61 @@ class KubeletCompatibilitySection(Section, frozen=True):
     """Rules of the kubelet that are kept instead of the agent's own."""
 
     mode: KubeletCompatibilityMode = KubeletCompatibilityMode.OFF
-    """off: none. policies: ties, cpus and memory, by which the kubelet's managers align. full:
-    staticCPUs and cpuOrder too; and preferClosest, alignL3 and sharedPool.cpus are false, false and
-    1 where nothing is said of them."""
+    """off: no rule. policies: ties, cpus and memory, by which the kubelet's managers align. full:
+    staticCPUs and cpuOrder too; then the defaults of preferClosestNUMANodes and alignL3 are false,
+    and that of sharedPool.minCPUs is 1."""
     exceptions: Annotated[dict[str, bool], with_parser(_check_kubelet_rule_names)] = msgspec.field(
         name="except", default_factory=dict
     )
-    """By rule, true to keep it whatever the mode, false not to. ties: equally good sets of NUMA
-    nodes go by the lowest ids instead of by strategy. cpus: only exclusive CPUs are aligned and
-    counted; all other containers run on all shared CPUs, also where a policy asks for a NUMA node
-    (unless the pod says cpus: shared). memory: only Guaranteed pods are counted and get memory
-    nodes, groups of NUMA nodes never overlap, and what the kernel says is free does not count.
-    staticCPUs: exclusive CPUs for each container of a Guaranteed pod with a whole number of CPUs,
-    also without a policy; they are not aligned then, and memory is left alone. cpuOrder: which CPUs
-    first; without it whole nodes, L3 groups and cores are kept free. Only here, in no mode:
-    distributeCPUsAcrossNUMA spreads an exclusive request evenly over the NUMA nodes it needs, or
-    over those of its hint where devices or memory make that wider; distributeCPUsAcrossCores, with
-    cpuOrder and alignL3: false, takes single CPUs by number instead of whole cores; alignBySocket
-    prefers NUMA nodes of one socket, and takes CPUs from all of it, not together with
+    """By rule, true to apply it whatever the mode, false not to. ties: choose among equally good
+    sets of NUMA nodes by the lowest ids instead of by strategy. cpus: align and count only
+    exclusive CPUs; all other containers run on all shared CPUs, even if a policy asks for a NUMA
+    node (unless the pod says cpus: shared). memory: count only Guaranteed pods and give only them
+    memory nodes; groups of NUMA nodes never overlap, and the kernel's free memory does not count.
+    staticCPUs: exclusive CPUs for each container of a Guaranteed pod with a whole number of CPUs;
+    without a policy they are not aligned, and memory is left alone. cpuOrder: the kubelet's order
+    of CPUs, instead of the one that keeps whole NUMA nodes, L3 groups and cores free. Part of no
+    mode: distributeCPUsAcrossNUMA spreads an exclusive request evenly over the NUMA nodes that it
+    needs, or over those of its hint if devices or memory need more. distributeCPUsAcrossCores, with
+    cpuOrder and alignL3: false, takes single CPUs by number instead of whole cores. alignBySocket
+    prefers NUMA nodes of one socket and takes CPUs from all of it; not together with
     single-numa-node."""
+
+
+class MemoryOnlyNUMANodesSection(Section, frozen=True):
+    """Memory-only NUMA nodes that computed assignments may use."""
+
+    ids: NUMAList = ""
+    """NUMA nodes, as a kernel list such as 2-3."""
+    memory_tiers: NUMAList = ""
+    """Memory tiers of the kernel, as a list of their numbers; the N of
+    /sys/devices/virtual/memory_tiering/memory_tierN."""
 
 
 class HTTP(Section, frozen=True):
     """Metrics, health, the API and the page."""
 
     address: HostPortOrOff = "127.0.0.1:9891"
-    """host:port to listen on, or off. Loopback by default; anything wider needs tokenFile, or
+    """host:port to listen on, or off. An address other than loopback needs tokenFile or
     allowAnonymous."""
     socket: Annotated[
         str, with_parser(build_absolute_path_check(MAX_SOCKET_PATH_BYTES, empty=True))
     ] = ""
-    """Unix socket to serve the API on besides, for nri-numa publish; empty for none. Its user and
-    the group of its directory may connect, without a token."""
+    """Unix socket that serves the API too, for nri-numa publish; empty for none. Its user and the
+    group of its directory may connect without a token."""
     token_file: str = ""
-    """File with a bearer token that every request but /healthz and /readyz must carry. It is read
-    again when it changes."""
+    """File with the bearer token of every request except /healthz and /readyz; read again when it
+    changes."""
     tls_cert: str = ""
     """PEM file with the server's certificate chain."""
     tls_key: str = ""
     """PEM file with the certificate's private key."""
     allow_anonymous: bool = False
-    """Listen wider than loopback without a token. Anyone who reaches the address can then read
-    which pods run here and where."""
+    """true: listen on other addresses than loopback without a token. Anyone who reaches the address
+    can then read which pods run here and where."""
     allow_plaintext_token: bool = False
-    """Take the token on an address wider than loopback without TLS. Anyone who sees the traffic has
-    the token then; for networks that encrypt by themselves."""
+    """true: accept the token without TLS on other addresses than loopback. Only for networks that
+    encrypt traffic themselves: anyone else who sees the traffic can read the token."""
 
 
 class DevicePluginSection(Section, frozen=True):
@@ -278,12 +299,12 @@ class DevicePluginSection(Section, frozen=True):
     resource_name: Annotated[Text, with_parser(values.check_extended_resource)] = (
         "numa.example.com/exclusive-cpu"
     )
-    """Name of the extended resource that the scheduler counts exclusive CPUs by; outside
-    kubernetes.io, best below a domain of yours."""
-    topology: bool = False
-    """Announce the NUMA node of each slot, for a kubelet whose Topology Manager aligns CPUs with
-    devices. Its choice binds then: CPUs are taken on those NUMA nodes and on no others."""
-    directory: Annotated[
+    """Extended resource by which the scheduler counts exclusive CPUs; outside kubernetes.io, best
+    below a domain of yours."""
+    advertise_topology: bool = False
+    """true: report the NUMA node of each slot to the kubelet, so that its Topology Manager aligns
+    CPUs with devices. CPUs are then taken only on the NUMA nodes that it chose."""
+    socket_dir: Annotated[
         Text,
         with_parser(
             build_absolute_path_check(
@@ -292,102 +313,101 @@ class DevicePluginSection(Section, frozen=True):
             )
         ),
     ] = "/var/lib/kubelet/device-plugins"
-    """The kubelet's directory for device plugins, which is the same whatever the kubelet's root
-    is."""
+    """Directory of the kubelet's device plugin sockets. It does not depend on kubeletRoot."""
 
 
 class Devices(Section, frozen=True):
     """Placement of containers by the devices they have."""
 
     enabled: bool = False
-    """Find out which devices a container has before it starts, and place its CPUs and memory beside
-    them. Off, none of the rest is looked at."""
-    nodes: bool = True
-    """Device files that the runtime puts into the container: VFIO, RDMA, disks, NVMe, GPUs and any
-    other that sysfs knows by number."""
-    variables: bool = True
-    """PCIDEVICE_* variables of the SR-IOV network device plugin."""
+    """true: find out which devices a container has before it starts, and place its CPUs and memory
+    near them. Without it only countFree and cdiSpecDirs have an effect."""
+    device_nodes: bool = True
+    """true: use device files that the runtime puts into the container: VFIO, RDMA, disks, NVMe,
+    GPUs and any other that sysfs knows by number."""
+    sriov_variables: bool = True
+    """true: use PCIDEVICE_* variables of the SR-IOV network device plugin."""
     nvidia: bool = True
-    """NVIDIA_VISIBLE_DEVICES and NVIDIA's device files, by what its driver says below
+    """true: use NVIDIA_VISIBLE_DEVICES and NVIDIA's device files, with the driver's
     /proc/driver/nvidia."""
     cdi: bool = True
-    """Names of the Container Device Interface, with its files."""
-    cdi_directories: Annotated[tuple[str, ...], with_parser(values.check_absolute_paths)] = (
+    """true: use names of the Container Device Interface (CDI)."""
+    cdi_spec_dirs: Annotated[tuple[str, ...], with_parser(values.check_absolute_paths)] = (
         "/etc/cdi",
         "/var/run/cdi",
     )
-    """Where those files are; a later directory wins over an earlier one."""
-    network: bool = True
-    """Network interfaces in the pod's namespace; needs CAP_SYS_ADMIN and the host's /run/netns, and
-    10 MiB of memory for pyroute2.minimal."""
+    """Directories of CDI specs, as in the runtime's configuration; a later directory overrides an
+    earlier one. The DRA driver writes its specs into the last one."""
+    network_interfaces: bool = True
+    """true: use network interfaces in the pod's namespace. Needs CAP_SYS_ADMIN, the host's
+    /run/netns, and 10 MiB of memory for pyroute2.minimal."""
     pod_resources: bool = True
-    """The kubelet's PodResources socket, asked once for each pod, for 50 ms; 8 MiB of memory for
-    grpc."""
-    count: bool = False
-    """Ask the kubelet how many devices of each extended resource it can give on each NUMA node,
-    whatever enabled says, for /v1/zones and so for publish.nodeResourceTopology; two calls in
-    four seconds at most, by its PodResources socket, and only while it is read."""
+    """true: query the kubelet's PodResources socket once for each pod, for 50 ms at most. Needs 8
+    MiB of memory for grpc."""
+    count_free: bool = False
+    """true: query the kubelet for the free devices of each extended resource on each NUMA node,
+    even if enabled is false. /v1/zones and publish.nodeResourceTopology have them. At most two
+    PodResources calls in four seconds, and only while a client reads them."""
 
 
 class DRA(Section, frozen=True):
     """The driver of dynamic resource allocation: the agent prepares, the publisher publishes."""
 
     enabled: bool = False
-    """Serve the kubelet as a DRA driver, and publish each NUMA node as a device with consumable
-    capacity. Needs nri-numa publish, Kubernetes 1.36 or newer, and a runtime with CDI."""
+    """true: serve the kubelet as a DRA driver, and publish each NUMA node as a device with
+    consumable capacity. Needs nri-numa publish, Kubernetes 1.36 or newer, and a runtime with
+    CDI."""
     driver: Annotated[str, with_parser(values.check_driver_name)] = "dra.numa.example.com"
-    """Name of the driver, in ResourceSlices and DeviceClasses; best below a domain of yours."""
+    """Name of the driver in ResourceSlices and DeviceClasses; best below a domain of yours."""
     list_attributes: bool = False
-    """Publish attributes that have several values as lists. Only where API server and scheduler
-    have the feature gate DRAListTypeAttributes: others refuse the ResourceSlice."""
-    handover: Annotated[str, with_parser(build_absolute_path_check())] = "/run/nri-numa-claims"
-    """Directory in which the agent asks nri-numa publish for claims, and gets them; both write
-    there, and no other program."""
-    cdi_directory: Annotated[str, with_parser(build_absolute_path_check())] = "/var/run/cdi"
-    """Where the runtime looks for CDI files; the agent writes there."""
+    """true: publish attributes that have several values as lists. Only if API server and scheduler
+    have the feature gate DRAListTypeAttributes; others reject the ResourceSlice."""
+    handover_dir: Annotated[str, with_parser(build_absolute_path_check())] = "/run/nri-numa-claims"
+    """Directory in which the agent requests claims from nri-numa publish and receives them; no
+    other program may write there."""
 
 
 class Publish(Section, frozen=True):
     """Objects that ``nri-numa publish`` writes to the API server, and its spans."""
 
     events: bool = True
-    """Events on pods: refused, placed wider than ideal, not pinned, late, drift, moved, placed
-    after the start."""
+    """true: write Events on pods: rejections, misaligned and unpinned containers, missed starts,
+    undelivered updates, drift, moves."""
     node_annotations: bool = True
-    """Annotations numacpu and numamem of the Node, below the annotation prefix: CPUs and bytes by
-    NUMA node."""
+    """true: write the Node's annotations numacpu and numamem, below the annotation prefix: CPUs and
+    bytes by NUMA node."""
     node_labels: bool = True
-    """Labels of the Node, below the annotation prefix, with the machine's shape."""
+    """true: write labels of the Node, below the annotation prefix, with the machine's shape."""
     pod_annotation: bool = False
-    """Annotation assigned on each pod with pinned containers: what they have. Needs the rights to
-    list, watch and patch pods; with them a NodeResourceTopology names Guaranteed pods from their
-    binding on."""
-    capacity: bool = False
-    """Exclusive CPUs in the status of the Node, as devicePlugin.resourceName, for the scheduler to
-    count by; instead of nri-numa device-plugin. Needs the right to patch nodes/status."""
+    """true: write the annotation assigned on each pod with pinned containers. Needs the rights to
+    list, watch and patch pods. A NodeResourceTopology then names Guaranteed pods as soon as they
+    are bound."""
+    node_capacity: bool = False
+    """true: write exclusive CPUs into the Node's status, as devicePlugin.resourceName, for the
+    scheduler to count; instead of nri-numa device-plugin. Needs the right to patch nodes/status."""
     node_resource_topology: bool = False
-    """A NodeResourceTopology of the Node: what each NUMA node has and what is left, for schedulers.
-    Needs its definition in the cluster and the rights to get, create and patch it."""
+    """true: write a NodeResourceTopology: capacity and free amounts of each NUMA node, for
+    schedulers. Needs its definition in the cluster and the rights to get, create and patch it."""
     node_resource_topology_force: bool = False
-    """Take that object's zones from another publisher."""
-    node_resource_topology_touch: bool = True
-    """Change that object once more seven seconds after something was given back, as the stock
-    plugin NodeResourceTopologyMatch needs it. false: where nri-numa scheduler alone reads it."""
+    """true: overwrite that object's zones even if another publisher wrote them."""
+    node_resource_topology_touch_on_release: bool = True
+    """true: change that object once more seven seconds after a release, as the stock plugin
+    NodeResourceTopologyMatch needs it. false: if only nri-numa scheduler reads it."""
     node_resource_topology_validity: Duration = 0
-    """Time after which readers may not believe that object any more where it is not renewed, at
-    every resync; three times resync or more. 0: they may for ever."""
+    """Maximum age of that object, after which readers ignore it; it is renewed every
+    resyncInterval, so at least three times that. 0: no limit."""
     numatopology: bool = False
-    """A Numatopology of the Node, for Volcano's plugin numaaware. Needs Volcano's definition in the
+    """true: write a Numatopology, for Volcano's plugin numaaware. Needs Volcano's definition in the
     cluster and the rights to create and patch it."""
     otlp_endpoint: Annotated[str, with_parser(values.check_prometheus_url)] = ""
-    """OTLP receiver over HTTP, such as http://127.0.0.1:4318, that gets a span of each request of
-    the runtime that was decided; empty for none. Needs nri-numa[otel]."""
-    rate: Annotated[float, Meta(gt=0, le=100)] = 5.0
-    """Requests to the API server per second at most."""
-    resync: Interval = "5m"
-    """Time between two comparisons with what is really there, to put back what was removed; 1s or
-    more."""
-    credentials: Text = "/var/run/secrets/kubernetes.io/serviceaccount"
+    """OTLP receiver over HTTP, such as http://127.0.0.1:4318, that gets a span of each decided
+    request of the runtime; empty for none. Needs nri-numa[otel]."""
+    api_qps: Annotated[float, Meta(gt=0, le=100)] = 5.0
+    """Maximum number of requests to the API server per second."""
+    resync_interval: Interval = "5m"
+    """Time between two comparisons with the objects in the cluster, which restore what was removed;
+    1s or more."""
+    credentials_dir: Text = "/var/run/secrets/kubernetes.io/serviceaccount"
     """Directory with token and ca.crt; both are read again when they change."""
     address: HostPortOrOff = "127.0.0.1:9892"
     """host:port on loopback for its metrics and probes, or off."""
@@ -397,160 +417,160 @@ class CapacityFromNodeAnnotationsSection(Section, frozen=True):
     """Handover of the Node's capacity annotations to the agent."""
 
     file: Annotated[str, with_parser(build_absolute_path_check(empty=True))] = ""
-    """File that nri-numa publish writes and the agent reads every second: what the annotations
-    offline-capacity and drained of the Node say. Empty for neither. Its directory must be the
-    publisher's alone to write."""
+    """File with the Node's annotations offline-capacity and drained, written by nri-numa publish
+    and read by the agent every second; empty for none. Only the publisher may write to its
+    directory."""
     interval: Interval = "15s"
-    """Time between two looks of nri-numa publish at its Node; 1s or more."""
+    """Time between two reads of the Node by nri-numa publish; 1s or more."""
 
 
 class Prometheus(Section, frozen=True):
     """Capacity factors from a query."""
 
     url: Annotated[str, with_parser(values.check_prometheus_url)] = ""
-    """Of the server, such as http://prometheus:9090; empty for none."""
+    """URL of the server, such as http://prometheus:9090; empty for none."""
     query: str = ""
     """Instant query whose samples are capacity factors from 0 to 1, one for each NUMA node of each
     Node."""
     node_label: Text = "node"
-    """Label of a sample with the name of the Node."""
+    """Label that has the name of the Node."""
     numa_node_label: Text = "numa_node"
-    """Label of a sample with the NUMA node."""
+    """Label that has the NUMA node."""
     token_file: str = ""
     """File with a bearer token for the server; empty for none."""
     ca_file: str = ""
-    """PEM file with the server's authority; the system's when empty."""
+    """PEM file with the server's certificate authority; empty for the system's."""
 
 
 class DrainEviction(Section, frozen=True):
-    """Moving pods away from NUMA nodes that the annotation ``drained`` names."""
+    """Eviction of pods from NUMA nodes that the annotation ``drained`` names."""
 
     evict: bool = False
-    """Evict pods with pinned containers there that a workload makes again. Needs
+    """true: evict pods with pinned containers there, if a workload recreates them. Needs
     publish.podAnnotation, and rights to list and evict pods."""
     delay: Annotated[str | float, with_parser(build_duration_check(0, DAY_S))] = "30s"
-    """Time between the annotation and the first eviction; longer than offlineCapacity.interval, so
-    that the agent knows first."""
+    """Minimum time between the annotation and the first eviction. Longer than
+    offlineCapacity.interval, so that the agent drains first."""
 
 
 class StuckPodEviction(Section, frozen=True):
-    """Moving pods that a node refuses again and again to another one that has room."""
+    """Eviction of pods that their node keeps rejecting, while another one has room."""
 
     evict: bool = False
-    """Evict pods that their node refuses again and again, while another node has room. Needs
+    """true: evict pods that their node keeps rejecting, while another node has room. Needs
     publish.nodeResourceTopology, and rights to watch and evict pods."""
     include_running: bool = False
-    """Also pods in the phase Running: a container ran, ended and is refused since. What runs ends
-    with them. Needs evict, and the right to follow Events."""
+    """true: also evict pods in phase Running of which a container ended and is rejected since.
+    Their running containers end too. Needs evict, and the right to watch Events."""
     delay: Interval = "2m"
-    """Time that a pod is refused at least before it goes."""
+    """Minimum time a pod has been rejected before it is evicted."""
 
 
 class CPUStealEviction(Section, frozen=True):
-    """Moving pods away from NUMA nodes whose CPU time the host takes away."""
+    """Eviction of pods from NUMA nodes whose CPU time the hypervisor gives to other guests."""
 
     evict: bool = False
-    """Evict pods with pinned containers from NUMA nodes whose measured factor stays low, one in a
-    minute. Needs measuredCapacity.mode act, publish.nodeResourceTopology and podAnnotation, and
-    rights to list and evict pods."""
+    """true: evict pods with pinned containers from NUMA nodes whose measured factor stays low, one
+    pod per minute. Needs measuredCapacity.mode: enforce, publish.nodeResourceTopology,
+    publish.podAnnotation, and rights to list and evict pods."""
     below_factor: Annotated[float, Meta(gt=0, le=0.9)] = 0.7
-    """A measured factor lower than this is low. measuredCapacity.floor must be lower still."""
+    """Measured factors below this value are low. measuredCapacity.minFactor must be lower still."""
     delay: Interval = "10m"
-    """Time that a factor is low before the first eviction."""
+    """Minimum time a factor has been low before the first eviction."""
     max_affected_fraction: Annotated[float, Meta(ge=0, le=1)] = 0.25
-    """Part of the cluster's NUMA nodes that may be low at the same time; if more are, no pod is
+    """Maximum fraction of the cluster's NUMA nodes with a low factor. If more are low, no pod is
     evicted."""
 
 
 class EvictionSection(Section, frozen=True):
-    """Moving pods to other nodes by the Eviction API, and what holds for all reasons together."""
+    """Evictions for all reasons, and limits that hold for all reasons together."""
 
     max_per_minute: Annotated[float, Meta(gt=0, le=600)] = 6.0
-    """Evictions a minute in the whole cluster."""
+    """Maximum number of evictions per minute in the whole cluster."""
     max_per_workload_per_hour: Annotated[int, Meta(ge=1, le=1000)] = 3
-    """Evictions of one workload's pods in an hour; then it is left alone. Drained NUMA nodes are
-    emptied without this limit."""
+    """Maximum number of evictions of one workload's pods per hour. Drained NUMA nodes are emptied
+    without this limit."""
     dry_run: bool = False
-    """Let the API server say what it would do, and do nothing."""
+    """true: send evictions as dry runs, which evict no pod."""
     drained_numa_nodes: DrainEviction = DrainEviction()
-    """Moving pods away from drained NUMA nodes."""
+    """Eviction of pods from drained NUMA nodes."""
     stuck_pods: StuckPodEviction = StuckPodEviction()
-    """Moving pods that their node refuses while another has room."""
+    """Eviction of pods that their node keeps rejecting while another has room."""
     cpu_steal: CPUStealEviction = CPUStealEviction()
-    """Moving pods away from NUMA nodes that the host takes away."""
+    """Eviction of pods from NUMA nodes with much steal."""
 
 
 class ClusterPageSection(Section, frozen=True):
     """The page of the cluster, at ``/cluster/`` of the controller's address."""
 
     enabled: bool = False
-    """Serve a page with the NUMA nodes of all nodes. Needs the right to list and watch
+    """true: serve a page with the NUMA nodes of all nodes. Needs the right to list and watch
     noderesourcetopologies."""
     token_file: str = ""
-    """File with the bearer token of those who may look; another one than controller.tokenFile, with
-    which capacity is PUT. Needed wider than loopback, but for allowAnonymous."""
+    """File with the bearer token for reading the page; another one than controller.tokenFile, with
+    which capacity is PUT. Needed on other addresses than loopback, unless allowAnonymous is
+    true."""
     allow_anonymous: bool = False
-    """Show the page to every client without a token, as kubectl numa cluster needs it."""
+    """true: show the page to every client without a token, as kubectl numa cluster needs it."""
     node_url: Annotated[str, with_parser(values.check_node_page_url_template)] = ""
-    """Where an agent's page is for those who look, such as https://{address}:9891/: {node} is the
-    name of the node, {address} its InternalIP. Each node then links to its page."""
+    """Link from each node to its agent's page, such as https://{address}:9891/: {node} is the name
+    of the node, {address} its InternalIP."""
 
 
 class VerdictsSection(Section, frozen=True):
     """Answers to why a Pending pod fits nowhere, for ``kubectl numa why``."""
 
     enabled: bool = False
-    """Serve /v1/verdicts to the API server's service proxy; who asks must know the pod's UID. Needs
-    the rights to list and watch noderesourcetopologies and pods."""
+    """true: serve /v1/verdicts to the API server's service proxy; a client must know the pod's UID.
+    Needs the rights to list and watch noderesourcetopologies and pods."""
 
 
 class Controller(Section, frozen=True):
     """``nri-numa controller``; the agent reads none of it."""
 
     address: HostPortOrOff = "127.0.0.1:9893"
-    """host:port for its metrics, its probes and PUT of capacity, or off. Wider than loopback PUT
-    needs tokenFile and TLS."""
+    """host:port for its metrics, its probes and PUT of capacity, or off. On other addresses than
+    loopback PUT needs tokenFile and TLS."""
     token_file: str = ""
-    """File with the bearer token that a PUT must carry, read again when it changes; without one PUT
-    is refused."""
+    """File with the bearer token of a PUT, read again when it changes; without one PUT is
+    rejected."""
     tls_cert: str = ""
     """PEM file with the server's certificate chain."""
     tls_key: str = ""
     """PEM file with the certificate's private key."""
     allow_plaintext_token: bool = False
-    """Take the token on an address wider than loopback without TLS, for networks that encrypt by
-    themselves."""
+    """true: accept the token without TLS on other addresses than loopback. Only for networks that
+    encrypt traffic themselves."""
     capacity_file: str = ""
     """YAML or JSON file with nodes and their capacity factors, read again when it changes; empty
     for none."""
     prometheus: Prometheus = Prometheus()
     """Capacity factors from a query."""
     validity: Annotated[str | float, with_parser(build_duration_check(5, 7 * DAY_S))] = "5m"
-    """How long a value counts that its source does not repeat; 5s to 7 days. A PUT may say less."""
-    on_stale_source: Literal["full", "last"] = msgspec.field(name="silent", default="full")
-    """What counts for a node when all of its sources are silent: full, or the last value."""
-    smoothing: Annotated[str | float, with_parser(build_duration_check(0, DAY_S))] = "30s"
+    """Maximum age of a value that its source does not repeat; 5s to 7 days. A PUT may set less."""
+    on_stale_source: Literal["full", "last"] = "full"
+    """Capacity of a node whose sources are all stale. full: its whole capacity. last: the last
+    value."""
+    smoothing_time: Annotated[str | float, with_parser(build_duration_check(0, DAY_S))] = "30s"
     """Time constant of the exponential average over a source's values."""
-    min_update_interval: Annotated[str | float, with_parser(build_duration_check(0, DAY_S))] = (
-        msgspec.field(name="leastTime", default="10s")
-    )
-    """Time between two changes of one Node's annotation at least."""
+    min_update_interval: Annotated[str | float, with_parser(build_duration_check(0, DAY_S))] = "10s"
+    """Minimum time between two changes of one Node's annotation."""
     page: ClusterPageSection = ClusterPageSection()
     """A page of the whole cluster."""
     verdicts: VerdictsSection = VerdictsSection()
-    """Where a Pending pod fits, and why not elsewhere."""
+    """Nodes on which a Pending pod fits, and why not on others."""
     evictions: EvictionSection = EvictionSection()
-    """Moving pods to other nodes."""
-    rate: Annotated[float, Meta(gt=0, le=100)] = 10.0
-    """Requests to the API server per second at most."""
-    credentials: Text = "/var/run/secrets/kubernetes.io/serviceaccount"
+    """Evictions of pods, which their workloads recreate on other nodes."""
+    api_qps: Annotated[float, Meta(gt=0, le=100)] = 10.0
+    """Maximum number of requests to the API server per second."""
+    credentials_dir: Text = "/var/run/secrets/kubernetes.io/serviceaccount"
     """Directory with token, ca.crt and namespace, read again when they change."""
 
 
 class MissingTopologyAction(StrEnum):
-    """What becomes of pods that ask for something, on nodes that publish nothing."""
+    """Treatment of nodes without a NodeResourceTopology, for pods with placement options."""
 
-    REFUSE = "refuse"
+    REJECT = "reject"
     ALLOW = "allow"
 
 
@@ -562,42 +582,39 @@ class Scheduling(Section, frozen=True):
     """The extender of kube-scheduler; the agent itself reads none of it."""
 
     address: HostPortOrOff = "127.0.0.1:9894"
-    """host:port where kube-scheduler asks, with /metrics, /healthz and /readyz."""
+    """host:port that kube-scheduler calls; also serves /metrics, /healthz and /readyz."""
     tls_cert: str = ""
-    """Certificate chain in PEM; read again when it changes."""
+    """PEM file with the server's certificate chain, read again when it changes."""
     tls_key: str = ""
-    """Its key."""
+    """PEM file with the certificate's private key."""
     client_ca: str = ""
-    """Certificate authority, in PEM, of those who may ask. Metrics and probes need no
-    certificate."""
+    """PEM file with the certificate authority of clients that may call the extender. Metrics and
+    probes need no certificate."""
     allow_anonymous: bool = False
-    """Answer every client that reaches an address that is not loopback: it can send any
-    waiting pod to any node."""
-    lease: str = ""
-    """Name of the Lease by which one of several replicas leads, in the namespace of the
-    credentials; empty for a single replica."""
-    on_missing_topology: MissingTopologyAction = msgspec.field(
-        name="unknownNodes", default=MissingTopologyAction.REFUSE
-    )
-    """Whether pods that ask for something may go to nodes without a readable
-    NodeResourceTopology."""
-    filter_to_best: bool = msgspec.field(name="narrow", default=True)
-    """Of the nodes with room filter names those that suit best, so that the scheduler needs no
-    prioritizeVerb; false where one is configured, or where another extender filters after this
-    one."""
+    """true: answer every client on an address other than loopback. Any client can then bind any
+    pending pod to any node."""
+    lease_name: str = ""
+    """Name of the Lease that elects one of several replicas, in the namespace of the credentials;
+    empty for a single replica."""
+    on_missing_topology: MissingTopologyAction = MissingTopologyAction.REJECT
+    """Treatment of nodes without a valid NodeResourceTopology, for pods with placement options.
+    reject: filter them out. allow: use them if no other node fits."""
+    filter_to_best: bool = True
+    """true: filter returns only the best of the nodes that fit, so the scheduler needs no
+    prioritizeVerb. false: if one is configured, or if another extender filters after this one."""
     bind_timeout: Annotated[
         str | float, with_parser(build_duration_check(0.1, MAX_BIND_TIMEOUT_S))
     ] = "4s"
-    """Time for one binding; below the scheduler's httpTimeout, at most 4s."""
-    settle: Annotated[str | float, with_parser(build_duration_check(0, 600))] = "10s"
-    """Time from the start of a pod's containers until its node's NodeResourceTopology counts them,
-    where that does not name them."""
-    credentials: Text = "/var/run/secrets/kubernetes.io/serviceaccount"
+    """Maximum time for one binding; below the scheduler's httpTimeout, at most 4s."""
+    topology_report_delay: Annotated[str | float, with_parser(build_duration_check(0, 600))] = "10s"
+    """Maximum time from the start of a pod's containers until its node's NodeResourceTopology
+    counts them, if that object does not name them."""
+    credentials_dir: Text = "/var/run/secrets/kubernetes.io/serviceaccount"
     """Directory with token, ca.crt and namespace."""
 
 
 class LogLevel(StrEnum):
-    """Least severe line that is written."""
+    """Minimum severity of log lines."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -606,7 +623,7 @@ class LogLevel(StrEnum):
 
 
 class LogFormat(StrEnum):
-    """How a line is written."""
+    """Format of log lines."""
 
     LOGFMT = "logfmt"
     JSON = "json"
@@ -616,44 +633,45 @@ class Log(Section, frozen=True):
     """Log lines, written to standard error."""
 
     level: LogLevel = LogLevel.INFO
-    """Least severe line that is written."""
+    """Minimum severity of lines that are written."""
     format: Annotated[LogFormat, RESTART_REQUIRED] = LogFormat.LOGFMT
     """logfmt (key=value) or json."""
     file: Annotated[str, RESTART_REQUIRED] = ""
-    """File to append to instead of standard error. A plugin that the runtime launched has no
-    standard error and writes to the journal without this."""
+    """File to append to, instead of standard error. Without it a plugin that the runtime launched
+    writes to the journal, because it has no standard error."""
 
 
 class InternalErrorAnswer(StrEnum):
-    """What the runtime gets as an answer when we fail by a mistake of our own."""
+    """Answer to the runtime after an internal error of the agent."""
 
     UNPINNED = "unpinned"
     REJECT = "reject"
 
 
 class Reconcile(Section, frozen=True):
-    """Comparing the real cgroups with what was decided."""
+    """Comparison of actual cgroups with desired ones, and their repair."""
 
     interval: Duration = "30s"
-    """Time between two rounds: seconds, or a text such as 30s or 5m. 0 is off. A container whose
-    cpuset another program writes is looked at within a second."""
+    """Time between two comparisons: seconds, or a text such as 30s or 5m. 0 is off. A cpuset that
+    another program writes is checked within a second."""
     max_repairs: Annotated[int, Meta(ge=1)] = 3
-    """Repairs of one container within ten minutes after which the fight is reported instead of
-    fought."""
-    without_runtime: bool = False
-    """While the runtime cannot be reached, write the cgroups that are not as decided; else they
-    wait until it is back. CPU limits wait in any case."""
+    """Maximum number of repairs of one container within ten minutes. Then repairs are abandoned
+    and reported."""
+    repair_without_runtime: bool = False
+    """true: write cgroups that differ while the runtime is unreachable. false: wait until it is
+    back. CPU limits wait in any case."""
 
 
 class Rebalance(Section, frozen=True):
-    """Moving containers that are movable, so that another one is not refused."""
+    """Moves of movable containers so that another one fits."""
 
-    max_moves: Annotated[int, Meta(ge=0, le=3)] = msgspec.field(name="moves", default=2)
-    """Containers that move at most for one that would be refused otherwise; 0: none ever."""
+    max_moves: Annotated[int, Meta(ge=0, le=3)] = 2
+    """Maximum number of containers moved for one that would be rejected without it. 0: no
+    moves."""
 
 
 class UsageReadMode(StrEnum):
-    """What is done with a measurement of all containers."""
+    """Use of a measurement of all containers."""
 
     OFF = "off"
     READ = "read"
@@ -664,39 +682,39 @@ class ContainerUsageSection(Section, frozen=True):
     """Measurements of all containers, repeated at an interval."""
 
     memory: UsageReadMode = UsageReadMode.OFF
-    """read: what part of a container's memory is on its own NUMA nodes, for the page, nri-numa
+    """read: measure the part of a container's memory on its own NUMA nodes, for the page, nri-numa
     status -o wide, explain and the API. Needs HTTP. metric: expose
-    nri_numa_container_local_memory_ratio as well, a series for each container."""
+    nri_numa_container_local_memory_ratio too, a series for each container."""
     cpu_pressure: UsageReadMode = UsageReadMode.OFF
-    """read: the CPU pressure of a container's cgroup and how many of its threads wait on run
-    queues, for the page, nri-numa status -o wide and the API. Needs HTTP. metric: expose
-    nri_numa_container_cpu_pressure_ratio and nri_numa_container_waiting_tasks as well, a series of
-    each for each container."""
+    """read: measure the CPU pressure of a container's cgroup and its threads waiting on run queues,
+    for the page, nri-numa status -o wide and the API. Needs HTTP. metric: expose
+    nri_numa_container_cpu_pressure_ratio and nri_numa_container_waiting_tasks too, a series of each
+    for each container."""
     interval: Interval = "30s"
-    """Time between two rounds over all containers; 1s or more."""
+    """Time between two measurements of all containers; 1s or more."""
 
 
 class StealTimeMode(StrEnum):
-    """What is done with steal."""
+    """Use of measured steal."""
 
     OFF = "off"
-    OBSERVE = "observe"
-    ENFORCE = "act"
+    REPORT = "report"
+    ENFORCE = "enforce"
 
 
 class StealCapacity(Section, frozen=True):
-    """Steal on each NUMA node, for virtual machines on hosts that promise more than they have."""
+    """Capacity factors from steal on each NUMA node, for guests of overcommitted hypervisors."""
 
     mode: StealTimeMode = StealTimeMode.OFF
-    """off; observe: measure steal of each NUMA node, log and expose the capacity factors that would
-    follow; act: give new containers no more than these leave, and what capacityFactor says. What
-    runs stays where it is."""
+    """report: measure steal of each NUMA node, log and expose the capacity factors that follow.
+    enforce: also limit new containers to these factors and capacityFactor. Running containers are
+    not moved."""
     interval: Interval = "5s"
-    """Time between two readings; 1s or more."""
+    """Time between two measurements; 1s or more."""
     half_life: Interval = "30s"
-    """Time after which half of a change has arrived in what is averaged; 1s or more."""
-    floor: Annotated[float, Meta(ge=0, le=1)] = 0.5
-    """No factor is lower, however much is stolen."""
+    """Time in which the average follows half of a change; 1s or more."""
+    min_factor: Annotated[float, Meta(ge=0, le=1)] = 0.5
+    """Minimum capacity factor, however high the steal."""
 
 
 class AgentConfig(Section, frozen=True):
@@ -705,41 +723,39 @@ class AgentConfig(Section, frozen=True):
     api_version: Annotated[Literal["nri-numa/v1"], RESTART_REQUIRED] = AGENT_CONFIG_API_VERSION
     """Version of this document's form."""
     kind: Annotated[Literal["AgentConfig"], RESTART_REQUIRED] = CONFIG_KIND
-    """What this document is."""
+    """Type of this document."""
     runtime: Annotated[RuntimeLinkSection, RESTART_REQUIRED] = RuntimeLinkSection()
-    """How the container runtime is reached."""
+    """Access to the container runtime."""
     node_name: Annotated[str, with_parser(values.check_node_name), RESTART_REQUIRED] = ""
-    """Name of this node in the page, the API and the metrics, and of the Node object; the kubelet's
-    `--hostname-override` or the host name when empty. The manifests set it to the name that
-    Kubernetes has, by the environment."""
+    """Name of the Node, also used in the page, the API and the metrics. If empty, the kubelet's
+    `--hostname-override` or the host name. The manifests set it by the environment."""
     node_group: Annotated[str, RESTART_REQUIRED] = ""
-    """Name of the kind of nodes whose settings these are, for `nri-numa check` and the log; set by
-    the Helm chart, from its `nodeGroups`."""
+    """Name of the group of nodes that these settings are for, in `nri-numa check` and the log; set
+    by the Helm chart from its `nodeGroups`."""
     state_dir: Annotated[Text, RESTART_REQUIRED] = "/run/nri-numa"
-    """Directory of the checkpoint. /run is right: containers do not outlive a reboot either."""
+    """Directory of the checkpoint. /run is right, because containers do not outlive a reboot."""
     sysfs_root: Annotated[Text, RESTART_REQUIRED] = "/"
-    """Directory that holds the sys/ tree the machine is read from. Another one than / is a captured
-    machine."""
+    """Directory whose sys/ describes the machine: / for this one, or a captured machine."""
     cgroup_root: Annotated[Text, RESTART_REQUIRED] = "/sys/fs/cgroup"
-    """Where the cgroup file systems are mounted."""
+    """Mount point of the cgroup file systems."""
     kubelet_root: Annotated[Text, RESTART_REQUIRED] = "/var/lib/kubelet"
     """The kubelet's directory, read to find CPUs that its managers have pinned."""
     kubelet: KubeletSection = KubeletSection()
-    """The kubelet, and who may take a container away from its managers."""
+    """The kubelet, and pods that may override its grants."""
     http: Annotated[HTTP, RESTART_REQUIRED] = HTTP()
     """Metrics, health, the API and the page."""
     device_plugin: Annotated[DevicePluginSection, RESTART_REQUIRED] = DevicePluginSection()
     """Exclusive CPUs as an extended resource that the scheduler counts."""
     devices: Annotated[Devices, RESTART_REQUIRED] = Devices()
-    """Placing containers beside the devices that they have."""
+    """Placement of containers near their devices."""
     dra: Annotated[DRA, RESTART_REQUIRED] = DRA()
     """NUMA nodes as devices that ResourceClaims allocate (DRA)."""
     publish: Annotated[Publish, RESTART_REQUIRED] = Publish()
-    """What nri-numa publish writes to the API server."""
+    """Objects that nri-numa publish writes to the API server."""
     offline_capacity: Annotated[CapacityFromNodeAnnotationsSection, RESTART_REQUIRED] = (
         CapacityFromNodeAnnotationsSection()
     )
-    """How annotations of the Node about its capacity get to the agent."""
+    """Handover of the Node's capacity annotations to the agent."""
     controller: Annotated[Controller, RESTART_REQUIRED] = Controller()
     """nri-numa controller, one for the cluster."""
     scheduler: Annotated[Scheduling, RESTART_REQUIRED] = Scheduling()
@@ -747,88 +763,85 @@ class AgentConfig(Section, frozen=True):
     log: Log = Log()
     """Log lines, written to standard error."""
     observe: bool = False
-    """Decide, log and count, but change nothing."""
+    """true: decide, log and count, but change nothing."""
     on_internal_error: InternalErrorAnswer = InternalErrorAnswer.UNPINNED
-    """When we fail by a mistake of our own: start the container unpinned, or reject it."""
+    """Answer after an internal error of the agent. unpinned: start the container unpinned. reject:
+    reject it."""
     annotation_prefix: Annotated[Text, with_parser(values.check_annotation_prefix)] = (
         "numa.kubernetes.io"
     )
-    """Prefix of the annotations that pods ask with, without the slash."""
+    """Prefix of the annotations of pods, without the slash."""
     defaults: dict[str, AnnotationValue] = field(default_factory=dict)
-    """Annotation keys and values for pods that say nothing themselves."""
+    """Annotation keys and values that apply if neither pod nor rules set the key."""
     rules: tuple[RuleDocument, ...] = ()
     """Annotation keys for matching containers. The first matching rule that sets a key applies;
     annotations come before rules, and rules before the defaults."""
     permissions: tuple[PermissionDocument, ...] = ()
-    """What the annotations of pods may ask for. The first entry that matches a pod counts; a pod
-    that none matches may use every key, gets exclusive CPUs only as far as its CPU request pays for
-    them, and lists no reserved CPUs. Rules and defaults need no permission."""
+    """Annotations that pods may use. The first entry that matches a pod applies. A pod without an
+    entry may use every key, gets exclusive CPUs only up to its CPU request, and may not list
+    reserved CPUs. Rules and defaults need no permission."""
     quotas: CPUWithholdingLimits = CPUWithholdingLimits()
-    """How many CPUs may be withheld from others."""
+    """Limits on CPUs that are withheld from other containers."""
     shared_pool: SharedPool = SharedPool()
-    """What stays for containers without exclusive CPUs."""
-    keep_exclusive_cpus: Duration = "10m"
-    """How long what a pod's sum leaves is reserved for its containers to come, after the last one
-    was created or ended, before it gives way to other pods, and then until it is given back; also
-    how long a container that never started keeps what it has (at least 2m). 0 reserves nothing."""
+    """Minimum of CPUs for containers without exclusive CPUs."""
+    pod_reservation_timeout: Duration = "10m"
+    """Minimum time that free CPUs and memory of a pod stay reserved for its next containers, since
+    its last container was created or ended; then other pods may take them. Also the maximum time
+    for a container to start before it is released (at least 2m). 0: no reservations."""
     interrupts_off_exclusive_cpus: Annotated[bool, RESTART_REQUIRED] = False
-    """Keep interrupts of devices off CPUs that containers have exclusively (and off their idle
-    siblings), by /proc/irq or, where irqbalance runs, by its list of banned CPUs. Given back when
-    the agent stops. Interrupts that the kernel manages stay where they are, and the log says so."""
+    """true: keep device interrupts off exclusive CPUs and their idle siblings, by /proc/irq or, if
+    irqbalance runs, by its list of banned CPUs; undone when the agent stops. Interrupts that the
+    kernel manages stay where they are, and the log names them."""
     strategy: Strategy = Strategy.SPREAD
-    """Of equally good NUMA nodes take the emptiest (spread) or the fullest that fits (pack), by
-    what is scarcest there; or the one with the most memory free, without memory the most CPU
-    (most-left)."""
-    oversale: Annotated[float, Meta(ge=1, le=100)] = 1.0
-    """Factor on each NUMA node's CPUs when shared requests are accounted."""
+    """Choice among equally good NUMA nodes. spread: the emptiest. pack: the fullest that fits. Both
+    by the scarcest resource. most-memory: the one with the most free memory, or without memory the
+    most free CPU."""
+    cpu_overcommit: Annotated[float, Meta(ge=1, le=100)] = 1.0
+    """Factor on each NUMA node's CPUs for requests of shared containers."""
     capacity_factor: dict[int, Annotated[float, Meta(ge=0, le=1)]] = field(default_factory=dict)
-    """By NUMA node, the part of its CPUs that is really there; 1 where nothing is said, 0 drains
+    """By NUMA node, the usable fraction of its CPUs. NUMA nodes without an entry have 1; 0 drains
     the NUMA node."""
     reserved_cpus: CPUList = ""
-    """CPUs, as a kernel list such as 0-1,32, that are never given exclusively."""
-    strict_reserved: bool = False
-    """Keep the reserved CPUs out of the shared pool too."""
+    """CPUs, as a kernel list such as 0-1,32, that never become exclusive."""
+    strict_cpu_reservation: bool = False
+    """true: keep the reserved CPUs out of the shared pool too."""
     reserved_memory: dict[int, Quantity | dict[str, Quantity]] = field(default_factory=dict)
-    """By NUMA node, memory that is never allocated to containers, such as 1Gi; or a mapping of
-    memory and huge pages of each size (hugepages-1Gi) to amounts."""
-    prefer_closest: bool | None = None
-    """Of equally narrow sets of NUMA nodes take the closest ones. Where nothing is said true, and
-    false with kubeletCompatibility.mode: full."""
+    """By NUMA node, memory that is never allocated to containers, such as 1Gi; or a mapping with
+    amounts of memory and of huge pages of each size (hugepages-1Gi)."""
+    prefer_closest_numa_nodes: bool | None = None
+    """true: choose the closest of equally good sets of NUMA nodes. Default: true, but false with
+    kubeletCompatibility.mode: full."""
     kubelet_compatibility: KubeletCompatibilitySection = KubeletCompatibilitySection()
-    """Rules of the kubelet that are kept instead of the agent's own."""
+    """Rules of the kubelet that apply instead of the agent's own."""
     align_l3: bool | None = None
-    """Keep an exclusive request inside few last-level caches. Where nothing is said true, and false
-    with kubeletCompatibility.mode: full."""
+    """true: keep an exclusive request inside few last-level caches. Default: true, but false with
+    kubeletCompatibility.mode: full."""
     isolated_cpus: IsolatedCPUs = IsolatedCPUs.AVOID
-    """What exclusive assignments do with the CPUs of the kernel's isolcpus list. Containers that
-    share run on none of them, unless this is any or no others are left; with only, exclusive
-    containers get no others."""
+    """Use of the kernel's isolcpus list for exclusive CPUs; only: exclusive containers get no other
+    CPUs. Shared containers run on isolated CPUs only with any, or if no others are left."""
     nohz_full_cpus: NohzFullCPUs = NohzFullCPUs.ANY
-    """What exclusive assignments do with the CPUs of the kernel's nohz_full list. isolatedCPUs goes
-    first where the two contradict each other, and no NUMA node more is used for it."""
-    cores: PreferredCores = PreferredCores.ANY
-    """Which cores of a hybrid processor exclusive assignments take first."""
-    memory_only_nodes: NUMAList = ""
-    """NUMA nodes without CPUs (HBM, CXL, PMEM), as a kernel list, that computed assignments may
-    use."""
-    memory_tiers: NUMAList = ""
-    """Memory tiers of the kernel, as a list of their numbers, whose NUMA nodes without CPUs
-    computed assignments may use; the N of /sys/devices/virtual/memory_tiering/memory_tierN."""
-    lift_quota: bool = True
-    """Run containers with exclusive CPUs without CFS quota."""
-    environment: bool = True
-    """Put NUMA_CPUS and NUMA_MEMS into pinned containers."""
+    """Use of the kernel's nohz_full list for exclusive CPUs. isolatedCPUs goes first where both
+    contradict each other. No further NUMA node is used for it."""
+    preferred_cores: PreferredCores = PreferredCores.ANY
+    """Cores of a hybrid processor that exclusive assignments take first."""
+    memory_only_numa_nodes: MemoryOnlyNUMANodesSection = MemoryOnlyNUMANodesSection()
+    """NUMA nodes without CPUs (HBM, CXL, PMEM) that computed assignments may use, named by id or by
+    memory tier."""
+    disable_cfs_quota: bool = True
+    """true: run containers with exclusive CPUs without CFS quota."""
+    inject_environment: bool = True
+    """true: set NUMA_CPUS and NUMA_MEMS in pinned containers."""
     assigned_files: Annotated[bool, RESTART_REQUIRED] = False
-    """Mount /run/numa into pinned containers, read-only: assigned.cpuset and assigned.memset say
-    what the container has at any time, also after a resize. Not over CRI."""
+    """true: mount /run/numa into pinned containers, read-only. assigned.cpuset and assigned.memset
+    have the container's current CPUs and memory nodes, also after a resize. Not over CRI."""
     reconcile: Reconcile = Reconcile()
-    """Comparing the real cgroups with what was decided."""
-    room: Rebalance = Rebalance()
-    """Making room for containers that strict policies would refuse."""
+    """Comparison of actual cgroups with desired ones, and their repair."""
+    rebalance: Rebalance = Rebalance()
+    """Moves of movable containers so that another one fits."""
     container_usage: Annotated[ContainerUsageSection, RESTART_REQUIRED] = ContainerUsageSection()
-    """Looking where the memory of containers is, and how much they wait for CPUs."""
+    """Measurements of containers: memory on their own NUMA nodes, and CPU pressure."""
     measured_capacity: Annotated[StealCapacity, RESTART_REQUIRED] = StealCapacity()
-    """Capacity factors that follow steal."""
+    """Capacity factors from measured steal."""
 
 
 @dataclass(frozen=True, slots=True)

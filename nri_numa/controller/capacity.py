@@ -124,7 +124,7 @@ def parse_query_answer(
     data = document.get("data")
     samples = data.get("result") if isinstance(data, Mapping) else None
     if not isinstance(samples, list) or data.get("resultType") != "vector":  # type: ignore[union-attr]
-        raise BadCapacity("the query's result is no instant vector")
+        raise BadCapacity("the result of the query is not an instant vector")
     nodes: dict[str, dict[int, float]] = {}
     problems: list[str] = []
     for sample in samples:
@@ -147,7 +147,7 @@ def _parse_sample(sample: Any, node_label: str, numa_node_label: str) -> tuple[s
     labels = sample.get("metric") if isinstance(sample, Mapping) else None
     value = sample.get("value") if isinstance(sample, Mapping) else None
     if not isinstance(labels, Mapping) or not isinstance(value, list) or len(value) != 2:
-        raise BadCapacity(f"a sample is not as expected: {ascii(sample)[:120]}")
+        raise BadCapacity(f"a sample is not valid: {ascii(sample)[:120]}")
     node, numa_node = labels.get(node_label), labels.get(numa_node_label)
     if not isinstance(node, str) or not node:
         raise BadCapacity(f"a sample has no label {node_label}: {ascii(dict(labels))[:120]}")

@@ -38,7 +38,7 @@ from nri_numa.model.offline_capacity import (
 )
 from nri_numa.publisher.desired_objects import pod_event
 from nri_numa.publisher.outbox import Output, backoff_seconds
-from nri_numa.publisher.topology import MEASURED_FACTOR_ATTRIBUTE
+from nri_numa.publisher.topology import MEASURED_CAPACITY_FACTOR_ATTRIBUTE
 
 WORKLOAD_WINDOW_S: Final = 3600.0
 """Seconds in which the evictions of one workload are counted."""
@@ -445,8 +445,8 @@ class HostStealEvictor(_NUMANodeEvictor):
     """Empties NUMA nodes whose CPU time the hypervisor gives to other guests.
 
     The factor is the one that the node's own agent measured and applied
-    (``measuredCapacity.mode: act``), which the publisher writes for each zone. Reports of external
-    sources (`nri_numa.controller.capacity`) evict no pod.
+    (``measuredCapacity.mode: enforce``), which the publisher writes for each zone. Reports of
+    external sources (`nri_numa.controller.capacity`) evict no pod.
 
     A NUMA node whose factor is low for the delay is *degraded* until `RECOVERED_FACTOR`, so a
     factor that wavers about the limit does not restart the delay. If too many are degraded at the
@@ -472,7 +472,7 @@ class HostStealEvictor(_NUMANodeEvictor):
     ) -> None:
         super().__init__("steal", prefix, budget, delay_s, now_s)
         self._below, self._at_most = below, max_fraction
-        self._attribute = f"{prefix}/{MEASURED_FACTOR_ATTRIBUTE}"
+        self._attribute = f"{prefix}/{MEASURED_CAPACITY_FACTOR_ATTRIBUTE}"
         self._measured: dict[str, dict[int, _MeasuredCapacityFactor]] = {}
 
     def on_topology_updated(self, name: str, document: Mapping[str, Any], now_s: float) -> None:
@@ -518,7 +518,7 @@ class HostStealEvictor(_NUMANodeEvictor):
             f"{i}: {zones[i].factor:g}" for i in sorted(pod.numa_nodes) if i in zones
         )
         return (
-            f"the host takes away CPU time of NUMA node {format_id_list(pod.numa_nodes)} of node "
+            f"the host steals CPU time of NUMA node {format_id_list(pod.numa_nodes)} of node "
             f"{pod.node} (measured factor {factors or 'unknown'}, limit {self._below:g})"
         )
 

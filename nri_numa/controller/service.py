@@ -76,34 +76,35 @@ class ControllerMetrics(WriterMetrics):
 
     def __init__(self, version: str) -> None:
         super().__init__("nri_numa_controller", version)
-        self.leader = self.new_gauge("leader", "Whether this replica holds the Lease.")
+        self.leader = self.new_gauge("leader", "1 if this replica holds the Lease.")
         self.nodes = self.new_gauge("nodes", "Nodes of the cluster.")
-        self.lowered = self.new_gauge(
-            "lowered_nodes", "Nodes of which a source says that less than everything is there."
+        self.reduced_capacity_nodes = self.new_gauge(
+            "reduced_capacity_nodes",
+            "Nodes for which a source reports reduced capacity.",
         )
-        self.drained = self.new_gauge(
+        self.drained_numa_nodes = self.new_gauge(
             "drained_numa_nodes",
-            "NUMA nodes that the annotation drained names; 0 without evictions.",
+            "NUMA nodes that the annotation drained names; 0 if these evictions are off.",
         )
-        self.to_move = self.new_gauge(
-            "pods_to_move", "Pods on drained NUMA nodes that are still to be evicted."
+        self.pods_to_evict = self.new_gauge(
+            "pods_to_evict", "Pods on drained NUMA nodes that are still to be evicted."
         )
-        self.stuck = self.new_gauge(
+        self.stuck_pods = self.new_gauge(
             "stuck_pods",
-            "Pods that wait for NUMA nodes of their node; 0 without stuck.evict.",
+            "Pods that their node keeps rejecting; 0 if these evictions are off.",
         )
-        self.stolen = self.new_gauge(
-            "stolen_numa_nodes",
-            "NUMA nodes whose measured factor stays low; 0 without steal.evict.",
+        self.degraded_numa_nodes = self.new_gauge(
+            "degraded_numa_nodes",
+            "NUMA nodes whose measured capacity factor stays low; 0 if these evictions are off.",
         )
-        self.offers = self.new_counter(
-            "offers_total",
-            "What sources said of one Node, by source and by accepted or refused.",
+        self.source_reports = self.new_counter(
+            "source_reports_total",
+            "Capacity reports for a Node, by source, accepted or rejected.",
             "source",
             "result",
         )
         self.source_up = self.new_gauge(
-            "source_up", "Whether a source could be read the last time.", "source"
+            "source_up", "1 if the source could be read at the last attempt.", "source"
         )
 
 
@@ -156,7 +157,7 @@ class ControllerService:
             capacity.CapacityRules(
                 validity=parse_duration(section.validity),
                 keep_last_value=section.on_stale_source == "last",
-                smoothing=parse_duration(section.smoothing),
+                smoothing=parse_duration(section.smoothing_time),
                 hysteresis=FACTOR_HYSTERESIS,
                 min_update_interval=parse_duration(section.min_update_interval),
             ),
@@ -174,7 +175,7 @@ class ControllerService:
             if section.verdicts.enabled
             else None
         )
-        self.drained = self.stolen = self.refused = None
+        self.drained = self.stolen = self.stuck = None
         evictions = section.evictions
         budget = EvictionBudget(
             EvictionRules(
@@ -196,7 +197,7 @@ class ControllerService:
                 max_fraction=steal.max_affected_fraction,
             )
         if (stuck := evictions.stuck_pods).evict:
-            self.refused = StuckPodEvictor(
+            self.stuck = StuckPodEvictor(
                 prefix,
                 budget,
                 parse_duration(stuck.delay),
@@ -206,14 +207,14 @@ class ControllerService:
                 now_s,
             )
         self._evictors = [
-            evictor for evictor in (self.drained, self.stolen, self.refused) if evictor is not None
+            evictor for evictor in (self.drained, self.stolen, self.stuck) if evictor is not None
         ]
         self._writer = Writer(
             self._api,
             [self.capacity, *self._evictors],
             self._metrics,
             "controller",
-            rate=section.rate,
+            rate=section.api_qps,
             burst=REQUEST_BURST,
             clock=clock,
             jitter=random.random,
@@ -222,7 +223,7 @@ class ControllerService:
         self._address = split_address(section.address)
         self.lease = Lease(
             LEASE_NAME,
-            read_pod_namespace(section.credentials),
+            read_pod_namespace(section.credentials_dir),
             self._api.execute,
             address=reachable_address(self._address),
             clock=clock,
@@ -277,7 +278,7 @@ class ControllerService:
         node_changed: list[ObjectChanged] = [output.on_node_updated for output in parts]
         node_removed: list[Callable[[str], object]] = [output.on_node_removed for output in parts]
         changed, removed = list[ObjectChanged](), list[Callable[[str], object]]()
-        judges_pods = self.refused is not None or self._verdicts is not None
+        judges_pods = self.stuck is not None or self._verdicts is not None
         if judges_pods or overview is not None:
             node_changed.append(lambda name, node, _: cluster.update_node(name, node))
             node_removed.append(cluster.remove_node)
@@ -296,18 +297,18 @@ class ControllerService:
             if overview is not None:
                 self.page = ClusterPage(config, overview, topologies)
         pod_changed, pod_removed = list[ObjectChanged](), list[Callable[[str], object]]()
-        if (refused := self.refused) is not None:
-            pod_changed.append(lambda _, pod, now_s: refused.on_pod(pod, now_s))
-            pod_removed.append(refused.on_pod_removed)
+        if (stuck := self.stuck) is not None:
+            pod_changed.append(lambda _, pod, now_s: stuck.on_pod(pod, now_s))
+            pod_removed.append(stuck.on_pod_removed)
         if (verdicts := self._verdicts) is not None:
             pod_changed.append(lambda _, pod, now_s: verdicts.on_pod(pod))
             pod_removed.append(verdicts.on_pod_removed)
         if judges_pods:
             pods = _ObjectEventFanout(clock, pod_changed, pod_removed)
             follow(PODS_PATH, pods, fields="status.phase=Pending", key=uid_of)
-        if refused is not None and self._section.evictions.stuck_pods.include_running:
+        if stuck is not None and self._section.evictions.stuck_pods.include_running:
             events = _ObjectEventFanout(
-                clock, [lambda _, event, now_s: refused.on_rejection_event(event, now_s)]
+                clock, [lambda _, event, now_s: stuck.on_rejection_event(event, now_s)]
             )
             follow(EVENTS_PATH, events, fields=REJECTION_EVENT_SELECTOR, key=uid_of)
         return watches
@@ -354,9 +355,9 @@ class ControllerService:
         try:
             yield
         except (BadCapacity, UnknownNode):
-            self._metrics.offers.labels(source, "refused").inc()
+            self._metrics.source_reports.labels(source, "rejected").inc()
             raise
-        self._metrics.offers.labels(source, "accepted").inc()
+        self._metrics.source_reports.labels(source, "accepted").inc()
 
     def effective_capacity_document(self, node: str) -> dict[str, Any]:
         """Return the document of a Node's capacity."""
@@ -374,11 +375,13 @@ class ControllerService:
 
     def _check_write_allowed(self, request: HTTPRequest) -> None:
         if self._token is None:
-            raise APIError(403, "Forbidden", "controller.tokenFile is not set, so PUT is refused")
+            raise APIError(
+                403, "Forbidden", "controller.tokenFile is not set, so PUT is not allowed"
+            )
         self._token.check_request_token(request)
         problem = self.unready_reason()
         if request.header_value(FORWARDED_HEADER.encode()) and not self.lease.is_leader:
-            problem = "this replica does not lead any more"
+            problem = "this replica is no longer the leader"
         if problem:
             raise _not_ready_error(problem)
 
@@ -394,9 +397,7 @@ class ControllerService:
             try:
                 return await forward_to_replica(request, leader, self._certificate)
             except (aiohttp.ClientError, OSError, ValueError) as error:
-                raise _not_ready_error(
-                    f"{leader}, which leads, cannot be asked: {error}"
-                ) from error
+                raise _not_ready_error(f"{leader}, the leader, does not answer: {error}") from error
 
         return handle
 
@@ -436,14 +437,16 @@ class ControllerService:
         currents = [
             self.capacity.effective_capacity(node, now_s) for node in self.capacity.reported_nodes()
         ]
-        metrics.lowered.set(sum(1 for c in currents if c and min(c.zones.values()) < 1))
+        metrics.reduced_capacity_nodes.set(
+            sum(1 for c in currents if c and min(c.zones.values()) < 1)
+        )
         if self.drained is not None:
-            metrics.drained.set(self.drained.draining_count())
-            metrics.to_move.set(self.drained.pending_count())
-        if self.refused is not None:
-            metrics.stuck.set(self.refused.pending_count())
+            metrics.drained_numa_nodes.set(self.drained.draining_count())
+            metrics.pods_to_evict.set(self.drained.pending_count())
+        if self.stuck is not None:
+            metrics.stuck_pods.set(self.stuck.pending_count())
         if self.stolen is not None:
-            metrics.stolen.set(self.stolen.degraded_count())
+            metrics.degraded_numa_nodes.set(self.stolen.degraded_count())
         return metrics.render_metrics()
 
     def _record_reports(self, source: str, measurements: Sequence[CapacityReport]) -> list[str]:
@@ -547,7 +550,7 @@ def run_controller(config: AgentConfig) -> int:
 
     def create_controller() -> ControllerService:
         return ControllerService(
-            config, KubeAPI(config.controller.credentials, "nri-numa-controller")
+            config, KubeAPI(config.controller.credentials_dir, "nri-numa-controller")
         )
 
     return service.run_service(create_controller, log, address="controller.address")

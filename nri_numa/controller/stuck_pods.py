@@ -78,7 +78,7 @@ class StuckPod(EvictionCandidate):
     unstarted_request: PodRequest
     is_running: bool
     spec: Mapping[str, Any]
-    refusal: str
+    rejection_text: str
     stuck_since: float
     target_search: Cooperative[tuple[str, Fit] | None] | None = None
     target: tuple[str, Fit] | None = None
@@ -138,7 +138,7 @@ class StuckPodEvictor(Evictor[StuckPod]):
             return
         running, pod = _is_pod_running(document), self.pods.get(uid)
         if pod is not None and pod.is_running == running:
-            pod.version, pod.refusal = version, rejection
+            pod.version, pod.rejection_text = version, rejection
             pod.pod_request, pod.unstarted_request = request, unstarted_request(request, document)
         elif len(self.pods) < MAX_STUCK_PODS:
             self.pods[uid] = StuckPod(
@@ -153,7 +153,7 @@ class StuckPodEvictor(Evictor[StuckPod]):
                 unstarted_request=unstarted_request(request, document),
                 is_running=running,
                 spec={key: spec.get(key) for key in NODE_CONSTRAINTS},
-                refusal=rejection,
+                rejection_text=rejection,
                 stuck_since=now_s,
             )
 
@@ -280,9 +280,9 @@ class StuckPodEvictor(Evictor[StuckPod]):
     def _eviction_reason(self, pod: StuckPod, now_s: float) -> str:
         node = pod.target[0] if pod.target else ""
         return (
-            f"node {pod.node} has refused it for {now_s - pod.stuck_since:.0f} s, and {node} has "
+            f"node {pod.node} has rejected it for {now_s - pod.stuck_since:.0f} s, and {node} has "
             "room; "
-            f"{pod.refusal}"
+            f"{pod.rejection_text}"
         )
 
 

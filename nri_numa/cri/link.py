@@ -574,14 +574,14 @@ class CRIConnection:
             updates = self._call_handler(
                 "UpdateContainer",
                 lambda: self._handler.update_container(pod, container, change.requested),
-                refusals=True,
+                rejections=True,
             )
-        except RequestRejected as refusal:
+        except RequestRejected as rejection:
             log.warning(
                 "rejected resize applied by runtime",
                 pod=pod.full_name,
                 container=container.name,
-                problem=refusal.message,
+                problem=rejection.message,
             )
             if change.requested.cpu_quota:
                 self._callbacks.on_rejected_resize_in_force(
@@ -627,11 +627,11 @@ class CRIConnection:
             answer = self._call_handler(
                 "CreateContainer",
                 lambda: self._handler.create_container(pod, container),
-                refusals=True,
+                rejections=True,
             )
-        except RequestRejected as refusal:
+        except RequestRejected as rejection:
             self._callbacks.on_started_despite_rejection(
-                pod.namespace, pod.name, pod.uid, container.name, refusal.message
+                pod.namespace, pod.name, pod.uid, container.name, rejection.message
             )
             # It starts nevertheless: admit it as a running one, where it disturbs no other.
             self._call_handler(
@@ -674,14 +674,14 @@ class CRIConnection:
     # --- the handler and its answers --------------------------------------------------------------
 
     def _call_handler(
-        self, name: str, handle: Callable[[], _T], *, refusals: bool = False
+        self, name: str, handle: Callable[[], _T], *, rejections: bool = False
     ) -> _T | None:
         """Call the handler; return None if it fails, or rejects without ``refusals``."""
         start_time = time.perf_counter()
         try:
             return handle()
         except RequestRejected:
-            if refusals:
+            if rejections:
                 raise
             return None
         except Exception as error:

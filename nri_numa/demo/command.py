@@ -37,6 +37,7 @@ from nri_numa.demo.stage import (
     read_example_pods,
     union_of_container_cpus,
 )
+from nri_numa.engine.explain.sentences import choice_sentences
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.machine import cpus_text, human_milli, numa_text
 from nri_numa.text import human_bytes
@@ -47,14 +48,10 @@ green_text = functools.partial(click.style, fg="green")
 
 
 @click.command()
-@click.option(
-    "--keep", is_flag=True, help="Leave the plugin's files, log included, where they are."
-)
-@click.option(
-    "--serve", is_flag=True, help="Then keep the plugin's page up with these pods, until Ctrl-C."
-)
+@click.option("--keep", is_flag=True, help="Keep the plugin's files and its log.")
+@click.option("--serve", is_flag=True, help="Serve the plugin's page with these pods until Ctrl-C.")
 def main(keep: bool, serve: bool) -> None:
-    """See it work on a modelled machine, without Kubernetes.
+    """Show nri-numa at work on a modelled machine, without Kubernetes.
 
     Starts the real plugin and a container runtime that exists in memory only, creates the example
     pods, and shows what each gets and why: lists, shared and exclusive CPUs, a refusal, CPUs given
@@ -67,7 +64,7 @@ def main(keep: bool, serve: bool) -> None:
     except DemoFailure as problem:
         files_kept = True
         raise click.ClickException(
-            f"the demo did not go as expected: {problem}{_plugin_log_tail(directory)}"
+            f"the demo failed: {problem}{_plugin_log_tail(directory)}"
         ) from None
     finally:
         if keep:
@@ -103,7 +100,7 @@ async def play_demo(directory: Path, *, serve: bool = False) -> None:
         await _DemoScript(stage).play_all_scenes()
         span = time.monotonic() - start_time
         print_line()
-        print_paragraph(f"Everything above was checked as it happened. It took {span:.1f} seconds.")
+        print_paragraph(f"The demo checked everything above. It took {span:.1f} seconds.")
         if serve:
             stopped, loop = asyncio.Event(), asyncio.get_running_loop()
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -113,17 +110,17 @@ async def play_demo(directory: Path, *, serve: bool = False) -> None:
                 f"These pods are on the page http://{await stage.wait_for_address()}/ until Ctrl-C."
             )
             await stopped.wait()
-    print_heading("Where to look next")
+    print_heading("Next steps")
     for command, purpose in (
-        ("nri-numa topology", "what this machine looks like"),
-        ("nri-numa check", "whether it is ready, and what to do"),
+        ("nri-numa topology", "this machine"),
+        ("nri-numa check", "is it ready, and what to do"),
         (
             f"nri-numa simulate {_examples_path(examples_directory())} \\\n    --machine "
             f"{SYNTHETIC_MACHINE_TEXT}",
             "these pods on this model again; without --machine on your machine",
         ),
         ("nri-numa run", "the plugin; needs containerd"),
-        ("README.md", "how a real node is set up"),
+        ("README.md", "installation on a real node"),
     ):
         if len(command) > 37:
             for line in command.split("\n"):
@@ -184,7 +181,7 @@ class _DemoScript:
         print_line("  CPUs 0 and 16 are the two threads of one core, 1 and 17 of the next, ...")
 
     async def _show_listed_and_shared_pods(self) -> None:
-        print_heading("1  Pods ask by annotation")
+        print_heading("1  Pods request a placement by annotation")
         (pinned,) = await self._show_example("01-explicit-lists.yaml")
         require_expectation(
             pinned.cpus == "1,17" and pinned.mems == "0", "pinned must have what it lists"
@@ -193,7 +190,7 @@ class _DemoScript:
             self._require_one_numa_node([server])
 
     async def _show_exclusive_pod(self) -> None:
-        print_heading("2  Exclusive CPUs: the others make room before the answer")
+        print_heading("2  Exclusive CPUs: the other containers move away first")
         prior = self._stage.cpus_and_mems_by_container()
         (engine,) = await self._show_example("03-database.yaml")
         cpus = self._require_one_numa_node([engine])
@@ -202,29 +199,25 @@ class _DemoScript:
         require_expectation(len(cores) == 4, "the database must not have two threads of one core")
         self._check_exclusive(cpus, engine)
         changed = self._changed_cpus(prior)
-        require_expectation(bool(changed), "containers must have made room for the database")
+        require_expectation(bool(changed), "containers must have left the CPUs of the database")
         self._print_cpu_changes(changed)
 
     async def _show_explanation(self) -> None:
-        print_line("  Why there? nri-numa explain asks the plugin, which says:")
+        print_line("  nri-numa explain says why these CPUs:")
         document = await self._stage.get_document("/v1/explain/default/database-0/engine")
         (explanation,) = document["explanations"]
-        texts = [
-            text for text in explanation["decisionSteps"] if " won: " in text or " lost: " in text
-        ]
-        require_expectation(
-            any(" won: " in text for text in texts), "the plugin must explain its choice"
-        )
+        texts = choice_sentences(explanation["details"])
+        require_expectation(bool(texts), "the plugin must explain its choice")
         for text in texts:
             for line in wrap_text(text, "    ", "      ", width=DEFAULT_WIDTH_COLUMNS):
                 print_line(line)
 
     async def _show_siblings_and_pod_scope(self) -> None:
-        print_heading("3  Thread siblings, huge pages, pods that are placed as one")
+        print_heading("3  Siblings, huge pages, pods that are placed as a whole")
         trading, daytime, nightly = await self._show_example("04-siblings.yaml")
         print_detail(
             "beside",
-            f"daytime, on the other threads of {cpus_text(daytime.cpus)}: busy hours differ",
+            f"daytime, on the siblings of {cpus_text(daytime.cpus)}: busy at other hours",
         )
         cpus = CPUSet.parse(trading.cpus)
         self._check_exclusive(self._machine.siblings_of(cpus), trading)
@@ -242,7 +235,7 @@ class _DemoScript:
         )
 
     async def _show_rejection(self) -> None:
-        print_heading("4  What cannot be done is refused, with the reason")
+        print_heading("4  A pod that does not fit is rejected, with the reason")
         (pod,) = read_example_pods("07-too-big.yaml")
         assignments = self._stage.cpus_and_mems_by_container()
         try:
@@ -250,21 +243,21 @@ class _DemoScript:
         except PodOperationFailed as error:
             text = str(error)
         else:
-            raise DemoFailure("too-big must be refused, and it was started")
+            raise DemoFailure("too-big must be rejected, but it was started")
         require_expectation(
-            "TopologyAffinityError" in text, f"the refusal must name its reason: {text}"
+            "TopologyAffinityError" in text, f"the rejection must name its reason: {text}"
         )
-        require_expectation(pod.full_name in text, f"the refusal must name the pod: {text}")
+        require_expectation(pod.full_name in text, f"the rejection must name the pod: {text}")
         require_expectation(
             self._stage.cpus_and_mems_by_container() == assignments,
-            "a refused pod must change nothing",
+            "a rejected pod must change nothing",
         )
         print_container_heading(f"{pod.name}/{pod.containers[0].name}", "07-too-big.yaml")
         print_detail("asks", _container_request_text(pod, pod.containers[0]))
-        print_detail("refused", text.partition(" desc = ")[2] or text, paint=red_text)
+        print_detail("error", text.partition(" desc = ")[2] or text, paint=red_text)
 
     async def _show_cpu_release(self) -> None:
-        print_heading("5  A pod ends: its CPUs go back")
+        print_heading("5  A pod ends: its CPUs return to the shared pool")
         (pod,) = read_example_pods("03-database.yaml")
         prior = self._stage.cpus_and_mems_by_container()
         await self._stage.remove_pod(pod)
@@ -276,7 +269,7 @@ class _DemoScript:
                 break
             await asyncio.sleep(0.1)
             changed = self._changed_cpus(prior)
-        require_expectation(bool(changed), "containers must have got the database's CPUs back")
+        require_expectation(bool(changed), "containers must have the database's CPUs again")
         self._print_cpu_changes(changed)
 
     async def _show_plugin_restart(self) -> None:
@@ -284,7 +277,7 @@ class _DemoScript:
         stage = self._stage
         prior = stage.cpus_and_mems_by_container()
         await stage.kill_plugin()
-        print_line("  kill -9. While the plugin is away, one more web server starts, unpinned:")
+        print_line("  kill -9. While the plugin does not run, another web server starts, unpinned:")
         manifest = replace(
             read_example_pods("02-web.yaml")[0], name="web-meanwhile", uid="web-meanwhile"
         )
@@ -295,12 +288,12 @@ class _DemoScript:
         print_detail("has", cpus_text(server.cpus))
         with show_progress("starting the plugin again"):
             pid = await stage.start_plugin()
-        print_line(f"  The plugin is back as process {pid}, and checks what runs:")
+        print_line(f"  The plugin runs again as process {pid}, and checks all containers:")
         current = stage.cpus_and_mems_by_container()
         (name,) = current.keys() - prior.keys()
         changed = [n for n in prior if prior[n] != current.get(n)]
         require_expectation(
-            not changed, f"a restart must move nothing, and moved {', '.join(changed)}"
+            not changed, f"a restart must move nothing, but moved {', '.join(changed)}"
         )
         self._require_one_numa_node([server])
         print_detail("moved", f"none of {len(prior)} containers", paint=green_text)
@@ -320,12 +313,12 @@ class _DemoScript:
         (engine,) = await stage.run_pod(pod)
         cpus = CPUSet.parse(engine.cpus)
         require_expectation(
-            not cpus & exclusive, f"{cpus_text(cpus & exclusive)} must not be given away twice"
+            not cpus & exclusive, f"{cpus_text(cpus & exclusive)} must not be exclusive twice"
         )
         self._check_exclusive(cpus, engine)
         print_detail(
             "knows",
-            f"{stage.pod_and_container_name(engine)} starts again, alone on {cpus_text(cpus)}",
+            f"{stage.pod_and_container_name(engine)} starts again, exclusive on {cpus_text(cpus)}",
         )
 
     # --- showing ----------------------------------------------------------------------------------

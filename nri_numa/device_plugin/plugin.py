@@ -186,7 +186,7 @@ def unlink_socket(path: str) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
-        raise FileExistsError(f"{path} is there and is no socket")
+        raise FileExistsError(f"{path} exists and is not a socket")
     os.unlink(path)
 
 
@@ -323,7 +323,7 @@ class DevicePlugin:
         else:
             reason, changed = counts, self._slots.stop_offering(now)
         self._has_count.set()
-        self._report_problem(reason, "; what is free is unhealthy until it is")
+        self._report_problem(reason, "; free slots are unhealthy until then")
         if changed:
             healthy = sum(slot.healthy for slot in self._slots.slots)
             log.info(
@@ -425,8 +425,8 @@ class DevicePlugin:
                 watched_at = now
             elif now - watched_at > self._times.watched:
                 return _ReregisterReason(
-                    "the kubelet does not watch the list any more; perhaps another plugin "
-                    f"registers {self._resource} too",
+                    "the kubelet no longer watches the list; another plugin may register "
+                    "{self._resource} too",
                     is_retry=True,
                 )
 
@@ -458,7 +458,7 @@ def _exclusive_lock(path: str) -> Iterator[None]:
     except OSError as error:
         raise RuntimeUnavailable(
             f"{os.path.dirname(path)} cannot be used: {error.strerror}; expected the kubelet's "
-            "directory for device plugins, and the right to write there"
+            "directory for device plugins, and permission to write there"
         ) from error
     try:
         try:

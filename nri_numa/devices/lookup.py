@@ -63,7 +63,7 @@ class DeviceFinder:
         self._own_resource = own_resource
         self.sysfs = SysfsDevices(root)
         self.gpus = GPUs()
-        self.cdi = CDIRegistry(sources.cdi_directories)
+        self.cdi = CDIRegistry(sources.cdi_spec_dirs)
 
     def find_mentioned(
         self, mentions: DeviceMentions, missed: MissedHints
@@ -71,13 +71,11 @@ class DeviceFinder:
         """Find the devices that a message mentions; ``missed`` collects those without a hint."""
         sources = self._sources
         if mentions.unread:
-            missed.notes.append(
-                f"{mentions.unread} more devices than are looked at: no hint of them"
-            )
+            missed.notes.append(f"{mentions.unread} more devices than are read: no hint")
         for node in mentions.nodes:
             yield from self._find_by_device_file(node)
         for variable, value in sorted(mentions.variables.items()):
-            if sources.variables and variable.startswith(PCI_VARIABLE_PREFIX):
+            if sources.sriov_variables and variable.startswith(PCI_VARIABLE_PREFIX):
                 for part in value.split(",")[:MAX_CONTAINER_DEVICES]:
                     yield from self._find_by_pci_variable(variable, part, missed)
             elif sources.nvidia and variable == NVIDIA_VARIABLE:
@@ -91,7 +89,7 @@ class DeviceFinder:
             address = self.gpus.address_of_minor(node.minor) if self._sources.nvidia else None
             if address is not None:
                 yield self._gpu_at(address)
-        elif self._sources.nodes:
+        elif self._sources.device_nodes:
             yield from self.sysfs.by_number(node.type, node.major, node.minor)
 
     def _find_by_pci_variable(
@@ -107,12 +105,12 @@ class DeviceFinder:
             yield from devices
             if not devices:
                 missed.notes.append(
-                    f"variable {variable} names {address}, which is not there: no hint"
+                    f"variable {variable} names {address}, which does not exist: no hint"
                 )
         elif address:
             missed.notes.append(
-                f"variable {_truncate_text(variable)} is {_truncate_text(text)!r}, which is no "
-                "PCI address: no hint"
+                f"variable {_truncate_text(variable)} is {_truncate_text(text)!r}, which is not "
+                f"a PCI address: no hint"
             )
 
     def _gpus_of_nvidia_variable(self, value: str, missed: MissedHints) -> Iterator[LocatedDevice]:
@@ -120,7 +118,7 @@ class DeviceFinder:
         keyword = value.strip().lower()
         if keyword == ALL_DEVICES:
             missed.notes.append(
-                f"variable {NVIDIA_VARIABLE} is 'all', as images set it themselves: no hint"
+                f"variable {NVIDIA_VARIABLE} is 'all', which images set themselves: no hint"
             )
         if keyword == ALL_DEVICES or keyword in NO_DEVICE_VALUES:
             return
@@ -139,7 +137,7 @@ class DeviceFinder:
         if device is None:
             missed.cdi = True
             missed.notes.append(
-                f"CDI device {name[:80]!r} stands in no file that was read: no hint of it"
+                f"CDI device {name[:80]!r} is in no CDI file that was read: no hint"
             )
             device = CDIDevice()
         for node in device.nodes:
@@ -213,7 +211,7 @@ def build_hints(
             by_kind.setdefault(kind, []).append(Device(id=id, numa_nodes=usable))
         elif nodes:
             nodes_text = numa_text(NUMASet(nodes))
-            sentences.append(f"its {kind} {id} is on {nodes_text}, where no CPUs are: no hint")
+            sentences.append(f"its {kind} {id} is on {nodes_text}, which has no CPUs: no hint")
         else:
             sentences.append(f"its {kind} {id} has no known NUMA node: no hint")
     total = sum(len(devices) for devices in by_kind.values())

@@ -47,8 +47,8 @@ _GPU_REREAD_INTERVAL_S: Final = 60.0
 _MIN_CDI_REREAD_INTERVAL_S: Final = 1.0
 """Seconds between two reads of the CDI files because of an unknown name."""
 
-_NETWORK_NOT_READ_TEXT: Final = "its network interfaces were not looked at yet: no hint of them"
-_NO_KUBELET_ANSWER_TEXT: Final = "the kubelet has not said yet what it gave: no hint of that"
+_NETWORK_NOT_READ_TEXT: Final = "its network interfaces were not read yet: no hint"
+_NO_KUBELET_ANSWER_TEXT: Final = "the kubelet has not reported its devices yet: no hint"
 
 KUBELET_ANSWER_TIMEOUT_S: Final = 0.05
 """Seconds for an answer; a later one would miss the pod's first container anyway."""
@@ -172,7 +172,7 @@ class DeviceWatch(PodObserver):
         """Start to find the devices of a pod whose sandbox is being made."""
         network = pod.network_namespace
         reads_network, queries_kubelet = (
-            bool(self._sources.network and network),
+            bool(self._sources.network_interfaces and network),
             self._sources.pod_resources,
         )
         entry = PodDevices(
@@ -267,7 +267,7 @@ class DeviceWatch(PodObserver):
             self._read_gpus()
         if self._sources.cdi:
             self._read_cdi_files()
-        if self._sources.network:
+        if self._sources.network_interfaces:
             import pyroute2  # noqa: F401 - imported ahead of the first query
 
     def _refresh_links_and_cdi(self) -> None:
@@ -290,7 +290,7 @@ class DeviceWatch(PodObserver):
             return  # it was removed
         parents = list_interface_parents(pod.network_namespace)
         if isinstance(parents, str):
-            entry.network = (), f"its network interfaces cannot be looked at: {parents}"
+            entry.network = (), f"its network interfaces cannot be read: {parents}"
             return
         cards = tuple(
             card._replace(kind=NIC)
@@ -304,7 +304,7 @@ class DeviceWatch(PodObserver):
             return
         answer = query_devices(self._kubelet_root, pod.namespace, pod.name, self._deadline)
         if isinstance(answer, str):
-            entry.kubelet = {}, f"the kubelet does not say what it gave: {answer}"
+            entry.kubelet = {}, f"the kubelet does not report its devices: {answer}"
         else:
             for devices in answer.values():
                 list(self._lookup.match_kubelet_devices(devices))  # caches them for the next lookup

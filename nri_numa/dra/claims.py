@@ -199,7 +199,7 @@ def _parse_result_numa_node(result: Mapping[str, Any], pool: str) -> int:
             "to the name of the Node for both"
         )
     if result.get("adminAccess"):
-        raise InvalidClaim("adminAccess is set, expected none: CPUs are given, not looked at")
+        raise InvalidClaim("adminAccess is set, expected none: CPUs have no admin access")
     if (match := _DEVICE_NAME_PATTERN.fullmatch(device)) is None:
         raise InvalidClaim(f"device {device[:80]!r}, expected that of a NUMA node, such as numa0")
     return int(match[1])

@@ -83,9 +83,9 @@ class ClaimFileRequester:
             answer = msgspec.json.decode(text, type=dict[str, Any])
         except OSError as error:
             problem = f"{error.filename}: {error.strerror or error}"
-            raise InvalidClaim(f"{subject}: dra.handover: {problem}") from None
+            raise InvalidClaim(f"{subject}: dra.handoverDir: {problem}") from None
         except (msgspec.MsgspecError, RecursionError):
-            raise InvalidClaim(f"{subject}: what was handed over is no document") from None
+            raise InvalidClaim(f"{subject}: the handed-over document is not valid") from None
         finally:
             _unlink_if_present(request_path)
             _unlink_if_present(answer_path)
@@ -189,14 +189,14 @@ def read_small_file_or_raise(path: str, max_bytes: int) -> str:
     descriptor = os.open(path, flags)
     with open(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, "is no regular file", path)
+            raise OSError(errno.EINVAL, "is not a regular file", path)
         data = file.read(max_bytes + 1)
     if len(data) > max_bytes:
         raise OSError(errno.EFBIG, f"is larger than {max_bytes} bytes", path)
     try:
         return data.decode()
     except UnicodeDecodeError:
-        raise OSError(errno.EINVAL, "is no UTF-8", path) from None
+        raise OSError(errno.EINVAL, "is not UTF-8", path) from None
 
 
 def _unlink_if_present(path: str) -> None:

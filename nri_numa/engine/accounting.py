@@ -5,9 +5,9 @@ CPUs that are reported as free are exactly those that are admitted.
 
 Two limits hold for the CPUs of a NUMA node, and the lower one counts:
 
-* allocated CPUs, ``total × oversale × capacity factor − Σ requests charged to it``;
+* allocated CPUs, ``total × overcommit × capacity factor − Σ requests charged to it``;
 * usable CPUs: containers without exclusive CPUs run on the shared pool, so no more than
-  ``pool × oversale`` can be allocated to them. Exclusive CPUs, idle siblings and CPUs that the
+  ``pool × overcommit`` can be allocated to them. Exclusive CPUs, idle siblings and CPUs that the
   kubelet granted serve no other containers, whatever the overcommit.
 
 Exclusive CPUs and idle siblings are withheld from the shared pool. Listed CPUs (``numacpu`` without
@@ -290,7 +290,7 @@ def pool_floor_text(node: NodeSnapshot, smt: SMT, count: int) -> str:
     threads = machine.topology.threads_per_core if smt is SMT.ISOLATE else 1
     if not max_cpus < count <= len(exclusive_candidate_cpus(node, count)) // threads:
         return ""
-    return f"; the shared pool keeps {count_text(machine.pool_floor, 'CPU')} (sharedPool.cpus)"
+    return f"; the shared pool keeps {count_text(machine.pool_floor, 'CPU')} (sharedPool.minCPUs)"
 
 
 def cpus_above_floors(
@@ -353,7 +353,7 @@ def check_pool_floor(node: NodeSnapshot, subject: str, withheld: CPUSet) -> Reje
         if remainder >= floor:
             continue
         nodes_text = "" if numa_nodes is None else f" of {numa_text(numa_nodes)}"
-        key = "sharedPool.cpus" if numa_nodes is None else "sharedPool.numaNodeCPUs"
+        key = "sharedPool.minCPUs" if numa_nodes is None else "sharedPool.minCPUsPerNUMANode"
         pool_text = f"the shared pool{nodes_text or ' of the machine'}"
         reason, rule = (
             RejectionReason.SHARED_POOL_FLOOR,
@@ -388,36 +388,46 @@ def _check_quotas(
     used, need = len(state.exclusive | state.idle_siblings), len(withheld)
 
     def check_quota_limit(
-        name: str, kind: str, amount: CPUAmount, used: int, need: int, holders: Iterable[Allocation]
+        name: str,
+        noun: str,
+        amount: CPUAmount,
+        used: int,
+        need: int,
+        holders: Iterable[Allocation],
+        scope_text: str = "",
     ) -> Rejection | None:
         limit = amount.cpus_of_total(machine.cpu_count)
         if not need or amount == ALL_CPUS_AMOUNT or used + need <= limit:
             return None
-        return _quota_rejection(subject, name, kind, limit, used, need, holders)
+        quota_text = f"{count_text(limit, noun)}{scope_text}"
+        return _quota_rejection(subject, name, quota_text, limit, used, need, holders)
 
     idlers, owners = (
         (a for a in allocations if a.idle_siblings),
         (a for a in allocations if a.exclusive),
     )
     amount = limits.quota.exclusive
-    refused = check_quota_limit(
-        "quotas.idleCPUs",
-        "idle siblings",
+    rejection = check_quota_limit(
+        "quotas.idleSiblings",
+        "idle sibling",
         limits.idle_siblings,
         len(state.idle_siblings),
         len(idle_siblings),
         idlers,
-    ) or check_quota_limit("quotas.exclusiveCPUs", "exclusive CPUs", amount, used, need, owners)
+    ) or check_quota_limit("quotas.exclusiveCPUs", "exclusive CPU", amount, used, need, owners)
     entry = _namespace_quota(machine, case.pod)
-    if refused is not None or entry is None:
-        return refused
+    if rejection is not None or entry is None:
+        return rejection
     mine = [a for a in allocations if a.exclusive and a.namespace == namespace]
-    used, kind = (
-        len(union_cpus(a.cpus | a.idle_siblings for a in mine)),
-        f"exclusive CPUs of namespace {namespace}",
-    )
+    used = len(union_cpus(a.cpus | a.idle_siblings for a in mine))
     return check_quota_limit(
-        f"{entry.name}.exclusiveCPUs", kind, entry.quota.exclusive, used, need, mine
+        f"{entry.name}.exclusiveCPUs",
+        "exclusive CPU",
+        entry.quota.exclusive,
+        used,
+        need,
+        mine,
+        f" of namespace {namespace}",
     )
 
 
@@ -433,18 +443,17 @@ def check_listed_cpus_quota(case: PlacementRequest, subject: str, cpus: CPUSet) 
     reserved = machine.settings.reserved_cpus
     allocations = [state.allocations[i] for i in state.listed]
     entry = _namespace_quota(machine, pod)
-    quotas = [
-        ("quotas.listedCPUs", "listed CPUs", machine.settings.limits.quota.listed, allocations)
-    ]
+    quotas = [("quotas.listedCPUs", "", machine.settings.limits.quota.listed, allocations)]
     if entry is not None and entry.quota.listed != ALL_CPUS_AMOUNT:
         mine = [a for a in allocations if a.namespace == pod.namespace]
-        kind = f"listed CPUs of namespace {pod.namespace}"
-        quotas.append((f"{entry.name}.listedCPUs", kind, entry.quota.listed, mine))
-    for name, kind, amount, holders in quotas:
+        scope_text = f" of namespace {pod.namespace}"
+        quotas.append((f"{entry.name}.listedCPUs", scope_text, entry.quota.listed, mine))
+    for name, scope_text, amount, holders in quotas:
         used = union_cpus(a.cpus for a in holders) - reserved
         limit, count = _listed_quota_cpu_count(machine, amount), len(cpus - reserved - used)
         if len(used) + count > limit:
-            return _quota_rejection(subject, name, kind, limit, len(used), count, holders)
+            quota_text = f"{count_text(limit, 'listed CPU')}{scope_text}"
+            return _quota_rejection(subject, name, quota_text, limit, len(used), count, holders)
     return None
 
 
@@ -468,7 +477,7 @@ def _namespace_quota(machine: NodeModel, pod: PodSandbox) -> NamespacePatternQuo
 def _quota_rejection(
     subject: str,
     name: str,
-    resource: str,
+    quota_text: str,
     limit: int,
     used: int,
     count: int,
@@ -476,10 +485,10 @@ def _quota_rejection(
 ) -> Rejection:
     return Rejection(
         reason=RejectionReason.QUOTA_EXCEEDED,
-        detail=f"{subject} would be over the quota of {limit} {resource} ({name}): {used} are used "
-        f"and {count} are asked for, expected at most {max(0, limit - used)} "
+        detail=f"{subject} would exceed the quota of {quota_text} ({name}): {used} used, "
+        f"{count} requested; expected at most {max(0, limit - used)} "
         f"more{holder_list_text(holders)}",
-        rule=f"{name} allows {limit} {resource}",
+        rule=f"{name} allows {quota_text}",
     )
 
 

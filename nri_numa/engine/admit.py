@@ -30,7 +30,7 @@ from nri_numa.engine.desired import NodeSnapshot, updates_between
 from nri_numa.engine.foreign_pins import is_shared_pool_cpuset, parse_foreign_cpuset
 from nri_numa.engine.kubelet_grants import KeepGrant, OverrideGrant, keep_or_override_grant
 from nri_numa.engine.place.computed import place_computed
-from nri_numa.engine.place.explicit import place_explicit
+from nri_numa.engine.place.listed_cpus import place_listed
 from nri_numa.engine.place.memory import with_memory_policy
 from nri_numa.engine.place.needs import exclusive_cpu_count_text
 from nri_numa.engine.pod_reservation import (
@@ -77,7 +77,7 @@ from nri_numa.model.workload import (
 )
 
 MOVABLE_WITHOUT_EFFECT_WARNING: Final = (
-    "movable: true, which has no effect: a container with a list does not move"
+    "movable: true has no effect, because a container with a list is not moved"
 )
 
 
@@ -296,7 +296,7 @@ def _place_unpinned_after(case: PlacementRequest, rejection: Rejection, pool: CP
         alignment=RejectionWithAlignment.alignment_of(rejection),
         decision_steps=(
             f"{case.message_subject}: {rejection.detail}",
-            "on-failure: unpinned, so it starts untouched",
+            "on-failure: unpinned, so it starts unpinned",
         ),
     )
 
@@ -357,7 +357,7 @@ def _booked_state(
 def _place_in_pod_pool(case: PlacementRequest, member: Allocation) -> Placement:
     """Place a container on the CPUs of its pod pool, which a member has already."""
     nodes = f"on {numa_text(member.numa_nodes)}"
-    reason = f"{exclusive_cpu_count_text(len(member.cpus))} {nodes}, shared with others of its pod"
+    reason = f"{exclusive_cpu_count_text(len(member.cpus))} {nodes}, shared within its pod"
     charges = {
         i: Charge(1000 * n)
         for i, n in case.node.machine.topology.cpu_count_by_node(member.cpus).items()
@@ -512,7 +512,7 @@ def build_adjustment(
     if marked:
         text = encode_assignment(allocation, cpus, desired.machine.key)
         annotations = {f"{settings.prefix}/{ASSIGNED_KEY}": text}
-    if settings.set_environment and allocation.is_pinned:
+    if settings.inject_environment and allocation.is_pinned:
         env = {"NUMA_CPUS": cpus, "NUMA_MEMS": mems}
     return ContainerAdjustment(
         cpus=cpus,
@@ -532,12 +532,10 @@ def _place_unpinned(case: PlacementRequest, pool: CPUSet) -> Placement:
             case.initial_placement,
             kind=ContainerKind.FOREIGN,
             reason=foreign_caption(cpus),
-            decision_steps=(
-                "another component set its cpuset and the pod asks for nothing: left as it is",
-            ),
+            decision_steps=("another program set its cpuset, and the pod requests no placement",),
         )
     has_bind_none = case.requested.bind is Bind.NONE
-    cause = "bind: none" if has_bind_none else "no annotation and no rule asks for a pin"
+    cause = "bind: none" if has_bind_none else "no annotation or rule requests a placement"
     return replace(case.initial_placement, reason=unpinned_caption(cause), decision_steps=(cause,))
 
 
@@ -546,7 +544,7 @@ def _place_kubelet_pinned(case: PlacementRequest, grant: KeepGrant) -> Placement
         case.initial_placement,
         kind=ContainerKind.FOREIGN,
         reason=grant.reason,
-        decision_steps=("the kubelet pins it by its static policy: left to it", *grant.warnings),
+        decision_steps=("the kubelet pins it by its static policy", *grant.warnings),
         warnings=grant.warnings,
     )
 
@@ -558,7 +556,7 @@ def place_container(case: PlacementRequest) -> Placement | Rejection:
     if requested.numacpu is not None or (requested.numamem is not None and listed_only):
         if requested.numacpu is None and requested.bind is Bind.CPU:
             return place_computed(replace(case, policy=Policy.NONE))  # as numactl --cpunodebind
-        return place_explicit(case)
+        return place_listed(case)
     placed = place_computed(case)
     if isinstance(placed, Placement) or case.on_failure is not OnFailure.BEST_EFFORT:
         return placed
@@ -573,7 +571,7 @@ def place_container(case: PlacementRequest) -> Placement | Rejection:
         aligned=False,
         decision_steps=(
             f"{case.message_subject}: {placed.detail}",
-            "on-failure: widen, so the narrowest set that works",
+            "on-failure: best-effort, so more NUMA nodes are allowed",
             *fallback.decision_steps,
         ),
     )

@@ -16,7 +16,7 @@ must have it, and reserved CPUs are never owned.
 from __future__ import annotations
 
 import hmac
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from msgspec.structs import replace
@@ -24,7 +24,8 @@ from msgspec.structs import replace
 from nri_numa.engine.captions import facts_of_caption
 from nri_numa.engine.foreign_pins import parse_foreign_cpuset
 from nri_numa.engine.node_model import NodeModel, uses_kubelet_rules
-from nri_numa.engine.place.explicit import is_yielding_list, may_be_exclusive
+from nri_numa.engine.old_records import OLD_FORMAT, with_new_names
+from nri_numa.engine.place.listed_cpus import is_yielding_list, may_be_exclusive
 from nri_numa.engine.place.memory import cpu_and_memory_charges
 from nri_numa.engine.place.needs import exclusive_cpu_count_text
 from nri_numa.engine.request.demand import (
@@ -49,12 +50,21 @@ from nri_numa.engine.state import (
     find_allocation_contradiction,
 )
 from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
-from nri_numa.model.machine import NO_CFS_QUOTA, cpus_text, inflect_for_ids, numa_text
+from nri_numa.model.machine import (
+    NO_CFS_QUOTA,
+    count_text,
+    cpus_text,
+    human_milli,
+    inflect_for_ids,
+    numa_text,
+)
 from nri_numa.model.reasons import Rejection
 from nri_numa.model.workload import SMT, Container, CPUMode, PodSandbox, Policy, Resources
 
 ASSIGNED_KEY: Final = "assigned"
 """Annotation key, below the prefix, that carries the decision on the container."""
+
+ASSIGNED_FORMAT: Final = 2
 
 _SIGNATURE_FIELD: Final = ',"signature":"'
 _SIGNATURE_HEX_DIGITS: Final = 32
@@ -65,33 +75,36 @@ class _Document(msgspec.Struct, frozen=True, omit_defaults=True):
     """The annotation, in the order in which it is written.
 
     Attributes:
+        format: number of the format; the first one, which is still read, has no number.
         cpus: the kernel list that the container starts with; empty when it is left alone.
-        owned: the CPUs of a list are exclusive.
-        leaves: memory nodes that its memory migrates from.
-        soft: a list that yields to exclusive CPUs; the container may start with fewer of them.
+        exclusive: the CPUs of a list are exclusive.
+        migrating_from: memory nodes that its memory migrates from.
+        yielding_cpus: a list that yields to exclusive CPUs; the container may start with fewer of
+            them.
         sum, pool: it has its pod's sum, and shares the pod pool.
     """
 
+    format: int
     cpus: str
     mems: NUMASet
     policy: Policy
     kind: ContainerKind
-    numa_nodes: NUMASet = msgspec.field(name="numa")
-    aligned: bool = msgspec.field(name="preferred")
+    numa_nodes: NUMASet = msgspec.field(name="numaNodes")
+    aligned: bool
     reason: str
-    idle: str = ""
+    idle_siblings: str = msgspec.field(name="idleSiblings", default="")
     smt: SMT = SMT.ANY
-    owned: bool = False
+    exclusive: bool = False
     movable: bool = False
-    leaves: NUMASet = NO_NUMA_NODES
-    soft: str = ""
+    migrating_from: NUMASet = msgspec.field(name="migratingFrom", default=NO_NUMA_NODES)
+    yielding_cpus: str = msgspec.field(name="yieldingCPUs", default="")
     sum: bool = False
     pool: bool = False
 
     @property
     def current_smt(self) -> SMT:
         """Before it was recorded, only isolation kept siblings idle."""
-        return SMT.ISOLATE if self.idle and self.smt is SMT.ANY else self.smt
+        return SMT.ISOLATE if self.idle_siblings and self.smt is SMT.ANY else self.smt
 
 
 def _decode_numa_set(_: type, value: object) -> NUMASet:
@@ -99,7 +112,28 @@ def _decode_numa_set(_: type, value: object) -> NUMASet:
 
 
 _encode_document: Final = msgspec.json.Encoder(enc_hook=str).encode
-_decode_document: Final = msgspec.json.Decoder(_Document, dec_hook=_decode_numa_set).decode
+_decode_fields: Final = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+def decode_assignment_fields(text: str) -> dict[str, Any]:
+    """Decode the fields of an annotation, with their current names.
+
+    Raises:
+        ValueError, msgspec.DecodeError, RecursionError: it cannot be read.
+    """
+    fields = _decode_fields(text)
+    if fields.get("format", OLD_FORMAT) == OLD_FORMAT:
+        return with_new_names(fields) | {"format": ASSIGNED_FORMAT}
+    return fields
+
+
+def _decode_document(text: str) -> _Document | str:
+    """Decode an annotation; return a text if a newer version wrote it."""
+    fields = decode_assignment_fields(text)
+    if fields["format"] != ASSIGNED_FORMAT:
+        number = str(fields["format"])[:20]
+        return f"is in format {number}, expected at most {ASSIGNED_FORMAT}"
+    return msgspec.convert(fields, _Document, dec_hook=_decode_numa_set)
 
 
 def encode_assignment(allocation: Allocation, cpus: str, key: bytes) -> str:
@@ -109,6 +143,7 @@ def encode_assignment(allocation: Allocation, cpus: str, key: bytes) -> str:
     """
     is_migrating = allocation.movable and bool(allocation.migrating_from)
     document = _Document(
+        format=ASSIGNED_FORMAT,
         cpus=cpus,
         mems=allocation.mems,
         policy=allocation.policy,
@@ -116,12 +151,12 @@ def encode_assignment(allocation: Allocation, cpus: str, key: bytes) -> str:
         numa_nodes=allocation.numa_nodes,
         aligned=allocation.aligned,
         reason=allocation.reason,
-        idle=str(allocation.idle_siblings),
+        idle_siblings=str(allocation.idle_siblings),
         smt=allocation.smt,
-        owned=allocation.exclusive and allocation.kind is ContainerKind.LISTED,
+        exclusive=allocation.exclusive and allocation.kind is ContainerKind.LISTED,
         movable=allocation.movable,
-        leaves=allocation.migrating_from if is_migrating else NO_NUMA_NODES,
-        soft=str(allocation.cpus) if allocation.yields_to_exclusive else "",
+        migrating_from=allocation.migrating_from if is_migrating else NO_NUMA_NODES,
+        yielding_cpus=str(allocation.cpus) if allocation.yields_to_exclusive else "",
         sum=allocation.uses_pod_resources,
         pool=allocation.is_in_pod_pool,
     )
@@ -162,11 +197,13 @@ def adopt_assignment(
     allocation, has_same_cpus = decoded
     if cpus_beyond := _cpus_beyond_lists_text(machine, pod, container, allocation):
         # Given back by `release`, or widened by another program.
-        return f"is out of date: the runtime has {cpus_beyond} for it, which it did not ask for"
+        return (
+            f"is out of date: the runtime has {cpus_beyond} for it, which its pod did not request"
+        )
     if not is_signed(text, container.id, machine.key):
         checked = _check_unsigned(machine, pod, container, allocation)
         if isinstance(checked, str):
-            return f"carries no signature of ours, and {checked}"
+            return f"is not signed by this agent, and {checked}"
         allocation = checked
     else:
         allocation = replace(allocation, **facts_of_caption(allocation.reason))
@@ -178,8 +215,9 @@ def adopt_assignment(
     if allocation.exclusive and not (has_same_cpus or is_size):
         # Resized since, and perhaps no owner any more: its present size must say the same.
         return (
-            f"is out of date: the runtime has {len(allocation.cpus)} CPUs for it, and it may use "
-            f"{size_milli}m"
+            "is out of date: the runtime has "
+            f"{count_text(len(allocation.cpus), 'CPU')} for it, and its size is "
+            f"{human_milli(size_milli)}"
         )
     idle_siblings = NO_CPUS
     if allocation.smt is SMT.ISOLATE:
@@ -200,7 +238,7 @@ def _check_unsigned(
     requested = machine.options_resolver(pod, container)
     requested = complete_options(machine.settings, pod, bare, requested)
     if isinstance(requested, Rejection):
-        return "what its pod asks for cannot be read"
+        return "the options of its pod are invalid"
     problem = _implausible_text(machine, pod, container, requested, claim)
     return problem or replace(claim, smt=requested.smt if claim.exclusive else SMT.ANY)
 
@@ -235,17 +273,19 @@ def _decode_allocation(
     resources, cpus = container.resources, NO_CPUS
     try:
         document = _decode_document(text)
+        if isinstance(document, str):
+            return document
         mems = document.mems
         # The runtime is the truth for what is.
         if mems and resources.mems:
             mems = NUMASet.parse(resources.mems)
         if document.kind in (ContainerKind.EXCLUSIVE, ContainerKind.LISTED):
-            cpus = CPUSet.parse(document.soft or resources.cpus or document.cpus)
+            cpus = CPUSet.parse(document.yielding_cpus or resources.cpus or document.cpus)
         elif document.kind is ContainerKind.FOREIGN:
             cpus = CPUSet.parse(resources.cpus)
     except (ValueError, msgspec.DecodeError, RecursionError):
         return "cannot be read"
-    migrating_from = document.leaves & mems
+    migrating_from = document.migrating_from & mems
     mems = mems - migrating_from or mems
     missing = (document.numa_nodes | mems) - machine.topology.numa_ids
     if missing:
@@ -282,7 +322,9 @@ def _allocation_from(
 ) -> Allocation:
     """Build the allocation of a container with its current CPUs and memory nodes."""
     resources, kind = container.resources, document.kind
-    is_owner = kind is ContainerKind.EXCLUSIVE or (kind is ContainerKind.LISTED and document.owned)
+    is_owner = kind is ContainerKind.EXCLUSIVE or (
+        kind is ContainerKind.LISTED and document.exclusive
+    )
     numa_nodes = document.numa_nodes
     slots = ""
     if kind is ContainerKind.EXCLUSIVE:
@@ -314,7 +356,7 @@ def _allocation_from(
         cpus=NO_CPUS if kind is ContainerKind.FOREIGN else cpus,
         foreign_cpus=cpus if kind is ContainerKind.FOREIGN else NO_CPUS,
         exclusive=is_owner,
-        yields_to_exclusive=kind is ContainerKind.LISTED and bool(document.soft),
+        yields_to_exclusive=kind is ContainerKind.LISTED and bool(document.yielding_cpus),
         numa_nodes=numa_nodes,
         mems=mems,
         charges=cpu_and_memory_charges(
@@ -363,20 +405,20 @@ def _implausible_text(
         if requested.is_unpinned is not (claim.kind is ContainerKind.SHARED):
             return ""
         demand_text = "nothing" if requested.is_unpinned else "CPUs or memory nodes"
-        return f"says {claim.kind}, while its pod asks for {demand_text}"
+        return f"says {claim.kind}, but its pod requests {demand_text}"
     reserved = claim.cpus & machine.settings.reserved_cpus
     if claim.exclusive and reserved:
         return (
-            f"claims {cpus_text(reserved)}, which {inflect_for_ids(reserved, 'is', 'are')} reserved"
+            f"names {cpus_text(reserved)}, which {inflect_for_ids(reserved, 'is', 'are')} reserved"
         )
     if not container.resources.cpus:
-        return f"claims {cpus_text(claim.cpus)}, which the runtime did not give it"
+        return f"names {cpus_text(claim.cpus)}, which the runtime did not set"
     demand = compute_demand(pod, container, requested, machine.total_memory_bytes)
     if claim.kind is ContainerKind.LISTED:
         return _implausible_list_text(requested, claim, demand)
     count = 0 if isinstance(demand, Rejection) else demand.exclusive_cpus
     if len(claim.cpus) > count:
-        return f"claims {len(claim.cpus)} exclusive CPUs, while its pod asks for {count}"
+        return f"names {count_text(len(claim.cpus), 'exclusive CPU')}, but its pod requests {count}"
     return ""
 
 
@@ -387,17 +429,17 @@ def _implausible_list_text(
     if not claim.cpus <= requested.listed_cpus:
         return _unlisted_cpus_text(cpus_text(claim.cpus), requested.listed_cpus)
     if claim.exclusive:
-        text = f"claims exclusive {cpus_text(claim.cpus)}"
+        text = f"names exclusive {cpus_text(claim.cpus)}"
         if requested.cpus is not CPUMode.EXCLUSIVE:
-            return f"{text}, while its pod asks to list them only"
+            return f"{text}, but its pod only lists them"
         if isinstance(demand, Rejection) or not may_be_exclusive(requested, claim.cpus, demand):
-            return f"{text}, which its request does not pay for"
+            return f"{text}, which its pod does not request"
     elif not (claim.yields_to_exclusive or isinstance(demand, Rejection)) and is_yielding_list(
         requested, claim.cpus, demand
     ):
-        return f"claims to keep {cpus_text(claim.cpus)}, which its request does not pay for"
+        return f"says that it keeps {cpus_text(claim.cpus)}, which its pod does not request"
     return ""
 
 
 def _unlisted_cpus_text(claimed: str, listed: CPUSet | NUMASet) -> str:
-    return f"claims {claimed}, while its pod lists {listed or 'none'}"
+    return f"names {claimed}, but its pod lists {listed or 'none'}"

@@ -11,18 +11,18 @@ from typing import Final, TypedDict
 
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import cpus_text
-from nri_numa.model.reasons import RejectionReason
+from nri_numa.model.reasons import FORMER_REASONS, RejectionReason
 
-_UNPINNED: Final = "not pinned: "
+_UNPINNED: Final = "unpinned: "
 _RUNNING: Final = ", and it was running already"
-_MISALIGNED: Final = ", wider than ideal"
-SHORTFALL_TEXT: Final = "less than asked for"
+_MISALIGNED: Final = ", misaligned"
+SHORTFALL_TEXT: Final = "less than requested"
 _SHORTFALL: Final = f", {SHORTFALL_TEXT}"
 _MOVED: Final = "; moved to "
-_UNDECIDED: Final = "no time was left yet"
+_UNDECIDED: Final = "not decided yet"
 
-RESERVATION_CAPTION: Final = "kept for its pod: the container ended"
-PENDING_RESERVATION_CAPTION: Final = "kept for its pod: containers that are still to come"
+RESERVATION_CAPTION: Final = "reserved for its pod, because the container ended"
+PENDING_RESERVATION_CAPTION: Final = "reserved for its pod, because containers are pending"
 UNDECIDED_CAPTION: Final = f"{_UNPINNED}{_UNDECIDED}{_RUNNING}"
 
 
@@ -38,7 +38,7 @@ def rejected_running_caption(reason: RejectionReason) -> str:
 
 def foreign_caption(cpus: CPUSet | str) -> str:
     """Caption of a container that another program pinned."""
-    return f"pinned by another component to {cpus_text(cpus)}"
+    return f"pinned by another program to {cpus_text(cpus)}"
 
 
 def with_outcome(caption: str, *, is_misaligned: bool, has_shortfall: bool = False) -> str:
@@ -75,6 +75,6 @@ def facts_of_caption(caption: str) -> CaptionFacts:
     if purpose:
         facts["moved_for"] = purpose
     text = caption.removeprefix(_UNPINNED).removesuffix(_RUNNING)
-    if caption != text and text in RejectionReason.__members__.values():
+    if caption != text and text in (*RejectionReason, *FORMER_REASONS):
         facts["unpinned_for"] = RejectionReason(text)  # type: ignore[call-arg]
     return facts

@@ -109,7 +109,7 @@ class Rejected(msgspec.Struct, frozen=True):
         """Message with subject, rejection and result of the search for moves."""
         subject = container_subject(self.trace.pod, self.trace.container)
         suffix = f"; {self.room_text}" if self.room_text else ""
-        start = "resize refused: " if self.is_resize else ""
+        start = "resize rejected: " if self.is_resize else ""
         return f"{start}{subject}: {self.rejection.detail}{suffix}"
 
 

@@ -250,7 +250,7 @@ class Drift(msgspec.Struct, frozen=True, kw_only=True):
         actual, texts = self.actual, list[str]()
         if desired := self.desired_cpus:
             if self.cpus or self.blocked_cpus:
-                texts.append(f"cpuset.cpus is {actual.cpus or 'empty'}, meant {desired}")
+                texts.append(f"cpuset.cpus is {actual.cpus or 'empty'}, desired {desired}")
             else:
                 above = f" ({actual.above})" if actual.above else ""
                 texts.append(
@@ -259,13 +259,13 @@ class Drift(msgspec.Struct, frozen=True, kw_only=True):
                 )
         if mems := self.desired_mems:
             if self.mems or self.blocked_mems:
-                texts.append(f"cpuset.mems is {actual.mems or 'empty'}, meant {mems}")
+                texts.append(f"cpuset.mems is {actual.mems or 'empty'}, desired {mems}")
             else:
                 texts.append(
                     _limited_by_parent_cgroup_text("mems", actual.mems, actual.effective_mems)
                 )
         if self.quota:
-            texts.append(f"the CFS quota is {actual.quota} µs, meant none")
+            texts.append(f"the CFS quota is {actual.quota} µs, desired none")
         return "; ".join((*texts, *self._blocked_texts))
 
     def without_blocked_lists(self, cpus: str, mems: str) -> Drift:
@@ -295,8 +295,8 @@ class Drift(msgspec.Struct, frozen=True, kw_only=True):
 def _limited_by_parent_cgroup_text(
     name: str, written: CPUSet | NUMASet, effective: CPUSet | NUMASet
 ) -> str:
-    clause = f"but a cgroup above leaves {effective or 'none'} of it"
-    return f"cpuset.{name} is {written} as meant, {clause}"
+    clause = f"but a parent cgroup leaves {effective or 'none'} of it"
+    return f"cpuset.{name} is {written} as desired, {clause}"
 
 
 def drift_of_container(

@@ -23,7 +23,7 @@ from nri_numa.engine.state import (
     NodeState,
 )
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, ListFormatError, NUMASet
-from nri_numa.model.machine import Topology, cpus_text, human_milli
+from nri_numa.model.machine import Topology, cpus_text, human_milli, join_words
 from nri_numa.model.settings import Settings
 
 
@@ -178,8 +178,8 @@ def holder_list_text(allocations: Iterable[Allocation]) -> str:
     )
     parts = [_holder_text(a) for a in largest_holders]
     if len(holders) > _MAX_NAMED_HOLDERS:
-        parts.append(f"and {len(holders) - _MAX_NAMED_HOLDERS} more")
-    return "; held: " + ", ".join(parts)
+        parts.append(f"{len(holders) - _MAX_NAMED_HOLDERS} more")
+    return f"; held: {join_words(parts)}"
 
 
 def _holder_text(a: Allocation) -> str:
@@ -198,7 +198,7 @@ def _short_cpus_text(cpus: CPUSet) -> str:
 
 
 KUBELET_KIND: Final = "kubelet"
-RESERVATION_KIND: Final = "kept"
+RESERVATION_KIND: Final = "reservation"
 """How a container that the kubelet granted something to is called where kinds are shown."""
 
 

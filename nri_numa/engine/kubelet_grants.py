@@ -2,8 +2,8 @@
 
 The kubelet decides at the pod's admission, without knowing the annotations. What its static
 managers granted is its own (docs/adr/0035-beside-the-kubelets-managers.md): the container is left
-as the kubelet has it, unless its pod names CPUs or memory nodes itself and ``kubelet.override``
-lets it.
+as the kubelet has it, unless its pod names CPUs or memory nodes itself and
+``kubelet.overrideGrants`` lets it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from nri_numa.engine.request.demand import CLAIM_SLOT_MARK
 from nri_numa.engine.request.options import KUBELET_GRANT_SOURCE, HeldCPUSlots, PlacementOptions
 from nri_numa.engine.state import NodeState
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
-from nri_numa.model.machine import Topology, count_text, cpus_text, numa_text
+from nri_numa.model.machine import Topology, count_text, cpus_text, join_words, numa_text
 from nri_numa.model.reasons import Rejection, RejectionReason
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import (
@@ -126,25 +126,27 @@ def _resolve_list_conflict(
     if by_pod and settings.kubelet_override is KubeletGrantOverriders.ANNOTATED:
         lists = " and ".join(f"{key} {getattr(requested, key)}" for key in keys)
         warning = (
-            f"{lists} overrides the kubelet: the kubelet granted it {grant.text} and goes on "
-            "believing so"
+            f"{lists} overrides the kubelet: the kubelet granted it {grant.text} and still "
+            "assumes so"
         )
         return OverrideGrant(
             requested=_with_granted_cpus_listed(requested, grant), warnings=(warning,)
         )
-    remedy = "kubelet.override: annotated" if by_pod else f"annotation {key} of the pod itself"
+    remedy = (
+        "kubelet.overrideGrants: annotated" if by_pod else f"annotation {key} of the pod itself"
+    )
     text = (
         f"{key} is {quote_value(getattr(requested, key))} ({requested.source_text(key)}), "
-        f"but {grant.granted_by_kubelet_text}, and kubelet.override is "
+        f"but {grant.granted_by_kubelet_text}, and kubelet.overrideGrants is "
         f"{settings.kubelet_override}; expected {key} "
-        f"{grant.mems if key == 'numamem' else grant.cpus}, {remedy}, or a container that the "
-        "kubelet grants nothing to"
+        f"{grant.mems if key == 'numamem' else grant.cpus}, {remedy}, or a container without a "
+        "grant of the kubelet"
     )
     if by_pod and requested.on_failure in (None, OnFailure.REJECT):
         return Rejection(
             reason=RejectionReason.KUBELET_PINNED,
             detail=text,
-            rule="what the kubelet granted stays the kubelet's",
+            rule="nri-numa does not change what the kubelet granted",
         )
     return KeepGrant(reason=grant.granted_by_kubelet_text, warnings=(text,))
 
@@ -159,19 +161,19 @@ def _resolve_claim_grant(
     """Resolve a grant for a claim, whose CPUs the scheduler counts on their NUMA nodes."""
     if topology.cpu_count_by_node(grant.cpus) == slots.by_node:
         return OverrideGrant(requested=requested, cpus=grant.cpus)
-    counts = " and ".join(f"{count} on NUMA node {i}" for i, count in slots.by_node.items())
+    counts = join_words([f"{count} on NUMA node {i}" for i, count in slots.by_node.items()])
     text = f"its ResourceClaim has {count_text(slots.count, 'CPU')}, {counts}, but "
     text += grant.granted_by_kubelet_text
     if settings.kubelet_override is KubeletGrantOverriders.ANNOTATED:
-        return OverrideGrant(requested=requested, warnings=(f"{text} and goes on believing so",))
+        return OverrideGrant(requested=requested, warnings=(f"{text} and still assumes so",))
     if requested.on_failure is OnFailure.UNPINNED:
         return KeepGrant(reason=grant.granted_by_kubelet_text, warnings=(text,))
     return Rejection(
         reason=RejectionReason.KUBELET_PINNED,
-        detail=f"{text}, and kubelet.override is "
+        detail=f"{text}, and kubelet.overrideGrants is "
         f"{settings.kubelet_override}; expected cpuManagerPolicy none, a pod that is not "
-        "Guaranteed, or kubelet.override: annotated",
-        rule="what the kubelet granted stays the kubelet's",
+        "Guaranteed, or kubelet.overrideGrants: annotated",
+        rule="nri-numa does not change what the kubelet granted",
     )
 
 
@@ -180,13 +182,13 @@ def _resolve_grant_without_list(
 ) -> KeepGrant | OverrideGrant:
     """Resolve a grant for a container that requests a policy and no list."""
     keys = ", ".join(k for k in ("policy", "cpus", "bind", "smt") if k in requested.explicit_keys)
-    keys = keys or "what is asked for"
+    keys = keys or "its options"
     if grant.cpus:
-        text = f"{keys}: not followed, since the kubelet granted it {grant.text}"
+        text = f"{keys}: ignored, because the kubelet granted it {grant.text}"
         return KeepGrant(reason=grant.granted_by_kubelet_text, warnings=(text,))
     if requested.bind is Bind.CPU:
         return OverrideGrant(requested=requested)
-    text = f"{keys}: for CPUs only, since the kubelet granted it {grant.text}"
+    text = f"{keys}: for CPUs only, because the kubelet granted it {grant.text}"
     return OverrideGrant(requested=replace(requested, bind=Bind.CPU), warnings=(text,))
 
 

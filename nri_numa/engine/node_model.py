@@ -176,7 +176,7 @@ class NodeModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def assignable_numa_nodes(self) -> NUMASet:
         """NUMA nodes that computed assignments may use: with CPUs, or memory tiers let in."""
         if self.settings.kubelet.memory:
-            tiers = self.settings.memory_only_nodes & self.topology.memory_nodes
+            tiers = self.settings.memory_only_numa_nodes & self.topology.memory_nodes
             return self.topology.cpu_nodes | tiers
         return self.topology.cpu_nodes | NUMASet(self.memory_only_nodes.attached)
 
@@ -187,7 +187,7 @@ class NodeModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         if settings.kubelet.memory:
             return MemoryOnlyNodes()
         return classify_memory_nodes(
-            self.topology, settings.memory_only_nodes, settings.memory_tiers
+            self.topology, settings.memory_only_numa_nodes, settings.memory_tiers
         )
 
     @cached_property
@@ -208,7 +208,7 @@ class NodeModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def shared_pool_milli_by_node(self) -> Mapping[int, int]:
-        """By NUMA node, thousandths of a CPU that an empty machine has to share, oversale included.
+        """By NUMA node, milli-CPUs that an empty machine has to share, overcommit included.
 
         Without the NUMA nodes that have none.
         """
@@ -239,7 +239,7 @@ class NodeModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         settings, total = self.settings, self.cpu_count - len(self.withheld_isolated_cpus)
         if settings.limits.pool is not None:
             return max(1, settings.limits.pool.cpus_of_total(total))
-        if settings.reserved_cpus and not settings.strict_reserved:
+        if settings.reserved_cpus and not settings.strict_cpu_reservation:
             return 1
         return max(1, total // 20)
 
@@ -288,7 +288,7 @@ class NodeModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def cpu_capacity_milli(self) -> Mapping[int, int]:
-        """By NUMA node, what can be allocated: CPUs × oversale × capacity factor, in milli-CPUs."""
+        """By NUMA node, allocatable milli-CPUs: CPUs × overcommit × capacity factor."""
         return self._compute_cpu_capacity(NO_CPUS)
 
     @cached_property
@@ -298,7 +298,7 @@ class NodeModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def _compute_cpu_capacity(self, isolated: CPUSet) -> Mapping[int, int]:
         settings = self.settings
-        if settings.strict_reserved:
+        if settings.strict_cpu_reservation:
             isolated = isolated | settings.reserved_cpus
         return {
             i: int(

@@ -1,9 +1,9 @@
 """Admission of whole pods: the first container is admitted only if the later ones fit too.
 
 The kubelet allocates CPUs to all containers of a pod before it creates one. A runtime reports them
-one by one, so later ones are known from the annotation ``containers``, which the scheduler extender
-writes with the binding, or else from the pod's sum, which the kubelet sends with the sandbox and
-without the number of containers. Their demand is reserved.
+one by one, so later ones are known from the annotation ``container-resources``, which the scheduler
+extender writes with the binding, or else from the pod's sum, which the kubelet sends with the
+sandbox and without the number of containers. Their demand is reserved.
 """
 
 from __future__ import annotations
@@ -38,7 +38,11 @@ from nri_numa.engine.pod_reservation import (
     with_sandbox,
     without_pending_reservation,
 )
-from nri_numa.engine.request.annotations import CONTAINERS_KEY, quote_value
+from nri_numa.engine.request.annotations import (
+    CONTAINER_RESOURCES_KEY,
+    quote_value,
+    written_annotation,
+)
 from nri_numa.engine.request.demand import (
     DEFAULT_CFS_PERIOD_US,
     SHARES_PER_CPU,
@@ -179,7 +183,7 @@ def admit_pod(
     decided = admit(node, pod, container, resolved=resolved)
     if isinstance(decided, Rejected) or not machine.settings.reservation_seconds:
         return decided
-    is_named = f"{machine.settings.prefix}/{CONTAINERS_KEY}" in pod.annotations
+    is_named = _container_resources_annotation(machine, pod) is not None
     if not (is_named or decided.state.pods[pod.uid].pending_milli):
         return decided
     is_first_container = pod.uid not in pods or (
@@ -247,7 +251,7 @@ def _admit_without(
     allocations = desired.state.allocations
     resized = [u.container_id for u in decided.updates]
     resized = [i for i in resized if shared_group_key(allocations[i]) is None]
-    texts = [f"{reserved_text(a)} gave way" for a in released]
+    texts = [f"{reserved_text(a)} became free" for a in released]
     return replace(
         decided,
         released=tuple(released),
@@ -271,12 +275,16 @@ def count_expected_containers(machine: NodeModel, pod: PodSandbox) -> int:
     return len(_expected_containers(machine, pod)[0] or ())
 
 
+def _container_resources_annotation(machine: NodeModel, pod: PodSandbox) -> str | None:
+    return written_annotation(pod.annotations, machine.settings.prefix, CONTAINER_RESOURCES_KEY)
+
+
 def _expected_containers(
     machine: NodeModel, pod: PodSandbox
 ) -> tuple[dict[str, ExpectedContainer] | None, str]:
     """Return the pod's containers by name, and the annotation's problem."""
-    key = f"{machine.settings.prefix}/{CONTAINERS_KEY}"
-    text = pod.annotations.get(key)
+    key = f"{machine.settings.prefix}/{CONTAINER_RESOURCES_KEY}"
+    text = _container_resources_annotation(machine, pod)
     total = pod_cpu_request_milli(pod)
     if text is None or pod.qos is not QoSClass.GUARANTEED or total is None:
         return None, ""
@@ -284,7 +292,7 @@ def _expected_containers(
     if members is None:
         return (
             None,
-            f"{CONTAINERS_KEY} is {quote_value(text)} (annotation {key}), expected "
+            f"{CONTAINER_RESOURCES_KEY} is {quote_value(text)} (annotation {key}), expected "
             f"{_EXPECTED_CONTAINERS_TEXT}",
         )
     init = [c for c in members.values() if c.is_init]
@@ -294,8 +302,9 @@ def _expected_containers(
     total_memory = pod.resources.memory_limit or 0
     if milli > total or memory > total_memory:
         return None, (
-            f"{CONTAINERS_KEY} has {human_milli(milli)} and {memory} bytes (annotation {key}), "
-            f"expected no more than its pod, {human_milli(total)} and {total_memory} bytes"
+            f"{CONTAINER_RESOURCES_KEY} has {human_milli(milli)} and {memory} bytes "
+            f"(annotation {key}), expected no more than its pod, {human_milli(total)} and "
+            f"{total_memory} bytes"
         )
     return members, ""
 
@@ -325,7 +334,7 @@ def _reserve_expected_containers(
         if isinstance(outcome, Rejected):
             return replace(
                 outcome.rejection,
-                detail=f"its pod is admitted whole, and container {name} would be refused: "
+                detail=f"its pod is admitted as a whole, and container {name} would be rejected: "
                 f"{outcome.rejection.detail}",
             )
         plan = plan.with_state(outcome)
@@ -393,10 +402,9 @@ def _reserve_pod_sum(
         return state  # later containers may request fractions, which need no exclusive CPUs
     return Rejection(
         reason=RejectionReason.NOT_ENOUGH_CPUS,
-        detail="its pod is admitted whole, and its other "
-        "containers need "
-        f"{human_milli(milli)} together; free beside it: {human_milli(free_milli)}",
-        rule="no container of a pod starts where another would be refused",
+        detail="its pod is admitted as a whole, and its other containers need "
+        f"{human_milli(milli)} together; free without this one: {human_milli(free_milli)}",
+        rule="no container of a pod starts if another one would be rejected",
     )
 
 

@@ -63,7 +63,7 @@ def reservation_term(state: NodeState, reservation: Allocation, keep_s: float) -
     """Compute the term of a reservation: hard while a container is expected, soft after that.
 
     The runtime does not report expected containers, so one is assumed after a sandbox, a creation
-    or an end. ``keep_s`` is ``keepExclusiveCPUs``.
+    or an end. ``keep_s`` is ``podReservationTimeout``.
     """
     record = state.pods[reservation.pod_uid]
     if record.stopped_at:

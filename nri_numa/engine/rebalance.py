@@ -42,7 +42,7 @@ from nri_numa.engine.state import (
     charges_with_cpu_removed,
 )
 from nri_numa.model.cpuset import NO_CPUS, NUMASet
-from nri_numa.model.machine import cpus_text, human_milli, numa_text
+from nri_numa.model.machine import cpus_text, human_milli, join_words, numa_text
 from nri_numa.model.reasons import Rejection
 from nri_numa.model.workload import (
     NO_CHANGED_IDS,
@@ -118,7 +118,7 @@ class MovePlan(msgspec.Struct, frozen=True):
 
 def plan_moves(
     node: NodeSnapshot,
-    refused: Rejected,
+    rejected: Rejected,
     *,
     exempt: Collection[str] = (),
     max_moves: int = MAX_MOVES,
@@ -131,10 +131,10 @@ def plan_moves(
     on both NUMA nodes until it has migrated, so they free only CPUs. ``purpose`` is recorded in the
     moved allocations.
     """
-    requested, demand = refused.trace.requested, refused.trace.demand
-    if requested is None or demand is None or not refused.reason.allows_moves:
+    requested, demand = rejected.trace.requested, rejected.trace.demand
+    if requested is None or demand is None or not rejected.reason.allows_moves:
         return None
-    pod_uid, allocations = refused.trace.pod.uid, node.state.allocations
+    pod_uid, allocations = rejected.trace.pod.uid, node.state.allocations
     yield _LOOK_WORK * len(allocations)
     movers = [
         a
@@ -142,33 +142,33 @@ def plan_moves(
         if i not in exempt and a.pod_uid != pod_uid and _can_move(node, a)
     ]
     if requested.scope is Scope.POD:
-        demand = pod_demand(refused.trace.pod, demand)
+        demand = pod_demand(rejected.trace.pod, demand)
     yield _MOVER_WORK * len(movers)
     search = _PlanSearch(node, demand, movers, max_moves, running=running)
     while (targets := (yield from search.next_plan())) is not None:
-        yield _verification_work(node, refused, len(targets) - 1)
-        plan = _verify_plan(node, refused, targets, purpose, running=running)
+        yield _verification_work(node, rejected, len(targets) - 1)
+        plan = _verify_plan(node, rejected, targets, purpose, running=running)
         if plan is not None:
             return plan
     return None
 
 
 def admit_by_moving(
-    node: NodeSnapshot, refused: Rejected, exempt: Collection[str] = ()
+    node: NodeSnapshot, rejected: Rejected, exempt: Collection[str] = ()
 ) -> Admitted | Rejected:
     """Admit a rejected container by moving movable ones; rejected again if that fails.
 
     Containers in ``exempt`` do not move. If `MAX_SEARCH_WORK` does not suffice, the container is
     rejected, and `continued_move_search` may continue.
     """
-    decision = StepwiseSearch(_make_room_by_moving(node, refused, exempt)).run_steps(
+    decision = StepwiseSearch(_make_room_by_moving(node, rejected, exempt)).run_steps(
         MAX_SEARCH_WORK
     )
-    return replace(refused, is_search_spent=True) if decision is None else decision
+    return replace(rejected, is_search_spent=True) if decision is None else decision
 
 
 def continued_move_search(
-    node: NodeSnapshot, refused: Rejected, exempt: Collection[str] = (), *, is_deferred: bool
+    node: NodeSnapshot, rejected: Rejected, exempt: Collection[str] = (), *, is_deferred: bool
 ) -> StepwiseSearch[Admitted | Rejected]:
     """Continue a search that spent its budget, up to `MAX_DEFERRED_SEARCH_WORK`.
 
@@ -176,13 +176,13 @@ def continued_move_search(
     plan the rejection names blocking containers only if they would really be moved.
     """
     return StepwiseSearch(
-        _make_room_by_moving(node, refused, exempt, is_deferred=is_deferred, must_move=True)
+        _make_room_by_moving(node, rejected, exempt, is_deferred=is_deferred, must_move=True)
     )
 
 
 def _make_room_by_moving(
     node: NodeSnapshot,
-    refused: Rejected,
+    rejected: Rejected,
     exempt: Collection[str] = (),
     *,
     is_deferred: bool = False,
@@ -192,9 +192,9 @@ def _make_room_by_moving(
 
     There is no search if one attempt for the pod would exceed `MAX_SEARCH_WORK`.
     """
-    if refused.is_about_later_container or _verification_work(node, refused, 0) > MAX_SEARCH_WORK:
-        return refused
-    pod, container = refused.trace.pod, refused.trace.container
+    if rejected.is_about_later_container or _verification_work(node, rejected, 0) > MAX_SEARCH_WORK:
+        return rejected
+    pod, container = rejected.trace.pod, rejected.trace.container
     allocations = node.state.allocations
     yield _LOOK_WORK * len(allocations)
     immovable_ids = _immovable_ids(node.state, exempt)
@@ -203,10 +203,10 @@ def _make_room_by_moving(
     purpose = f"make room for {pod.full_name}/{container.name}"
     if max_moves and len(ids) < len(allocations):
         plan = yield from plan_moves(
-            node, refused, exempt=ids, max_moves=max_moves, running=True, purpose=purpose
+            node, rejected, exempt=ids, max_moves=max_moves, running=True, purpose=purpose
         )
     if plan is None:
-        return (yield from explain_blockers(node, refused, immovable_ids, must_move=must_move))
+        return (yield from explain_blockers(node, rejected, immovable_ids, must_move=must_move))
     return _with_moves(node, plan, container.id, is_deferred=is_deferred)
 
 
@@ -292,7 +292,7 @@ def fits_after_moves_text(moves: Collection[ContainerMove]) -> str:
         else f"{m.before.full_name} {move_text(m)}"
         for m in moves
     ]
-    return f"fits after moving {' and '.join(texts)}"
+    return f"fits after moving {join_words(texts)}"
 
 
 def move_text(move: ContainerMove) -> str:
@@ -304,37 +304,37 @@ def move_text(move: ContainerMove) -> str:
 
 
 def explain_blockers(
-    node: NodeSnapshot, refused: Rejected, immovable_ids: Collection[str], *, must_move: bool
+    node: NodeSnapshot, rejected: Rejected, immovable_ids: Collection[str], *, must_move: bool
 ) -> SearchSteps[Rejected]:
     """Add the containers that block a rejected one, if a few moves would make it fit.
 
     Containers in ``immovable_ids`` never move. The text suggests making others movable if the
     search then finds a plan; with ``must_move`` only that text is added.
     """
-    plan = yield from plan_moves(node, refused)
+    plan = yield from plan_moves(node, rejected)
     if plan is None:
-        return refused
+        return rejected
     moves, max_moves = plan.moves, node.machine.settings.rebalance_moves
-    text = f"it would fit if {' and '.join(map(_displaced_container_text, moves))}"
+    text = f"it would fit if {join_words([*map(_displaced_container_text, moves)])}"
     moved_ids = {m.before.container_id for m in moves}
     if moved_ids.isdisjoint(immovable_ids) and len(moves) <= max_moves:
         unmovable = [m for m in moves if not m.before.movable]
         if not unmovable:
-            text += ": movable, but memory is free only once it has moved"
-        elif (yield from _plan_if_movable(node, refused, moved_ids, immovable_ids)) is not None:
-            text = f"it would fit if {' and '.join(map(_mover_text, unmovable))} were movable"
-            return replace(refused, room_text=text)
-    return refused if must_move else replace(refused, room_text=text)
+            text += "; all are movable, but their memory becomes free only after the move"
+        elif (yield from _plan_if_movable(node, rejected, moved_ids, immovable_ids)) is not None:
+            text = f"it would fit if {join_words([*map(_mover_text, unmovable)])} were movable"
+            return replace(rejected, room_text=text)
+    return rejected if must_move else replace(rejected, room_text=text)
 
 
 def _plan_if_movable(
-    node: NodeSnapshot, refused: Rejected, ids: Collection[str], immovable_ids: Collection[str]
+    node: NodeSnapshot, rejected: Rejected, ids: Collection[str], immovable_ids: Collection[str]
 ) -> SearchSteps[MovePlan | None]:
     """Plan the moves that would be made if these containers were movable, too."""
     allocations, max_moves = node.state.allocations, node.machine.settings.rebalance_moves
     exempt = {i for i, a in allocations.items() if not (a.movable or i in ids)} | {*immovable_ids}
     yield _LOOK_WORK * len(allocations)
-    return (yield from plan_moves(node, refused, exempt=exempt, max_moves=max_moves, running=True))
+    return (yield from plan_moves(node, rejected, exempt=exempt, max_moves=max_moves, running=True))
 
 
 def _mover_text(move: ContainerMove) -> str:
@@ -717,18 +717,18 @@ def _demand_of(a: Allocation) -> Demand:
     )
 
 
-def _verification_work(node: NodeSnapshot, refused: Rejected, movers: int) -> int:
+def _verification_work(node: NodeSnapshot, rejected: Rejected, movers: int) -> int:
     """Units of work of a `_verify_plan`: admissions of a pod's named containers, and movers."""
     admission = admission_work(node)
     return (
-        admission * max(1, count_expected_containers(node.machine, refused.trace.pod))
+        admission * max(1, count_expected_containers(node.machine, rejected.trace.pod))
         + admission * movers // 2
     )
 
 
 def _verify_plan(
     node: NodeSnapshot,
-    refused: Rejected,
+    rejected: Rejected,
     targets: _Places,
     purpose: str = "",
     *,
@@ -746,7 +746,7 @@ def _verify_plan(
             base = base.with_allocation(_allocation_without_cpus(a))
         elif reading is not None:
             reading = reading.with_own_charges_added(a)
-    trace = refused.trace
+    trace = rejected.trace
     decision = admit_pod(
         replace(node, state=base, reading=reading), trace.pod, trace.container, trace.requested
     )

@@ -40,7 +40,7 @@ from nri_numa.engine.foreign_pins import (
 )
 from nri_numa.engine.kubelet_grants import OverrideGrant, keep_or_override_grant
 from nri_numa.engine.node_model import NodeModel
-from nri_numa.engine.place.explicit import (
+from nri_numa.engine.place.listed_cpus import (
     exclusive_list_sharers,
     is_yielding_list,
     may_be_exclusive,
@@ -103,9 +103,9 @@ def resize_in_place(
     """Place a running container with its new size on its current NUMA nodes.
 
     Its current charges count as free. If it cannot grow there, ``on-failure`` decides: ``reject``
-    rejects the resize; ``widen`` adds exclusive CPUs of other NUMA nodes. Otherwise, and for memory
-    and shared CPUs, it keeps its resources and the new size is charged there. CPUs that the pod
-    pool ``offered`` are taken first.
+    rejects the resize; ``best-effort`` adds exclusive CPUs of other NUMA nodes. Otherwise, and for
+    memory and shared CPUs, it keeps its resources and the new size is charged there. CPUs that the
+    pod pool ``offered`` are taken first.
     """
     node = case.node
     if node.reading is not None:
@@ -126,7 +126,7 @@ def shared_again_text(prior: Allocation, milli: int) -> str:
     if prior.kind is not ContainerKind.EXCLUSIVE or not milli % 1000:
         return ""
     text = exclusive_cpu_count_text(len(prior.cpus))
-    return f"no longer has its {text}, because {milli}m is no whole number of CPUs"
+    return f"no longer has its {text}, because {human_milli(milli)} is not a whole number"
 
 
 class _Resize:
@@ -207,7 +207,7 @@ class _Resize:
             if not (self._may_keep_cpus() and self._accepts_shortage(choice)):
                 return choice
             # Memory is still charged at the new size, which the container may use.
-            self.steps.append(f"it keeps what it has, which is {SHORTFALL_TEXT}")
+            self.steps.append(f"it keeps what it has, {SHORTFALL_TEXT}")
             if self.prior.kind is not ContainerKind.EXCLUSIVE:
                 return self.resize_shared()
             choice = ChosenCPUs(cpus=self.prior.cpus, idle=self.prior.idle_siblings)
@@ -336,11 +336,11 @@ class _Resize:
             limits,
         )
 
-    def _smt_rejection(self, refused: NotEnoughCPUs | SMTMisaligned) -> Rejection:
+    def _smt_rejection(self, shortage: NotEnoughCPUs | SMTMisaligned) -> Rejection:
         text = (
-            smt_misaligned_text(self.case, refused, self._effective_smt())
-            if isinstance(refused, SMTMisaligned)
-            else cpu_shortage_text(self.case.node.machine, refused, None)
+            smt_misaligned_text(self.case, shortage, self._effective_smt())
+            if isinstance(shortage, SMTMisaligned)
+            else cpu_shortage_text(self.case.node.machine, shortage, None)
         )
         return Rejection(
             reason=RejectionReason.SMT_ALIGNMENT,
@@ -618,7 +618,7 @@ def _apply_foreign_cpuset(
     own_update, step_text = None, result.reason
     if result.kind is ContainerKind.UNPINNED and cpus != pool:
         own_update = ContainerUpdate(allocation.container_id, cpus=str(pool))
-        step_text = f"{cpus_text(pool)}, which everybody shares, instead of {update.cpus}"
+        step_text = f"the shared pool, {cpus_text(pool)}, instead of {update.cpus}"
         if blocked_cpus:
             step_text += f": {cpus_text(blocked_cpus, 'is', 'are')} exclusive to others"
     return _foreign_cpuset_outcome(node, result, own_update, trace, step_text)

@@ -127,7 +127,7 @@ class _Rebuild:
         assignment = (
             adopt_assignment(self.machine, text, pod, container)
             if len(text) <= 2 * self.machine.max_list_chars
-            else f"has {len(text)} characters, more than ours can have"
+            else f"has {len(text)} characters, more than an annotation of nri-numa can have"
         )
         if isinstance(assignment, str):
             subject = f"{pod.full_name}/{container.name}: its annotation {marker}"

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
-from typing import Final, TypedDict
+from typing import Final, Self, TypedDict
 
 import msgspec
 from msgspec.structs import replace
@@ -42,20 +42,29 @@ from nri_numa.model.workload import (
     QoSClass,
 )
 
+FORMER_KINDS: Final = {"explicit": "listed", "unbound": "unpinned"}
+"""Kind by the name that it had in checkpoints and annotations of older versions."""
+
 
 class ContainerKind(StrEnum):
     """The way in which a container's CPUs are determined."""
 
-    LISTED = "explicit"
+    LISTED = "listed"
     """Exactly the CPUs an annotation lists."""
     EXCLUSIVE = "exclusive"
     """Whole CPUs of its own, chosen by the engine."""
     SHARED = "shared"
     """The shared pool of its NUMA nodes."""
-    UNPINNED = "unbound"
+    UNPINNED = "unpinned"
     """The whole shared pool."""
     FOREIGN = "foreign"
     """Pinned by another program (the kubelet's static policy): left alone."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> Self | None:
+        """Find the member of a former kind."""
+        current = FORMER_KINDS.get(str(value))
+        return next((kind for kind in cls if kind == current), None)
 
 
 COMPUTED_KINDS: Final = (ContainerKind.EXCLUSIVE, ContainerKind.SHARED)
@@ -128,43 +137,43 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     container_id: str
-    pod_id: str
-    pod_uid: str
+    pod_id: str = msgspec.field(name="podID")
+    pod_uid: str = msgspec.field(name="podUID")
     namespace: str
     pod: str
     container: str
     kind: ContainerKind
     qos: QoSClass = QoSClass.BEST_EFFORT
     cpus: CPUSet = NO_CPUS
-    idle_siblings: CPUSet = msgspec.field(name="idle", default=NO_CPUS)
-    exclusive: bool = msgspec.field(name="owned", default=False)
-    yields_to_exclusive: bool = msgspec.field(name="soft", default=False)
-    numa_nodes: NUMASet = msgspec.field(name="numa", default=NO_NUMA_NODES)
+    idle_siblings: CPUSet = msgspec.field(name="idleSiblings", default=NO_CPUS)
+    exclusive: bool = False
+    yields_to_exclusive: bool = msgspec.field(name="yieldingCPUs", default=False)
+    numa_nodes: NUMASet = msgspec.field(name="numaNodes", default=NO_NUMA_NODES)
     mems: NUMASet = NO_NUMA_NODES
     charges: Mapping[int, Charge] = msgspec.field(default_factory=dict)
-    cpu_milli: int = 0
+    cpu_milli: int = msgspec.field(name="cpuMilli", default=0)
     memory_bytes: int = msgspec.field(name="memory", default=0)
     hugepages: Mapping[int, int] = msgspec.field(default_factory=dict)
     policy: Policy = Policy.NONE
     smt: SMT = SMT.ANY
     load: BusySchedule | None = None
-    aligned: bool = msgspec.field(name="preferred", default=True)
+    aligned: bool = True
     reason: str = ""
     foreign_cpus: CPUSet = msgspec.field(name="pinned", default=NO_CPUS)
     lifted_quota: int | None = msgspec.field(name="quota", default=None)
     slots: str = ""
     mempolicy: MemoryPolicy = MemoryPolicy.DEFAULT
     assigned_at: float = msgspec.field(name="since", default=0.0)
-    immovable: bool = msgspec.field(name="fixed", default=False)
+    immovable: bool = False
     movable: bool = False
-    migrating_from: NUMASet = msgspec.field(name="leaves", default=NO_NUMA_NODES)
+    migrating_from: NUMASet = msgspec.field(name="migratingFrom", default=NO_NUMA_NODES)
     reserved_at: float = msgspec.field(name="ended", default=0.0)
     has_shortfall: bool = msgspec.field(name="shortfall", default=False)
     is_misaligned: bool = msgspec.field(name="misaligned", default=False)
     is_undecided: bool = msgspec.field(name="undecided", default=False)
-    moved_for: str = ""
-    unpinned_for: RejectionReason | None = None
-    unpinned_memory: int = 0
+    moved_for: str = msgspec.field(name="movedFor", default="")
+    unpinned_for: RejectionReason | None = msgspec.field(name="unpinnedFor", default=None)
+    unpinned_memory: int = msgspec.field(name="unpinnedMemory", default=0)
     uses_pod_resources: bool = msgspec.field(name="sum", default=False)
     is_in_pod_pool: bool = msgspec.field(name="pool", default=False)
     is_restarted: bool = msgspec.field(name="restarted", default=False)
@@ -305,8 +314,8 @@ POD_RESERVATION_NAME = "*"
 """Name of what is kept for all containers of a pod that are still to come."""
 STRICT_POLICIES = (Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE)
 UNPINNED_GROUP_KEY = -1
-"""Group key of unbound containers; shared ones are grouped by the bits of their NUMA nodes, those
-with a soft list by its bits inverted, which are below: the unbound ones list no CPU."""
+"""Group key of unpinned containers; shared ones are grouped by the bits of their NUMA nodes, those
+with a soft list by its bits inverted, which are below: the unpinned ones list no CPU."""
 
 
 class NodeState(msgspec.Struct, frozen=True, kw_only=True):
@@ -345,7 +354,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
         then share granted CPUs rather than exclusive ones.
         """
         bits = topology.allowed.bits & ~(self.exclusive.bits | self.idle_siblings.bits)
-        if settings.strict_reserved:
+        if settings.strict_cpu_reservation:
             bits &= ~settings.reserved_cpus.bits
         free_bits = bits & ~self.kubelet.granted_cpus.bits
         return free_bits & ~withheld_isolated_bits(topology, settings) or free_bits or bits
@@ -599,7 +608,7 @@ def withheld_isolated_bits(topology: Topology, settings: Settings) -> int:
     if settings.isolated is IsolatedCPUs.ANY or settings.kubelet.cpu_order:
         return 0  # the kubelet knows none
     bits = topology.allowed.bits
-    if settings.strict_reserved:
+    if settings.strict_cpu_reservation:
         bits &= ~settings.reserved_cpus.bits
     isolated = topology.isolated.bits & bits
     return isolated if bits & ~isolated else 0
@@ -684,7 +693,7 @@ def find_allocation_contradiction(a: Allocation) -> str:
     if a.kind is ContainerKind.FOREIGN and a.mems:
         return "a foreign container has no memory nodes of ours"
     if a.foreign_cpus and a.kind is not ContainerKind.FOREIGN:
-        return "only a foreign container is pinned by another component"
+        return "only a foreign container is pinned by another program"
     return ""
 
 

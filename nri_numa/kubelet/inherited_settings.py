@@ -41,13 +41,13 @@ class KubeletPinningReporter:
         self._directory = directory
         self._static: dict[str, bool] = {}
         for manager in STATE_FILE_NAMES:  # dashboards expect each series from the start
-            metrics.kubelet_static.labels(manager).set(False)
+            metrics.kubelet_static_policy.labels(manager).set(False)
 
     def report_policy_changes(self, policies: Mapping[str, str]) -> None:
         """Compare with the last policies, set the gauge, and log changes."""
         for manager, static in STATIC_POLICIES.items():
             pins = policies.get(manager) == static
-            self._metrics.kubelet_static.labels(manager).set(pins)
+            self._metrics.kubelet_static_policy.labels(manager).set(pins)
             if pins == self._static.get(manager, False):
                 continue
             self._static[manager] = pins
@@ -93,7 +93,7 @@ def adopt_kubelet_settings(
     missing = reserved_cpus - topology.possible
     if missing:
         differences.append(
-            f"{source} names {cpus_text(missing)}, which this machine does not have; passed over"
+            f"{source} names {cpus_text(missing)}, which this machine does not have; ignored"
         )
         reserved_cpus = reserved_cpus & topology.possible
     if reserved_cpus and not str(config.reserved_cpus):
@@ -101,9 +101,9 @@ def adopt_kubelet_settings(
         settings = replace(settings, reserved_cpus=reserved_cpus)
         # Values that Go's strconv.ParseBool accepts.
         strict = facts.cpu_options.get("strict-cpu-reservation", "").lower() in ("true", "t", "1")
-        if strict and not config.strict_reserved and topology.allowed - reserved_cpus:
-            inherited.append("strictReserved true (the kubelet's strict-cpu-reservation)")
-            settings = replace(settings, strict_reserved=True)
+        if strict and not config.strict_cpu_reservation and topology.allowed - reserved_cpus:
+            inherited.append("strictCPUReservation true (the kubelet's strict-cpu-reservation)")
+            settings = replace(settings, strict_cpu_reservation=True)
     elif reserved_cpus and reserved_cpus != settings.reserved_cpus:
         differences.append(
             f"reservedCPUs is {settings.reserved_cpus}, and the kubelet's {source} reserves "
@@ -116,7 +116,7 @@ def adopt_kubelet_settings(
     if missing_ids:
         differences.append(
             f"reservedMemory names {numa_text(','.join(map(str, sorted(missing_ids))))}, which "
-            "this machine does not have; passed over"
+            f"this machine does not have; ignored"
         )
     source = "reservedMemory"
     if not by_node and facts.reserved_bytes:
@@ -154,7 +154,7 @@ def with_inherited_settings(config: AgentConfig, settings: Settings) -> AgentCon
     return replace(
         config,
         reserved_cpus=str(config.reserved_cpus) or str(settings.reserved_cpus),
-        strict_reserved=settings.strict_reserved,
+        strict_cpu_reservation=settings.strict_cpu_reservation,
         reserved_memory=config.reserved_memory or reserved,
     )
 
@@ -194,7 +194,7 @@ def _double_pinning_problems(config: AgentConfig, facts: KubeletFacts) -> list[s
         )
     if facts.topology_policy in ("restricted", "single-numa-node"):
         problems.append(
-            f"the kubelet's topologyManagerPolicy is {facts.topology_policy}: it refuses pods at "
-            "their admission, whatever their annotations say, before nri-numa is asked"
+            f"the kubelet's topologyManagerPolicy is {facts.topology_policy}: it rejects pods at "
+            f"their admission, before nri-numa and whatever their annotations say"
         )
     return problems

@@ -22,7 +22,7 @@ KUBELET_CALL_TIMEOUT_S: Final = 1.0
 """Maximum seconds for one call."""
 _MAX_KUBELET_ANSWER_BYTES: Final = 16 << 20
 """Maximum bytes of an answer, as in the kubelet's own clients; dense nodes exceed grpc's 4 MiB."""
-RATE_LIMITED_PROBLEM: Final = "the kubelet is asked too often by programs on this node; ask again"
+RATE_LIMITED_PROBLEM: Final = "programs on this node query the kubelet too often; try again"
 _LISTER_SERVICE: Final = "/v1.PodResourcesLister/"
 
 
@@ -195,7 +195,7 @@ def _call_kubelet(
     path = pod_resources_socket_path(kubelet_root)
     if not os.access(path, os.F_OK):
         # The directory belongs to root; other users see nothing in it.
-        return _CallFailure(f"{path} is not there, or may not be looked at")
+        return _CallFailure(f"{path} does not exist or cannot be read")
     options = (
         # Go servers check the :authority header, which would be the path of the unix socket.
         ("grpc.default_authority", "localhost"),

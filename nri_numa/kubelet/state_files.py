@@ -48,14 +48,14 @@ def read_kubelet_file(path: str) -> tuple[bytes, FileSignature]:
     """Read a whole file, with its signature.
 
     Raises:
-        OSError: it cannot be read, is no regular file, or is longer than `MAX_STATE_FILE_BYTES`.
+        OSError: it cannot be read, is not a regular file, or is longer than `MAX_STATE_FILE_BYTES`.
     """
     # A pipe or a device in place of the file must not block.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(descriptor, "rb") as file:
         file_stat = os.fstat(descriptor)
         if not stat.S_ISREG(file_stat.st_mode):
-            raise OSError("is no regular file")
+            raise OSError("is not a regular file")
         if file_stat.st_size > MAX_STATE_FILE_BYTES:
             raise OSError(f"has {file_stat.st_size} bytes, expected at most {MAX_STATE_FILE_BYTES}")
         return file.read(MAX_STATE_FILE_BYTES), signature_of_stat(file_stat)
@@ -138,7 +138,7 @@ class KubeletStateFiles:
         return True
 
     def _record_unreadable(self, manager: str, problem: str) -> bool:
-        sentence = f"{self.state_file_path(manager)}: {problem}; what it said before still holds"
+        sentence = f"{self.state_file_path(manager)}: {problem}; its previous content still applies"
         if self._read_problems.get(manager) == sentence:
             return False
         self._read_problems[manager] = sentence

@@ -234,7 +234,7 @@ def partition_sentence(partition: Partition) -> str:
     """State the effect of a partition on containers."""
     name, kind = partition.cgroup, partition.kind
     if partition.problem:
-        return f"the cgroup {name} is meant to be a partition ({kind}) and is none: " + (
+        return f"the cgroup {name} should be a partition ({kind}) and is not: " + (
             partition.problem
         )
     subject = cpus_text(partition.cpus, "belongs", "belong")
@@ -268,7 +268,7 @@ def _search_partitions(
                     cgroup=directory.removeprefix(f"{mount}/"),
                     kind=CgroupPartitionKind(match[1]),
                     cpus=next(filter(None, lists), NO_CPUS),
-                    problem="" if valid else match[2] or "the kernel does not say why",
+                    problem="" if valid else match[2] or "the kernel gives no reason",
                 )
             )
         queue.extend(_list_child_cgroups(tree, directory))

@@ -665,7 +665,7 @@ class SystemdScopes:
         if not self._changed_properties(unit, desired):
             return ""
         if not is_current():
-            return "something else is meant by now"
+            return "its desired value has changed"
         if error := self._set_properties(unit, desired):
             return f"{unit}: {error}"
         names = self._changed_properties(unit, desired)

@@ -81,7 +81,7 @@ def find_migration_problem(reader: CgroupReader) -> str:
     if "0" in read_text_or_empty(f"{reader.hierarchy}/cgroup.procs").split():
         return "the processes of the host cannot be seen (hostPID)"
     if read_text_or_empty("/proc/self/attr/current").startswith("nri-numa"):
-        return "the AppArmor profile nri-numa lets no process be read"
+        return "the AppArmor profile nri-numa forbids reading processes"
     rights = re.search(r"^CapEff:\s*([0-9a-f]+)$", read_text("/proc/self/status"), re.MULTILINE)
     capabilities = int(rights[1], 16) if rights else 0
     if missing := [name for name, bit in _CAPABILITY_BITS.items() if not capabilities >> bit & 1]:
@@ -91,7 +91,7 @@ def find_migration_problem(reader: CgroupReader) -> str:
         read_text_or_empty("/proc/sys/kernel/numa_balancing").strip(),
     )
     if kernel.startswith(_EFAULT_KERNEL_PREFIXES) and balancing not in ("", "0"):
-        return f"Linux {kernel} moves no pages that NUMA balancing watches (kernel.numa_balancing)"
+        return f"Linux {kernel} does not migrate pages under NUMA balancing (kernel.numa_balancing)"
     try:
         _move_pages(0, (), None, _MPOL_MF_MOVE_ALL)
     except OSError as error:

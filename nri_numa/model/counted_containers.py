@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from hashlib import blake2b
 from typing import Final
 
-COUNTED_CONTAINERS_NRT_ATTRIBUTE: Final = "charged"
+COUNTED_CONTAINERS_NRT_ATTRIBUTE: Final = "counted-containers"
 """Attribute of a NodeResourceTopology, below the prefix; empty if nothing is counted yet."""
 _MARK_BYTES: Final = 8
 

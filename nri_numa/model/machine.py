@@ -309,6 +309,18 @@ def join_words(parts: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(parts[:-1]), *parts[-1:]]))
 
 
+MAX_LISTED_WORDS: Final = 8
+"""Items of a list that a sentence names."""
+
+
+def listed_words_text(parts: Sequence[str]) -> str:
+    """``a, b and c``; after eight items ``and 3 more``."""
+    unlisted = len(parts) - MAX_LISTED_WORDS
+    if unlisted <= 0:
+        return join_words(parts)
+    return join_words([*parts[:MAX_LISTED_WORDS], f"{unlisted} more"])
+
+
 def human_cpu_number(milli: int) -> str:
     """Format thousandths of CPUs as a number of CPUs: ``2``, ``0.25``."""
     return f"{milli / 1000:.3f}".rstrip("0").rstrip(".")

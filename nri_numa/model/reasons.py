@@ -7,7 +7,7 @@ cluster: `read_reason_and_detail` is the one place where a text is read back.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Self
+from typing import Final, Self
 
 import msgspec
 
@@ -24,6 +24,15 @@ class RetryCondition(StrEnum):
 
 
 _NEVER, _ROOM, _NODE_CHANGE = RetryCondition
+
+FORMER_REASONS: Final = {
+    "CPUOwned": "CPUExclusive",
+    "MemoryPolicyWithoutNodes": "MemoryPolicyNeedsNodes",
+    "NoCPUs": "NoCPURequest",
+    "UnknownCPUs": "CPURequestUnknown",
+    "UnpaidCPUs": "CPUsNotRequested",
+}
+"""Reason by the name that it had in checkpoints and histories of older versions."""
 
 
 class RejectionReason(StrEnum):
@@ -45,6 +54,12 @@ class RejectionReason(StrEnum):
         member._value_, member.retry, member.allows_moves = value, retry, allows_moves
         return member
 
+    @classmethod
+    def _missing_(cls, value: object) -> Self | None:
+        """Find the member of a former reason."""
+        current = FORMER_REASONS.get(str(value))
+        return next((reason for reason in cls if reason == current), None)
+
     TOPOLOGY_AFFINITY = "TopologyAffinityError", _ROOM, True
     DEVICE_AFFINITY = "DeviceAffinityError", _ROOM, True
     NOT_ENOUGH_CPUS = "NotEnoughCPUs", _ROOM, True
@@ -53,7 +68,7 @@ class RejectionReason(StrEnum):
     SHARED_POOL_FLOOR = "SharedPoolFloor", _ROOM
     SHARED_POOL_EMPTY = "SharedPoolEmpty", _ROOM
     QUOTA_EXCEEDED = "QuotaExceeded", _ROOM
-    CPU_OWNED = "CPUOwned", _ROOM
+    CPU_EXCLUSIVE = "CPUExclusive", _ROOM
     CPU_LISTED = "CPUListed", _ROOM
     CLAIM_IN_USE = "ClaimInUse", _ROOM
     CLAIM_NOT_PREPARED = "ClaimNotPrepared", _NODE_CHANGE
@@ -65,9 +80,9 @@ class RejectionReason(StrEnum):
     KUBELET_PINNED = "KubeletPinned", _NEVER
     INVALID_ANNOTATION = "InvalidAnnotation", _NEVER
     FRACTIONAL_CPUS = "FractionalCPUs", _NEVER
-    NO_CPUS = "NoCPUs", _NEVER
-    UNKNOWN_CPUS = "UnknownCPUs", _NEVER
-    UNPAID_CPUS = "UnpaidCPUs", _NEVER
+    NO_CPU_REQUEST = "NoCPURequest", _NEVER
+    CPU_REQUEST_UNKNOWN = "CPURequestUnknown", _NEVER
+    CPUS_NOT_REQUESTED = "CPUsNotRequested", _NEVER
     SLOTS_MISMATCH = "SlotsMismatch", _NEVER
     SLOTS_CONFLICT = "SlotsConflict", _NEVER
     INVALID_SLOTS = "InvalidSlots", _NEVER
@@ -75,7 +90,7 @@ class RejectionReason(StrEnum):
     UNKNOWN_NUMA_NODE = "UnknownNUMANode", _NEVER
     NUMA_NODE_WITHOUT_MEMORY = "NUMANodeWithoutMemory", _NEVER
     MEMORY_POLICY_UNSUPPORTED = "MemoryPolicyUnsupported", _NEVER
-    MEMORY_POLICY_WITHOUT_NODES = "MemoryPolicyWithoutNodes", _NEVER
+    MEMORY_POLICY_NEEDS_NODES = "MemoryPolicyNeedsNodes", _NEVER
 
 
 class Rejection(msgspec.Struct, frozen=True, kw_only=True):

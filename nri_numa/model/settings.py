@@ -26,7 +26,7 @@ ANY_ANNOTATION_KEY: Final = "*"
 class OnDenied(StrEnum):
     """Treatment of an annotation that is not permitted."""
 
-    REFUSE = "refuse"
+    REJECT = "reject"
     IGNORE = "ignore"
 
 
@@ -36,20 +36,20 @@ class AnnotationPermission(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         name: for sentences: ``permissions[1]``.
         namespaces: shell-style patterns; empty matches every namespace.
-        keys: annotation keys without prefix that may be used; `ANY_ANNOTATION_KEY` for all.
-        values: permitted values by key. Lists of CPUs and NUMA nodes may only name ids of the
-            union of these.
+        allowed_keys: annotation keys without prefix; `ANY_ANNOTATION_KEY` for all.
+        allowed_values: permitted values by key. Lists of CPUs and NUMA nodes may only name ids of
+            the union of these.
     """
 
     name: str
     namespaces: tuple[str, ...] = ()
     labels: Mapping[str, str] = msgspec.field(default_factory=dict)
     qos: tuple[QoSClass, ...] = ()
-    keys: tuple[str, ...] = (ANY_ANNOTATION_KEY,)
-    values: Mapping[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
-    unpaid_cpus: bool = False
-    reserved_cpus: bool = False
-    on_denied: OnDenied = OnDenied.REFUSE
+    allowed_keys: tuple[str, ...] = (ANY_ANNOTATION_KEY,)
+    allowed_values: Mapping[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
+    allow_unrequested_cpus: bool = False
+    allow_reserved_cpus: bool = False
+    on_denied: OnDenied = OnDenied.REJECT
 
 
 DEFAULT_PERMISSION: Final = AnnotationPermission(name=BUILT_IN_PERMISSION_NAME)
@@ -198,11 +198,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         defaults: annotation key to value, the weakest source.
         cpu_overcommit: factor on the CPUs of each NUMA node for shared containers, at least 1.
         capacity_factor: by NUMA node, 0..1; missing is 1. 0 drains the node.
-        strict_reserved: True if reserved CPUs leave the shared pool too.
+        strict_cpu_reservation: True if reserved CPUs leave the shared pool too.
         reserved_memory: bytes by NUMA node that are never allocated to containers.
         reserved_hugepages: by NUMA node, bytes by page size that are never allocated either.
-        prefer_closest: compare equally wide masks by average distance first.
-        memory_only_nodes: NUMA nodes without CPUs that computed assignments may use (HBM, CXL).
+        prefer_closest_numa_nodes: compare equally wide masks by average distance first.
+        memory_only_numa_nodes: NUMA nodes without CPUs that computed assignments may use.
         memory_tiers: memory tiers of the kernel whose NUMA nodes without CPUs may be used.
         rebalance_moves: maximum number of movable containers that move to make room for one.
         kubelet_reserved: CPUs that the kubelet's static CPU Manager never grants, if known.
@@ -215,19 +215,19 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     cpu_overcommit: float = 1.0
     capacity_factor: Mapping[int, float] = msgspec.field(default_factory=dict)
     reserved_cpus: CPUSet = NO_CPUS
-    strict_reserved: bool = False
+    strict_cpu_reservation: bool = False
     reserved_memory: Mapping[int, int] = msgspec.field(default_factory=dict)
     reserved_hugepages: Mapping[int, Mapping[int, int]] = msgspec.field(default_factory=dict)
-    prefer_closest: bool = True
+    prefer_closest_numa_nodes: bool = True
     kubelet: KubeletRules = KubeletRules()
     align_l3: bool = True
     isolated: IsolatedCPUs = IsolatedCPUs.AVOID
     nohz_full: NohzFullCPUs = NohzFullCPUs.ANY
-    cores: PreferredCores = PreferredCores.ANY
-    memory_only_nodes: NUMASet = NO_NUMA_NODES
+    preferred_cores: PreferredCores = PreferredCores.ANY
+    memory_only_numa_nodes: NUMASet = NO_NUMA_NODES
     memory_tiers: frozenset[int] = frozenset()
     disable_cfs_quota: bool = True
-    set_environment: bool = True
+    inject_environment: bool = True
     permissions: tuple[AnnotationPermission, ...] = ()
     limits: QuotasAndPoolFloor = msgspec.field(default_factory=QuotasAndPoolFloor)
     kubelet_override: KubeletGrantOverriders = KubeletGrantOverriders.NEVER

@@ -150,7 +150,7 @@ class OnFailure(StrEnum):
     """Outcome if the request cannot be met."""
 
     REJECT = "reject"
-    BEST_EFFORT = "widen"
+    BEST_EFFORT = "best-effort"
     UNPINNED = "unpinned"
 
 
@@ -165,12 +165,12 @@ class Strategy(StrEnum):
     """Choice among equally good NUMA nodes.
 
     ``spread`` takes the emptiest and ``pack`` the fullest that fits, both by the scarcest resource.
-    ``most-left`` takes the one with the most free memory, or without memory the most free CPU.
+    ``most-memory`` takes the one with the most free memory, or without memory the most free CPU.
     """
 
     SPREAD = "spread"
     PACK = "pack"
-    MOST_MEMORY = "most-left"
+    MOST_MEMORY = "most-memory"
 
 
 class BusySchedule(msgspec.Struct, frozen=True):

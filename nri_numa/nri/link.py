@@ -279,7 +279,7 @@ class NRILink(RuntimeLink):
         except OSError as error:
             raise ConfigError(
                 "environment",
-                [f"NRI_PLUGIN_SOCKET: descriptor {descriptor} is no socket ({error.strerror})"],
+                [f"NRI_PLUGIN_SOCKET: descriptor {descriptor} is not a socket ({error.strerror})"],
             ) from error
         await self._serve_connection(sock)
 
@@ -357,8 +357,8 @@ class NRILink(RuntimeLink):
             self._handler.on_protocol_broken()
         if isinstance(ending.error, BrokenPipeError):
             detail = (
-                "the runtime had closed the connection before our answer, as it does with a plugin "
-                "that takes longer than plugin_request_timeout, "
+                "the runtime closed the connection before the answer, as it does if a plugin "
+                "takes longer than plugin_request_timeout, "
                 f"{self._runtime_answer_timeout_s:g} s ({ending.error.strerror})"
             )
             ending = replace(ending, detail=detail)
@@ -590,7 +590,7 @@ class NRILink(RuntimeLink):
         """Register once more; return the reason of a failure, empty if the answer was accepted."""
         if self._unanswered_push is not None:
             if not self._unanswered_push.done():
-                return "an earlier registration is not answered yet"
+                return "an earlier registration has no answer yet"
             self._unanswered_push = None
         overdue = False
 

@@ -32,12 +32,12 @@ from nri_numa.observe.notices import (
 log = get_logger("agent")
 
 REJECTED_RUNNING_TEXT: Final = (
-    "it was running already, so it stays unpinned until its pod is made anew"
+    "it was running already, so it stays unpinned until its pod is recreated"
 )
 """Added to the rejection of a container that had started while the agent was not registered."""
 UNDONE_TEXT: Final = (
-    "admitted, and undone by the runtime before its start: another NRI plugin set the same, or the "
-    "OCI runtime failed; the runtime's log says which"
+    "admitted, but not started by the runtime: another NRI plugin set the same, or the "
+    "OCI runtime failed; see the runtime's log"
 )
 MAX_NAMED_NEIGHBOURS: Final = 5
 """Neighbours named in one log line; the others are counted."""
@@ -146,7 +146,9 @@ class DecisionReporter:
                 log.info("container named by annotation created", pod=pod.full_name)
                 self._notices.withdraw_notice(notice)
 
-    def log_placed_with_neighbours(self, decision: Admitted, topology: Topology, gap: bool) -> None:
+    def log_placed_with_neighbours(
+        self, decision: Admitted, topology: Topology, missed_start: bool
+    ) -> None:
         """Log a placed container, and the containers whose CPUs changed because of it."""
         updates = len(decision.updates)
         allocation = decision.allocation
@@ -156,7 +158,7 @@ class DecisionReporter:
                 **container_log_fields(allocation),
                 problem=warning,
             )
-        self.log_placed(allocation, decision.adjustment.cpus, updates, gap=gap)
+        self.log_placed(allocation, decision.adjustment.cpus, updates, missed_start=missed_start)
         if updates:
             trace = decision.trace
             log.info(
@@ -181,22 +183,22 @@ class DecisionReporter:
             )
 
     def log_placed(
-        self, allocation: Allocation, cpus: str, updates: int, *, gap: bool = False
+        self, allocation: Allocation, cpus: str, updates: int, *, missed_start: bool = False
     ) -> None:
-        """Count and log a placed container; ``gap`` is True for a missed start."""
+        """Count and log a placed container; ``missed_start`` if it started unseen."""
         if allocation.kind is ContainerKind.UNPINNED and not allocation.aligned:
             outcome, reason = "unpinned", str(allocation.unpinned_for or allocation.kind)
         elif allocation.aligned:
             outcome, reason = "admitted", str(allocation.kind)
         else:
-            outcome, reason = "widened", str(allocation.kind)
+            outcome, reason = "misaligned", str(allocation.kind)
         self._metrics.record_decision(outcome, reason, str(allocation.policy))
         self._record_request_decision(allocation, outcome, cpus)
         log.info(
             "container placed",
             outcome=outcome,
             update_count=updates,
-            **({"missed_start": True} if gap else {}),
+            **({"missed_start": True} if missed_start else {}),
             **allocation_log_fields(allocation, cpus),
         )
 
@@ -204,12 +206,12 @@ class DecisionReporter:
         """Count and log a rejection; with ``observed`` the container was left as it is."""
         trace = decision.trace
         policy = trace.requested.policy.value if trace.requested is not None else "none"
-        self._metrics.record_decision("refused", decision.reason, policy)
+        self._metrics.record_decision("rejected", decision.reason, policy)
         pod, container = trace.pod, trace.container
         self._requests.record_decision(
             container.id,
             (pod.namespace, pod.name, pod.uid, container.name),
-            {"outcome": "refused", "policy": policy, "reason": decision.reason},
+            {"outcome": "rejected", "policy": policy, "reason": decision.reason},
             "" if observed else decision.message,
         )
         log.warning(
@@ -234,7 +236,7 @@ class DecisionReporter:
             container=name,
         )
 
-    def notice_refused(self, decision: Rejected, *, observed: bool, running: bool) -> None:
+    def notice_rejected(self, decision: Rejected, *, observed: bool, running: bool) -> None:
         """Add a notice of a rejection; none in observe mode, where nothing is rejected."""
         if observed:
             return
@@ -250,7 +252,7 @@ class DecisionReporter:
         )
 
     def notice_imperfect_placement(
-        self, allocation: Allocation, *, gap: bool, observed: bool
+        self, allocation: Allocation, *, missed_start: bool, observed: bool
     ) -> None:
         """Add notices of a misaligned or unpinned container, and of a missed start."""
         if observed:
@@ -259,7 +261,7 @@ class DecisionReporter:
         if not allocation.aligned:
             kind = NoticedEventKind.UNPINNED if unpinned else NoticedEventKind.MISALIGNED
             self._notices.add_for_allocation(allocation, kind, allocation.reason)
-        if gap and not unpinned:
+        if missed_start and not unpinned:
             message = "started while the agent could not place it; placed afterwards: "
             message += allocation.reason
             self._notices.add_for_allocation(allocation, NoticedEventKind.MISSED_START, message)
@@ -322,7 +324,7 @@ class DecisionReporter:
         self._notices.add_for_allocation(
             replace(reserved, container="") if is_pod_reservation else reserved,
             NoticedEventKind.RESERVATION_RELEASED,
-            f"{reserved_text(reserved)} gave way to {taker.full_name}",
+            f"{reserved_text(reserved)} became free for {taker.full_name}",
         )
 
     def log_requested_cpuset_overridden(
@@ -353,8 +355,8 @@ class DecisionReporter:
         # These may have run on exclusive CPUs; undecided containers are counted when decided.
         excluded_ids = {*outcome.adopted, *(container.id for _, container in outcome.undecided)}
         narrowed = {u.container_id for u in outcome.updates if u.container_id not in excluded_ids}
-        gap = len(narrowed.union(outcome.missed_starts))
-        self._metrics.gap_containers.inc(gap)
+        missed_starts = len(narrowed.union(outcome.missed_starts))
+        self._metrics.missed_starts.inc(missed_starts)
         self._metrics.drift_found.inc(len(outcome.repaired))
         self._metrics.drift_repaired.inc(len(outcome.repaired))
         for problem in outcome.problems:
@@ -362,7 +364,7 @@ class DecisionReporter:
         counts = {
             "container_count": len(outcome.state.allocations),
             "adopted": len(outcome.adopted),
-            "missed_starts": gap,
+            "missed_starts": missed_starts,
             "repaired": len(outcome.repaired),
             "removed": len(outcome.removed),
             "update_count": len(outcome.updates),

@@ -92,7 +92,7 @@ CHECKPOINT_WRITE_BUCKETS_S = (
     0.5,
     1.0,
 )
-LATE_PINNING_BUCKETS_S = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+LATE_START_BUCKETS_S = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 ROWS_PER_CHUNK: Final = 50
 """Rows rendered before the event loop gets a turn: well under a millisecond."""
@@ -101,7 +101,7 @@ ROWS_PER_CHUNK: Final = 50
 class Registry:
     """Metrics of a process; each part adds its own.
 
-    ``prefix`` begins every name (``nri_numa_publish``); ``build`` are labels of build_info.
+    ``prefix`` begins every name (``nri_numa_publisher``); ``build`` are labels of build_info.
     """
 
     def __init__(self, prefix: str, version: str, **build: str) -> None:
@@ -111,7 +111,7 @@ class Registry:
         self.registry = CollectorRegistry(auto_describe=False)
         self._process = ProcessCollector(registry=self.registry)
         self.all: list[Counter | Gauge | Histogram] = []
-        info = self.new_gauge("build_info", "The running version; always 1.", "version", *build)
+        info = self.new_gauge("build_info", "Version of nri-numa; always 1.", "version", *build)
         info.labels(version, *build.values()).set(1)
 
     def new_counter(self, name: str, text: str, *labels: str) -> Counter:
@@ -169,10 +169,10 @@ class NUMANodeSample(msgspec.Struct, frozen=True, kw_only=True):
     cpus: Mapping[str, int]
     capacity_cpus: float
     allocated_cpus: float
-    available_cpus: float
+    free_cpus: float
     memory_bytes: int
     memory_allocated_bytes: int
-    memory_available_bytes: int
+    memory_free_bytes: int
     capacity_factor: float = 1.0
     free_exclusive_cpus: int = 0
     hugepages: Mapping[int, tuple[int, int]] = msgspec.field(default_factory=dict)
@@ -207,153 +207,171 @@ class Metrics(Registry):
         super().__init__("nri_numa", version, python=platform.python_version())
         self.snapshot: Callable[[], MetricsSnapshot] = MetricsSnapshot
         self._runtime_info = self.new_gauge(
-            "runtime_info", "The container runtime we are registered with; 1.", "name", "version"
+            "runtime_info",
+            "Container runtime that the agent is registered with; always 1.",
+            "name",
+            "version",
         )
-        self._requests = self.new_counter("requests_total", "Requests from the runtime.", "event")
+        self._requests = self.new_counter(
+            "requests_total", "Requests of the container runtime, by event.", "event"
+        )
         self._durations = self.new_histogram(
             "request_duration_seconds",
-            "From the whole request read to the answer written.",
+            "Time to answer a request of the runtime, in seconds.",
             "event",
             buckets=REQUEST_DURATION_BUCKETS_S,
         )
         self._decisions = self.new_counter(
             "decisions_total",
-            "Decisions about containers, by outcome, by the reason of a refusal, and by policy.",
+            "Placement decisions, by outcome, reason and policy.",
             "outcome",
             "reason",
             "policy",
         )
         self.internal_errors = self.new_counter(
-            "internal_errors_total", "Mistakes of our own that a request ran into."
+            "internal_errors_total", "Requests of the runtime that hit a bug of nri-numa."
         )
         self.invariant_violations = self.new_counter(
-            "invariant_violations_total", "Rules that the node state was found to break."
+            "invariant_violations_total",
+            "Inconsistencies found in the node state; each is a bug of nri-numa.",
         )
-        self.link_up = self.new_gauge("link_up", "Whether we are registered with the runtime.")
-        self.link_connects = self.new_counter(
-            "link_connects_total", "Registrations with the runtime."
+        self.link_up = self.new_gauge(
+            "link_up", "1 if the agent is registered with the container runtime."
         )
-        self.runtime_unanswered = self.new_gauge(
-            "runtime_unanswered_seconds",
-            "How long the runtime has not answered a registration of ours; 0 when none waits.",
+        self.link_registrations = self.new_counter(
+            "link_registrations_total", "Registrations with the container runtime."
+        )
+        self.registration_pending = self.new_gauge(
+            "registration_pending_seconds",
+            "Seconds for which the runtime has not answered a registration; 0 if none is pending.",
         )
         self.protocol_errors = self.new_counter(
             "protocol_errors_total", "Links closed because the runtime broke the protocol."
         )
-        self.gap_containers = self.new_counter(
-            "gap_containers_total",
-            "Containers that started while we were away, found and given their CPUs.",
+        self.missed_starts = self.new_counter(
+            "missed_starts_total",
+            "Containers that started while the agent was not registered, and were pinned later.",
         )
         self.start_corrections = self.new_counter(
             "start_corrections_total",
-            "Starting containers whose cgroup was put right before their program ran.",
+            "Starting containers whose cgroup was corrected before their program ran.",
         )
         self.undone_creations = self.new_counter(
             "undone_creations_total",
-            "Containers that were admitted and ended without a start: undone by the runtime.",
+            "Admitted containers that the runtime removed before their start.",
         )
-        self.moves = self.new_counter(
-            "moves_total", "Running movable containers that made room for another."
+        self.container_moves = self.new_counter(
+            "container_moves_total",
+            "Running containers moved to other NUMA nodes.",
         )
-        self.migrated_bytes = self.new_counter(
-            "migrated_bytes_total", "Memory of running containers moved between NUMA nodes."
+        self.memory_migrated_bytes = self.new_counter(
+            "memory_migrated_bytes_total",
+            "Bytes of memory of running containers migrated between NUMA nodes.",
         )
-        self.late_repairs = self.new_counter(
-            "late_repairs_total",
-            "Running containers that an update had not reached, found at once and put right.",
+        self.undelivered_updates_repaired = self.new_counter(
+            "undelivered_updates_repaired_total",
+            "Updates that did not reach a running container and were repaired at once.",
         )
-        self.writes_held_up = self.new_counter(
-            "cgroup_writes_held_up_total",
-            "Writes of cpusets that took more than half a second.",
+        self.cgroup_writes_slow = self.new_counter(
+            "cgroup_writes_slow_total",
+            "Cpuset writes that took more than 0.5 seconds.",
         )
-        self.neighbours = self.new_gauge(
-            "neighbours_on_owned_cpus",
-            "Containers that can run on exclusive CPUs of another container, as last seen.",
+        self.exclusive_cpu_intruders = self.new_gauge(
+            "exclusive_cpu_intruders",
+            "Containers that can run on exclusive CPUs of another container, at the last check.",
         )
-        self.neighbours_seen = self.new_counter(
-            "neighbours_on_owned_cpus_seen_total",
-            "Times that a container was seen to have exclusive CPUs of another container.",
+        self.exclusive_cpu_intrusions = self.new_counter(
+            "exclusive_cpu_intrusions_total",
+            "Times that a container could run on exclusive CPUs of another container.",
         )
-        self.neighbour_seconds = self.new_counter(
-            "neighbours_on_owned_cpus_seconds_total",
-            "How long containers had exclusive CPUs of another container, as far as seen.",
+        self.exclusive_cpu_intrusion_seconds = self.new_counter(
+            "exclusive_cpu_intrusion_seconds_total",
+            "Seconds for which containers could run on exclusive CPUs of another one.",
         )
-        self.foreign_on_owned = self.new_gauge(
-            "foreign_on_owned_cpus",
-            "Containers pinned by another component that may run on exclusive CPUs of others.",
+        self.foreign_on_exclusive_cpus = self.new_gauge(
+            "foreign_containers_on_exclusive_cpus",
+            "Containers pinned by another program that can run on exclusive CPUs of others.",
         )
         self.foreign_overlaps = self.new_counter(
             "foreign_overlaps_total",
-            "Times that CPUs of a container pinned by another component became exclusive.",
+            "Times that CPUs of a container pinned by another program became exclusive.",
         )
-        self.unexplained_pins = self.new_counter(
-            "unexplained_pins_total",
-            "Containers found with a cpuset of unknown origin, treated as another component's pin.",
+        self.unknown_cpusets = self.new_counter(
+            "unknown_cpusets_total",
+            "Containers with a cpuset of unknown origin, treated as pinned by another program.",
         )
-        self.claims_disbelieved = self.new_counter(
-            "claims_disbelieved_total",
-            "Containers whose assigned annotation was rejected: forged, damaged or outdated.",
+        self.assigned_annotations_rejected = self.new_counter(
+            "assigned_annotations_rejected_total",
+            "Assigned annotations rejected as forged, damaged or outdated.",
         )
         self.drift_found = self.new_counter(
-            "drift_found_total", "Containers whose cgroup was not as decided."
+            "drift_found_total",
+            "Containers whose cgroup another program changed.",
         )
-        self.drift_repaired = self.new_counter("drift_repaired_total", "Cgroups put right again.")
-        self.drift_fights = self.new_counter(
-            "drift_fights_total",
-            "Containers given up because another program keeps rewriting them.",
+        self.drift_repaired = self.new_counter(
+            "drift_repaired_total",
+            "Containers whose cgroup was corrected after another program changed it.",
         )
-        self.kubelet_static = self.new_gauge(
-            "kubelet_static",
-            "Whether a manager of the kubelet pins containers itself, by its static policy.",
+        self.drift_repairs_abandoned = self.new_counter(
+            "drift_repairs_abandoned_total",
+            "Containers no longer repaired because another program keeps changing their cgroup.",
+        )
+        self.kubelet_static_policy = self.new_gauge(
+            "kubelet_static_policy",
+            "1 if this manager of the kubelet (cpu, memory) pins containers by its static policy.",
             "manager",
         )
         self.kubelet_granted = self.new_gauge(
             "kubelet_granted_cpus", "CPUs that the kubelet's static policy granted exclusively."
         )
-        self.kubelet_state_problems = self.new_gauge(
-            "kubelet_state_problems",
-            "What is wrong with the kubelet's state files; what they said before still holds.",
+        self.kubelet_state_file_errors = self.new_gauge(
+            "kubelet_state_file_errors",
+            "Errors in the kubelet's state files; their last valid content still applies.",
         )
-        self.kubelet_contests = self.new_counter(
-            "kubelet_contests_total",
-            "Containers whose cpuset the kubelet and nri-numa both wrote, by who yielded.",
+        self.kubelet_cpuset_conflicts = self.new_counter(
+            "kubelet_cpuset_conflicts_total",
+            "Containers whose cpuset the kubelet and nri-numa both wrote, by which yields.",
             "yields_to",
         )
         for side in ("kubelet", "nri-numa"):
-            self.kubelet_contests.labels(side)  # both series exist from the start, for alerts
+            self.kubelet_cpuset_conflicts.labels(
+                side
+            )  # both series exist from the start, for alerts
         self.checkpoint_write = self.new_histogram(
-            "checkpoint_write_seconds",
-            "Time to make the state durable.",
+            "checkpoint_write_duration_seconds",
+            "Time to write the state to a file, in seconds.",
             buckets=CHECKPOINT_WRITE_BUCKETS_S,
         )
         self.checkpoint_errors = self.new_counter(
-            "checkpoint_errors_total", "Writes or reads of the checkpoint that failed."
+            "checkpoint_errors_total", "Failed writes and reads of the checkpoint."
         )
         self._reload_worked = self.new_gauge(
             "config_last_reload_successful",
-            "Whether the configuration that was read last is in force.",
+            "1 if the configuration that was read last is in effect.",
         )
         self._reloaded_at = self.new_gauge(
             "config_last_reload_success_timestamp_seconds",
-            "When a configuration was last put in force, at the start or by a reload; Unix time.",
+            "Unix time when a configuration last took effect.",
         )
         self._lag = self.new_gauge(
-            "loop_lag_seconds", "Longest gap of the event loop within the last two minutes."
+            "event_loop_lag_seconds",
+            "Longest stall of the event loop within the last two minutes, in seconds.",
         )
-        self._lag_longest = self.new_gauge(
-            "loop_lag_longest_seconds", "Longest gap of the event loop since the start."
+        self._max_lag = self.new_gauge(
+            "event_loop_max_lag_seconds",
+            "Longest stall of the event loop since the start, in seconds.",
         )
-        self._longest = 0.0
-        self.http_up = self.new_gauge("http_up", "Whether the HTTP server listens.")
+        self._max_lag_s = 0.0
+        self.http_up = self.new_gauge("http_up", "1 if the HTTP server accepts connections.")
         self.http_requests = self.new_counter(
-            "http_requests_total", "HTTP requests by route and status.", "route", "code"
+            "http_requests_total", "HTTP requests, by route and status code.", "route", "code"
         )
         self.http_connections = self.new_gauge(
             "http_connections", "Open connections of HTTP clients."
         )
-        self.http_dropped = self.new_counter(
-            "http_dropped_total",
-            "Connections closed on clients that were too slow, or had to make room for others.",
+        self.http_connections_dropped = self.new_counter(
+            "http_connections_dropped_total",
+            "HTTP connections closed because the client was too slow or there were too many.",
         )
         self._lines = self.new_counter(
             "log_lines_dropped_total", "Log lines dropped because stderr was not read."
@@ -370,13 +388,13 @@ class Metrics(Registry):
         self._durations.labels(event).observe(seconds)
 
     def record_decision(self, outcome: str, reason: str = "", policy: str = "none") -> None:
-        """Count one decision: admitted, widened, unpinned or refused, and the short reason."""
+        """Count one decision: admitted, misaligned, unpinned or rejected, and the short reason."""
         self._decisions.labels(outcome, reason, policy).inc()
 
     def record_registration(self, runtime: str, version: str) -> None:
         """Count a registration, and set the name and version of the runtime."""
         self.link_up.set(1)
-        self.link_connects.inc()
+        self.link_registrations.inc()
         self._runtime_info.clear()
         self._runtime_info.labels(runtime, version).set(1)
 
@@ -389,9 +407,9 @@ class Metrics(Registry):
     def record_loop_lag(self, recent: float) -> None:
         """Record the longest gap within the recent window."""
         self._lag.set(recent)
-        if recent > self._longest:
-            self._longest = recent
-            self._lag_longest.set(recent)
+        if recent > self._max_lag_s:
+            self._max_lag_s = recent
+            self._max_lag.set(recent)
 
     def render_chunks(self) -> Iterator[bytes]:
         """Render the answer to a scrape, in chunks that each take well under 5 ms."""
@@ -416,18 +434,18 @@ class Metrics(Registry):
         return b"".join(self.render_chunks()).decode()
 
 
-class LatePinningMetrics:
+class LateStartMetrics:
     """Metrics of containers pinned after their start; only in CRI mode."""
 
     def __init__(self, metrics: Metrics) -> None:
-        self.late = metrics.new_histogram(
-            "late_seconds",
-            "From the start of a container until its cgroup had what was decided (CRI mode).",
-            buckets=LATE_PINNING_BUCKETS_S,
+        self.late_start = metrics.new_histogram(
+            "late_start_seconds",
+            "Seconds from the start of a container until its cgroup was written (CRI mode).",
+            buckets=LATE_START_BUCKETS_S,
         )
-        self.refused_running = metrics.new_counter(
-            "refused_running_total",
-            "Containers that were refused and started nevertheless (CRI mode).",
+        self.rejected_running = metrics.new_counter(
+            "rejected_running_total",
+            "Containers that were rejected and started nevertheless (CRI mode).",
         )
 
 
@@ -436,12 +454,15 @@ class CPUWaitGauges:
 
     def __init__(self, metrics: Metrics) -> None:
         self._gauges = [
-            metrics.new_gauge(f"numa_node_{name}", text, "numa_node")
+            metrics.new_gauge(name, text, "numa_node")
             for name, text in (
-                ("measured_capacity_factor", "The capacity factor that follows from steal."),
-                ("steal_ratio", "The part of the CPUs' time that the host gave to others."),
-                ("waiting_tasks", "Tasks that waited for each CPU, on average."),
-                ("cpu_frequency_hertz", "Mean frequency of the CPUs when they were last read."),
+                ("measured_capacity_factor", "Capacity factor computed from CPU steal, 0 to 1."),
+                (
+                    "cpu_steal_ratio",
+                    "Part of the CPU time that the hypervisor gave to other guests, 0 to 1.",
+                ),
+                ("cpu_waiting_tasks", "Mean number of tasks waiting for each CPU."),
+                ("cpu_frequency_hertz", "Mean frequency of the CPUs at the last reading."),
             )
         ]
 
@@ -474,41 +495,44 @@ def _bool_label(value: bool) -> str:
 
 def _container_labels(namespace: str, pod: str, container: str) -> str:
     """Render the labels of a container from escaped values."""
-    return f'pod_namespace="{namespace}",pod_name="{pod}",container_name="{container}"'
+    return f'namespace="{namespace}",pod="{pod}",container="{container}"'
 
 
 def _node_gauge_lines(snapshot: MetricsSnapshot) -> Iterator[str]:
     if snapshot.node_name:
-        text = "The node by the name that Kubernetes has for it; always 1."
+        text = "Name of the Kubernetes node; always 1."
         yield from _gauge_family_lines(
             "node_info", text, [(f'node_name="{escape_label(snapshot.node_name)}"', "1")]
         )
     yield from _gauge_family_lines(
         "containers",
-        "Containers we know, by kind of assignment, and by whether they have what is ideal or a "
-        "wider set.",
+        "Containers, by kind of assignment, and by whether they are aligned.",
         (
-            (f'kind="{kind}",preferred="{_bool_label(preferred)}"', str(count))
-            for (kind, preferred), count in sorted(snapshot.container_counts.items())
+            (f'kind="{kind}",aligned="{_bool_label(aligned)}"', str(count))
+            for (kind, aligned), count in sorted(snapshot.container_counts.items())
         ),
     )
     for name, text, value in (
         ("shared_pool_cpus", "CPUs of the shared pool.", snapshot.shared_pool_cpus),
-        ("offline_cpus", "CPUs that are present and not online.", snapshot.offline_cpus),
-        ("ready", "Whether containers are placed and remembered, as /readyz says.", snapshot.ready),
+        ("offline_cpus", "CPUs that are present but not online.", snapshot.offline_cpus),
+        (
+            "ready",
+            "1 if containers are placed and the state is saved, as /readyz answers.",
+            snapshot.ready,
+        ),
         (
             "observe",
-            "Whether the agent only decides and reports, and changes nothing.",
+            "1 if the agent only decides and reports, and changes nothing.",
             snapshot.observe,
         ),
         (
             "checkpoint_failing",
-            "Whether the state cannot be made durable now.",
+            "1 if the state cannot be saved at present.",
             snapshot.checkpoint_failing,
         ),
         (
             "checkpoint_written_timestamp_seconds",
-            "When the state was last made durable; Unix time.",
+            "Unix time when the state was last saved.",
             snapshot.checkpoint_written,
         ),
     ):
@@ -518,22 +542,22 @@ def _node_gauge_lines(snapshot: MetricsSnapshot) -> Iterator[str]:
 
 
 _NUMA_NODE_GAUGE_TEXTS: Final = {
-    "capacity_cpus": "CPUs that can be allocated in all: with oversale and capacity factor.",
+    "capacity_cpus": "CPUs that can be allocated to containers in all, overcommit included.",
     "allocated_cpus": "CPUs allocated to containers.",
-    "available_cpus": "Free CPUs: what can still be allocated.",
-    "memory_bytes": "Memory of a NUMA node.",
-    "memory_allocated_bytes": "Memory allocated to containers.",
-    "memory_available_bytes": "Free memory: what can still be allocated.",
-    "capacity_factor": "The part of the node's CPUs that is really there.",
-    "free_exclusive_cpus": "CPUs that one more container could have exclusively there.",
+    "free_cpus": "CPUs that can still be allocated.",
+    "memory_bytes": "Bytes of memory of the NUMA node.",
+    "memory_allocated_bytes": "Bytes of memory allocated to containers.",
+    "memory_free_bytes": "Bytes of memory that can still be allocated.",
+    "capacity_factor": "Part of the NUMA node's CPUs that is usable, 0 to 1; 0 if drained.",
+    "free_exclusive_cpus": "Exclusive CPUs that one more container can get on the NUMA node.",
 }
 """Texts of the gauges of a NUMA node, by field of `NUMANodeSample`."""
 
 
 def _numa_node_gauge_lines(samples: Sequence[NUMANodeSample]) -> Iterator[str]:
     yield from _gauge_family_lines(
-        "numa_node_cpus",
-        "Online CPUs of a NUMA node; each is in one state.",
+        "cpus",
+        "Online CPUs, by state; each CPU has one state.",
         (
             (f'numa_node="{n.numa_node}",state="{state}"', str(count))
             for n in samples
@@ -542,11 +566,14 @@ def _numa_node_gauge_lines(samples: Sequence[NUMANodeSample]) -> Iterator[str]:
     )
     for name, text in _NUMA_NODE_GAUGE_TEXTS.items():
         rows = ((f'numa_node="{n.numa_node}"', f"{getattr(n, name):.16g}") for n in samples)
-        yield from _gauge_family_lines(f"numa_node_{name}", text, rows)
+        yield from _gauge_family_lines(name, text, rows)
     for index, (name, text) in enumerate(
         (
-            ("hugepages_bytes", "Pre-allocated huge pages by page size in bytes."),
-            ("hugepages_allocated_bytes", "Huge pages allocated to containers."),
+            ("hugepages_bytes", "Bytes of pre-allocated huge pages, by page size."),
+            (
+                "hugepages_allocated_bytes",
+                "Bytes of huge pages allocated to containers, by page size.",
+            ),
         )
     ):
         pages = (
@@ -554,7 +581,7 @@ def _numa_node_gauge_lines(samples: Sequence[NUMANodeSample]) -> Iterator[str]:
             for n in samples
             for size, amounts in sorted(n.hugepages.items())
         )
-        yield from _gauge_family_lines(f"numa_node_{name}", text, pages)
+        yield from _gauge_family_lines(name, text, pages)
 
 
 def _container_info_lines(state: NodeState) -> Iterator[str]:
@@ -566,10 +593,10 @@ def _container_info_lines(state: NodeState) -> Iterator[str]:
         return (
             f"{_container_labels(namespace, pod, container)},"
             f'kind="{shown_kind(state, allocation)}",policy="{allocation.policy}",'
-            f'numa_nodes="{numa_nodes}",preferred="{_bool_label(allocation.aligned)}"'
+            f'numa_nodes="{numa_nodes}",aligned="{_bool_label(allocation.aligned)}"'
         )
 
-    text = "A container and how it is placed; always 1."
+    text = "Placement of a container; always 1."
     live = (allocation for allocation in state.allocations.values() if not allocation.reserved_at)
     return _gauge_family_lines(
         "container_info", text, ((allocation_labels(allocation), "1") for allocation in live)
@@ -579,29 +606,26 @@ def _container_info_lines(state: NodeState) -> Iterator[str]:
 _LOCAL_MEMORY_FAMILIES: Final = (
     (
         "local_memory_containers",
-        "Containers by whether the part of their memory on their own NUMA nodes is known, and "
-        "exposed.",
+        "Containers by whether their local memory ratio is known; left out: beyond 100 series.",
     ),
     (
         "container_local_memory_ratio",
-        "The part of a container's memory that is on its own NUMA nodes; none where not known.",
+        "Part of the container's memory on its own NUMA nodes, 0 to 1.",
     ),
 )
 """Names and texts of the states, and of each value of a `MeasuredValuesByContainer`."""
 _CPU_WAITING_FAMILIES: Final = (
     (
-        "cpu_waiting_containers",
-        "Containers by whether it is known how much they wait for CPUs, and exposed.",
+        "cpu_pressure_containers",
+        "Containers by whether their CPU pressure is known; left out: beyond 100 series.",
     ),
     (
         "container_cpu_pressure_ratio",
-        "The part of the last minute in which something of a container was ready and had no CPU; "
-        "none where not known.",
+        "Part of the last minute in which a task of the container waited for a CPU, 0 to 1.",
     ),
     (
         "container_waiting_tasks",
-        "Threads of a container that waited for a CPU, on average since the round before; none "
-        "where not known.",
+        "Mean number of the container's threads that waited for a CPU since the last measurement.",
     ),
 )
 

@@ -19,6 +19,7 @@ import msgspec
 from msgspec.structs import replace
 
 from nri_numa.engine.state import Allocation
+from nri_numa.model.reasons import FORMER_REASONS
 from nri_numa.observe.traces import PackedTrace
 
 MAX_NOTICES: Final = 256
@@ -34,11 +35,11 @@ K8S_SPAN_ATTRIBUTE_NAMES: Final = ("namespace.name", "pod.name", "pod.uid", "con
 class NoticedEventKind(StrEnum):
     """Kind of event that a notice is about."""
 
-    REJECTED = "refused"
-    MISALIGNED = "widened"
+    REJECTED = "rejected"
+    MISALIGNED = "misaligned"
     UNPINNED = "unpinned"
-    MISSED_START = "gap"
-    UNDELIVERED_UPDATE = "late"
+    MISSED_START = "missed-start"
+    UNDELIVERED_UPDATE = "undelivered-update"
     DRIFT = "drift"
     IGNORED = "ignored"
     MOVED = "moved"
@@ -48,15 +49,34 @@ class NoticedEventKind(StrEnum):
     RESERVATION_RELEASED = "reservation"
 
 
+FORMER_NOTICE_KINDS: Final = {
+    "gap": NoticedEventKind.MISSED_START,
+    "late": NoticedEventKind.UNDELIVERED_UPDATE,
+    "refused": NoticedEventKind.REJECTED,
+    "widened": NoticedEventKind.MISALIGNED,
+}
+"""Kind by the name that it had in histories of older versions."""
+
+
 class NoticeMessageReason(StrEnum):
     """Reason of a notice that is not about a rejection; empty if the kind says everything."""
 
     NONE = ""
-    PARTLY_MOVED = "PartlyMoved"
-    REPAIRS_ABANDONED = "GivenUp"
-    REJECTED_RUNNING = "RefusedRunning"
+    PARTLY_MIGRATED = "PartlyMigrated"
+    REPAIRS_ABANDONED = "RepairsAbandoned"
+    REJECTED_RUNNING = "RejectedRunning"
     UNKNOWN_CONTAINER = "UnknownContainer"
     UNKNOWN_PREFIX = "UnknownPrefix"
+    OLD_VALUE = "OldValue"
+
+
+FORMER_NOTICE_REASONS: Final = {
+    **FORMER_REASONS,
+    "GivenUp": "RepairsAbandoned",
+    "PartlyMoved": "PartlyMigrated",
+    "RefusedRunning": "RejectedRunning",
+}
+"""Reason by the name that it had in histories of older versions."""
 
 
 _NOTICE_FIELDS: Final = {
@@ -76,8 +96,8 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True, rename=_NOTICE_FIELDS):
     number: Annotated[int, "Where in the sequence it last changed."]
     notice_kind: Annotated[
         str,
-        "refused, widened, unpinned, gap, late, drift, ignored, moved, room, undone, shared or "
-        "reservation; more may come.",
+        "rejected, misaligned, unpinned, missed-start, undelivered-update, drift, ignored, moved, "
+        "room, undone, shared or reservation; more may come.",
     ]
     reason: Annotated[str, "A short CamelCase name; may be empty."]
     message: Annotated[str, "The latest words about it."]
@@ -251,7 +271,7 @@ class DecidedRequest(msgspec.Struct, rename="camel"):
     end_time: Annotated[float, "When it was decided; seconds since the epoch."] = msgspec.field(
         name="end", default=0.0
     )
-    refused: Annotated[str, "Why it was refused; else empty."] = ""
+    rejection: Annotated[str, "Message of the rejection; empty without one."] = ""
     attributes: Annotated[dict[str, str | int], "By their names in OpenTelemetry."] = {}
 
 
@@ -279,7 +299,11 @@ class RequestDecisions:
         self._kept: tuple[DecidedRequest, ...] = ()
 
     def record_decision(
-        self, container: str, names: Sequence[str], fields: Mapping[str, object], refused: str = ""
+        self,
+        container: str,
+        names: Sequence[str],
+        fields: Mapping[str, object],
+        rejection: str = "",
     ) -> None:
         """Record the decision on a request; ``names`` are values of `K8S_SPAN_ATTRIBUTE_NAMES`."""
         span = _current_request.get()
@@ -290,7 +314,7 @@ class RequestDecisions:
                 for name, value in zip(K8S_SPAN_ATTRIBUTE_NAMES, names, strict=False)
             }
             details = {f"numa.{k}": v if isinstance(v, int) else str(v) for k, v in fields.items()}
-            span.attributes, span.refused = {**labels, **details}, refused
+            span.attributes, span.rejection = {**labels, **details}, rejection
             span.end_time, span.number = self._now(), self.number + 1
             self._kept = (*self._kept[1 - self.limit :], span)
             self.number = span.number

@@ -47,7 +47,9 @@ class ClaimRequestAnswerer:
             try:
                 self._handover.write_answer_if_still_asked(id, answer)
             except OSError as error:
-                self._report_problem(f"dra.handover: {error.filename}: {error.strerror or error}")
+                self._report_problem(
+                    f"dra.handoverDir: {error.filename}: {error.strerror or error}"
+                )
             else:
                 if "problem" not in answer:
                     self._said = ""

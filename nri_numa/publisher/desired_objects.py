@@ -27,15 +27,15 @@ Object = dict[str, Any]
 MAX_EVENT_NOTE_BYTES: Final = 1024
 """Bytes of an Event's note, the API server's limit."""
 MAX_EVENT_NAME_CHARS: Final = 253
-PINNED_KINDS: Final = frozenset({"exclusive", "shared", "explicit", "kubelet"})
+PINNED_KINDS: Final = frozenset({"exclusive", "shared", "listed", "kubelet"})
 """Kinds of containers that the agent or the kubelet's managers have placed."""
 
 EVENT_REASONS: Final = {
-    "refused": ("PlacementRefused", "Warning"),
-    "widened": ("PlacedWider", "Normal"),
-    "unpinned": ("NotPinned", "Warning"),
-    "gap": ("PlacedAfterStart", "Warning"),
-    "late": ("PlacedLate", "Warning"),
+    "rejected": ("PlacementRejected", "Warning"),
+    "misaligned": ("Misaligned", "Normal"),
+    "unpinned": ("Unpinned", "Warning"),
+    "missed-start": ("PlacedAfterStart", "Warning"),
+    "undelivered-update": ("UndeliveredUpdate", "Warning"),
     "moved": ("Moved", "Normal"),
     "room": ("RoomFound", "Normal"),
     "drift": ("CpusetDrift", "Warning"),
@@ -99,7 +99,7 @@ def pod_annotations(assignments: Iterable[Assignment]) -> dict[tuple[str, str], 
     uids: dict[tuple[str, str], str] = {}
     for assignment in assignments:
         # With numamem alone the memory is bound, and the CPUs are the shared pool, which changes.
-        memory_alone = assignment.kind == "unbound" and assignment.mems
+        memory_alone = assignment.kind == "unpinned" and assignment.mems
         if assignment.kind not in PINNED_KINDS and not memory_alone:
             continue
         uids[assignment.namespace, assignment.pod] = assignment.pod_uid
@@ -107,7 +107,7 @@ def pod_annotations(assignments: Iterable[Assignment]) -> dict[tuple[str, str], 
             "cpus": "" if memory_alone else assignment.foreign_cpus or assignment.cpus,
             "mems": assignment.mems,
             "policy": assignment.policy,
-            "preferred": assignment.aligned,
+            "aligned": assignment.aligned,
             "reason": assignment.reason,
         }
     return {

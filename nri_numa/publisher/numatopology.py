@@ -24,7 +24,7 @@ STATIC_POLICY: Final = "static"
 NO_POLICY: Final = "none"
 _EXCLUSIVE_KINDS: Final = ("exclusive", "kubelet")
 """Kinds of containers that share their CPUs with no other."""
-_POSSIBLY_SHARED_KINDS: Final = ("explicit", "foreign")
+_POSSIBLY_SHARED_KINDS: Final = ("listed", "foreign")
 """Kinds whose CPUs may be shared: the agent's numbers say how many of them are free."""
 
 

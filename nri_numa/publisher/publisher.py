@@ -78,31 +78,34 @@ CLOCK_SKEW_LIMIT_S: Final = 60.0
 """Seconds by which the clock may differ from the API server's without a warning."""
 
 
-class PublishMetrics(WriterMetrics):
-    """Metrics of the publisher; names begin with ``nri_numa_publish_``."""
+class PublisherMetrics(WriterMetrics):
+    """Metrics of the publisher; names begin with ``nri_numa_publisher_``."""
 
     def __init__(self, version: str) -> None:
-        super().__init__("nri_numa_publish", version)
-        self.dropped = self.new_counter(
-            "dropped_total",
-            "What will never be written: refused as invalid, its namespace ending, or no place.",
+        super().__init__("nri_numa_publisher", version)
+        self.objects_dropped = self.new_counter(
+            "objects_dropped_total",
+            "Objects that are never written: invalid, namespace being deleted, or queue full.",
             "output",
         )
-        self.old = self.new_counter(
-            "old_notices_total",
-            "Notices of the agent that were an hour old when they were first seen.",
+        self.expired_notices = self.new_counter(
+            "expired_notices_total",
+            "Notices of the agent too old for an Event when first read: over an hour.",
         )
-        self.waiting = self.new_gauge("waiting", "What is still to be written.", "output")
+        self.pending_objects = self.new_gauge(
+            "pending_objects", "Objects that are still to be written, by output.", "output"
+        )
         self.output_up = self.new_gauge(
-            "output_up", "Whether what is not written to the API server can be sent.", "output"
+            "output_up", "1 if an output that does not go to the API server can be sent.", "output"
         )
         self.last_success = self.new_gauge(
             "last_success_timestamp_seconds",
-            "When the API server last did what it was asked; 0 before the first time.",
+            "Unix time of the last successful request to the API server; 0 before the first.",
         )
-        self.agent_up = self.new_gauge("agent_up", "Whether the agent's socket answers.")
+        self.agent_up = self.new_gauge("agent_up", "1 if the agent's socket answers.")
         self.clock_skew = self.new_gauge(
-            "clock_skew_seconds", "How far this node's clock is ahead of the API server's."
+            "clock_skew_seconds",
+            "Seconds by which this node's clock is ahead of the API server's.",
         )
 
 
@@ -182,7 +185,7 @@ class Publisher:
         self._debounce_s = (
             TOPOLOGY_DEBOUNCE_S if publish.node_resource_topology else AGENT_CHANGE_DEBOUNCE_S
         )
-        self.metrics = PublishMetrics(__version__)
+        self.metrics = PublisherMetrics(__version__)
         self._source = AgentSource(config.http.socket)
         self._api = api
         self._bound_changed = asyncio.Event()
@@ -193,7 +196,7 @@ class Publisher:
             outputs,
             self.metrics,
             "publish",
-            rate=publish.rate,
+            rate=publish.api_qps,
             burst=REQUEST_BURST,
             clock=clock,
             jitter=jitter,
@@ -230,7 +233,7 @@ class Publisher:
                 prefix,
                 force=force,
                 validity=validity,
-                touch=publish.node_resource_topology_touch,
+                touch=publish.node_resource_topology_touch_on_release,
             )
             self._topology.renew_validity(self._wall())
         if publish.node_annotations or publish.node_labels:
@@ -241,7 +244,7 @@ class Publisher:
             self._pods = PodAnnotationOutput(node, prefix)
             if self._topology is not None:
                 self._bound = BoundPods(self._api, node, self._bound_changed.set, self._clock)
-        if publish.capacity:
+        if publish.node_capacity:
             self._capacity = NodeCapacityOutput(node, config.device_plugin.resource_name)
         if publish.numatopology:
             self._numatopology = NumatopologyOutput(node)
@@ -249,12 +252,14 @@ class Publisher:
             self._driver, self._lists = config.dra.driver, config.dra.list_attributes
             self._slices = slices.SliceOutput(node, self._driver)
             self._claims = ClaimRequestAnswerer(
-                ClaimFileResponder(config.dra.handover), self._api, self._schedule_slice_rechecks
+                ClaimFileResponder(config.dra.handover_dir),
+                self._api,
+                self._schedule_slice_rechecks,
             )
         if publish.events:
             self._events = EventOutput(node, prefix)
         if publish.otlp_endpoint:
-            dropped = self.metrics.dropped.labels("traces").inc
+            dropped = self.metrics.objects_dropped.labels("traces").inc
             output_up = self.metrics.output_up.labels("traces").set
             self._spans = SpanSender(publish.otlp_endpoint, node, self._source, dropped, output_up)
         if config.offline_capacity.file:
@@ -402,7 +407,7 @@ class Publisher:
             document = await self._source.read_document(Notices, "/v1/notices?after=0")
         old_count = events.expired_count
         events.add_notices(document.notices, self._wall())
-        self.metrics.old.inc(events.expired_count - old_count)
+        self.metrics.expired_notices.inc(events.expired_count - old_count)
         self._instance, self._number, self._number_known = document.instance, document.number, True
 
     def _report_agent_state(self, problem: str) -> None:
@@ -450,8 +455,8 @@ class Publisher:
             self._wake.set()
 
     def _update_output_metrics(self, output: Output) -> None:
-        self.metrics.waiting.labels(output.name).set(output.pending_count())
-        dropped = self.metrics.dropped.labels(output.name)
+        self.metrics.pending_objects.labels(output.name).set(output.pending_count())
+        dropped = self.metrics.objects_dropped.labels(output.name)
         dropped.inc(output.dropped)
         output.dropped = 0
 
@@ -468,7 +473,7 @@ class Publisher:
         self._skew_said = is_skewed
 
     async def _run_resyncs(self) -> None:
-        period = parse_duration(self._publish.resync)
+        period = parse_duration(self._publish.resync_interval)
         while True:
             # Not all nodes of a cluster at the same moment.
             await asyncio.sleep(period * (0.9 + 0.2 * self._jitter()))
@@ -509,7 +514,9 @@ def run_publisher(config: AgentConfig, node: str) -> int:
     """
 
     def create_publisher() -> Publisher:
-        publisher = Publisher(config, node, KubeAPI(config.publish.credentials, "nri-numa-publish"))
+        publisher = Publisher(
+            config, node, KubeAPI(config.publish.credentials_dir, "nri-numa-publish")
+        )
         log.info("publisher starting", version=__version__, node=node, socket=config.http.socket)
         return publisher
 

@@ -32,10 +32,10 @@ Object = dict[str, Any]
 
 TOPOLOGY_API_VERSION: Final = "topology.node.k8s.io/v1alpha2"
 TOPOLOGY_KIND: Final = "NodeResourceTopology"
-RELEASE_COUNT_ANNOTATION: Final = "freed"
+RELEASE_COUNTER_ANNOTATION: Final = "release-counter"
 """Annotation below the prefix that counts releases of CPUs; see `RELEASE_TOUCH_DELAY_S`."""
-RENEWED_ANNOTATION: Final = "renewed"
-VALIDITY_ANNOTATION: Final = "valid-seconds"
+RENEWED_AT_ANNOTATION: Final = "renewed-at"
+VALIDITY_ANNOTATION: Final = "validity-seconds"
 """Annotations below the prefix of an object with a validity: the time of the last renewal, and the
 seconds after which an object that was not renewed has expired."""
 SCHEDULER_CRASHING_ZONE_ID: Final = 64
@@ -45,14 +45,14 @@ MIN_MAX_NUMA_NODES: Final = 8
 """Default of the plugin and the kubelet. A value below the actual number of NUMA nodes causes
 negative scores, and the scheduler then fails the pod's whole cycle."""
 GUARANTEED_QOS: Final = "Guaranteed"
-AGENT_ATTRIBUTE: Final = "agent"
+AGENT_STATE_ATTRIBUTE: Final = "agent-state"
 NOT_READY_VALUE: Final = "not-ready"
 """Attribute for the agent's state, and its value if the agent places no containers."""
-MEASURED_FACTOR_ATTRIBUTE: Final = "measured-factor"
-EXCLUSIVE_AFTER_MOVES_ATTRIBUTE: Final = "exclusive-cpus-after-moving"
+MEASURED_CAPACITY_FACTOR_ATTRIBUTE: Final = "measured-capacity-factor"
+EXCLUSIVE_AFTER_MOVES_ATTRIBUTE: Final = "exclusive-cpus-after-moves"
 ZONE_ATTRIBUTES: Final = (
     "free-exclusive-cpus", "shared-cpus", "free-cpu-milli", "threads-per-core", "capacity-factor",
-    MEASURED_FACTOR_ATTRIBUTE, EXCLUSIVE_AFTER_MOVES_ATTRIBUTE,
+    MEASURED_CAPACITY_FACTOR_ATTRIBUTE, EXCLUSIVE_AFTER_MOVES_ATTRIBUTE,
 )  # fmt: skip
 """Attributes of each zone, below the prefix; factors only if they are not 1."""
 FINGERPRINT_ATTRIBUTE: Final = "nodeTopologyPodsFingerprint"
@@ -88,11 +88,11 @@ def build_topology_contents(prefix: str, document: Zones) -> Object:
         "topologyManagerMaxNUMANodes": max(MIN_MAX_NUMA_NODES, len(listed)),
         FINGERPRINT_ATTRIBUTE: pods_fingerprint(counted_pods),
         FINGERPRINT_METHOD_ATTRIBUTE: EXCLUSIVE_FINGERPRINT_METHOD,
-        f"{prefix}/{AGENT_ATTRIBUTE}": "ready" if document.ready else NOT_READY_VALUE,
+        f"{prefix}/{AGENT_STATE_ATTRIBUTE}": "ready" if document.ready else NOT_READY_VALUE,
         # Limit of the whole node, if the agent reports it.
         f"{prefix}/free-exclusive-cpus": document.free_exclusive_cpus,
         # Distinguishes a NUMA node without devices from one with unknown devices.
-        f"{prefix}/devices": None if devices is None else "unknown" if devices else "counted",
+        f"{prefix}/device-counts": None if devices is None else "unknown" if devices else "counted",
         # Containers that the numbers count; empty for none, None if the agent does not say.
         f"{prefix}/{COUNTED_CONTAINERS_NRT_ATTRIBUTE}": None
         if document.counted_containers is None
@@ -134,7 +134,7 @@ def _listed_zone_count(zones: Mapping[int, Zone]) -> int:
 
 def contents_with_agent_not_ready(prefix: str, contents: Object) -> Object:
     """Return the contents for an agent that no longer answers: its last numbers, not ready."""
-    name = f"{prefix}/{AGENT_ATTRIBUTE}"
+    name = f"{prefix}/{AGENT_STATE_ATTRIBUTE}"
     attributes = [a for a in contents["attributes"] if a["name"] != name]
     return {**contents, "attributes": [*attributes, {"name": name, "value": NOT_READY_VALUE}]}
 
@@ -165,7 +165,7 @@ def _build_zone(prefix: str, zone: Zone, document: Zones, listed: Container[int]
     }
     for key, factor in (
         ("capacity-factor", zone.capacity_factor),
-        (MEASURED_FACTOR_ATTRIBUTE, zone.measured_capacity_factor),
+        (MEASURED_CAPACITY_FACTOR_ATTRIBUTE, zone.measured_capacity_factor),
     ):
         if factor != 1:
             values[key] = f"{factor:.6f}".rstrip("0").rstrip(".")
@@ -298,7 +298,7 @@ class TopologyOutput(AppliedObjectOutput):
         super().__init__("topology", node, force=force)
         self._touch = touch
         self._prefix, self._validity, self._renewed = prefix, validity, ""
-        self._key = f"{prefix}/{RELEASE_COUNT_ANNOTATION}"
+        self._key = f"{prefix}/{RELEASE_COUNTER_ANNOTATION}"
         self._steady: Zones | None = None
         self._applied_last: Object | None = None
         self._object_uid = ""
@@ -328,7 +328,7 @@ class TopologyOutput(AppliedObjectOutput):
     def _build_object(self) -> Object:
         annotations = {self._key: str(self._freed)}
         if self._validity:
-            annotations[f"{self._prefix}/{RENEWED_ANNOTATION}"] = self._renewed
+            annotations[f"{self._prefix}/{RENEWED_AT_ANNOTATION}"] = self._renewed
             annotations[f"{self._prefix}/{VALIDITY_ANNOTATION}"] = f"{self._validity:.0f}"
         return build_topology_object(self._node, self._owner_uid, annotations, self._wanted)
 

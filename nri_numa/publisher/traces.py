@@ -126,7 +126,7 @@ class SpanSender:
             return None
         named = sha256(f"{self._node} {instance} {request.number}".encode()).digest()
         trace_id = parent.trace_id if parent.is_valid else int.from_bytes(named[8:24])
-        code = trace.StatusCode.ERROR if request.refused else trace.StatusCode.UNSET
+        code = trace.StatusCode.ERROR if request.rejection else trace.StatusCode.UNSET
         return ReadableSpan(
             request.method,
             trace.SpanContext(trace_id, int.from_bytes(named[:8]), False, trace.TraceFlags(1)),
@@ -134,7 +134,7 @@ class SpanSender:
             self._resource,
             request.attributes,
             kind=trace.SpanKind.SERVER,
-            status=trace.Status(code, request.refused or None),
+            status=trace.Status(code, request.rejection or None),
             start_time=round(request.start * 1e9),
             end_time=round(request.end_time * 1e9),
         )

@@ -33,12 +33,12 @@ class WriterMetrics(ServiceMetrics):
         super().__init__(prefix, version)
         self.requests = self.new_counter(
             "requests_total",
-            "Requests to the API server, by what they were for, verb and result.",
+            "Requests to the API server, by output, verb and result.",
             "output",
             "verb",
             "result",
         )
-        self.api_up = self.new_gauge("api_up", "Whether the last request reached the API server.")
+        self.api_up = self.new_gauge("api_up", "1 if the last request reached the API server.")
 
 
 class Writer:

@@ -16,7 +16,7 @@ from nri_numa.cluster.pod_request import PodRequest
 from nri_numa.config import AgentConfig, parse_duration
 from nri_numa.engine.pod_admission import ExpectedContainer, format_expected_containers
 from nri_numa.engine.request.annotations import (
-    CONTAINERS_KEY,
+    CONTAINER_RESOURCES_KEY,
     SCHEDULED_NODES_KEY,
     format_scheduled_nodes,
 )
@@ -52,7 +52,7 @@ class Binder:
         self._api, self._nodes, self._candidates = api, nodes, candidates
         self._reader, self._pods, self._clock = reader, pods, clock
         self._annotation = f"{config.annotation_prefix}/{SCHEDULED_NODES_KEY}"
-        self._containers = f"{config.annotation_prefix}/{CONTAINERS_KEY}"
+        self._containers = f"{config.annotation_prefix}/{CONTAINER_RESOURCES_KEY}"
         self._timeout = parse_duration(config.scheduler.bind_timeout)
 
         self._running: dict[str, tuple[str, asyncio.Task[str]]] = {}

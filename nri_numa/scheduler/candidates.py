@@ -25,7 +25,7 @@ from nri_numa.scheduler.fit import (
     min_near_best_score_key,
 )
 
-NO_TOPOLOGY_TEXT: Final = "no NodeResourceTopology says what its NUMA nodes have"
+NO_TOPOLOGY_TEXT: Final = "no NodeResourceTopology object for this node"
 AGENT_NOT_READY_TEXT: Final = "its agent does not place containers now"
 UNREADABLE_TEXT: Final = "its NodeResourceTopology cannot be read"
 _MAX_CACHED_STALE_ROOMS: Final = 1000
@@ -111,7 +111,7 @@ class VerdictCache:
         filter_to_best: bool = False,
     ) -> None:
         self._nodes, self._strategy = nodes, strategy
-        self._unknown_fits, self._narrow = unknown_fits, filter_to_best
+        self._unknown_fits, self._filter_to_best = unknown_fits, filter_to_best
         self._known: dict[tuple[object, ...], dict[NodeResources, Verdict]] = {}
         self._first = 0
 
@@ -145,7 +145,7 @@ class VerdictCache:
         result = FilterResult()
         grades: list[int] = []
         unfit: list[tuple[str, Unfit]] = []
-        best_only = self._narrow and request.has_placement_request
+        best_only = self._filter_to_best and request.has_placement_request
         sufficient_work = max(_MIN_FILTER_WORK, len(names) / 2) if best_only else inf
         max_feasible = _MAX_FITTING_NODES if best_only else inf
         verdicts = yield from self._evaluate_nodes(

@@ -67,40 +67,54 @@ class SchedulerMetrics(ServiceMetrics):
 
     def __init__(self, version: str) -> None:
         super().__init__("nri_numa_scheduler", version)
-        self.calls = self.new_counter("calls_total", "Calls of kube-scheduler.", "verb", "result")
-        self.seconds = self.new_histogram(
-            "call_seconds", "Time to answer a call.", "verb", buckets=_DURATION_BUCKETS
+        self.calls = self.new_counter(
+            "calls_total", "Calls of kube-scheduler, by verb and result.", "verb", "result"
         )
-        self.refused = self.new_counter("refused_nodes_total", "Nodes that had no room for a pod.")
-        self.by_sums = self.new_counter(
+        self.call_duration = self.new_histogram(
+            "call_duration_seconds",
+            "Time to answer a call of kube-scheduler, in seconds.",
+            "verb",
+            buckets=_DURATION_BUCKETS,
+        )
+        self.nodes_filtered = self.new_counter(
+            "nodes_filtered_total", "Nodes rejected for a pod by the verb filter."
+        )
+        self.nodes_by_sums = self.new_counter(
             "nodes_by_sums_total",
-            "Nodes that passed by sums alone, because a pod asked for too much work.",
+            "Nodes accepted by sums of free amounts alone: a full check of the pod takes too long.",
         )
         self.bind_failures = self.new_counter(
-            "bind_failures_total", "Calls of bind after which the pod was not on that node."
+            "bind_failures_total", "Calls of bind after which the pod was not on the node."
         )
-        self.wakes = self.new_counter(
-            "wakes_total", "Touches of a Node's annotation to wake refused pods."
+        self.pod_wakeups = self.new_counter(
+            "pod_wakeups_total",
+            "Updates of a Node's annotation that make kube-scheduler retry rejected pods.",
         )
         self.nodes = self.new_gauge("nodes", "Nodes with a NodeResourceTopology.")
-        self.unreadable = self.new_gauge(
-            "unreadable_nodes", "Nodes whose object is missing, too old or cannot be read."
+        self.unreadable_nodes = self.new_gauge(
+            "unreadable_nodes", "Nodes whose NodeResourceTopology is missing, stale or invalid."
         )
-        self.held = self.new_gauge("held_pods", "Pods whose NUMA nodes are held.")
-        self.oldest = self.new_gauge("oldest_hold_seconds", "Age of the oldest of these.")
-        self.uncounted = self.new_gauge(
-            "uncounted_pods", "Those that started a minute ago and that their nodes do not count."
+        self.assumed_pods = self.new_gauge(
+            "assumed_pods", "Pods that have a node and that the node's numbers do not count yet."
         )
-        self.leader = self.new_gauge("leader", "Whether this replica binds.")
-        self.synced = self.new_gauge("synced", "Whether nodes and pods were read.")
-        self.age = self.new_gauge(
-            "known_age_seconds",
-            "Since the API server last said what there is; up to a minute where nothing changes.",
+        self.oldest_assumed_pod = self.new_gauge(
+            "oldest_assumed_pod_seconds",
+            "Age of the oldest assumed pod in seconds; 0 without one.",
+        )
+        self.uncounted_pods = self.new_gauge(
+            "uncounted_pods",
+            "Assumed pods, started over a minute ago, that their nodes do not count.",
+        )
+        self.leader = self.new_gauge("leader", "1 if this replica binds pods.")
+        self.synced = self.new_gauge("synced", "1 if nodes and pods were read.")
+        self.cache_age = self.new_gauge(
+            "cache_age_seconds",
+            "Seconds since the API server last sent this kind; up to 60 if nothing changes.",
             "kind",
         )
         self.event_age = self.new_histogram(
             "event_age_seconds",
-            "From the write of an object to our reading of it, a second off at most.",
+            "Seconds from the write of an object until the extender read it, to within a second.",
             "kind",
             buckets=_EVENT_AGE_BUCKETS_S,
         )
@@ -136,13 +150,13 @@ class Extender:
         self.api, self.lease_api = api, lease_api
         self.election = (
             Lease(
-                section.lease,
-                read_pod_namespace(section.credentials),
+                section.lease_name,
+                read_pod_namespace(section.credentials_dir),
                 self.lease_api.execute,
                 address=reachable_address(split_address(section.address)),
                 clock=clock,
             )
-            if section.lease
+            if section.lease_name
             else None
         )
         self.nodes = ClusterState(config.annotation_prefix)
@@ -154,7 +168,7 @@ class Extender:
             filter_to_best=section.filter_to_best,
         )
         self.activator = PodActivator(
-            self.api, config, self.metrics.wakes, clock=clock, wall=time.time
+            self.api, config, self.metrics.pod_wakeups, clock=clock, wall=time.time
         )
         self.node_watcher = NodeWatcher(self.nodes, self.activator, clock)
         self.pod_watcher = PodWatcher(
@@ -197,9 +211,9 @@ class Extender:
         )
         reasons = result.failed | result.unresolvable
         if reasons:
-            self.metrics.refused.inc(len(reasons))
+            self.metrics.nodes_filtered.inc(len(reasons))
         if result.by_sums:
-            self.metrics.by_sums.inc(result.by_sums)
+            self.metrics.nodes_by_sums.inc(result.by_sums)
             log.info(
                 "nodes passed by sums alone",
                 pod=f"{request.namespace}/{request.name}",
@@ -327,17 +341,17 @@ class Extender:
         """Render the metrics, after setting those that are counted on demand."""
         metrics, now_s = self.metrics, self._clock()
         metrics.nodes.set(len(self.nodes))
-        metrics.unreadable.set(self.nodes.unreadable_count)
+        metrics.unreadable_nodes.set(self.nodes.unreadable_count)
         assumed_pods = self.nodes.assumed_pods
-        metrics.held.set(len(assumed_pods))
-        metrics.oldest.set(
+        metrics.assumed_pods.set(len(assumed_pods))
+        metrics.oldest_assumed_pod.set(
             max((now_s - hold.assumed_at for hold in assumed_pods.values()), default=0)
         )
-        metrics.uncounted.set(len(self.nodes.late_assumed_pods(now_s)))
+        metrics.uncounted_pods.set(len(self.nodes.late_assumed_pods(now_s)))
         metrics.leader.set(self.is_leader())
         metrics.synced.set(not self._unsynced_problem())
         for kind, watch in zip(WATCHED_KINDS, (self.topologies, self.pods), strict=True):
-            metrics.age.labels(kind).set(round(now_s - watch.seen, 1))
+            metrics.cache_age.labels(kind).set(round(now_s - watch.seen, 1))
         return metrics.render_metrics()
 
     # --- the HTTP side ----------------------------------------------------------------------------
@@ -359,7 +373,9 @@ class Extender:
                 )
 
         def build_handler(path: str, answer: VerbHandler) -> Handler:
-            seconds = metrics.seconds.labels(path[1:])  # one lookup, which is the expensive part
+            seconds = metrics.call_duration.labels(
+                path[1:]
+            )  # one lookup, which is the expensive part
 
             async def handle_request(request: HTTPRequest) -> Response:
                 # The leader alone knows the assumed pods. The redirect keeps the body.
@@ -409,7 +425,7 @@ class Extender:
             OSError: the address cannot be bound.
         """
         section = self._section
-        log.info("extender starting", version=__version__, lease=section.lease)
+        log.info("extender starting", version=__version__, lease=section.lease_name)
         address = split_address(section.address)
         assert address is not None, section.address  # noqa: S101  # the configuration was checked
         host, port = address
@@ -495,7 +511,7 @@ def run_extender(config: AgentConfig) -> int:
     """Run until SIGTERM; the result is the exit code."""
 
     def create_extender() -> Extender:
-        apis = (KubeAPI(config.scheduler.credentials, "nri-numa-scheduler") for _ in range(2))
+        apis = (KubeAPI(config.scheduler.credentials_dir, "nri-numa-scheduler") for _ in range(2))
         return Extender(config, *apis)
 
     return service.run_service(create_extender, log, address="scheduler.address")

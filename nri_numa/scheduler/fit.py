@@ -36,7 +36,7 @@ from nri_numa.engine.align.policies import (
 )
 from nri_numa.engine.place.computed import strategy_keys
 from nri_numa.model.cpuset import NUMASet
-from nri_numa.model.machine import Unit, count_text
+from nri_numa.model.machine import Unit, count_text, join_words
 from nri_numa.model.workload import SMT, OnFailure, Policy, Scope, Strategy
 
 STRICT_POLICIES: Final = (Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE)
@@ -158,8 +158,10 @@ class Unfit(Struct, frozen=True, gc=False):
         unit = self.unit
         if unit is None:
             return self.need
-        label = "most there is" if self.unresolvable else f"most free{unit.use_text}"
-        return f"{self.need}; {label}: {unit.amount_text_without_cpu_noun(max_amount)}"
+        amount_text = unit.amount_text_without_cpu_noun(max_amount)
+        if self.unresolvable:
+            return f"{self.need}; an empty node has {amount_text}"
+        return f"{self.need}; at most {amount_text} free{unit.use_text}"
 
 
 Verdict = Fit | Unfit
@@ -531,7 +533,7 @@ def _resolve_requirements(
         for amount, capacity in capacity_rows
         if strict
     ]
-    joint_text = " and ".join(request_texts) or "a place to run"
+    joint_text = join_words(request_texts) or "a CPU"
     requirements = _Requirements(
         enforced=tuple(
             [

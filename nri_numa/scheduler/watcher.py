@@ -41,10 +41,10 @@ MAX_RECHECK_PAUSE_S: Final = 60.0
 MIN_POD_WAKE_INTERVAL_S: Final = 2.0
 """Minimum seconds between two writes of a Node's annotation, which wake rejected pods."""
 PARTIAL_START_FACTOR: Final = 6.0
-"""Factor on `settle` for a pod with a container that may not run yet."""
+"""Factor on `topology_report_delay` for a pod with a container that may not run yet."""
 MIN_WARNING_INTERVAL_S: Final = 60.0
 """Minimum seconds between two warnings about unreadable or expired objects."""
-WAKE_ANNOTATION: Final = "room"
+WAKE_ANNOTATION: Final = "wake-counter"
 """Key below the prefix of the annotation that wakes pods; its value is the time in milliseconds."""
 MAX_UNSCHEDULABLE_POD_AGE_S: Final = 600.0
 """Seconds for which a rejected pod is thought to wait; kube-scheduler retries every 5 minutes."""
@@ -236,7 +236,7 @@ class PodWatcher(WatchHandler):
         clock: Callable[[], float],
     ) -> None:
         self._api, self._nodes, self._reader, self._activator = api, nodes, reader, activator
-        self._settle = parse_duration(config.scheduler.settle)
+        self._report_delay_s = parse_duration(config.scheduler.topology_report_delay)
         self._timeout = parse_duration(config.scheduler.bind_timeout)
         self._clock = clock
         self._read: set[str] | None = None
@@ -287,7 +287,7 @@ class PodWatcher(WatchHandler):
         for uid in self._nodes.assumed_pods.keys() - keys:
             self._wake_waiting_pods(
                 self._nodes.pod_left_pending(
-                    uid, now_s, now_s + PARTIAL_START_FACTOR * self._settle
+                    uid, now_s, now_s + PARTIAL_START_FACTOR * self._report_delay_s
                 )
             )
         self._read = set()
@@ -321,7 +321,8 @@ class PodWatcher(WatchHandler):
     def _needs_pod_query(self, hold: AssumedPod) -> bool:
         """Return True if an assumed pod that is due must be read before it is forgotten.
 
-        A pod that left the phase Pending is forgotten after `settle` if no object can count it.
+        A pod that left the phase Pending is forgotten after `topology_report_delay` if no object
+        can count it.
         """
         if not hold.left_pending:
             return True
@@ -354,7 +355,7 @@ class PodWatcher(WatchHandler):
         """Update an assumed pod from its current document, None if there was no answer."""
         now_s = self._clock()
         age = now_s - (hold.left_at if hold.left_pending else hold.assumed_at)
-        recheck_at = now_s + min(MAX_RECHECK_PAUSE_S, max(self._settle, age))
+        recheck_at = now_s + min(MAX_RECHECK_PAUSE_S, max(self._report_delay_s, age))
         if document is None:
             return self._nodes.postpone_hold_check(hold.uid, recheck_at)
         node, phase = (
@@ -433,7 +434,10 @@ class PodWatcher(WatchHandler):
         """
         containers = mapping_or_empty(document.get("spec")).get("containers")
         multi_container = isinstance(containers, list) and len(containers) > 1
-        return self._clock() + (PARTIAL_START_FACTOR if multi_container else 1.0) * self._settle
+        return (
+            self._clock()
+            + (PARTIAL_START_FACTOR if multi_container else 1.0) * self._report_delay_s
+        )
 
     def _wake_waiting_pods(self, hold: AssumedPod | None) -> None:
         if hold is not None:

@@ -159,7 +159,7 @@ class Simulation(msgspec.Struct, frozen=True, kw_only=True):
     skipped_pods: int = 0
 
     @property
-    def first_refused(self) -> SimulatedEvent | None:
+    def first_rejected(self) -> SimulatedEvent | None:
         """The first event with a rejected container; None without one."""
         return next((e for e in self.events if e.first_rejected_container is not None), None)
 
@@ -404,10 +404,10 @@ class _Simulator:
             if isinstance(decision, Rejected):
                 decision = _admit_by_moving(node, decision)
             if isinstance(decision, Rejected):
-                refusal = _rejected_outcome(
+                rejection = _rejected_outcome(
                     manifest, decision.reason, decision.message, decision.trace
                 )
-                outcomes.append(replace(refusal, devices=devices))
+                outcomes.append(replace(rejection, devices=devices))
                 self._remove_pod(pod)
                 break
             self.state = state_after_migration(decision)
@@ -434,8 +434,8 @@ class _Simulator:
             old_cpus = self._cpus_by_container(self.state, [spec.id])[spec.id]
             result = resize_container(self._snapshot(), sandbox, live, requested)
             if isinstance(result, Rejected):
-                refusal = _rejected_outcome(manifest, result.reason, result.message, result.trace)
-                outcomes.append(replace(refusal, previous_cpus=old_cpus))
+                rejection = _rejected_outcome(manifest, result.reason, result.message, result.trace)
+                outcomes.append(replace(rejection, previous_cpus=old_cpus))
                 break
             self.state = result.state
             # The engine's update overrides the request.
@@ -522,10 +522,10 @@ def _nonempty_resource_fields(change: Resources | ContainerUpdate | None) -> dic
     return {name: value for name in names if (value := getattr(change, name, None))}
 
 
-def _admit_by_moving(node: NodeSnapshot, refused: Rejected) -> Admitted | Rejected:
+def _admit_by_moving(node: NodeSnapshot, rejected: Rejected) -> Admitted | Rejected:
     """Admit by moving containers, with the work of a deferred search if the first is spent."""
-    decision = admit_by_moving(node, refused)
+    decision = admit_by_moving(node, rejected)
     if isinstance(decision, Admitted) or not decision.is_search_spent:
         return decision
-    search = continued_move_search(node, refused, is_deferred=False)
+    search = continued_move_search(node, rejected, is_deferred=False)
     return search.run_steps(MAX_DEFERRED_SEARCH_WORK) or decision

@@ -84,14 +84,12 @@ def _unusable_journal_error(path: str, contents: JournalContents) -> CheckpointE
         )
     if not contents.head:
         return CheckpointCorrupt(
-            path, "is no checkpoint, expected a first line with the version that wrote it"
+            path, "is not a checkpoint, expected a first line with the version that wrote it"
         )
     return None
 
 
-_STATE_IN_MEMORY_ONLY_TEXT: Final = (
-    "running on with the state in memory only, every record tries again"
-)
+_STATE_IN_MEMORY_ONLY_TEXT: Final = "the state is in memory only, and every record tries again"
 _STATE_DIR_HINT: Final = "choose another directory with --state-dir"
 _REMEDY_BY_ERRNO: Final[Mapping[int, str]] = {
     errno.EACCES: f"let this user write there, or {_STATE_DIR_HINT}",
@@ -99,9 +97,9 @@ _REMEDY_BY_ERRNO: Final[Mapping[int, str]] = {
     errno.EROFS: f"the file system is read-only, {_STATE_DIR_HINT}",
     errno.ENOSPC: "free space on that file system",
     errno.EDQUOT: "raise the quota or free space on that file system",
-    errno.ENOTDIR: f"a part of the path is no directory, {_STATE_DIR_HINT}",
-    errno.ENOENT: f"make the directory, or {_STATE_DIR_HINT}",
-    errno.EINVAL: f"take it away, or {_STATE_DIR_HINT}",
+    errno.ENOTDIR: f"a part of the path is not a directory, {_STATE_DIR_HINT}",
+    errno.ENOENT: f"create the directory, or {_STATE_DIR_HINT}",
+    errno.EINVAL: f"remove it, or {_STATE_DIR_HINT}",
     errno.ELOOP: f"the path holds a symbolic link where none may be, {_STATE_DIR_HINT}",
 }
 
@@ -345,7 +343,7 @@ class CheckpointStore:
         problem = file_obstacle(os.fstat(fd))
         if problem:
             os.close(fd)
-            raise self._record_error(path, problem, f"take it away, or {_STATE_DIR_HINT}")
+            raise self._record_error(path, problem, f"remove it, or {_STATE_DIR_HINT}")
         try:
             # The kernel releases it when this process ends for any reason.
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

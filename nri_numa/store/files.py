@@ -92,7 +92,7 @@ def replace_file(path: str, data: bytes, *, sync: bool = False, mode: int | None
     be another user's. Without a mode only the owner can access it.
     """
     if sync and os.path.lexists(path) and (os.path.islink(path) or not os.path.isfile(path)):
-        raise OSError(errno.EINVAL, "is no regular file", path)
+        raise OSError(errno.EINVAL, "is not a regular file", path)
     temporary = f"{path}.tmp"
     with contextlib.suppress(FileNotFoundError):
         os.unlink(temporary)
@@ -170,6 +170,8 @@ def _read_signing_key_or_raise(path: str) -> bytes:
         key = b""
     if len(key) != _SIGNING_KEY_BYTES:
         raise OSError(
-            errno.EINVAL, f"is no key, expected {2 * _SIGNING_KEY_BYTES} hexadecimal digits", path
+            errno.EINVAL,
+            f"is not a key, expected {2 * _SIGNING_KEY_BYTES} hexadecimal digits",
+            path,
         )
     return key

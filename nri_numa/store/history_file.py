@@ -22,10 +22,20 @@ from typing import Final, Protocol
 from zlib import crc32
 
 import msgspec
+from msgspec.structs import replace
 
-from nri_numa.engine.state import Allocation
+from nri_numa.engine.old_records import with_old_names
+from nri_numa.engine.state import FORMER_KINDS, Allocation
+from nri_numa.model.reasons import FORMER_REASONS
 from nri_numa.observe.logs import get_logger
-from nri_numa.observe.notices import FORMER_NOTICE_FIELDS, Notice, NoticeLog, Rejection
+from nri_numa.observe.notices import (
+    FORMER_NOTICE_FIELDS,
+    FORMER_NOTICE_KINDS,
+    FORMER_NOTICE_REASONS,
+    Notice,
+    NoticeLog,
+    Rejection,
+)
 from nri_numa.observe.traces import PackedTrace
 from nri_numa.store.files import read_file, replace_file
 from nri_numa.store.journal import (
@@ -177,13 +187,16 @@ class HistoryFile:
             kind, _, name = key.partition("/")
             try:
                 if kind == "notice":
-                    notices.append(_decode_notice(contents.raw[key]))
+                    notice = _decode_notice(contents.raw[key])
+                    notices.append(_with_current_names(notice))
                 elif kind == "rejection":
-                    rejections.append(msgspec.json.decode(contents.raw[key], type=Rejection))
+                    rejection = msgspec.json.decode(contents.raw[key], type=Rejection)
+                    reason = _current_reason(rejection.reason)
+                    rejections.append(replace(rejection, reason=reason))
                 elif kind == "trace" and name in allocations:
                     saved = msgspec.json.decode(contents.raw[key], type=_SavedTrace)
                     # No trace explains an allocation that has changed since.
-                    if saved.allocation_digest == _allocation_digest(allocations[name]):
+                    if saved.allocation_digest in _valid_digests(allocations[name]):
                         traces[name] = saved.trace
             except DECODE_ERRORS:
                 damaged += 1
@@ -307,6 +320,28 @@ def encode_lines(
 
 def _document_line(number: int, key: str, document: msgspec.Struct) -> bytes:
     return frame_line(number, JournalLine(updates={key: msgspec.Raw(encode(document))}))
+
+
+def _with_current_names(notice: Notice) -> Notice:
+    """Return a notice with kind and reason as this version names them."""
+    kind = FORMER_NOTICE_KINDS.get(notice.notice_kind, notice.notice_kind)
+    return replace(notice, notice_kind=kind, reason=_current_reason(notice.reason))
+
+
+def _current_reason(reason: str) -> str:
+    """Return the reason as this version names it."""
+    return FORMER_NOTICE_REASONS.get(reason, reason)
+
+
+def _valid_digests(allocation: Allocation) -> Iterator[int]:
+    """Yield the digests of an allocation by this version and by the one with former names."""
+    yield _allocation_digest(allocation)
+    document = with_old_names(allocation_document(allocation))
+    for key, current_by_former in (("kind", FORMER_KINDS), ("unpinned_for", FORMER_REASONS)):
+        for former, current in current_by_former.items():
+            if document.get(key) == current:
+                document[key] = former
+    yield crc32(encode(document))
 
 
 def _decode_notice(raw: bytes) -> Notice:

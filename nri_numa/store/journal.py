@@ -4,13 +4,13 @@ r"""Format of a checkpoint: a journal of lines that are checked one by one. With
 
     <format> <sequence> <length> <crc32 of all of this line> <JSON>\n
 
-    1 1 93 5b0d2a11 {"head":{"boot":"…","machine":"…","version":"0.1.0"},"at":1763683200.0}
-    1 2 61 0f6c33d0 {"set":{"c/3f2a…":{"cpus":"2-3"}}}
-    1 3 17 9a01e7bb {"del":["c/3f2a…"]}
+    2 1 93 5b0d2a11 {"head":{"boot":"…","machine":"…","version":"0.1.0"},"at":1763683200.0}
+    2 2 61 0f6c33d0 {"set":{"c/3f2a…":{"cpus":"2-3"}}}
+    2 3 17 9a01e7bb {"del":["c/3f2a…"]}
 
 A document is one `Allocation` or `PodRecord`, without fields that have their default. Reading is
-strict about fields that are present and lenient about missing ones, so older checkpoints load. See
-docs/adr/0006-checkpoint.md.
+strict about fields that are present and lenient about missing ones, so older checkpoints load.
+Documents of format 1 get the names of format 2. See docs/adr/0006-checkpoint.md.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import msgspec
 from msgspec.structs import replace
 
 from nri_numa.engine.captions import facts_of_caption
+from nri_numa.engine.old_records import NEW_FIELDS, NEW_POD_FIELDS, OLD_FORMAT, with_new_names
 from nri_numa.engine.state import (
     Allocation,
     Charge,
@@ -39,7 +40,7 @@ from nri_numa.engine.state import (
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.workload import ChangedStateIds
 
-JOURNAL_FORMAT: Final = 1
+JOURNAL_FORMAT: Final = 2
 _MAX_PROBLEMS_BEFORE_STOPPING: Final = 1000
 """Limit of reported problems: a failing device damages a few lines, and a list of millions would
 take more memory than the file."""
@@ -57,6 +58,7 @@ class JournalContents(msgspec.Struct, kw_only=True):
     Attributes:
         head: identity of the writer; empty if the first line has none.
         written_at: Unix time of the last compaction.
+        format: number of the first line; 0 without one.
         records: number of intact lines.
         raw, entries: document by key, as it was written and as it is read.
         problems: sentences about damage and, if the store loads the journal, what it did about it.
@@ -66,6 +68,7 @@ class JournalContents(msgspec.Struct, kw_only=True):
 
     head: dict[str, str] = {}
     written_at: float = 0.0
+    format: int = 0
     records: int = 0
     raw: dict[str, msgspec.Raw] = {}
     entries: dict[str, Document] = {}
@@ -121,8 +124,10 @@ def parse_journal(data: bytes) -> JournalContents:
             contents.problems.append(f"everything from line {number} on is not read")
             break
         version = FORMAT_VERSION_PATTERN.match(line) if number == 1 else None
-        if version and int(version[1]) > JOURNAL_FORMAT:
-            contents.newer = int(version[1])
+        if version:
+            contents.format = int(version[1])
+        if contents.format > JOURNAL_FORMAT:
+            contents.newer = contents.format
             break
         frame = _check_frame(line)
         if frame is None:
@@ -135,7 +140,7 @@ def parse_journal(data: bytes) -> JournalContents:
         try:
             record = _decode_line(payload)
         except DECODE_ERRORS as error:
-            contents.problems.append(f"line {number} is intact but is no record: {error}")
+            contents.problems.append(f"line {number} is intact but not a record: {error}")
             continue
         if sequence != serial and contents.records and not contents.problems:
             contents.problems.append(f"line {number} has number {sequence} instead of {serial}")
@@ -162,10 +167,18 @@ def _check_frame(line: bytes) -> tuple[int, bytes] | None:
     return (int(match[2]), payload) if checksum == int(match[4], 16) else None
 
 
+_NEW_NAMES: Final = {CONTAINER_KEY_PREFIX: NEW_FIELDS, POD_KEY_PREFIX: NEW_POD_FIELDS}
+
+
 def _decode_raw_documents(contents: JournalContents) -> None:
     for key, raw in contents.raw.items():
         try:
-            contents.entries[key] = _decode_document(raw)
+            document = _decode_document(raw)
+            new_names = _NEW_NAMES.get(key[:2])
+            if contents.format == OLD_FORMAT and new_names is not None:
+                document = with_new_names(document, new_names)
+                contents.raw[key] = msgspec.Raw(encode(document))
+            contents.entries[key] = document
         except DECODE_ERRORS as error:
             contents.problems.append(f"the entry of container {key} is left out: {error}")
 
@@ -257,12 +270,12 @@ def pod_document(record: PodRecord) -> Document | None:
     has_details = record.previous or record.sandbox_cgroup or has_resize or is_reserving
     if record.affinity is None and not has_details:
         return None
-    document: Document = {"pod_id": record.pod_id}
+    document: Document = {"podID": record.pod_id}
     if record.affinity is not None:
         document["affinity"] = record.affinity
         document["preferred"] = record.affinity_is_preferred
     if record.previous:
-        document["former"] = {n: (f.cpus, f.numa_nodes) for n, f in record.previous.items()}
+        document["previous"] = {n: (f.cpus, f.numa_nodes) for n, f in record.previous.items()}
     if record.sandbox_cgroup:
         document["cgroup"] = record.sandbox_cgroup
     if record.told_sum is not None:
@@ -278,17 +291,17 @@ def pod_document(record: PodRecord) -> Document | None:
 def pod_record_from(uid: str, document: Mapping[str, Any]) -> PodRecord:
     """Decode one pod; damaged documents raise as in `allocation_from`."""
     affinity, cgroup = document.get("affinity"), document.get("cgroup", "")
-    for text in (document["pod_id"], cgroup):
+    for text in (document["podID"], cgroup):
         if not isinstance(text, str):
             raise TypeError(f"expected a text, not {text!r}")
     return PodRecord(
         uid=uid,
-        pod_id=document["pod_id"],
+        pod_id=document["podID"],
         affinity=None if affinity is None else NUMASet.parse(affinity),
         affinity_is_preferred=bool(document.get("preferred", True)),
         previous={
             name: PreviousCPUs(CPUSet.parse(cpus), NUMASet.parse(numa_nodes))
-            for name, (cpus, numa_nodes) in document.get("former", {}).items()
+            for name, (cpus, numa_nodes) in document.get("previous", {}).items()
         },
         sandbox_cgroup=cgroup,
         told_sum=msgspec.convert(document.get("told"), Charge | None),

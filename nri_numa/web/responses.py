@@ -61,7 +61,7 @@ class ActualCpuset(Document, frozen=True, kw_only=True):
     desired_cpus: Annotated[str, "Desired CPUs; empty if they are the actual ones."]
     desired_mems: Annotated[str, "Desired memory nodes; empty if they are the actual ones."]
     observed_at: Annotated[float, "When the drift was first observed; seconds since the epoch."]
-    text: Annotated[str, "Both sides: meant 4-7, has 0-7."]
+    text: Annotated[str, "Both sides: desired 4-7, actual 0-7."]
     finding: Annotated[str, "Content of the files of its cgroup."]
     on_exclusive_cpus: Annotated[bool, "True if it can run on exclusive CPUs of others."]
     holders: Annotated[
@@ -111,13 +111,14 @@ class Assignment(Document, frozen=True, kw_only=True):
     container: str
     kind: Annotated[
         str,
-        "exclusive, shared, explicit, unbound, foreign (pinned by others), "
+        "exclusive, shared, listed, unpinned, foreign (pinned by others), "
         "kubelet (by the kubelet's static policy), or kept (the container ended, and its pod "
         "keeps its exclusive CPUs; container is * for those of containers to come).",
     ]
     reservation: Annotated[
         str | UnsetType,
-        "Of kind kept, hard or soft: it gives way to a container of another pod; else left out.",
+        "Of kind reservation, hard or soft: it gives way to a container of another pod; else left "
+        "out.",
     ] = UNSET
     policy: str
     qos: str
@@ -297,7 +298,7 @@ class Explanation(Document, frozen=True, kw_only=True):
     namespace: str
     pod: str
     container: str
-    outcome: Annotated[str, "admitted or refused."]
+    outcome: Annotated[str, "admitted or rejected."]
     summary: str
     decision_steps: Annotated[
         tuple[str, ...], "Steps of the decision; empty if they are not stored."
@@ -404,7 +405,7 @@ class KubeletDocument(Document, frozen=True, kw_only=True):
 
     cpu_policy: Annotated[str, "none or static; empty if unknown."] = ""
     memory_policy: Annotated[str, "None or Static; empty if unknown."] = ""
-    override: Annotated[str, "never or annotated: kubelet.override."] = "never"
+    override: Annotated[str, "never or annotated: kubelet.overrideGrants."] = "never"
     shared_cpus: Annotated[
         str, "CPUs that its CPU Manager gives to containers without a grant."
     ] = ""
@@ -511,8 +512,8 @@ class Zone(Document, frozen=True, kw_only=True):
     capacity_factor: float
     measured_capacity_factor: Annotated[
         float,
-        "Part of its CPU time that the host leaves, as measured, if measuredCapacity.mode is act; "
-        "capacityFactor includes it, unless another source sets it.",
+        "Part of its CPU time that the host leaves, as measured, if measuredCapacity.mode is "
+        "enforce; capacityFactor includes it, unless another source sets it.",
     ] = 1.0
     devices: tuple[ZoneDevices, ...] = ()
     core_kind: Annotated[
@@ -570,5 +571,5 @@ class Zones(Document, frozen=True, kw_only=True):
     devices_problem: Annotated[
         str | None,
         "Sentence why the kubelet's devices are unknown; empty if they are known; null if they are "
-        "not counted (devices.count).",
+        "not counted (devices.countFree).",
     ] = None

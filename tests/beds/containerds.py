@@ -78,7 +78,7 @@ def start_plugins(request: pytest.FixtureRequest, containerd: Containerd) -> Ite
         attach_if_failed(request.node, f"plugin-{number}.log", plugin.log)
 
 
-def insist_on_refusal(cri: CRI, name: str, **keys: str) -> str:
+def insist_on_rejection(cri: CRI, name: str, **keys: str) -> str:
     """Insist that a pod's container is not created; what its creation failed with."""
     pod = cri.run_pod(name, annotations=asks(**keys))
     with pytest.raises(CRIError, match=f"default/{name}") as caught:

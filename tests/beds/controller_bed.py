@@ -44,10 +44,10 @@ class ControllerBed:
         section = Controller(
             address="127.0.0.1:0",
             token_file=str(directory / "put-token"),
-            credentials=str(directory),
-            smoothing=0,
+            credentials_dir=str(directory),
+            smoothing_time=0,
             min_update_interval=0,
-            rate=100.0,
+            api_qps=100.0,
         )
         self.config = AgentConfig(controller=replace(section, **controller))
         self.service: ControllerService

@@ -17,7 +17,7 @@ class Watch(DeviceWatch):
 
     def __init__(self, root: Path, agent: Agent) -> None:
         super().__init__(
-            Devices(network=False, cdi=False),
+            Devices(network_interfaces=False, cdi=False),
             root=str(root),
             kubelet_root="",
             alignable_nodes=lambda: agent.current.machine.alignable_nodes,

@@ -358,7 +358,7 @@ class EmbeddedNode(LoopThread):
         told = self.assignments()
         live = {c.id: c for c in self.live}
         # CPUs kept for a pod belong to a container that has ended, or to none yet.
-        told = {i: one for i, one in told.items() if one["kind"] != "kept"}
+        told = {i: one for i, one in told.items() if one["kind"] != "reservation"}
         if missing := live.keys() - told.keys():
             return f"the plugin lost {sorted(missing)}"
         containers = list(self.runtime.containers.values())
@@ -381,7 +381,7 @@ class EmbeddedNode(LoopThread):
             if kind != "exclusive" and cpus & owned:
                 return f"{container_id} ({kind}) runs on owned CPUs {cpus & owned}"
             before = self.pinned.get(container_id)
-            if before is None or kind in ("shared", "unbound"):
+            if before is None or kind in ("shared", "unpinned"):
                 continue
             mems = container.message.linux.resources.cpu.mems
             if (kind, cpus, mems) != (before.kind, before.cpus, before.mems):
@@ -407,7 +407,7 @@ class EmbeddedNode(LoopThread):
         # Of those with CPUs of their own nobody may have moved, not even for a moment.
         for container_id, before in self.pinned.items():
             container = self.runtime.containers.get(container_id)
-            if container is not None and before.kind in ("exclusive", "explicit"):
+            if container is not None and before.kind in ("exclusive", "listed"):
                 assert CPUSet.parse(container.cpus) == before.cpus
 
     def usable(self) -> None:

@@ -174,7 +174,7 @@ class EmbeddedPeer(PluginPeer):
         """Whether the connection is neither closed nor about to be."""
         return not (self.transport.is_closing() or self.transport.ended.done())
 
-    def refuse(self, stream: int, message: str) -> None:
+    def reject(self, stream: int, message: str) -> None:
         self.session.reply_error(stream, message)
         self.transport.flush_session()
 
@@ -365,7 +365,7 @@ class EmbeddedRuntime(DemoRuntime):
             peer.name, peer.index = registration.name, registration.index
             if (problem := identity_problem(peer.name, peer.index)) is not None:
                 # As in the real one the socket stays open; it is for the plugin to go.
-                peer.refuse(registration.stream, f"invalid plugin: {problem}")
+                peer.reject(registration.stream, f"invalid plugin: {problem}")
                 return
         await super()._admit_plugin(peer, registration)
         # By index as text; equal indices by name, so that tests see one order.
@@ -419,7 +419,7 @@ class EmbeddedRuntime(DemoRuntime):
         if not peer.is_active():
             return
         if failed and not self.profile.update_failures_as_list:
-            peer.refuse(event.stream, "NRI update of some containers failed")
+            peer.reject(event.stream, "NRI update of some containers failed")
         else:
             peer.reply(event.stream, pb.UpdateContainersResponse(failed=failed))
 

@@ -10,7 +10,7 @@ from tests.beds.objects import PREFIX, container, single, topology
 
 SAID = (
     "InsufficientCPUs: pod shop/{0}, container main: needs 4 exclusive CPUs; "
-    "most free for exclusive use: 2"
+    "at most 2 free for exclusive use"
 )
 
 
@@ -87,6 +87,8 @@ def measured_topology(node: str, *factors: object) -> dict[str, Any]:
     made = topology(*(4 for _ in factors), name=node, zone={f"{PREFIX}/shared-cpus": "4"})
     for zone, factor in zip(made["zones"], factors, strict=True):
         if factor is not None:
-            zone["attributes"].append({"name": f"{PREFIX}/measured-factor", "value": factor})
+            zone["attributes"].append(
+                {"name": f"{PREFIX}/measured-capacity-factor", "value": factor}
+            )
     made["zones"].append({"name": "socket-0", "type": "Socket"})
     return made

@@ -81,7 +81,7 @@ def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def refusal(*arguments: str) -> str:
+def rejection(*arguments: str) -> str:
     """What Helm says against these options."""
     done = helm(*arguments)
     assert done.returncode != 0

@@ -107,7 +107,7 @@ class Life:
             strategy=random.choice(list(Strategy)),
             cpu_overcommit=random.choice((1.0, 1.0, 1.5)),
             reserved_cpus=CPUSet(first[: random.choice((0, 0, 1, 2))] if len(first) > 4 else ()),
-            strict_reserved=random.random() < 0.3,
+            strict_cpu_reservation=random.random() < 0.3,
             reserved_memory={0: GIB} if random.random() < 0.3 else {},
         )
         static_cpus, prefer_closest = random.random() < 0.3, random.random() < 0.8
@@ -117,7 +117,7 @@ class Life:
         align_l3, by_socket = random.random() < 0.8, random.random() < 0.2
         return replace(
             settings,
-            prefer_closest=prefer_closest,
+            prefer_closest_numa_nodes=prefer_closest,
             kubelet=KubeletRules(
                 ties=kubelet,
                 cpus=cpus,
@@ -131,11 +131,11 @@ class Life:
             align_l3=align_l3,
             isolated=random.choice((IsolatedCPUs.ANY, IsolatedCPUs.PREFER, IsolatedCPUs.AVOID)),
             nohz_full=random.choice(list(NohzFullCPUs)),
-            cores=random.choice(list(PreferredCores)),
-            memory_only_nodes=memory_only,
+            preferred_cores=random.choice(list(PreferredCores)),
+            memory_only_numa_nodes=memory_only,
             disable_cfs_quota=random.random() < 0.8,
-            set_environment=random.random() < 0.8,
-            permissions=(AnnotationPermission(name="permissions[0]", unpaid_cpus=True),)
+            inject_environment=random.random() < 0.8,
+            permissions=(AnnotationPermission(name="permissions[0]", allow_unrequested_cpus=True),)
             if random.random() < 0.3
             else (),
             limits=QuotasAndPoolFloor(
@@ -269,7 +269,7 @@ class Life:
             ("smt", 0.4, ("any", "spread", "full-core", "isolate", "pair")),
             ("scope", 0.3, ("pod", "container")),
             ("bind", 0.15, ("cpu", "cpu+mem", "none")),
-            ("on-failure", 0.3, ("reject", "widen", "unpinned")),
+            ("on-failure", 0.3, ("reject", "best-effort", "unpinned")),
             ("load", 0.2, ("high", "low", "09:00-18:00", "22:00-06:00")),
         ):
             if random.random() < chance:
@@ -417,15 +417,15 @@ class OddLife(Life):
                 AnnotationPermission(
                     name="permissions[0]",
                     namespaces=("team-a",),
-                    keys=("policy", "cpus", "smt", "scope", "on-failure"),
-                    values={"smt": ("any", "full-core", "isolate")},
+                    allowed_keys=("policy", "cpus", "smt", "scope", "on-failure"),
+                    allowed_values={"smt": ("any", "full-core", "isolate")},
                     on_denied=random.choice(list(OnDenied)),
                 ),
                 AnnotationPermission(
-                    name="permissions[1]", labels={"kind": "odd"}, unpaid_cpus=True
+                    name="permissions[1]", labels={"kind": "odd"}, allow_unrequested_cpus=True
                 ),
                 AnnotationPermission(
-                    name="permissions[2]", reserved_cpus=True, qos=(QoSClass.GUARANTEED,)
+                    name="permissions[2]", allow_reserved_cpus=True, qos=(QoSClass.GUARANTEED,)
                 ),
             )[random.choice((0, 0, 1, 3)) :],
             limits=QuotasAndPoolFloor(
@@ -529,7 +529,7 @@ class OddLife(Life):
         super()._explain()
         for key, stored in sorted(self.world.store.documents.items()):
             document = dict(sorted(stored.items()))
-            text, nodes = document.pop("reason", ""), document.pop("numa", None)
+            text, nodes = document.pop("reason", ""), document.pop("numaNodes", None)
             self.record.add(f"stored {key}", str(text), numa_nodes=nodes, **document)
         for metric in self.world.metrics.registry.collect():
             for name, labels, value, *_ in metric.samples:
@@ -551,15 +551,6 @@ def _resources(one: Resources) -> str:
     return " ".join(words)
 
 
-RECORDED_SETTINGS: Final = {
-    "cpu_overcommit": "oversale",
-    "disable_cfs_quota": "lift_quota",
-    "reservation_seconds": "kept_seconds",
-    "rebalance_moves": "room_moves",
-}
-"""Names of settings in recorded files, by field."""
-
-
 def recorded_settings(settings: Settings) -> Iterator[str]:
     """What differs from the defaults, as it stands in recorded files."""
     usual = Settings()
@@ -569,9 +560,8 @@ def recorded_settings(settings: Settings) -> Iterator[str]:
             rules = [rule for rule in value.__struct_fields__ if getattr(value, rule)]
             yield from (f"kubelet.{rule}" for rule in rules)
         elif value != getattr(usual, name):
-            known = RECORDED_SETTINGS.get(name, name)
             is_long = isinstance(value, QuotasAndPoolFloor | tuple)
-            yield known if is_long else f"{known}={value}"
+            yield name if is_long else f"{name}={value}"
 
 
 def _place(values: dict[str, Any]) -> tuple[object, object]:

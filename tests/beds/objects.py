@@ -39,12 +39,12 @@ class Recorder(PodActivator):
 class Watched:
     """Both watchers with a clock that is set, and an API server that is asked after pods."""
 
-    def __init__(self, *, settle: float = 10, api: Any = None, **section: Any) -> None:
+    def __init__(self, *, report_delay: float = 10, api: Any = None, **section: Any) -> None:
         self.now = 0.0
         self.activator = Recorder()
         self.nodes = ClusterState(PREFIX)
         self.reader = PodReader(AgentConfig())
-        config = AgentConfig(scheduler=Scheduling(settle=settle, **section))
+        config = AgentConfig(scheduler=Scheduling(topology_report_delay=report_delay, **section))
         self.cluster = ClusterObjects()
         api = api or self.cluster
         self.topologies = NodeWatcher(self.nodes, self.activator, lambda: self.now)

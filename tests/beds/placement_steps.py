@@ -57,7 +57,7 @@ setting = st.builds(
     limits=limits,
     cpu_overcommit=st.sampled_from([1.0, 1.0, 1.5, 2.0]),
     reserved_cpus=st.sampled_from([CPUSet(), CPUSet([0])]),
-    strict_reserved=st.booleans(),
+    strict_cpu_reservation=st.booleans(),
 )
 
 

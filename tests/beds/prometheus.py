@@ -18,6 +18,7 @@ from tests.beds.cri import poll
 from tests.beds.plugin_process import free_port
 from tests.beds.processes import Daemon
 
+AGENT_POD = {"namespace": "nri-numa", "pod": "nri-numa-x7k2p", "container": "nri-numa"}
 PROGRAM = shutil.which("prometheus")
 
 
@@ -25,16 +26,22 @@ class Prometheus(Daemon):
     """One server; a context manager.
 
     Args:
-        targets: addresses to scrape, every half second, as the job ``nri-numa``.
+        targets: addresses to scrape, every half second, as the job ``nri-numa`` with the labels
+            that discovery gives an agent's pod.
     """
 
     def __init__(self, directory: Path, targets: list[str], rules: list[Path]) -> None:
         assert PROGRAM is not None
         directory.mkdir(parents=True, exist_ok=True)
+        scrape = {
+            "job_name": "nri-numa",
+            "honor_labels": True,
+            "static_configs": [{"targets": targets, "labels": AGENT_POD}],
+        }
         config = {
             "global": {"scrape_interval": "500ms", "evaluation_interval": "500ms"},
             "rule_files": [str(path) for path in rules],
-            "scrape_configs": [{"job_name": "nri-numa", "static_configs": [{"targets": targets}]}],
+            "scrape_configs": [scrape],
         }
         file = directory / "prometheus.yml"
         file.write_text(yaml.safe_dump(config))

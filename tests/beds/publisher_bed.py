@@ -27,7 +27,7 @@ MANAGER = "nri-numa-publish"
 NOTICE = Notice(
     id="0a0b0c0d1f",
     number=31,
-    notice_kind="refused",
+    notice_kind="rejected",
     reason="NoSuchCPU",
     message="CPU 63 is not here",
     namespace="shop",
@@ -172,7 +172,7 @@ class PublisherBed:
         for one in self.view.containers:
             metadata = {"namespace": one.namespace, "name": one.pod, "uid": one.pod_uid}
             self.cluster.put(Resource.PODS, {"metadata": metadata})
-        self.publish = {"address": "off", "rate": 100.0, **publish}
+        self.publish = {"address": "off", "api_qps": 100.0, **publish}
         self.sections: dict[str, Any] = {}
         self.publisher: Publisher
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 RECORDS = "records.jsonl"
-ROOM_SECONDS = "NRI_NUMA_ROOM_SECONDS"
+ROOM_SECONDS = "NRI_NUMA_REBALANCING_SECONDS"
 """Of making room again and again; 0 or empty: once."""
 
 

@@ -365,7 +365,7 @@ class World:
         assert not isinstance(answer, Rejected), answer.message
         return self.has(made.id)
 
-    def refuse(
+    def reject(
         self, of: PodSandbox, made: Container | None = None, wants: Resources | None = None
     ) -> Rejected:
         answer = self.create(of, made or container(of, wants=wants))
@@ -386,12 +386,12 @@ class World:
         """Place a pod of that name with one container, NAME-app."""
         return self.place(pod(name, asks, qos=qos), wants=resources(cpus, memory, hugepages=pages))
 
-    def refused(
+    def rejected(
         self, name: str, asks: Mapping[str, str] | None = None, cpus: float = 0, memory: float = 0,
         qos: QoSClass = QoSClass.GUARANTEED, *, pages: Mapping[int, int] | None = None,
     ) -> Rejected:  # fmt: skip
         """What `put` would place."""
-        return self.refuse(pod(name, asks, qos=qos), wants=resources(cpus, memory, hugepages=pages))
+        return self.reject(pod(name, asks, qos=qos), wants=resources(cpus, memory, hugepages=pages))
 
     def add(self, of: PodSandbox, name: str, cpus: float, memory: float = 0) -> tuple[str, str]:
         return self.place(of, container(of, name, resources(cpus, memory)))
@@ -410,10 +410,10 @@ class World:
         now = replace(made.resources, **changes)  # type: ignore[arg-type]
         self.live[container_id] = replace(made, resources=now)
 
-    def update_refused(self, container_id: str, asked: Resources) -> Rejected:
-        refused = self.update(container_id, asked)
-        assert isinstance(refused, Rejected), f"{container_id} was resized"
-        return refused
+    def update_rejected(self, container_id: str, asked: Resources) -> Rejected:
+        rejected = self.update(container_id, asked)
+        assert isinstance(rejected, Rejected), f"{container_id} was resized"
+        return rejected
 
     def update(self, container_id: str, asked: Resources) -> Rejected | None:
         before = self.live[container_id]
@@ -553,8 +553,8 @@ def two_nodes(
     return World(two_by_four(hugepages=pages), Settings(**settings), reading=reading)  # type: ignore[arg-type]
 
 
-def says(refused: Rejected, reason: str, *words: str) -> None:
+def says(rejected: Rejected, reason: str, *words: str) -> None:
     """It has that reason, if one is given, and its message each of these."""
-    assert reason in ("", refused.reason), refused.message
+    assert reason in ("", rejected.reason), rejected.message
     for word in words:
-        assert word in refused.message, refused.message
+        assert word in rejected.message, rejected.message

@@ -29,7 +29,7 @@ from tests.checks.page_expressions import (
     MARKED,
     NUMA_NODES,
     PODS,
-    REFUSALS,
+    REJECTIONS,
     ROWS,
     SHAPES,
     STEPS,
@@ -244,7 +244,7 @@ def test_what_is_not_as_meant_is_marked_in_words(page: Page, bed: PageBed) -> No
 
     said = page.run(label(cpu))
     assert f"exclusive to {owner.namespace}/{owner.pod}, {owner.container}" in said
-    assert "NOT AS MEANT: can be used by front/web-0, server" in said
+    assert "DRIFT: can be used by front/web-0, server" in said
     assert page.run(f"{cell(cpu)}.textContent").endswith("!")
     marked = page.run("document.querySelectorAll('#map .wrong').length")
     assert marked == 1
@@ -255,14 +255,14 @@ def test_what_is_not_as_meant_is_marked_in_words(page: Page, bed: PageBed) -> No
     page.run(press_button("#banners button", "Show"))
     assert page.run(PODS) == ["web-0"]
     row = page.run(f"document.querySelector('tr[data-id=\"{intruder}\"]').textContent")
-    assert f"! meant {meant}, has {meant | CPUSet([cpu])}" in row
+    assert f"! desired {meant}, actual {meant | CPUSet([cpu])}" in row
 
     page.run(press_button("#list tbody button", "web-0"))
     told = page.run("document.getElementById('differs').textContent")
-    assert f"meant {meant}, has {meant | CPUSet([cpu])} since 1" in told
+    assert f"desired {meant}, actual {meant | CPUSet([cpu])} since 1" in told
     assert f"on exclusive CPUs of {owner.full_name}" in told
-    assert "because something else rewrites it" in told
-    page.wait(f"{DETAILS}.includes('Not so at present')")
+    assert "because another program rewrites it" in told
+    page.wait(f"{DETAILS}.includes('At present')")
 
     page.run(f"{cell(cpu)}.click()")
     assert "Can run here and should not (1)" in page.run(DETAILS)
@@ -272,7 +272,7 @@ def test_what_is_not_as_meant_is_marked_in_words(page: Page, bed: PageBed) -> No
 
     bed.do(lambda: agent.drift.remove_repaired(intruder))
     page.wait(f"{BANNERS} === '' && !document.querySelector('#map .wrong')")
-    assert "NOT AS MEANT" not in page.run(label(cpu))
+    assert "DRIFT" not in page.run(label(cpu))
     assert "meant" not in page.run(LIST)
 
 
@@ -373,15 +373,15 @@ def test_an_explanation_follows_its_container_and_outlives_it(page: Page, bed: P
     assert train.pod in page.run(f"{DETAILS_TITLE}")
 
 
-def test_refusals_stand_there_with_their_reasons(page: Page, bed: PageBed) -> None:
+def test_rejections_stand_there_with_their_reasons(page: Page, bed: PageBed) -> None:
     visit(page, bed)
-    text = page.run(REFUSALS)
+    text = page.run(REJECTIONS)
     assert bed.agent.history.rejections
-    for refusal in bed.agent.history.rejections:
-        assert refusal.reason in text
-        assert refusal.message in text
+    for rejection in bed.agent.history.rejections:
+        assert rejection.reason in text
+        assert rejection.message in text
     page.click("#refusals li a:not(.reason)")
-    page.wait(f"{DETAILS}.includes('Why it was refused')")
+    page.wait(f"{DETAILS}.includes('Why it was rejected')")
     page.wait(f"{STEPS} > 1")
 
 
@@ -462,7 +462,7 @@ def test_rows_are_sorted_and_filtered(page: Page, bed: PageBed) -> None:
     expected = {
         a.pod
         for a in bed.agent.current.state.allocations.values()
-        if a.kind in ("exclusive", "explicit") and 1 in a.cpus
+        if a.kind in ("exclusive", "listed") and 1 in a.cpus
     }
     assert expected <= set(page.run(PODS))
     page.run(fill("filter", ""))
@@ -560,6 +560,6 @@ def test_nothing_is_loaded_from_elsewhere_and_no_code_can_be_slipped_in(
     )
     page.run("document.body.setAttribute('onclick', 'document.title = 2'); document.body.click()")
     assert page.run("document.title").endswith("– nri-numa")
-    refused = [e for e in page.errors if "Content Security Policy" in e]
-    assert refused
+    rejected = [e for e in page.errors if "Content Security Policy" in e]
+    assert rejected
     page.errors.clear()

@@ -18,7 +18,7 @@ from tests.checks.page_expressions import (
     MARKED,
     MORE,
     PODS,
-    REFUSALS,
+    REJECTIONS,
     STEPS,
     fill,
     label,
@@ -68,19 +68,19 @@ def test_who_is_not_aligned(page: Page, bed: PageBed) -> None:
     """On a card, in the drawing, in the table, by a filter; and gone with the container."""
     bed.create("narrow", cpus=2, policy="single-numa-node")
     visit(page, bed)
-    assert "Wider than ideal0" in page.run(FIGURES)
+    assert "Misaligned0" in page.run(FIGURES)
     for n in range(4):
         bed.create(f"full-{n}", cpus=4, policy="single-numa-node")
     bed.create("wide-0", cpus=6, policy="best-effort")
     (wide,) = (a for a in bed.agent.current.state.allocations.values() if a.pod == "wide-0")
     assert not wide.aligned
-    page.wait(f"{FIGURES}.includes('Wider than ideal1')")
+    page.wait(f"{FIGURES}.includes('Misaligned1')")
     for cpu in wide.cpus:
-        assert "wider than ideal" in page.run(label(cpu))
+        assert "misaligned" in page.run(label(cpu))
     page.run(press_button("#figures button", "Show"))
     assert page.run(PODS) == [wide.pod]
     assert page.run("document.getElementById('filter').value") == "is:misaligned"
-    assert page.run("document.querySelector('#list tbody .wide').textContent") == "wider"
+    assert page.run("document.querySelector('#list tbody .wide').textContent") == "misaligned"
     for numa_node in wide.numa_nodes:
         shown = f"document.querySelector('[data-numa=\"{numa_node}\"] button.wide')"
         assert page.run(f"{shown}.textContent") == "1 wider"
@@ -89,7 +89,7 @@ def test_who_is_not_aligned(page: Page, bed: PageBed) -> None:
     assert (page.run(PODS), page.run(MORE)) == ([], "is:wider is gone, expected is:misaligned.")
     page.run(fill("filter", ""))
     bed.do(lambda: bed.agent.stop_container(wide.container_id))
-    page.wait(f"{FIGURES}.includes('Wider than ideal0')")
+    page.wait(f"{FIGURES}.includes('Misaligned0')")
     assert "Containers5" in page.run(FIGURES), "as nri-numa status counts them"
     for cpu in wide.cpus:  # which are kept for its pod
         assert page.run(label(cpu)).endswith("exclusive to shop/wide-0, server")
@@ -173,7 +173,7 @@ def test_one_number_for_one_thing(page: Page, bed: PageBed) -> None:
     assert told == {str(len(bed.agent.current.desired.pool))}
 
 
-def test_refusals_that_say_the_same_are_one_and_lead_to_the_remedy(
+def test_rejections_that_say_the_same_are_one_and_lead_to_the_remedy(
     page: Page, bed: PageBed
 ) -> None:
     for _ in range(3):
@@ -187,7 +187,7 @@ def test_refusals_that_say_the_same_are_one_and_lead_to_the_remedy(
     assert "×4, last" in many
     assert "and 1 more pod" in many
     page.run(press_button("#refusals a:not(.reason)", "typo"))
-    page.wait(f"{DETAILS}.includes('Why it was refused')")
+    page.wait(f"{DETAILS}.includes('Why it was rejected')")
     assert page.run("location.hash") == "#refused-shop/typo/server"
     remedy = page.run("document.querySelector('#details a.reason').href")
     assert remedy == f"{bed.url}remedies.html#invalidannotation"
@@ -197,10 +197,10 @@ def test_refusals_that_say_the_same_are_one_and_lead_to_the_remedy(
     assert "What to do: correct what the message names" in text
 
 
-def test_the_address_of_a_refusal_shows_it(page: Page, bed: PageBed) -> None:
+def test_the_address_of_a_rejection_shows_it(page: Page, bed: PageBed) -> None:
     bed.create("greedy", cpus=500, policy="restricted")
     visit(page, bed, "#refused-shop/greedy/server")
-    page.wait(f"{DETAILS}.includes('Why it was refused')")
+    page.wait(f"{DETAILS}.includes('Why it was rejected')")
     page.wait(f"{STEPS} > 1")
 
 
@@ -214,19 +214,19 @@ def test_an_address_that_names_nothing_shows_nothing(
     assert not page.run(SHOWN)
 
 
-def test_an_agent_that_observes_would_have_refused(page: Page, bed: PageBed) -> None:
+def test_an_agent_that_observes_would_have_rejected(page: Page, bed: PageBed) -> None:
     bed.agent.current.observe = True
     bed.create("greedy", cpus=500, policy="restricted")
     visit(page, bed)
-    page.wait(f"{REFUSALS}.includes('would have been refused')")
+    page.wait(f"{REJECTIONS}.includes('would have been rejected')")
     title = "document.getElementById('refused-title').textContent"
-    assert page.run(title) == "Would have been refused lately"
+    assert page.run(title) == "Recently would have been rejected"
     page.run("document.querySelector('#refusals a:not(.reason)').click()")
-    page.wait(f"{DETAILS}.includes('Why it would have been refused')")
+    page.wait(f"{DETAILS}.includes('Why it would have been rejected')")
     bed.do(lambda: setattr(bed.agent.current, "observe", False))
     bed.do(bed.agent.current.notify)
-    page.wait(f"{title} === 'Refused lately'")
-    assert "would have been refused" in page.run(REFUSALS), "it was not then, whatever is now"
+    page.wait(f"{title} === 'Recent rejections'")
+    assert "would have been rejected" in page.run(REJECTIONS), "it was not then, whatever is now"
 
 
 def test_what_is_new_is_announced_politely(page: Page, bed: PageBed) -> None:
@@ -236,5 +236,5 @@ def test_what_is_new_is_announced_politely(page: Page, bed: PageBed) -> None:
     bed.create("newcomer", policy="single-numa-node")
     bed.create("greedy", cpus=500, policy="restricted")
     page.wait(f"{said}.textContent.includes('New: shop/newcomer.')")
-    assert "Refused: shop/greedy, " in page.run(f"{said}.textContent")
+    assert "Rejected: shop/greedy, " in page.run(f"{said}.textContent")
     assert json.loads(page.run(f"JSON.stringify({said}.textContent)"))

@@ -44,7 +44,7 @@ def test_machines_are_shown_asked_and_kept_up_with(page: Page, bed: ClusterPage)
     assert page.run(NAMES) == "worker-1 worker-2 worker-3 worker-4"
     assert page.run("document.querySelectorAll('#machines .node').length") == 12
     words = page.run(WORDS)
-    for part in ("drained", "factor 0.75", "no NodeResourceTopology says", "88 % fragmented"):
+    for part in ("drained", "factor 0.75", "no NodeResourceTopology object", "88 % fragmented"):
         assert part in words, words
     # A pod is asked about, with a real click.
     page.run("document.getElementById('cpus').value = '12'")
@@ -52,7 +52,7 @@ def test_machines_are_shown_asked_and_kept_up_with(page: Page, bed: ClusterPage)
     page.wait("document.querySelectorAll('.fit').length === 4")
     assert page.run(NAMES) == "worker-2 worker-1 worker-3 worker-4", "the best first"
     assert page.run("document.querySelectorAll('.node.chosen').length") == 2
-    assert "needs 12 exclusive CPUs on one NUMA node; most free for exclusive use: 1" in page.run(
+    assert "needs 12 exclusive CPUs on one NUMA node; at most 1 free for exclusive use" in page.run(
         WORDS
     )
     assert "cpus=12" in page.run("location.hash")
@@ -98,7 +98,7 @@ def test_five_thousand_nodes_are_one_picture(page: Page, bed: ClusterPage) -> No
     """Sorted by what is free, fragmented or wrong; each square shows its node."""
     bed.tell(
         *(topology(16 - n % 9, 16, name=f"node-{n:04}", of=32) for n in range(4990)),
-        topology(16, name="silent", attributes={f"{PREFIX}/agent": "not-ready"}),
+        topology(16, name="silent", attributes={f"{PREFIX}/agent-state": "not-ready"}),
         *({"metadata": {"name": f"new-{n}"}} for n in range(5)),
         drained={"worker-1": "0"},
     )
@@ -134,7 +134,9 @@ def test_five_thousand_nodes_are_one_picture(page: Page, bed: ClusterPage) -> No
 def test_what_is_not_well_is_a_link_to_it(page: Page, bed: ClusterPage) -> None:
     visit(page, bed)
     verdict = "document.getElementById('verdict').textContent"
-    assert page.run(verdict) == ("Not all is well: 1 node unknown, 1 node drained")
+    assert page.run(verdict) == (
+        "Needs attention: no data from 1 node, NUMA nodes drained on 1 node"
+    )
     page.click("#figures a")
     page.wait(f"{NAMES} === 'worker-4'")
     page.run(fill("state", "drained", "change"))

@@ -174,7 +174,7 @@ def test_one_line_says_whether_all_is_well(page: Page) -> None:
             bed.create(f"full-{n}", cpus=4, policy=SINGLE)
         bed.create("wide", cpus=6, policy="best-effort")
         bed.create("greedy", cpus=500, policy="restricted")
-        page.wait(f"{VERDICT} === 'Not all is well: 1 refusal, 1 container wider than ideal'")
+        page.wait(f"{VERDICT} === 'Needs attention: 1 rejection, 1 container misaligned'")
         page.run("document.querySelector('#verdict a').click()")
         page.wait("document.activeElement.id === 'refused' || location.hash === '#refused'")
         page.run("[...document.querySelectorAll('#verdict a')][1].click()")

@@ -16,7 +16,7 @@ from tests.checks.page_expressions import (
     LIST,
     LIVE,
     NUMA_NODES,
-    REFUSALS,
+    REJECTIONS,
     ROWS,
     STEPS,
     TITLE,
@@ -45,7 +45,7 @@ def test_a_day_of_a_node(page: Page) -> None:
         node.create("web", cpus=0.5, memory_gib=1, policy="best-effort")
         node.create("greedy", cpus=500, policy="restricted")
         page.wait(f"{TITLE} === 'Containers (2)'")
-        page.wait(f"{REFUSALS}.includes('shop/greedy')")
+        page.wait(f"{REJECTIONS}.includes('shop/greedy')")
         page.click("#map .cpu.exclusive")
         page.wait(f"{STEPS} > 3")
 

@@ -94,7 +94,7 @@ def _request(random: Random, topology: Topology) -> TakeRequest:
         align_l3=align_l3,
         isolated=random.choice((IsolatedCPUs.ANY, IsolatedCPUs.PREFER, IsolatedCPUs.AVOID)),
         nohz_full=random.choice(list(NohzFullCPUs)),
-        cores=random.choice(list(PreferredCores)),
+        preferred_cores=random.choice(list(PreferredCores)),
     )
     request = replace(request, settings=settings)
     if random.random() < 0.25:

@@ -22,7 +22,7 @@ def aligned(case: AlignmentRequest) -> Verdict:
 
 def walked(case: AlignmentRequest) -> Verdict:
     """What the oracle says."""
-    distance = case.distance if case.prefer_closest else None
+    distance = case.distance if case.prefer_closest_numa_nodes else None
     lists = hints_of(case.demands, case.numa_ids)
     rank = None if case.rank is None else dict(case.rank)
     return walk(lists, case.numa_ids, case.policy, distance, rank)
@@ -149,7 +149,7 @@ def random_case(
         numa_ids=NUMASet(nodes),
         policy=random.choice(POLICIES),
         distance=distances(random, nodes),
-        prefer_closest=random.random() < 0.5,
+        prefer_closest_numa_nodes=random.random() < 0.5,
         rank=rank,
     )
 
@@ -164,6 +164,6 @@ def additive_case(random: Random, sizes: tuple[int, ...]) -> AlignmentRequest:
         numa_ids=NUMASet(nodes),
         policy=random.choice(POLICIES),
         distance=distances(random, nodes),
-        prefer_closest=random.random() < 0.5,
+        prefer_closest_numa_nodes=random.random() < 0.5,
         rank=None,
     )

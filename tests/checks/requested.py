@@ -31,7 +31,7 @@ GOOD: Final = {
     "cpus": ("exclusive", "shared"),
     "smt": ("any", "spread", "full-core", "isolate", "pair"),
     "load": ("high", "low", "09:00-18:00", "22:00-06:00,12:00-13:00", "00:00-24:00"),
-    "on-failure": ("reject", "widen", "unpinned"),
+    "on-failure": ("reject", "best-effort", "unpinned"),
     "devices": ("align", "ignore"),
     "mempolicy": ("default", "bind", "interleave"),
     "movable": ("true", "false"),
@@ -83,13 +83,20 @@ def _settings(random: Random, kind: str) -> Settings:
         AnnotationPermission(
             name="permissions[0]",
             namespaces=("shop",),
-            keys=tuple(random.sample(TABLE.keys, 6)),
-            values={"smt": ("any", "full-core"), "numacpu": ("0-3", "6"), "numamem": ("0",)},
+            allowed_keys=tuple(random.sample(TABLE.keys, 6)),
+            allowed_values={
+                "smt": ("any", "full-core"),
+                "numacpu": ("0-3", "6"),
+                "numamem": ("0",),
+            },
             on_denied=random.choice(list(OnDenied)),
-            unpaid_cpus=random.random() < 0.5,
+            allow_unrequested_cpus=random.random() < 0.5,
         ),
         AnnotationPermission(
-            name="permissions[1]", labels={"a": "b"}, unpaid_cpus=True, reserved_cpus=True
+            name="permissions[1]",
+            labels={"a": "b"},
+            allow_unrequested_cpus=True,
+            allow_reserved_cpus=True,
         ),
     )
     return Settings(
@@ -175,7 +182,9 @@ def _short(text: str) -> str:
 def _asked(one: Settings) -> str:
     words = [f"defaults {dict(one.defaults)}"] if one.defaults else []
     words += [f"rule {dict(rule.values)}" for rule in one.rules]
-    words += [f"{each.name} {each.on_denied} {' '.join(each.keys)}" for each in one.permissions]
+    words += [
+        f"{each.name} {each.on_denied} {' '.join(each.allowed_keys)}" for each in one.permissions
+    ]
     return "; ".join(words)
 
 

@@ -79,7 +79,7 @@ def hard_case(random: Random, sizes: tuple[int, ...]) -> AlignmentRequest:
         numa_ids=NUMASet(nodes),
         policy=random.choice((Policy.BEST_EFFORT, Policy.BEST_EFFORT, Policy.RESTRICTED)),
         distance=distances(random, nodes),
-        prefer_closest=random.random() < 0.7,
+        prefer_closest_numa_nodes=random.random() < 0.7,
         rank={i: random.randint(0, size) for i in nodes} if random.random() < 0.5 else None,
     )
 

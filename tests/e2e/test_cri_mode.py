@@ -85,10 +85,10 @@ def test_pods_that_start_together_get_their_cpus(bed: Containerd, start: StartPl
 
     names = poll(measured, "lateness")
     assert set(names) <= {f"together{n}" for n in range(6)}
-    assert plugin.metric("nri_numa_late_seconds_count") >= len(names)
+    assert plugin.metric("nri_numa_late_start_seconds_count") >= len(names)
     assert plugin.json("/v1/status")["link"]["interface"] == "cri"
     (told,) = plugin.json(f"/v1/explain/default/{names[0]}")["explanations"]
-    assert any("ate by" in step or "n time" in step for step in told["decisionSteps"]), told[
+    assert any("tart delay" in step or "n time" in step for step in told["decisionSteps"]), told[
         "decisionSteps"
     ]
 
@@ -128,7 +128,7 @@ def test_updates_of_a_neighbour_bring_no_owned_cpu_back(
         lambda: cri.info(neighbour)["runtimeSpec"]["linux"]["resources"]["cpu"]["cpus"] == FIRST,
         "the runtime's record",
     )
-    assert plugin.metric("nri_numa_drift_fights_total") == 0
+    assert plugin.metric("nri_numa_drift_repairs_abandoned_total") == 0
 
 
 def test_a_resize_that_nobody_tells_of_is_decided_about(
@@ -163,13 +163,13 @@ def test_a_resize_that_nobody_tells_of_is_decided_about(
     assert plugin.metric("nri_numa_internal_errors_total") == 0
 
 
-def test_a_refused_container_runs_and_that_is_said(bed: Containerd, start: StartPlugin) -> None:
+def test_a_rejected_container_runs_and_that_is_said(bed: Containerd, start: StartPlugin) -> None:
     plugin = start(over_cri(bed))
-    refused = bed.cri.pod("refused", numacpu=NO_CPU)
+    rejected = bed.cri.pod("refused", numacpu=NO_CPU)
     poll(lambda: plugin.json("/v1/rejections")["rejections"], "the refusal")
-    poll(lambda: plugin.metric("nri_numa_refused_running_total") == 1, "the count")
-    assert bed.cri.running(refused)
-    assert bed.cri.allowed(refused) == Seen(cpus=str(MACHINE), mems=bed.cri.allowed(refused).mems)
+    poll(lambda: plugin.metric("nri_numa_rejected_running_total") == 1, "the count")
+    assert bed.cri.running(rejected)
+    assert bed.cri.allowed(rejected) == Seen(cpus=str(MACHINE), mems=bed.cri.allowed(rejected).mems)
     (one,) = plugin.json("/v1/rejections")["rejections"]
     assert (one["pod"], one["container"]) == ("refused", "main")
     poll(
@@ -234,7 +234,7 @@ def test_from_cri_to_nri_and_back_nothing_moves(
         plugin.start()
         assert (cri.cpus(owner), cri.cpus(neighbour)) == (owned, shared)
         kinds = {c["pod"]: c["kind"] for c in plugin.json("/v1/assignments")["containers"]}
-        assert kinds == {"owner": "exclusive", "neighbour": "unbound"}
+        assert kinds == {"owner": "exclusive", "neighbour": "unpinned"}
         assert not [r for r in plugin.records() if r.get("missed_start") is True]
         plugin.terminate()
     assert (cri.cpus(owner), cri.cpus(neighbour)) == (owned, shared)

@@ -41,6 +41,6 @@ def test_a_container_runs_where_the_device_is_that_the_runtime_gives_it(
     named = cri.run(pod, "named", resources=guaranteed(0.2), env={"PCIDEVICE_EXAMPLE_COM_GPU": GPU})
     other = cri.run(pod, "other", resources=guaranteed(0.2))
     assert (seen.cpus, cri.first_line(named).cpus, cri.first_line(other).cpus) == ("1", "1", "0")
-    assert f"on NUMA node 1 because its GPU {GPU} is there" in str(
+    assert f"on NUMA node 1, because its GPU {GPU} is there" in str(
         plugin.json("/v1/explain/default/devices/main")
     )

@@ -10,7 +10,7 @@ import pytest
 
 from nri_numa.model.cpuset import CPUSet
 from tests.beds.containerd import Containerd
-from tests.beds.containerds import insist_on_refusal
+from tests.beds.containerds import insist_on_rejection
 from tests.beds.cri import CRI, QoS, Resources, burstable, guaranteed, poll
 from tests.beds.plugin_process import PluginProcess, StartPlugin
 from tests.machines.cpus import LAST, MACHINE
@@ -119,10 +119,10 @@ def test_an_owner_that_exits_by_itself_has_its_cpus_again(cri: CRI, plugin: Plug
 
 
 @pytest.mark.core
-def test_listed_cpus_of_an_owner_are_refused(cri: CRI, plugin: PluginProcess) -> None:
+def test_listed_cpus_of_an_owner_are_rejected(cri: CRI, plugin: PluginProcess) -> None:
     owner = cri.owner()
     taken = cri.first_line(owner).cpus
-    said = insist_on_refusal(cri, "thief", numacpu=taken)
+    said = insist_on_rejection(cri, "thief", numacpu=taken)
     assert all(words in said for words in ("numacpu", taken, "default/owner/main"))
 
 

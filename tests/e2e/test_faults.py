@@ -12,7 +12,7 @@ import pytest
 
 from nri_numa.model.cpuset import CPUSet
 from tests.beds.containerd import Containerd
-from tests.beds.containerds import insist_on_refusal
+from tests.beds.containerds import insist_on_rejection
 from tests.beds.cri import (
     BEST_EFFORT,
     CRI,
@@ -47,7 +47,7 @@ def test_a_plugin_that_hangs_is_dropped_and_comes_back(cri: CRI, plugin: PluginP
     assert CPUSet.parse(cri.first_line(missed).cpus) == MACHINE
     cri.settles(missed, listed)
     assert cri.cpus(owner) == own
-    insist_on_refusal(cri, "late", numacpu=str(own))
+    insist_on_rejection(cri, "late", numacpu=str(own))
 
 
 @pytest.mark.parametrize("lost", ["checkpoint", "directory"])
@@ -61,7 +61,7 @@ def test_an_owner_ends_while_the_state_is_lost(cri: CRI, plugin: PluginProcess, 
     owner = cri.owner()
     own = cri.cpus(owner)
     for each in neighbours:
-        assert json.loads(cri.spec_annotations(each)[MARK])["kind"] == "unbound"
+        assert json.loads(cri.spec_annotations(each)[MARK])["kind"] == "unpinned"
     assert MARK not in cri.spec_annotations(gap), "its cgroup has it"
     neighbours.append(gap)
     for each in neighbours:
@@ -75,8 +75,8 @@ def test_an_owner_ends_while_the_state_is_lost(cri: CRI, plugin: PluginProcess, 
     plugin.start()
     for each in neighbours:
         cri.settles(each, MACHINE)
-    assert plugin.metric("nri_numa_unexplained_pins_total") == 0
-    assert plugin.metric("nri_numa_claims_disbelieved_total") == 0
+    assert plugin.metric("nri_numa_unknown_cpusets_total") == 0
+    assert plugin.metric("nri_numa_assigned_annotations_rejected_total") == 0
     later = cri.owner("later")
     for each in neighbours:
         cri.settles(each, MACHINE - cri.cpus(later))
@@ -105,8 +105,8 @@ def test_a_forged_annotation_gives_nothing(cri: CRI, plugin: PluginProcess) -> N
     honest = cri.pod("honest")
     plugin.kill()
     note = {
-        "cpus": str(MACHINE), "mems": "", "policy": "none", "kind": "exclusive", "numa": "0",
-        "preferred": True, "reason": "mine", "signature": "0" * 32,
+        "cpus": str(MACHINE), "mems": "", "policy": "none", "kind": "exclusive", "numaNodes": "0",
+        "format": 2, "aligned": True, "reason": "mine", "signature": "0" * 32,
     }  # fmt: skip
     forged = cri.run(
         cri.run_pod("mallory"),
@@ -114,7 +114,9 @@ def test_a_forged_annotation_gives_nothing(cri: CRI, plugin: PluginProcess) -> N
         resources=with_cpus(BEST_EFFORT, str(MACHINE)),
     )
     plugin.start()
-    poll(lambda: plugin.metric("nri_numa_claims_disbelieved_total") == 1, "it is counted")
+    poll(
+        lambda: plugin.metric("nri_numa_assigned_annotations_rejected_total") == 1, "it is counted"
+    )
     assert "default/mallory/main" in plugin.log()
     assert "while its pod asks for 0" in plugin.log()
     assert cri.cpus(honest) == MACHINE
@@ -135,7 +137,7 @@ def test_a_pin_that_is_taken_back_is_forgotten(cri: CRI, plugin: PluginProcess) 
     assert cri.cpus(plain) == last
     poll(lambda: kind() == "foreign", "it is somebody else's")
     cri.update(plain, Resources(cpus=str(MACHINE)))
-    poll(lambda: kind() == "unbound", "it is pinned no more")
+    poll(lambda: kind() == "unpinned", "it is pinned no more")
     owner = cri.owner()
     poll(lambda: not cri.cpus(plain) & cri.cpus(owner), "off the owner's CPU")
     cri.update(plain, Resources(cpus=str(MACHINE)))

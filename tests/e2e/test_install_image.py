@@ -20,7 +20,7 @@ from nri_numa.cri.pb import cri_pb2
 from nri_numa.model.cpuset import CPUSet
 from tests.beds.cgroups import unified
 from tests.beds.containerd import Containerd
-from tests.beds.containerds import insist_on_refusal
+from tests.beds.containerds import insist_on_rejection
 from tests.beds.cri import CRI, allowed, poll
 from tests.beds.daemonset import SECURITY, AgentContainer, pod_spec
 from tests.beds.images import AGENT_IMAGE as IMAGE
@@ -119,7 +119,7 @@ def test_the_plugin_pins_from_inside_a_container(
     poll(lambda: answers(port, "/readyz"), "ready again")
     assert cri.allowed(owner) == own
     pinned = [owner, listed]
-    insist_on_refusal(cri, "second", numacpu=own.cpus)
+    insist_on_rejection(cri, "second", numacpu=own.cpus)
     # A mount that is read-only would leave starting containers to the runtime. It is the plugin's
     # user that owns the file; it has no capability that would help.
     inside = Path(f"/proc/{cri.pid(again)}/root/sys/fs/cgroup")

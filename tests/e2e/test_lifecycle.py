@@ -12,7 +12,7 @@ import pytest
 
 from nri_numa.model.cpuset import NO_CPUS, CPUSet
 from tests.beds.containerd import Containerd
-from tests.beds.containerds import insist_on_refusal
+from tests.beds.containerds import insist_on_rejection
 from tests.beds.cri import CRI, Container, CRIError, QoS, Resources, burstable, guaranteed, poll
 from tests.beds.plugin_process import PluginProcess
 from tests.machines.cpus import MACHINE
@@ -51,7 +51,7 @@ class LifecyclePods:
     def check(self, cri: CRI) -> None:
         """Nobody moved, and nobody gets what the owner has."""
         assert self.now(cri) == self.seen
-        insist_on_refusal(cri, "late", numacpu=str(self.seen[0]))
+        insist_on_rejection(cri, "late", numacpu=str(self.seen[0]))
         assert self.now(cri) == self.seen
         # Of a pod older than its runtime no stop is reported: the cgroup that is gone shows it.
         cri.remove_pod(self.owner.pod)
@@ -194,7 +194,7 @@ def test_a_failed_start_keeps_its_cpus_for_its_pod_alone(cri: CRI, plugin: Plugi
     assert len(own) == 1
     with pytest.raises(CRIError, match="missing"):
         cri.start(failed)
-    insist_on_refusal(cri, "late", numacpu=str(own))
+    insist_on_rejection(cri, "late", numacpu=str(own))
     again = cri.run(pod, resources=guaranteed(1), attempt=1)
     assert cri.cpus(again) == own
     cri.stop(again)

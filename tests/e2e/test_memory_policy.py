@@ -34,7 +34,7 @@ def hands_on(containerd: Containerd) -> bool:
 
 
 @pytest.mark.parametrize("mode", SHOWN)
-def test_a_memory_policy_is_in_force_or_refused(
+def test_a_memory_policy_is_in_force_or_rejected(
     containerd: Containerd, cri: CRI, plugin: PluginProcess, mode: str
 ) -> None:
     pod = cri.run_pod(f"policy-{mode}", annotations=asks(numamem="0", mempolicy=mode))

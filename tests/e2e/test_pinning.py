@@ -54,7 +54,7 @@ def test_nothing_asked_is_nothing_changed(cri: CRI, plugin: PluginProcess) -> No
     container = cri.run(cri.run_pod("plain", qos=QoS.BURSTABLE), resources=burstable(0.5))
     assert cri.first_line(container) == allowed("self")
     assigned = json.loads(cri.spec_annotations(container)[f"{PREFIX}/assigned"])
-    assert (assigned["kind"], assigned["cpus"], assigned["mems"]) == ("unbound", "", "")
+    assert (assigned["kind"], assigned["cpus"], assigned["mems"]) == ("unpinned", "", "")
 
 
 def test_the_decision_can_be_read_back(cri: CRI, plugin: PluginProcess) -> None:
@@ -99,8 +99,8 @@ def test_observe_changes_nothing(cri: CRI, start_plugin: StartPlugin) -> None:
     start_plugin({"observe": True})
     listed = cri.pod("listed", numacpu="1")
     assert cri.first_line(listed) == allowed("self")
-    refused = cri.pod("refused", numacpu="63")
-    assert cri.first_line(refused) == allowed("self")
+    rejected = cri.pod("refused", numacpu="63")
+    assert cri.first_line(rejected) == allowed("self")
 
 
 def test_the_plugin_leaves_the_rest_of_the_container_alone(cri: CRI, plugin: PluginProcess) -> None:

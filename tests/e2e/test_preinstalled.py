@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.beds.containerd import Containerd
-from tests.beds.containerds import insist_on_refusal
+from tests.beds.containerds import insist_on_rejection
 from tests.beds.cri import CRI, Seen, allowed, poll
 from tests.beds.plugin_process import REPOSITORY, free_port
 from tests.machines.cpus import LAST, MACHINE
@@ -105,7 +105,7 @@ def test_the_next_one_started_goes_on(
     for kill in (False, True):
         containerd.restart(kill=kill)
         assert (cri.allowed(owner), cri.allowed(shared)) == before
-    insist_on_refusal(cri, "late", numacpu=before[0].cpus)
+    insist_on_rejection(cri, "late", numacpu=before[0].cpus)
     # NRI 0.6 tells launched plugins no stop of a pod older than itself: the plugin looks.
     cri.remove_pod(owner.pod)
     cri.settles(shared, MACHINE)

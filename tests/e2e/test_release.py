@@ -45,9 +45,9 @@ def test_everything_is_given_back(containerd: Containerd, cri: CRI, plugin: Plug
     assert cri.allowed(unbound).cpus != whole.cpus
     assert quota(cri.pid(owner)) == -1
 
-    refused = plugin.release()
-    assert refused.returncode == 1
-    assert f"process {plugin.pid}" in refused.stderr
+    rejected = plugin.release()
+    assert rejected.returncode == 1
+    assert f"process {plugin.pid}" in rejected.stderr
     assert cri.allowed(owner).cpus == own
 
     planned = results(plugin.release("--dry-run", "-o", "json"))

@@ -45,5 +45,5 @@ def test_no_update_of_a_neighbour_brings_an_owned_cpu_back(
     print(f"{count} updates, {OWNERS} owners; ms after an owner's first instruction: {late}")
     assert count > OWNERS
     assert [ms for ms in late if ms > MOMENT_MS] == []
-    assert plugin.metric("nri_numa_late_repairs_total") == 0
-    assert plugin.metric("nri_numa_drift_fights_total") == 0
+    assert plugin.metric("nri_numa_undelivered_updates_repaired_total") == 0
+    assert plugin.metric("nri_numa_drift_repairs_abandoned_total") == 0

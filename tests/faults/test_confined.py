@@ -66,8 +66,8 @@ def test_the_whole_job_is_done_with_it(confined: EmbeddedNode) -> None:
     node.plugin.restart(kill=True)
     node.usable()
     assert node.plugin.terminate() == 0
-    refused = [r for r in node.plugin.records() if "not permitted" in json.dumps(r)]
-    assert refused == []
+    rejected = [r for r in node.plugin.records() if "not permitted" in json.dumps(r)]
+    assert rejected == []
 
 
 def test_the_cgroup_of_a_container_that_started_without_it_is_marked(
@@ -80,7 +80,7 @@ def test_the_cgroup_of_a_container_that_started_without_it_is_marked(
     name = "user.numa.kubernetes.io/assigned"
     directory = node.cgroups.directory(node.cgroup(met.id))
     until(lambda: name in os.listxattr(directory), "the mark")
-    assert json.loads(os.getxattr(directory, name))["kind"] == "unbound"
+    assert json.loads(os.getxattr(directory, name))["kind"] == "unpinned"
 
 
 @pytest.mark.parametrize("writable", [True, False])

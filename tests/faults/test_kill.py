@@ -57,7 +57,7 @@ def live_through(node: EmbeddedNode) -> None:
     go_on()
     free = node.free()
     go_on()
-    node.note(node.listed(), "explicit")
+    node.note(node.listed(), "listed")
     go_on()
     owner = node.owner()
     node.note(owner, "exclusive")

@@ -111,4 +111,4 @@ def test_between_an_answer_and_the_widening(node: EmbeddedNode, fails: bool) -> 
     node.start()
     until(lambda: CPUSet.parse(free.cpus) == node.topology.online, "it has all CPUs again")
     node.check()
-    assert node.metric("nri_numa_late_repairs_total") == 0
+    assert node.metric("nri_numa_undelivered_updates_repaired_total") == 0

@@ -53,7 +53,7 @@ def test_a_reset_in_the_middle_of_every_message(node: EmbeddedNode) -> None:
         node.reconnected(before)
         node.check()
     node.usable()
-    assert node.metric("nri_numa_link_connects_total") >= len(methods)
+    assert node.metric("nri_numa_link_registrations_total") >= len(methods)
     node.logged('"state":"disconnected"')
 
 
@@ -75,7 +75,7 @@ def test_a_plugin_that_hangs_is_dropped_and_recovers(node: EmbeddedNode) -> None
     until(lambda: len(CPUSet.parse(grabbed.cpus)) == 2, "the owner has its own")
     node.check()
     assert not CPUSet.parse(plain.cpus) & CPUSet.parse(grabbed.cpus)
-    assert node.metric("nri_numa_gap_containers_total") == 3
+    assert node.metric("nri_numa_missed_starts_total") == 3
     node.logged('"missed_starts":3')
     node.logged("the runtime had closed the connection before our answer")
     node.usable()
@@ -90,15 +90,15 @@ def test_the_runtime_dies_and_comes_back(node: EmbeddedNode) -> None:
         node.check()
     assert node.plugin.pid == process
     assert node.metric("nri_numa_link_up") == 1
-    assert node.metric("nri_numa_link_connects_total") == 4
+    assert node.metric("nri_numa_link_registrations_total") == 4
     node.usable()
 
 
 def test_a_runtime_that_answers_no_registration_is_said_until_it_does(tmp_path: Path) -> None:
     """No pod starts any more and no request comes: only a call of ours without an answer tells."""
-    with EmbeddedNode(tmp_path, config={"runtime": {"hungAfter": "1s"}}) as node:
+    with EmbeddedNode(tmp_path, config={"runtime": {"registrationTimeout": "1s"}}) as node:
         node.start()
-        assert node.metric("nri_numa_runtime_unanswered_seconds") == 0
+        assert node.metric("nri_numa_registration_pending_seconds") == 0
         node.runtime.faults.delays["Synchronize"] = 3600
         before = node.connections
         node.restart_runtime()
@@ -106,14 +106,14 @@ def test_a_runtime_that_answers_no_registration_is_said_until_it_does(tmp_path: 
         status, text = node.plugin.get("/readyz")
         assert status == 503
         assert "has not answered a registration" in text
-        assert node.metric("nri_numa_runtime_unanswered_seconds") >= 1
+        assert node.metric("nri_numa_registration_pending_seconds") >= 1
         [line] = [r for r in node.plugin.records() if r["msg"] == "runtime call unanswered"]
         assert "restart the runtime" in line["remedy"]
         node.runtime.faults.delays.clear()
         node.restart_runtime()
         node.reconnected(before)
         node.logged("runtime call answered")
-        assert node.metric("nri_numa_runtime_unanswered_seconds") == 0
+        assert node.metric("nri_numa_registration_pending_seconds") == 0
 
 
 INSTEAD = ["deaf socket", "file", "nothing", "directory", "dangling link"]
@@ -162,7 +162,7 @@ def test_a_refusal_of_the_second_look_is_no_reason_to_start_unpinned(node: Embed
     node.reconnected(before)
     node.logged("started while we were away and stays unpinned")
     node.check()
-    assert node.metric("nri_numa_gap_containers_total") == 1
+    assert node.metric("nri_numa_missed_starts_total") == 1
 
 
 def test_garbage_from_the_runtime_is_counted_said_and_survived(node: EmbeddedNode) -> None:

@@ -62,7 +62,7 @@ def test_a_full_disk(tmp_path: Path, tiny: Path, *, room: bool) -> None:
         fill(tiny / "filler")
         churn(node, 12)
         node.note(node.owner("kept"), "exclusive")
-        node.note(node.listed("kept-list", "17", "3"), "explicit")
+        node.note(node.listed("kept-list", "17", "3"), "listed")
         node.logged("checkpoint not written")
         assert node.metric("nri_numa_checkpoint_errors_total") > 0
         assert "No space left" in node.plugin.log()

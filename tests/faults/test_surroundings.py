@@ -69,7 +69,7 @@ def drifts(node: EmbeddedNode, container: DemoContainer, times: int) -> None:
     as late, which is counted elsewhere.
     """
     while True:
-        before = node.metric("nri_numa_late_repairs_total")
+        before = node.metric("nri_numa_undelivered_updates_repaired_total")
         node.tamper(container, "0-31", "0-3")
         until(partial(_put_right, node, times, before), "put right")
         if node.metric("nri_numa_drift_repaired_total") == times:
@@ -78,7 +78,7 @@ def drifts(node: EmbeddedNode, container: DemoContainer, times: int) -> None:
 
 def _put_right(node: EmbeddedNode, times: int, late: float) -> bool:
     drift = node.metric("nri_numa_drift_repaired_total")
-    return drift == times or node.metric("nri_numa_late_repairs_total") > late
+    return drift == times or node.metric("nri_numa_undelivered_updates_repaired_total") > late
 
 
 def test_a_rewritten_cpuset_is_repaired_counted_and_said(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_a_rewritten_cpuset_is_repaired_counted_and_said(tmp_path: Path) -> None
         node.logged("drift found")
         node.logged("drift repaired")
         node.tamper(listed, "0-31", "0-3")
-        until(lambda: node.metric("nri_numa_drift_fights_total") == 1, "given up")
+        until(lambda: node.metric("nri_numa_drift_repairs_abandoned_total") == 1, "given up")
         node.logged("another program keeps rewriting")
         assert node.cgroups.cpus_of(path) == "0-31"
         # The others are still looked after.

@@ -397,8 +397,8 @@ class Requests(Target):
         said = "ok"
         try:
             handle(message)
-        except RequestRejected as refused:
-            said = str(refused)
+        except RequestRejected as rejected:
+            said = str(rejected)
         assert "\n" not in said
         metrics = self.world.metrics.registry
         assert metrics.get_sample_value("nri_numa_invariant_violations_total") == 0

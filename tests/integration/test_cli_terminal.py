@@ -72,7 +72,7 @@ def test_a_watched_status_follows_the_node_until_it_is_interrupted(node: Embedde
         terminal.wait_for("\x1b[2J")  # the screen is cleared, not scrolled
         # The plugin goes away: that is said, and watching goes on.
         node.plugin.terminate()
-        terminal.wait_for("(trying again)")
+        terminal.wait_for("(retrying)")
         assert terminal.interrupt() == 0
         assert "Traceback" not in terminal.shown
     finally:
@@ -100,7 +100,7 @@ def test_a_narrow_terminal_shows_names_whole_and_a_pipe_one_row_a_line(node: Emb
     piped = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=30, check=True
     ).stdout
-    assert sum(LONG in line and "explicit" in line for line in piped.splitlines()) == 1
+    assert sum(LONG in line and "listed" in line for line in piped.splitlines()) == 1
 
 
 @pytest.mark.parametrize("words", [["status"], ["explain", "web"]])

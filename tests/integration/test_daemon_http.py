@@ -78,7 +78,7 @@ def test_the_pods_sum_is_kept_from_run_pod_sandbox_on(node: EmbeddedNode) -> Non
     """``scope: pod``: nobody else gets its CPUs while its first image is still being pulled."""
     sandbox = node.pod("whole", {**SINGLE, "scope": "pod"}, given=limits(7, GIB))
     (kept,) = node.assignments().values()
-    assert (kept["pod"], kept["container"], kept["kind"]) == ("whole", "*", "kept")
+    assert (kept["pod"], kept["container"], kept["kind"]) == ("whole", "*", "reservation")
     assert len(CPUSet.parse(kept["cpus"])) == 7
     assert kept["reservation"] == "hard"
     node.call(node.runtime.stop_pod(sandbox.id))
@@ -99,8 +99,8 @@ def test_the_api_tells_what_the_runtime_was_told(node: EmbeddedNode) -> None:
 
     told = node.assignments()
     for made, kind in (
-        (plain, "unbound"),
-        (listed, "explicit"),
+        (plain, "unpinned"),
+        (listed, "listed"),
         (own, "exclusive"),
         (shared, "shared"),
     ):
@@ -112,17 +112,17 @@ def test_the_api_tells_what_the_runtime_was_told(node: EmbeddedNode) -> None:
     assert [c["pod"] for c in filtered["containers"]] == ["own"]
 
     samples = metrics(node)
-    for kind in ("unbound", "explicit", "exclusive", "shared"):
-        assert samples[f'nri_numa_containers{{kind="{kind}",preferred="true"}}'] == 1
-    assert samples['nri_numa_containers{kind="foreign",preferred="true"}'] == 0
+    for kind in ("unpinned", "listed", "exclusive", "shared"):
+        assert samples[f'nri_numa_containers{{kind="{kind}",aligned="true"}}'] == 1
+    assert samples['nri_numa_containers{kind="foreign",aligned="true"}'] == 0
     i = told[own.id]["numaNodes"]
     label = f'{{numa_node="{i}"}}'
-    assert samples[f'nri_numa_numa_node_cpus{{numa_node="{i}",state="exclusive"}}'] == 4
-    assert samples[f'nri_numa_numa_node_cpus{{numa_node="{i}",state="shared"}}'] == 4
-    assert samples[f"nri_numa_numa_node_available_cpus{label}"] == 4
-    assert samples[f"nri_numa_numa_node_memory_bytes{label}"] == 16 * GIB
-    assert samples[f"nri_numa_numa_node_memory_allocated_bytes{label}"] == 4 * GIB
-    assert samples[f"nri_numa_numa_node_memory_available_bytes{label}"] <= 12 * GIB
+    assert samples[f'nri_numa_cpus{{numa_node="{i}",state="exclusive"}}'] == 4
+    assert samples[f'nri_numa_cpus{{numa_node="{i}",state="shared"}}'] == 4
+    assert samples[f"nri_numa_free_cpus{label}"] == 4
+    assert samples[f"nri_numa_memory_bytes{label}"] == 16 * GIB
+    assert samples[f"nri_numa_memory_allocated_bytes{label}"] == 4 * GIB
+    assert samples[f"nri_numa_memory_free_bytes{label}"] <= 12 * GIB
     assert samples["nri_numa_shared_pool_cpus"] == 28
     assert samples["nri_numa_link_up"] == samples["nri_numa_http_up"] == 1
     assert samples["nri_numa_internal_errors_total"] == 0
@@ -132,12 +132,12 @@ def test_the_api_tells_what_the_runtime_was_told(node: EmbeddedNode) -> None:
     assert samples["nri_numa_config_last_reload_successful"] == 1
     status = node.plugin.json("/v1/status")
     assert samples[f'nri_numa_node_info{{node_name="{status["nodeName"]}"}}'] == 1
-    assert samples["nri_numa_checkpoint_write_seconds_count"] >= 4
-    refused = (
-        'nri_numa_decisions_total{outcome="refused",policy="single-numa-node",'
+    assert samples["nri_numa_checkpoint_write_duration_seconds_count"] >= 4
+    rejected = (
+        'nri_numa_decisions_total{outcome="rejected",policy="single-numa-node",'
         'reason="TopologyAffinityError"}'
     )
-    assert samples[refused] == 1
+    assert samples[rejected] == 1
 
     (one,) = node.plugin.json("/v1/explain/default/own")["explanations"]
     assert one["outcome"] == "admitted"
@@ -145,13 +145,13 @@ def test_the_api_tells_what_the_runtime_was_told(node: EmbeddedNode) -> None:
     steps = " ".join(one["decisionSteps"])
     assert f"It runs on exclusive CPUs {own.cpus}" in steps
     assert (
-        "It asked for 4 exclusive CPUs and 4 GiB on one NUMA node (annotation "
+        "It requests 4 exclusive CPUs and 4 GiB of memory on one NUMA node (annotation "
         "numa.kubernetes.io/policy: single-numa-node)."
     ) in steps
     assert one["details"]["pool"]["after"] != one["details"]["pool"]["before"]
 
     (one,) = node.plugin.json("/v1/explain/default/big/app")["explanations"]
-    assert one["outcome"] == "refused"
+    assert one["outcome"] == "rejected"
     assert one["rejection"]["reason"] == "TopologyAffinityError"
     assert one["details"]["rejection"]["rule"] in " ".join(one["decisionSteps"])
     cpu = one["details"]["resources"][0]
@@ -169,7 +169,7 @@ def test_the_api_tells_what_the_runtime_was_told(node: EmbeddedNode) -> None:
     node.call(node.runtime.stop_container(own.id))
     node.call(node.runtime.remove_pod(own.message.pod_sandbox_id))
     samples = metrics(node)
-    assert samples['nri_numa_containers{kind="exclusive",preferred="true"}'] == 0
+    assert samples['nri_numa_containers{kind="exclusive",aligned="true"}'] == 0
     assert samples["nri_numa_shared_pool_cpus"] == 32
     status, missing = node.plugin.get("/v1/explain/default/own")
     assert (status, '"NotFound"' in missing) == (404, True)
@@ -307,7 +307,7 @@ def test_a_pod_that_starts_without_a_link_is_explained_and_noticed(node: Embedde
     container = created(node, "db", SINGLE, cpus=2)
     node.begin(container)
     assert container.cpus == "0-31"
-    since = r"there is no link to the runtime since 20[0-9: -]+ UTC \(.*\): containers that start"
+    since = r"no link to the runtime since 20[0-9: -]+ UTC \(.*\); containers that start"
     status, text = node.plugin.get("/v1/explain/default/db")
     assert status == 404
     assert re.search(since, text)
@@ -320,7 +320,7 @@ def test_a_pod_that_starts_without_a_link_is_explained_and_noticed(node: Embedde
     )
     # A runtime that is slow to carry its update out is noticed too, and that is no matter here.
     notices = node.plugin.json("/v1/notices")["notices"]
-    assert [one["pod"] for one in notices if one["kind"] == "gap"] == ["db"]
+    assert [one["pod"] for one in notices if one["kind"] == "missed-start"] == ["db"]
     assert "There is no link" not in node.says("explain", "db")
     until(lambda: container.cpus == "0-1", "it has its CPUs")
 
@@ -372,7 +372,7 @@ def test_connections_that_never_finish_a_request_keep_no_probe_out(here: Embedde
         for path in ("/healthz", "/readyz"):
             assert here.plugin.get(path)[0] == 200
     until(lambda: here.plugin.get("/metrics")[0] == 200, "there are places again")
-    assert here.metric("nri_numa_http_dropped_total") > 0
+    assert here.metric("nri_numa_http_connections_dropped_total") > 0
     assert here.plugin.terminate() == 0
 
 

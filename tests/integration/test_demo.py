@@ -82,7 +82,7 @@ def test_the_page_stays_up_with_the_storys_pods_until_it_is_interrupted(
                 pods = {one["pod"] for one in json.load(answer)["containers"]}
         finally:
             serving.send_signal(end)
-        assert "Where to look next" in serving.stdout.read()
+        assert "Next steps" in serving.stdout.read()
     assert {"pinned", "database-0", "trading"} <= pods
     assert serving.returncode == 0
     assert list(home.iterdir()) == []
@@ -106,7 +106,7 @@ def test_the_demo_goes_as_told_and_leaves_nothing(home: Path) -> None:
         "database-0/engine",
         "TopologyAffinityError",
         "none of 10 containers",
-        "Where to look next",
+        "Next steps",
     ):
         assert word in done.stdout
     for path in examples_directory().iterdir():
@@ -121,7 +121,7 @@ def test_the_demo_goes_as_told_and_leaves_nothing(home: Path) -> None:
     (words,) = re.findall(r"nri-numa (simulate .*)", text.replace("\\\n", ""))
     assert f"--machine {demo_stage.SYNTHETIC_MACHINE_TEXT}" in words
     done = python("-m", "nri_numa", *words.split(), home=home, code=1)
-    assert re.findall(r"(\S+) +\S+ +REFUSED", done.stdout) == ["too-big"]
+    assert re.findall(r"(\S+) +\S+ +REJECTED", done.stdout) == ["too-big"]
 
 
 def test_a_reader_that_leaves_finds_nothing_left(home: Path) -> None:
@@ -150,13 +150,13 @@ def test_a_plugin_that_does_not_start_is_told(home: Path) -> None:
         f"'PYTHONPATH': {str(broken)!r}}}; nri_numa.cli.main(['demo'])"
     )
     done = python("-c", code, home=home, code=1)
-    assert "the demo did not go as expected: the plugin ended at once" in done.stderr
+    assert "the demo failed: the plugin ended at once" in done.stderr
     assert "broken on purpose" in done.stderr
     assert "Traceback" not in done.stderr.partition("log ends:")[0]
 
 
 @pytest.mark.asyncio
-async def test_a_refused_pod_is_gone_and_a_wrong_word_is_caught(tmp_path: Path) -> None:
+async def test_a_rejected_pod_is_gone_and_a_wrong_word_is_caught(tmp_path: Path) -> None:
     async with Stage(tmp_path) as stage:
         await stage.start_plugin()
         (too_big,) = read_example_pods("07-too-big.yaml")

@@ -30,7 +30,7 @@ def directory() -> Iterator[Path]:
 
 def node_with_a_gpu(directory: Path, **devices: object) -> EmbeddedNode:
     """Four NUMA nodes, a GPU on the third of them."""
-    sources = {"enabled": True, "network": False, **devices}
+    sources = {"enabled": True, "networkInterfaces": False, **devices}
     node = EmbeddedNode(directory, config={"devices": sources})
     tree = DeviceTree(node.sysfs_root)
     render = tree.child(tree.pci(GPU, 2, GPU_CLASS), "drm", "renderD128")
@@ -74,9 +74,9 @@ def test_memory_and_cpus_are_where_the_device_file_is(directory: Path) -> None:
         forged = run(node, "forged", ALIGNED, "PCIDEVICE_X=0000:ff:00.0,../../../etc/passwd")
         assert mems(forged) != "2"
         told = node.plugin.json("/v1/explain/default/gpu/app")
-        assert f"on NUMA node 2 because its GPU {GPU} is there" in str(told)
+        assert f"on NUMA node 2, because its GPU {GPU} is there" in str(told)
         said = str(node.plugin.json("/v1/explain/default/forged/app"))
-        assert "names 0000:ff:00.0, which is not there: no hint" in said
+        assert "names 0000:ff:00.0, which does not exist: no hint" in said
         assert node.plugin.json("/v1/topology")["devices"] == [
             {"address": GPU, "kind": "GPU", "vendor": "", "device": "", "numaNode": 2}
         ]

@@ -121,7 +121,7 @@ def test_a_name_that_is_no_text_is_a_mistake_of_usage(bed: PageBed) -> None:
     """Bytes of a command line that are no UTF-8 come as halves of pairs."""
     done = asked(bed, "explain", "shop/a\udcffb")
     assert (done.exit_code, isinstance(done.exception, SystemExit)) == (2, True)
-    assert "is no name: expected UTF-8" in done.output
+    assert "is not a name, expected UTF-8" in done.output
     assert clean(done.output)
 
 

@@ -163,11 +163,11 @@ async def test_a_refused_registration_is_fatal_when_it_would_repeat_for_ever(
     assert plugin.states[-1] == (LinkState.STOPPED, "")
 
 
-async def test_a_configuration_the_handler_refuses_is_fatal(tmp_path: Path) -> None:
-    def refuse(*_: object) -> Any:
+async def test_a_configuration_the_handler_rejects_is_fatal(tmp_path: Path) -> None:
+    def reject(*_: object) -> Any:
         raise RequestRejected("the drop-in file: unknown key 'cpu'")
 
-    plugin = RecordingPlugin(configured=refuse)
+    plugin = RecordingPlugin(configured=reject)
     path = str(tmp_path / "nri.sock")
     async with EmbeddedRuntime(path) as runtime:
         with pytest.raises(PermanentlyRejected, match="unknown key 'cpu'"):
@@ -175,7 +175,7 @@ async def test_a_configuration_the_handler_refuses_is_fatal(tmp_path: Path) -> N
         assert runtime.plugins == ()
 
 
-async def test_a_synchronisation_the_handler_refuses_is_tried_again(tmp_path: Path) -> None:
+async def test_a_synchronisation_the_handler_rejects_is_tried_again(tmp_path: Path) -> None:
     def refuse_once(*_: object) -> list[ContainerUpdate]:
         if plugin.log.count("Synchronize") == 1:
             raise RequestRejected("not yet")

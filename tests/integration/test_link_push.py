@@ -284,7 +284,7 @@ async def test_a_registration_without_an_answer_is_not_followed_by_another(tmp_p
         first = await link.push_updates([update("c", "1")])
         assert "did not synchronise" in first.detail
         second = await link.push_updates([update("c", "2")])
-        assert second.detail == "an earlier registration is not answered yet"
+        assert second.detail == "an earlier registration has no answer yet"
         assert connections == 2
         assert link.watch.longest_pending()[0] == "second registration"
         go_on.set()

@@ -55,7 +55,7 @@ def serving(kind: str, directory: Path) -> Iterator[tuple[subprocess.Popen[bytes
         files = f"tlsCert: {directory}/cert.pem, tlsKey: {directory}/key.pem, " if tls else ""
         if kind == "scheduler":
             files += f"clientCA: {directory}/cert.pem, "
-        section = f"{{address: '{address}', {files}credentials: {directory}}}"
+        section = f"{{address: '{address}', {files}credentialsDir: {directory}}}"
         (directory / "config.yaml").write_text(
             f"http: {{socket: {directory}/agent.sock}}\n{kind}: {section}\n"
         )

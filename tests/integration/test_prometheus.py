@@ -13,7 +13,7 @@ import pytest
 
 from nri_numa.demo.runtime import PodOperationFailed
 from tests.beds.embedded_node import EmbeddedNode
-from tests.beds.prometheus import PROGRAM, Prometheus
+from tests.beds.prometheus import AGENT_POD, PROGRAM, Prometheus
 
 ROOT = Path(__file__).resolve().parents[2]
 ALERTS = ROOT / "config" / "prometheus" / "alerts.yaml"
@@ -62,17 +62,22 @@ def test_prometheus_scrapes_judges_and_draws(node: EmbeddedNode, tmp_path: Path)
         }
         assert values == {
             "exclusive": 1,
-            "explicit": 1,
+            "listed": 1,
             "foreign": 0,
             "kubelet": 0,
             "shared": 1,
-            "unbound": 1,
+            "unpinned": 1,
         }
-        (refused,) = server.query('sum(nri_numa_decisions_total{outcome="refused"})')
-        assert float(refused["value"][1]) == 1
+        # Labels of a container are its own; those of discovery name the agent's pod elsewhere.
+        pods = {one["metric"]["pod"] for one in server.query("nri_numa_container_info")}
+        assert pods == {"free", "listed", "shared", "owner"}
+        (ready,) = server.query("nri_numa_ready")
+        assert ready["metric"]["pod"] == AGENT_POD["pod"]
+        (rejected,) = server.query('sum(nri_numa_decisions_total{outcome="rejected"})')
+        assert float(rejected["value"][1]) == 1
         kinds = server.ask("metadata")
         assert kinds["nri_numa_request_duration_seconds"][0]["type"] == "histogram"
-        assert kinds["nri_numa_gap_containers_total"][0]["type"] == "counter"
+        assert kinds["nri_numa_missed_starts_total"][0]["type"] == "counter"
 
         # Every rule can be evaluated, and a healthy node is quiet.
         (group,) = server.ask("rules")["groups"]

@@ -59,7 +59,7 @@ def test_what_can_change_live_decides_the_next_container(node: EmbeddedNode) -> 
     records = reload(node, {"reservedCPUs": "2"})
     assert told(records) == ({"rules"}, [])
     plain = node.run("plain", {}, cpus=1)
-    assert node.assignments()[plain.id]["kind"] == "unbound"
+    assert node.assignments()[plain.id]["kind"] == "unpinned"
     assert node.plugin.metric("nri_numa_invariant_violations_total") == 0
 
 
@@ -87,7 +87,7 @@ def test_a_file_with_mistakes_changes_nothing_and_every_mistake_is_named(
         """Each mistake has a line of its own, and the first one ends the wait above."""
         records = node.plugin.records()[began:]
         problems = [r["problem"] for r in records if r["msg"] == "configuration not reloaded"]
-        expected = 'strategy: "packed", expected most-left, pack or spread'
+        expected = 'strategy: "packed", expected most-memory, pack or spread'
         return any(problem.startswith(expected) for problem in problems)
 
     until(named, "the mistake is named")
@@ -154,7 +154,7 @@ def test_containers_start_while_a_reload_waits_for_its_file(node: EmbeddedNode) 
         os.kill(node.plugin.pid, signal.SIGHUP)
         node.run("plain", {})
         other = node.plugin.config_file.with_name("other")
-        other.write_text(json.dumps({**json.loads(text), "strategy": "pack", "oversale": 2}))
+        other.write_text(json.dumps({**json.loads(text), "strategy": "pack", "cpuOvercommit": 2}))
         other.rename(node.plugin.config_file)
         pipe.write(changed)
 
@@ -162,5 +162,5 @@ def test_containers_start_while_a_reload_waits_for_its_file(node: EmbeddedNode) 
         records = node.plugin.records()[before:]
         return [r["changed"] for r in records if r["msg"] == "configuration reloaded"]
 
-    until(lambda: said() == ["strategy", "oversale"], "both are in force, in their order")
+    until(lambda: said() == ["strategy", "cpuOvercommit"], "both are in force, in their order")
     node.check()

@@ -51,8 +51,8 @@ def test_a_report_is_replayed_elsewhere_and_keeps_names_and_passwords(tmp_path: 
             nri_numa("report", tmp_path / f"{name}.tar.gz", *given, *more)
     told = unpacked(tmp_path / "open.tar.gz", tmp_path / "open")
     assert {"check", "config", "versions", "status", "rejections", "notices"} <= told.keys()
-    (refused,) = told["rejections"]["rejections"]
-    assert refused["pod"] == "too-big"
+    (rejected,) = told["rejections"]["rejections"]
+    assert rejected["pod"] == "too-big"
     assert "orders-db" in (tmp_path / "open" / "log.txt").read_text()
     assert own.cpus == told["assignments"]["containers"][0]["cpus"]
     unpacked(tmp_path / "hashed.tar.gz", tmp_path / "hashed")

@@ -115,7 +115,7 @@ def test_an_annotation_for_a_container_that_never_came_is_said_when_the_pod_ends
         until(lambda: named() == {"default/slip", "default/older"}, "both are named")
 
 
-def test_case_16_memory_that_was_added_counts_after_a_refusal(tmp_path: Path) -> None:
+def test_case_16_memory_that_was_added_counts_after_a_rejection(tmp_path: Path) -> None:
     """The first is refused; what it missed is looked for at once, and the next one gets it."""
     small = build_synthetic_topology(
         sockets=1, numa_per_socket=1, cores_per_numa=8, memory_gib=0.125

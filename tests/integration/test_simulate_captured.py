@@ -62,9 +62,9 @@ MODULES = "64amd64-4s2n4ca2co"
 BUGGY = "8em64t-2s2ca2c-buggynuma"
 FOUR = "96em64t-4no4pa3ca2co"
 TIERS = "fakeheteromemtiers"
-FAST = Settings(cores=PreferredCores.PERFORMANCE)
-EFFICIENT = Settings(cores=PreferredCores.EFFICIENT)
-LET_IN = Settings(memory_only_nodes=NUMASet.parse("4,6,8-9"))
+FAST = Settings(preferred_cores=PreferredCores.PERFORMANCE)
+EFFICIENT = Settings(preferred_cores=PreferredCores.EFFICIENT)
+LET_IN = Settings(memory_only_numa_nodes=NUMASet.parse("4,6,8-9"))
 NO_NODE = "TopologyAffinityError"
 
 
@@ -141,8 +141,8 @@ def test_what_one_pod_gets(
 ) -> None:
     """CPUs and memory nodes, or the reason for a refusal."""
     outcome = the(run(discovered(name), pod("p", *asked), settings=settings or Settings()))
-    refused = outcome.verdict is SimulatedOutcome.REJECTED
-    told = outcome.reason if refused else f"{outcome.cpus} {outcome.mems}"
+    rejected = outcome.verdict is SimulatedOutcome.REJECTED
+    told = outcome.reason if rejected else f"{outcome.cpus} {outcome.mems}"
     assert re.fullmatch(expected, told)
 
 

@@ -75,8 +75,8 @@ def test_what_was_decided_is_a_span_below_the_runtimes(tmp_path: Path) -> None:
                 assert "unsampled" not in named
                 with urlopen(f"http://{address}/metrics") as metrics:
                     text = metrics.read().decode()
-                assert 'publish_dropped_total{output="traces"} 0.0' in text
-                assert 'publish_output_up{output="traces"} 1.0' in text
+                assert 'publisher_objects_dropped_total{output="traces"} 0.0' in text
+                assert 'publisher_output_up{output="traces"} 1.0' in text
                 said = publisher.log_file.read_text()
                 assert said.count("spans not sent") == said.count("opentelemetry") + 1 == 1
                 assert "400" in said

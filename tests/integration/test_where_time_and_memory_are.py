@@ -11,7 +11,7 @@ from tests.beds.embedded_node import EmbeddedNode, until
 
 ON = {
     "containerUsage": {"memory": "metric", "cpuPressure": "metric", "interval": "1s"},
-    "measuredCapacity": {"mode": "act", "interval": "1s", "halfLife": "1s"},
+    "measuredCapacity": {"mode": "enforce", "interval": "1s", "halfLife": "1s"},
 }
 
 
@@ -47,7 +47,7 @@ def test_memory_elsewhere_waiting_and_a_reason_where_nothing_is_known(tmp_path: 
         assert told[one.id]["memory"]["localPercent"] == 25
         assert told[one.id]["cpuPressure"]["pressurePercent"] == 40
         assert told[silent.id]["cpuPressure"]["pressurePercent"] is None
-        names = {"pod_namespace": "default", "pod_name": "one", "container_name": "app"}
+        names = {"namespace": "default", "pod": "one", "container": "app"}
         assert node.metric("nri_numa_container_local_memory_ratio", **names) == 0.25
         assert node.metric("nri_numa_container_cpu_pressure_ratio", **names) == 0.4
         assert node.metric("nri_numa_local_memory_containers", state="unknown") == 1
@@ -84,10 +84,10 @@ def test_what_the_host_takes_is_taken_from_new_containers(tmp_path: Path) -> Non
 
         def lowered() -> bool:
             time_passes()
-            factor = node.metric("nri_numa_numa_node_capacity_factor", numa_node="0")
+            factor = node.metric("nri_numa_capacity_factor", numa_node="0")
             return 0 < factor <= 0.7
 
         until(lowered, "the capacity factor follows")
-        assert node.metric("nri_numa_numa_node_capacity_factor", numa_node="1") == 1
+        assert node.metric("nri_numa_capacity_factor", numa_node="1") == 1
         owner = node.owner("three", cpus=3)
         assert node.assignments()[owner.id]["numaNodes"] == "1"

@@ -72,14 +72,14 @@ SERVED: dict[str, Any] = {
     "config": {
         "scheduler": {
             "address": ":9894",
-            "lease": "nri-numa-scheduler",
+            "leaseName": "nri-numa-scheduler",
             "tlsCert": "/etc/nri-numa-secret/tls.crt",
             "tlsKey": "/etc/nri-numa-secret/tls.key",
             "clientCA": "/etc/nri-numa-secret/ca.crt",
         },
     },
 }  # fmt: skip
-"""The extender for the default scheduler; publish.capacity instead of the device plugin."""
+"""The extender for the default scheduler; publish.nodeCapacity instead of the device plugin."""
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ SERVED: dict[str, Any] = {
             SERVED
             | {
                 "publish": {"enabled": True},
-                "config": {**SERVED["config"], "publish": {"capacity": True}},
+                "config": {**SERVED["config"], "publish": {"nodeCapacity": True}},
             },
             id="served",
         ),
@@ -198,7 +198,7 @@ def test_from_helm_install_to_a_pod_on_its_numa_node(bed: KubeBed, client: Clien
                 "publish",
                 release.token(f"{release.fullname}-publish", node="bed"),
                 http={"socket": str(bed.node.api_socket)},
-                publish={"resync": "2s"},
+                publish={"resyncInterval": "2s"},
             )
         )
         extender = stack.enter_context(
@@ -220,7 +220,9 @@ def test_from_helm_install_to_a_pod_on_its_numa_node(bed: KubeBed, client: Clien
             return found if found is not None and is_ready(found) else None
 
         found = wait_for(three, started, "the pod to be Ready")
-        assert json.loads(found["metadata"]["annotations"][f"{PREFIX}/placed"]) == {"main": "0"}
+        assert json.loads(found["metadata"]["annotations"][f"{PREFIX}/scheduled-numa-nodes"]) == {
+            "main": "0"
+        }
         assert len(bed.node.cpus(found)) == 1
         # Rights that are missing are complained of, and nothing else of them shows.
         for one in three:
@@ -264,7 +266,12 @@ def test_a_release_is_installed_upgraded_rolled_back_and_uninstalled(
         "publish": {"enabled": True},
         "config": {"http": {"address": f"127.0.0.1:{free_port()}"}},
         "nodeGroups": [
-            {"name": "one", "label": "kind", "values": ["one"], "config": {"preferClosest": False}}
+            {
+                "name": "one",
+                "label": "kind",
+                "values": ["one"],
+                "config": {"preferClosestNUMANodes": False},
+            }
         ],
     }
 
@@ -322,7 +329,7 @@ def test_a_release_is_installed_upgraded_rolled_back_and_uninstalled(
             "tokenFile": "/etc/nri-numa-secret/token",
             "allowPlaintextToken": True,
         }
-        more = {**values["config"], "publish": {"capacity": True}, "controller": listens}
+        more = {**values["config"], "publish": {"nodeCapacity": True}, "controller": listens}
         off = {"config": values["config"], "controller": {"enabled": False}}
         on = {"config": more, "controller": {"enabled": True, "secretName": "controller"}}
         release.upgrade(**on)
@@ -412,7 +419,7 @@ def test_a_pod_that_starts_while_nri_is_off_is_explained_and_pinned_later(
             assert len(everything) > 1
             status, text = node.plugin.get("/v1/explain/default/nri-off")
             assert status == 404
-            assert re.search("there is no link to the runtime since 20.* not pinned before", text)
+            assert re.search("no link to the runtime since 20.* are pinned when", text)
         finally:
             node.containerd.nri = True
             node.containerd.restart()

@@ -94,7 +94,7 @@ def test_what_others_measure_is_what_new_containers_get(
         poll(lambda: takes(replica, "PUT", {"0": 0}), "another PUT")
         wait_factor(bed, 0)
         installed.apply(pod("capacity-later", annotations=asks(policy="single-numa-node")))
-        installed.wait_refused("capacity-later")
+        installed.wait_rejected("capacity-later")
         assert bed.node.cpus(running) == had, "nothing that runs moves"
         poll(lambda: takes(replica, "DELETE"), "a DELETE")
         poll(lambda: annotation(installed, "offline-capacity") is None, "no annotation")

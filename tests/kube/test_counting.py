@@ -75,7 +75,7 @@ def assignment(node: KubeNode, name: str) -> JsonObject:
     return dict(found)
 
 
-def test_the_scheduler_keeps_who_would_be_refused(
+def test_the_scheduler_keeps_who_would_be_rejected(
     client: Client, node: KubeNode, plugin: DevicePluginDaemon
 ) -> None:
     before = client.run(pod("before"))
@@ -170,20 +170,20 @@ def test_explain_tells_both_sides(
     both = explained(node, "counted")
     assert "It runs on exclusive CPU" in both
     assert "1 slot of the device plugin" in both
-    assert f"The kubelet gave container main {RESOURCE} slot-0." in both
+    assert f"The kubelet granted container main {RESOURCE} slot-0." in both
     assert "nothing exclusive" in explained(node, "plain")
     socket = node.kubelet_root / "pod-resources/kubelet.sock"
     away = socket.with_suffix(".away")
     socket.rename(away)
     try:
-        assert "The kubelet's own word cannot be had" in explained(node, "counted")
+        assert "Could not ask the kubelet" in explained(node, "counted")
     finally:
         away.rename(socket)
 
 
 def test_numa_nodes_that_are_announced_bind(client: Client, node: KubeNode) -> None:
     daemon = DevicePluginDaemon(
-        node, "topology", environment={"NRI_NUMA_DEVICE_PLUGIN_TOPOLOGY": "true"}
+        node, "topology", environment={"NRI_NUMA_DEVICE_PLUGIN_ADVERTISE_TOPOLOGY": "true"}
     )
     daemon.start()
     try:

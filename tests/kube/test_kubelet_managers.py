@@ -28,7 +28,7 @@ MEMORY = {
     "reservedMemory": [{"numaNode": 0, "limits": {"memory": "100Mi"}}],
 }
 # A pod may own a CPU that its request does not pay for: there is not enough to request.
-MAY_OWN = {"permissions": [{"unpaidCPUs": True}]}
+MAY_OWN = {"permissions": [{"allowUnrequestedCPUs": True}]}
 
 
 @pytest.fixture
@@ -80,8 +80,8 @@ def test_what_the_kubelet_grants_is_its_own_and_nobody_elses(
     configure(static_node, MAY_OWN)
     wants = asks(numacpu=str(own), cpus="exclusive")
     client.apply(pod("ours", container(cpus="300m"), annotations=wants))
-    refused = client.wait_refused("ours")
-    assert "default/owner/main (by the kubelet)" in refused
+    rejected = client.wait_rejected("ours")
+    assert "default/owner/main (by the kubelet)" in rejected
     client.kubectl("delete", "pod", "owner")
     # The kubelet tries again; it fits as soon as the kubelet took the grant back.
     ours = client.wait_ready("ours")
@@ -93,20 +93,20 @@ def test_what_the_kubelet_grants_is_its_own_and_nobody_elses(
         poll(lambda p=each: static_node.cpus(p) == MACHINE, "CPUs given back")  # type: ignore[misc]  # bound per turn
 
 
-def test_a_list_against_a_grant_is_refused_unless_overriding_is_allowed(
+def test_a_list_against_a_grant_is_rejected_unless_overriding_is_allowed(
     client: Client, static_node: KubeNode
 ) -> None:
     configure(static_node, MAY_LIST)
     document = pod("listed", container(cpus="1"), annotations=asks(numacpu=FIRST))
     client.apply(document)
-    refused = client.wait_refused("listed")
-    for word in ("numacpu", "kubelet granted it CPU", "kubelet.override is never"):
-        assert word in refused
-    configure(static_node, {**MAY_LIST, "kubelet": {"override": "annotated"}})
+    rejected = client.wait_rejected("listed")
+    for word in ("numacpu", "kubelet granted it CPU", "kubelet.overrideGrants is never"):
+        assert word in rejected
+    configure(static_node, {**MAY_LIST, "kubelet": {"overrideGrants": "annotated"}})
     listed = client.wait_ready("listed")
     assert granted(static_node, listed) == CPUSet.parse(LAST)
     assert first_line(client, "listed") == static_node.cpus(listed) == CPUSet.parse(FIRST)
-    assert kind(static_node, "listed") == "explicit"
+    assert kind(static_node, "listed") == "listed"
     # A kubelet that starts again sends its wish for each container: ours is kept, and it is said.
     static_node.restart_kubelet()
 

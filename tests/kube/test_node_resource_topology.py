@@ -27,7 +27,7 @@ ON = {"nodeResourceTopology": True, "events": False}
 DEVICE = "counted.example.com/device"
 COUNTED = {
     "NRI_NUMA_DEVICE_PLUGIN_RESOURCE_NAME": DEVICE,
-    "NRI_NUMA_DEVICE_PLUGIN_TOPOLOGY": "true",
+    "NRI_NUMA_DEVICE_PLUGIN_ADVERTISE_TOPOLOGY": "true",
 }
 
 
@@ -91,7 +91,7 @@ def test_it_follows_what_pods_take_and_give_back(bed: KubeBed, defined: Client) 
         first = wait_object(
             defined, process,
             lambda it: amounts(it, "cpu")[1] == left(it)
-            and attributes(it)[f"{PREFIX}/agent"] == "ready",
+            and attributes(it)[f"{PREFIX}/agent-state"] == "ready",
             "the object",
         )  # fmt: skip
         node = defined.ask("GET", "/api/v1/nodes/bed")
@@ -124,12 +124,12 @@ def test_it_follows_what_pods_take_and_give_back(bed: KubeBed, defined: Client) 
             running(defined)
         )
 
-        freed = int(taken["metadata"]["annotations"][f"{PREFIX}/freed"])
+        freed = int(taken["metadata"]["annotations"][f"{PREFIX}/release-counter"])
         defined.kubectl("delete", "pod", "nrt-exclusive", "--wait=false")
         wait_object(defined, process, lambda it: left(it) == available, "it to rise")
         again = wait_object(
             defined, process,
-            lambda it: int(it["metadata"]["annotations"][f"{PREFIX}/freed"]) > freed,
+            lambda it: int(it["metadata"]["annotations"][f"{PREFIX}/release-counter"]) > freed,
             "another change, for who looked too early",
         )  # fmt: skip
         poll(lambda: defined.pod("nrt-exclusive") is None, "its end for the API server too")
@@ -254,7 +254,7 @@ def test_what_somebody_wrote_through_the_old_version_is_cured(
 def counting(bed: KubeBed, defined: Client) -> Iterator[DevicePluginDaemon]:
     """The agent counts devices, and somebody offers some whose NUMA node is known."""
     with (
-        bed.node.configured(devices={"count": True}),
+        bed.node.configured(devices={"countFree": True}),
         # It asks where the agent listens now, which is another port after each start.
         DevicePluginDaemon(bed.node, "counted-devices", environment=COUNTED) as devices,
     ):
@@ -271,7 +271,7 @@ def test_devices_are_counted_as_the_kubelet_counts_them(
 
     with Publisher(bed, token(defined, "bed"), config=ON) as process:
         free = wait_object(defined, process, lambda it: device(it)[2] > 0, "devices in the zones")
-        assert attributes(free)[f"{PREFIX}/devices"] == "counted"
+        assert attributes(free)[f"{PREFIX}/device-counts"] == "counted"
         capacity, allocatable, available = device(free)
         assert capacity == allocatable == available
         one = {DEVICE: "1"}
@@ -290,7 +290,7 @@ def test_devices_are_counted_as_the_kubelet_counts_them(
         try:
             gone = wait_object(
                 defined, process,
-                lambda it: attributes(it)[f"{PREFIX}/devices"] == "unknown", "unknown",
+                lambda it: attributes(it)[f"{PREFIX}/device-counts"] == "unknown", "unknown",
             )  # fmt: skip
             assert device(gone) == (0, 0, 0)
         finally:

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.kube
 POLICIES = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
 
 
-def refused(name: str) -> JsonObject:
+def rejected(name: str) -> JsonObject:
     """A pod that no node takes; Events outlive pods, so each name is used once in all tests."""
     return pod(name, annotations=asks(numacpu=NO_CPU))
 
@@ -47,25 +47,25 @@ def count(event: JsonObject) -> int:
     return int((event.get("series") or {}).get("count", 1))
 
 
-def test_a_refused_pod_says_so_where_people_look(
+def test_a_rejected_pod_says_so_where_people_look(
     bed: KubeBed, installed: Client, publisher: Publisher
 ) -> None:
     """One Event whose count grows, over restarts of both sides too."""
-    installed.apply(refused("publish-once"))
-    event = wait_event(installed, publisher, "publish-once", "PlacementRefused")
+    installed.apply(rejected("publish-once"))
+    event = wait_event(installed, publisher, "publish-once", "PlacementRejected")
     uid = installed.ask("GET", "/api/v1/namespaces/default/pods/publish-once")["metadata"]["uid"]
     assert event["regarding"]["uid"] == uid
     assert event["regarding"]["fieldPath"] == "spec.containers{main}"
     assert event["reportingInstance"] == "bed"
     described = installed.kubectl("describe", "pod", "publish-once")
-    assert "PlacementRefused" in described
+    assert "PlacementRejected" in described
     assert f"{PREFIX}/nri-numa" in described
     publisher.end()
     bed.node.plugin.restart(kill=True)
     publisher.start()
 
     def again() -> list[JsonObject] | None:
-        found = events(installed, "publish-once", "PlacementRefused")
+        found = events(installed, "publish-once", "PlacementRejected")
         return found if max(map(count, found)) > count(event) else None
 
     (same,) = poll(again, "a higher count")
@@ -75,10 +75,10 @@ def test_a_refused_pod_says_so_where_people_look(
 def test_a_static_pod_says_so_too(bed: KubeBed, installed: Client, publisher: Publisher) -> None:
     """The runtime knows it by a hash, and so does kubectl."""
     manifest = bed.node.directory / "static" / "fixed.json"
-    manifest.write_text(json.dumps(refused("fixed")))
+    manifest.write_text(json.dumps(rejected("fixed")))
     try:
-        wait_event(installed, publisher, "fixed-bed", "PlacementRefused")
-        assert "PlacementRefused" in installed.kubectl("describe", "pod", "fixed-bed")
+        wait_event(installed, publisher, "fixed-bed", "PlacementRejected")
+        assert "PlacementRejected" in installed.kubectl("describe", "pod", "fixed-bed")
     finally:
         manifest.unlink()
         poll(lambda: installed.pod("fixed-bed") is None, "its end")
@@ -131,7 +131,7 @@ def test_a_pod_says_what_it_has(installed: Client, publisher: Publisher) -> None
 
 def test_it_waits_for_the_api_server(bed: KubeBed, installed: Client) -> None:
     """What happened while the API server was away is told when it is back; said once."""
-    installed.apply(refused("publish-away"))
+    installed.apply(rejected("publish-away"))
     poll(lambda: bed.node.plugin.json("/v1/notices")["notices"], "a notice")
     credentials = token(installed, "bed")
     server = bed.control.daemons["kube-apiserver"]
@@ -141,7 +141,7 @@ def test_it_waits_for_the_api_server(bed: KubeBed, installed: Client) -> None:
             poll(lambda: process.records("API server unavailable"), "that it says so")
             server.start()
             poll(lambda: answers(installed), "API server")
-            wait_event(installed, process, "publish-away", "PlacementRefused")
+            wait_event(installed, process, "publish-away", "PlacementRejected")
             assert len(process.records("API server unavailable")) == 1
             assert process.records("API server available again")
     finally:
@@ -205,7 +205,7 @@ def _note(node: str) -> JsonObject:
         "reportingController": f"{PREFIX}/nri-numa",
         "reportingInstance": node,
         "action": "Placing",
-        "reason": "PlacementRefused",
+        "reason": "PlacementRejected",
         "type": "Warning",
         "note": "forged",
         "regarding": {"apiVersion": "v1", "kind": "Pod", "namespace": "default", "name": "victim"},
@@ -316,7 +316,7 @@ def tries(client: Client, namespace: str, asked: JsonObject) -> str:
     return ""
 
 
-def test_the_policies_for_tenants_admit_and_refuse_as_written(tenants: Client) -> None:
+def test_the_policies_for_tenants_admit_and_reject_as_written(tenants: Client) -> None:
     lists, whole = "numacpu=allowed", "cpus=exclusive"
     wanted: list[tuple[dict[str, str], str]] = [
         ({}, ""),
@@ -407,7 +407,7 @@ def test_mistakes_are_warned_of_at_kubectl_apply(installed: Client) -> None:
         f"smt.{PREFIX}/container.main": "any",
         "node.kubernetes.io/policy": "x",
         "kubernetes.io/policy": "x",
-        f"{PREFIX}/placed": "{}",
+        f"{PREFIX}/scheduled-numa-nodes": "{}",
     }
     other = asks(policy__mian="restricted") | {f"smt.{PREFIX}/container.mian": "any"}
     slips = {

@@ -36,7 +36,7 @@ pytestmark = pytest.mark.kube
 
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/nri-numa/leases/numa-scheduler"
 NODES = ("numa-fake-a", "numa-fake-b")
-PLACED = f"{PREFIX}/placed"
+SCHEDULED_NUMA_NODES = f"{PREFIX}/scheduled-numa-nodes"
 SINGLE = asks(policy="single-numa-node", cpus="exclusive")
 
 
@@ -103,12 +103,12 @@ def bound(it: JsonObject) -> bool:
 
 
 def placed(it: JsonObject) -> Any:
-    return json.loads(it["metadata"]["annotations"][PLACED])
+    return json.loads(it["metadata"]["annotations"][SCHEDULED_NUMA_NODES])
 
 
 def no_room(client: Client, name: str, cpus: int, most: int) -> None:
     """Until the scheduler says that this is why a pod has no node."""
-    why = f"needs {cpus} exclusive CPUs on one NUMA node; most free for exclusive use: {most}"
+    why = f"needs {cpus} exclusive CPUs on one NUMA node; at most {most} free for exclusive use"
     assert not bound(client.wait_pod(name, lambda it: why in unscheduled(it), "refused"))
 
 
@@ -124,7 +124,7 @@ def test_a_pod_goes_to_the_only_node_with_room_on_one_numa_node(
     assert placed(found) == {"main": "1"}
 
 
-def test_a_refused_pod_says_why_and_is_woken(there: Client, extender: Extender) -> None:
+def test_a_rejected_pod_says_why_and_is_woken(there: Client, extender: Extender) -> None:
     there.apply(wanting("extender-waits", 12, annotations=SINGLE))
     no_room(there, "extender-waits", 12, 4)
     # A change of the object wakes nobody; our touch of the Node does.
@@ -164,7 +164,7 @@ def test_who_started_before_the_extender_did_is_not_overlooked(there: Client, be
     for node in NODES:
         for i in "01":
             name = f"unseen-{node[-1]}{i}"
-            marks = {**SINGLE, PLACED: json.dumps({"main": i})}
+            marks = {**SINGLE, SCHEDULED_NUMA_NODES: json.dumps({"main": i})}
             there.apply(wanting(name, 3, scheduler="nobody", annotations=marks))
             path = f"/api/v1/namespaces/default/pods/{name}"
             # In this order, so that no extender sees them on their way.
@@ -176,7 +176,7 @@ def test_who_started_before_the_extender_did_is_not_overlooked(there: Client, be
                  "target": target},
             )  # fmt: skip
     mine = "numa-unseen"
-    patient = {"lease": "", "settle": "10m"}
+    patient = {"leaseName": "", "topologyReportDelay": "10m"}
     with Extender(bed, config=patient, port=19898, scheduler_port=10273, name=mine):
         there.apply(wanting("unseen-next", 3, scheduler=mine, annotations=SINGLE))
         no_room(there, "unseen-next", 3, 1)
@@ -198,7 +198,7 @@ def test_without_the_extender_ordinary_pods_go_on(there: Client, extender: Exten
             extender.process.start()
         extender.wait_ready()
     found = there.wait_pod("extender-ours", bound, "bound")
-    assert PLACED in found["metadata"]["annotations"]
+    assert SCHEDULED_NUMA_NODES in found["metadata"]["annotations"]
 
 
 # --- a node with an agent -----------------------------------------------------------------------
@@ -248,10 +248,11 @@ def test_its_token_writes_two_annotations(there: Client, bed: KubeBed) -> None:
         lambda: "may only bind pods" in binds(**{f"{PREFIX}/numacpu": "0"}),
         "the other policy in force",
     )
-    assert binds(**{PLACED: '{"main":"0"}', f"{PREFIX}/containers": "{}"}) == ""
-    assert "no labels" in binds({"app": "other"}, **{PLACED: '{"main":"0"}'})
+    scheduled = {SCHEDULED_NUMA_NODES: '{"main":"0"}'}
+    assert binds(**scheduled, **{f"{PREFIX}/container-resources": "{}"}) == ""
+    assert "no labels" in binds({"app": "other"}, **scheduled)
     zone = {"topology.kubernetes.io/zone": "a"}  # the API server writes it into bindings
-    assert binds(zone, **{PLACED: '{"main":"0"}'}) == ""
+    assert binds(zone, **scheduled) == ""
     for method, where in (("PATCH", "/api/v1/namespaces/default/pods/extender-stolen"),
                           ("DELETE", f"/api/v1/nodes/{NODES[0]}")):  # fmt: skip
         assert "forbidden" in thief.does(method, f"{where}?dryRun=All", {"metadata": {}})
@@ -269,7 +270,7 @@ def test_a_leader_that_dies_in_the_middle_of_a_bind(
     """
     certificate = make_certificate(tmp_path)
     there.request("DELETE", LEASE)
-    config = {"lease": "numa-scheduler"}
+    config = {"leaseName": "numa-scheduler"}
     there.apply(wanting("extender-dies", 3, scheduler="nobody", annotations=SINGLE))
     document = there.pod("extender-dies")
     assert document is not None
@@ -320,7 +321,7 @@ def test_a_leader_that_dies_in_the_middle_of_a_bind(
         assert found is not None
         assert found["spec"]["nodeName"] == NODES[0]
         assert placed(found) == placed(written)
-        poll(lambda: "nri_numa_scheduler_held_pods 1.0" in other.get("/metrics"), "what is held")
+        poll(lambda: "nri_numa_scheduler_assumed_pods 1.0" in other.get("/metrics"), "what is held")
     there.request("DELETE", LEASE)
 
 
@@ -330,7 +331,7 @@ def test_kube_scheduler_follows_to_the_leader(there: Client, bed: KubeBed, tmp_p
     there.request("DELETE", LEASE)
     replicas = [
         Extender(
-            bed, config={"lease": "numa-scheduler", "address": f"0.0.0.0:{port}"}, port=port,
+            bed, config={"leaseName": "numa-scheduler", "address": f"0.0.0.0:{port}"}, port=port,
             certificate=certificate,
         )
         for port in (19896, 19897)
@@ -447,7 +448,7 @@ class Burst:
         poll(lambda: self.failed() >= PODS - len(BURST), "the end of bindTimeout")
         os.kill(self.server.pid, signal.SIGCONT)
 
-    def refused(self) -> None:
+    def rejected(self) -> None:
         """All bindings come at the same time, for one seat."""
         poll(lambda: self.filtered() >= PODS, "all bindings under way")
         os.kill(self.server.pid, signal.SIGCONT)
@@ -496,7 +497,9 @@ class Burst:
             return sum(seen.values()) == PODS
 
         poll(start, "all pods running")
-        poll(lambda: "nri_numa_scheduler_held_pods 0.0" in self.first.get("/metrics"), "handover")
+        poll(
+            lambda: "nri_numa_scheduler_assumed_pods 0.0" in self.first.get("/metrics"), "handover"
+        )
 
     def filtered(self) -> float:
         text = self.first.get("/metrics")
@@ -519,7 +522,7 @@ def test_a_burst_in_trouble(trouble: str, fleet: Client, bed: KubeBed) -> None:
         replicas = [
             stack.enter_context(
                 Extender(
-                    bed, config={"lease": lease}, port=19898 + n, scheduler_port=10273 + n,
+                    bed, config={"leaseName": lease}, port=19898 + n, scheduler_port=10273 + n,
                     name="burst", standby=n > 0, level="info",
                 )
             )
@@ -533,7 +536,7 @@ def test_a_burst_in_trouble(trouble: str, fleet: Client, bed: KubeBed) -> None:
         burst.begin(trouble)
         happens, said = {
             "slow": (burst.slow, "did not answer in time"),
-            "429": (burst.refused, "Too many requests"),
+            "429": (burst.rejected, "Too many requests"),
             "410": (burst.compacted, "list repeated"),
             "failover": (burst.leaderless, ""),
             "charged": (burst.charged, ""),
@@ -613,7 +616,7 @@ def test_kubectl_shows_what_the_objects_say_where_no_controller_answers(
         1,
         True,
     )
-    assert "most free for exclusive use: 6" in done.stdout, "the scheduler's words"
+    assert "at most 6 free for exclusive use" in done.stdout, "the scheduler's words"
 
 
 def test_kubectl_has_the_controllers_verdict_by_the_role_and_the_uid(

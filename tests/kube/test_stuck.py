@@ -77,7 +77,7 @@ def with_waiting(client: Client, name: str, count: int) -> JsonObject | None:
     return None
 
 
-def refused(client: Client, name: str) -> JsonObject | None:
+def rejected(client: Client, name: str) -> JsonObject | None:
     """A pod of a workload of which a container is refused; all others run."""
     found = with_waiting(client, name, 1)
     return found if found and waiting_reason(found)[0] == "CreateContainerError" else None
@@ -90,7 +90,7 @@ def ready(client: Client, name: str) -> JsonObject | None:
 
 def ended(client: Client, name: str) -> JsonObject | None:
     """A pod in the phase Running, of which a container ran, ended and is refused since."""
-    found = refused(client, name)
+    found = rejected(client, name)
     return found if found and found["status"]["phase"] == "Running" else None
 
 
@@ -102,13 +102,13 @@ def gone(client: Client, pod: JsonObject) -> JsonObject:
     return event
 
 
-def test_who_is_refused_for_ever_goes_where_there_is_room(bed: KubeBed, full: Client) -> None:
+def test_who_is_rejected_for_ever_goes_where_there_is_room(bed: KubeBed, full: Client) -> None:
     """Also one of which a container runs: as long as another one never ran it is Pending, too."""
     names, helper = ("stuck-moved", "stuck-half"), container("helper")
     for name, more in zip(names, ((), (helper,)), strict=True):
         pods = template(*more, container(), annotations=ASKING, tolerations=TOLERANT)
         full.apply(workload("Deployment", name, pods))
-    found = [poll(lambda n=n: refused(full, n), f"a refused pod of {n}") for n in names]
+    found = [poll(lambda n=n: rejected(full, n), f"a refused pod of {n}") for n in names]
     assert [one["status"]["phase"] for one in found] == ["Pending", "Pending"]
     with Controller(bed, 9893, evictions={**RULES, "stuckPods": STUCK}) as replica:
 
@@ -144,7 +144,7 @@ def test_who_runs_in_part_goes_only_where_that_is_switched_on(bed: KubeBed, full
     assert found["metadata"]["uid"] == run["metadata"]["uid"]
     pending = template(annotations=ASKING, tolerations=TOLERANT)
     full.apply(workload("Deployment", "stuck-never", pending))
-    other = poll(lambda: refused(full, "stuck-never"), "a pod that never ran")
+    other = poll(lambda: rejected(full, "stuck-never"), "a pod that never ran")
     add_other(full)
     with Controller(bed, 9893, evictions={**RULES, "stuckPods": STUCK}):
         assert f"{OTHER} has room" in gone(full, other)["note"]

@@ -26,7 +26,7 @@ from tests.beds.kube.dra import (
     delete_claims,
     install_driver,
     publisher_files,
-    section,
+    sections,
     template,
 )
 from tests.beds.kube.manifests import asks, container, pod
@@ -82,7 +82,7 @@ def node(request: pytest.FixtureRequest) -> Iterator[VirtualNode]:
             Namespaces(Path(scratch)) as namespaces,
             ControlPlane(programs, namespaces, nodes=["virtual"], heartbeats=True) as control,
             VirtualNode(
-                control, parts, machine, lock, agent={"nodeName": "virtual", "dra": section()}
+                control, parts, machine, lock, agent={"nodeName": "virtual", **sections()}
             ) as node,
         ):
             yield node

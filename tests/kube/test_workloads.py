@@ -41,14 +41,14 @@ def test_cpus_and_mems_as_listed(client: Client, node: KubeNode) -> None:
     assert client.said("listed").startswith(f"cpus={LAST} mems=0 numa_cpus={LAST} ")
 
 
-def test_a_refusal_is_told_by_kubectl_describe(client: Client, node: KubeNode) -> None:
+def test_a_rejection_is_told_by_kubectl_describe(client: Client, node: KubeNode) -> None:
     client.apply(pod("refused", annotations=asks(numacpu=NO_CPU)))
-    refused = client.wait_refused("refused")
+    rejected = client.wait_rejected("refused")
     words = ("default/refused", "main", "numacpu", f"'{NO_CPU}'", "does not exist")
     described = client.kubectl("describe", "pod", "refused")
     waiting, _, events = described.partition("\nEvents:")
     assert "Reason:       CreateContainerError" in waiting
-    assert all(word in refused and word in events for word in words)
+    assert all(word in rejected and word in events for word in words)
 
 
 def test_deployment_and_its_rollout(client: Client, node: KubeNode) -> None:
@@ -160,7 +160,7 @@ def test_resize_in_place_leaves_a_list_as_it_is(client: Client, node: KubeNode) 
     assert node.cpus(placed) == CPUSet.parse(LAST)
 
 
-def test_resize_that_is_refused_is_told_in_the_pods_conditions(
+def test_resize_that_is_rejected_is_told_in_the_pods_conditions(
     client: Client, node: KubeNode
 ) -> None:
     """All CPUs of the machine for one would leave the others none: it keeps what it has."""

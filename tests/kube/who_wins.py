@@ -45,7 +45,10 @@ ANNOTATIONS: Mapping[str, Mapping[str, str]] = {
 MODES: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
     "kubelet `none`": (NONE, MAY_LIST),
     "`static`, override `never`": (STATIC, MAY_LIST),
-    "`static`, override `annotated`": (STATIC, {**MAY_LIST, "kubelet": {"override": "annotated"}}),
+    "`static`, override `annotated`": (
+        STATIC,
+        {**MAY_LIST, "kubelet": {"overrideGrants": "annotated"}},
+    ),
 }
 
 
@@ -68,7 +71,7 @@ def outcome(bed: KubeBed, name: str, document: JsonObject) -> str:
     grant = next((g for g in node.plugin.json("/v1/kubelet")["grants"] if g["pod"] == name), None)
     if one["kind"] == "kubelet":
         who = "kubelet"
-    elif one["kind"] in ("unbound", "foreign"):
+    elif one["kind"] in ("unpinned", "foreign"):
         who = "nri-numa, memory" if mems else "nobody"
     else:
         who = "nri-numa"

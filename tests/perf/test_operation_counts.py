@@ -249,7 +249,7 @@ SIZES, CORES, NAMES = "sizes that differ by a page", "broken cores", "64 names"
         (NAMES, 100, {"cpus": "exclusive"}, 1),
     ],
 )
-def test_a_refusal_that_looks_for_room_makes_a_bounded_number_of_calls(
+def test_a_rejection_that_looks_for_room_makes_a_bounded_number_of_calls(
     shape: str, residents: int, asks: dict[str, str], cpus: int
 ) -> None:
     """It took seconds: out of 300,000 plans that were made 16 were tried, each with a whole pod."""
@@ -271,11 +271,11 @@ def test_a_refusal_that_looks_for_room_makes_a_bounded_number_of_calls(
         names |= dict.fromkeys((f"d{n}" for n in range(42)), 0.05)
         named = {name: {"cpu": f"{int(1000 * n)}m", "memory": "1Mi"} for name, n in names.items()}
         asks = {"policy": "single-numa-node", "cpus": "shared", "cpus.z": "exclusive"}
-        asks |= {"smt.z": "full-core", "containers": json.dumps(named)}
-    of, refused = pod("new", asks, total=resources(6 if shape == NAMES else cpus, 1)), []
+        asks |= {"smt.z": "full-core", "container-resources": json.dumps(named)}
+    of, rejected = pod("new", asks, total=resources(6 if shape == NAMES else cpus, 1)), []
     made = container(of, wants=resources(cpus, 1 / 1024))
-    count = calls(lambda: refused.append(agent.create_container(of, made)))
-    assert isinstance(refused[0], Rejected)
+    count = calls(lambda: rejected.append(agent.create_container(of, made)))
+    assert isinstance(rejected[0], Rejected)
     assert count <= SEARCH_CALLS
 
 
@@ -286,9 +286,9 @@ def test_a_partial_plan_counts_as_much_work_as_it_is() -> None:
     """On four NUMA nodes the search is nothing but partial plans, which took twice the 25 ms."""
     *_, shape = shapes(8, hostile=True, most_cpus=512)
     machine, state = shape.machine, shape.state
-    refused, found = admit_pod(NodeSnapshot(machine, state), shape.pod, shape.container), []
-    assert isinstance(refused, Rejected)
-    count = calls(lambda: found.append(admit_by_moving(NodeSnapshot(machine, state), refused)))
+    rejected, found = admit_pod(NodeSnapshot(machine, state), shape.pod, shape.container), []
+    assert isinstance(rejected, Rejected)
+    count = calls(lambda: found.append(admit_by_moving(NodeSnapshot(machine, state), rejected)))
     assert found[0].is_search_spent
     assert count <= PARTIAL_PLAN_CALLS
 

@@ -43,7 +43,7 @@ annotations = st.fixed_dictionaries(
         "cpus": st.sampled_from(["shared", "exclusive"]),
         "smt": st.sampled_from(["any", "spread", "full-core", "isolate", "pair"]),
         "bind": st.sampled_from(["cpu", "cpu+mem"]),
-        "on-failure": st.sampled_from(["reject", "widen", "unpinned"]),
+        "on-failure": st.sampled_from(["reject", "best-effort", "unpinned"]),
         "load": st.sampled_from(["high", "low", "09:00-18:00"]),
     },
 )
@@ -105,7 +105,7 @@ class Lives(RuleBasedStateMachine):
                     static_cpus=not kubelet and strict,
                 ),
                 reserved_cpus=CPUSet.parse(reserved),
-                strict_reserved=strict,
+                strict_cpu_reservation=strict,
             ),
         )
         self.world.synchronize()
@@ -166,16 +166,16 @@ class Lives(RuleBasedStateMachine):
             had, before = self.has(), dict(world.agent.current.state.allocations)
             record = world.agent.current.state.pods.get(before[name].pod_uid)
             home = (record and record.affinity) or NUMASet()
-            refused = world.update(name, resources(cpus, memory))
+            rejected = world.update(name, resources(cpus, memory))
             world.check()
             after = world.agent.current.state.allocations
-            if refused is not None:
+            if rejected is not None:
                 assert (self.has(), after[name]) == (had, before[name])
             assert [mems for _, mems in self.has().values()] == [mems for _, mems in had.values()]
             assert after | {name: before[name]} == before, "somebody else's allocation changed"
             wishes = world.pods[world.live[name].pod_id].annotations
-            default = "widen" if wishes.get(f"{PREFIX}policy") == "best-effort" else "reject"
-            widened = wishes.get(f"{PREFIX}on-failure", default) == "widen"
+            default = "best-effort" if wishes.get(f"{PREFIX}policy") == "best-effort" else "reject"
+            widened = wishes.get(f"{PREFIX}on-failure", default) == "best-effort"
             stays(before[name], after[name], home, widened=widened)
             for i, allocation in after.items():
                 if allocation.kind is ContainerKind.SHARED:
@@ -265,7 +265,7 @@ class Lives(RuleBasedStateMachine):
         self.world.restart(lost=True, key=self.world.key + b"2")
 
     @rule(
-        kind=st.sampled_from(["exclusive", "explicit", "shared", "unbound", "foreign"]),
+        kind=st.sampled_from(["exclusive", "listed", "shared", "unpinned", "foreign"]),
         cpus=st.sampled_from(["", "0", "0-1", "1-3", "0-40"]),
         has=st.sampled_from(["", "0", "0-1", "1-3"]),
         size=sizes,
@@ -278,8 +278,9 @@ class Lives(RuleBasedStateMachine):
         """It owns no more CPUs than its pod pays for, and no reserved ones."""
         of, made = self.fresh(wishes, size)
         note = {
-            "cpus": cpus, "mems": "", "policy": "none", "kind": kind, "numa": "0",
-            "preferred": True, "reason": "forged", "owned": owned, "signature": "0" * 32,
+            "cpus": cpus, "mems": "", "policy": "none", "kind": kind, "numaNodes": "0",
+            "format": 2, "aligned": True, "reason": "forged", "exclusive": owned,
+            "signature": "0" * 32,
         }  # fmt: skip
         made = replace(
             made,
@@ -341,7 +342,7 @@ class Lives(RuleBasedStateMachine):
         assert state == NodeState(kubelet=state.kubelet, serial=state.serial)
         settings = self.world.settings
         everything = self.world.topology.allowed
-        strict = settings.reserved_cpus if settings.strict_reserved else CPUSet()
+        strict = settings.reserved_cpus if settings.strict_cpu_reservation else CPUSet()
         assert self.world.agent.current.desired.pool == everything - strict
 
 

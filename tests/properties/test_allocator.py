@@ -115,7 +115,7 @@ def cases(draw: st.DrawFn) -> Case:
             align_l3=draw(st.booleans()),
             isolated=draw(st.sampled_from(list(IsolatedCPUs))),
             nohz_full=draw(st.sampled_from(list(NohzFullCPUs))),
-            cores=draw(st.sampled_from(list(PreferredCores))),
+            preferred_cores=draw(st.sampled_from(list(PreferredCores))),
         ),
     )
     return topology, request
@@ -190,7 +190,7 @@ def test_affinity_is_used_up_before_anything_outside(case: Case) -> None:
 
 
 @every_case
-def test_refusals_are_right(case: Case) -> None:
+def test_rejections_are_right(case: Case) -> None:
     """A refusal happens exactly when a plain count says that it cannot be done."""
     topology, request = case
     if request.count < len(request.current_cpus):

@@ -39,7 +39,7 @@ from nri_numa.scheduler.fit import Fit
 from nri_numa.scheduler.watcher import MAX_RECHECK_PAUSE_S
 from tests.beds.objects import PREFIX, Watched, container, pod
 
-SETTLE_S, LATER_S = 10.0, 25.0
+REPORT_DELAY_S, LATER_S = 10.0, 25.0
 MACHINE = NodeModel(
     topology=build_synthetic_topology(
         sockets=2, numa_per_socket=1, cores_per_numa=4, memory_gib=64
@@ -102,7 +102,7 @@ class Cluster:
 
     def restart(self) -> None:
         """Start it, again: it reads what is there, and follows from then on."""
-        self.watched = watched = Watched(settle=SETTLE_S, api=self)
+        self.watched = watched = Watched(report_delay=REPORT_DELAY_S, api=self)
         self.known, self.reader = watched.nodes, watched.reader
         self.candidates = VerdictCache(self.known, Strategy.SPREAD)
         last = self.nodes.entries[-1][1]
@@ -148,7 +148,9 @@ class Cluster:
                  assumed_at=self.watched.now, expires_at=self.watched.now + LATER_S)
         )  # fmt: skip
         document["spec"]["nodeName"] = "n1"
-        document["metadata"]["annotations"][f"{PREFIX}/placed"] = format_scheduled_nodes(places)
+        document["metadata"]["annotations"][f"{PREFIX}/scheduled-numa-nodes"] = (
+            format_scheduled_nodes(places)
+        )
         self.pods.append(Made(document, places))
         self.on_their_way.entries.append((attrgetter("pods.on_update"), document))
 

@@ -156,10 +156,10 @@ def random_node(
             kubelet_compatibility=KubeletCompatibilitySection(
                 mode=KubeletCompatibilityMode.FULL, exceptions=exceptions
             ),
-            prefer_closest=closest,
+            prefer_closest_numa_nodes=closest,
             reserved_cpus="0",
             reserved_memory=dict(held_back),
-            keep_exclusive_cpus=kept,
+            pod_reservation_timeout=kept,
         )
     )
     allocatable = {

@@ -52,7 +52,7 @@ def test_the_search_for_large_machines_prefers_no_other_masks(
         if want.preferred and want.affinity is not None:
             assert got.affinity is not None
             assert len(got.affinity) == len(want.affinity), f"seed {seed}: {case}"
-            if case.prefer_closest and case.policy is not Policy.SINGLE_NUMA_NODE:
+            if case.prefer_closest_numa_nodes and case.policy is not Policy.SINGLE_NUMA_NODE:
                 assert _far(case, got) == _far(case, want), f"seed {seed}: {case}"
 
 

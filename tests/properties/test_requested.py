@@ -68,7 +68,7 @@ def test_no_annotation_makes_it_fail_and_their_order_does_not_matter(
 
 
 @given(levels, levels, levels.filter(lambda one: not check_option_level(one)))
-def test_good_values_are_refused_only_where_one_level_contradicts_itself(
+def test_good_values_are_rejected_only_where_one_level_contradicts_itself(
     mine: dict[str, str], everybodys: dict[str, str], defaults: dict[str, str]
 ) -> None:
     annotations = {f"{PREFIX}/{key}.main": value for key, value in mine.items()}

@@ -45,15 +45,15 @@ def test_case_11_idle_siblings_are_not_free_for_shared_containers() -> None:
     for n in range(2):
         world.put(f"shared{n}", SINGLE, 1.5, 1)
 
-    refused = world.refused("shared2", SINGLE, 1.5, 1)
+    rejected = world.rejected("shared2", SINGLE, 1.5, 1)
 
-    assert refused.reason == "TopologyAffinityError"
-    assert "free: NUMA node 0: 0.5 CPUs" in refused.message
-    assert "NUMA node 1: 0.5 CPUs" in refused.message
+    assert rejected.reason == "TopologyAffinityError"
+    assert "free: NUMA node 0: 0.5 CPUs" in rejected.message
+    assert "NUMA node 1: 0.5 CPUs" in rejected.message
     view = live_view(world.agent, memory=world.reading)
     nodes = view.list_assignments().head.numa_nodes
     assert [n.cpu_free_milli for n in nodes] == [500, 500]
-    assert [n.available_cpus for n in view.metrics_snapshot().numa_nodes] == [0.5, 0.5]
+    assert [n.free_cpus for n in view.metrics_snapshot().numa_nodes] == [0.5, 0.5]
 
 
 def test_case_11_owners_leave_what_shared_containers_were_promised(world: World) -> None:
@@ -70,8 +70,8 @@ def test_case_11_oversold_cpus_cannot_be_owned_and_promised() -> None:
     """With 8 CPUs sold twice and 7 of them owned, 2 are promised and not 9."""
     world = World(machines.single_smt(), Settings(cpu_overcommit=2.0))
     world.put("owner", SINGLE, 7, 1)
-    refused = world.refused("shared", {"policy": "restricted", "cpus": "shared"}, 2.5, 1)
-    assert "free: NUMA node 0: 2 CPUs" in refused.message
+    rejected = world.rejected("shared", {"policy": "restricted", "cpus": "shared"}, 2.5, 1)
+    assert "free: NUMA node 0: 2 CPUs" in rejected.message
 
 
 def test_what_could_be_isolated_is_bound_by_siblings_that_may_still_be_idle() -> None:
@@ -85,7 +85,7 @@ def test_what_could_be_isolated_is_bound_by_siblings_that_may_still_be_idle() ->
 def test_case_11_the_last_cpu_of_the_pool_is_not_said_to_be_free() -> None:
     """The text of a refusal counts what could be owned."""
     world = World(machines.single_no_smt())
-    says(world.refused("all", {"policy": "restricted"}, 5, 1), "", "free: NUMA node 0: 3 CPUs")
+    says(world.rejected("all", {"policy": "restricted"}, 5, 1), "", "free: NUMA node 0: 3 CPUs")
 
 
 def test_case_11_a_shared_container_is_booked_where_there_is_room(world: World) -> None:
@@ -116,33 +116,33 @@ def test_case_11_whole_cores_come_from_where_they_can_be_spared() -> None:
     assert len(some.cpus & topology.numa_nodes[0].cpus) == 2
 
 
-def test_a_refusal_says_whose_requests_the_shared_pool_serves(world: World) -> None:
+def test_a_rejection_says_whose_requests_the_shared_pool_serves(world: World) -> None:
     for name, cpus in (("big", 7.5), ("other", 8), ("small", 0.25)):
         world.put(name, {"policy": "single-numa-node"}, cpus, qos=QoSClass.BURSTABLE)
     idle = pod("idle", {"policy": "single-numa-node"}, qos=QoSClass.BEST_EFFORT)
     world.place(idle, container(idle, "none"))
     for asks in ({}, {"policy": "best-effort"}, {"policy": "single-numa-node"}):
-        refused = world.refused("own", {**asks, "cpus": "exclusive"}, 2)
-        assert refused.message.endswith(
+        rejected = world.rejected("own", {**asks, "cpus": "exclusive"}, 2)
+        assert rejected.message.endswith(
             "; held: default/other/app requests 8 CPUs of the shared pool, "
-            "default/big/app requests 7.5 CPUs of the shared pool, "
-            "default/small/app requests 0.25 CPUs of the shared pool"
-        ), refused.message
+            "default/big/app requests 7.5 CPUs of the shared pool "
+            "and default/small/app requests 0.25 CPUs of the shared pool"
+        ), rejected.message
 
 
-def test_a_resize_that_is_refused_says_who_has_its_numa_node(world: World) -> None:
+def test_a_resize_that_is_rejected_says_who_has_its_numa_node(world: World) -> None:
     mine = {"policy": "single-numa-node"}
     world.put("own", mine, 2, 1)
     for name, cpus in (("near", 5), ("far", 5)):
         world.put(name, mine, cpus, qos=QoSClass.BURSTABLE)
     where = {a.pod: a.numa_nodes for a in world.agent.current.state.allocations.values()}
     near = next(name for name in ("near", "far") if where[name] == where["own"])
-    refused = world.update_refused("own-app", resources(8, 1))
-    assert refused.reason == "NotEnoughCPUs"
-    assert f"held: default/{near}/app requests" in refused.message
-    assert refused.message.count("requests") == 1
-    refused = world.update_refused(f"{near}-app", resources(8, 0))
-    assert "held: default/own/app has exclusive CPUs" in refused.message
+    rejected = world.update_rejected("own-app", resources(8, 1))
+    assert rejected.reason == "NotEnoughCPUs"
+    assert f"held: default/{near}/app requests" in rejected.message
+    assert rejected.message.count("requests") == 1
+    rejected = world.update_rejected(f"{near}-app", resources(8, 0))
+    assert "held: default/own/app has exclusive CPUs" in rejected.message
 
 
 # --- ``strategy``: by the share that is scarcest once the container is there --------------------
@@ -236,9 +236,9 @@ def test_half_a_numa_node_takes_half() -> None:
     world = World(machines.dual_smt(), Settings(capacity_factor={0: 0.5, 1: 0.0}))
     for name in "abcd":
         assert CPUSet.parse(world.put(name, SINGLE, 4, 1, QoSClass.GUARANTEED)[0]) <= LEFT
-    assert world.refused("e", SINGLE, 4, 1, QoSClass.GUARANTEED).reason == "TopologyAffinityError"
+    assert world.rejected("e", SINGLE, 4, 1, QoSClass.GUARANTEED).reason == "TopologyAffinityError"
     world = World(machines.single_smt(), Settings(capacity_factor={0: 0.4}))
-    message = world.refused("cores", {**SINGLE, "smt": "full-core"}, 4).message
+    message = world.rejected("cores", {**SINGLE, "smt": "full-core"}, 4).message
     assert "NUMA node 0: 2 CPUs for exclusive use (" in message, "whole cores of 3.2 CPUs"
 
 
@@ -246,24 +246,24 @@ def test_half_a_numa_node_takes_half() -> None:
     ("annotations", "cpus"),
     [(SINGLE, 1.5), (SINGLE, 2), ({"policy": "restricted"}, 2), ({"cpus": "exclusive"}, 2)],
 )
-def test_a_refusal_names_the_factor(annotations: dict[str, str], cpus: float) -> None:
+def test_a_rejection_names_the_factor(annotations: dict[str, str], cpus: float) -> None:
     world = World(machines.dual_smt(), Settings(capacity_factor={0: 0.0, 1: 0.01}))
-    message = world.refused("a", annotations, cpus, 1, QoSClass.GUARANTEED).message
+    message = world.rejected("a", annotations, cpus, 1, QoSClass.GUARANTEED).message
     assert " (capacity factor 0: drained); NUMA node 1: " in message
     assert message.count(" (capacity factor 0.01)") == 1
 
 
 @pytest.mark.parametrize("cpus", [1.5, 2])
-def test_so_does_a_resize_that_is_refused(cpus: float) -> None:
+def test_so_does_a_resize_that_is_rejected(cpus: float) -> None:
     world = World(machines.dual_smt())
     of = pod("a", {**SINGLE, "on-failure": "reject"}, qos=QoSClass.GUARANTEED)
     app = container(of, wants=resources(cpus, 1))
     world.place(of, app)
     both = Settings(capacity_factor={0: 0.0, 1: 0.0})
     world.agent.apply_node_model(replace(world.agent.current.machine, settings=both))
-    refused = world.agent.update_container(of, app, resources(cpus + 2, 1))
-    assert isinstance(refused, Rejected)
-    assert "(capacity factor 0: drained)" in refused.message
+    rejected = world.agent.update_container(of, app, resources(cpus + 2, 1))
+    assert isinstance(rejected, Rejected)
+    assert "(capacity factor 0: drained)" in rejected.message
 
 
 # --- Memory that nothing pins: it is used somewhere all the same --------------------------------
@@ -294,7 +294,7 @@ def test_memory_that_is_not_pinned_is_counted_where_it_is_to_be_expected(
     world = World(topology)
     world.put("big", asks, 4, 60)
     assert _free_gib(world) == left
-    message = world.refused("more", SINGLE, 1, max(left) + 1).message
+    message = world.rejected("more", SINGLE, 1, max(left) + 1).message
     assert f"{max(left)} GiB" in message
     for lost in (False, True):
         world.restart(lost=lost)

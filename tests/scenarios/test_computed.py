@@ -70,9 +70,10 @@ def test_restricted_goes_by_the_neediest_resource(world: World, policy: str) -> 
 
 def test_the_kubelets_verdict_stays_behind_its_setting() -> None:
     world = World(machines.dual_smt(), Settings(kubelet=KubeletRules(memory=True)))
-    message = world.refused("wide", {"policy": "restricted"}, 40, 1).message
+    message = world.rejected("wide", {"policy": "restricted"}, 40, 1).message
     assert (
-        "wants one number of NUMA nodes for all, as the kubelet's does (kubeletCompatibility: "
+        "requires the same number of NUMA nodes for all, as the kubelet's does "
+        "(kubeletCompatibility: "
         "memory)" in message
     )
     world.put("none", {"numamem": "0"}, 0.5, 0)  # without memory it is in no group
@@ -95,16 +96,16 @@ def test_unpinned_starts_untouched(world: World) -> None:
         (machines.hybrid, 0, 25, ()),
     ],
 )
-def test_a_refusal_for_whole_cores_names_what_would_fit(
+def test_a_rejection_for_whole_cores_names_what_would_fit(
     machine: Callable[[], Topology], taken: int, wanted: int, fitting: tuple[int, ...]
 ) -> None:
     wishes = {"cpus": "exclusive", "smt": "full-core"}
     world = World(machine(), Settings(limits=QuotasAndPoolFloor(pool=CPUAmount(1))))
     if taken:
         world.put("taken", wishes, taken)
-    refused = world.refused("a", wishes, wanted)
-    named = re.search(r"so ([\d or]+) would fit", refused.message)
-    assert tuple(map(int, named[1].split(" or ") if named else ())) == fitting, refused.message
+    rejected = world.rejected("a", wishes, wanted)
+    named = re.search(r"so ([\d or]+) would fit", rejected.message)
+    assert tuple(map(int, named[1].split(" or ") if named else ())) == fitting, rejected.message
     for number in fitting:
         one = pod(f"b{number}", wishes)
         world.place(one, wants=resources(number))
@@ -151,7 +152,7 @@ def test_numamem_with_bind_cpu_names_numa_nodes_for_cpus(asks: dict[str, str], c
     """Its memory, more than NUMA node 1 has, is left alone."""
     world = two_nodes()
     assert world.put("a", {"bind": "cpu", "numamem": "1"} | asks, 2, 20) == (cpus, "")
-    says(world.refused("b", {"bind": "cpu", "numamem": "7"}), "UnknownNUMANode", "numamem is '7'")
+    says(world.rejected("b", {"bind": "cpu", "numamem": "7"}), "UnknownNUMANode", "numamem is '7'")
     world.restart(lost=True)
     assert world.has("a-app") == (cpus, "")
 
@@ -168,7 +169,7 @@ def test_isolate_keeps_siblings_idle_and_out_of_every_pool() -> None:
     siblings = world.topology.siblings_of(cpus)
     assert len(siblings) == 4
     assert world.cpus("plain-app") == world.topology.online - siblings
-    assert world.refused("b", {"numacpu": str(siblings - cpus)}).reason == "CPUOwned"
+    assert world.rejected("b", {"numacpu": str(siblings - cpus)}).reason == "CPUExclusive"
     world.stop("a-app")
     assert world.cpus("plain-app") == world.topology.online
 
@@ -181,14 +182,14 @@ def test_hugepages_decide_the_node() -> None:
         topology, reading=MeasuredFree(hugepages={0: {2 << 20: 0}, 1: {2 << 20: 512 << 20}})
     )
     assert world.put("a", SINGLE, 1.5, 1, pages={2 << 20: 256 << 20})[1] == "1"
-    says(world.refused("b", SINGLE, 1.5, 1, pages={2 << 20: 300 << 20}), "", "huge pages")
+    says(world.rejected("b", SINGLE, 1.5, 1, pages={2 << 20: 300 << 20}), "", "huge pages")
 
 
 def test_pod_totals_without_quota_count_by_shares() -> None:
     world = World(machines.dual_smt())
     total = Resources(cpu_shares=40 * 1024, hugepages={2 << 20: 1 << 30})
     of = pod("a", {**SINGLE, "scope": "pod"}, qos=BURSTABLE, total=total)
-    says(world.refuse(of, container(of, "one", resources(0.5))), "", "40 CPUs")
+    says(world.reject(of, container(of, "one", resources(0.5))), "", "40 CPUs")
 
 
 def test_the_assigned_annotation_and_environment_tell_the_container() -> None:
@@ -223,11 +224,11 @@ def test_observe_decides_and_changes_nothing() -> None:
     assert world.synchronize() == ()
 
 
-def test_a_refusal_on_a_large_machine_stays_readable() -> None:
+def test_a_rejection_on_a_large_machine_stays_readable() -> None:
     world = World(build_synthetic_topology(sockets=4, numa_per_socket=4, cores_per_numa=2))
-    refused = world.refused("a", SINGLE, 400, 1)
-    assert "and 8 more NUMA nodes" in refused.message
-    assert len(refused.message) < 1000
+    rejected = world.rejected("a", SINGLE, 400, 1)
+    assert "and 8 more NUMA nodes" in rejected.message
+    assert len(rejected.message) < 1000
 
 
 def test_best_effort_with_too_much_cpu_and_memory_only_a_tier_has_still_runs_where_cpus_are() -> (
@@ -237,7 +238,7 @@ def test_best_effort_with_too_much_cpu_and_memory_only_a_tier_has_still_runs_whe
         sockets=1, numa_per_socket=1, cores_per_numa=2, memory_gib=4, memory_only_gib=[64]
     )
     tier = topology.memory_nodes - topology.cpu_nodes
-    world = World(topology, Settings(memory_only_nodes=tier))
+    world = World(topology, Settings(memory_only_numa_nodes=tier))
     cpus, mems = world.put("a", {"policy": "best-effort"}, 40.5, 60, BURSTABLE)
     assert cpus == "0-3"
     assert NUMASet.parse(mems) >= tier
@@ -250,7 +251,7 @@ def test_a_machine_whose_numa_nodes_have_no_cpus_runs_everything_unpinned() -> N
     world = World(replace(topology, numa_nodes=nodes, cpus=cpus))
     assert world.put("a", {"policy": "best-effort"}, 1.5, qos=BURSTABLE) == ("", "")
     world.put("own", {"cpus": "exclusive"}, 2)
-    says(world.update_refused("own-app", resources(3)), "", "0 free for", "on no NUMA node for it")
+    says(world.update_rejected("own-app", resources(3)), "", "0 free for", "on no NUMA node for it")
 
 
 @pytest.mark.parametrize(
@@ -302,8 +303,8 @@ def test_huge_pages_of_two_numa_nodes_are_withheld_on_each_as_far_as_they_may_be
     admitted = world.admit(of, wants=resources(1, 1, hugepages=pages))
     free = world.agent.current.desired.free_hugepages(GIB)
     assert free == {0: 0, 1: 0}
-    assert any("the kernel's choice" in step for step in admitted.trace.decision_steps)
-    more = world.refused("more", SINGLE, 1, 1, pages={GIB: 2 * GIB})
+    assert any("the kernel chooses" in step for step in admitted.trace.decision_steps)
+    more = world.rejected("more", SINGLE, 1, 1, pages={GIB: 2 * GIB})
     assert "hugepages-1Gi: 2 GiB needed, 0 B free" in more.message
     assert world.update("wide-app", resources(1, 2)) is None
     world.stop("wide-app")
@@ -316,9 +317,9 @@ def test_huge_pages_do_not_spill_in_scope_pod(policy: str) -> None:
     world = two_nodes(pages=PAGES)
     of = pod("p", {**TOGETHER, "policy": policy})
     assert world.place(of, container(of, "a", resources(1, 1, hugepages=PAGES)))[1] == "0"
-    refused = world.refuse(of, container(of, "b", resources(1, 1, hugepages=PAGES)))
-    assert refused.reason == "NotEnoughMemory"
-    assert refused.message == (
+    rejected = world.reject(of, container(of, "b", resources(1, 1, hugepages=PAGES)))
+    assert rejected.reason == "NotEnoughMemory"
+    assert rejected.message == (
         "pod default/p, container b: hugepages-1Gi: 2 GiB needed, 0 B free on NUMA node 0 "
         f"(policy {policy}); free: NUMA node 0: 3 CPUs for exclusive use, 5 GiB memory, 0 B in "
         "huge pages of 1 GiB; NUMA node 1: 4 CPUs for exclusive use, 6 GiB memory, "
@@ -332,8 +333,8 @@ def test_memory_does_not_spill_when_the_pods_sum_is_unknown() -> None:
     world = two_nodes()
     of = pod("p", TOGETHER)
     assert world.add(of, "a", 1, 5)[1] == "0"
-    refused = world.refuse(of, container(of, "b", resources(1, 5)))
-    assert "memory: 5 GiB needed, 3 GiB free on NUMA node 0" in refused.message
+    rejected = world.reject(of, container(of, "b", resources(1, 5)))
+    assert "memory: 5 GiB needed, 3 GiB free on NUMA node 0" in rejected.message
 
 
 def test_memory_does_not_spill_when_the_kernel_has_less_than_before() -> None:
@@ -341,7 +342,7 @@ def test_memory_does_not_spill_when_the_kernel_has_less_than_before() -> None:
     of = pod("p", TOGETHER, total=resources(2, 6))
     assert world.add(of, "a", 1, 3)[1] == "0"
     world.reading = MeasuredFree(memory={0: 2 * GIB, 1: 8 * GIB})
-    assert world.refuse(of, container(of, "b", resources(1, 3))).reason == "NotEnoughMemory"
+    assert world.reject(of, container(of, "b", resources(1, 3))).reason == "NotEnoughMemory"
     world.reading = MeasuredFree(memory={0: 4 * GIB, 1: 8 * GIB})
     assert world.add(of, "b", 1, 3)[1] == "0"
 
@@ -350,21 +351,21 @@ def test_shared_cpus_do_not_spill_when_the_pods_sum_is_unknown() -> None:
     world = two_nodes()
     of = pod("p", {**TOGETHER, "bind": "cpu"}, qos=QoSClass.BURSTABLE)
     world.add(of, "a", 2.5)[1]
-    refused = world.refuse(of, container(of, "b", resources(2.5)))
-    assert refused.message.startswith(
+    rejected = world.reject(of, container(of, "b", resources(2.5)))
+    assert rejected.message.startswith(
         "pod default/p, container b: cpu: 2.5 CPUs needed, 1.5 CPUs free on NUMA node 0; it needs "
         "2.5 CPUs where its pod was placed (policy single-numa-node, scope pod)"
     )
     world.add(of, "c", 0.5)[1]
     assert (
         "2 CPUs needed, 1 CPU free on NUMA node 0"
-        in world.refuse(of, container(of, "d", resources(2))).message
+        in world.reject(of, container(of, "d", resources(2))).message
     )
 
 
 def test_what_spills_by_permission_widens() -> None:
     world = two_nodes()
-    of = pod("p", {**TOGETHER, "on-failure": "widen"})
+    of = pod("p", {**TOGETHER, "on-failure": "best-effort"})
     assert world.add(of, "a", 1, 5)[1] == "0"
     assert world.add(of, "b", 1, 5)[1] == "0-1"
 
@@ -375,7 +376,7 @@ def test_a_pod_that_was_placed_wide_by_one_container_is_no_place_for_a_strict_on
               "policy.c": "restricted", "policy.d": "best-effort"}  # fmt: skip
     of = pod("p", wishes)
     assert world.add(of, "a", 6.5, 12)[1] == "0-1"
-    assert "not one NUMA node" in world.refuse(of, container(of, "b", resources(0.5, 1))).message
+    assert "more than one" in world.reject(of, container(of, "b", resources(0.5, 1))).message
     assert world.add(of, "c", 0.5, 1)[1] == "0-1"
     assert world.add(of, "d", 0.5, 1)[1] == "0-1"
     world.stop("p-a")
@@ -383,8 +384,8 @@ def test_a_pod_that_was_placed_wide_by_one_container_is_no_place_for_a_strict_on
     world.add(pod("t", {"policy": "best-effort"}), "a", 1.5, 1)[1]
     of = pod("r", wishes)
     assert world.add(of, "a", 2.5, 1)[1] == "0-1"
-    refused = world.refuse(of, container(of, "c", resources(0.5, 1)))
-    assert "wider than an empty machine would need" in refused.message
+    rejected = world.reject(of, container(of, "c", resources(0.5, 1)))
+    assert "more than an empty machine would need" in rejected.message
 
 
 # --- case 3 -----------------------------------------------------------------------------------
@@ -437,11 +438,11 @@ def test_a_list_does_not_take_the_last_cpus_of_a_numa_node_from_a_strict_pod() -
     for name, policy in (("mild", "best-effort"), ("strict", "restricted")):
         world.put(name, {"policy": policy, "numamem": "0"}, 0.5, 1, QoSClass.BURSTABLE)
     every = pod("list", {"numacpu": "0-3", "cpus": "exclusive"})
-    refused = world.refuse(every, wants=resources(4, 1))
-    assert refused.reason == "SharedPoolEmpty"
-    assert refused.message == (
+    rejected = world.reject(every, wants=resources(4, 1))
+    assert rejected.reason == "SharedPoolEmpty"
+    assert rejected.message == (
         "pod default/list, container app: numacpu is '0-3' (annotation numa.kubernetes.io/numacpu) "
-        "with cpus: exclusive, but that leaves no CPU on NUMA node 0 for default/strict/app, which "
+        "with cpus: exclusive, but it leaves no CPU on NUMA node 0 for default/strict/app, which "
         "shares CPUs there (policy restricted); expected one of 0-3 to be free"
     )
     world.stop("strict-app")
@@ -472,7 +473,7 @@ def test_containers_that_share_stay_off_isolated_cpus() -> None:
 
 @pytest.mark.parametrize(("strict", "shared"), [(True, "2-15,18-31"), (False, "0-1,16-17")])
 def test_where_all_others_are_reserved_isolated_cpus_are_shared(strict: bool, shared: str) -> None:
-    world = World(isolating(), Settings(reserved_cpus=HOUSEKEEPING, strict_reserved=strict))
+    world = World(isolating(), Settings(reserved_cpus=HOUSEKEEPING, strict_cpu_reservation=strict))
     assert world.put("c", {}, 0.5, 1, QoSClass.BURSTABLE)[0] == shared
 
 
@@ -509,9 +510,9 @@ def test_avoid_gives_isolated_cpus_to_containers_of_one_cpu_alone() -> None:
     """The kernel would run both busy threads of two CPUs on one of them."""
     world = World(isolating())
     assert world.put("own", OWN, 3)[0] == "0-1,16"
-    says(world.refused("two", OWN, 2), "NotEnoughCPUs", "0 free for exclusive use", "avoid)")
+    says(world.rejected("two", OWN, 2), "NotEnoughCPUs", "0 free for exclusive use", "avoid)")
     assert not CPUSet.parse(world.put("one", OWN, 1)[0]) & HOUSEKEEPING
-    says(world.update_refused("one-app", resources(2)), "", "is isolated")
+    says(world.update_rejected("one-app", resources(2)), "", "is isolated")
     assert max_exclusive_by_node(world.agent.current.desired) == {0: 0, 1: 0}
 
 
@@ -525,9 +526,9 @@ def test_only_gives_owners_isolated_cpus_and_nothing_else() -> None:
     world = World(isolating("2-3,18-19"), Settings(isolated=IsolatedCPUs.ONLY))
     assert max_exclusive_by_node(world.agent.current.desired) == {0: 4, 1: 0}
     assert total_free_exclusive(world.agent.current.desired) == 4
-    says(world.refused("many", OWN, 5), "", "5 exclusive CPUs needed, this machine has 4")
+    says(world.rejected("many", OWN, 5), "", "5 exclusive CPUs needed, this machine has 4")
     assert world.put("own", OWN, 4)[0] == "2-3,18-19"
-    assert "(isolatedCPUs: only)" in world.refused("late", OWN, 1).message
+    assert "(isolatedCPUs: only)" in world.rejected("late", OWN, 1).message
 
 
 @pytest.mark.parametrize(
@@ -550,17 +551,17 @@ def test_a_container_that_shares_is_near_its_listed_memory(policy: str) -> None:
     wishes = {"policy": policy, "numamem": "1"}
     assert world.put("shares", wishes, 0.5, 1, QoSClass.BURSTABLE) == ("4-7", "1")
     if policy != "best-effort":
-        message = world.refused("owns", wishes, 1, 1).message
+        message = world.rejected("owns", wishes, 1, 1).message
         assert "0 CPUs free for exclusive use on NUMA node 1, near the listed memory" in message
 
 
-def test_a_refusal_counts_the_cpus_near_the_listed_memory() -> None:
+def test_a_rejection_counts_the_cpus_near_the_listed_memory() -> None:
     """Not those of all NUMA nodes, of which another line says that they are free."""
     world = World(two_by_four())
     wishes = {"policy": "single-numa-node", "numamem": "0"}
     world.put("full", wishes, 3.5, 1, QoSClass.BURSTABLE)
     says(
-        world.refused("more", wishes, 1, 1, QoSClass.BURSTABLE), "TopologyAffinityError",
+        world.rejected("more", wishes, 1, 1, QoSClass.BURSTABLE), "TopologyAffinityError",
         "0.5 CPUs free on NUMA node 0, near the listed memory", "NUMA node 1: 4 CPUs",
     )  # fmt: skip
 
@@ -598,7 +599,7 @@ def test_a_machine_of_isolated_cpus_shares_them() -> None:
 
 
 @pytest.mark.parametrize("is_rule", [False, True])
-def test_exclusive_for_a_whole_pod_refuses_no_sidecar(is_rule: bool) -> None:
+def test_exclusive_for_a_whole_pod_rejects_no_sidecar(is_rule: bool) -> None:
     """Neither a fraction, nor a limit above the request, nor kubectl debug."""
     rules = (Rule(values={"cpus": "exclusive"}),) if is_rule else ()
     world = World(machines.dual_no_smt(), Settings(rules=rules))
@@ -606,8 +607,8 @@ def test_exclusive_for_a_whole_pod_refuses_no_sidecar(is_rule: bool) -> None:
     of = pod("db", annotations, qos=QoSClass.BURSTABLE, total=resources(2.6))
     above = Resources(cpu_shares=512, cpu_quota=200_000, cpu_period=100_000)
     for name, wants, cause in (
-        ("proxy", resources(0.1), "100m"), ("main", resources(2), ""),
-        ("burst", above, "500m of 2000m"), ("debugger", resources(), "not set"),
+        ("proxy", resources(0.1), "0.1 CPUs"), ("main", resources(2), ""),
+        ("burst", above, "0.5 of 2 CPUs"), ("debugger", resources(), "not set"),
     ):  # fmt: skip
         admitted = world.admit(of, container(of, name, wants))
         kind = ContainerKind.SHARED if cause else ContainerKind.EXCLUSIVE
@@ -618,15 +619,15 @@ def test_exclusive_for_a_whole_pod_refuses_no_sidecar(is_rule: bool) -> None:
         assert bool(admitted.trace.ignored) == bool(cause)
     notices = [n for n in world.history.notices.notices_after() if n.notice_kind == "ignored"]
     assert [n.container for n in notices] == ["proxy", "burst", "debugger"]
-    assert all("it shares CPUs beside cpus: exclusive" in n.message for n in notices)
-    says(world.update_refused("db-main", resources(1.5)), "FractionalCPUs")
+    assert all("it shares CPUs despite cpus: exclusive" in n.message for n in notices)
+    says(world.update_rejected("db-main", resources(1.5)), "FractionalCPUs")
 
 
 def test_exclusive_of_one_container_or_of_a_pod_without_a_whole_cpu_is_strict() -> None:
     world = World(machines.dual_no_smt())
     for key, total in (("cpus.app", 2), ("cpus", 0.5)):
         of = pod("strict", {key: "exclusive"}, total=resources(total))
-        says(world.refuse(of, wants=resources(0.5)), "FractionalCPUs")
+        says(world.reject(of, wants=resources(0.5)), "FractionalCPUs")
 
 
 # --- What the scheduler held: taken where it suits as well, decided again where it does not -----
@@ -646,8 +647,14 @@ def test_exclusive_of_one_container_or_of_a_pod_without_a_whole_cpu_is_strict() 
 def test_what_the_scheduler_held_is_a_preference(ties: bool, text: str, mems: str) -> None:
     """Among NUMA nodes that suit as well: no way around a policy, and nothing if it is not read."""
     world = World(machines.dual_smt(), Settings(kubelet=KubeletRules(ties=ties)))
-    assert world.put("a", {**SINGLE, "placed": text}, 4, 1)[1] == mems
-    assert world.put("plain", {"placed": text}, 4, 1)[1] == ""
+    assert world.put("a", {**SINGLE, "scheduled-numa-nodes": text}, 4, 1)[1] == mems
+    assert world.put("plain", {"scheduled-numa-nodes": text}, 4, 1)[1] == ""
+
+
+def test_a_pod_bound_before_the_upgrade_is_placed_where_the_scheduler_reserved() -> None:
+    """Its annotation has the old key."""
+    world = World(machines.dual_smt())
+    assert world.put("a", {**SINGLE, "placed": '{"app":"1"}'}, 4, 1)[1] == "1"
 
 
 def test_text_and_back() -> None:
@@ -655,26 +662,28 @@ def test_text_and_back() -> None:
     text = format_scheduled_nodes(places)
     assert text == '{"a":"0-1","b":"1"}'
     assert parse_scheduled_nodes(text) == {"a": NUMASet([0, 1]), "b": NUMASet([1])}
-    assert scheduled_nodes({f"{PREFIX}placed": text}, PREFIX[:-1], "b") == NUMASet([1])
+    assert scheduled_nodes({f"{PREFIX}scheduled-numa-nodes": text}, PREFIX[:-1], "b") == NUMASet(
+        [1]
+    )
     assert scheduled_nodes({}, PREFIX[:-1], "b") == NO_NUMA_NODES
 
 
 def test_it_is_said(world: World) -> None:
     """In what explains the container, and as a warning where it came otherwise."""
     for name, cpus in (("first", 28), ("second", 8)):
-        of = pod(name, {**SINGLE, "placed": '{"app":"1"}'}, qos=QoSClass.GUARANTEED)
+        of = pod(name, {**SINGLE, "scheduled-numa-nodes": '{"app":"1"}'}, qos=QoSClass.GUARANTEED)
         made = container(of, wants=resources(cpus, 1))
         found = admit(world.agent.current.desired, of, made)
         assert isinstance(found, Admitted)
-        said = [step for step in found.trace.decision_steps if "the scheduler held" in step]
+        said = [step for step in found.trace.decision_steps if "the scheduler chose" in step]
         if name == "first":
-            assert said == ["the scheduler held NUMA node 1: taken"]
+            assert said == ["the scheduler chose NUMA node 1, too"]
             assert found.warnings == ()
             world.place(of, made)
         else:
             (warning,) = found.warnings
             assert warning == (
-                "the scheduler held NUMA node 1, which no longer suits best: placed on NUMA node 0 "
+                "the scheduler chose NUMA node 1, which no longer fits best: placed on NUMA node 0 "
                 "instead"
             )
             assert said == [warning]
@@ -682,7 +691,7 @@ def test_it_is_said(world: World) -> None:
 
 def test_on_one_numa_node_there_is_nothing_to_choose() -> None:
     world = World(machines.single_smt())
-    of = pod("a", {**SINGLE, "placed": '{"app":"0"}'}, qos=QoSClass.GUARANTEED)
+    of = pod("a", {**SINGLE, "scheduled-numa-nodes": '{"app":"0"}'}, qos=QoSClass.GUARANTEED)
     found = admit(world.agent.current.desired, of, container(of, wants=resources(2, 1)))
     assert isinstance(found, Admitted)
     assert found.warnings == ()

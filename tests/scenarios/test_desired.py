@@ -1,4 +1,4 @@
-"""An unbound container has the pool: when it is left alone, and when its cpuset is widened."""
+"""An unpinned container has the pool: when it is left alone, and when its cpuset is widened."""
 
 from __future__ import annotations
 

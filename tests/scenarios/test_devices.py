@@ -74,7 +74,7 @@ def test_a_container_is_placed_where_its_gpus_are(
     assert CPUSet.parse(where) <= (ON_0, ON_1)[numa_node]
     assert mems == str(numa_node)
     because = [step for step in world.steps("a-app") if "GPU" in step]
-    assert because == [f"on NUMA node {numa_node} because its GPU {said}"] * bool(said)
+    assert because == [f"on NUMA node {numa_node}, because its GPU {said}"] * bool(said)
 
 
 def test_gpus_with_no_cpu_near_are_named() -> None:
@@ -84,24 +84,24 @@ def test_gpus_with_no_cpu_near_are_named() -> None:
     of = pod("a", {"policy": "restricted", "cpus": "exclusive"})
     world.place(of, with_gpus(of, 10, **{f"g{i}": (i,) for i in range(5)}))
     assert [step for step in world.steps("a-app") if "GPU" in step] == [
-        "on NUMA nodes 0-1 because its GPU g0, g1 are there",
-        "although its GPU g2, g3, g4 are on NUMA nodes 2-4, which is not among them",
+        "on NUMA nodes 0-1, because its GPU g0, g1 are there",
+        "its GPU g2, g3, g4 are on NUMA nodes 2-4, outside of NUMA nodes 0-1",
     ]
 
 
 def test_nics_apart_are_tied_by_nothing(world: World) -> None:
     of = pod("a", {"policy": "single-numa-node"})
-    refused = world.refuse(of, with_gpus(of, n0=(0,), n1=(1,)))
-    says(refused, "DeviceAffinityError", "GPU: 2 needed, at most 1 free on one NUMA node;")
+    rejected = world.reject(of, with_gpus(of, n0=(0,), n1=(1,)))
+    says(rejected, "DeviceAffinityError", "GPU: 2 needed, at most 1 free on one NUMA node;")
 
 
 def test_listed_memory_confines_the_cpus_and_not_the_devices(world: World) -> None:
     asks = SINGLE | {"cpus": "exclusive", "numamem": "0"}
     where, mems = world.place(near := pod("a", asks), with_gpus(near, **{GPU: (0,)}))
     assert (CPUSet.parse(where) <= ON_0, mems) == (True, "0")
-    refused = world.refuse(far := pod("b", asks), with_gpus(far))
+    rejected = world.reject(far := pod("b", asks), with_gpus(far))
     each = "each fits, but not on the same NUMA nodes: 2 exclusive CPUs on NUMA node 0, 1 GPU on"
-    says(refused, "DeviceAffinityError", f"{each} NUMA node 1")
+    says(rejected, "DeviceAffinityError", f"{each} NUMA node 1")
 
 
 def test_the_explanation_says_so_in_a_sentence(world: World) -> None:
@@ -110,7 +110,7 @@ def test_the_explanation_says_so_in_a_sentence(world: World) -> None:
     allocation = world.allocation("a-app")
     document = explain_allocation(allocation, world.history.explanation_of("a-app"), "4-7")
     text = "\n".join(explanation_sentences(document))
-    assert f"On NUMA node 1 because its GPU {GPU} is there." in text
+    assert f"On NUMA node 1, because its GPU {GPU} is there." in text
     assert "Variable PCIDEVICE_X names nothing: no hint." in text
     (gpu,) = [r for r in document["resources"] if r["resource"] == "GPU"]
     assert gpu["demand"] == 1
@@ -123,7 +123,7 @@ def test_devices_ignore_places_as_if_there_were_none_and_says_so(world: World) -
     where, mems = world.place(of, replace(made, devices=kinds))
     assert CPUSet.parse(where) <= ON_0
     assert mems == "0"
-    expected = f"devices: ignore, so GPU {GPU}, NIC nic0 and disk sda gave no hint"
+    expected = f"devices: ignore, so GPU {GPU}, NIC nic0 and disk sda are ignored"
     assert expected in world.steps("a-app")
     asked = world.grounds("a-app")
     assert asked.basis.requested is not None
@@ -134,8 +134,8 @@ def test_devices_is_a_key_of_rules_and_defaults_and_its_values_are_checked() -> 
     world = two_nodes(defaults={"devices": "ignore", "policy": "restricted"})
     of = pod("a")
     assert CPUSet.parse(world.place(of, with_gpus(of))[0]) <= ON_0
-    refused = world.refused("b", {"devices": "alined"})
-    assert "expected one of align, ignore (did you mean align?)" in refused.message
+    rejected = world.rejected("b", {"devices": "alined"})
+    assert "expected one of align, ignore (did you mean align?)" in rejected.message
     assert DeviceAlignmentMode("align") is DeviceAlignmentMode.ALIGN
 
 
@@ -146,10 +146,10 @@ def test_a_single_container_may_ignore_what_the_pod_aligns(world: World) -> None
     assert CPUSet.parse(world.place(of, helper)[0]) <= ON_1
 
 
-def test_where_the_gpus_numa_node_is_full_it_is_refused_with_both_reasons(world: World) -> None:
+def test_where_the_gpus_numa_node_is_full_it_is_rejected_with_both_reasons(world: World) -> None:
     world.put("full", {"numacpu": "4-7", "cpus": "exclusive"}, 4, 1)
     of = pod("a", {"policy": "single-numa-node", "cpus": "exclusive"})
-    says(world.refuse(of, with_gpus(of)), "DeviceAffinityError", "GPU")
+    says(world.reject(of, with_gpus(of)), "DeviceAffinityError", "GPU")
 
 
 def test_a_device_of_several_numa_nodes_suits_each_of_them(world: World) -> None:
@@ -160,7 +160,7 @@ def test_a_device_of_several_numa_nodes_suits_each_of_them(world: World) -> None
 
 def test_devices_on_two_numa_nodes_have_no_single_one(world: World) -> None:
     of = pod("a", SINGLE)
-    says(world.refuse(of, with_gpus(of, a=(0,), b=(1,))), "", "GPU")
+    says(world.reject(of, with_gpus(of, a=(0,), b=(1,))), "", "GPU")
     of = pod("b", {"policy": "best-effort"})
     assert world.place(of, with_gpus(of, a=(0,), b=(1,)))[1] in ("0", "1", "0-1")
     assert [step for step in world.steps("b-app") if "GPU" in step]
@@ -188,10 +188,10 @@ def test_what_gives_no_hint_is_said_of_a_container_without_any_other_device(worl
 @pytest.mark.parametrize(
     ("gpus", "said"),
     [
-        ({"a": (1,)}, "although its GPU a is on NUMA node 1, which is not among them"),
+        ({"a": (1,)}, "its GPU a is on NUMA node 1, outside of NUMA node 0"),
         (
             {"a": (1,), "b": (1,)},
-            "although its GPU a, b are on NUMA node 1, which is not among them",
+            "its GPU a, b are on NUMA node 1, outside of NUMA node 0",
         ),
     ],
 )
@@ -225,7 +225,7 @@ def test_gpus_without_cpus_near_them_are_named() -> None:
     gpus = {"a": (0,), "b": (0,), "c": (1,), "d": (1,)}
     of = pod("p", {"policy": "best-effort"})
     steps = world.admit(of, with_gpus(of, **gpus)).trace.decision_steps
-    assert "although its GPU c, d are on NUMA node 1, which is not among them" in steps
+    assert "its GPU c, d are on NUMA node 1, outside of NUMA node 0" in steps
     of = pod("q", {"policy": "best-effort"})
     steps = world.admit(of, with_gpus(of, 5, **gpus)).trace.decision_steps
     assert not [step for step in steps if "although its GPU" in step]

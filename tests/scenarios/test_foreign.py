@@ -47,15 +47,18 @@ def test_a_pin_that_is_taken_back_is_no_pin_any_more(world: World) -> None:
 def test_a_pin_on_exclusive_cpus_is_said_when_its_container_is_created(world: World) -> None:
     """Another plugin, called before us, writes a CPU that is exclusive to somebody."""
     world.put("own", OWN, 1, 1)
-    assert (world.has("own-app")[0], world.count("foreign_on_owned_cpus")) == ("0", 0)
+    assert (world.has("own-app")[0], world.count("foreign_containers_on_exclusive_cpus")) == (
+        "0",
+        0,
+    )
     one = plain(world, cpus="0")
     assert world.allocation(one).kind is ContainerKind.FOREIGN
-    assert world.count("foreign_on_owned_cpus") == 1
+    assert world.count("foreign_containers_on_exclusive_cpus") == 1
     assert world.count("foreign_overlaps_total") == 1
     real = StateSnapshot(world.agent.current.machine, world.agent.current.state, {}).drift_of(one)
     assert real is not None
     assert (real.cpus, real.on_exclusive_cpus, real.holders) == ("0", True, ("default/own/app",))
-    assert real.text == "pinned by another component to CPU 0"
+    assert real.text == "pinned by another program to CPU 0"
     assert (
         StateSnapshot(world.agent.current.machine, world.agent.current.state, {}).drift_of(
             "own-app"
@@ -63,7 +66,7 @@ def test_a_pin_on_exclusive_cpus_is_said_when_its_container_is_created(world: Wo
         is None
     )
     world.stop(one)
-    assert world.count("foreign_on_owned_cpus") == 0
+    assert world.count("foreign_containers_on_exclusive_cpus") == 0
 
 
 def test_all_cpus_are_the_shared_pool_while_somebody_owns_some(world: World) -> None:
@@ -92,14 +95,14 @@ def test_a_foreign_container_may_go_where_its_manager_says(world: World) -> None
     one = plain(world)
     world.put("own", OWN, 1, 1)
     world.update(one, Resources(cpus="3"))
-    assert world.count("foreign_on_owned_cpus") == 0
+    assert world.count("foreign_containers_on_exclusive_cpus") == 0
     world.update(one, Resources(cpus="0"))
     assert (world.allocation(one).kind, world.has(one)[0]) == (ContainerKind.FOREIGN, "0")
     assert world.cpus("own-app") == CPUSet.parse("0")
-    assert world.count("foreign_on_owned_cpus") == 1
+    assert world.count("foreign_containers_on_exclusive_cpus") == 1
     world.update(one, Resources(cpus="0-3"))
     assert (world.allocation(one).kind, world.has(one)[0]) == (ContainerKind.UNPINNED, "1-3")
-    assert world.count("foreign_on_owned_cpus") == 0
+    assert world.count("foreign_containers_on_exclusive_cpus") == 0
 
 
 @pytest.mark.parametrize("asked", [Resources(cpu_shares=512), Resources(cpus="x"), Resources()])
@@ -118,13 +121,13 @@ def test_a_pin_that_was_taken_back_in_a_gap(world: World, now: str, restart: boo
     one = plain(world)
     world.update(one, Resources(cpus="0-2"))  # wide: not kept for last
     world.put("own", OWN, 1, 1)
-    assert world.count("foreign_on_owned_cpus") == 1
+    assert world.count("foreign_containers_on_exclusive_cpus") == 1
     world.unseen(one, cpus=now)
     if restart:
         world.boot()
     world.synchronize()
     assert (world.allocation(one).kind, world.has(one)[0]) == (ContainerKind.UNPINNED, "1-3")
-    assert world.count("foreign_on_owned_cpus") == 0
+    assert world.count("foreign_containers_on_exclusive_cpus") == 0
 
 
 def test_a_pin_that_was_changed_in_a_gap_is_known_as_it_is(world: World) -> None:
@@ -135,7 +138,7 @@ def test_a_pin_that_was_changed_in_a_gap_is_known_as_it_is(world: World) -> None
     assert world.has(one)[0] == "0"
     allocation = world.allocation(one)
     assert (allocation.kind, allocation.foreign_cpus) == (ContainerKind.FOREIGN, CPUSet.parse("0"))
-    assert world.count("foreign_on_owned_cpus") == 1
+    assert world.count("foreign_containers_on_exclusive_cpus") == 1
     assert journal.state_from(world.store.documents)[0].allocations[one] == allocation
 
 
@@ -164,7 +167,7 @@ def test_a_container_that_is_created_with_a_cpuset(
 
 
 def test_all_cpus_do_not_reach_those_that_are_strictly_reserved() -> None:
-    settings = Settings(reserved_cpus=CPUSet.parse("0"), strict_reserved=True)
+    settings = Settings(reserved_cpus=CPUSet.parse("0"), strict_cpu_reservation=True)
     world = World(machines.single_no_smt(), settings)
     one = plain(world)
     assert world.has(one)[0] == "1-3"
@@ -175,8 +178,8 @@ def test_all_cpus_do_not_reach_those_that_are_strictly_reserved() -> None:
 @pytest.mark.parametrize(
     ("field", "said"),
     [
-        ({"pinned": "1"}, "only a foreign container is pinned by another component"),
-        ({"soft": True}, "only a list of shared CPUs can be soft"),
+        ({"pinned": "1"}, "only a foreign container is pinned by another program"),
+        ({"yieldingCPUs": True}, "only a list of shared CPUs can be soft"),
     ],
 )
 def test_what_the_checkpoint_says_of_the_wrong_kind_of_container_is_left_out(
@@ -221,7 +224,7 @@ def test_case_15_cpus_that_somebody_else_pinned_are_the_last(smt: str) -> None:
 def test_case_15_when_there_are_no_others_they_are_given_and_it_is_said(world: World) -> None:
     plain(world, "kubelets", "0-1")
     assert world.put("a", SINGLE, 3, 1)[0] == "0,2-3"
-    assert "CPU 0 is also used by containers that another component pinned there" in world.steps(
+    assert "CPU 0 is also used by containers that another program pinned there" in world.steps(
         "a-app"
     )
 

@@ -55,8 +55,8 @@ def owned(world: World, container_id: str) -> CPUSet:
     return CPUSet.parse(world.has(container_id)[0])
 
 
-def refused(world: World, of: PodSandbox, cpus: float) -> Rejected:
-    return world.refuse(of, container(of, "late", wants=resources(cpus)))
+def rejected(world: World, of: PodSandbox, cpus: float) -> Rejected:
+    return world.reject(of, container(of, "late", wants=resources(cpus)))
 
 
 def test_a_container_that_was_killed_comes_back_to_its_cpus() -> None:
@@ -66,12 +66,12 @@ def test_a_container_that_was_killed_comes_back_to_its_cpus() -> None:
     had = owned(world, first)
     assert world.stop(first) == (), "nobody gets its CPUs"
     (left,) = world.agent.current.state.reservations_of(of.uid)
-    assert shown_kind(world.agent.current.state, left) == "kept"
+    assert shown_kind(world.agent.current.state, left) == "reservation"
     assert explanation_sentences(explain_allocation(left, None, str(had))) == [
-        "It does not run, and has CPUs 0-2 and memory of NUMA node 0, kept for its pod: the "
-        "container ended."
+        "It does not run. Reserved for its pod, because the container ended: CPUs 0-2 and memory "
+        "of NUMA node 0."
     ]
-    says(refused(world, pod("other", OWN), 1), "", "default/db/main has exclusive")
+    says(rejected(world, pod("other", OWN), 1), "", "default/db/main has exclusive")
     world.check()
     again = start(world, of, "main", 3)
     assert owned(world, again) == had
@@ -83,7 +83,7 @@ def test_the_app_gets_the_cpus_of_the_init_container() -> None:
     init = start(world, of, "init", 3)
     had = owned(world, init)
     world.stop(init)
-    refused(world, pod("other", OWN), 1)
+    rejected(world, pod("other", OWN), 1)
     app = start(world, of, "app", 2)
     assert owned(world, app) < had
     world.check()
@@ -261,7 +261,7 @@ def test_a_failed_start_gives_back_when_the_sandbox_stops(tmp_path: Path) -> Non
     world, (tree, _) = four(), cgroups(tmp_path)
     of = pod("db", OWN)
     del world.live[fails_to_start(world, of, tree, 3)]
-    refused(world, pod("other", OWN), 1)
+    rejected(world, pod("other", OWN), 1)
     world.agent.stop_pod(of.uid, of.id)
     assert not world.agent.current.state.allocations
 
@@ -337,7 +337,7 @@ def test_what_is_kept_survives_a_restart_of_the_agent(seen: bool) -> None:
     world.restart()
     (left,) = world.agent.current.state.reservations_of(of.uid)
     assert (left.cpus, left.reserved_at) == (had, world.now)
-    refused(world, pod("other", OWN), 1)
+    rejected(world, pod("other", OWN), 1)
     assert owned(world, start(world, of, "main", 3)) == had
 
 
@@ -383,16 +383,17 @@ def test_a_sandbox_of_a_known_pod_keeps_nothing_more(world: World) -> None:
     assert world.agent.current.state is before
 
 
-def test_a_pod_whose_sum_the_machine_does_not_have_is_refused_with_its_first_container() -> None:
+def test_a_pod_whose_sum_the_machine_does_not_have_is_rejected_with_its_first_container() -> None:
     world = usual()
     of = replace(
         pod("wide", {"policy": "best-effort", "scope": "pod"}, qos=QoSClass.GUARANTEED),
         resources=resources(20, 1),
     )
-    answer = refused(world, of, 3)
+    answer = rejected(world, of, 3)
     assert answer.message == (
-        "pod default/wide, container late: its pod is admitted whole, and its other containers "
-        "need 17 CPUs together; free beside it: 13 CPUs"
+        "pod default/wide, container late: its pod is admitted as a whole, and its other "
+        "containers "
+        "need 17 CPUs together; free without this one: 13 CPUs"
     )
     assert not world.agent.current.state.allocations
 
@@ -466,7 +467,7 @@ STRICT = {"policy": "single-numa-node"}
 
 def named(name: str, total: float, containers: str, asks: Mapping[str, str] = STRICT) -> PodSandbox:
     """A Guaranteed pod whose containers the scheduler named."""
-    annotations = {**asks, "containers": containers}
+    annotations = {**asks, "container-resources": containers}
     return pod(name, annotations, qos=QoSClass.GUARANTEED, total=resources(total, 4))
 
 
@@ -481,7 +482,7 @@ def test_memory_of_an_init_container_is_kept_for_the_app(world: World) -> None:
     world.stop(init)
     start(world, other, "main", 0.5, gib * 0.4)
     late = pod("late", STRICT)
-    answer = world.refuse(late, container(late, "main", resources(0.5, gib * 0.4)))
+    answer = world.reject(late, container(late, "main", resources(0.5, gib * 0.4)))
     assert answer.reason == "TopologyAffinityError"
     app = start(world, of, "app", 0.5, gib * 0.3)
     assert set(world.allocation(app).mems) == {place}
@@ -519,7 +520,7 @@ def test_containers_that_the_scheduler_named_have_their_place_from_the_first_on(
     world.check()
     for n in (1, 2):  # nothing of it can be had by others
         start(world, pod(f"x{n}", STRICT), "main", 2)
-        refused(world, pod("big", STRICT), 4)
+        rejected(world, pod("big", STRICT), 4)
     for name, cpus in (("b", 5), ("a", 4)):
         assert (
             owned(world, start(world, of, name, cpus, 1 if name == "b" else 0)) == kept[name].cpus
@@ -527,13 +528,26 @@ def test_containers_that_the_scheduler_named_have_their_place_from_the_first_on(
     assert not world.agent.current.state.reservations_of(of.uid)
 
 
-def test_a_pod_is_refused_with_its_first_container_where_a_later_one_has_no_place() -> None:
+def test_a_pod_bound_before_the_upgrade_keeps_the_room_of_its_later_containers() -> None:
+    """Its annotation has the old key."""
+    world = usual()
+    text = '{"a":{"cpu":"4"},"b":{"cpu":"5"}}'
+    of = pod("pair", {**STRICT, "containers": text}, qos=QoSClass.GUARANTEED, total=resources(9, 4))
+    start(world, of, "a", 4)
+    (kept,) = world.agent.current.state.reservations_of(of.uid)
+    assert (kept.container, len(kept.cpus)) == ("b", 5)
+    start(world, of, "b", 5)
+    assert not world.agent.current.state.reservations_of(of.uid)
+
+
+def test_a_pod_is_rejected_with_its_first_container_where_a_later_one_has_no_place() -> None:
     world = usual()
     of = named("pair", 14, '{"init":{"cpu":"2","ends":true},"a":{"cpu":"5"},"b":{"cpu":"9"}}')
-    answer = world.refuse(of, container(of, "init", resources(2, 1)))
+    answer = world.reject(of, container(of, "init", resources(2, 1)))
     assert answer.message.startswith(
-        "pod default/pair, container init: its pod is admitted whole, and container b would be "
-        "refused: cpu: 9 exclusive CPUs needed"
+        "pod default/pair, container init: its pod is admitted as a whole, and container b would "
+        "be "
+        "rejected: cpu: 9 exclusive CPUs needed"
     )
     assert not world.agent.current.state.allocations
 
@@ -557,7 +571,7 @@ def test_an_init_container_beside_a_sidecar_has_what_comes_after_it(world: World
     of = named("job", 8, '{"proxy":{"cpu":"2"},"init":{"cpu":"6","ends":true},"a":{"cpu":"5"}}')
     start(world, of, "proxy", 2)
     assert len(world.agent.current.state.exclusive) == 8, "the peak of the pod, and no more"
-    refused(world, pod("x", OWN), 8)
+    rejected(world, pod("x", OWN), 8)
     world.stop(start(world, of, "init", 6))
     assert len(world.agent.current.state.exclusive) == 8
     start(world, of, "a", 5)
@@ -572,7 +586,7 @@ def test_the_pods_sum_is_kept_where_each_container_has_its_own_place(world: Worl
         GIB,
         PENDING_RESERVATION_CAPTION,
     )
-    refused(world, pod("x", OWN), 8)
+    rejected(world, pod("x", OWN), 8)
     start(world, of, "log", 0.5)
     (held,) = world.agent.current.state.reservations_of(of.uid)
     assert len(held.cpus) == 3, "what a fraction has is not to come"
@@ -639,14 +653,18 @@ def one_cpu_each(count: int) -> str:
     [
         (
             "[]",
-            "containers is '[]' (annotation numa.kubernetes.io/containers), expected containers ",
+            "container-resources is '[]' (annotation numa.kubernetes.io/container-resources), "
+            "expected containers ",
         ),
         ('{"b":{"cpus":"4"}}', "expected containers in the order"),
         ('{"b":{"cpu":"four"}}', "expected containers in the order"),
         ('{"b":4}', "expected containers in the order"),
         (one_cpu_each(65), "expected containers in the order"),
-        (one_cpu_each(64), "containers has 64 CPUs and 0 bytes"),
-        ('{"b":{"cpu":"9"}}', "containers has 9 CPUs and 0 bytes (annotation numa.kubernetes.io/"),
+        (one_cpu_each(64), "container-resources has 64 CPUs and 0 bytes"),
+        (
+            '{"b":{"cpu":"9"}}',
+            "container-resources has 9 CPUs and 0 bytes (annotation numa.kubernetes.io/",
+        ),
         (
             '{"b":{"cpu":"4","memory":"5Gi"}}',
             "expected no more than its pod, 8 CPUs and 4294967296",

@@ -88,15 +88,15 @@ def test_granted_cpus_come_back_when_the_kubelet_says_so(world: World) -> None:
     assert world.has(plain)[0] == "0-3"
 
 
-def test_granted_cpus_cannot_be_listed_and_the_refusal_says_whose_they_are(world: World) -> None:
+def test_granted_cpus_cannot_be_listed_and_the_rejection_says_whose_they_are(world: World) -> None:
     of = kubelets(world, "g", "2-3")
     world.place(of, wants=sent("2-3"))
     asks = pod("asks", {"numacpu": "1-2"})
-    says(world.refuse(asks), "CPUOwned", "CPU 2 is exclusive to default/g/app (by the kubelet)")
+    says(world.reject(asks), "CPUExclusive", "CPU 2 is exclusive to default/g/app (by the kubelet)")
     world.kubelet({("g", APP): "2-3", ("soon", APP): "1"})
-    refused = world.refuse(asks)
-    assert "default/g/app (by the kubelet)" in refused.message
-    assert "container app of pod UID uid-soon (by the kubelet)" in refused.message
+    rejected = world.reject(asks)
+    assert "default/g/app (by the kubelet)" in rejected.message
+    assert "container app of pod UID uid-soon (by the kubelet)" in rejected.message
 
 
 RULED = Settings(
@@ -110,11 +110,11 @@ RULED = Settings(
         (ANNOTATED, {}, ""),
         (ANNOTATED, {"bind": "none"}, ""),
         (Settings(), {"numacpu": "2,3"}, ""),  # the same as the kubelet
-        (Settings(), {"numacpu": "1", "on-failure": "unpinned"}, "kubelet.override is never"),
+        (Settings(), {"numacpu": "1", "on-failure": "unpinned"}, "kubelet.overrideGrants is never"),
         (RULED, {}, "annotation numacpu of the pod itself"),
-        (ANNOTATED, OWN, "not followed"),
-        (ANNOTATED, {"policy": "single-numa-node"}, "not followed"),
-        (ANNOTATED, {"smt": "isolate"}, "not followed"),
+        (ANNOTATED, OWN, "ignored, because"),
+        (ANNOTATED, {"policy": "single-numa-node"}, "ignored, because"),
+        (ANNOTATED, {"smt": "isolate"}, "ignored, because"),
     ],
 )
 def test_what_does_not_take_it_away_is_left_to_the_kubelet(
@@ -128,22 +128,22 @@ def test_what_does_not_take_it_away_is_left_to_the_kubelet(
     assert (world.has("g-app")[0], shown(world, "g-app")) == ("2-3", "kubelet")
 
 
-def test_a_list_of_the_pod_is_refused_unless_overriding_is_allowed(world: World) -> None:
+def test_a_list_of_the_pod_is_rejected_unless_overriding_is_allowed(world: World) -> None:
     of = kubelets(world, "g", "2-3", {"numacpu": "1"})
     says(
-        world.refuse(of, wants=sent("2-3")),
+        world.reject(of, wants=sent("2-3")),
         "KubeletPinned",
         "default/g",
         "numacpu is '1'",
         "CPUs 2-3",
-        "kubelet.override is never",
+        "kubelet.overrideGrants is never",
         "expected",
     )
     world = World(machines.single_no_smt(), ANNOTATED)
     of = kubelets(world, "g", "2-3", {"numacpu": "1"})
     assert world.place(of, wants=sent("2-3"))[0] == "1"
     assert world.allocation("g-app").kind is ContainerKind.LISTED
-    assert shown(world, "g-app") == "explicit"
+    assert shown(world, "g-app") == "listed"
     # The kubelet goes on believing: nobody else gets what it granted.
     assert world.has(shared(world))[0] == "0-1"
 
@@ -176,8 +176,8 @@ def test_a_resize_leaves_a_container_with_a_grant_where_it_is(
     world = World(machines.dual_smt(), ANNOTATED)
     of = kubelets(world, "g", "2-3", asks)
     assert world.place(of, wants=sent("2-3")) == has
-    refused = world.update("g-app", resources(3, 2))
-    assert refused is None, refused
+    rejected = world.update("g-app", resources(3, 2))
+    assert rejected is None, rejected
     assert world.has("g-app") == has
     assert world.agent.current.state.kubelet.cpus
 
@@ -185,9 +185,9 @@ def test_a_resize_leaves_a_container_with_a_grant_where_it_is(
 def test_granted_memory_is_the_kubelets_too() -> None:
     world = World(machines.dual_smt())
     world.kubelet(mems={("m", APP): "0"})
-    refused = world.refused("m", {"numamem": "1"}, 0.5, 1, qos=QoSClass.GUARANTEED)
-    assert refused.reason == "KubeletPinned"
-    assert "memory of NUMA node 0" in refused.message
+    rejected = world.rejected("m", {"numamem": "1"}, 0.5, 1, qos=QoSClass.GUARANTEED)
+    assert rejected.reason == "KubeletPinned"
+    assert "memory of NUMA node 0" in rejected.message
     cpus, mems = world.put("m", {"policy": "best-effort"}, 0.5, 1)
     assert (bool(cpus), mems) == (True, "")
     assert world.put("m", {}, 0.5, 1)[1] == ""
@@ -289,7 +289,7 @@ def test_strangers_with_a_grant_are_the_kubelets(world: World) -> None:
         made = container(of, wants=sent(cpus))
         world.pods[of.id], world.live[made.id] = of, made
     world.synchronize()
-    assert [shown(world, f"{n}-app") for n in ("g", "h", "plain")] == ["kubelet"] * 2 + ["unbound"]
+    assert [shown(world, f"{n}-app") for n in ("g", "h", "plain")] == ["kubelet"] * 2 + ["unpinned"]
     assert world.allocation("h-app").foreign_cpus == CPUSet.parse("3")
 
 
@@ -307,8 +307,8 @@ def test_a_pod_with_a_grant_of_its_own_shares_it_among_its_containers(world: Wor
     world.place(of, container(of, "first", sent("2")))
     world.place(of, container(of, "second", sent("3")))
     assert [shown(world, f"p-{n}") for n in ("first", "second")] == ["kubelet"] * 2
-    assert "pod default/p (by the kubelet)" in world.refused("asks", {"numacpu": "3"}).message
-    assert "default/p/first (by the kubelet)" in world.refused("asks", {"numacpu": "2"}).message
+    assert "pod default/p (by the kubelet)" in world.rejected("asks", {"numacpu": "3"}).message
+    assert "default/p/first (by the kubelet)" in world.rejected("asks", {"numacpu": "2"}).message
 
 
 def test_a_kubelet_before_1_18_names_containers_by_id(world: World) -> None:
@@ -317,7 +317,7 @@ def test_a_kubelet_before_1_18_names_containers_by_id(world: World) -> None:
     )
     world.place(pod("g"), wants=sent("3"))
     assert shown(world, "g-app") == "kubelet"
-    assert "container g-app (by the kubelet)" in world.refused("asks", {"numacpu": "3"}).message
+    assert "container g-app (by the kubelet)" in world.rejected("asks", {"numacpu": "3"}).message
 
 
 def test_owners_get_first_what_the_kubelet_never_grants(world: World) -> None:
@@ -384,12 +384,12 @@ def test_a_list_of_granted_cpus_that_started_without_us_is_said_to_stay_unpinned
     else:
         world.synchronize()
     (notice,) = world.history.notices.notices_after()
-    assert (notice.notice_kind, notice.reason, notice.pod) == ("unpinned", "CPUOwned", "late")
+    assert (notice.notice_kind, notice.reason, notice.pod) == ("unpinned", "CPUExclusive", "late")
     text = explained(world, late.id)
     for said in (notice.message, text):
         assert "CPU 2 is exclusive to default/granted/app (by the kubelet)" in said
-        assert "t was running already, so it stays unpinned until its pod is made anew" in said
-    assert "It asked for CPU 2 (annotation numa.kubernetes.io/numacpu)." in text
+        assert "t was running already, so it stays unpinned until its pod is recreated" in said
+    assert "It requests CPU 2 (annotation numa.kubernetes.io/numacpu)." in text
 
 
 def explained(world: World, container_id: str) -> str:

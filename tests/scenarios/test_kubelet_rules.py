@@ -23,17 +23,17 @@ SINGLE = {"policy": "single-numa-node"}
 # --- case 4 -----------------------------------------------------------------------------------
 
 
-def test_kubelet_memory_refuses_the_third_of_6_6_and_3_gib() -> None:
+def test_kubelet_memory_rejects_the_third_of_6_6_and_3_gib() -> None:
     """Also when the kernel says that all is free, since nobody touched it yet."""
     full = MeasuredFree(memory={0: 8 * GIB, 1: 8 * GIB})
     world = two_nodes(full, kubelet=KubeletRules(memory=True))
     assert world.put("a", SINGLE, 1, 6)[1] == "0"
     assert world.put("b", SINGLE, 1, 6)[1] == "1"
-    message = world.refused("c", SINGLE, 1, 3).message
+    message = world.rejected("c", SINGLE, 1, 3).message
     assert message == (
         "pod default/c, container app: memory: 3 GiB needed, 2 GiB free on NUMA node 0 "
-        "(kubeletCompatibility: memory); NUMA node 0 has too little memory, and no wider set that "
-        "holds it fits; it needs 1 exclusive CPU and 3 GiB memory; free: NUMA node 0: 3 CPUs for "
+        "(kubeletCompatibility: memory); NUMA node 0 has too little memory, and no larger set "
+        "fits; it needs 1 exclusive CPU and 3 GiB memory; free: NUMA node 0: 3 CPUs for "
         "exclusive use, 2 GiB memory; NUMA node 1: 3 CPUs for exclusive use, 2 GiB memory"
     )
 
@@ -45,10 +45,10 @@ def test_kubelet_memory_does_not_look_at_what_the_kernel_has() -> None:
 
 
 @pytest.mark.parametrize("policy", ["none", "best-effort", "restricted", "single-numa-node"])
-def test_kubelet_memory_refuses_more_than_the_machine_has(policy: str) -> None:
+def test_kubelet_memory_rejects_more_than_the_machine_has(policy: str) -> None:
     world = two_nodes(kubelet=KubeletRules(memory=True))
     wishes = {"policy": policy, "cpus": "exclusive"}
-    assert "100 GiB" in world.refused("a", wishes, 1, 100).message
+    assert "100 GiB" in world.rejected("a", wishes, 1, 100).message
 
 
 def test_kubelet_memory_books_guaranteed_pods_only() -> None:
@@ -65,7 +65,7 @@ def test_kubelet_memory_groups_never_overlap() -> None:
     best = {"policy": "best-effort"}
     assert world.put("pair", best, 1, 10)[1] == "0-1"
     # 6 GiB are left on NUMA node 1, but it is tied to NUMA node 0.
-    message = world.refused("one", SINGLE, 1, 1).message
+    message = world.rejected("one", SINGLE, 1, 1).message
     assert (
         "; other containers tie NUMA nodes 0-1 together (kubeletCompatibility: memory)" in message
     )
@@ -73,7 +73,7 @@ def test_kubelet_memory_groups_never_overlap() -> None:
     world.stop("pair-app")
     world.stop("two-app")
     assert world.put("one", SINGLE, 1, 1)[1] == "0"
-    assert "no wider set" in world.refused("pair", best, 1, 10).message
+    assert "no larger set" in world.rejected("pair", best, 1, 10).message
 
 
 def test_kubelet_memory_extends_what_a_pod_without_a_sum_was_given() -> None:
@@ -88,7 +88,7 @@ def test_kubelet_memory_extends_what_a_pod_without_a_sum_was_given() -> None:
             assert "memory: 10 GiB needed, 8 GiB free on NUMA node 0" in answer.message
             continue
         assert world.has("p-b")[1] == mems
-        assert "memory extended from NUMA node 0 to 0-1" in world.steps("p-b")
+        assert "memory extended from NUMA node 0 to NUMA nodes 0-1" in world.steps("p-b")
 
 
 def test_kubelet_memory_knows_every_size_of_huge_pages() -> None:
@@ -111,12 +111,12 @@ def test_kubelet_memory_books_huge_pages_with_memory() -> None:
     assert world.put("a", SINGLE, 1, 1, pages={GIB: GIB})[1] == "0"
     assert world.put("b", SINGLE, 1, 1, pages={GIB: 2 * GIB})[1] == "1"
     assert world.put("c", SINGLE, 1, 1, pages={GIB: GIB})[1] == "0"
-    message = world.refused("d", SINGLE, 1, 1, pages={GIB: GIB}).message
+    message = world.rejected("d", SINGLE, 1, 1, pages={GIB: GIB}).message
     assert "hugepages-1Gi: 1 GiB needed, 0 B free on all NUMA nodes together" in message
     world.stop("a-app")
     assert world.put("d", SINGLE, 1, 1, pages={GIB: GIB})[1] == "0"
     small = {2 << 20: GIB}
-    assert "2 MiB" in world.refused("e", SINGLE, 1, 1, pages=small).message
+    assert "2 MiB" in world.rejected("e", SINGLE, 1, 1, pages=small).message
 
 
 def test_kubelet_memory_of_a_list_is_booked_beside_the_others() -> None:
@@ -138,7 +138,7 @@ def test_kubelet_cpus_makes_no_cpu_hint_of_a_fraction() -> None:
     world = World(topology)
     world.put("a", SINGLE, 1.5, 1)
     world.put("b", SINGLE, 1.5, 1)
-    assert "0.5 CPUs" in world.refused("c", SINGLE, 1.5, 1).message
+    assert "0.5 CPUs" in world.rejected("c", SINGLE, 1.5, 1).message
 
 
 def test_kubelet_cpus_lets_fractions_and_burstable_pods_take_nothing_from_owners() -> None:
@@ -173,22 +173,22 @@ def test_kubelet_cpus_counts_no_fraction_of_a_pod_as_exclusive(order: tuple[floa
     assert {world.has(i)[1] for i in world.live} == {"0"}
 
 
-def test_kubelet_cpus_refuses_a_pod_when_no_part_of_it_fits() -> None:
+def test_kubelet_cpus_rejects_a_pod_when_no_part_of_it_fits() -> None:
     world = two_nodes(kubelet=KubeletRules(cpus=True))
     for name in "ab":
         world.put(name, SINGLE, 2, 1)
     of = pod("p", {**SINGLE, "scope": "pod"}, total=resources(6, 2))
-    refused = world.refuse(of, container(of, "a", resources(3, 1)))
-    assert "all its containers together need 6 exclusive CPUs" in refused.message
+    rejected = world.reject(of, container(of, "a", resources(3, 1)))
+    assert "all its containers together need 6 exclusive CPUs" in rejected.message
 
 
-def test_kubelet_cpus_refuses_a_pod_whose_cpus_and_memory_need_different_widths() -> None:
+def test_kubelet_cpus_rejects_a_pod_whose_cpus_and_memory_need_different_widths() -> None:
     """Known at its second container: the first had a fraction and the sum tells no more."""
     world = two_nodes(kubelet=KubeletRules(cpus=True))
     of = pod("p", {"policy": "restricted", "scope": "pod"}, total=resources(1.5, 10))
     world.add(of, "a", 0.5, 5)
-    refused = world.refuse(of, container(of, "b", resources(1, 5)))
-    assert "more NUMA nodes than its CPUs need" in refused.message
+    rejected = world.reject(of, container(of, "b", resources(1, 5)))
+    assert "more than its CPUs need" in rejected.message
 
 
 # --- Cases 5 and 8 of the policies: options of the kubelet's, and which do not go together ------
@@ -219,7 +219,7 @@ def complaints(text: str) -> list[str]:
         ),
     ],
 )
-def test_align_by_socket_with_single_numa_node_is_refused_by_the_configuration(
+def test_align_by_socket_with_single_numa_node_is_rejected_by_the_configuration(
     where: str, text: str
 ) -> None:
     assert complaints(f"kubeletCompatibility: {{except: {{alignBySocket: true}}}}\n{text}") == [
@@ -304,11 +304,11 @@ def test_reserved_huge_pages_are_promised_to_nobody() -> None:
         size = {GIB: 2 * GIB if name == "a" else GIB}
         assert world.place(of, wants=resources(1, 1, hugepages=size))[1] == node
     of = pod("c", {"policy": "best-effort", "on-failure": "reject"})
-    refused = world.refuse(
+    rejected = world.reject(
         pod("c", {"policy": "single-numa-node"}),
         container(of, wants=resources(1, 1, hugepages={GIB: GIB})),
     )
-    assert "0 B in huge pages of 1 GiB" in refused.message
+    assert "0 B in huge pages of 1 GiB" in rejected.message
 
 
 def test_reserved_huge_pages_that_make_no_sense_are_mistakes() -> None:
@@ -355,7 +355,7 @@ def test_static_cpus_with_the_kubelets_memory_manager_gives_memory_nodes_too() -
     )
     assert world.put("a", {}, 2, 12)[1] == "0"
     assert world.put("b", {}, 2, 12)[1] == "1"
-    assert world.refused("c", {}, 2, 12).reason == "NotEnoughMemory"
+    assert world.rejected("c", {}, 2, 12).reason == "NotEnoughMemory"
 
 
 def test_static_cpus_says_where_it_comes_from() -> None:
@@ -425,14 +425,14 @@ def test_cpus_from_elsewhere_in_the_socket_make_a_pod_no_wider() -> None:
     assert world.agent.current.state.pods[of.uid].affinity_is_preferred
 
 
-def test_cpus_that_its_pod_would_not_have_had_are_refused() -> None:
+def test_cpus_that_its_pod_would_not_have_had_are_rejected() -> None:
     """Four and four CPUs of which three are free each, as the pod comes that needs two and two."""
     world = one_socket()
     for number, listed in enumerate(("0", "4")):
         world.put(f"o{number}", {"numacpu": listed, "cpus": "exclusive"}, 1)
     of = pod("p", RESTRICTED_POD, total=resources(4, 2))
     world.add(of, "a", 2, 1)
-    refused = world.refuse(of, container(of, "b", resources(2, 1)))
+    rejected = world.reject(of, container(of, "b", resources(2, 1)))
     assert (
-        "cpu: 2 exclusive CPUs needed, 1 free for exclusive use on NUMA node 0" in refused.message
+        "cpu: 2 exclusive CPUs needed, 1 free for exclusive use on NUMA node 0" in rejected.message
     )

@@ -52,7 +52,7 @@ def test_case_9_best_effort_is_never_pinned_to_less_than_it_asked_for() -> None:
     allocation = world.allocation("large-app")
     assert not allocation.aligned
     assert any(
-        "memory-only NUMA nodes 2-3 with 128 GiB are not allowed" in step
+        "memory-only NUMA nodes 2-3 with 128 GiB are excluded" in step
         for step in world.steps("large-app")
     )
 
@@ -60,7 +60,7 @@ def test_case_9_best_effort_is_never_pinned_to_less_than_it_asked_for() -> None:
 @pytest.mark.parametrize("policy", ["single-numa-node", "restricted", "best-effort"])
 def test_case_9_a_tier_that_is_let_in_serves_the_numa_node_it_is_near_to(policy: str) -> None:
     """NUMA node 2 hangs at socket 0 and 3 at socket 1; 20 GiB take 0 and 2, or 1 and 3."""
-    world = World(issue_machine(), Settings(memory_only_nodes=NUMASet([2, 3])))
+    world = World(issue_machine(), Settings(memory_only_numa_nodes=NUMASet([2, 3])))
     cpus, mems = world.put("large", {"policy": policy}, 2, 20)
     node = world.topology.numa_of(world.cpus("large-app"))
     assert mems == {"0": "0,2", "1": "1,3"}[str(node)]
@@ -68,7 +68,8 @@ def test_case_9_a_tier_that_is_let_in_serves_the_numa_node_it_is_near_to(policy:
     assert world.allocation("large-app").aligned
     known = world.grounds("large-app")
     assert any(
-        "memory-only NUMA node" in step and "serves" in step for step in known.basis.decision_steps
+        "memory-only NUMA node" in step and "attached to" in step
+        for step in known.basis.decision_steps
     )
     assert known.alignment is not None
     memory = known.alignment.resource_summaries[1]
@@ -77,16 +78,16 @@ def test_case_9_a_tier_that_is_let_in_serves_the_numa_node_it_is_near_to(policy:
 
 
 def test_case_9_a_tier_that_is_full_serves_nobody() -> None:
-    world = World(issue_machine(), Settings(memory_only_nodes=NUMASet([2, 3])))
+    world = World(issue_machine(), Settings(memory_only_numa_nodes=NUMASet([2, 3])))
     _, full = world.put("all", SINGLE, 2, 72)
     assert world.put("large", SINGLE, 2, 20)[1] == {"0,2": "1,3", "1,3": "0,2"}[full]
 
 
 def test_case_9_a_strict_policy_names_the_tier_that_nobody_let_in() -> None:
     world = World(told(issue_machine(), {}, {0: 4, 1: 4, 2: 22, 3: 22}))
-    refused = world.refused("large", SINGLE, 2, 20)
-    assert "memory-only NUMA nodes 2-3 (memory tier 22) with 128 GiB are not allowed" in (
-        refused.message
+    rejected = world.rejected("large", SINGLE, 2, 20)
+    assert "memory-only NUMA nodes 2-3 (memory tier 22) with 128 GiB are excluded" in (
+        rejected.message
     )
 
 
@@ -94,7 +95,7 @@ def test_case_9_a_tier_is_let_in_by_its_number() -> None:
     topology = told(issue_machine(), {}, {0: 4, 1: 4, 2: 22, 3: 1})
     world = World(topology, Settings(memory_tiers=frozenset({22})))
     assert world.put("large", SINGLE, 2, 20)[1] == "0,2"
-    says(world.refused("again", SINGLE, 2, 60), "", "memory-only NUMA node 3 (memory tier 1)")
+    says(world.rejected("again", SINGLE, 2, 60), "", "memory-only NUMA node 3 (memory tier 1)")
 
 
 @pytest.mark.parametrize("policy", ["single-numa-node", "restricted"])
@@ -106,13 +107,13 @@ def test_case_9_cpus_without_memory_are_served_by_what_is_near(policy: str) -> N
     nodes = {str(a.numa_nodes) for a in world.agent.current.state.allocations.values()}
     assert nodes == {"0", "1"}
     # It is one memory for both, not one for each.
-    refused = world.refused("third", {"policy": policy}, 2, 12)
-    assert "NUMA node 2: 0 CPUs for exclusive use, 8 GiB memory" in refused.message
+    rejected = world.rejected("third", {"policy": policy}, 2, 12)
+    assert "NUMA node 2: 0 CPUs for exclusive use, 8 GiB memory" in rejected.message
 
 
 def test_case_9_shared_memory_counts_once_for_wide_containers() -> None:
     world = World(machines.cpu_only())
-    says(world.refused("wide", RESTRICTED, 10, 40), "TopologyAffinityError", "40 GiB memory")
+    says(world.rejected("wide", RESTRICTED, 10, 40), "TopologyAffinityError", "40 GiB memory")
 
 
 def test_case_9_each_virtual_cpu_node_takes_its_own_memory_node() -> None:
@@ -130,7 +131,7 @@ def test_case_9_each_virtual_cpu_node_takes_its_own_memory_node() -> None:
 
 def test_case_9_initiators_beat_distances() -> None:
     topology = told(issue_machine(), {2: {1}, 3: {0}}, {})
-    world = World(topology, Settings(memory_only_nodes=NUMASet([2, 3])))
+    world = World(topology, Settings(memory_only_numa_nodes=NUMASet([2, 3])))
     for n in range(2):
         _, mems = world.put(f"p{n}", SINGLE, 2, 20)
         node = str(world.topology.numa_of(world.cpus(f"p{n}-app")))
@@ -143,7 +144,7 @@ def test_case_9_knl_in_flat_mode() -> None:
         sockets=1, numa_per_socket=1, cores_per_numa=16, threads=4, memory_gib=96,
         memory_only_gib=(16,), distances=[[10, 31], [31, 10]],
     )  # fmt: skip
-    world = World(topology, Settings(memory_only_nodes=NUMASet([1])))
+    world = World(topology, Settings(memory_only_numa_nodes=NUMASet([1])))
     assert world.put("hpc", SINGLE, 8, 100)[1] == "0-1"
 
 
@@ -165,7 +166,7 @@ def test_case_9_huge_pages_of_a_tier_count_too() -> None:
     base = issue_machine()
     pages = {2 << 20: 2 * GIB}
     nodes = {i: replace(n, hugepages=pages if i > 1 else {}) for i, n in base.numa_nodes.items()}
-    world = World(replace(base, numa_nodes=nodes), Settings(memory_only_nodes=NUMASet([2, 3])))
+    world = World(replace(base, numa_nodes=nodes), Settings(memory_only_numa_nodes=NUMASet([2, 3])))
     of = pod("a", SINGLE)
     wants = resources(2, 1, hugepages={2 << 20: GIB})
     _, mems = world.place(of, wants=wants)
@@ -182,9 +183,9 @@ def test_case_10_lists_are_booked_on_memory_only_numa_nodes() -> None:
     world = World(topology)
     assert world.put("first", {"numamem": "1"}, 1, 900 / 1024)[1] == "1"
     second = pod("second", {"numamem": "1"})
-    refused = world.refuse(second, wants=resources(1, 900 / 1024))
-    assert refused.reason == "NotEnoughMemory"
-    assert "NUMA node 1: 96 MiB" in refused.message
+    rejected = world.reject(second, wants=resources(1, 900 / 1024))
+    assert rejected.reason == "NotEnoughMemory"
+    assert "NUMA node 1: 96 MiB" in rejected.message
     world.stop("first-app")
     assert world.place(second, wants=resources(1, 900 / 1024))[1] == "1"
 
@@ -205,7 +206,7 @@ def test_case_10_the_memory_of_a_gpu_is_warned_of(caplog: pytest.LogCaptureFixtu
 
 
 def test_case_10_a_tier_that_was_let_in_is_not_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    world = World(issue_machine(), Settings(memory_only_nodes=NUMASet([2, 3])))
+    world = World(issue_machine(), Settings(memory_only_numa_nodes=NUMASet([2, 3])))
     world.put("a", {"numamem": "2"}, 1, 4)
     assert not [r for r in caplog.records if r.levelname == "WARNING"]
 
@@ -221,14 +222,14 @@ def test_case_9_where_no_numa_node_has_both_there_is_one_tier() -> None:
     assert world.place(of, wants=resources(2, 12))[1] == "1-2"
     # Unless the kernel tells that it is another one.
     slow = World(told(topology, {}, {1: 4, 2: 22}))
-    refused = slow.refuse(of, wants=resources(2, 12))
-    assert "memory-only NUMA node 2 (memory tier 22) with 8 GiB is not allowed" in refused.message
+    rejected = slow.reject(of, wants=resources(2, 12))
+    assert "memory-only NUMA node 2 (memory tier 22) with 8 GiB is excluded" in rejected.message
 
 
-def test_case_9_a_refusal_for_cpus_says_nothing_of_tiers() -> None:
+def test_case_9_a_rejection_for_cpus_says_nothing_of_tiers() -> None:
     world = World(issue_machine())
-    refused = world.refused("a", SINGLE, 12, 1)
-    assert "not allowed" not in refused.message
+    rejected = world.rejected("a", SINGLE, 12, 1)
+    assert "not allowed" not in rejected.message
 
 
 def test_case_9_a_machine_that_tells_no_memory_pins_none() -> None:
@@ -239,13 +240,13 @@ def test_case_9_a_machine_that_tells_no_memory_pins_none() -> None:
 
 
 def test_case_9_why_another_lost_counts_no_tier_as_its_own() -> None:
-    world = World(issue_machine(), Settings(memory_only_nodes=NUMASet([2, 3])))
+    world = World(issue_machine(), Settings(memory_only_numa_nodes=NUMASet([2, 3])))
     for n in range(2):
         world.put(f"p{n}", SINGLE, 2, 20)
     known = world.history.explanation_of("p1-app")
     allocation = world.allocation("p1-app")
     text = " ".join(explanation_sentences(explain_allocation(allocation, known, "4-5")))
-    assert "NUMA node 0 lost: the strategy ranks it lower." in text
+    assert "NUMA node 0 was not chosen: lower rank by the strategy." in text
 
 
 @pytest.mark.parametrize("policy", ["best-effort", "restricted", "single-numa-node"])
@@ -260,7 +261,7 @@ def test_case_9_listed_memory_has_its_cpus_where_its_initiators_are(policy: str)
         assert allocation.numa_nodes == NUMASet([numa_node])
         assert allocation.aligned
         assert any(
-            "(memory tier 22)" in step and "not allowed" in step for step in world.steps(made.id)
+            "(memory tier 22)" in step and "is excluded" in step for step in world.steps(made.id)
         )
 
 
@@ -296,7 +297,7 @@ def test_case_13_cpus_of_an_offline_numa_node_are_not_near_the_only_online_one(
     assert "CPUs 8-15 belong to no NUMA node" in machine.warnings
     world = World(machine)
     assert world.put("a", SINGLE, 7, 1)[0] == "0-6"
-    says(world.refused("wide", SINGLE, 4, 1), "", "free: NUMA node 0: 1 CPU")
+    says(world.rejected("wide", SINGLE, 4, 1), "", "free: NUMA node 0: 1 CPU")
 
 
 Told = Mapping[str, Mapping[str, str]]
@@ -436,7 +437,7 @@ def test_case_12_ten_thousand_cpus_are_asked_for(wish: dict[str, str], large: bo
     """On a big machine they were placed as 256; elsewhere "needs 256" was refused."""
     big = build_synthetic_topology(sockets=2, numa_per_socket=1, cores_per_numa=320, threads=1)
     world = World(big if large else machines.dual_smt())
-    says(world.refused("a", wish, 10_000, 1), "", "10000 exclusive CPUs")
+    says(world.rejected("a", wish, 10_000, 1), "", "10000 exclusive CPUs")
 
 
 def _wants(total: float = 0) -> tuple[World, object, object]:
@@ -449,20 +450,20 @@ def _wants(total: float = 0) -> tuple[World, object, object]:
 @pytest.mark.parametrize("total", [0, 300])
 def test_case_12_shares_that_saturate_are_no_number(total: float) -> None:
     world, of, made = _wants(total)
-    refused = world.refuse(of, made)  # type: ignore[arg-type]
-    assert refused.reason == "UnknownCPUs"
-    assert "a request of 256 CPUs or more" in refused.message
-    assert "cannot be known" in refused.message
-    assert ("the whole pod's limit is 300 CPUs" in refused.message) is bool(total)
+    rejected = world.reject(of, made)  # type: ignore[arg-type]
+    assert rejected.reason == "CPURequestUnknown"
+    assert "a request of 256 CPUs or more" in rejected.message
+    assert "is not known" in rejected.message
+    assert ("the limit of its pod is 300 CPUs" in rejected.message) is bool(total)
 
 
 def test_case_12_shared_ones_need_at_least_that() -> None:
     world = World(machines.dual_smt())
-    refused = world.refuse(
+    rejected = world.reject(
         pod("a", {"policy": "single-numa-node"}, qos=QoSClass.BURSTABLE),
         wants=Resources(cpu_shares=MANY),
     )
-    assert "needs at least 256 CPUs" in refused.message
+    assert "needs at least 256 CPUs" in rejected.message
 
 
 def _demand(defaults: dict[str, str], annotations: dict[str, str]) -> Demand | Rejection:
@@ -482,4 +483,4 @@ def test_case_12_a_mere_default_makes_it_share() -> None:
 def test_case_12_a_policy_of_a_guaranteed_pod_cannot_know_either() -> None:
     found = _demand({}, {"policy": "restricted"})
     assert isinstance(found, Rejection)
-    assert found.reason == "UnknownCPUs"
+    assert found.reason == "CPURequestUnknown"

@@ -85,8 +85,8 @@ def test_interleaved_memory_is_booked_as_it_is_used(world: World) -> None:
     assert world.update("a-app", resources(1, 12)) is None
     assert booked(world) == {0: 6, 1: 6}
     assert world.update("a-app", resources(1, 12 + 1 / 64)) is None
-    refused = world.refused("b", {"policy": "single-numa-node"}, 1, 2)
-    assert "2 GiB needed, at most 1.9 GiB free" in refused.message  # was: 2 GiB free
+    rejected = world.rejected("b", {"policy": "single-numa-node"}, 1, 2)
+    assert "2 GiB needed, at most 1.9 GiB free" in rejected.message  # was: 2 GiB free
 
 
 def test_weighted_interleave_is_booked_by_the_kernels_weights() -> None:
@@ -109,7 +109,7 @@ def test_interleaved_huge_pages_are_booked_page_by_page() -> None:
 
 def test_without_its_policy_memory_is_booked_node_by_node() -> None:
     world = without()
-    asks = {"policy": "best-effort", "mempolicy": "interleave", "on-failure": "widen"}
+    asks = {"policy": "best-effort", "mempolicy": "interleave", "on-failure": "best-effort"}
     admitted(world, pod("a", asks), cpus=6, memory=6)
     assert (booked(world)[0], booked(world).get(1, 0)) == (6, 0)
     kubelets = two_nodes(kubelet=KubeletRules(memory=True))
@@ -157,7 +157,7 @@ def told(world: World) -> str:
     return "\n".join(explanation_sentences(explain_allocation(allocation, known, "")))
 
 
-SAID = "asked to start it with the memory policy interleave: its memory in turn from each of its"
+SAID = "starts it with the memory policy interleave: its memory in turn from each of its"
 
 
 def test_it_is_kept_over_a_restart_and_over_a_resize(world: World) -> None:
@@ -173,7 +173,7 @@ def test_it_is_kept_over_a_restart_and_over_a_resize(world: World) -> None:
 
 def test_who_went_without_is_not_said_to_have_one() -> None:
     world = without()
-    asks = {"policy": "restricted", "mempolicy": "interleave", "on-failure": "widen"}
+    asks = {"policy": "restricted", "mempolicy": "interleave", "on-failure": "best-effort"}
     admitted(world, pod("a", asks))
     assert "asked to start it" not in told(world)
 
@@ -183,8 +183,10 @@ def test_who_went_without_is_not_said_to_have_one() -> None:
 )
 def test_a_list_of_memory_nodes_is_no_excuse_to_go_without(more: dict[str, str]) -> None:
     asks = {"numamem": "0-1", "mempolicy": "interleave"}
-    says(without().refused("a", {**asks, **more}), "MemoryPolicyUnsupported")
-    says(without().refused("a", {**asks, **more, "on-failure": "widen"}), "InvalidAnnotation")
+    says(without().rejected("a", {**asks, **more}), "MemoryPolicyUnsupported")
+    says(
+        without().rejected("a", {**asks, **more, "on-failure": "best-effort"}), "InvalidAnnotation"
+    )
     untouched = admitted(without(), pod("a", {**asks, **more, "on-failure": "unpinned"}))
     assert untouched.adjustment.memory_policy is None
 
@@ -194,10 +196,10 @@ def test_a_list_of_memory_nodes_is_no_excuse_to_go_without(more: dict[str, str])
 
 @pytest.mark.parametrize("asks", [{}, {"numacpu": "1"}])
 def test_a_policy_on_nodes_needs_memory_nodes(asks: dict[str, str]) -> None:
-    refused = two_nodes().refused("a", {**asks, "mempolicy": "bind"})
-    assert refused.reason == "MemoryPolicyWithoutNodes"
-    assert "mempolicy is 'bind' (annotation numa.kubernetes.io/mempolicy)" in refused.message
-    assert "expected numamem, or a policy that pins its memory" in refused.message
+    rejected = two_nodes().rejected("a", {**asks, "mempolicy": "bind"})
+    assert rejected.reason == "MemoryPolicyNeedsNodes"
+    assert "mempolicy is 'bind' (annotation numa.kubernetes.io/mempolicy)" in rejected.message
+    assert "expected numamem, or a policy that pins its memory" in rejected.message
 
 
 def test_a_rule_or_a_default_stops_nobody_who_is_not_pinned() -> None:
@@ -214,10 +216,10 @@ def test_a_rule_or_a_default_stops_nobody_who_is_not_pinned() -> None:
 
 @pytest.mark.parametrize("bind", ["none", "cpu"])
 def test_it_contradicts_memory_that_is_left_alone(bind: str) -> None:
-    refused = two_nodes().refused("a", {"bind": bind, "mempolicy": "local"})
-    assert refused.reason == "InvalidAnnotation"
-    assert "expected no mempolicy 'local'" in refused.message or "expected no bind" in (
-        refused.message
+    rejected = two_nodes().rejected("a", {"bind": bind, "mempolicy": "local"})
+    assert rejected.reason == "InvalidAnnotation"
+    assert "expected no mempolicy 'local'" in rejected.message or "expected no bind" in (
+        rejected.message
     )
 
 
@@ -225,7 +227,7 @@ def test_what_others_pin_is_left_to_them(world: World) -> None:
     answer = world.admit(pod("a", {"mempolicy": "bind"}), wants=replace(resources(1), cpus="3"))
     assert answer.adjustment.memory_policy is None
     assert (
-        "mempolicy: bind has no effect: another component pins the container"
+        "mempolicy: bind has no effect: another program pins the container"
         in answer.trace.decision_steps
     )
 
@@ -233,11 +235,11 @@ def test_what_others_pin_is_left_to_them(world: World) -> None:
 # --- who cannot set one -----------------------------------------------------------------------
 
 
-def test_a_runtime_without_it_refuses_with_what_is_needed() -> None:
+def test_a_runtime_without_it_rejects_with_what_is_needed() -> None:
     world = without()
-    refused = world.refused("a", {"policy": "restricted", "mempolicy": "bind"})
-    assert refused.reason == "MemoryPolicyUnsupported"
-    assert refused.message == (
+    rejected = world.rejected("a", {"policy": "restricted", "mempolicy": "bind"})
+    assert rejected.reason == "MemoryPolicyUnsupported"
+    assert rejected.message == (
         "pod default/a, container app: mempolicy is 'bind' "
         "(annotation numa.kubernetes.io/mempolicy), but oldd 1.0 hands none on; expected oldd 2"
     )
@@ -248,7 +250,7 @@ def test_a_runtime_without_it_refuses_with_what_is_needed() -> None:
 
 def test_on_failure_widen_goes_without_it_and_says_so() -> None:
     world = without()
-    asks = {"policy": "restricted", "mempolicy": "bind", "on-failure": "widen"}
+    asks = {"policy": "restricted", "mempolicy": "bind", "on-failure": "best-effort"}
     answer = admitted(world, pod("a", asks))
     assert answer.allocation.mems
     assert answer.adjustment.memory_policy is None
@@ -259,13 +261,13 @@ def test_best_effort_widens_unless_told_otherwise() -> None:
     world = without()
     assert admitted(world, pod("a", {"policy": "best-effort", "mempolicy": "bind"})).warnings
     asks = {"policy": "best-effort", "mempolicy": "bind", "on-failure": "reject"}
-    assert world.refused("b", asks).reason == "MemoryPolicyUnsupported"
+    assert world.rejected("b", asks).reason == "MemoryPolicyUnsupported"
 
 
 def test_a_single_policy_can_be_missing() -> None:
     weighted = MemoryPolicies({MemoryPolicy.WEIGHTED_INTERLEAVE: "Linux 6.1 does not have it; no"})
     world = without(weighted)
-    assert world.refused("a", {"numamem": "0", "mempolicy": "weighted-interleave"}).reason == (
+    assert world.rejected("a", {"numamem": "0", "mempolicy": "weighted-interleave"}).reason == (
         "MemoryPolicyUnsupported"
     )
     assert given(world, {"numamem": "0", "mempolicy": "interleave"}) is not None

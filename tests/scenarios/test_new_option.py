@@ -74,7 +74,7 @@ def problem(text: str) -> str:
         ({}, "defaults: {colour: blue}", "default"),
         (
             {"colour": "blue"},
-            "permissions: [{keys: [policy, colour], values: {colour: [blue]}}]",
+            "permissions: [{allowedKeys: [policy, colour], allowedValues: {colour: [blue]}}]",
             "annotation numa.kubernetes.io/colour",
         ),
     ],
@@ -97,7 +97,7 @@ def test_a_version_without_the_key_still_shows_the_explanation(
 
 
 @pytest.mark.parametrize("key", ["colour", "colour.app"])
-def test_a_bad_annotation_is_refused_with_a_suggestion(key: str) -> None:
+def test_a_bad_annotation_is_rejected_with_a_suggestion(key: str) -> None:
     assert DID_YOU_MEAN in asked({key: "bleu"})[1]
     assert "(did you mean colour?)" in asked({key.replace("colour", "color"): "blue"})[1]
 
@@ -107,10 +107,10 @@ def test_a_bad_annotation_is_refused_with_a_suggestion(key: str) -> None:
     [
         ("rules: [{set: {colour: bleu}}]", "rules[0].set.colour"),
         ("defaults: {colour: bleu}", "defaults.colour"),
-        ("permissions: [{values: {colour: [bleu]}}]", "permissions[0].values.colour"),
+        ("permissions: [{allowedValues: {colour: [bleu]}}]", "permissions[0].allowedValues.colour"),
     ],
 )
-def test_a_bad_value_of_the_operator_is_refused_with_a_suggestion(text: str, path: str) -> None:
+def test_a_bad_value_of_the_operator_is_rejected_with_a_suggestion(text: str, path: str) -> None:
     message = problem(text)
     assert path in message
     assert DID_YOU_MEAN in message
@@ -118,9 +118,9 @@ def test_a_bad_value_of_the_operator_is_refused_with_a_suggestion(text: str, pat
 
 
 def test_a_permission_says_which_values_it_allows() -> None:
-    only = "permissions: [{values: {colour: [red]}}]"
+    only = "permissions: [{allowedValues: {colour: [red]}}]"
     assert (
-        "expected one of red, which is all that permissions[0] allows"
+        "expected one of red, because permissions[0] allows no more"
         in asked({"colour": "blue"}, only)[1]
     )
 
@@ -150,7 +150,7 @@ def test_the_schema_and_the_reference_have_it() -> None:
     described = {"description": "Its paint.", "enum": ["red", "blue"]}
     for name, field in (("AgentConfig", "defaults"), ("RuleDocument", "set")):
         assert definitions[name]["properties"][field]["properties"]["colour"] == described
-    values = definitions["PermissionDocument"]["properties"]["values"]["properties"]
+    values = definitions["PermissionDocument"]["properties"]["allowedValues"]["properties"]
     assert values["colour"] == {"type": "array", "items": described}
     row = "| [`colour`](#colour) | its paint | `red`, `blue` | `red` |"
     assert row in docs_options.text().splitlines()

@@ -45,8 +45,10 @@ def test_the_rest_is_decided_after_the_answer() -> None:
     kinds = {world.allocation(i).kind for i in ids}
     assert kinds == {ContainerKind.EXCLUSIVE}
     assert len(world.agent.current.state.exclusive) == 16
-    assert world.count("gap_containers_total") == 8
-    noted = [n.pod for n in world.history.notices.notices_after() if n.notice_kind == "gap"]
+    assert world.count("missed_starts_total") == 8
+    noted = [
+        n.pod for n in world.history.notices.notices_after() if n.notice_kind == "missed-start"
+    ]
     assert sorted(noted) == [f"p{n}" for n in range(8)]
     assert all(world.history.explanation_of(i) is not None for i in ids), "each can be explained"
 
@@ -63,7 +65,7 @@ def test_a_runtime_that_waits_less_is_answered_sooner(told: float, decided: int)
     assert kinds.count(ContainerKind.EXCLUSIVE) == decided
 
 
-def test_a_stranger_that_is_refused_late_runs_on_unpinned() -> None:
+def test_a_stranger_that_is_rejected_late_runs_on_unpinned() -> None:
     world = World(machines.dual_smt(), clock=slow(1))
     world.meet(pod("big", SINGLE), wants=resources(60, 1))
     world.synchronize()

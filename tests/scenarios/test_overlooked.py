@@ -43,18 +43,18 @@ def test_isolation_never_takes_the_last_cpus_of_the_shared_pool() -> None:
     world = World(
         machines.single_smt(), Settings(limits=QuotasAndPoolFloor(idle_siblings=ALL_CPUS_AMOUNT))
     )
-    answer = world.refused("all", ISOLATED, 4)
+    answer = world.rejected("all", ISOLATED, 4)
     assert answer.reason == "SharedPoolEmpty"
     assert "would leave 0 of the 8 CPUs in the shared pool" in answer.message
     world.put("own", ISOLATED, 3)
     world.check()
-    says(world.update_refused("own-app", resources(4)), "SharedPoolEmpty")
+    says(world.update_rejected("own-app", resources(4)), "SharedPoolEmpty")
 
 
 def test_isolation_leaves_the_shared_pool_its_floor() -> None:
     limits = QuotasAndPoolFloor(idle_siblings=ALL_CPUS_AMOUNT, pool=CPUAmount(4))
     world = World(machines.single_smt(), Settings(limits=limits))
-    says(world.refused("own", ISOLATED, 3), "SharedPoolFloor", "would leave 2 of the 8 CPUs")
+    says(world.rejected("own", ISOLATED, 3), "SharedPoolFloor", "would leave 2 of the 8 CPUs")
     world.put("own", ISOLATED, 2)
 
 
@@ -64,7 +64,7 @@ def test_isolation_leaves_room_for_what_was_promised_to_those_who_share() -> Non
         machines.single_smt(), Settings(limits=QuotasAndPoolFloor(idle_siblings=ALL_CPUS_AMOUNT))
     )
     world.put("shared", SINGLE, 3.5, qos=BURSTABLE)
-    says(world.refused("own", {**ISOLATED, **SINGLE}, 3), "TopologyAffinityError")
+    says(world.rejected("own", {**ISOLATED, **SINGLE}, 3), "TopologyAffinityError")
     world.put("own", {**ISOLATED, **SINGLE}, 2)
     assert len(world.cpus("shared-app")) == 4
 
@@ -86,7 +86,7 @@ def test_a_foreign_container_on_an_idle_sibling_is_counted(world: World) -> None
     idle = world.agent.current.state.idle_siblings
     world.update("plain-app", Resources(cpus=str(idle)))
     assert world.allocation("plain-app").kind is ContainerKind.FOREIGN
-    assert world.count("foreign_on_owned_cpus") == len(idle)
+    assert world.count("foreign_containers_on_exclusive_cpus") == len(idle)
 
 
 # --- what is given back -------------------------------------------------------------------------
@@ -106,11 +106,11 @@ def test_huge_pages_are_given_back(restart: str) -> None:
     mems = world.has("a-app")[1]
     if restart:
         world.restart(lost=restart == "loss")
-    assert "hugepages-1Gi" in world.refused("c", SINGLE, 1, 1, pages=pages).message
+    assert "hugepages-1Gi" in world.rejected("c", SINGLE, 1, 1, pages=pages).message
     world.stop("a-app")
     world.put("c", SINGLE, 1, 1, pages=pages)
     assert world.has("c-app")[1] == mems
-    assert "hugepages-1Gi" in world.refused("d", SINGLE, 1, 1, pages=pages).message
+    assert "hugepages-1Gi" in world.rejected("d", SINGLE, 1, 1, pages=pages).message
 
 
 # --- who is told --------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ def test_a_list_that_was_widened_onto_an_idle_sibling_is_decided_anew(world: Wor
 
 def test_a_lifted_quota_is_not_forgotten_by_a_resize_of_memory() -> None:
     """The limit was 2 and the request 1, so the shares alone would say that it shrank."""
-    permission = AnnotationPermission(name="permissions[0]", unpaid_cpus=True)
+    permission = AnnotationPermission(name="permissions[0]", allow_unrequested_cpus=True)
     world = World(machines.single_no_smt(), Settings(permissions=(permission,)))
     wants = replace(resources(2, 1), cpu_shares=1024)
     world.place(pod("own", OWN, qos=BURSTABLE), wants=wants)
@@ -201,7 +201,7 @@ def test_a_lifted_quota_is_not_forgotten_by_a_resize_of_memory() -> None:
 @pytest.mark.parametrize("lost", [False, True])
 def test_a_lifted_quota_is_no_resize_after_a_restart(lost: bool) -> None:
     """With a checkpoint the old quota counts; without one, the CPUs that the owner has."""
-    permission = AnnotationPermission(name="permissions[0]", unpaid_cpus=True)
+    permission = AnnotationPermission(name="permissions[0]", allow_unrequested_cpus=True)
     world = World(machines.single_no_smt(), Settings(permissions=(permission,)))
     world.place(pod("own", OWN, qos=BURSTABLE), wants=replace(resources(2, 1), cpu_shares=1024))
     had = world.cpus("own-app")
@@ -217,8 +217,8 @@ def test_a_lifted_quota_is_no_resize_after_a_restart(lost: bool) -> None:
 
 def test_widen_cannot_help_where_no_width_would(world: World) -> None:
     assert (
-        world.refused(
-            "a", {"cpus": "exclusive", "smt": "full-core", "on-failure": "widen"}, 3
+        world.rejected(
+            "a", {"cpus": "exclusive", "smt": "full-core", "on-failure": "best-effort"}, 3
         ).reason
         == "SMTAlignmentError"
     )
@@ -257,21 +257,25 @@ def test_shared_containers_on_several_nodes_hold_back_no_single_cpu() -> None:
     world = World(machines.dual_no_smt())
     world.put("wide", {"policy": "best-effort", "bind": "cpu"}, 9.5, qos=BURSTABLE)
     assert (
-        len(CPUSet.parse(world.put("own", {**SINGLE, "bind": "cpu", "on-failure": "widen"}, 2)[0]))
+        len(
+            CPUSet.parse(
+                world.put("own", {**SINGLE, "bind": "cpu", "on-failure": "best-effort"}, 2)[0]
+            )
+        )
         == 2
     )
 
 
-def test_a_refusal_names_only_what_is_needed() -> None:
+def test_a_rejection_names_only_what_is_needed() -> None:
     world = World(machines.dual_smt(), Settings(capacity_factor={0: 0, 1: 0}))
-    says(world.refused("idle", SINGLE, qos=QoSClass.BEST_EFFORT), "", "needs a place to run")
-    refused = world.refused("bare", {**SINGLE, "bind": "cpu"}, 1.5, 4, qos=BURSTABLE)
-    assert "GiB" not in refused.message
+    says(world.rejected("idle", SINGLE, qos=QoSClass.BEST_EFFORT), "", "needs a CPU")
+    rejected = world.rejected("bare", {**SINGLE, "bind": "cpu"}, 1.5, 4, qos=BURSTABLE)
+    assert "GiB" not in rejected.message
     memory = pod("memory", SINGLE, qos=BURSTABLE)
     wants = Resources(memory_limit=200 * GIB)
-    refused = world.refuse(memory, wants=wants)
-    assert "200 GiB memory" in refused.message
-    assert "0 CPUs" not in refused.message
+    rejected = world.reject(memory, wants=wants)
+    assert "200 GiB memory" in rejected.message
+    assert "0 CPUs" not in rejected.message
 
 
 def test_pairing_across_numa_nodes_is_told_as_the_reason() -> None:

@@ -61,15 +61,15 @@ def test_a_container_without_resources_beside_one_with_some_has_the_rest(node: W
     assert sums(node) == (2, 4000, 4 * GIB)
 
 
-def test_one_that_asks_for_cpus_of_its_own_is_refused_what_its_pod_does_not_have() -> None:
+def test_one_that_asks_for_cpus_of_its_own_is_rejected_what_its_pod_does_not_have() -> None:
     node = World(machines.dual_no_smt())
     of = pod("p", {**NARROW, "cpus.b": "exclusive"}, total=resources(4, 4))
     node.add(of, "a", 2, 1)
-    refused = node.refuse(of, container(of, "b", resources(4, 4)))
-    assert refused.reason == "UnpaidCPUs"
-    assert refused.message.startswith(
-        "pod default/p, container b: cpu request is 2000m, expected 4000m, because exclusive CPUs "
-        "must be paid for"
+    rejected = node.reject(of, container(of, "b", resources(4, 4)))
+    assert rejected.reason == "CPUsNotRequested"
+    assert rejected.message.startswith(
+        "pod default/p, container b: cpu request is 2 CPUs, expected 4 CPUs, or a permission with "
+        "allowUnrequestedCPUs"
     )
 
 
@@ -176,8 +176,8 @@ def test_one_with_cpus_of_its_own_comes_first_and_the_pool_is_the_rest(node: Wor
     node.add(of, "main", 3, 1)
     node.add(of, "log", 4, 4)
     assert node.has("p-log")[0] == "3"
-    refused = node.create(of, container(of, "more", resources(1, 1)))
-    assert not isinstance(refused, Rejected)
+    rejected = node.create(of, container(of, "more", resources(1, 1)))
+    assert not isinstance(rejected, Rejected)
     assert sums(node)[0] == 4, "the last CPU of those that share is nobody else's"
 
 
@@ -288,7 +288,11 @@ def test_two_containers_share_the_list_and_nobody_else_does(world: World) -> Non
     assert str(state.exclusive) == "2-5"
     assert sum(c.cpu_milli for c in state.charges.values()) == 4000, "counted once"
     assert world.has("plain-app")[0] == "0-1,6-15"
-    says(world.refused("other", {"numacpu": "5"}), "CPUOwned", "default/db/log, default/db/main")
+    says(
+        world.rejected("other", {"numacpu": "5"}),
+        "CPUExclusive",
+        "default/db/log and default/db/main",
+    )
 
 
 def test_each_stays_within_its_own_limit() -> None:
@@ -359,7 +363,7 @@ def test_both_are_found_where_neither_was_seen_to_start(world: World) -> None:
 def test_a_list_of_one_container_is_its_own(world: World, annotations: dict[str, str]) -> None:
     of = pod("db", annotations, total=resources(8))
     world.add(of, "main", 4)
-    says(world.refuse(of, container(of, "log", resources(4))), "CPUOwned", "default/db/main")
+    says(world.reject(of, container(of, "log", resources(4))), "CPUExclusive", "default/db/main")
 
 
 def test_requests_of_the_whole_pod_pay_for_its_list(world: World) -> None:
@@ -369,21 +373,21 @@ def test_requests_of_the_whole_pod_pay_for_its_list(world: World) -> None:
         assert world.add(of, name, cpus) == ("2-5", "")
     world.check()
     poor = pod("poor", {"numacpu": "8-11", "cpus": "exclusive"}, total=resources(3))
-    refused = world.refuse(poor, container(poor, "main", resources(2)))
-    assert refused.reason == "UnpaidCPUs"
-    assert "CPU requests of its pod pay for 3000m of 4000m" in refused.message
+    rejected = world.reject(poor, container(poor, "main", resources(2)))
+    assert rejected.reason == "CPUsNotRequested"
+    assert "its pod requests 3 of 4 CPUs" in rejected.message
 
 
 def test_what_others_of_the_pod_have_does_not_pay_for_its_list(world: World) -> None:
     own = {**LIST, "numacpu.other": "6-7"}
     of = pod("db", own, total=resources(5))
     world.add(of, "other", 2)
-    says(world.refuse(of, container(of, "main", resources(3))), "UnpaidCPUs")
+    says(world.reject(of, container(of, "main", resources(3))), "CPUsNotRequested")
 
 
 def test_where_the_sum_is_not_told_one_of_them_pays(world: World) -> None:
     of = pod("db", LIST)
-    says(world.refuse(of, container(of, "log", resources(1))), "UnpaidCPUs")
+    says(world.reject(of, container(of, "log", resources(1))), "CPUsNotRequested")
     world.add(of, "main", 4)
     assert world.add(of, "log", 1) == ("2-5", "")
     assert world.update("db-log", resources(2)) is None
@@ -394,7 +398,7 @@ def test_a_resize_keeps_the_list_while_the_pod_pays_for_it(world: World) -> None
     assert world.update("db-log", resources(3, 2)) is None
     world.check()
     assert world.update("db-log", resources(2, 2)) is None
-    says(world.update_refused("db-log", resources(1, 2)), "UnpaidCPUs")
+    says(world.update_rejected("db-log", resources(1, 2)), "CPUsNotRequested")
     world.check()
     assert sum(c.cpu_milli for c in world.agent.current.state.charges.values()) == 4000
 
@@ -411,7 +415,7 @@ def test_a_quota_counts_the_list_once() -> None:
     world.add(of, "main", 2)
     world.check()
     of = pod("more", {"cpus": "exclusive"})
-    assert world.refuse(of, container(of, "main", resources(1))).reason == "QuotaExceeded"
+    assert world.reject(of, container(of, "main", resources(1))).reason == "QuotaExceeded"
 
 
 def test_a_third_container_has_what_the_pod_has_left(world: World) -> None:

@@ -80,13 +80,13 @@ def test_the_app_has_its_cpu_after_an_init_container_with_a_fraction(
     init = start(world, of, "init", 0.1)
     assert (reserved(world, of), is_hard(world, of)) == (1, True)
     late = guaranteed("late", 7)
-    world.refuse(late, container(late, wants=resources(7, 0.1)))
+    world.reject(late, container(late, wants=resources(7, 0.1)))
     if is_away:
         world.restart()
     world.stop(init)
     passes(world, 599)
     assert (reserved(world, of), is_hard(world, of)) == (1, True), "since the end"
-    world.refuse(late, container(late, wants=resources(7, 0.1)))
+    world.reject(late, container(late, wants=resources(7, 0.1)))
     app = start(world, of, "app", 1)
     assert world.allocation(app).exclusive
     assert not reserved(world, of)
@@ -131,7 +131,7 @@ def test_a_container_that_completed_beside_another_gives_way_soon(ends: int, har
     assert (reserved(world, of), is_hard(world, of)) == (2, True)
     passes(world, hard_s - 1)
     late = guaranteed("late", 5)
-    world.refuse(late, container(late, wants=resources(5, 0.1)))
+    world.reject(late, container(late, wants=resources(5, 0.1)))
     passes(world, 1)
     assert (reserved(world, of), is_hard(world, of)) == (2, False)
     start(world, late, "app", 5)
@@ -185,7 +185,7 @@ def test_a_container_of_a_sandbox_that_nobody_reported_has_what_its_pod_reserved
 def test_a_pod_whose_sandbox_stopped_gives_way_and_is_forgotten(is_away: bool) -> None:
     world, of, late = node(), guaranteed("db", 3), guaranteed("late", 5)
     world.stop(start(world, of, "main", 3))
-    world.refuse(late, container(late, wants=resources(5, 0.1)))
+    world.reject(late, container(late, wants=resources(5, 0.1)))
     world.agent.stop_pod(of.uid, of.id)
     start(world, guaranteed("small", 2), "app", 2)
     assert (reserved(world, of), is_hard(world, of)) == (3, False), "room enough elsewhere"
@@ -208,7 +208,7 @@ def test_another_sandbox_of_a_pod_that_has_nothing_left_has_its_sum_again() -> N
     assert (reserved(world, newer), is_hard(world, newer)) == (3, True)
 
 
-def test_a_container_that_shares_is_not_refused_for_what_its_own_pod_reserved() -> None:
+def test_a_container_that_shares_is_not_rejected_for_what_its_own_pod_reserved() -> None:
     """Two fractions of a sum of one: the first could have been an init container."""
     world, of = node(3), guaranteed("halves", 1)
     start(world, guaranteed("x", 1), "app", 1)
@@ -249,13 +249,17 @@ def test_the_oldest_give_way_and_no_more_than_it_takes(caplog: pytest.LogCapture
     answer = world.admit(late, container(late, wants=resources(4, 0.1)))
     assert [reserved(world, of) for of in pods] == [0, 0, 2, 2, 2]
     assert [a.pod for a in answer.released] == ["job-0", "job-1"]
-    assert world.steps("late-app")[0].endswith("reserved for default/job-0, gave way")
+    assert world.steps("late-app")[0].endswith("reserved for default/job-0, became free")
     notices = [
         n for n in world.agent.history.notices.notices_after() if n.notice_kind == "reservation"
     ]
     cpus = str(answer.released[0].cpus)
     assert [(n.pod, n.container, n.message) for n in notices][:1] == [
-        ("job-0", "job", f"CPUs {cpus}, reserved for default/job-0, gave way to default/late/app")
+        (
+            "job-0",
+            "job",
+            f"CPUs {cpus}, reserved for default/job-0, became free for default/late/app",
+        )
     ]
     assert "pod reservation taken" in caplog.text
     world.restart()
@@ -268,7 +272,7 @@ def test_nothing_gives_way_where_it_would_not_do() -> None:
     world.stop(start(world, of, "job", 2))
     passes(world, 15)
     for late in (guaranteed("large", 6), pod("wrong", {**STRICT, "smt": "isolated"})):
-        world.refuse(late, container(late, wants=resources(6, 0.1)))
+        world.reject(late, container(late, wants=resources(6, 0.1)))
     assert reserved(world, of) == 2
 
 
@@ -320,14 +324,14 @@ def test_named_containers_that_are_too_much_work_have_what_is_left_of_the_sum() 
     world = node(130)
     names = [f"c{n:02}" for n in range(64)]
     expected = {name: ExpectedContainer(milli=1000, memory=0) for name in names}
-    asks = {**STRICT, "containers": format_expected_containers(expected)}
+    asks = {**STRICT, "container-resources": format_expected_containers(expected)}
     of = guaranteed("many", 64, asks)
     world.place(of, container(of, "c00", resources(1)))
     world.check()
     left = {a.container: len(a.cpus) for a in world.agent.current.state.reservations_of(of.uid)}
     assert left["*"] == 64 - len(left) > 1
     late = guaranteed("late", 66)
-    world.refuse(late, container(late, wants=resources(66)))
+    world.reject(late, container(late, wants=resources(66)))
     for name in names[1:]:
         world.place(of, container(of, name, resources(1)))
     world.check()

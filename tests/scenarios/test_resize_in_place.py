@@ -33,14 +33,14 @@ def test_resize_from_shared_to_exclusive_stays_on_its_numa_node_and_memory(world
     assert (basis.pool_before, basis.pool_after) == ("0-7", "2-7")
 
 
-def test_resize_from_shared_to_exclusive_that_does_not_fit_there_is_refused(world: World) -> None:
+def test_resize_from_shared_to_exclusive_that_does_not_fit_there_is_rejected(world: World) -> None:
     assert world.put("a", SINGLE, 0.5, 1) == ("0-3", "0")
     world.put("own", {**SINGLE, "numamem": "0"}, 3, 1)
     before = world.has("a-app")
-    refused = world.update_refused("a-app", resources(2, 1))
-    assert refused.reason == "NotEnoughCPUs"
-    assert refused.message == (
-        "resize refused: pod default/a, container app: cpu: 2 exclusive CPUs needed, 1 free for "
+    rejected = world.update_rejected("a-app", resources(2, 1))
+    assert rejected.reason == "NotEnoughCPUs"
+    assert rejected.message == (
+        "resize rejected: pod default/a, container app: cpu: 2 exclusive CPUs needed, 1 free for "
         "exclusive use on NUMA node 0 for it (smt: spread); held: default/own/app has "
         "exclusive CPUs 0-2"
     )
@@ -49,7 +49,7 @@ def test_resize_from_shared_to_exclusive_that_does_not_fit_there_is_refused(worl
 
 def test_resize_from_shared_to_exclusive_shares_on_where_widening_would_move_it() -> None:
     world = two_nodes()
-    world.put("a", {**SINGLE, "on-failure": "widen"}, 0.5, 1)
+    world.put("a", {**SINGLE, "on-failure": "best-effort"}, 0.5, 1)
     world.put("own", {**SINGLE, "numamem": "0"}, 3, 1)
     before = world.has("a-app")
     assert world.update("a-app", resources(2, 1)) is None
@@ -61,7 +61,7 @@ def test_who_no_longer_has_exclusive_cpus_is_told_so_and_why(world: World) -> No
     """An autoscaler's fraction: in explain, in a notice, which is an Event, and in the log."""
     world.put("a", SINGLE, 4, 1)
     assert world.update("a-app", resources(3.85, 1)) is None
-    text = "no longer has its 4 exclusive CPUs, because 3850m is no whole number of CPUs"
+    text = "no longer has its 4 exclusive CPUs, because 3.85 CPUs is not a whole number"
     assert text in world.steps("a-app")
     (notice,) = world.history.notices.notices_after()
     assert (notice.notice_kind, notice.message) == ("shared", text)
@@ -118,7 +118,7 @@ def test_resize_whose_cpus_cannot_grow_books_its_new_memory(world: World) -> Non
         allocation = world.allocation("a-app")
         assert sum(c.memory for c in allocation.charges.values()) == memory * GIB
         assert not allocation.aligned
-        assert allocation.reason.endswith(", less than asked for")
+        assert allocation.reason.endswith(", less than requested")
         world.synchronize()
         assert world.allocation("a-app") == allocation
     assert world.update("a-app", resources(1, 1)) is None
@@ -141,7 +141,7 @@ def test_simulate_says_that_a_resize_got_less() -> None:
     assert outcome.verdict.value == "shortfall"
     assert outcome.allocation is not None
     assert sum(c.memory for c in outcome.allocation.charges.values()) == 11 << 30
-    assert "less than asked for" in outcome.reason
+    assert "less than requested" in outcome.reason
 
 
 def test_resize_never_takes_the_last_cpu_of_those_who_share_a_numa_node(world: World) -> None:
@@ -152,25 +152,25 @@ def test_resize_never_takes_the_last_cpu_of_those_who_share_a_numa_node(world: W
     assert isinstance(world.update("a-app", resources(4, 1)), Rejected)
     assert world.update("a-app", resources(3, 1)) is None
     assert world.has("share-app")[0] == "3"
-    widened = {**SINGLE, "on-failure": "widen"}
+    widened = {**SINGLE, "on-failure": "best-effort"}
     world.put("b", widened, 2, 1)
     world.put("beside", {**SINGLE, "numamem": "1"}, 0.5, 1)
     assert isinstance(world.update("b-app", resources(4, 1)), type(None))
     assert len(world.cpus("b-app")) == 2, "the others need what is left on both NUMA nodes"
 
 
-def test_resize_of_memory_keeps_the_memory_nodes_or_is_refused(world: World) -> None:
+def test_resize_of_memory_keeps_the_memory_nodes_or_is_rejected(world: World) -> None:
     world.put("a", SINGLE, 1, 4)
-    refused = world.update_refused("a-app", resources(1, 10))
-    assert refused.reason == "NotEnoughMemory"
-    assert refused.message.endswith("memory: 10 GiB needed, 8 GiB free on NUMA node 0")
+    rejected = world.update_rejected("a-app", resources(1, 10))
+    assert rejected.reason == "NotEnoughMemory"
+    assert rejected.message.endswith("memory: 10 GiB needed, 8 GiB free on NUMA node 0")
     world.put("b", {"policy": "best-effort"}, 1, 4)
     assert world.update("b-app", resources(1, 10)) is None
     assert world.has("b-app")[1] == "1"
     assert world.agent.current.state.allocated_on(1).memory == 10 * GIB
     for cpus in (1, 2, 1.5):  # of a resize the kubelet sends memory and CPUs one after the other
         assert world.update("b-app", resources(cpus, 10)) is None
-        assert world.allocation("b-app").reason.endswith(", less than asked for")
+        assert world.allocation("b-app").reason.endswith(", less than requested")
 
 
 def test_resize_of_memory_counts_what_the_container_uses_already_as_its_own() -> None:
@@ -191,8 +191,8 @@ def test_resize_of_huge_pages_must_fit_where_it_is() -> None:
     world = World(topology, reading=MeasuredFree(hugepages={0: {GIB: 2 * GIB}, 1: {GIB: 2 * GIB}}))
     world.put("a", SINGLE, 1, 1, pages={GIB: GIB})
     assert world.update("a-app", resources(1, 1, hugepages={GIB: 2 * GIB})) is None
-    refused = world.update_refused("a-app", resources(1, 1, hugepages={GIB: 3 * GIB}))
-    assert "hugepages-1Gi: 3 GiB needed, 2 GiB free on NUMA node 0" in refused.message
+    rejected = world.update_rejected("a-app", resources(1, 1, hugepages={GIB: 3 * GIB}))
+    assert "hugepages-1Gi: 3 GiB needed, 2 GiB free on NUMA node 0" in rejected.message
 
 
 def test_resize_after_a_rule_changed_does_not_apply_the_new_rule() -> None:
@@ -237,14 +237,16 @@ def test_resize_of_a_container_with_listed_memory_books_its_new_size_there(world
 
 
 @pytest.mark.parametrize(("single_threads", "cpus"), [(0, 2), (4, 4)])
-def test_resize_that_whole_cores_cannot_make_is_refused(single_threads: int, cpus: int) -> None:
+def test_resize_that_whole_cores_cannot_make_is_rejected(single_threads: int, cpus: int) -> None:
     """Also where other cores of the machine could."""
     topology = build_synthetic_topology(
         sockets=2, cores_per_numa=4, memory_gib=8, efficient_cores_per_numa=single_threads
     )
     world = World(topology)
     world.put("a", {**SINGLE, "smt": "full-core"}, cpus, 1)
-    says(world.update_refused("a-app", resources(3, 1)), "SMTAlignmentError", "so 2 or 4 would fit")
+    says(
+        world.update_rejected("a-app", resources(3, 1)), "SMTAlignmentError", "so 2 or 4 would fit"
+    )
     assert world.update("a-app", resources(4, 1)) is None
     assert len(world.cpus("a-app")) == 4
 
@@ -273,11 +275,11 @@ def test_resize_while_a_numa_node_is_offline_keeps_it_for_later(world: World) ->
     assert world.has("a-app") == before
 
 
-@pytest.mark.parametrize("on_failure", ["reject", "unpinned", "widen"])
+@pytest.mark.parametrize("on_failure", ["reject", "unpinned", "best-effort"])
 def test_whole_cores_are_not_kept_when_the_request_stops_paying_for_them(on_failure: str) -> None:
     world = World(machines.dual_smt())
     world.put("a", {"cpus": "exclusive", "smt": "full-core", "on-failure": on_failure}, 2, 1)
-    says(world.update_refused("a-app", resources(1, 1)), "SMTAlignmentError")
+    says(world.update_rejected("a-app", resources(1, 1)), "SMTAlignmentError")
     assert len(world.allocation("a-app").cpus) == 2
 
 
@@ -409,7 +411,7 @@ def test_a_size_that_does_not_fit_leaves_a_running_container_what_it_has(
 
 
 def test_what_was_not_changed_stays_and_nothing_is_sent(world: World) -> None:
-    """A lifted quota, an unbound container and a foreign pin look like changes, and are none."""
+    """A lifted quota, an unpinned container and a foreign pin look like changes, and are none."""
     world.put("owner", OWN, 2, 1)
     world.put("web", {}, 0.5)
     foreign = replace(resources(1), cpus="7")

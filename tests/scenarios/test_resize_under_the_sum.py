@@ -49,7 +49,7 @@ def test_an_owner_grows_before_the_pool_is_told_of_the_new_sum() -> None:
     world.add(of, "a", 3)
     world.add(of, "c", 4)
     grown = resources(4)
-    says(world.update_refused("p-a", grown), "NotEnoughCPUs", "its pod, which has 4 CPUs")
+    says(world.update_rejected("p-a", grown), "NotEnoughCPUs", "its pod, which has 4 CPUs")
     world.agent.update_pod(of, total)
     world.restart()
     assert world.update("p-a", grown) is None
@@ -188,7 +188,7 @@ def test_a_pool_of_an_older_checkpoint_is_known_by_its_cpus() -> None:
     assert had(world) == {"own": (2, 2000), "x": (2, 2000), "y": (2, 2000)}
 
 
-@pytest.mark.parametrize("on_failure", ["reject", "widen"])
+@pytest.mark.parametrize("on_failure", ["reject", "best-effort"])
 def test_the_last_cpu_of_a_pool_is_nobody_elses(on_failure: str) -> None:
     world = node_of_two()
     of = pod("p", {**WHOLE, "on-failure": on_failure}, total=resources(4, 8))
@@ -196,13 +196,13 @@ def test_the_last_cpu_of_a_pool_is_nobody_elses(on_failure: str) -> None:
     world.add(of, "c", 4, 1)
     if on_failure == "reject":
         says(
-            world.update_refused("p-a", resources(4, 1)), "NotEnoughCPUs",
+            world.update_rejected("p-a", resources(4, 1)), "NotEnoughCPUs",
             "cpu: 4 CPUs needed, 3 CPUs free in its pod, which has 4 CPUs",
         )  # fmt: skip
     else:
         assert world.update("p-a", resources(4, 1)) is None
     assert had(world) == {"a": (3, 3000), "c": (1, 1000)}
-    assert world.allocation("p-a").has_shortfall == (on_failure == "widen")
+    assert world.allocation("p-a").has_shortfall == (on_failure == "best-effort")
 
 
 def test_a_container_that_grew_and_comes_again_has_cpus_of_its_own() -> None:

@@ -62,9 +62,9 @@ def test_one_result_is_for_one_container_at_a_time(world: World) -> None:
     text = claim_result_text(1, UID, 0, 2)
     first = claiming("a", text)
     world.place(*first)
-    refused = world.refuse(*claiming("a", text, part="helper"))
-    assert refused.reason == "ClaimInUse"
-    assert "pod default/a, container app" in refused.message
+    rejected = world.reject(*claiming("a", text, part="helper"))
+    assert rejected.reason == "ClaimInUse"
+    assert "pod default/a, container app" in rejected.message
     # Another request of the same claim is something else.
     world.place(*claiming("a", claim_result_text(0, UID, 1, 2), part="helper"))
     world.stop("a-app")
@@ -84,10 +84,10 @@ def test_a_new_process_finds_it_and_says_who_has_it(world: World) -> None:
     world.place(*claiming("a", text))
     world.boot()
     assert world.allocation("a-app").slots == text
-    assert world.refuse(*claiming("b", text)).reason == "ClaimInUse"
+    assert world.reject(*claiming("b", text)).reason == "ClaimInUse"
 
 
-LIMIT = "2 CPUs of a ResourceClaim, expected 2000m: as many as the claim has"
+LIMIT = "2 CPUs of a ResourceClaim, expected 2 CPUs, as in the claim"
 
 
 @pytest.mark.parametrize(
@@ -104,16 +104,16 @@ LIMIT = "2 CPUs of a ResourceClaim, expected 2000m: as many as the claim has"
         (claim_result_text(0, UID, 0, 5), 5, {}, "NotEnoughCPUs", "5 exclusive CPUs needed"),
     ],
 )
-def test_what_does_not_fit_a_claim_is_refused(
+def test_what_does_not_fit_a_claim_is_rejected(
     world: World, text: str, cpus: float, asks: dict[str, str], reason: str, said: str
 ) -> None:
-    says(world.refuse(*claiming("a", text, cpus=cpus, asks=asks)), reason, said)
+    says(world.reject(*claiming("a", text, cpus=cpus, asks=asks)), reason, said)
 
 
-def test_a_claim_that_is_not_prepared_is_refused_with_its_problem(world: World) -> None:
+def test_a_claim_that_is_not_prepared_is_rejected_with_its_problem(world: World) -> None:
     of, made = claiming("a", "")
     made = replace(made, claim_problem="its claim is gone")
-    says(world.refuse(of, made), "ClaimNotPrepared", "app: its claim is gone")
+    says(world.reject(of, made), "ClaimNotPrepared", "app: its claim is gone")
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_a_claim_that_is_not_prepared_is_refused_with_its_problem(world: World) 
 )
 def test_texts_that_name_no_results(text: str) -> None:
     assert isinstance(parse_slots(text), str)
-    assert two_nodes().refuse(*claiming("a", text)).reason == "InvalidSlots"
+    assert two_nodes().reject(*claiming("a", text)).reason == "InvalidSlots"
 
 
 def test_slots_of_the_device_plugin_stay_what_they_are(world: World) -> None:
@@ -160,16 +160,16 @@ def test_a_grant_of_the_kubelet_that_fits_the_claim_is_what_it_gets(world: World
     assert world.allocation("a-app").slots
 
 
-def test_a_grant_elsewhere_is_refused_with_what_to_do(world: World) -> None:
+def test_a_grant_elsewhere_is_rejected_with_what_to_do(world: World) -> None:
     """Run there it would have CPUs of a NUMA node that the scheduler counts for others."""
     of, made = claiming("a", claim_result_text(1, UID, 0, 2))
-    refused = world.refuse(of, granted(world, of, made, "2-3"))
-    assert refused.reason == "KubeletPinned"
-    assert "has 2 CPUs, 2 on NUMA node 1, but the kubelet granted it CPUs 2-3" in refused.message
-    assert "expected cpuManagerPolicy none, a pod that is not Guaranteed" in refused.message
+    rejected = world.reject(of, granted(world, of, made, "2-3"))
+    assert rejected.reason == "KubeletPinned"
+    assert "has 2 CPUs, 2 on NUMA node 1, but the kubelet granted it CPUs 2-3" in rejected.message
+    assert "expected cpuManagerPolicy none, a pod that is not Guaranteed" in rejected.message
     of, made = claiming("one", claim_result_text(1, OTHER, 0, 1), cpus=1)
-    refused = world.refuse(of, granted(world, of, made, "1"))
-    assert "has 1 CPU, 1 on NUMA node 1, but the kubelet granted it CPU 1 by" in refused.message
+    rejected = world.reject(of, granted(world, of, made, "1"))
+    assert "has 1 CPU, 1 on NUMA node 1, but the kubelet granted it CPU 1 by" in rejected.message
 
 
 def test_a_grant_elsewhere_can_be_overridden_or_let_be() -> None:
@@ -253,7 +253,7 @@ def test_a_container_that_started_while_nobody_was_there(bed: ClaimBed) -> None:
     assert len(cpus_of(bed)) == 4
 
 
-def test_what_does_not_count_is_refused(bed: ClaimBed) -> None:
+def test_what_does_not_count_is_rejected(bed: ClaimBed) -> None:
     made = message(claim=UID[:-1] + "f")
     with pytest.raises(RequestRejected, match="ClaimNotPrepared"):
         link(bed).create_container(pb.CreateContainerRequest(pod=POD, container=made))

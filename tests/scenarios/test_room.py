@@ -49,9 +49,9 @@ from tests.beds.room_cases import (
 from tests.beds.world import GIB, World, container, pod, resources
 
 
-def hint(refusal: Rejected) -> str:
+def hint(rejection: Rejected) -> str:
     """What the message ends with."""
-    _, said, who = refusal.message.partition("; it would fit if ")
+    _, said, who = rejection.message.partition("; it would fit if ")
     return said.removeprefix("; ") + who
 
 
@@ -70,9 +70,9 @@ def filled(
     return world
 
 
-def refused(world: World, cpus: float, memory: float = 1, **wishes: str) -> str:
+def rejected(world: World, cpus: float, memory: float = 1, **wishes: str) -> str:
     return hint(
-        world.refused(
+        world.rejected(
             "new",
             SINGLE | {key.replace("_", "-"): value for key, value in wishes.items()},
             cpus,
@@ -88,9 +88,9 @@ def test_the_smaller_one_would_have_to_be_elsewhere() -> None:
     text = (
         "it would fit if default/b/app (4 exclusive CPUs, 1 GiB) were on NUMA node 0 instead of 1"
     )
-    assert refused(world, 6) == text
+    assert rejected(world, 6) == text
     assert world.agent.current.state.allocations == before.allocations
-    assert refused(world, 12) == refused(world, 6, smt="none") == ""
+    assert rejected(world, 12) == rejected(world, 6, smt="none") == ""
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_the_smaller_one_would_have_to_be_elsewhere() -> None:
 )
 def test_what_is_tied_to_its_numa_nodes_is_not_named(wishes: dict[str, str], named: str) -> None:
     (a, b) = A_AND_B
-    assert named in refused(filled(machine(2, 8), a, (*b[:3], wishes)), 6)
+    assert named in rejected(filled(machine(2, 8), a, (*b[:3], wishes)), 6)
 
 
 def test_nor_is_what_has_devices() -> None:
@@ -115,7 +115,7 @@ def test_nor_is_what_has_devices() -> None:
     )
     made = container(of, wants=resources(4, 1))
     world.place(of, replace(made, devices=(gpu,)))
-    assert "default/a/app" in refused(world, 6)
+    assert "default/a/app" in rejected(world, 6)
 
 
 def test_bytes_count_before_the_number_and_one_makes_room_for_another() -> None:
@@ -127,7 +127,7 @@ def test_bytes_count_before_the_number_and_one_makes_room_for_another() -> None:
         machine(3, 8), ("a", 4, 1, {}), ("b", 5, 8, {}), ("c", 2, 1, {}), ("e", 4, 8, {})
     )
     assert [world.has(f"{name}-app")[1] for name in "abce"] == ["0", "1", "2", "2"]
-    assert refused(world, 5) == (
+    assert rejected(world, 5) == (
         "it would fit if default/a/app (4 exclusive CPUs, 1 GiB) were on NUMA node 2 instead of 0"
         " and default/c/app (2 exclusive CPUs, 1 GiB) were on NUMA node 1 instead of 2"
     )
@@ -138,7 +138,7 @@ def test_whole_cores_come_together_on_the_same_numa_node() -> None:
     world = World(machine(1, 4, threads=2))
     for name in "abc":
         world.put(name, SINGLE | {"smt": "spread"}, 1, 1)
-    assert refused(world, 4, smt="full-core") == (
+    assert rejected(world, 4, smt="full-core") == (
         "it would fit if default/a/app (1 exclusive CPU, 1 GiB) had CPU 5 instead of 0"
     )
 
@@ -148,12 +148,12 @@ def test_what_only_sums_up_is_tried_and_not_said() -> None:
     world = World(machine(1, 6, threads=2))
     for name in "abcde":
         world.put(name, SINGLE, 1, 0)
-    assert refused(world, 3, smt="isolate").count(" had CPU") == 2
+    assert rejected(world, 3, smt="isolate").count(" had CPU") == 2
     world = World(machine(2, 2, threads=2))
     world.put("a", SINGLE | {"smt": "full-core"}, 2, 0)
     for name in "bc":
         world.put(name, SINGLE | {"numacpu": {"b": "2", "c": "3"}[name], "policy": "none"}, 1, 0)
-    assert refused(world, 4, smt="full-core") == ""
+    assert rejected(world, 4, smt="full-core") == ""
 
 
 def test_shared_ones_and_huge_pages_count() -> None:
@@ -162,7 +162,7 @@ def test_shared_ones_and_huge_pages_count() -> None:
         machine(2, 8, pages=1), ("a", 3.5, 2, shared), ("b", 3.5, 2, shared), pages=("a",)
     )
     wants = resources(6, 1, hugepages={GIB: GIB})
-    assert hint(world.refuse(pod("new", SINGLE), wants=wants)) == (
+    assert hint(world.reject(pod("new", SINGLE), wants=wants)) == (
         "it would fit if default/b/app (3.5 CPUs, 2 GiB) were on NUMA node 0 instead of 1"
     )
 
@@ -171,11 +171,11 @@ def test_what_the_kernel_has_free_counts_with_what_leaves() -> None:
     """Both are on NUMA node 0, of which 5 GiB are free."""
     reading = MeasuredFree(memory={0: 5 * GIB, 1: 4 * GIB})
     world = filled(machine(2, 8), ("a", 1, 3, {}), ("b", 1, 2, {}), reading=reading)
-    assert "default/b/app" in refused(world, 1, 6)
-    assert refused(world, 1, 11) == ""
+    assert "default/b/app" in rejected(world, 1, 6)
+    assert rejected(world, 1, 11) == ""
     # What leaves and comes back does not leave its memory to another.
     world.reading = MeasuredFree(memory={0: GIB, 1: GIB})
-    assert refused(world, 1, 3) == ""
+    assert rejected(world, 1, 3) == ""
 
 
 @pytest.mark.parametrize(("names", "found"), [(("one", "two"), ""), (("one",), "default/a/one")])
@@ -186,7 +186,7 @@ def test_a_pod_that_is_placed_as_a_whole_is_not_parted(names: tuple[str, ...], f
     for name in names:
         world.place(of, container(of, name, wants))
     world.put("b", SINGLE | {"numacpu": "8-9", "policy": "none"}, 2, 1)
-    text = refused(world, 7, scope="pod")
+    text = rejected(world, 7, scope="pod")
     assert found in text if found else not text
 
 
@@ -324,7 +324,7 @@ def test_only_cpus_move_on_one_numa_node() -> None:
     assert notice.message == "moved from CPU 0 to 5 to make room for default/new/app"
 
 
-def test_what_is_only_observed_is_refused_once_and_known() -> None:
+def test_what_is_only_observed_is_rejected_once_and_known() -> None:
     world = movable_world(*A_AND_B, moves=0, observe=True)
     assert create_new(world) is None
     assert (world.history.rejected_count, world.allocation("new-app").kind) == (
@@ -332,7 +332,7 @@ def test_what_is_only_observed_is_refused_once_and_known() -> None:
         ContainerKind.UNPINNED,
     )
     assert world.steps("new-app") == (world.history.rejections[0].message,)
-    assert world.count("gap_containers_total") == 0
+    assert world.count("missed_starts_total") == 0
 
 
 @pytest.mark.parametrize(
@@ -341,11 +341,16 @@ def test_what_is_only_observed_is_refused_once_and_known() -> None:
         (0, {}, 1, "default/b/app (4 exclusive CPUs, 4 GiB) were on NUMA node 0 instead of 1"),
         (2, {"movable": "false"}, 1, "default/b/app (4 exclusive CPUs, 4 GiB) were movable"),
         (2, {"numamem": "1"}, 1, ""),
-        (2, {}, 13, "instead of 1: movable, but memory is free only once it has moved"),
+        (
+            2,
+            {},
+            13,
+            "instead of 1; all are movable, but their memory becomes free only after the move",
+        ),
         (2, {"movable": "false"}, 13, "(4 exclusive CPUs, 4 GiB) were on NUMA node 0 instead of 1"),
     ],
 )
-def test_it_is_refused_as_before_and_says_what_is_in_the_way(
+def test_it_is_rejected_as_before_and_says_what_is_in_the_way(
     moves: int, b: dict[str, str], memory: float, said: str
 ) -> None:
     there = (("a", 3, 12, {"numamem": "0"}), ("b", 4, 4, b))
@@ -442,7 +447,7 @@ def test_what_starts_has_huge_pages_or_is_the_kubelets_stays() -> None:
 def test_a_pod_is_still_admitted_whole() -> None:
     """Room for its first container alone is none."""
     world = movable_world(*A_AND_B)
-    others = {"containers": '{"app":{"cpu":"6"},"other":{"cpu":"6"}}'}
+    others = {"container-resources": '{"app":{"cpu":"6"},"other":{"cpu":"6"}}'}
     of = pod("new", SINGLE | others, total=resources(12, 2))
     answer = world.create(of, container(of, wants=resources(6, 1)))
     assert isinstance(answer, Rejected)
@@ -453,7 +458,7 @@ def test_a_list_does_not_move_and_says_so() -> None:
     world = movable_world()
     answer = world.admit(pod("listed", MOVABLE | {"numacpu": "0-1"}), wants=resources(2, 1))
     assert answer.warnings == (
-        "movable: true, which has no effect: a container with a list does not move",
+        "movable: true has no effect, because a container with a list is not moved",
     )
     assert not answer.allocation.movable
     assert world.admit(pod("free", MOVABLE), wants=resources(2, 1)).warnings == ()
@@ -644,7 +649,7 @@ def test_there_is_no_search_where_one_try_is_too_much_or_another_container_is_to
     world = movable_world(*A_AND_B)
     of = pod(
         "whole",
-        SINGLE | {"containers": '{"app":{"cpu":"2"},"other":{"cpu":"6"}}'},
+        SINGLE | {"container-resources": '{"app":{"cpu":"2"},"other":{"cpu":"6"}}'},
         total=resources(8, 1),
     )
     answer = world.create(of, container(of, wants=resources(2, 1)))
@@ -661,7 +666,7 @@ def test_of_many_searches_the_oldest_is_left(monkeypatch: pytest.MonkeyPatch) ->
     world = movable_world(*A_AND_B)
     later = DeferredWorld(world, monkeypatch, MAX_WAITING_SEARCHES=1)
     for name in ("first", "second"):
-        world.refused(name, SINGLE, 6, 1)
+        world.rejected(name, SINGLE, 6, 1)
     assert len(later.ends()) == 1
     assert [" fits " in one.message for one in world.history.rejections] == [False, True]
 
@@ -673,7 +678,7 @@ def test_movers_that_differ_by_little_are_one() -> None:
         world = World(machine(2, 8, threads=2))
         for n in range(16):
             world.put(f"p{n}", SINGLE | {"smt": "spread"}, 1, 0.5 + n * page)
-        answer = world.refused("new", SINGLE | {"smt": "isolate"}, 9, 1)
+        answer = world.rejected("new", SINGLE | {"smt": "isolate"}, 9, 1)
         search = StepwiseSearch(plan_moves(world.agent.current.desired, answer))
         assert search.run_steps(10**6) is None
         work.append(search.used)

@@ -12,6 +12,7 @@ from nri_numa.engine.request.demand import MAX_SLOTS, parse_slots
 from nri_numa.engine.state import ContainerKind
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet
+from nri_numa.model.machine import human_milli
 from nri_numa.model.settings import (
     AnnotationPermission,
     CPUAmount,
@@ -77,18 +78,20 @@ def test_a_burstable_pod_owns_what_its_request_pays_for(world: World) -> None:
     assert len(CPUSet.parse(cpus)) == 2
     limit = replace(request, cpu_quota=300_000, cpu_period=100_000)
     three = holding("b", "slot-2,slot-3,slot-4", wants=limit, qos=QoSClass.BURSTABLE)
-    assert world.refuse(*three).reason == "UnpaidCPUs"
+    assert world.reject(*three).reason == "CPUsNotRequested"
 
 
 def test_nobody_can_claim_slots_by_an_annotation_of_the_pod(world: World) -> None:
     """Not even where the runtime copies annotations of pods to their containers."""
     of, made = holding("forger", "slot-0", 1, {"slots": "slot-0"})
     for each in (made, replace(made, annotations={})):
-        refused = world.refuse(of, each)
-        assert refused.reason == "InvalidAnnotation"
-        assert "slots is 'slot-0' (annotation numa.kubernetes.io/slots)" in refused.message
-    lenient = AnnotationPermission(name="permissions[1]", keys=(), on_denied=OnDenied.IGNORE)
-    assert usual(Settings(permissions=(lenient,))).refuse(of, made).reason == "InvalidAnnotation"
+        rejected = world.reject(of, each)
+        assert rejected.reason == "InvalidAnnotation"
+        assert "slots is 'slot-0' (annotation numa.kubernetes.io/slots)" in rejected.message
+    lenient = AnnotationPermission(
+        name="permissions[1]", allowed_keys=(), on_denied=OnDenied.IGNORE
+    )
+    assert usual(Settings(permissions=(lenient,))).reject(of, made).reason == "InvalidAnnotation"
 
 
 def test_annotations_say_where_and_how() -> None:
@@ -109,37 +112,39 @@ def test_annotations_say_where_and_how() -> None:
         ({"scope": "pod"}, "numa0-slot-0", "scope is 'pod'"),
     ],
 )
-def test_contradictions_are_refused(asks: dict[str, str], slots: str, words: str) -> None:
-    refused = usual().refuse(*holding("a", slots, 1, asks))
-    assert refused.reason == "SlotsConflict"
-    assert words in refused.message
-    assert "1 slot of the device plugin" in refused.message
+def test_contradictions_are_rejected(asks: dict[str, str], slots: str, words: str) -> None:
+    rejected = usual().reject(*holding("a", slots, 1, asks))
+    assert rejected.reason == "SlotsConflict"
+    assert words in rejected.message
+    assert "1 slot of the device plugin" in rejected.message
 
 
 def test_rules_contradict_and_defaults_give_way() -> None:
     defaults = Settings(defaults={"bind": "none", "cpus": "shared"})
     assert usual(defaults).place(*holding("a", "slot-0"))[0] in [str(i) for i in range(8)]
     ruled = Settings(rules=(Rule(values={"cpus": "shared"}),))
-    assert "(rule 1)" in usual(ruled).refuse(*holding("a", "slot-0")).message
+    assert "(rule 1)" in usual(ruled).reject(*holding("a", "slot-0")).message
 
 
 @pytest.mark.parametrize("cpus", [0, 0.5, 1.5, 1, 3])
 def test_as_many_cpus_as_slots(cpus: float) -> None:
-    refused = usual().refuse(*holding("a", "slot-0,slot-1", cpus))
-    assert refused.reason == "SlotsMismatch"
-    value = f"{int(1000 * cpus)}m" if cpus else "not set"
-    assert f"cpu is {value} and it holds 2 slots of the device plugin, expected 2000m" in (
-        refused.message
+    rejected = usual().reject(*holding("a", "slot-0,slot-1", cpus))
+    assert rejected.reason == "SlotsMismatch"
+    value = human_milli(int(1000 * cpus)) if cpus else "not set"
+    assert f"cpu is {value} and it holds 2 slots of the device plugin, expected 2 CPUs" in (
+        rejected.message
     )
 
 
 def test_a_permission_lets_the_request_be_smaller() -> None:
     """Where the operator took exclusive CPUs out of what the scheduler counts as cpu."""
-    carved = Settings(permissions=(AnnotationPermission(name="permissions[0]", unpaid_cpus=True),))
+    carved = Settings(
+        permissions=(AnnotationPermission(name="permissions[0]", allow_unrequested_cpus=True),)
+    )
     for cpus in (0, 0.5):
         world = usual(carved)
         assert len(CPUSet.parse(world.place(*holding("a", "slot-0,slot-1", cpus))[0])) == 2
-    assert usual(carved).refuse(*holding("a", "slot-0", 2)).reason == "SlotsMismatch"
+    assert usual(carved).reject(*holding("a", "slot-0", 2)).reason == "SlotsMismatch"
 
 
 def test_more_cpus_than_shares_can_tell() -> None:
@@ -158,10 +163,10 @@ def test_more_cpus_than_shares_can_tell() -> None:
         "x" * 200_000, ",".join(f"slot-{n}" for n in range(5000)),
     ],
 )  # fmt: skip
-def test_ids_that_cannot_be_read_are_refused(text: str) -> None:
-    refused = usual().refuse(*holding("a", text))
-    assert refused.reason == "InvalidSlots"
-    assert len(refused.message) < 600
+def test_ids_that_cannot_be_read_are_rejected(text: str) -> None:
+    rejected = usual().reject(*holding("a", text))
+    assert rejected.reason == "InvalidSlots"
+    assert len(rejected.message) < 600
 
 
 def test_the_numa_node_that_the_kubelet_chose_binds(world: World) -> None:
@@ -171,11 +176,11 @@ def test_the_numa_node_that_the_kubelet_chose_binds(world: World) -> None:
     ):
         assert world.place(*holding(name, slots, 2))[0] == cpus
     # One is left there, and the others would do if they had not been chosen.
-    says(world.refuse(*holding("c", "numa1-slot-2,numa1-slot-3", 2)), "NotEnoughCPUs")
+    says(world.reject(*holding("c", "numa1-slot-2,numa1-slot-3", 2)), "NotEnoughCPUs")
     # What two NUMA nodes were chosen for cannot be on one.
     single = {"policy": "single-numa-node"}
-    refused = world.refuse(*holding("d", "numa0-slot-0,numa1-slot-2", 2, single))
-    assert refused.reason == "TopologyAffinityError"
+    rejected = world.reject(*holding("d", "numa0-slot-0,numa1-slot-2", 2, single))
+    assert rejected.reason == "TopologyAffinityError"
 
 
 def test_ids_of_both_sorts_bind_nothing() -> None:
@@ -214,7 +219,10 @@ def test_a_container_of_a_gap_gets_its_slots(world: World) -> None:
 
 def test_a_forged_decision_is_not_more_than_its_slots(world: World) -> None:
     of, made = holding("forger", "slot-0")
-    claim = '{"cpus":"0-3","mems":"0","policy":"none","kind":"exclusive","numa":"0","reason":"x"}'
+    claim = (
+        '{"format":2,"cpus":"0-3","mems":"0","policy":"none","kind":"exclusive",'
+        '"numaNodes":"0","reason":"x"}'
+    )
     wide = replace(made.resources, cpus="0-3")
     marked = {**made.annotations, f"{PREFIX}assigned": claim}
     world.meet(of, replace(made, resources=wide, annotations=marked))
@@ -226,9 +234,9 @@ def test_a_resize_would_part_cpus_from_slots(world: World) -> None:
     world.place(*holding("a", "slot-0,slot-1", 2))
     before = world.has("a-app")
     for cpus in (1, 3):
-        refused = world.update_refused("a-app", resources(cpus, 0.1))
-        assert refused.message.startswith("resize refused: pod default/a, container app: cpu is")
-        assert refused.reason == "SlotsMismatch"
+        rejected = world.update_rejected("a-app", resources(cpus, 0.1))
+        assert rejected.message.startswith("resize rejected: pod default/a, container app: cpu is")
+        assert rejected.reason == "SlotsMismatch"
     assert world.update("a-app", resources(2, 0.2)) is None  # memory alone
     assert world.has("a-app") == before
     assert world.allocation("a-app").slots == "slot-0,slot-1"

@@ -199,7 +199,7 @@ def test_a_start_tells_of_a_container_whose_creation_was_lost(node: StartingBed)
     allocation = node.agent.current.state.allocations["own-app"]
     assert allocation.kind is ContainerKind.EXCLUSIVE
     assert node.cgroup("own") == str(allocation.cpus) == "0-1"
-    assert node.count("gap_containers_total") == 1
+    assert node.count("missed_starts_total") == 1
     assert node.cgroup("plain") == "2-3"
 
 
@@ -340,7 +340,7 @@ def test_a_container_that_our_answer_never_reached_is_a_gap_and_no_drift(node: S
     node.decide("own", OWN, 2)
     node.unseen("own-app", cpus="")
     node.synchronize()
-    assert node.count("gap_containers_total") == 1
+    assert node.count("missed_starts_total") == 1
     assert node.count("drift_found_total") == 0
     node.check()
 
@@ -351,7 +351,7 @@ def test_a_running_container_that_the_runtime_has_elsewhere_is_drift(node: Start
     node.started("own")
     node.unseen("own-app", cpus="3")
     node.synchronize()
-    assert node.count("gap_containers_total") == 0
+    assert node.count("missed_starts_total") == 0
     assert node.count("drift_found_total") == 1
 
 

@@ -13,7 +13,7 @@ from nri_numa.engine.desired import NodeSnapshot
 from nri_numa.engine.state import ContainerKind
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet
-from nri_numa.model.machine import Topology
+from nri_numa.model.machine import Topology, count_text
 from nri_numa.model.settings import (
     AnnotationPermission,
     CPUAmount,
@@ -68,25 +68,25 @@ def rule_of(world: World) -> str:
 
 
 def test_a_best_effort_list_owns_nothing(world: World) -> None:
-    refused = world.refuse(*want("greedy", {"numacpu": "2-31", **OWN}, qos=BEST_EFFORT))
-    assert refused.reason == "UnpaidCPUs"
-    assert "numacpu is '2-31'" in refused.message
-    assert "the CPU request pays for 0m of 30000m" in refused.message
-    assert "the built-in permission has not" in refused.message
-    assert rule_of(world) == "exclusive CPUs must be paid for by the CPU request"
+    rejected = world.reject(*want("greedy", {"numacpu": "2-31", **OWN}, qos=BEST_EFFORT))
+    assert rejected.reason == "CPUsNotRequested"
+    assert "numacpu is '2-31'" in rejected.message
+    assert "the container requests 0 of 30 CPUs" in rejected.message
+    assert "the built-in permission does not have it" in rejected.message
+    assert rule_of(world) == "the CPU request must cover all exclusive CPUs"
 
 
 def test_a_burstable_limit_owns_nothing_and_keeps_its_quota(world: World) -> None:
-    refused = world.refuse(*want("greedy", OWN, burst(0.001, 28), qos=BURSTABLE))
-    assert refused.reason == "UnpaidCPUs"
-    assert "cpu request is not set, expected 28000m" in refused.message
+    rejected = world.reject(*want("greedy", OWN, burst(0.001, 28), qos=BURSTABLE))
+    assert rejected.reason == "CPUsNotRequested"
+    assert "cpu request is not set, expected 28 CPUs" in rejected.message
     world.place(*want("paid", OWN, burst(2, 2), qos=BURSTABLE))
     assert len(world.cpus("paid-app")) == 2
 
 
 def test_a_list_must_be_paid_for_as_a_whole_in_a_guaranteed_pod_too(world: World) -> None:
     annotations = {"numacpu": "2-31", **OWN}
-    assert world.refuse(*want("greedy", annotations, resources(2))).reason == "UnpaidCPUs"
+    assert world.reject(*want("greedy", annotations, resources(2))).reason == "CPUsNotRequested"
     assert world.place(*want("paid", annotations, resources(30)))[0] == "2-31"
 
 
@@ -94,7 +94,9 @@ def test_a_rule_and_a_default_do_not_make_tenants_owners_of_what_they_do_not_pay
     ruled = World(machines.snc_smt(), Settings(rules=(Rule(values=OWN),)))
     ruled.place(*want("a", {}, burst(0.5, 28), qos=BURSTABLE))
     assert ruled.allocation("a-app").kind is ContainerKind.SHARED
-    assert ruled.refuse(*want("b", {"numacpu": "2-31"}, qos=BEST_EFFORT)).reason == "UnpaidCPUs"
+    assert (
+        ruled.reject(*want("b", {"numacpu": "2-31"}, qos=BEST_EFFORT)).reason == "CPUsNotRequested"
+    )
     default = World(machines.snc_smt(), Settings(defaults={**OWN, "policy": "best-effort"}))
     default.place(*want("a", {}, burst(0.5, 28), qos=BURSTABLE))
     assert default.allocation("a-app").kind is ContainerKind.SHARED
@@ -110,13 +112,13 @@ def test_what_a_rule_lists_and_owns_is_the_operators_own_wish() -> None:
 
 def test_a_permission_lets_unpaid_cpus_be_owned() -> None:
     permission = AnnotationPermission(
-        name="permissions[0]", namespaces=("lab-*",), unpaid_cpus=True
+        name="permissions[0]", namespaces=("lab-*",), allow_unrequested_cpus=True
     )
     world = World(machines.snc_smt(), Settings(permissions=(permission,)))
     given = want("a", {"numacpu": "2-3", **OWN}, qos=BEST_EFFORT, namespace="lab-1")
     assert world.place(*given)[0] == "2-3"
     world.place(*want("b", OWN, burst(0, 4), qos=BURSTABLE, namespace="lab-1"))
-    says(world.refuse(*want("c", {"numacpu": "30", **OWN}, qos=BEST_EFFORT)), "UnpaidCPUs")
+    says(world.reject(*want("c", {"numacpu": "30", **OWN}, qos=BEST_EFFORT)), "CPUsNotRequested")
 
 
 def test_where_the_permission_says_ignore_an_unpaid_owner_shares() -> None:
@@ -125,16 +127,18 @@ def test_where_the_permission_says_ignore_an_unpaid_owner_shares() -> None:
     assert world.place(*want("a", {"numacpu": "2-3", **OWN}, qos=BEST_EFFORT))[0] == "2-3"
     world.place(*want("b", OWN, burst(0, 4), qos=BURSTABLE))
     assert not world.agent.current.state.exclusive
-    for name, paid in (("a-app", "0m of 2000m"), ("b-app", "0m of 4000m")):
-        assert f"cpus: exclusive is ignored: the CPU request pays for {paid}" in world.steps(name)
+    for name, paid in (("a-app", "0 of 2 CPUs"), ("b-app", "0 of 4 CPUs")):
+        assert f"cpus: exclusive is ignored, because the container requests {paid}" in world.steps(
+            name
+        )
 
 
 # --- permissions ----------------------------------------------------------------------------------
 
 STRICT = AnnotationPermission(
     name="permissions[1]",
-    keys=("policy", "cpus", "numacpu", "load"),
-    values={"cpus": ("shared",), "numacpu": ("0-7", "16-23")},
+    allowed_keys=("policy", "cpus", "numacpu", "load"),
+    allowed_values={"cpus": ("shared",), "numacpu": ("0-7", "16-23")},
 )
 TRUSTED = AnnotationPermission(
     name="permissions[0]", namespaces=("db-*",), labels={"tier": "gold"}, qos=(GUARANTEED,)
@@ -149,13 +153,13 @@ TRUSTED = AnnotationPermission(
         ({"numacpu": "6-8"}, "expected no others than 0-7,16-23"),
     ],
 )
-def test_what_is_not_permitted_is_refused_by_name(annotations: dict[str, str], words: str) -> None:
+def test_what_is_not_permitted_is_rejected_by_name(annotations: dict[str, str], words: str) -> None:
     world = World(machines.dual_smt(), Settings(permissions=(TRUSTED, STRICT)))
-    refused = world.refuse(*want("web", annotations, resources(2), namespace="shop"))
-    assert refused.reason == "NotPermitted"
+    rejected = world.reject(*want("web", annotations, resources(2), namespace="shop"))
+    assert rejected.reason == "NotPermitted"
     for text in (*annotations, *annotations.values(), words, "permissions[1]"):
-        assert text in refused.message
-    assert rule_of(world) == "permissions[1] lets pods of namespace shop ask for no more"
+        assert text in rejected.message
+    assert rule_of(world) == "permissions[1] allows pods of namespace shop no more"
 
 
 def test_the_first_entry_that_matches_in_everything_decides() -> None:
@@ -169,7 +173,7 @@ def test_the_first_entry_that_matches_in_everything_decides() -> None:
             want("c", OWN, burst(2, 2), namespace="db-1", labels=gold, qos=BURSTABLE),
         )
     ):
-        assert world.refuse(*other).reason == "NotPermitted", n
+        assert world.reject(*other).reason == "NotPermitted", n
 
 
 def test_what_is_permitted_works_as_ever() -> None:
@@ -177,15 +181,15 @@ def test_what_is_permitted_works_as_ever() -> None:
     assert world.place(*want("a", {"numacpu": "1-3,17", "load": "high"}))[0] == "1-3,17"
     assert world.place(*want("b", {**SINGLE, "cpus": "shared"}, resources(2)))[0]
     for bad in ({"numacpu": "1-"}, {"numacpu": "1," * 2000}):  # form is somebody else's business
-        assert world.refuse(*want("c", bad)).reason == "InvalidAnnotation"
+        assert world.reject(*want("c", bad)).reason == "InvalidAnnotation"
 
 
 def test_nothing_at_all_may_be_permitted() -> None:
-    nothing = AnnotationPermission(name="permissions[0]", keys=())
+    nothing = AnnotationPermission(name="permissions[0]", allowed_keys=())
     world = World(machines.dual_smt(), Settings(permissions=(nothing,)))
-    refused = world.refuse(*want("a", SINGLE, resources(2)))
-    assert "expected no annotation of ours, which is all that permissions[0] allows" in (
-        refused.message
+    rejected = world.reject(*want("a", SINGLE, resources(2)))
+    assert "expected no annotation of nri-numa, because permissions[0] allows no more" in (
+        rejected.message
     )
     assert world.place(*want("b", {}, resources(2))) == ("", "")
 
@@ -213,7 +217,7 @@ def test_what_is_ignored_is_said_and_logged_and_the_rest_counts(
 def test_adopted_containers_keep_what_they_have_and_are_not_asked_again() -> None:
     world = World(
         machines.snc_smt(),
-        Settings(permissions=(AnnotationPermission(name="p", unpaid_cpus=True),)),
+        Settings(permissions=(AnnotationPermission(name="p", allow_unrequested_cpus=True),)),
     )
     world.place(*want("old", {"numacpu": "2-31", **OWN}, qos=BEST_EFFORT))
     world.settings = Settings(permissions=(STRICT,))
@@ -229,12 +233,12 @@ def test_adopted_containers_keep_what_they_have_and_are_not_asked_again() -> Non
 def test_lists_do_not_land_on_reserved_cpus_unless_permitted() -> None:
     reserved = Settings(reserved_cpus=CPUSet.parse("0-1"))
     world = World(machines.snc_smt(), reserved)
-    refused = world.refuse(*want("a", {"numacpu": "1-3"}))
-    assert refused.reason == "CPUReserved"
-    assert "CPU 1 is reserved for the system; expected CPUs among 2-31" in refused.message
-    allowed = AnnotationPermission(name="permissions[0]", reserved_cpus=True)
+    rejected = world.reject(*want("a", {"numacpu": "1-3"}))
+    assert rejected.reason == "CPUReserved"
+    assert "CPU 1 is reserved for the system; expected CPUs among 2-31" in rejected.message
+    allowed = AnnotationPermission(name="permissions[0]", allow_reserved_cpus=True)
     for strict in (False, True):
-        settings = replace(reserved, permissions=(allowed,), strict_reserved=strict)
+        settings = replace(reserved, permissions=(allowed,), strict_cpu_reservation=strict)
         world = World(machines.snc_smt(), settings)
         assert world.place(*want("a", {"numacpu": "1-3"}))[0] == "1-3"
 
@@ -285,21 +289,21 @@ def test_a_list_is_hard_where_the_request_pays_or_the_operator_says_so() -> None
         world = World(machines.snc_smt(), settings)
         asked = {} if namespace == "ops" else {"numacpu": "0-3"}
         world.place(*want("list", asked, wants, namespace=namespace))
-        refused = world.refuse(*want("db", {"numacpu": "2-5", **OWN}, resources(4)))
-        assert refused.reason == "CPUListed"
-        assert f"{namespace}/list/app" in refused.message
+        rejected = world.reject(*want("db", {"numacpu": "2-5", **OWN}, resources(4)))
+        assert rejected.reason == "CPUListed"
+        assert f"{namespace}/list/app" in rejected.message
         assert world.agent.current.state.listed_cpus == CPUSet.parse("0-3")
 
 
-def test_a_new_list_of_owned_cpus_is_refused_and_one_that_gave_way_starts_again() -> None:
+def test_a_new_list_of_owned_cpus_is_rejected_and_one_that_gave_way_starts_again() -> None:
     world = World(machines.snc_smt())
     free = want("free", {"numacpu": "0-3"}, qos=BEST_EFFORT)
     world.place(*free)
     world.place(*want("db", {"numacpu": "2-3", **OWN}, resources(2)))
     assert world.has("free-app")[0] == "0-1"
-    refused = world.refuse(*want("late", {"numacpu": "0-3"}, qos=BEST_EFFORT))
-    assert refused.reason == "CPUOwned"
-    assert "default/db/app" in refused.message
+    rejected = world.reject(*want("late", {"numacpu": "0-3"}, qos=BEST_EFFORT))
+    assert rejected.reason == "CPUExclusive"
+    assert "default/db/app" in rejected.message
     world.stop("free-app")
     again = replace(free[1], id="free-again")
     assert world.place(free[0], again)[0] == "0-1"
@@ -331,14 +335,14 @@ def test_lists_that_started_while_we_were_away_and_are_paid_for_stay(world: Worl
         world.pods[of.id], world.live[made.id] = of, made
     world.synchronize()
     assert (world.has("one-app")[0], world.has("two-app")[0]) == ("0-1", "2-3")
-    says(world.refuse(*want("db", {"numacpu": "3", **OWN}, resources(1))), "", "default/two/app")
+    says(world.reject(*want("db", {"numacpu": "3", **OWN}, resources(1))), "", "default/two/app")
 
 
 def test_a_forged_list_that_keeps_its_cpus_is_not_believed(world: World) -> None:
     of, made = want("free", {"numacpu": "0-3"}, qos=BEST_EFFORT)
     text = (
-        '{"cpus":"0-3","mems":"","policy":"none","kind":"explicit","numa":"0","preferred":true,'
-        '"reason":"listed: numacpu 0-3"}'
+        '{"cpus":"0-3","mems":"","policy":"none","kind":"listed","format":2,'
+        '"numaNodes":"0","aligned":true,"reason":"listed: numacpu 0-3"}'
     )
     forged = {"numa.kubernetes.io/assigned": text}
     has = replace(made.resources, cpus="0-3")
@@ -360,7 +364,7 @@ def test_a_resize_makes_a_list_hard_and_soft_again(world: World) -> None:
     assert soft()
     assert world.update("list-app", resources(4)) is None
     assert not soft()
-    assert world.refuse(*want("db", {"numacpu": "3", **OWN}, resources(1))).reason == "CPUListed"
+    assert world.reject(*want("db", {"numacpu": "3", **OWN}, resources(1))).reason == "CPUListed"
     assert world.update("list-app", resources(2)) is None
     assert soft()
     world.place(*want("db", {"numacpu": "3", **OWN}, resources(1)))
@@ -397,7 +401,9 @@ def test_a_list_of_isolated_cpus_stands_on_them_until_they_are_owned() -> None:
 # --- quotas ---------------------------------------------------------------------------------------
 
 
-KEEPS = Settings(permissions=(AnnotationPermission(name="permissions[0]", unpaid_cpus=True),))
+KEEPS = Settings(
+    permissions=(AnnotationPermission(name="permissions[0]", allow_unrequested_cpus=True),)
+)
 """Lists that nothing pays for keep their CPUs."""
 
 
@@ -427,8 +433,8 @@ def test_a_part_of_a_small_machine_lets_lists_have_a_core_and_two_cpus(
     )
     world = World(small, Settings(limits=limits, permissions=KEEPS.permissions))
     if most < cores * threads:
-        refused = world.refuse(*want("more", {"numacpu": f"0-{most}"}, qos=BEST_EFFORT))
-        assert f"over the quota of {most} listed CPUs" in refused.message
+        rejected = world.reject(*want("more", {"numacpu": f"0-{most}"}, qos=BEST_EFFORT))
+        assert f"exceed the quota of {count_text(most, 'listed CPU')}" in rejected.message
     if most:
         cpus = str(CPUSet(range(most)))
         assert world.place(*want("all", {"numacpu": cpus}, qos=BEST_EFFORT))[0] == cpus
@@ -436,20 +442,22 @@ def test_a_part_of_a_small_machine_lets_lists_have_a_core_and_two_cpus(
 
 def test_a_list_of_everything_does_not_keep_others_from_owning() -> None:
     world = World(machines.snc_smt(), KEEPS)
-    refused = world.refuse(*want("block", {"numacpu": "0-31"}, qos=BEST_EFFORT))
-    assert refused.reason == "QuotaExceeded"
-    for words in ("16 listed CPUs (quotas.listedCPUs)", "0 are used and 32 are asked for"):
-        assert words in refused.message
+    rejected = world.reject(*want("block", {"numacpu": "0-31"}, qos=BEST_EFFORT))
+    assert rejected.reason == "QuotaExceeded"
+    for words in ("16 listed CPUs (quotas.listedCPUs)", "0 used, 32 requested"):
+        assert words in rejected.message
     world.place(*want("half", {"numacpu": "0-15"}, qos=BEST_EFFORT))
     world.place(*want("same", {"numacpu": "0-3"}, qos=BEST_EFFORT))
-    refused = world.refuse(*want("more", {"numacpu": "15-16"}, qos=BEST_EFFORT))
-    assert "16 are used and 1 are asked for, expected at most 0 more" in refused.message
-    assert "default/half/app lists CPUs 0-15" in refused.message
+    rejected = world.reject(*want("more", {"numacpu": "15-16"}, qos=BEST_EFFORT))
+    assert "16 used, 1 requested; expected at most 0 more" in rejected.message
+    assert "default/half/app lists CPUs 0-15" in rejected.message
     world.place(*want("paid", {"numacpu": "16-17"}, resources(2)))
 
 
 def test_reserved_cpus_do_not_count_for_the_quota_of_lists() -> None:
-    permission = AnnotationPermission(name="permissions[0]", reserved_cpus=True, unpaid_cpus=True)
+    permission = AnnotationPermission(
+        name="permissions[0]", allow_reserved_cpus=True, allow_unrequested_cpus=True
+    )
     settings = Settings(reserved_cpus=CPUSet.parse("0-3"), permissions=(permission,))
     world = World(machines.snc_smt(), settings)
     assert world.place(*want("a", {"numacpu": "0-19"}, qos=BEST_EFFORT))[0] == "0-19"
@@ -464,7 +472,7 @@ def test_who_lists_the_cpus_that_are_missing_is_named() -> None:
     ):
         world = World(machines.snc_smt(), replace(KEEPS, limits=limits))
         world.place(*want("block", {"numacpu": "0-31"}, qos=BEST_EFFORT, namespace="evil"))
-        says(world.refuse(*want("db", asked, resources(1))), reason, "evil/block/app")
+        says(world.reject(*want("db", asked, resources(1))), reason, "evil/block/app")
 
 
 def test_only_the_largest_holders_are_named_and_long_lists_are_cut() -> None:
@@ -475,11 +483,11 @@ def test_only_the_largest_holders_are_named_and_long_lists_are_cut() -> None:
     for n in range(0, 12, 2):
         world.place(*want(f"p{n}", {"numacpu": f"{n}", **OWN}, resources(1)))
     world.place(*want("alone", {**OWN, "smt": "isolate", "numacpu.other": "1"}, resources(1)))
-    refused = world.refuse(*want("big", OWN, resources(60)))
-    assert "; held: default/odd/app lists CPUs 1,3,5," in refused.message
-    assert "… (31 CPUs), default/alone/app has exclusive CPU 12 and" in refused.message
-    assert "idle, default/p0/app has exclusive CPU 0," in refused.message
-    assert refused.message.endswith("and 4 more")
+    rejected = world.reject(*want("big", OWN, resources(60)))
+    assert "; held: default/odd/app lists CPUs 1,3,5," in rejected.message
+    assert "… (31 CPUs), default/alone/app has exclusive CPU 12 and" in rejected.message
+    assert "idle, default/p0/app has exclusive CPU 0," in rejected.message
+    assert rejected.message.endswith("and 4 more")
 
 
 def test_quotas_of_exclusive_cpus_count_idle_siblings() -> None:
@@ -495,17 +503,17 @@ def test_quotas_of_exclusive_cpus_count_idle_siblings() -> None:
     )  # 64 CPUs
     world.place(*want("a", ISOLATED, resources(2), namespace="team-1"))
     says(
-        world.refuse(*want("b", ISOLATED, resources(2), namespace="team-1")),
+        world.reject(*want("b", ISOLATED, resources(2), namespace="team-1")),
         "QuotaExceeded",
         "6 exclusive CPUs of namespace team-1 (quotas.namespaces[0].exclusiveCPUs)",
-        "4 are used and 4 are asked for, expected at most 2 more",
+        "4 used, 4 requested; expected at most 2 more",
         "team-1/a/app has exclusive CPUs",
     )
     assert rule_of(world).startswith("quotas.namespaces[0].exclusiveCPUs allows 6")
     world.place(*want("b", OWN, resources(2), namespace="team-1"))
     world.place(*want("c", OWN, resources(6), namespace="team-2"))  # each by itself
-    refused = world.refuse(*want("d", OWN, resources(5), namespace="other"))
-    assert "16 exclusive CPUs (quotas.exclusiveCPUs): 12 are used and 5 are" in refused.message
+    rejected = world.reject(*want("d", OWN, resources(5), namespace="other"))
+    assert "16 exclusive CPUs (quotas.exclusiveCPUs): 12 used, 5 requested" in rejected.message
     world.place(*want("d", OWN, resources(4), namespace="other"))
     assert len(world.agent.current.state.exclusive | world.agent.current.state.idle_siblings) == 16
 
@@ -521,26 +529,26 @@ def test_quotas_of_a_namespaces_lists() -> None:
     )
     world.place(*want("a", {"numacpu": "0-2"}, namespace="team"))
     world.place(*want("x", {"numacpu": "8-20"}, namespace="other"))
-    refused = world.refuse(*want("b", {"numacpu": "2-5"}, namespace="team"))
-    assert "4 listed CPUs of namespace team (quotas.namespaces[0].listedCPUs)" in refused.message
-    assert "3 are used and 3 are asked for" in refused.message
-    assert "default" not in refused.message.partition("held")[2]
+    rejected = world.reject(*want("b", {"numacpu": "2-5"}, namespace="team"))
+    assert "4 listed CPUs of namespace team (quotas.namespaces[0].listedCPUs)" in rejected.message
+    assert "3 used, 3 requested" in rejected.message
+    assert "default" not in rejected.message.partition("held")[2]
     world.place(*want("b", {"numacpu": "2-3"}, namespace="team"))
 
 
 def test_idle_siblings_are_bounded_for_everybody_together() -> None:
     world = World(machines.dual_smt())
     world.place(*want("a", ISOLATED, resources(12)))
-    refused = world.refuse(*want("b", ISOLATED, resources(8)))
-    assert "16 idle siblings (quotas.idleCPUs): 12 are used and 8 are asked for" in refused.message
+    rejected = world.reject(*want("b", ISOLATED, resources(8)))
+    assert "16 idle siblings (quotas.idleSiblings): 12 used, 8 requested" in rejected.message
     world.place(*want("b", ISOLATED, resources(4)))
 
 
-def test_a_refused_growth_leaves_the_owner_what_it_has() -> None:
+def test_a_rejected_growth_leaves_the_owner_what_it_has() -> None:
     world = limited(machines.dual_smt(), quota=CPUWithholdingQuota(exclusive=CPUAmount(4)))
     world.place(*want("a", OWN, resources(3)))
     had = world.has("a-app")
-    says(world.update_refused("a-app", resources(5)), "QuotaExceeded")
+    says(world.update_rejected("a-app", resources(5)), "QuotaExceeded")
     assert world.has("a-app") == had
     assert world.update("a-app", resources(4)) is None
 
@@ -551,10 +559,10 @@ def test_a_refused_growth_leaves_the_owner_what_it_has() -> None:
 def test_the_pool_keeps_a_twentieth_of_the_machine_unless_something_is_reserved() -> None:
     world = World(machines.dual_smt())  # 64 CPUs
     says(
-        world.refuse(*want("a", OWN, resources(62))),
+        world.reject(*want("a", OWN, resources(62))),
         "SharedPoolFloor",
         "would leave 2 of the 64 CPUs in the shared pool for other containers; expected at least 3",
-        "(sharedPool.cpus)",
+        "(sharedPool.minCPUs)",
     )
     world.place(*want("a", OWN, resources(61)))
     reserved = World(machines.dual_smt(), Settings(reserved_cpus=CPUSet([0])))
@@ -566,20 +574,22 @@ def test_the_pool_of_a_small_machine_keeps_a_cpu() -> None:
     topology = build_synthetic_topology(
         sockets=1, numa_per_socket=1, cores_per_numa=8, threads=1, memory_gib=16
     )
-    refused = World(topology).refuse(*want("a", {"numacpu": "0-7", **OWN}, resources(8)))
-    assert refused.reason == "SharedPoolEmpty"
-    assert "would leave 0 of the 8 CPUs in the shared pool" in refused.message
-    assert "expected at least 1 to stay" in refused.message
+    rejected = World(topology).reject(*want("a", {"numacpu": "0-7", **OWN}, resources(8)))
+    assert rejected.reason == "SharedPoolEmpty"
+    assert "would leave 0 of the 8 CPUs in the shared pool" in rejected.message
+    assert "expected at least 1 to stay" in rejected.message
     World(topology).place(*want("a", {"numacpu": "1-7", **OWN}, resources(7)))
 
 
 @pytest.mark.parametrize("annotations", [{"numacpu": "0-1,3-31"}, {}])
 def test_a_configured_floor_holds_for_lists_and_numbers(annotations: dict[str, str]) -> None:
     world = limited(machines.snc_smt(), pool=CPUAmount(percent=10))
-    refused = world.refuse(*want("a", {**OWN, **annotations}, resources(31 if annotations else 30)))
+    rejected = world.reject(
+        *want("a", {**OWN, **annotations}, resources(31 if annotations else 30))
+    )
     if annotations:
-        refused = world.refuse(*want("a", {**OWN, "numacpu": "2-31"}, resources(30)))
-    assert refused.reason == "SharedPoolFloor"
+        rejected = world.reject(*want("a", {**OWN, "numacpu": "2-31"}, resources(30)))
+    assert rejected.reason == "SharedPoolFloor"
     assert rule_of(world) == "the shared pool of the machine keeps 3 CPUs"
 
 
@@ -587,24 +597,24 @@ def test_a_numa_nodes_floor_sends_the_next_owner_to_another_one() -> None:
     world = limited(machines.snc_smt(), numa_pool=CPUAmount(2))  # 4 NUMA nodes of 8 CPUs
     places = [world.place(*want(f"p{n}", SINGLE, resources(6)))[1] for n in range(4)]
     assert places == ["0", "1", "2", "3"]
-    refused = world.refuse(*want("more", SINGLE, resources(1)))
-    assert refused.reason == "TopologyAffinityError"
-    assert "NUMA node 0: 0 CPUs" in refused.message
-    assert "default/p0/app has exclusive CPUs" in refused.message
-    says(world.refuse(*want("any", OWN, resources(1))), "NotEnoughCPUs")
+    rejected = world.reject(*want("more", SINGLE, resources(1)))
+    assert rejected.reason == "TopologyAffinityError"
+    assert "NUMA node 0: 0 CPUs" in rejected.message
+    assert "default/p0/app has exclusive CPUs" in rejected.message
+    says(world.reject(*want("any", OWN, resources(1))), "NotEnoughCPUs")
 
 
-def test_a_list_below_a_numa_nodes_floor_is_refused_by_name() -> None:
+def test_a_list_below_a_numa_nodes_floor_is_rejected_by_name() -> None:
     topology = machines.snc_smt()
     world = limited(topology, numa_pool=CPUAmount(percent=25))
     cpus = sorted(topology.numa_nodes[1].cpus)
     listed = str(CPUSet(cpus[:-1]))
     says(
-        world.refuse(*want("a", {"numacpu": listed, **OWN}, resources(7))),
+        world.reject(*want("a", {"numacpu": listed, **OWN}, resources(7))),
         "SharedPoolFloor",
         "would leave 1 of the 8 CPUs in the shared pool of NUMA node 1",
         "at least 2 to stay",
-        "sharedPool.numaNodeCPUs",
+        "sharedPool.minCPUsPerNUMANode",
     )
 
 
@@ -617,7 +627,7 @@ def test_isolate_leaves_a_numa_node_its_floor() -> None:
     assert world.place(*want("a", isolated, resources(2)))[1] == "0"
     assert world.place(*want("b", isolated, resources(1)))[1] == "1"
     assert world.place(*want("c", isolated, resources(1)))[1] == "1"
-    assert world.refuse(*want("d", isolated, resources(1))).reason == "TopologyAffinityError"
+    assert world.reject(*want("d", isolated, resources(1))).reason == "TopologyAffinityError"
     pool = world.agent.current.desired.pool
     assert all(len(pool & topology.numa_nodes[i].cpus) >= 3 for i in (0, 1))
 
@@ -693,19 +703,19 @@ def test_an_annotation_too_long_to_be_of_our_writing_is_not_read_back(world: Wor
 
 def test_a_list_that_a_resize_does_not_pay_for_any_more_is_not_resized(world: World) -> None:
     world.place(*want("owner", {"numacpu": "2-5", **OWN, "on-failure": "unpinned"}, resources(4)))
-    says(world.update_refused("owner-app", resources(1)), "UnpaidCPUs")
+    says(world.update_rejected("owner-app", resources(1)), "CPUsNotRequested")
     assert world.has("owner-app")[0] == "2-5"
 
 
-def test_a_refusal_names_the_floor_and_no_list_that_gives_way() -> None:
+def test_a_rejection_names_the_floor_and_no_list_that_gives_way() -> None:
     """A soft list keeps nobody from anything but by its request, and one CPU is left to share."""
     world = World(machines.single_no_smt())
     world.put("soft", {"numacpu": "0-3"}, 0.5, qos=QoSClass.BURSTABLE)
     for asks in ({"cpus": "exclusive"}, {"policy": "single-numa-node", "cpus": "exclusive"}):
-        answer = world.refused("own", asks, 4)
+        answer = world.rejected("own", asks, 4)
         assert answer.message.endswith(
-            "; the shared pool keeps 1 CPU (sharedPool.cpus); held: default/soft/app requests "
+            "; the shared pool keeps 1 CPU (sharedPool.minCPUs); held: default/soft/app requests "
             "0.5 CPUs of the shared pool"
         )
-    assert "keeps" not in world.refused("own", {"cpus": "exclusive"}, 5).message
+    assert "keeps" not in world.rejected("own", {"cpus": "exclusive"}, 5).message
     assert world.put("own", {"cpus": "exclusive"}, 3)[0] == "0-2"

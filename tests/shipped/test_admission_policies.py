@@ -52,7 +52,7 @@ def test_a_policy_is_about_keys_that_there_are(
     assert named == parameters == keys & set(TABLE.claim_parameters)
 
 
-def test_the_policy_for_mistakes_knows_every_key_and_never_refuses() -> None:
+def test_the_policy_for_mistakes_knows_every_key_and_never_rejects() -> None:
     policy, binding = documents(MISTAKES)
     keys = set(re.findall(r"\(([a-z|-]*numacpu[a-z|-]*)\)", json.dumps(policy)))
     assert [set(one.split("|")) for one in keys] == [set(TABLE.keys)]

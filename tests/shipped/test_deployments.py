@@ -18,7 +18,7 @@ from tests.beds.install_manifests import (
     helm,
     in_the_chart,
     kustomized,
-    refusal,
+    rejection,
 )
 
 PAGE = BASE.parents[2] / "docs/security.md"
@@ -32,7 +32,7 @@ ON = {
 SERVED = (
     *ON["scheduler"],
     "--set=scheduler.kubeScheduler.enabled=false",
-    "--set=config.scheduler.address=:9894,config.scheduler.lease=nri-numa-scheduler",
+    "--set=config.scheduler.address=:9894,config.scheduler.leaseName=nri-numa-scheduler",
 )
 SECRET = "/etc/nri-numa-secret"
 TLS = {
@@ -138,7 +138,7 @@ def test_only_the_port_that_is_served_is_open_where_that_is_wanted(part: str, po
         }
     ]
     wrong = f'--set-json=networkPolicy.{part}.from=["10.0.0.0/8"]'
-    assert f"networkPolicy/{part}/from" in refusal(*ON[part], POLICY, wrong)
+    assert f"networkPolicy/{part}/from" in rejection(*ON[part], POLICY, wrong)
 
 
 # --- the scheduler --------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ def test_the_schedulers_configuration_is_that_of_kustomize() -> None:
 def test_who_does_not_narrow_is_asked_for_scores() -> None:
     """Else nobody would know which of the nodes with room suits best."""
     for narrow, verb in (("true", None), ("false", "prioritize")):
-        made = extender(charted(*ON["scheduler"], f"--set=config.scheduler.narrow={narrow}"))
+        made = extender(charted(*ON["scheduler"], f"--set=config.scheduler.filterToBest={narrow}"))
         assert made.get("prioritizeVerb") == verb
         assert bool(made.get("weight")) == bool(verb)
 
@@ -185,14 +185,14 @@ def test_the_default_scheduler_asks_a_service_with_certificates() -> None:
     # Its account is no kube-scheduler then.
     assert ("ClusterRoleBinding", "nri-numa-scheduler-stock") not in ours
     config = ours["ConfigMap", "nri-numa"]["data"]["agent.yaml"]
-    assert yaml.safe_load(config)["scheduler"]["lease"] == "nri-numa-scheduler"
+    assert yaml.safe_load(config)["scheduler"]["leaseName"] == "nri-numa-scheduler"
 
 
 def test_what_does_not_go_together_is_said() -> None:
-    alone = refusal(*ON["scheduler"], "--set=scheduler.kubeScheduler.enabled=false")
+    alone = rejection(*ON["scheduler"], "--set=scheduler.kubeScheduler.enabled=false")
     assert "config.scheduler.address is 127.0.0.1:9894" in alone
-    assert "lease is not set" in refusal(*SERVED, "--set=config.scheduler.lease=")
-    assert refusal(*ON["scheduler"], "--set=scheduler.name=default-scheduler")
+    assert "leaseName is not set" in rejection(*SERVED, "--set=config.scheduler.leaseName=")
+    assert rejection(*ON["scheduler"], "--set=scheduler.name=default-scheduler")
 
 
 # --- the controller -------------------------------------------------------------------------------
@@ -202,7 +202,7 @@ def test_where_the_controller_looks_is_where_things_are() -> None:
     (deployment,) = documents("controller/deployment.yaml")
     (container,) = pod_of(deployment)["containers"]
     mounts = {m["name"]: m["mountPath"] for m in container["volumeMounts"]}
-    assert mounts["token"] == configuration.AgentConfig().controller.credentials
+    assert mounts["token"] == configuration.AgentConfig().controller.credentials_dir
     (names,) = (rule["resourceNames"] for rule in rules("controller") if "resourceNames" in rule)
     assert names == [LEASE_NAME]
     page = PAGE.read_text()

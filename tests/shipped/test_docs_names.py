@@ -20,10 +20,10 @@ from nri_numa.engine.request.options import TABLE
 from nri_numa.model.counted_containers import COUNTED_CONTAINERS_NRT_ATTRIBUTE
 from nri_numa.model.offline_capacity import DRAINED_ANNOTATION, OFFLINE_CAPACITY_KEY
 from nri_numa.publisher.desired_objects import NODE_ANNOTATIONS, NODE_LABELS
-from nri_numa.publisher.publisher import PublishMetrics
+from nri_numa.publisher.publisher import PublisherMetrics
 from nri_numa.publisher.topology import (
-    RELEASE_COUNT_ANNOTATION,
-    RENEWED_ANNOTATION,
+    RELEASE_COUNTER_ANNOTATION,
+    RENEWED_AT_ANNOTATION,
     VALIDITY_ANNOTATION,
     ZONE_ATTRIBUTES,
 )
@@ -67,7 +67,7 @@ def test_commands_and_their_options_exist(page: Path) -> None:
 @cache
 def exposed() -> set[str]:
     """Metrics of all our processes."""
-    services = (one("1") for one in (PublishMetrics, SchedulerMetrics, ControllerMetrics))
+    services = (one("1") for one in (PublisherMetrics, SchedulerMetrics, ControllerMetrics))
     texts = [docs_metrics.text(), *(one.render_metrics().decode() for one in services)]
     return set(re.findall(r"nri_numa_\w+", "".join(texts)))
 
@@ -99,7 +99,8 @@ def test_annotations_exist(page: Path) -> None:
                     "assigned",
                     "slots",
                     "nri-numa",
-                    "agent",
+                    "agent-state",
+                    "device-counts",
                     SCHEDULED_NODES_KEY,
                     COUNTED_CONTAINERS_NRT_ATTRIBUTE,
                     WAKE_ANNOTATION,
@@ -108,8 +109,8 @@ def test_annotations_exist(page: Path) -> None:
                 *(OFFLINE_CAPACITY_KEY, *NODE_ANNOTATIONS, *NODE_LABELS, *ZONE_ATTRIBUTES),
                 *(
                     "free-exclusive-cpus",
-                    RELEASE_COUNT_ANNOTATION,
-                    RENEWED_ANNOTATION,
+                    RELEASE_COUNTER_ANNOTATION,
+                    RENEWED_AT_ANNOTATION,
                     VALIDITY_ANNOTATION,
                 ),  # of a NodeResourceTopology
             ), key

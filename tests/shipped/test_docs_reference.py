@@ -15,7 +15,7 @@ from nri_numa.engine.request.options import TABLE
 from nri_numa.model.reasons import Rejection, RejectionReason
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import Container, PodSandbox
-from tests.checks.docs_refusals import REFUSALS, line
+from tests.checks.docs_rejections import REJECTIONS, line
 from tools import remedies
 from tools.docs_reasons import MEANING_AND_REMEDY
 from tools.docs_regions import DOCS, generators, replaced
@@ -45,7 +45,7 @@ def test_the_pages_remedies_are_those_of_the_documentation() -> None:
     assert remedies.PAGE.read_text() == remedies.text()
 
 
-def test_every_reason_to_refuse_has_a_remedy_beside_the_page() -> None:
+def test_every_reason_to_reject_has_a_remedy_beside_the_page() -> None:
     for reason in RejectionReason:
         assert f'<section id="{reason.lower()}" class="card">' in remedies.text()
 
@@ -112,11 +112,11 @@ def test_the_other_words_of_a_failed_creation_are_described() -> None:
         assert f"`{word}`" in page("troubleshooting.md")
 
 
-@pytest.mark.parametrize("reason", sorted(REFUSALS))
+@pytest.mark.parametrize("reason", sorted(REJECTIONS))
 def test_the_example_of_a_reason_is_what_the_engine_says(reason: str) -> None:
-    refused = REFUSALS[reason]()
-    assert refused.reason == reason
+    rejected = REJECTIONS[reason]()
+    assert rejected.reason == reason
     text = sections(sections(page("troubleshooting.md"), "##")["Reasons"], "###")[reason]
     shown = re.search(r"```text\n(.*?)```", text, re.DOTALL)
     assert shown is not None
-    assert words(shown[1]) == line(refused)
+    assert words(shown[1]) == line(rejected)

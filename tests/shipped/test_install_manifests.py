@@ -18,6 +18,8 @@ import yaml
 
 from nri_numa import __version__
 from nri_numa import config as configuration
+from nri_numa.config.layers import LayeredDocument
+from nri_numa.config.old_keys import OLD_KEYS
 from nri_numa.errors import ConfigError
 from nri_numa.nri.runtime_config import containerd_nri_section
 from tests.beds.install_manifests import (
@@ -32,7 +34,7 @@ from tests.beds.install_manifests import (
     in_the_chart,
     kustomized,
     program,
-    refusal,
+    rejection,
 )
 from tools import chart_files, helm_schema
 
@@ -110,7 +112,7 @@ def test_the_device_plugin_sees_the_kubelets_directories_and_nothing_of_the_agen
     assert plugin["args"] == ["device-plugin"]
     mounts = {m["mountPath"]: not m.get("readOnly") for m in plugin["volumeMounts"]}
     assert mounts == {
-        configuration.AgentConfig().device_plugin.directory: True,
+        configuration.AgentConfig().device_plugin.socket_dir: True,
         "/var/lib/kubelet/pod-resources": False,
         "/etc/nri-numa": False,
     }
@@ -182,7 +184,8 @@ OBJECTS = re.compile("serviceaccount|role|policies|mistakes|deployment|crd|devic
 
 
 @pytest.mark.parametrize(
-    ("more", "other"), [("dra.enabled", "publish-capacity"), ("publish.capacity", "publish-dra")]
+    ("more", "other"),
+    [("dra.enabled", "publish-capacity"), ("publish.nodeCapacity", "publish-dra")],
 )
 def test_the_chart_has_the_objects_of_kustomize_and_no_further_right(more: str, other: str) -> None:
     ours = charted(*ALL, f"--set=config.{more}=true")
@@ -244,9 +247,9 @@ DEVICES = ("/run/netns", "/etc/cdi", "/var/run/cdi", "/var/lib/kubelet/pod-resou
 @pytest.mark.parametrize(
     ("values", "mounted", "may"),
     [
-        ("config.devices.count=true", DEVICES[3:], False),
+        ("config.devices.countFree=true", DEVICES[3:], False),
         ("config.devices.enabled=true,devicePlugin.enabled=true", DEVICES, True),
-        ("config.devices.enabled=true,config.devices.network=false", DEVICES[1:], False),
+        ("config.devices.enabled=true,config.devices.networkInterfaces=false", DEVICES[1:], False),
         ("config.devices.enabled=true,config.devices.cdi=false", (DEVICES[0], DEVICES[3]), True),
         ("config.devices.enabled=true,hostPaths.kubelet=/var/lib/kubelet", DEVICES[:3], True),
         ("config.devices.enabled=true,publish.enabled=true,config.dra.enabled=true", DEVICES, True),
@@ -325,7 +328,7 @@ def test_the_charts_schema_knows_the_agents_configuration() -> None:
         ({"monitoring": {"runbookBaseURL": "docs"}}, "docs"),
     ],
 )
-def test_the_charts_schema_refuses_mistakes(values: dict[str, Any], words: str) -> None:
+def test_the_charts_schema_rejects_mistakes(values: dict[str, Any], words: str) -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())
     validator = jsonschema.Draft202012Validator(schema)
     default = yaml.safe_load((CHART / "values.yaml").read_text())
@@ -406,14 +409,14 @@ def test_each_kind_of_nodes_has_its_settings() -> None:
     ],
 )
 def test_node_groups_are_validated(groups: object, config: dict[str, Any], words: str) -> None:
-    assert words in refusal(*grouped(groups, **config))
+    assert words in rejection(*grouped(groups, **config))
 
 
 @pytest.mark.parametrize(
     "config",
     [
         {"rules": [{"match": {"namespaces": ["a"]}, "set": {"policy": "none"}}]},
-        {"permissions": [{"match": {"namespaces": ["a"]}, "keys": ["policy"]}]},
+        {"permissions": [{"match": {"namespaces": ["a"]}, "allowedKeys": ["policy"]}]},
         {"strategy": "pack"},
         {"defaults": {"policy": "restricted"}},
         {"kubeletCompatibility": {"mode": "full"}},
@@ -427,14 +430,17 @@ def test_what_the_extender_judges_by_is_the_same_on_all_nodes(config: dict[str, 
         (EXTENDER, "scheduler.enabled"),
         (STUCK, "config.controller.evictions.stuckPods"),
     ):
-        said = refusal(*groups, *judge)
+        said = rejection(*groups, *judge)
         assert f"gpu has config.{next(iter(config))}, by which {name} judges all nodes" in said
 
 
 SWITCHES = {
     **dict.fromkeys(("controller.enabled", "config.dra.enabled"), "publish.enabled"),
     **dict.fromkeys(
-        (f"config.publish.{key}" for key in ("capacity", "nodeResourceTopology", "podAnnotation")),
+        (
+            f"config.publish.{key}"
+            for key in ("nodeCapacity", "nodeResourceTopology", "podAnnotation")
+        ),
         "publish.enabled",
     ),
     **dict.fromkeys(
@@ -453,8 +459,22 @@ SWITCHES = {
 
 @pytest.mark.parametrize("switch", SWITCHES)
 def test_a_switch_that_would_do_nothing_is_refused_with_what_is_missing(switch: str) -> None:
-    said = refusal(f"--set={switch}=true")
-    assert f"{switch}: is on, and does nothing without {SWITCHES[switch]}=true" in said
+    said = rejection(f"--set={switch}=true")
+    assert f"{switch}: is on, but has no effect without {SWITCHES[switch]}=true" in said
+
+
+def test_the_schema_of_values_rejects_each_old_key(tmp_path: Path) -> None:
+    """What to write instead is said by ``nri-numa check``, of the same configuration."""
+    old_keys = [old for old in OLD_KEYS if ": " not in old and "[]" not in old]
+    gathered = LayeredDocument()
+    for old in old_keys:
+        gathered.set_key(old, True, "")
+    (file := tmp_path / "values.json").write_text(json.dumps({"config": gathered.document}))
+    said = rejection(f"--values={file}")
+    for old in old_keys:
+        parent, _, key = old.rpartition(".")
+        if parent not in old_keys:
+            assert f"'{key}'" in said, old
 
 
 def test_of_the_controller_only_draining_does_without_the_topologies() -> None:
@@ -509,7 +529,7 @@ def test_what_outlives_the_publisher_is_taken_away_with_a_right_that_ends() -> N
 
     both = ["capacity", "numa-ids"]
     kinds = {"ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Job"}
-    capacity, controller = "--set=config.publish.capacity=true", "--set=controller.enabled=true"
+    capacity, controller = "--set=config.publish.nodeCapacity=true", "--set=controller.enabled=true"
     assert hooks() == {"post-rollback": (both, kinds)}
     assert hooks(capacity, controller) == {"pre-delete": (both, kinds)}
     assert hooks(capacity)["post-rollback"] == (["numa-ids"], kinds)
@@ -578,6 +598,7 @@ def test_the_chart_for_the_prometheus_operator() -> None:
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
     assert (endpoint["port"], endpoint["scheme"], endpoint["interval"]) == ("http", "https", "15s")
     assert endpoint["authorization"]["credentials"] == {"name": "nri-numa-http", "key": "token"}
+    assert endpoint["honorLabels"], "the container's namespace and pod, not the agent's"
     assert {r["targetLabel"] for r in endpoint["relabelings"]} == {"job", "node"}
     assert documents["ServiceMonitor"]["spec"]["endpoints"] == [endpoint]
     service = documents["Service"]
@@ -610,8 +631,10 @@ def test_the_chart_for_the_prometheus_operator() -> None:
         ((*WIDE, "--set", "secretName="), "secretName is empty"),
     ],
 )
-def test_a_monitor_that_could_reach_nothing_is_refused(values: tuple[str, ...], words: str) -> None:
-    assert words in refusal(*values, "--set", "monitoring.podMonitor.enabled=true")
+def test_a_monitor_that_could_reach_nothing_is_rejected(
+    values: tuple[str, ...], words: str
+) -> None:
+    assert words in rejection(*values, "--set", "monitoring.podMonitor.enabled=true")
 
 
 def test_names_and_what_is_added_to_the_container() -> None:
@@ -641,7 +664,7 @@ def test_names_and_what_is_added_to_the_container() -> None:
         (found,) = (d for d in yaml.safe_load_all(made) if d["kind"] == "DaemonSet")
         assert found["metadata"]["name"] == name
     # With -controller behind it, it is the value of a label.
-    assert "maxLength: got 53, want 52" in refusal(f"--set=fullnameOverride={'a' * 53}")
+    assert "maxLength: got 53, want 52" in rejection(f"--set=fullnameOverride={'a' * 53}")
 
 
 def test_what_helm_says_after_an_installation_knows_the_value_of_today() -> None:
@@ -671,9 +694,9 @@ def test_what_helm_says_after_an_installation_knows_the_value_of_today() -> None
         assert hint not in said("--set=scheduler.enabled=true", *hint.split())
 
 
-@pytest.mark.parametrize("other", ["devicePlugin.enabled", "config.publish.capacity"])
+@pytest.mark.parametrize("other", ["devicePlugin.enabled", "config.publish.nodeCapacity"])
 def test_cpus_are_offered_to_schedulers_in_one_way(other: str) -> None:
-    said = refusal("--set", f"publish.enabled=true,config.dra.enabled=true,{other}=true")
+    said = rejection("--set", f"publish.enabled=true,config.dra.enabled=true,{other}=true")
     assert "offer the same CPUs once more" in said
 
 

@@ -291,11 +291,11 @@ def test_the_api_servers_proxy_is_the_other_way(run: Run, world: dict[str, Any])
     world["raw"] = {
         "/v1/status": {"ready": True},
         "/v1/assignments": {"containers": [one, {**one, "pod": "other"}]},
-        "/v1/rejections": {"rejections": [{**one, "reason": "CPUOwned"}]},
+        "/v1/rejections": {"rejections": [{**one, "reason": "CPUExclusive"}]},
         "/v1/topology": {"numaNodes": [{"id": 0, "cpus": "0-3", "memoryBytes": 1 << 30}]},
         "/v1/explain/shop/database": {
             "explanations": [
-                {**one, "outcome": "refused", "summary": "no", "decisionSteps": ["Because."]}
+                {**one, "outcome": "rejected", "summary": "no", "decisionSteps": ["Because."]}
             ]
         },
     }
@@ -303,7 +303,7 @@ def test_the_api_servers_proxy_is_the_other_way(run: Run, world: dict[str, Any])
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "shop/database engine: exclusive, CPUs 0-3, memory nodes 0, policy single-numa-node",
-        "shop/database engine: refused, CPUOwned",
+        "shop/database engine: refused, CPUExclusive",
     ]
     assert "/namespaces/numa-system/pods/nri-numa-worker-2:9891/proxy/v1/" in run.asked
     document = json.loads(run("status", "database", "--proxy", "-o", "json").stdout)
@@ -440,13 +440,13 @@ def test_what_cannot_be_drained_says_why(
 
 SERVICE = "/api/v1/namespaces/nri-numa/services/https:nri-numa-controller:http/proxy/v1"
 PENDING = "/api/v1/pods?fieldSelector=status.phase%3DPending"
-REFUSED = (
+REJECTED = (
     "failed to create containerd container: NRI: rpc error: code = Unknown desc = {0}: "
     "pod shop/database, container engine: needs 12 CPUs; free: 8"
 )
 
 
-def rejected(reason: str = "CPUOwned", message: str = REFUSED) -> dict[str, Any]:
+def rejected(reason: str = "CPUExclusive", message: str = REJECTED) -> dict[str, Any]:
     waiting = {"reason": "CreateContainerError", "message": message.format(reason)}
     one = {"name": "engine", "state": {"waiting": waiting}}
     return pod("worker-1", phase="Pending", containerStatuses=[one])
@@ -487,10 +487,10 @@ def test_the_controllers_numbers_are_shown_and_who_is_stuck(
         "worker-1 2 8+4 32 8 33% 64Gi 0.75-1 1",
         "",
         "44 of 64 exclusive CPUs are free on 2 nodes; the largest request that fits one NUMA node "
-        "is 16, 14% fragmented.",
+        "is 16 CPUs, fragmentation 14%.",
         "Node worker-3: no NodeResourceTopology\\x1b[2J.",
-        "Stuck: shop/database on worker-1, container engine: CPUOwned (kubectl numa why database "
-        "-n shop)",
+        "Stuck: shop/database on worker-1, container engine: CPUExclusive (kubectl numa why "
+        "database -n shop)",
     ]
     assert all("--context=east" in call for call in run.calls)
     document = json.loads(run("cluster", "-o", "json").stdout)
@@ -552,16 +552,18 @@ EXCLUDED = {"reason": "taint", "nodes": 1, "examples": ["n9"]}
             verdict(reasons=[REASON], excluded=[EXCLUDED]),
             ["it fits on 0 of 3 nodes.",
              "  7 nodes (n1, n2, …): needs 12 CPUs; waiting does not help",
-             "  1 node (n9): not judged: taint", "Not judged anywhere: volumes."],
+             "  1 node (n9): not judged: taint", "Not checked: volumes."],
         ),
         (
             verdict(feasibleNodes=2, bestNode="n4", numaNodes={"main": "0"}, stale="o",
                     afterMoves=True),
-            ["it fits on 2 of 3 nodes, best on n4 (NUMA node of main: 0) after others have moved.",
-             "The answer may be old or incomplete: o"],
+            [
+                "it fits on 2 of 3 nodes, best on n4 (NUMA node of main: 0) after moving "
+                "other containers.",
+             "The answer may be outdated or incomplete: o"],
         ),
-        (verdict(verdict="invalid", invalidReason="cpu"), ["every node refuses it: cpu"]),
-        (verdict(verdict="unconstrained"), ["it asks for nothing of NUMA nodes"]),
+        (verdict(verdict="invalid", invalidReason="cpu"), ["every node rejects it: cpu"]),
+        (verdict(verdict="unconstrained"), ["it requests no NUMA nodes"]),
     ],
 )  # fmt: skip
 def test_a_pending_pod_has_the_controllers_verdict(
@@ -602,7 +604,11 @@ def test_without_a_verdict_it_says_what_switches_one_on(
 
 def test_a_pod_that_runs_has_both_sides(run: Run, world: dict[str, Any]) -> None:
     assigned = {"main": {"cpus": "4-7", "mems": "0", "policy": "restricted", "reason": "It fits."}}
-    asks = {"policy": "restricted\n", "placed": '{"main":"0"}', "assigned": json.dumps(assigned)}
+    asks = {
+        "policy": "restricted\n",
+        "scheduled-numa-nodes": '{"main":"0"}',
+        "assigned": json.dumps(assigned),
+    }
     fine = world["pod"]["database"] = pod("worker-2", phase="Running")
     fine["metadata"]["annotations"] = {f"numa.kubernetes.io/{k}": v for k, v in asks.items()}
     world["events"] = [
@@ -614,9 +620,9 @@ def test_a_pod_that_runs_has_both_sides(run: Run, world: dict[str, Any]) -> None
     done = run("why", "pod/database")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
-        "shop/database asks for policy=restricted.",
+        "shop/database requests policy=restricted.",
         "It is on node worker-2, phase Running.",
-        "The scheduler default-scheduler held NUMA node 0 there for main.",
+        "The scheduler default-scheduler chose NUMA node 0 there for main.",
         "Container main runs on CPUs 4-7 with memory of NUMA nodes 0, policy restricted: It fits.",
         "Event Moved, 4 times, last at 2026-11-22: moved",
     ]
@@ -628,14 +634,17 @@ def test_a_pod_that_runs_has_both_sides(run: Run, world: dict[str, Any]) -> None
 @pytest.mark.parametrize(
     ("stuck", "words"),
     [
-        (rejected(), "the node refuses it, CPUOwned: pod shop/database, container engine: needs"),
-        (rejected(), "It starts when there is room"),
-        (rejected("NewReason"), "It starts when there is room"),
+        (
+            rejected(),
+            "the node rejects it, CPUExclusive: pod shop/database, container engine: needs",
+        ),
+        (rejected(), "It starts when its node has room"),
+        (rejected("NewReason"), "It starts when its node has room"),
         (rejected("UnknownCPU"), "Waiting does not help"),
-        (rejected("NotPermitted"), "as the message expects"),
-        (rejected(message="pulling"), "and not because of its placement: CreateContainerError pul"),
+        (rejected("NotPermitted"), "as the message says"),
+        (rejected(message="pulling"), "but not because of its placement: CreateContainerError pul"),
         (pod("worker-1", phase="Failed", reason="OutOfcpu"), "It failed there: OutOfcpu"),
-        (pod(phase="Pending"), "no scheduler has said why: does one named default-scheduler run?"),
+        (pod(phase="Pending"), "no scheduler gave a reason: does one named default-scheduler run?"),
     ],
 )
 def test_a_pod_that_does_not_start_has_the_words_of_its_node(
@@ -653,7 +662,10 @@ def test_a_pod_that_does_not_start_has_the_words_of_its_node(
         claim = {"reason": "FailedPrepareDynamicResources", "message": "claim shop/c: scope"}
         world["events"] = [{"involvedObject": {"uid": "uid-1"}, **claim}]
         done = run("why", "database")
-        assert (done.returncode, "on the node: claim shop/c: scope" in done.stdout) == (1, True)
+        assert (done.returncode, "its ResourceClaim: claim shop/c: scope" in done.stdout) == (
+            1,
+            True,
+        )
 
 
 def test_what_waiting_is_good_for_is_known_of_every_reason() -> None:

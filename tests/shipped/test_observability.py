@@ -16,8 +16,8 @@ from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from nri_numa.controller.service import ControllerMetrics
-from nri_numa.observe.metrics import LatePinningMetrics, Metrics, ServiceMetrics
-from nri_numa.publisher.publisher import PublishMetrics
+from nri_numa.observe.metrics import LateStartMetrics, Metrics, ServiceMetrics
+from nri_numa.publisher.publisher import PublisherMetrics
 from nri_numa.scheduler.extender import SchedulerMetrics
 from tools import docs_metrics
 
@@ -36,12 +36,12 @@ def known() -> dict[str, frozenset[str]]:
     metrics = Metrics("0.1.0")
     metrics.record_registration("containerd", "v2.1.9")
     metrics.record_request("CreateContainer", 0.001)
-    metrics.record_decision("refused", "TopologyAffinityError", "restricted")
-    metrics.kubelet_static.labels("cpu").set(True)
+    metrics.record_decision("rejected", "TopologyAffinityError", "restricted")
+    metrics.kubelet_static_policy.labels("cpu").set(True)
     metrics.http_requests.labels("/metrics", "200").inc()
     # Of what is off by default there is nothing to see.
     metrics.snapshot = lambda: replace(docs_metrics._SAMPLE, local_memory=None, cpu_waiting=None)
-    LatePinningMetrics(metrics)
+    LateStartMetrics(metrics)
     found = samples(metrics.render_metrics())
     return {**found, "nri_numa_container_info": frozenset(docs_metrics._CONTAINER_LABELS)}
 
@@ -90,7 +90,7 @@ def queries() -> Iterator[tuple[str, str]]:
 
 def test_every_metric_and_label_of_alerts_and_panels_exists() -> None:
     """A renamed metric would leave an alert silent for ever."""
-    exposed = {**of_service(PublishMetrics("0.1.0")), **of_the_cluster(), **known()}
+    exposed = {**of_service(PublisherMetrics("0.1.0")), **of_the_cluster(), **known()}
     asked = 0
     for who, expression in queries():
         for name, selector in re.findall(

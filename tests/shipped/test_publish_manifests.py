@@ -51,7 +51,7 @@ def test_only_the_publisher_sees_the_token() -> None:
 def test_the_paths_are_those_of_the_configuration() -> None:
     config = configuration.load_config()
     mounts = {m["name"]: m["mountPath"] for m in container("publish")["volumeMounts"]}
-    assert mounts["token"] == config.publish.credentials
+    assert mounts["token"] == config.publish.credentials_dir
     for name in ("nri-numa", "publish"):
         one = container(name)
         names = {e["name"]: e.get("value") for e in one["env"]}
@@ -95,7 +95,7 @@ def test_the_page_has_every_key_and_every_reason() -> None:
         *desired_objects.NODE_LABELS,
         *topology.ZONE_ATTRIBUTES,
     )
-    for key in (*keys, topology.RELEASE_COUNT_ANNOTATION, "agent"):
+    for key in (*keys, topology.RELEASE_COUNTER_ANNOTATION, "agent-state"):
         assert f"| `numa.kubernetes.io/{key}` |" in page
 
 

@@ -32,8 +32,8 @@ WATCHED = (
     "internal_errors_total",
     "protocol_errors_total",
     "checkpoint_errors_total",
-    "drift_fights_total",
-    "gap_containers_total",
+    "drift_repairs_abandoned_total",
+    "missed_starts_total",
 )
 """Counters that must stay at zero; the bed writes cgroups a moment late, so some drift is found."""
 MAY_GROW = {"RSS KiB": (1.15, 2048), "descriptors": (1, 3), "threads": (1, 2)}
@@ -51,7 +51,7 @@ def look(plugin: PluginProcess) -> dict[str, float]:
         "descriptors": len(list((proc / "fd").iterdir())),
         "threads": int(stat[17]),
         "CPU s": (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK"),
-        "longest gap ms": float(told["nri_numa_loop_lag_longest_seconds"]) * 1000,
+        "longest gap ms": float(told["nri_numa_event_loop_max_lag_seconds"]) * 1000,
         "journal KiB": plugin.checkpoint.stat().st_size // 1024
         if plugin.checkpoint.exists()
         else 0,
@@ -81,7 +81,7 @@ KINDS: dict[str, tuple[dict[str, str], str, tuple[float, ...]]] = {
 """Annotations, what the cgroups of its pods are below, and numbers of CPUs."""
 RESIDENT_WEIGHTS = (70, 25, 3, 2)
 CYCLE_WEIGHTS = (42, 38, 15, 5)
-EXPECTED_REFUSALS = ("TopologyAffinityError", "NotEnough", "CPUOwned")
+EXPECTED_REJECTIONS = ("TopologyAffinityError", "NotEnough", "CPUExclusive")
 
 
 class Soak:
@@ -91,7 +91,7 @@ class Soak:
         self.node, self.pods, self.deadline = node, pods, deadline
         self.samples: list[dict[str, float]] = []
         self.problems: list[str] = []
-        self.numbers, self.done, self.refused = itertools.count(), 0, 0
+        self.numbers, self.done, self.rejected = itertools.count(), 0, 0
         self.rng = random.Random(1)
         self.began = time.monotonic()
 
@@ -131,8 +131,8 @@ class Soak:
             container = self.node.create(pod, cpus=self.rng.choice(cpus))
             self.node.call(runtime.start_container(container.id))
         except PodOperationFailed as error:
-            self.refused += 1
-            if not any(reason in str(error) for reason in EXPECTED_REFUSALS):
+            self.rejected += 1
+            if not any(reason in str(error) for reason in EXPECTED_REJECTIONS):
                 self.problems.append(f"{kind}: {error}")
             self.node.call(runtime.remove_pod(pod.id))
             return None
@@ -143,7 +143,7 @@ class Soak:
         self.samples.append(sample)
         told = ", ".join(f"{name} {value:.6g}" for name, value in sample.items() if value)
         print(
-            f"{time.monotonic() - self.began:.0f} s: {self.done} pods, {self.refused} refused, "
+            f"{time.monotonic() - self.began:.0f} s: {self.done} pods, {self.rejected} refused, "
             f"{len(self.node.live)} live, {told}"
         )
 

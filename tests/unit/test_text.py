@@ -69,7 +69,7 @@ def test_a_quantity_has_its_exact_value(value: object, amount: Fraction) -> None
         "9" * 41,
     ],
 )
-def test_what_is_no_quantity_is_refused_with_an_example(value: object) -> None:
+def test_what_is_no_quantity_is_rejected_with_an_example(value: object) -> None:
     with pytest.raises(BadQuantity, match="such as"):
         parse_exact_quantity(value)
 
@@ -88,7 +88,7 @@ def test_cpus_are_counted_in_thousandths(value: object, milli: int) -> None:
 
 
 @pytest.mark.parametrize("value", ["0.5m", "100u", "1.0001"])
-def test_cpus_finer_than_a_thousandth_are_refused(value: str) -> None:
+def test_cpus_finer_than_a_thousandth_are_rejected(value: str) -> None:
     with pytest.raises(BadQuantity, match="steps of 1m"):
         milli_cpus(value)
 
@@ -100,7 +100,7 @@ def test_a_part_of_a_byte_is_a_slip(value: str) -> None:
 
 
 @pytest.mark.parametrize("read", [milli_cpus, whole_bytes])
-def test_more_than_any_machine_has_is_refused(read: type) -> None:
+def test_more_than_any_machine_has_is_rejected(read: type) -> None:
     with pytest.raises(BadQuantity, match="some machine"):
         read("1e30")
 
@@ -120,7 +120,7 @@ def test_a_page_is_a_power_of_two(name: str) -> None:
 
 
 @given(st.text(max_size=12))
-def test_any_text_is_a_quantity_or_refused(text: str) -> None:
+def test_any_text_is_a_quantity_or_rejected(text: str) -> None:
     try:
         amount = parse_exact_quantity(text)
     except BadQuantity:

@@ -195,7 +195,7 @@ class Churn:
         workers = self.workers
         print(
             f"{time.monotonic():8.1f} {workers.pods} pods, {workers.containers} containers, "
-            f"{self._kills} kills, {self._restarts} restarts, {workers.refused} refused, "
+            f"{self._kills} kills, {self._restarts} restarts, {workers.rejected} refused, "
             f"{sum(workers.failed.values())} calls failed",
             flush=True,
         )
@@ -318,13 +318,13 @@ class Churn:
             containers=workers.containers,
             kills=self._kills,
             restarts=self._restarts,
-            refused=workers.refused,
+            rejected=workers.rejected,
             away_seconds=round(sum(b - a for a, b in absent), 1),
             watched=summary,
             figures=[figure(kind, found, absent) for kind in KINDS],
             kinds=dict(workers.kinds),
             calls_failed=dict(workers.failed),
-            refusals=[f"{kind}: {text}" for kind, text in sorted(workers.refusals.items())],
+            rejections=[f"{kind}: {text}" for kind, text in sorted(workers.rejections.items())],
             unsettled=unsettled,
             ended=ended,
         )

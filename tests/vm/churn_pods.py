@@ -155,8 +155,8 @@ class Workers:
         self._lock = threading.Lock()
         self._doomed: list[str] = []
         self.facts: dict[int, Fact] = {}
-        self.pods = self.containers = self.refused = 0
-        self.refusals: dict[str, str] = {}
+        self.pods = self.containers = self.rejected = 0
+        self.rejections: dict[str, str] = {}
         self.kinds: Counter[str] = Counter()
         self.failed: Counter[str] = Counter()
 
@@ -236,8 +236,8 @@ class Workers:
         except CRIError as error:
             if error.code is grpc.StatusCode.UNKNOWN and live.pod.name in error.message:
                 with self._lock:
-                    self.refused += 1
-                    self.refusals.setdefault(wish.kind, error.message[-300:])
+                    self.rejected += 1
+                    self.rejections.setdefault(wish.kind, error.message[-300:])
             else:
                 self._failure(error)
             return False

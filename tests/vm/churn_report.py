@@ -49,13 +49,13 @@ class Report(msgspec.Struct, kw_only=True):
     containers: int
     kills: int
     restarts: int
-    refused: int
+    rejected: int
     away_seconds: float
     watched: dict[str, float]
     figures: list[Figure]
     kinds: dict[str, int]
     calls_failed: dict[str, int]
-    refusals: list[str]
+    rejections: list[str]
     unsettled: list[str]
     ended: bool = True
 
@@ -85,7 +85,7 @@ class Report(msgspec.Struct, kw_only=True):
             f"{self.containers} containers in {self.seconds:.0f} s, "
             f"{self.kills} kill -9 of the plugin, "
             f"{self.restarts} restarts of containerd, "
-            f"{self.refused} containers refused"
+            f"{self.rejected} containers refused"
         )
         if not self.ended:
             yield "ended before its time"

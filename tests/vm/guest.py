@@ -256,7 +256,7 @@ class Guest:
             assert now.mems == mems, f"{report}, expected mems={format_list(mems)}"
         return now
 
-    def refused(self, name: str, annotations: Mapping[str, str], *, cpus: float = 1) -> str:
+    def rejected(self, name: str, annotations: Mapping[str, str], *, cpus: float = 1) -> str:
         """Insist that a pod's container is not created; returns the words of the refusal."""
         pod = self.sandbox(name, annotations)
         try:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # Order of running: first what needs no plugin, last what changes the machine.
 MODULES = (
     "machine",
-    "explicit",
+    "listed_cpus",
     "policies",
     "memory",
     "lifecycle",

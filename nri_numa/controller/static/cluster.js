@@ -143,6 +143,12 @@ function banner(text) {
 
 const percent = (part) => `${Math.round(100 * part)} %`;
 
+const VERDICTS = {
+  unknown: (nodes) => `no data from ${nodes}`,
+  "not-ready": (nodes) => `agent not ready on ${nodes}`,
+  drained: (nodes) => `NUMA nodes drained on ${nodes}`,
+  "reduced-capacity": (nodes) => `capacity reduced on ${nodes}`,
+};
 const STATES = { unknown: "unknown", "not-ready": "agent not ready", drained: "drained", "reduced-capacity": "capacity reduced" };
 
 /** A link to the nodes in a state; without one, to nothing. */
@@ -155,16 +161,16 @@ function draw() {
   const figures = [["Nodes", total.nodes.toLocaleString("en"), total.unknownNodes ? showing("unknown", `${total.unknownNodes} unknown`) : ""],
     ["CPUs free for exclusive use", total.freeExclusiveCpus.toLocaleString("en"), `of ${total.exclusiveCpus.toLocaleString("en")}`],
     ["Largest on one NUMA node", total.maxExclusiveRequest, "CPUs"],
-    ["Fragmented", percent(total.fragmentation), "of the largest requests is lost"],
+    ["Fragmentation", percent(total.fragmentation), "the largest request that fits could be this much larger"],
     ["Drained NUMA nodes", total.drainedNumaNodes, total.states.drained ? showing("drained", "show them") : ""]];
   $("verdict").hidden = false;
   showVerdict($("verdict"), Object.keys(STATES).filter((one) => total.states[one]).map((one) =>
-    [`${plural(total.states[one], "node")} ${STATES[one]}`, `#state=${one}`]));
+    [VERDICTS[one](plural(total.states[one], "node")), `#state=${one}`]));
   $("figures").replaceChildren(...figures.map(([title, value, more]) =>
     el("div", {}, el("dt", {}, title), el("dd", {}, el("b", {}, `${value}`), " ", el("span", { class: "quiet" }, more)))));
   $("answer").className = problem ? "problem" : "quiet";
-  setText($("answer"), problem ? `No node would take it: ${problem}` : hasPodRequest
-    ? `It fits on ${feasibleNodes.toLocaleString("en")} of ${plural(total.nodes, "node")}, by what they publish; pods on their way are not counted.` : "");
+  setText($("answer"), problem ? `It fits on no node: ${problem}` : hasPodRequest
+    ? `It fits on ${feasibleNodes.toLocaleString("en")} of ${plural(total.nodes, "node")}, as published; assumed pods are not counted.` : "");
   setText($("summary"), plural(matchingNodes, "node") + (matchingNodes > nodes.length ? `, below ${state.node ? "one of them" : `the first ${nodes.length}`}` : "") + "; CPU: free for exclusive use");
   $("more").hidden = Boolean(state.node) || nodes.length >= Math.min(matchingNodes, MOST);
   $("all").hidden = !state.node;
@@ -200,7 +206,7 @@ function drawGrid() {
     const part = by === "fragmentation" ? fragmentation : all ? 1 - free / all : 0;
     square.style.setProperty("--part", `${Math.round(4 + 96 * part)}%`);
     square.title = harmless([`${node.name}: ${node.state === "unknown" ? "unknown" : `${free} of ${all} CPUs free for exclusive use, largest ${max}`}`,
-      fragmentation && `${percent(fragmentation)} fragmented`, node.state && node.state !== "unknown" && STATES[node.state],
+      fragmentation && `fragmentation ${percent(fragmentation)}`, node.state && node.state !== "unknown" && STATES[node.state],
       node.feasible === false ? "the pod does not fit" : node.feasible && "the pod fits"].filter(Boolean).join(", "));
     return square;
   });
@@ -239,7 +245,7 @@ function machine(node) {
     node.problem && el("p", { class: "why quiet" }, `${node.problem}.`),
     !node.problem && !node.agentReady && el("p", { class: "why problem" }, "Its agent does not place containers now."),
     node.feasible === false && !node.problem && el("p", { class: "why quiet" }, `${node.reason}.`),
-    node.fragmentation > 0 && el("p", { class: "why quiet" }, `largest ${plural(node.maxExclusiveRequest, "CPU")}, ${percent(node.fragmentation)} fragmented`));
+    node.fragmentation > 0 && el("p", { class: "why quiet" }, `largest request ${plural(node.maxExclusiveRequest, "CPU")}, fragmentation ${percent(node.fragmentation)}`));
 }
 
 function numaNode(zone, chosen) {

@@ -26,7 +26,7 @@ not preferred, w > bnp           (2, w, d, t)
 ===============================  ==================
 
 Up to `EXACT_MERGE_MAX_NODES` NUMA nodes every mask is looked at. Beyond, one search of bounded work
-finds preferred results, and in place of the others the narrowest mask that suits every resource;
+finds preferred results, and in place of the others the narrowest mask that has room for everything;
 see docs/adr/0004-hint-merge.md. Masks are plain integers here, bit *i* for NUMA node *i*.
 """
 
@@ -682,7 +682,7 @@ class ResourceDemand(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     def no_hint_text(self) -> str:
         """The kubelet's memory manager answers so, see ``empty_is_nil``."""
-        return "which no mask has; left to the allocation to refuse"
+        return "which no set of NUMA nodes has; its allocation decides"
 
     def obstacle(self, amounts: Sequence[NodeAmount]) -> Obstacle:
         """The machine has too little, too little is free, or it is not together."""
@@ -705,9 +705,9 @@ class ResourceDemand(msgspec.Struct, frozen=True, kw_only=True, tag=True):
                 nodes_text = f"{numa_text(self.confinement)}, near the listed memory"
             return Obstacle(ObstacleKind.FREE_AMOUNT, f"{free_text} on {nodes_text}")
         rule = (
-            "not together with what is held already or judged with it"
+            "not together with what it has already or with its other resources"
             if self.groups is None
-            else "its NUMA nodes are tied to groups of other containers"
+            else "other containers tie its NUMA nodes to groups"
         )
         return Obstacle(ObstacleKind.SPREAD, f"{free_text}, but {rule}")
 
@@ -781,9 +781,9 @@ class DeviceDemand(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         """Without a NUMA node, or too few at all."""
         count = len(self.request.devices)
         if count < self.need:
-            return Obstacle(ObstacleKind.DEVICES, f"more than the {count} there are")
+            return Obstacle(ObstacleKind.DEVICES, f"more than the {count} on this node")
         located_count = sum(1 for d in self.request.devices if d.numa_nodes)
-        text = f"but only {located_count} of {count} devices say which NUMA node they belong to"
+        text = f"but the NUMA node of only {located_count} of {count} devices is known"
         return Obstacle(ObstacleKind.DEVICES, text)
 
 

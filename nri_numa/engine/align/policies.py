@@ -39,7 +39,7 @@ from nri_numa.engine.align.hints import (
     unpreferred_rank,
 )
 from nri_numa.model.cpuset import NUMASet, ids_of
-from nri_numa.model.machine import Unit, count_text, numa_text
+from nri_numa.model.machine import Unit, count_text, join_words, numa_text
 from nri_numa.model.workload import Policy
 from nri_numa.text import human_bytes
 
@@ -54,8 +54,8 @@ class AlignmentRequest(msgspec.Struct, frozen=True, dict=True):
     """Hint providers, and how to merge their hints; kept so that a result can be explained later.
 
     Attributes:
-        prefer_closest: of equally wide masks the one with the least average distance is best, the
-            kubelet's ``prefer-closest-numa-nodes``; not under single-numa-node.
+        prefer_closest_numa_nodes: of equally wide masks the one with the least average distance is
+            best, the kubelet's ``prefer-closest-numa-nodes``; not under single-numa-node.
         rank: what is best next, see `MaskOrder`: 0 the best, or without ranks as the kubelet.
         one_width: what the neediest resource needs on an empty machine is narrow enough for all;
             the kubelet wants each to need that many NUMA nodes.
@@ -65,7 +65,7 @@ class AlignmentRequest(msgspec.Struct, frozen=True, dict=True):
     numa_ids: NUMASet
     policy: Policy
     distance: Callable[[int, int], int]
-    prefer_closest: bool = True
+    prefer_closest_numa_nodes: bool = True
     rank: Mapping[int, int] | None = None
     one_width: bool = False
 
@@ -83,7 +83,7 @@ class AlignmentRequest(msgspec.Struct, frozen=True, dict=True):
             order=MaskOrder(self.numa_ids, self.rank),
             distances=(
                 distances or DistanceSums(self.distance)
-                if self.prefer_closest and not single
+                if self.prefer_closest_numa_nodes and not single
                 else None
             ),
             single=single,
@@ -215,7 +215,7 @@ def _summary_text(summary: ResourceSummary, provider: HintProvider) -> str:
     need = f"{summary.resource}: {summary.unit.amount_text(provider.need)}"
     if summary.state is HintState.NO_HINT:
         if provider.need <= 0:
-            return f"{need} asked for, so any place suits"
+            return f"{need} needed, every NUMA node suits"
         return f"{need} needed, {provider.no_hint_text()}"
     free_text = free_by_node_text(summary.numa_nodes, summary.unit)
     if summary.state is HintState.IMPOSSIBLE:
@@ -224,9 +224,8 @@ def _summary_text(summary: ResourceSummary, provider: HintProvider) -> str:
     if summary.narrowest_width == summary.preferred_width:
         return f"{need} needed, fits on {nodes_text} ({free_text})"
     return (
-        f"{need} needed, on an empty machine "
-        f"{numa_node_count_text(summary.preferred_width)} would "
-        f"do, now it takes {nodes_text} ({free_text})"
+        f"{need} needed, fits on {nodes_text}, "
+        f"on an empty machine on {summary.preferred_width} ({free_text})"
     )
 
 
@@ -244,19 +243,18 @@ def _explain_ranking(winner: int, loser: int, neediest: int, merge: HintMerge) -
     if loser_width != winner_width:
         if loser_width < neediest:
             min_width = f"the {numa_node_count_text(neediest)} that the neediest resource takes"
-            return "width", f"it is narrower than {min_width}"
-        return "width", f"it takes {numa_node_count_text(loser_width)} instead of {winner_width}"
+            return "width", f"fewer than {min_width}"
+        return "width", f"{numa_node_count_text(loser_width)} instead of {winner_width}"
     if distances is not None and distances.total_distance(winner) != distances.total_distance(
         loser
     ):
         loser_average, winner_average = (
             distances.total_distance(mask) / loser_width**2 for mask in (loser, winner)
         )
-        average = f"average distance {loser_average:g} instead of {winner_average:g}"
-        return "distance", f"its NUMA nodes are farther apart: {average}"
+        return "distance", f"average distance {loser_average:g} instead of {winner_average:g}"
     if merge.order.by_value:
-        return "id", "its NUMA nodes have higher numbers"
-    return "rank", "the strategy ranks it lower"
+        return "id", "the lower numbers are taken"
+    return "rank", "lower rank by the strategy"
 
 
 DIFFERENT_WIDTHS_TEXT: Final = "different numbers of NUMA nodes needed"
@@ -306,9 +304,8 @@ def _shortage_at_width(
             f"at most {summary.unit.free_text(max_free)} on {_numa_node_width_text(width)}"
         )
         if not single:
-            empty_text = numa_node_count_text(summary.preferred_width)
-            text += f": on an empty machine {empty_text} would do, now it takes "
-            text += str(summary.narrowest_width)
+            nodes_text = numa_node_count_text(summary.narrowest_width)
+            text += f"; fits on {nodes_text}, on an empty machine on {summary.preferred_width}"
         return _single_shortage(summary, text)
     if len(group) > 1:
         return _no_common_nodes_shortage(group, problem, order)
@@ -318,7 +315,7 @@ def _shortage_at_width(
     max_free = max((n.free for n in summary.numa_nodes), default=0)
     free_text = f"at most {summary.unit.free_text(max_free)} on one NUMA node"
     if max_free >= summary.need:  # groups of NUMA nodes keep it from there
-        free_text += ", which is tied to others by the kubelet's rules"
+        free_text += ", which the kubelet's rules tie to others"
     return _single_shortage(summary, free_text)
 
 
@@ -335,7 +332,7 @@ def _over_capacity_text(
     if sum(n.capacity for n in summary.numa_nodes) < provider.need:
         return ""
     capacity_text = summary.unit.amount_text(capacity, free=True)
-    return f"more than the {capacity_text} of any {_numa_node_width_text(width)}"
+    return f"more than the {capacity_text} of any {_numa_node_width_text(width)}, even an empty one"
 
 
 def _numa_node_width_text(width: int) -> str:
@@ -346,7 +343,7 @@ def _no_common_nodes_shortage(
     entries: Sequence[_ResourceEntry], problem: AlignmentRequest, order: MaskOrder
 ) -> Shortage:
     """Say that each resource has a place, and that they have none in common."""
-    names = " and ".join(s.resource for s, _, _ in entries)
+    names = join_words([s.resource for s, _, _ in entries])
     lists = [id(f) for _, f, _ in entries]
     texts = ", ".join(
         f"{_need_text(s)} on "
@@ -407,7 +404,7 @@ def _width_conflict_shortage(summaries: Sequence[ResourceSummary]) -> Shortage:
     widths = ", ".join(
         f"{_need_text(s)} on {numa_node_count_text(s.preferred_width)}" for s in summaries
     )
-    names = " and ".join(s.resource for s in summaries)
+    names = join_words([s.resource for s in summaries])
     return Shortage(f"{names}: {DIFFERENT_WIDTHS_TEXT}: {widths}", width_conflict=True)
 
 
@@ -440,10 +437,12 @@ class Alignment(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         elif affinity is None or affinity == self.problem.numa_ids:
             text = "every NUMA node suits"
         else:
-            text = f"{numa_text(affinity, 'suits', 'suit')} every resource"
+            text = f"{numa_text(affinity, 'has', 'have')} room for everything"
         if self.exact:
             return text
-        return f"{text} (the best found in {self.search_steps} steps; a better one may exist)"
+        return (
+            f"{text} (the search ended after {self.search_steps} steps; a better choice may exist)"
+        )
 
     @property
     def is_device_misalignment(self) -> bool:
@@ -540,9 +539,7 @@ class Alignment(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             unpreferred = _sort_unpreferred(
                 [m for m in masks if m not in told_masks], neediest, merge
             )
-            wide_text = (
-                "it is wider than an empty machine would need, or resources would differ on it"
-            )
+            wide_text = "more NUMA nodes than an empty machine would need, or not the same for all"
             for mask in unpreferred[: MAX_SAMPLE_MASKS - len(rejected)]:
                 ranking = (
                     ("preferred", wide_text)

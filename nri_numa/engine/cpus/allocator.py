@@ -364,9 +364,9 @@ class _CPUAccumulator:
             if ix.nohz_full and settings.nohz_full is not NohzFullCPUs.ANY:
                 avoid = settings.nohz_full is NohzFullCPUs.AVOID
                 self.good_tick = ix.all_cpus & ~ix.nohz_full if avoid else ix.nohz_full
-            if settings.cores is PreferredCores.PERFORMANCE:
+            if settings.preferred_cores is PreferredCores.PERFORMANCE:
                 self.good_kind = ix.all_cpus & ~ix.efficient
-            elif settings.cores is PreferredCores.EFFICIENT:
+            elif settings.preferred_cores is PreferredCores.EFFICIENT:
                 self.good_kind = ix.all_cpus & ~ix.performance
         uniform = self.good_tick == ix.all_cpus
         self.ticks = (ix.all_cpus,) if uniform else (self.good_tick, ix.all_cpus & ~self.good_tick)
@@ -729,7 +729,7 @@ class _CPUAccumulator:
             text = f"outside {numa_text(str(request.affinity))}, where no more could be taken"
             notes.append(f"{cpus_clause(outside, 'lies', 'lie')} {text}")
         if contended := new_cpus & request.contended_cpus.bits:
-            used = "also used by containers that another component pinned there"
+            used = "also used by containers that another program pinned there"
             notes.append(f"{cpus_clause(contended, 'is', 'are')} {used}")
         if request.smt is SMT.PAIR and request.load is None:
             notes.append("no load was given for it, so it counts as high")

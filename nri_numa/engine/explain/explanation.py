@@ -27,13 +27,13 @@ from nri_numa.model.workload import MemoryPolicy, QoSClass, Scope
 
 ExplanationDocument = dict[str, Any]
 
-PLACED_OUTCOME, WIDENED_OUTCOME, UNPINNED_OUTCOME, REFUSED_OUTCOME = (
+PLACED_OUTCOME, MISALIGNED_OUTCOME, UNPINNED_OUTCOME, REJECTED_OUTCOME = (
     "placed",
-    "widened",
+    "misaligned",
     "unpinned",
-    "refused",
+    "rejected",
 )
-"""Outcomes: as asked; on a wider set than ideal; started untouched after a failure; not at all."""
+"""Outcomes; an unpinned container started without a pin because its demand did not fit."""
 
 
 class DemandSource(msgspec.Struct, array_like=True, frozen=True):
@@ -140,7 +140,7 @@ def explain_allocation(
     a = allocation
     outcome = PLACED_OUTCOME
     if not a.aligned:
-        outcome = UNPINNED_OUTCOME if a.kind is ContainerKind.UNPINNED else WIDENED_OUTCOME
+        outcome = UNPINNED_OUTCOME if a.kind is ContainerKind.UNPINNED else MISALIGNED_OUTCOME
     return {
         "namespace": a.namespace,
         "pod": a.pod,
@@ -172,7 +172,7 @@ def explain_rejection(stored: StoredExplanation, reason: str, message: str) -> E
         "namespace": stored.namespace,
         "pod": stored.pod,
         "container": stored.container,
-        "outcome": REFUSED_OUTCOME,
+        "outcome": REJECTED_OUTCOME,
         "summary": message,
         "qos": "" if stored.basis is None else stored.basis.qos,
         "result": None,
@@ -283,7 +283,7 @@ def _cpu_mode_reason(
         return ""
     value, source = requested.get("cpus", ("", ""))
     if value == "shared" or (value and demand.exclusive_cpus):
-        return f"cpus: {value} is in force ({source})"
+        return f"{source} sets cpus: {value}"
     if demand.exclusive_cpus:
         return f"the pod is {qos} and the number is whole"
     if value:  # a whole number that is not paid for is among the notes
@@ -292,9 +292,11 @@ def _cpu_mode_reason(
         limits = demand.cpu_from == "limit" and demand.memory_from != "limit"
         cause = ": the container has no memory limit" if limits else ""
         return f"the pod is {qos}, not Guaranteed{cause}"
-    if demand.cpu_milli % 1000 or not demand.cpu_milli:
+    if not demand.cpu_milli:
+        return "it requests no CPUs"
+    if demand.cpu_milli % 1000:
         return "the number of CPUs is not whole"
-    return "nothing asks for exclusive CPUs"
+    return "no option requests exclusive CPUs"
 
 
 def _as_documents(values: Iterable[ResourceSummary | RejectedMask]) -> list[ExplanationDocument]:

@@ -13,30 +13,38 @@ from typing import Any
 
 from nri_numa.engine.align.policies import numa_node_sets_text
 from nri_numa.engine.explain.explanation import (
-    REFUSED_OUTCOME,
-    WIDENED_OUTCOME,
+    MISALIGNED_OUTCOME,
+    REJECTED_OUTCOME,
     ExplanationDocument,
 )
 from nri_numa.engine.foreign_pins import RESERVATION_KIND
 from nri_numa.engine.request import options
 from nri_numa.model.cpuset import NUMASet
-from nri_numa.model.machine import Unit, count_text, cpus_text, join_words, numa_text
+from nri_numa.model.machine import (
+    Unit,
+    count_text,
+    cpus_text,
+    inflect_for_ids,
+    join_words,
+    numa_text,
+)
 from nri_numa.text import escape_unprintable, human_bytes, page_bytes_of_resource
 
 NUMA_GLOSSARY_TEXT = (
-    "(A NUMA node is a group of CPUs with memory of their own; memory of another NUMA node is "
-    "slower. CPUs that no container has for itself are shared by all others.)"
+    "(A NUMA node is a group of CPUs and the memory next to them. Memory of another NUMA node is "
+    "slower. CPUs that are exclusive to no container form the shared pool.)"
 )
 
 ExplanationSection = tuple[str, list[str]]
 """A heading and sentences; the heading may be empty."""
 
-_PREFERRED_PLACE_TEXT = "An empty machine would not have given it a narrower place."
+_PREFERRED_PLACE_TEXT = "This is the best possible alignment, even on an empty machine."
 _REJECTION_RULE_SENTENCE_PREFIX = "The rule: "
 _SHARED_POOL_REJECTION_REASONS = ("SharedPoolEmpty", "SharedPoolFloor")
 _OTHER_VERSION_TEXT = (
-    "Why cannot be shown: the explanation was written by another version of nri-numa"
+    "Details cannot be shown, because another version of nri-numa wrote the explanation"
 )
+_CODE_WORDS = frozenset(("cpu", *options.TABLE.by_key))
 _MAX_LISTED_NODES = 8  # NUMA nodes that are listed one by one
 _MAX_EXTERNAL_VALUE_CHARS = 120  # characters of a value from outside
 
@@ -67,7 +75,7 @@ def _brief_sentences(document: ExplanationDocument) -> list[str]:
     outcome = [
         sentence for sentence in _outcome_sentences(document) if sentence != _PREFERRED_PLACE_TEXT
     ]
-    if document["outcome"] == REFUSED_OUTCOME:
+    if document["outcome"] == REJECTED_OUTCOME:
         outcome = [text for text in outcome if not text.startswith(_REJECTION_RULE_SENTENCE_PREFIX)]
     parts = [" ".join(outcome)]
     if document["traced"]:
@@ -81,6 +89,11 @@ def explanation_sentences(document: ExplanationDocument) -> list[str]:
     return [sentence for _, sentences in explanation_sections(document) for sentence in sentences]
 
 
+def choice_sentences(document: ExplanationDocument) -> list[str]:
+    """List the sentences about the chosen and the rejected NUMA nodes, and the shared pool."""
+    return [escape_unprintable(sentence) for sentence in _choice_sentences(document)]
+
+
 def explanation_sections(document: ExplanationDocument) -> list[ExplanationSection]:
     """Build headings and sentences, each in one line."""
     sections: list[ExplanationSection] = [("", list(_outcome_sentences(document)))]
@@ -88,13 +101,13 @@ def explanation_sections(document: ExplanationDocument) -> list[ExplanationSecti
         # The answer first, then the facts behind it.
         sections += [
             (
-                "Why this place" if document["result"] else "Why no place",
+                "Choice of NUMA nodes" if document["result"] else "Why it was rejected",
                 list(_choice_sentences(document)),
             ),
-            ("What it asked for", list(_request_sentences(document))),
-            ("What it needs", list(_demand_sentences(document))),
-            ("Where that fits", list(_hint_sentences(document))),
-            ("How it came about", list(_step_sentences(document))),
+            ("Placement options", list(_request_sentences(document))),
+            ("Demand", list(_demand_sentences(document))),
+            ("Free resources", list(_hint_sentences(document))),
+            ("Steps of the decision", list(_step_sentences(document))),
         ]
     sections.append(("Later", [_to_sentence(text) for text in document.get("later", ())]))
     return [
@@ -109,9 +122,9 @@ def explanation_sections(document: ExplanationDocument) -> list[ExplanationSecti
 
 def _outcome_sentences(document: ExplanationDocument) -> Iterator[str]:
     if actual := document.get("actual"):
-        yield _to_sentence(f"Not so at present: {actual}")
-    if document["outcome"] == REFUSED_OUTCOME:
-        yield from _refusal_sentences(document)
+        yield _to_sentence(f"At present: {actual}")
+    if document["outcome"] == REJECTED_OUTCOME:
+        yield from _rejection_sentences(document)
         return
     result = document["result"]
     kind = result["kind"]
@@ -119,45 +132,45 @@ def _outcome_sentences(document: ExplanationDocument) -> Iterator[str]:
         yield _reservation_sentence(document)
         return
     if kind == "foreign":
-        yield _to_sentence(f"It is left alone: {document['summary']}")
-    elif kind == "unbound":
+        yield _to_sentence(f"nri-numa leaves it alone: {document['summary']}")
+    elif kind == "unpinned":
         yield from _unpinned_sentences(document)
     else:
         yield from _pinned_sentences(document)
     if mode := result.get("mempolicy"):
         meaning = _option_meaning("mempolicy", mode)
-        yield f"The runtime was asked to start it with the memory policy {mode}: {meaning}."
+        yield f"The runtime starts it with the memory policy {mode}: {meaning}."
     if document.get("otherVersion"):
         yield f"{_OTHER_VERSION_TEXT}."
-    elif not document["traced"] and kind not in ("unbound", "foreign"):
-        yield "How this came about is not known: it was placed before the agent last started."
+    elif not document["traced"] and kind not in ("unpinned", "foreign"):
+        yield "The steps of this decision are not known: it was made before the agent last started."
 
 
-def _refusal_sentences(document: ExplanationDocument) -> Iterator[str]:
-    rejection, message = document["rejection"], _strip_subject(document, document["summary"])
-    yield _to_sentence(f"Refused ({rejection['reason']}): {message}")
-    if rejection["rule"]:
-        yield _to_sentence(f"{_REJECTION_RULE_SENTENCE_PREFIX}{rejection['rule']}")
+def _rejection_sentences(document: ExplanationDocument) -> Iterator[str]:
+    refusal, message = document["rejection"], _strip_subject(document, document["summary"])
+    yield _to_sentence(f"Rejected ({refusal['reason']}): {message}")
+    if refusal["rule"]:
+        yield _to_sentence(f"{_REJECTION_RULE_SENTENCE_PREFIX}{refusal['rule']}")
     if document.get("otherVersion"):
         yield f"{_OTHER_VERSION_TEXT}."
 
 
 def _reservation_sentence(document: ExplanationDocument) -> str:
     result = document["result"]
-    cpus, mems = result["cpus"], result["mems"]
+    cpus, mems, summary = result["cpus"], result["mems"], str(document["summary"])
     parts = [cpus_text(cpus) if cpus else f"a share of {numa_text(result['numaNodes'] or mems)}"]
     parts += [f"memory of {numa_text(mems)}"] if mems else []
-    return f"It does not run, and has {join_words(parts)}, {document['summary']}."
+    return f"It does not run. {summary[:1].upper()}{summary[1:]}: {join_words(parts)}."
 
 
 def _unpinned_sentences(document: ExplanationDocument) -> Iterator[str]:
     summary, result = document["summary"], document["result"]
     if reason := result.get("unpinnedFor"):
-        yield f"It could not be pinned as asked ({reason}), and was started without being pinned."
+        yield f"Pinning failed ({reason}); the container was started unpinned."
     else:
         yield _to_sentence(f"It is {summary}")
     if result["cpus"]:
-        yield f"It runs on {cpus_text(result['cpus'])}, which no container has for itself."
+        yield f"It runs on the shared pool, {cpus_text(result['cpus'])}."
     if result["mems"]:
         yield f"Its memory comes from {numa_text(result['mems'])}."
 
@@ -171,14 +184,14 @@ def _pinned_sentences(document: ExplanationDocument) -> Iterator[str]:
     yield f"It runs on {cpus}{sharing}{memory}."
     if result["idleSiblings"]:
         yield (
-            f"{cpus_text(result['idleSiblings'])} on the same cores stay idle, so that nothing "
-            "else runs on its cores."
+            f"{cpus_text(result['idleSiblings'], 'stays', 'stay')} idle, so nothing else runs on "
+            f"its cores."
         )
     if document["result"].get("shortfall"):
-        yield "It has less than it asks for since it was resized: no more was free there."
-    elif document["outcome"] == WIDENED_OUTCOME:
-        yield "This is a wider place than ideal."
-    elif kind != "explicit" and result["policy"] != "none":  # else nobody compared places
+        yield "Its last resize gave it less than it requests, because no more was free there."
+    elif document["outcome"] == MISALIGNED_OUTCOME:
+        yield "It is misaligned: on an empty machine it would need fewer NUMA nodes."
+    elif kind != "listed" and result["policy"] != "none":  # else nobody compared places
         yield _PREFERRED_PLACE_TEXT
 
 
@@ -191,22 +204,22 @@ def _request_sentences(document: ExplanationDocument) -> Iterator[str]:
     bind = table["bind"]["value"] if "bind" in table else ""
     if lists:
         list_texts = [_list_text(item, cpus_only=bind == "cpu") for item in lists]
-        yield f"It asked for {join_words(list_texts)}."
+        yield f"It requests {join_words(list_texts)}."
     if demand is None and not lists and not any(map(_is_explicit_placement_option, table.values())):
-        yield "It asked for nothing about CPUs or memory."
+        yield "It requests no placement of CPUs or memory."
     elif demand is not None and (not lists or _has_computed_cpus(table)):
         policy = table.pop("policy", None)
         value = policy["value"] if policy else "best-effort"
         source = f" ({_truncate_value(policy['source'])}: {value})" if policy else ""
         meaning = _option_meaning("policy", value)
-        yield f"It asked for {_demand_text(demand, bind)} {meaning}{source}."
+        yield f"It requests {_demand_text(demand, bind)} {meaning}{source}."
     for key, item in table.items():
         if item["source"] == "default" and (
             lists or demand is None or _is_irrelevant_default(key, demand)
         ):
             continue
         value, source = _truncate_value(item["value"]), _truncate_value(item["source"])
-        verb = "it goes " if key == "policy" else ""
+        verb = "it is placed " if key == "policy" else ""
         yield f"{key}: {value} ({source}): {verb}{_option_meaning(key, item['value'])}."
 
 
@@ -252,7 +265,7 @@ def _demand_sentences(document: ExplanationDocument) -> Iterator[str]:
     elif demand["cpuFrom"] == "request":
         yield f"{cpus}: its CPU request{milli_text}."
     else:
-        yield "It has no CPU limit and no CPU request: it counts as needing none."
+        yield "No CPU request or limit: counted as 0 CPUs."
     if demand["cpuModeReason"]:
         subject = "It shares CPUs with others"
         if count := demand["exclusiveCpus"]:
@@ -264,10 +277,10 @@ def _demand_sentences(document: ExplanationDocument) -> Iterator[str]:
         yield f"{memory} of memory: its memory limit{bytes_text}."
     elif demand["memoryFrom"] == "request":
         score = demand["oomScore"]
-        source = f"its request, worked out from its OOM score {score}"
+        source = f"its memory request, derived from its OOM score {score}"
         yield f"About {memory} of memory: {source}{bytes_text}."
     else:
-        yield "It has no memory limit, and no memory request that the runtime reports."
+        yield "No memory limit, and the runtime reports no memory request."
     for pages in demand["hugePages"]:
         amount, size = (Unit.BYTES.amount_text(pages[key]) for key in ("bytes", "sizeBytes"))
         yield f"{amount} in huge pages of {size}: its limit."
@@ -279,7 +292,7 @@ def _within_pod_text(amount: int, own_amount: int, unit: Unit) -> str:
     """Clause about the part of a limit that counts within the pod's sum; empty if all counts."""
     if amount == own_amount:
         return ""
-    return f"; {unit.amount_text(amount)} of it count: its pod's sum leaves no more"
+    return f"; {unit.amount_text(amount)} of it count, because the limit of its pod leaves no more"
 
 
 def _hint_sentences(document: ExplanationDocument) -> Iterator[str]:
@@ -288,7 +301,7 @@ def _hint_sentences(document: ExplanationDocument) -> Iterator[str]:
         yield _to_sentence(f"{_resource_label(resource['resource'])}: {_hint_sentence(resource)}")
     rejection = document["rejection"] or {"reason": ""}
     yield from _free_sentences(
-        resources, pool_refuses=rejection["reason"] in _SHARED_POOL_REJECTION_REASONS
+        resources, pool_rejects=rejection["reason"] in _SHARED_POOL_REJECTION_REASONS
     )
     if not resources and document["free"]:
         amounts = [
@@ -297,29 +310,31 @@ def _hint_sentences(document: ExplanationDocument) -> Iterator[str]:
         ]
         unlisted = len(document["free"]) - _MAX_LISTED_NODES
         more_text = f"; and {unlisted} more NUMA nodes" if unlisted > 0 else ""
-        yield f"Free before it: {'; '.join(amounts)}{more_text}."
+        yield f"Free before its placement: {'; '.join(amounts)}{more_text}."
 
 
 def _choice_sentences(document: ExplanationDocument) -> Iterator[str]:
     alignment = document["alignment"]
     if alignment is not None:
         yield from _alignment_sentences(document, alignment)
-    if document["outcome"] == REFUSED_OUTCOME:
+    if document["outcome"] == REJECTED_OUTCOME:
         return
-    by_problem: dict[str, list[str]] = {}
+    by_predicate: dict[tuple[str, str], list[str]] = {}
     for mask in document["rejectedMasks"]:
-        by_problem.setdefault(_rejected_mask_sentence(document, mask), []).append(mask["numaNodes"])
-    for problem, node_sets in by_problem.items():
+        by_predicate.setdefault(_rejected_mask_predicate(document, mask), []).append(
+            mask["numaNodes"]
+        )
+    for (singular, plural), node_sets in by_predicate.items():
         if all(map(str.isdigit, node_sets)):
             nodes_text = numa_text(NUMASet(map(int, node_sets)))
         else:
             nodes_text = (
                 f"the set{'s' if len(node_sets) > 1 else ''} of NUMA nodes {'; '.join(node_sets)}"
             )
-        yield _to_sentence(f"{nodes_text}{' each' if len(node_sets) > 1 else ''} lost: {problem}")
+        yield _to_sentence(f"{nodes_text} {plural if len(node_sets) > 1 else singular}")
     pool_before, pool_after = document["pool"]["before"], document["pool"]["after"]
     if pool_before != pool_after:
-        yield f"The shared CPUs were {pool_before}, and are {pool_after} from now on."
+        yield f"Shared pool: was {pool_before or 'empty'}, now {pool_after or 'empty'}."
 
 
 def _alignment_sentences(
@@ -327,19 +342,21 @@ def _alignment_sentences(
 ) -> Iterator[str]:
     reason = alignment["reason"].partition(" (NUMA node")[0]  # read: the numbers follow below
     if not alignment["admitted"]:
-        yield _to_sentence(f"Policy {alignment['policy']} finds no place: {reason}")
+        yield _to_sentence(f"Policy {alignment['policy']} rejects it: {reason}")
         return
     if alignment["numaNodes"] is None:
-        yield _to_sentence(f"NUMA nodes did not matter: {reason}")
+        if len(document["free"]) != 1:
+            yield _to_sentence(f"No NUMA constraint applies: {reason}")
         return
-    nodes_text = numa_text(alignment["numaNodes"])
-    for verb in (" suits every resource", " suit every resource"):
-        if reason == nodes_text + verb:
-            reason = f"{'it' if verb.startswith(' suits') else 'they'}{verb}"
+    nodes = alignment["numaNodes"]
+    if alignment["preferred"] and alignment["exact"]:
+        reason = f"{inflect_for_ids(nodes, 'it has', 'they have')} room for everything"
     scope_text = " for the whole pod" if alignment["scope"] == "pod" else ""
-    though = "" if alignment["preferred"] else ", though wider than ideal"
-    won = "would have won" if document["outcome"] == REFUSED_OUTCOME else "won"
-    yield _to_sentence(f"{nodes_text} {won}{scope_text}{though}: {reason}")
+    though = "" if alignment["preferred"] else ", though misaligned"
+    chosen = inflect_for_ids(nodes, "was chosen", "were chosen")
+    if document["outcome"] == REJECTED_OUTCOME:
+        chosen = "would have been chosen"
+    yield _to_sentence(f"{numa_text(nodes)} {chosen}{scope_text}{though}: {reason}")
 
 
 def _step_sentences(document: ExplanationDocument) -> Iterator[str]:
@@ -360,11 +377,11 @@ def _demand_text(demand: Mapping[str, Any], bind: str) -> str:
         parts.append(f"{Unit.MILLI_CPUS.amount_text(milli)} to share")
     if bind != "cpu":
         if demand["memoryBytes"]:
-            parts.append(Unit.BYTES.amount_text(demand["memoryBytes"]))
+            parts.append(f"{Unit.BYTES.amount_text(demand['memoryBytes'])} of memory")
         parts += [
             f"{Unit.BYTES.amount_text(p['bytes'])} in huge pages" for p in demand["hugePages"]
         ]
-    return join_words(parts) if parts else "a place to run"
+    return join_words(parts) if parts else "CPUs"
 
 
 def _hint_sentence(resource: Mapping[str, Any]) -> str:
@@ -394,20 +411,22 @@ def _shortage_sentence(resource: Mapping[str, Any]) -> str:
     amount, capacity = (sum(n[key] for n in resource["numaNodes"]) for key in ("free", "capacity"))
     capacity_text = Unit(resource["unit"]).amount_text(capacity)
     if capacity < resource["demand"]:
-        return f"and all NUMA nodes together have {capacity_text}"
-    free_text = Unit(resource["unit"]).amount_text(amount, free=True)
-    clause = f"{free_text} of {capacity_text} free on all NUMA nodes together"
-    return clause if amount < resource["demand"] else f"{clause}, but not beside what else it needs"
+        return f"all NUMA nodes together have {capacity_text}"
+    free_text = _part_text(Unit(resource["unit"]), amount, capacity)
+    clause = f"{free_text} free on all NUMA nodes together"
+    if amount < resource["demand"]:
+        return clause
+    return f"{clause}, but not together with the other resources"
 
 
-def _free_sentences(resources: Sequence[Mapping[str, Any]], *, pool_refuses: bool) -> Iterator[str]:
+def _free_sentences(resources: Sequence[Mapping[str, Any]], *, pool_rejects: bool) -> Iterator[str]:
     """Yield free amounts of each NUMA node for needed resources, with the need if too small.
 
-    Without CPUs if the pool floor of the whole machine is the reason (``pool_refuses``).
+    Without CPUs if the pool floor of the whole machine is the reason (``pool_rejects``).
     """
     by_node: dict[int, list[str]] = {}
     for r in resources:
-        if r["hint"] == "none" or (pool_refuses and r["unit"] == "cpus"):
+        if r["hint"] == "none" or (pool_rejects and r["unit"] == "cpus"):
             continue
         for n in r["numaNodes"]:
             note = (
@@ -422,19 +441,24 @@ def _free_sentences(resources: Sequence[Mapping[str, Any]], *, pool_refuses: boo
         yield f"Free on {numa_text(NUMASet(numa_nodes))}{suffix}: {text}."
     if len(nodes_by_text) > _MAX_LISTED_NODES:
         unlisted = sum(map(len, islice(nodes_by_text.values(), _MAX_LISTED_NODES, None)))
-        yield f"And so on for {unlisted} more NUMA nodes."
+        yield f"{count_text(unlisted, 'more NUMA node')} are not shown."
 
 
-def _rejected_mask_sentence(document: ExplanationDocument, mask: Mapping[str, Any]) -> str:
-    """Clause with the reason for a rejected mask, and the numbers that decided."""
+def _rejected_mask_predicate(
+    document: ExplanationDocument, mask: Mapping[str, Any]
+) -> tuple[str, str]:
+    """Predicate of a sentence about a rejected mask, for one and for several.
+
+    It has the numbers that decided.
+    """
     winner, loser = document["alignment"]["numaNodes"], mask["numaNodes"]
     if mask["separatedBy"] == "preferred":
         for r in document["resources"]:
             for n in r["numaNodes"]:
                 if str(n["numaNode"]) == loser and not n["sufficient"]:
                     need = Unit(r["unit"]).amount_text(r["demand"])
-                    return f"it has only {_free_of_capacity_text(n, r)} free, and {need} needed"
-        return "it is wider than an empty machine would need"
+                    return _not_chosen(f"{_free_of_capacity_text(n, r, ' free')}, {need} needed")
+        return _not_chosen("more NUMA nodes than an empty machine would need")
     demand = document["demand"]
     if mask["separatedBy"] == "rank" and (
         demand["cpuMilli"] or demand["memoryBytes"] or demand["hugePages"]
@@ -447,16 +471,25 @@ def _rejected_mask_sentence(document: ExplanationDocument, mask: Mapping[str, An
         ):
             if measure[0] == winner_measure[0]:
                 continue
-            winner_text = f"{measure[1]} of {numa_text(winner)}"
-            use = f"{winner_measure[1]} would be in use, against {winner_text}"
-            if measure[0] < winner_measure[0]:
-                return f"it would do as well, but would be fuller: {use}"
-            if any("of the opposite load" in text for text in document["decisionSteps"]):
-                return "it has too few CPUs beside containers of the opposite load"
-            return f"it would do as well, but would be emptier ({use}), and strategy decides"
+            is_fuller = measure[0] < winner_measure[0]
+            if not is_fuller and any(
+                "of the opposite load" in text for text in document["decisionSteps"]
+            ):
+                return _not_chosen("too few CPUs beside containers of the opposite load")
+            use = f"{winner_measure[1]}, {numa_text(winner)} {measure[1]}"
+            if measure[1] == winner_measure[1]:  # less than is shown
+                degree = f"slightly {'fuller' if is_fuller else 'emptier'} than {numa_text(winner)}"
+                return f"would be {degree}", f"would each be {degree}"
+            rule = "" if is_fuller else "; the strategy prefers fuller NUMA nodes"
+            return f"would be {use}{rule}", f"would each be {use}{rule}"
         if winner.isdigit() and loser.isdigit() and int(winner) < int(loser):
-            return "it would do just as well, and the lower number wins"
-    return str(mask["text"])
+            rule = "equally well; the lowest number is taken"
+            return f"fits {rule}", f"fit {rule}"
+    return _not_chosen(str(mask["text"]))
+
+
+def _not_chosen(problem: str) -> tuple[str, str]:
+    return f"was not chosen: {problem}", f"were not chosen: {problem}"
 
 
 def _usage_shares_after_placement(
@@ -470,20 +503,28 @@ def _usage_shares_after_placement(
                 part = (n["capacity"] - n["free"] + r["demand"]) / n["capacity"]
                 if part > 1:
                     return []  # NUMA nodes without CPUs serve it too, or it lies on several
-                usage.append((part, f"{100 * part:.3g}% of its {_resource_label(r['resource'])}"))
+                usage.append((part, f"{100 * part:.3g}% full ({_resource_label(r['resource'])})"))
     return sorted(usage, reverse=True)
 
 
-def _free_of_capacity_text(n: Mapping[str, Any], resource: Mapping[str, Any]) -> str:
+def _free_of_capacity_text(
+    n: Mapping[str, Any], resource: Mapping[str, Any], adjective: str = ""
+) -> str:
     """``7 of 8 CPUs for exclusive use``, ``512 MiB of 16 GiB of memory``."""
-    free_text = Unit(resource["unit"]).amount_text(n["free"], free=True)
-    capacity = Unit(resource["unit"]).amount_text(n["capacity"])
-    if free_text.partition(" ")[2] == capacity.partition(" ")[2]:
-        free_text = free_text.partition(" ")[0]
+    amounts_text = _part_text(Unit(resource["unit"]), n["free"], n["capacity"])
     name = resource["resource"]
     label = "" if name == "cpu" else f" of {_resource_label(name)}"
-    label += " for exclusive use" if resource["unit"] == "cpus" else ""
-    return f"{free_text} of {capacity}{label}"
+    use_text = " for exclusive use" if resource["unit"] == "cpus" else ""
+    return f"{amounts_text}{label}{adjective}{use_text}"
+
+
+def _part_text(unit: Unit, free: int, capacity: int) -> str:
+    """``7 of 8 CPUs``, ``12 of 16 GiB``, ``512 MiB of 16 GiB``."""
+    free_text = unit.amount_text_without_cpu_noun(free, free=True)
+    capacity_text = unit.amount_text(capacity)
+    if free_text.partition(" ")[2] == capacity_text.partition(" ")[2]:
+        free_text = free_text.partition(" ")[0]
+    return f"{free_text} of {capacity_text}"
 
 
 def _amounts_text(amounts: Mapping[str, Any]) -> str:
@@ -517,34 +558,35 @@ def _strip_subject(document: ExplanationDocument, message: str) -> str:
 
 
 def _to_sentence(clause: str) -> str:
-    if "/" not in clause.partition(" ")[0]:  # the name of a resource stays as it is
+    first_word = clause.partition(" ")[0]
+    # Code words stay as they are.
+    if "/" not in first_word and first_word.removesuffix(":") not in _CODE_WORDS:
         clause = clause[:1].upper() + clause[1:]
     return clause if clause.endswith((".", "!", "?")) else clause + "."
 
 
 def start_delay_text(seconds: float) -> str:
-    """A delay, which over CRI is never sure: ``late by at most 12 ms: it started before …``.
+    """A start delay, over CRI an upper bound: ``start delay at most 12 ms: it …``.
 
     Seconds from when its process was made until it had what was decided.
     """
     if seconds <= 0:
-        return "in time: it had its CPUs when it started"
-    return (
-        f"late by at most {seconds * 1000:.0f} ms: it started before its CPUs were decided and set"
-    )
+        return "no start delay: its cpuset was written before it started"
+    return f"start delay at most {seconds * 1000:.0f} ms: it started before its cpuset was written"
 
 
 def displaced_text(cpus: str) -> str:
-    """``displaced, own CPU 2 offline: on the shared pool until one is back``."""
-    noun = "CPU" if cpus.isdigit() else "CPUs"
-    return f"displaced, own {noun} {cpus} offline: on the shared pool until one is back"
+    """``displaced, because CPU 2 is offline; on the shared pool until it is online``."""
+    online = inflect_for_ids(cpus, "it is", "one of them is")
+    offline_text = cpus_text(cpus, "is", "are")
+    return f"displaced, because {offline_text} offline; on the shared pool until {online} online"
 
 
 _MAX_NAMED_HOLDERS = 3  # that are named
 
 
 def drift_text(text: str, time_text: str, owners: Sequence[str], *, is_abandoned: bool) -> str:
-    """``meant 4-7, has 0-7 since 12 s, on exclusive CPUs of shop/db/server``.
+    """``desired 4-7, actual 0-7 since 12 s, on exclusive CPUs of shop/db/server``.
 
     ``time_text`` is a duration or a start time; ``is_abandoned`` means no further repairs.
     """
@@ -555,7 +597,5 @@ def drift_text(text: str, time_text: str, owners: Sequence[str], *, is_abandoned
             named.append(f"{len(owners) - _MAX_NAMED_HOLDERS} more")
         parts.append(f", on exclusive CPUs of {join_words(named)}")
     if is_abandoned:
-        parts.append(
-            "; put right again and again, and now left as it is, because something else rewrites it"
-        )
+        parts.append("; repairs are abandoned, because another program rewrites it")
     return "".join(parts)

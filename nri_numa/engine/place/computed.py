@@ -3,7 +3,7 @@
 The sources of the rules: the kubelet's Topology, CPU and Memory Managers (KEP-693, KEP-3570,
 KEP-1769), and the accounting
 
-    cpu_allocatable(i) = total(i) × oversale × capacity_factor(i) − Σ requests bound to i
+    cpu_allocatable(i) = total(i) × overcommit × capacity_factor(i) − Σ requests bound to i
     mem_allocatable(i) = total(i) − Σ requests bound to i, at most what the kernel has free there
 
 Among equally good NUMA nodes a strategy decides (docs/adr/0031-spread-by-the-scarcest-share.md).
@@ -54,7 +54,7 @@ from nri_numa.engine.foreign_pins import (
     yielding_list_cpus,
 )
 from nri_numa.engine.node_model import NodeModel, tier_text
-from nri_numa.engine.place.explicit import (
+from nri_numa.engine.place.listed_cpus import (
     check_numamem,
     excluded_memory_warnings,
     isolated_list_warnings,
@@ -139,7 +139,7 @@ def rank_numa_nodes(case: PlacementRequest, table: FreeResources) -> dict[int, i
     * ``spread``: the least share in use, once the container is there, of whatever is scarcest
       there (CPUs, memory, huge pages); then of the next scarcest.
     * ``pack``: the reverse: the fullest that fits.
-    * ``most-left``: the most memory left; without memory, and among equals, the most CPU left.
+    * ``most-memory``: the most memory left; without memory, and among equals, the most CPU left.
 
     For a container that requests nothing every share is what it was: unless it is to ``pack``, it
     goes where the fewest of its like are for each CPU that they may use, and only then by shares.
@@ -331,21 +331,21 @@ def _pod_affinity_misfit(
     """Clause about the pod's NUMA nodes if the policy does not allow them; else empty."""
     restricted = case.policy is Policy.RESTRICTED
     misfits = (
-        (not restricted and len(affinity) > 1, "which is not one NUMA node"),
+        (not restricted and len(affinity) > 1, "more than one"),
         (
             restricted and not record.affinity_is_preferred,
-            "which is wider than an empty machine would need",
+            "more than an empty machine would need",
         ),
         (
             not _is_nested_near_listed_memory(case, table, affinity),
-            f"which is not where numamem {table.listed_mems} is",
+            f"not near the memory of numamem {table.listed_mems}",
         ),
         (
             # Its first container had a fraction, so these CPUs were not known then.
             restricted
             and _has_exclusive_by_kubelet_rules(case)
             and not _is_preferred_affinity(case, table, affinity),
-            "more NUMA nodes than its CPUs need on an empty machine",
+            "more than its CPUs need on an empty machine",
         ),
     )
     return next((text for is_misfit, text in misfits if is_misfit), "")
@@ -399,7 +399,7 @@ def memory_rejection(
         reason=RejectionReason.NOT_ENOUGH_MEMORY,
         detail=f"{lacking} (policy {case.policy}); "
         f"free: {free_resources_text(case, table)}{excluded_memory_nodes_text(case, table)}",
-        rule=f"policy {case.policy} lets no memory spill to other NUMA nodes",
+        rule=f"policy {case.policy} allows no memory of other NUMA nodes",
         allows_best_effort=True,
         alignment=alignment,
     )
@@ -430,7 +430,7 @@ def choose_memory(
         return None
     wide_mems = widen_for_memory(mems, byte_needs, topology.distance, usable_nodes)
     if wide_mems is not None:
-        note = f"memory widened from {numa_text(mems)} to {wide_mems} so that it fits"
+        note = f"memory extended from {numa_text(mems)} to {numa_text(wide_mems)}, so that it fits"
         return wide_mems, True, (note,)
     excluded = machine.memory_only_nodes.excluded
     lacking = memory_shortage_text(
@@ -438,7 +438,7 @@ def choose_memory(
     )
     if not excluded:
         # Nothing holds it: a pin would only bring the OOM killer sooner.
-        return usable_nodes, True, (f"{lacking}: its memory may come from all of them",)
+        return usable_nodes, True, (f"{lacking}, so its memory may come from all of them",)
     note = f"its memory is not pinned: {lacking}, and {excluded_memory_text(topology, excluded)}"
     return NO_NUMA_NODES, True, (note,)
 
@@ -449,8 +449,8 @@ def _memory_only_note(machine: NodeModel, mems: NUMASet, numa_nodes: NUMASet) ->
     nodes = mems & NUMASet(attached) if attached else NO_NUMA_NODES
     if not nodes:
         return ()
-    verb = inflect_for_ids(nodes, "serves", "serve")
-    return (f"{tier_text(machine.topology, nodes)} {verb} {numa_text(numa_nodes)}",)
+    verb = inflect_for_ids(nodes, "is", "are")
+    return (f"{tier_text(machine.topology, nodes)} {verb} attached to {numa_text(numa_nodes)}",)
 
 
 def memory_nodes_for(topology: Topology, numa_nodes: NUMASet, usable: NUMASet) -> NUMASet:
@@ -498,10 +498,10 @@ def _whole_pod_request(case: PlacementRequest) -> PlacementRequest:
 
 def _place_unaligned(case: PlacementRequest, table: FreeResources) -> Placement:
     """Policy ``none``: any NUMA node, or those near the listed memory."""
-    affinity, note = None, "no policy: any NUMA node will do"
+    affinity, note = None, "policy none: any NUMA node"
     if table.listed_mems is not None:
         affinity = cpu_nodes_near(case.node.machine, table.listed_mems)
-        note = f"no policy: CPUs near the memory that numamem lists, {numa_text(affinity)}"
+        note = f"policy none: CPUs near the memory of numamem, {numa_text(affinity)}"
     return replace(case.initial_placement, affinity=affinity, decision_steps=(note,))
 
 
@@ -571,7 +571,7 @@ def _align(case: PlacementRequest, table: FreeResources) -> Alignment:
             numa_ids=machine.alignable_nodes,
             policy=policy,
             distance=machine.topology.distance,
-            prefer_closest=settings.prefer_closest,
+            prefer_closest_numa_nodes=settings.prefer_closest_numa_nodes,
             rank=ranks,
             one_width=not settings.kubelet.memory,
         )
@@ -589,7 +589,7 @@ def _alignment_rejection(
         detail=alignment_shortage_text(case, table, alignment)
         + memory_groups_text(table.kubelet_memory)
         + _missing_cpu_holders(case),
-        rule=f"policy {policy} admits no wider set than an empty machine would need"
+        rule=f"policy {policy} admits no more NUMA nodes than an empty machine would need"
         if policy is Policy.RESTRICTED
         else f"policy {policy} admits one NUMA node only",
         allows_best_effort=True,
@@ -601,17 +601,17 @@ def _affinity_placement(case: PlacementRequest, alignment: Alignment) -> Placeme
     """Start a placement on the NUMA nodes that the policy chose, with the steps."""
     affinity = alignment.affinity
     nodes_text = "any NUMA node" if affinity is None else numa_text(affinity)
-    ideal = "" if alignment.preferred else ", wider than ideal"
+    ideal = "" if alignment.preferred else ", misaligned"
     sentences = [f"policy {case.policy} chose {nodes_text}{ideal}"]
     warnings: tuple[str, ...] = ()
     scheduled_nodes = case.requested.scheduled_nodes
     if scheduled_nodes.bits and affinity is not None:
-        hold_text = f"the scheduler held {numa_text(scheduled_nodes)}"
+        hold_text = f"the scheduler chose {numa_text(scheduled_nodes)}"
         if affinity == scheduled_nodes:
-            sentences.append(f"{hold_text}: taken")
+            sentences.append(f"{hold_text}, too")
         else:
             # It chose by what was published then; here is what is true now.
-            warnings = (f"{hold_text}, which no longer suits best: placed on {nodes_text} instead",)
+            warnings = (f"{hold_text}, which no longer fits best: placed on {nodes_text} instead",)
     return replace(
         case.initial_placement,
         affinity=affinity,
@@ -666,9 +666,9 @@ def _place_exclusive(
     if not isinstance(chosen_cpus, ChosenCPUs):
         return _take_rejection(chosen_cpus, case, table, placement)
     subject = f"cpu: {exclusive_cpu_count_text(case.demand.exclusive_cpus)}"
-    refused = check_exclusive_limits(case, subject, chosen_cpus.cpus, chosen_cpus.idle)
-    if refused is not None:
-        return RejectionWithAlignment.with_alignment(refused, placement.alignment)
+    rejection = check_exclusive_limits(case, subject, chosen_cpus.cpus, chosen_cpus.idle)
+    if rejection is not None:
+        return RejectionWithAlignment.with_alignment(rejection, placement.alignment)
     numa_nodes = machine.topology.numa_of(chosen_cpus.cpus)
     placement = _with_device_sentences(case, placement, numa_nodes)
     sentences = [*placement.decision_steps, *chosen_cpus.notes]
@@ -801,8 +801,8 @@ def _complete_placement(
         and is_split_by_kernel(placed.mems, amount, table.free_hugepages.get(size, {}))
     ]
     if split_pages:
-        text = f"which NUMA node its {join_words(split_pages)} come from is the kernel's choice: "
-        text += f"all that are free on {numa_text(placed.mems)} are withheld for it"
+        text = f"the kernel chooses the NUMA node of its {join_words(split_pages)}, "
+        text += f"so all that are free on {numa_text(placed.mems)} are charged to it"
         placed = replace(placed, decision_steps=(*placed.decision_steps, text))
     warnings: tuple[str, ...] = ()
     if placed.kind is ContainerKind.SHARED:
@@ -827,7 +827,7 @@ def _complete_placement(
 def _placement_caption(placement: Placement) -> str:
     if placement.kind is ContainerKind.UNPINNED:
         memory = f", memory of {numa_text(placement.mems)}" if placement.mems else ""
-        return f"not pinned to CPUs (kubeletCompatibility: cpus){memory}"
+        return f"CPUs unpinned (kubeletCompatibility: cpus){memory}"
     cpus = "shared CPUs"
     if placement.kind is ContainerKind.EXCLUSIVE:
         cpus = exclusive_cpu_count_text(len(placement.cpus))
@@ -880,7 +880,7 @@ def _with_kubelet_memory(
             detail=f"{kubelet_memory_shortage_text(memory, demand, affinity)} "
             f"(kubeletCompatibility: memory); {granted}; it needs {needed_text(case)}; "
             f"free: {free_resources_text(case, table)}",
-            rule="the kubelet's memory rules: kubeletCompatibility has memory",
+            rule="kubeletCompatibility: memory applies the kubelet's memory rules",
             allows_best_effort=True,
             alignment=alignment,
         )
@@ -888,7 +888,7 @@ def _with_kubelet_memory(
         return replace(placement, mems=granted)
     if policy in STRICT_POLICIES:
         return memory_rejection(case, table, affinity, alignment)
-    note = f"memory extended from {numa_text(affinity)} to {granted}"
+    note = f"memory extended from {numa_text(affinity)} to {numa_text(granted)}"
     sentences = (*placement.decision_steps, note)
     return replace(placement, mems=granted, aligned=False, decision_steps=sentences)
 

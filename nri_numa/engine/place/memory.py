@@ -42,7 +42,7 @@ from nri_numa.engine.request.demand import Demand
 from nri_numa.engine.request.options import PlacementOptions
 from nri_numa.engine.state import NO_CHARGE, Charge, ContainerKind
 from nri_numa.model.cpuset import NO_NUMA_NODES, NUMASet
-from nri_numa.model.machine import numa_text
+from nri_numa.model.machine import join_words, numa_text
 from nri_numa.model.reasons import Rejection, RejectionReason
 from nri_numa.model.workload import MemoryPolicy, MemoryPolicySetting, OnFailure, QoSClass
 
@@ -182,10 +182,7 @@ def kubelet_memory_grant(
     if not _is_sufficient(demands, affinity):
         extended = _best_hint([replace(d, required=affinity) for d in demands], machine)
         if extended is None:
-            return (
-                f"{numa_text(affinity, 'has', 'have')} too little memory, and no "
-                "wider set that holds it fits"
-            )
+            return f"{numa_text(affinity, 'has', 'have')} too little memory, and no larger set fits"
         affinity = extended[0]
     for i in affinity:
         group = table.groups[i]
@@ -244,7 +241,7 @@ def memory_groups_text(table: MemoryTable | None) -> str:
     if not groups:
         return ""
     return (
-        f"; other containers tie NUMA nodes {' and '.join(groups)} together "
+        f"; other containers tie NUMA nodes {join_words(groups)} together "
         "(kubeletCompatibility: memory)"
     )
 
@@ -352,7 +349,7 @@ def with_memory_policy(case: PlacementRequest, placed: Placement) -> Placement |
     if case.is_running:
         return _memory_policy_without_effect(placed, mode, "the container runs already")
     if placed.kind is ContainerKind.FOREIGN:
-        return _memory_policy_without_effect(placed, mode, "another component pins the container")
+        return _memory_policy_without_effect(placed, mode, "another program pins the container")
     if mode.needs_nodes and not placed.mems:
         if case.requested.is_from_annotation(MEMPOLICY_KEY):
             return unpinned_memory_policy_rejection(case.requested)
@@ -424,11 +421,11 @@ def _split_bytes_by_weight(
 def unpinned_memory_policy_rejection(requested: PlacementOptions) -> Rejection:
     """Reject a memory policy for a container without memory nodes."""
     return Rejection(
-        reason=RejectionReason.MEMORY_POLICY_WITHOUT_NODES,
+        reason=RejectionReason.MEMORY_POLICY_NEEDS_NODES,
         detail=f"{_memory_policy_text(requested)}, but nothing pins the memory of the "
         "container; "
         "expected numamem, or a policy that pins its memory",
-        rule="a memory policy is about the memory nodes that the container is pinned to",
+        rule="a memory policy applies to pinned memory only",
     )
 
 

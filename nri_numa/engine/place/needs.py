@@ -268,7 +268,7 @@ def needed_text(case: PlacementRequest) -> str:
         for size, amount in sorted(demand.hugepages.items()):
             parts.append(f"{human_bytes(amount)} in huge pages of {human_bytes(size)}")
     if not parts:
-        return "a place to run"
+        return "a CPU"
     return join_words(parts)
 
 
@@ -327,7 +327,7 @@ def memory_shortage_text(
         free_bytes = sum(free_amounts.get(i, 0) for i in mems)
         if amount > free_bytes:
             clauses.append(byte_shortage_clause(name, amount, free_bytes, f" {nodes_text}"))
-    return " and ".join(clauses)
+    return join_words(clauses)
 
 
 def kubelet_memory_shortage_text(
@@ -401,11 +401,11 @@ def excluded_memory_nodes_text(case: PlacementRequest, table: FreeResources) -> 
 
 
 def excluded_memory_text(topology: Topology, numa_nodes: NUMASet) -> str:
-    """``memory-only NUMA node 2 (memory tier 4) with 64 GiB is not allowed (…)``."""
+    """``memory-only NUMA node 2 (memory tier 4) with 64 GiB is excluded (…)``."""
     amount = sum(topology.numa_nodes[i].memory_bytes for i in numa_nodes)
     return (
         f"{tier_text(topology, numa_nodes)} with {human_bytes(amount)} "
-        f"{inflect_for_ids(numa_nodes, 'is', 'are')} not allowed (memoryOnlyNodes, memoryTiers)"
+        f"{inflect_for_ids(numa_nodes, 'is', 'are')} excluded (memoryOnlyNUMANodes)"
     )
 
 
@@ -421,8 +421,9 @@ def alignment_shortage_text(
     if policy is Policy.RESTRICTED and shortage.width_conflict:
         # The kubelet's verdict. More free CPUs or memory would not change it.
         return (
-            f"{needs_text}; policy {policy} wants one number of NUMA nodes for all, as the "
-            f"kubelet's does (kubeletCompatibility: memory), so take best-effort; free: {free_text}"
+            f"{needs_text}; policy {policy} requires the same number of NUMA nodes for all, as the "
+            "kubelet's does (kubeletCompatibility: memory); waiting does not help, best-effort "
+            f"does; free: {free_text}"
         )
     limit = (
         "one NUMA node"
@@ -472,7 +473,7 @@ def device_step_sentences(case: PlacementRequest, affinity: NUMASet | None) -> t
     container = case.container
     if case.requested.devices is DeviceAlignmentMode.IGNORE:
         names = [_device_names_text(r.resource, r.devices) for r in container.devices if r.devices]
-        return (f"devices: ignore, so {join_words(names)} gave no hint",) if names else ()
+        return (f"devices: ignore, so {join_words(names)} are ignored",) if names else ()
     sentences: list[str] = []
     if affinity is not None:
         for request in devices_giving_hints(case):
@@ -488,13 +489,13 @@ def _device_request_sentences(request: DeviceRequest, affinity: NUMASet) -> list
     if inside:
         verb = "are" if len(inside) > 1 else "is"
         names = _device_names_text(request.resource, inside)
-        sentences.append(f"on {numa_text(affinity)} because its {names} {verb} there")
+        sentences.append(f"on {numa_text(affinity)}, because its {names} {verb} there")
     if outside:
         nodes = NUMASet(i for d in outside for i in d.numa_nodes)
         verb = "are" if len(outside) > 1 else "is"
         names = _device_names_text(request.resource, outside)
         sentences.append(
-            f"although its {names} {verb} on {numa_text(nodes)}, which is not among them"
+            f"its {names} {verb} on {numa_text(nodes)}, outside of {numa_text(affinity)}"
         )
     return sentences
 

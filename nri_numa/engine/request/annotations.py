@@ -19,9 +19,9 @@ before it is looked at. The operator's permissions say who may ask for what; NRI
 namespace, labels, annotations and QoS class, and nothing of who created it or of its service
 account. Rules and defaults of the operator need no permission.
 
-The annotation ``placed``, the NUMA nodes that the scheduler held for each container, is JSON
-(``{"main":"1","helper":"0-1"}``) and a preference among NUMA nodes that suit equally well, so that
-a pod that carries it of its own accord gets nothing that it could not get otherwise.
+The annotation ``scheduled-numa-nodes``, the NUMA nodes that the scheduler held for each container,
+is JSON (``{"main":"1","helper":"0-1"}``) and a preference among NUMA nodes that suit equally well,
+so that a pod that carries it of its own accord gets nothing that it could not get otherwise.
 """
 
 from __future__ import annotations
@@ -35,6 +35,12 @@ from typing import Any, Final, TypeAlias
 from msgspec.structs import replace
 
 from nri_numa.engine.request import options
+from nri_numa.engine.request.old_annotations import (
+    OLD_VALUES,
+    OLD_WRITTEN_KEYS,
+    old_value_expectation,
+    old_value_sentence,
+)
 from nri_numa.engine.request.options import (
     CONTRADICTIONS_BY_KEY,
     DEFAULT_SOURCE,
@@ -46,6 +52,7 @@ from nri_numa.engine.request.options import (
     SourceKind,
 )
 from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, ListFormatError, NUMASet
+from nri_numa.model.machine import listed_words_text
 from nri_numa.model.reasons import Rejection, RejectionReason
 from nri_numa.model.settings import (
     ANY_ANNOTATION_KEY,
@@ -82,11 +89,11 @@ def check_permission(permission: AnnotationPermission, key: str, value: str) -> 
 
     A value that cannot be read is left to the check of its form.
     """
-    if ANY_ANNOTATION_KEY not in permission.keys and key not in permission.keys:
-        keys = ", ".join(permission.keys)
-        return f"one of the keys {keys}" if keys else "no annotation of ours"
-    allowed = permission.values.get(key)
-    if allowed is None or value in allowed:
+    if ANY_ANNOTATION_KEY not in permission.allowed_keys and key not in permission.allowed_keys:
+        keys = ", ".join(permission.allowed_keys)
+        return f"one of the keys {keys}" if keys else "no annotation of nri-numa"
+    allowed = permission.allowed_values.get(key)
+    if allowed is None or value in allowed or (key, value) in OLD_VALUES:
         return None
     kind = options.TABLE.by_key[key].list_of
     if kind is None:
@@ -145,11 +152,11 @@ def check_value_length(key: str, value: str, list_limit: int) -> str | None:
     limit = list_limit if is_list else MAX_VALUE_CHARS
     if len(value) <= limit:
         return None
-    suffix = ", which is room for every id of this machine" if is_list else ""
+    suffix = ", enough for every id of this machine" if is_list else ""
     return f"at most {limit} characters{suffix}"
 
 
-SCHEDULED_NODES_KEY: Final = "placed"
+SCHEDULED_NODES_KEY: Final = "scheduled-numa-nodes"
 """The annotation's key, below the prefix."""
 MAX_SCHEDULED_NODES_CHARS: Final = 16_384
 """Characters that are read; 100 containers with the longest names take less."""
@@ -184,16 +191,25 @@ def parse_scheduled_nodes(text: str) -> dict[str, NUMASet] | None:
 
 def scheduled_nodes(annotations: Mapping[str, str], prefix: str, container: str) -> NUMASet:
     """NUMA nodes that the scheduler reserved for one container; empty without a valid value."""
-    text = annotations.get(f"{prefix}/{SCHEDULED_NODES_KEY}")
+    text = written_annotation(annotations, prefix, SCHEDULED_NODES_KEY)
     if text is None:
         return NO_NUMA_NODES
     return (parse_scheduled_nodes(text) or {}).get(container, NO_NUMA_NODES)
 
 
-CONTAINERS_KEY: Final = "containers"
+CONTAINER_RESOURCES_KEY: Final = "container-resources"
 """The annotation's key, below the prefix; `nri_numa.engine.pod_admission` reads it."""
-AGENT_WRITTEN_KEYS: Final = frozenset({"assigned", SCHEDULED_NODES_KEY, CONTAINERS_KEY})
+AGENT_WRITTEN_KEYS: Final = frozenset(
+    {"assigned", SCHEDULED_NODES_KEY, CONTAINER_RESOURCES_KEY, *OLD_WRITTEN_KEYS.values()}
+)
 """Keys under our prefix that we write ourselves: no pod asks for anything with them."""
+
+
+def written_annotation(annotations: Mapping[str, str], prefix: str, key: str) -> str | None:
+    """Return the value of an annotation of the extender, which may have its old key."""
+    value = annotations.get(f"{prefix}/{key}")
+    return annotations.get(f"{prefix}/{OLD_WRITTEN_KEYS[key]}") if value is None else value
+
 
 _MAX_CACHED_REQUESTS: Final = 256
 """Different requests that a `OptionsResolver` remembers at a time."""
@@ -207,7 +223,7 @@ def _invalid_value_rejection(key: str, value: str, remedy: str, source: OptionSo
         reason=RejectionReason.INVALID_ANNOTATION,
         detail=f"{_printable_name(key)} is {quote_value(value)} ({_printable_name(source.text)}), "
         f"expected {remedy}",
-        rule="annotations must be readable and must not contradict each other",
+        rule="annotations must be valid and must not contradict each other",
     )
 
 
@@ -228,6 +244,8 @@ def quote_value(value: str) -> str:
 def _expected_text(key: str, value: str) -> str | None:
     """Say what was expected of the value of a key; None when it is fine."""
     option = options.TABLE.by_key[key]
+    if (key, value) in OLD_VALUES:
+        return old_value_expectation(key, value)
     if choices := option.value_by_text:
         if value in choices:
             return None
@@ -374,9 +392,7 @@ def resolve_placement_options(
         permission,
         ignored,
         pods_list="numacpu" in resolved and not (names and "numacpu" in levels[0]),
-        placed=scheduled_nodes(pod.annotations, settings.prefix, container.name)
-        if marker + SCHEDULED_NODES_KEY in pod.annotations
-        else NO_NUMA_NODES,
+        scheduled=scheduled_nodes(pod.annotations, settings.prefix, container.name),
     )
 
 
@@ -436,7 +452,7 @@ def _read_annotations(
     """
     if len(names) > MAX_ANNOTATIONS:
         name = min(names)
-        remedy = f"at most {MAX_ANNOTATIONS} annotations that name {marker} and not {len(names)}"
+        remedy = f"at most {MAX_ANNOTATIONS} annotations with {marker}, not {len(names)}"
         source = OptionSource(SourceKind.ANNOTATION, name)
         return _invalid_value_rejection(name, pod.annotations[name], remedy, source)
     mine: _OptionLevel = {}
@@ -458,14 +474,14 @@ def _read_annotations(
             remedy = f"{marker}{key}, or {marker}{key}.CONTAINER with the container's name"
         elif target is not None and target != container.name:
             continue
-        elif (refused := _permission_rejection(permission, key, value, list_limit)) is not None:
+        elif (expected := _permission_rejection(permission, key, value, list_limit)) is not None:
             if permission.on_denied is OnDenied.IGNORE:
                 ignored.append(
-                    f"{key} {quote_value(value)} ({source.text}) is ignored: expected {refused}"
+                    f"{key} {quote_value(value)} ({source.text}) is ignored, expected {expected}"
                 )
                 continue
-            rule = f"{permission.name} lets pods of namespace {pod.namespace} ask for no more"
-            rejection = _invalid_value_rejection(key, value, refused, source)
+            rule = f"{permission.name} allows pods of namespace {pod.namespace} no more"
+            rejection = _invalid_value_rejection(key, value, expected, source)
             return replace(rejection, reason=RejectionReason.NOT_PERMITTED, rule=rule)
         else:
             level = everybodys if target is None else mine
@@ -488,7 +504,7 @@ def _permission_rejection(
     if check_value_length(key, value, list_limit) is not None:
         return None  # refused without being read
     remedy = check_permission(permission, key, value)
-    return None if remedy is None else f"{remedy}, which is all that {permission.name} allows"
+    return None if remedy is None else f"{remedy}, because {permission.name} allows no more"
 
 
 def _parse_annotation_name(name: str, marker: str, *, guess: bool) -> tuple[str, str | None] | None:
@@ -530,7 +546,7 @@ def _build_placement_options(
     ignored: list[str],
     *,
     pods_list: bool,
-    placed: NUMASet,
+    scheduled: NUMASet,
 ) -> PlacementOptions:
     table = options.TABLE
     values: dict[str, Any] = {}
@@ -545,14 +561,14 @@ def _build_placement_options(
         ),
         sources={key: source for key, (_, source) in level.items()},
         ignored=tuple(ignored),
-        unrequested_cpus=permission.unpaid_cpus,
-        reserved_cpus=permission.reserved_cpus,
+        unrequested_cpus=permission.allow_unrequested_cpus,
+        reserved_cpus=permission.allow_reserved_cpus,
         ignores_denied=permission.on_denied is OnDenied.IGNORE,
         permission=permission.name,
         listed_cpus=NO_CPUS if cpus is None else CPUSet.parse(cpus),
         listed_mems=NO_NUMA_NODES if mems is None else NUMASet.parse(mems),
         list_is_pods=pods_list,
-        scheduled_nodes=placed,
+        scheduled_nodes=scheduled,
     )
 
 
@@ -583,13 +599,24 @@ def annotated_container_names(annotations: Mapping[str, str], prefix: str) -> di
 
 def unknown_container_sentence(annotation: str, name: str, known_names: Sequence[str]) -> str:
     """Build the sentence for an annotation with a name that no container of the pod has."""
-    names = ", ".join(map(quote_value, known_names)) or "none"
+    known_text = f", only {listed_words_text([*map(quote_value, known_names)])}" * bool(known_names)
     similar = get_close_matches(name, known_names, n=1)
     return (
-        f"annotation {annotation} is ignored, because it names a container {quote_value(name)}, "
-        f"which this pod does not have; it has {names}"
-        + "".join(f" (did you mean {one}?)" for one in similar)
+        f"annotation {annotation} is ignored, because its pod has no container "
+        f"{quote_value(name)}{known_text}" + "".join(f" (did you mean {one}?)" for one in similar)
     )
+
+
+def old_value_sentences(annotations: Mapping[str, str], prefix: str) -> list[str]:
+    """Build a sentence for each annotation of an existing pod that has an old value."""
+    marker = prefix + "/"
+    sentences = []
+    for name in sorted([name for name in annotations if marker in name])[:MAX_ANNOTATIONS]:
+        key, _ = _parse_annotation_name(name, marker, guess=False) or ("", None)
+        value = annotations[name].removesuffix("\n")
+        if (key, value) in OLD_VALUES:
+            sentences.append(old_value_sentence(_printable_name(name), key, value))
+    return sentences
 
 
 _MIN_PREFIX_SIMILARITY: Final = 0.88

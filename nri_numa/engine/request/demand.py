@@ -36,6 +36,7 @@ from nri_numa.engine.request.options import (
     SourceKind,
 )
 from nri_numa.engine.state import NO_CHARGE, Charge, NodeState
+from nri_numa.model.machine import count_text, human_cpu_number, human_milli
 from nri_numa.model.reasons import Rejection, RejectionReason
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import (
@@ -49,6 +50,7 @@ from nri_numa.model.workload import (
     Resources,
     Scope,
 )
+from nri_numa.text import human_bytes
 
 SHARES_PER_CPU: Final = 1024
 MIN_CPU_SHARES: Final = 2
@@ -233,7 +235,8 @@ def compute_demand(
         cpu_milli, memory_bytes = min(cpu_milli, requested_milli), allocated
     if allocated < own_bytes:
         memory_notes.append(
-            f"{allocated} of {own_bytes} bytes of memory are allocated: what the request is"
+            f"{human_bytes(allocated)} of {human_bytes(own_bytes)} of memory are allocated, "
+            "because no more is requested"
         )
     return replace(
         demand,
@@ -285,7 +288,7 @@ def _count_exclusive_cpus(
     if count is None:
         if not accepts_shared:
             return _fractional_rejection(requested, size.cpu_milli)
-        text = f"its cpu is {size.cpu_milli}m" if size.cpu_milli else "its cpu is not set"
+        text = f"its cpu is {_size_text(size.cpu_milli)}"
         ignored = _shares_instead_text(requested, text)
         notes.append(ignored)
         return 0, ignored
@@ -295,7 +298,7 @@ def _count_exclusive_cpus(
     if whole_cpus and is_in_pod_pool(pod, requested, pod_share):
         count = min(count, whole_cpus)  # limited to what others of its pod leave
     if requested.cpus is None and count > whole_cpus:
-        notes.append(f"it shares CPUs: {_requested_text(size.cpu_requested_milli, count)}")
+        notes.append(f"it shares CPUs, because {_requested_text(size.cpu_requested_milli, count)}")
         return 0, ""
     is_explicit = "cpus" in requested.explicit_keys
     if size.cpu_is_lower_bound and requested.slots is None:
@@ -322,7 +325,7 @@ def _ignore_unpaid(
     is_ignored = requested.ignores_denied and requested.is_from_annotation("cpus")
     if "cpus" in requested.explicit_keys and not is_ignored:
         return _unrequested_rejection(requested, size.cpu_requested_milli, count)
-    return f"cpus: exclusive is ignored: {paid_text}"
+    return f"cpus: exclusive is ignored, because {paid_text}"
 
 
 def _wished_exclusive_cpus(pod: PodSandbox, requested: PlacementOptions, milli: int) -> int | None:
@@ -355,7 +358,8 @@ def _may_share_instead(pod: PodSandbox, requested: PlacementOptions) -> bool:
 
 
 def _shares_instead_text(requested: PlacementOptions, cause: str) -> str:
-    return f"it shares CPUs beside cpus: exclusive ({requested.source_text('cpus')}): {cause}"
+    source = requested.source_text("cpus")
+    return f"it shares CPUs despite cpus: exclusive ({source}), because {cause}"
 
 
 def is_in_pod_pool(pod: PodSandbox, requested: PlacementOptions, pod_share: PodShare) -> bool:
@@ -374,48 +378,56 @@ def is_in_pod_pool(pod: PodSandbox, requested: PlacementOptions, pod_share: PodS
     )
 
 
+def requested_cpus_text(subject: str, requested_milli: int, count: int) -> str:
+    """``the container requests 1 of 4 CPUs``."""
+    return f"{subject} requests {human_cpu_number(requested_milli)} of {count_text(count, 'CPU')}"
+
+
 def _requested_text(requested_milli: int, count: int) -> str:
-    return f"the CPU request pays for {requested_milli}m of {1000 * count}m"
+    return requested_cpus_text("the container", requested_milli, count)
 
 
 def _unrequested_rejection(
     requested: PlacementOptions, requested_milli: int, count: int
 ) -> Rejection:
     remedy = (
-        f"{1000 * count}m, because exclusive CPUs must be paid for by the CPU request "
-        f"({requested.source_text('cpus')}), unless a permission has unpaidCPUs "
-        f"({requested.permission} has not)"
+        f"{count_text(count, 'CPU')}, or a permission with allowUnrequestedCPUs "
+        f"({requested.permission} does not have it), because {requested.source_text('cpus')} sets "
+        "cpus: exclusive"
     )
-    value = f"{requested_milli}m" if requested_milli else "not set"
-    return _demand_rejection(f"cpu request is {value}", remedy, reason=RejectionReason.UNPAID_CPUS)
+    value = _size_text(requested_milli)
+    return _demand_rejection(
+        f"cpu request is {value}", remedy, reason=RejectionReason.CPUS_NOT_REQUESTED
+    )
+
+
+def _size_text(milli: int) -> str:
+    return human_milli(milli) if milli else "not set"
 
 
 def _fractional_rejection(requested: PlacementOptions, milli: int) -> Rejection:
-    cause = f"because cpus: exclusive is asked for ({requested.source_text('cpus')})"
+    cause = f"because {requested.source_text('cpus')} sets cpus: exclusive"
+    example, reason = "", RejectionReason.NO_CPU_REQUEST
     if milli:
-        remedy = f"a whole number of CPUs such as {1000 * (milli // 1000 + 1)}m, {cause}"
-        return _demand_rejection(f"cpu is {milli}m", remedy, reason=RejectionReason.FRACTIONAL_CPUS)
-    remedy = f"a CPU limit or request that is a whole number, {cause}"
-    return _demand_rejection("cpu is not set", remedy, reason=RejectionReason.NO_CPUS)
+        example, reason = f" such as {milli // 1000 + 1}", RejectionReason.FRACTIONAL_CPUS
+    remedy = f"a whole number of CPUs{example}, {cause}"
+    return _demand_rejection(f"cpu is {_size_text(milli)}", remedy, reason=reason)
 
 
 def _shares_limit_text(pod: PodSandbox) -> str:
     """Clause about a request that CPU shares cannot express."""
-    text = (
-        f"{MAX_CPU_SHARES} CPU shares stand for {MAX_CPU_SHARES // SHARES_PER_CPU} CPUs or "
-        "any number above"
-    )
+    text = f"{MAX_CPU_SHARES} CPU shares stand for {MAX_CPU_SHARES // SHARES_PER_CPU} CPUs or more"
     total = cpu_limit_milli(pod.resources, [])
-    return f"{text}; the whole pod's limit is {total / 1000:g} CPUs" if total else text
+    return f"{text}; the limit of its pod is {human_milli(total)}" if total else text
 
 
 def _unknown_cpus_rejection(pod: PodSandbox) -> Rejection:
     subject = f"cpu is a request of {MAX_CPU_SHARES // SHARES_PER_CPU} CPUs or more"
     remedy = (
-        "a CPU limit as well, because how many exclusive CPUs it needs cannot be known: "
+        "a CPU limit as well, because the number of exclusive CPUs is not known: "
         + _shares_limit_text(pod)
     )
-    return _demand_rejection(subject, remedy, reason=RejectionReason.UNKNOWN_CPUS)
+    return _demand_rejection(subject, remedy, reason=RejectionReason.CPU_REQUEST_UNKNOWN)
 
 
 def cpu_limit_milli(resources: Resources, notes: list[str]) -> int:
@@ -608,11 +620,11 @@ def check_claim_in_use(state: NodeState, slots: HeldCPUSlots) -> Rejection | Non
         if CLAIM_SLOT_MARK in a.slots and names & _claim_result_names(a.slots.split(",")):
             return Rejection(
                 reason=RejectionReason.CLAIM_IN_USE,
-                detail=f"its ResourceClaim's CPUs are "
-                "those of pod "
-                f"{a.namespace}/{a.pod}, container {a.container}; expected one container for "
+                detail="pod "
+                f"{a.namespace}/{a.pod}, container {a.container}, has the CPUs of its "
+                "ResourceClaim; expected one container for "
                 "each request of a claim",
-                rule="the CPUs of a claim are for one container at a time",
+                rule="only one container at a time has the CPUs of a claim",
             )
     return None
 
@@ -664,7 +676,7 @@ def with_slots(
 
     They override the defaults. Options of a pod or a rule must not contradict them, and
     the container's CPU limit, else its request, must be as many CPUs as it holds slots: the
-    scheduler counts both. A permission with ``unpaidCPUs`` lets it be less.
+    scheduler counts both. A permission with ``allowUnrequestedCPUs`` lets it be less.
     """
     if isinstance(requested, Rejection):
         return requested
@@ -672,8 +684,7 @@ def with_slots(
         return Rejection(
             reason=RejectionReason.CLAIM_NOT_PREPARED,
             detail=container.claim_problem,
-            rule="a container gets the CPUs of a claim that was prepared for its pod, and no "
-            "others",
+            rule="a container gets the CPUs of a claim that was prepared for its pod",
         )
     text = allocated_slots(settings, container)
     if not text:
@@ -687,10 +698,10 @@ def with_slots(
             f"the container), expected {slots}",
             rule="the device plugin of nri-numa says which slots a container holds",
         )
-    plural, claimed = "s" if slots.count != 1 else "", CLAIM_SLOT_MARK in text
-    kind, slots_text = SourceKind.SLOTS, f"{slots.count} slot{plural} of the device plugin"
+    claimed = CLAIM_SLOT_MARK in text
+    kind, slots_text = SourceKind.SLOTS, f"{count_text(slots.count, 'slot')} of the device plugin"
     if claimed:
-        kind, slots_text = SourceKind.CLAIM, f"{slots.count} CPU{plural} of a ResourceClaim"
+        kind, slots_text = SourceKind.CLAIM, f"{count_text(slots.count, 'CPU')} of a ResourceClaim"
     clash = _option_contradicting_slots(requested, slots)
     if clash:
         key, value, cause = clash
@@ -707,12 +718,14 @@ def with_slots(
     limit, request = cpu_limit_milli(resources, []), cpu_request_milli(resources, [])
     milli, total = limit or request, 1000 * slots.count
     is_lower_bound = not limit and (resources.cpu_shares or 0) >= MAX_CPU_SHARES
-    if milli != total and not (milli < total and (is_lower_bound or permission.unpaid_cpus)):
-        value = f"{milli}m" if milli else "not set"
+    if milli != total and not (
+        milli < total and (is_lower_bound or permission.allow_unrequested_cpus)
+    ):
+        value = _size_text(milli)
         return Rejection(
             reason=RejectionReason.SLOTS_MISMATCH,
-            detail=f"cpu is {value} and it holds {slots_text}, expected {total}m: "
-            + ("as many as the claim has" if claimed else "a CPU for each slot"),
+            detail=f"cpu is {value} and it holds {slots_text}, expected "
+            f"{human_milli(total)}, " + ("as in the claim" if claimed else "1 CPU for each slot"),
             rule="a container has as many exclusive CPUs as it holds slots",
         )
     return replace(
@@ -720,7 +733,7 @@ def with_slots(
         cpus=CPUMode.EXCLUSIVE,
         bind=Bind.CPU_MEM if requested.bind is Bind.NONE else requested.bind,
         slots=slots,
-        unrequested_cpus=permission.unpaid_cpus,
+        unrequested_cpus=permission.allow_unrequested_cpus,
         permission=permission.name,
         explicit_keys=requested.explicit_keys | {"cpus"},
         sources={**requested.sources, "cpus": OptionSource(kind, slots_text)},
@@ -732,11 +745,11 @@ def _option_contradicting_slots(
 ) -> tuple[str, str, str] | None:
     """Find the option that contradicts the slots: key, value and cause."""
     if requested.numacpu is not None:
-        return "numacpu", requested.numacpu, "the CPUs of numacpu are taken as they are"
+        return "numacpu", requested.numacpu, "the CPUs of numacpu are used as listed"
     if requested.cpus is CPUMode.SHARED and "cpus" in requested.explicit_keys:
         return "cpus", requested.cpus.value, "slots are exclusive CPUs"
     if requested.bind is Bind.NONE and "bind" in requested.explicit_keys:
-        return "bind", requested.bind.value, "bind: none touches nothing"
+        return "bind", requested.bind.value, "bind: none changes nothing"
     if requested.scope is Scope.POD and slots.by_node:
         reason = "the kubelet has chosen a NUMA node for each container"
         return "scope", requested.scope.value, reason

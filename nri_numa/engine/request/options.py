@@ -247,12 +247,12 @@ class PlacementOptions(msgspec.Struct, frozen=True, kw_only=True):
         list_of=NUMASet,
     )] = None  # fmt: skip
     bind: Annotated[Bind, Option("what a computed assignment may pin", {
-        "none": "it is left alone",
-        "cpu": "only its CPUs are pinned, its memory is left alone",
+        "none": "nothing is pinned",
+        "cpu": "only its CPUs are pinned",
         "cpu+mem": "its CPUs and its memory are pinned",
     })] = Bind.CPU_MEM  # fmt: skip
     policy: Annotated[Policy, Option("alignment, as the kubelet's Topology Manager", {
-        "none": "wherever there is room",
+        "none": "on any NUMA nodes",
         "best-effort": "on as few NUMA nodes as possible",
         "restricted": "on no more NUMA nodes than an empty machine would need",
         "single-numa-node": "on one NUMA node",
@@ -266,13 +266,13 @@ class PlacementOptions(msgspec.Struct, frozen=True, kw_only=True):
     )] = Scope.CONTAINER  # fmt: skip
     cpus: Annotated[CPUMode | None, Option(
         "shared or exclusive CPUs",
-        {"shared": "it shares CPUs with others", "exclusive": "it asks for exclusive CPUs"},
+        {"shared": "it shares CPUs with others", "exclusive": "it requests exclusive CPUs"},
         without_text="as the kubelet's static policy would",
         claim_obstacle="the CPUs of a claim are exclusive",
     )] = None  # fmt: skip
     smt: Annotated[SMT, Option(
         "how exclusive CPUs use the threads of a core", {
-            "any": "any CPUs will do",
+            "any": "any CPUs",
             "spread": "no two of its CPUs on one core while other cores are free",
             "full-core": "whole cores only",
             "isolate": "one CPU of each core, and the core's other CPUs stay idle",
@@ -293,16 +293,16 @@ class PlacementOptions(msgspec.Struct, frozen=True, kw_only=True):
     )] = None  # fmt: skip
     on_failure: Annotated[OnFailure | None, Option(
         "what happens if the request cannot be met", {
-            "reject": "if that cannot be done, it is refused",
-            "widen": "if that cannot be done, it takes the narrowest place that works",
-            "unpinned": "if that cannot be done, it starts untouched",
+            "reject": "if it does not fit, it is rejected",
+            "best-effort": "if it does not fit, more NUMA nodes are allowed",
+            "unpinned": "if it does not fit, it starts unpinned",
         },
         without_text="depends on the policy",
         claim_obstacle="a container has the CPUs of its claim, or waits for them",
     )] = msgspec.field(name="on-failure", default=None)  # fmt: skip
     devices: Annotated[DeviceAlignmentMode, Option("whether the NUMA nodes of its devices count", {
         "align": "the NUMA nodes of its devices count",
-        "ignore": "its devices do not matter",
+        "ignore": "its devices are ignored",
     })] = DeviceAlignmentMode.ALIGN  # fmt: skip
     mempolicy: Annotated[MemoryPolicy, Option(
         "the kernel's memory policy", {
@@ -318,8 +318,8 @@ class PlacementOptions(msgspec.Struct, frozen=True, kw_only=True):
     )] = MemoryPolicy.DEFAULT  # fmt: skip
     movable: Annotated[bool, Option(
         "whether it may move while it runs", {
-            "true": "it may be elsewhere later, to make room for others",
-            "false": "it stays where it is",
+            "true": "it may be moved to make room for others",
+            "false": "it is not moved",
         },
         claim_obstacle="the CPUs of a claim are of one NUMA node",
         retention=Retention.COMPUTED,
@@ -387,9 +387,9 @@ class Contradiction(NamedTuple):
     explanation: str
 
 
-_BIND_NONE_TEXT = "bind: none touches nothing"
-_BIND_CPU_TEXT = "bind: cpu leaves memory alone"
-_NUMACPU_FIXED_TEXT = "the CPUs of numacpu are taken as they are"
+_BIND_NONE_TEXT = "bind: none changes nothing"
+_BIND_CPU_TEXT = "bind: cpu does not pin memory"
+_NUMACPU_FIXED_TEXT = "the CPUs of numacpu are used as listed"
 
 # Promises that cannot both be kept. A preference without effect (smt: spread or pair beside
 # shared CPUs, scope without a policy, load without pair) is no contradiction.
@@ -401,11 +401,23 @@ _OPTION_CONTRADICTIONS: Final = (
     ("smt", {"full-core", "isolate"}, "bind", {"none"}, _BIND_NONE_TEXT),
     ("numacpu", None, "policy", set(Policy) - {"none"}, _NUMACPU_FIXED_TEXT),
     ("numacpu", None, "smt", {"full-core", "isolate"}, _NUMACPU_FIXED_TEXT),
-    ("numacpu", None, "on-failure", {"widen"}, _NUMACPU_FIXED_TEXT + " and cannot be widened"),
-    ("numamem", None, "on-failure", {"widen"}, "the NUMA nodes of numamem cannot be widened"),
+    (
+        "numacpu",
+        None,
+        "on-failure",
+        {"best-effort"},
+        _NUMACPU_FIXED_TEXT + ", without other NUMA nodes",
+    ),
+    (
+        "numamem",
+        None,
+        "on-failure",
+        {"best-effort"},
+        "the NUMA nodes of numamem are used as listed",
+    ),
     ("mempolicy", set(MemoryPolicy) - {"default"}, "bind", {"none"}, _BIND_NONE_TEXT),
     ("mempolicy", set(MemoryPolicy) - {"default"}, "bind", {"cpu"}, _BIND_CPU_TEXT),
-    ("smt", {"full-core", "isolate"}, "cpus", {"shared"}, "shared CPUs are exclusive to nobody"),
+    ("smt", {"full-core", "isolate"}, "cpus", {"shared"}, "shared CPUs are not exclusive"),
 )
 # On one level they ask for CPUs near that memory; between levels the stronger one counts.
 _LEVEL_CONTRADICTIONS: Final = (

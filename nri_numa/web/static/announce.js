@@ -31,6 +31,6 @@ function say(place) {
   const { came, went, refused: no } = waiting;
   waiting = { came: [], went: 0, refused: [] };
   timer = 0;
-  place.textContent = harmless([no.length && `Refused: ${named(no)}.`, came.length && `New: ${named(came)}.`,
+  place.textContent = harmless([no.length && `Rejected: ${named(no)}.`, came.length && `New: ${named(came)}.`,
     went && `${went} ${went === 1 ? "container" : "containers"} gone.`].filter(Boolean).join(" "));
 }

@@ -134,7 +134,7 @@ const link = { lost: "", heard: 0, version: "", upgraded: false, odd: "" };
 const numbers = new Map();
 
 function numberOwners(containers) {
-  const owners = containers.filter((c) => ["exclusive", "explicit"].includes(c.kind) || (c.kind === "kept" && cpus.get(first(c.cpus))?.owners.includes(c)));
+  const owners = containers.filter((c) => ["exclusive", "listed"].includes(c.kind) || (c.kind === "reservation" && cpus.get(first(c.cpus))?.owners.includes(c)));
   const alive = new Set(owners.map((c) => c.id));
   for (const id of numbers.keys()) if (!alive.has(id)) numbers.delete(id);
   const used = new Set(numbers.values());
@@ -168,9 +168,9 @@ const look = (number) => `o${number % 7} f${Math.floor(number / 7) % 3}`;
 const STATES = {
   shared: "shared pool",
   exclusive: "exclusive",
-  idle: "kept idle",
+  idle: "idle sibling",
   kubelet: "the kubelet's",
-  listed: "named in a list",
+  listed: "listed",
   reserved: "reserved",
   unused: "not used",
   offline: "offline",
@@ -207,9 +207,9 @@ function picture() {
     each(node.kubelet, (info) => { info.state = "kubelet"; });
   }
   for (const c of assignments.containers) {
-    if (["exclusive", "kept"].includes(c.kind)) each(c.cpus, (info) => { if (info.state === "exclusive") info.owners.push(c); });
+    if (["exclusive", "reservation"].includes(c.kind)) each(c.cpus, (info) => { if (info.state === "exclusive") info.owners.push(c); });
     else if (c.kind === "kubelet") each(c.foreignCPUs, (info) => { if (info.state === "kubelet") info.owners.push(c); });
-    else if (c.kind === "explicit") {
+    else if (c.kind === "listed") {
       each(c.cpus, (info) => {
         info.owners.push(c);
         if (!["exclusive", "idle", "kubelet"].includes(info.state)) info.state = "listed";
@@ -235,8 +235,8 @@ function some(containers) {
 
 /** What is not as meant about one CPU, in words; empty when all is. */
 function wrong(info) {
-  return [info.strangers && `NOT AS MEANT: can be used by ${some(info.strangers)}`,
-    info.missing && `NOT AS MEANT: cannot be used by ${some(info.missing)}`].filter(Boolean).join("; ");
+  return [info.strangers && `DRIFT: can be used by ${some(info.strangers)}`,
+    info.missing && `DRIFT: cannot be used by ${some(info.missing)}`].filter(Boolean).join("; ");
 }
 
 /** What a container really has beside what is meant, but for the time. */
@@ -244,22 +244,22 @@ function disturbs(actual) {
   const { holders } = actual;
   const named = holders.slice(0, 3).join(", ") + (holders.length > 3 ? ` and ${holders.length - 3} more` : "");
   return (actual.onExclusiveCPUs ? `, on exclusive CPUs of ${named || "others"}` : "")
-    + (actual.repairsAbandoned ? "; put right again and again, and now left as it is, because something else rewrites it"
+    + (actual.repairsAbandoned ? "; repairs are abandoned, because another program rewrites it"
       : "");
 }
 
 /** Whether a container lacks what would be ideal: it has a wider set, or none of what it asked for. */
-const isWide = (c) => !c.aligned && c.kind !== "kept";
-const wideWord = (c) => (c.kind === "unbound" ? "not pinned" : "wider");
-const wideBadge = (c) => el("span", { class: "wide", title: `${c.kind === "unbound" ? "asked for a place and has none" : "wider than ideal"}: ${c.reason}` },
+const isWide = (c) => !c.aligned && c.kind !== "reservation";
+const wideWord = (c) => (c.kind === "unpinned" ? "unpinned" : "misaligned");
+const wideBadge = (c) => el("span", { class: "wide", title: `${c.kind === "unpinned" ? "requested a placement and has none" : "misaligned"}: ${c.reason}` },
   wideWord(c));
 
 /** What is marked of a container beside its kind. */
 const badges = (c) => [isWide(c) && wideBadge(c), c.reserved && el("span", { class: "wide",
-  title: `CPUs ${c.reserved} became reserved later: its own until it is created again` }, "reserved")].filter(Boolean);
+  title: `CPUs ${c.reserved} became reserved later, exclusive to it until it is recreated` }, "reserved")].filter(Boolean);
 
 /** One CPU's state in words, also where it is not as meant. */
-const words = (info) => [meant(info), info.tickless && "nohz_full", info.owners.some(isWide) && "wider than ideal",
+const words = (info) => [meant(info), info.tickless && "nohz_full", info.owners.some(isWide) && "misaligned",
   info.reserved && info.state === "exclusive" && "became reserved later", wrong(info)].filter(Boolean).join("; ");
 
 /** Which cpuset partition keeps a CPU from containers. */
@@ -274,9 +274,9 @@ function meant(info) {
   switch (info.state) {
     case "offline": return "offline";
     case "exclusive": return owners.length ? `exclusive to ${owners.join("; ")}` : "pinned by another program";
-    case "idle": return `kept idle for ${owners.join("; ") || "the other thread of its core"}`;
+    case "idle": return `idle sibling of ${owners.join("; ") || "the other CPU of its core"}`;
     case "kubelet": return `exclusive by the kubelet's static policy${owners.length ? ` to ${owners.join("; ")}` : ""}`;
-    case "listed": return `named in the list of ${owners.join("; ")}${info.pool ? "; shared pool" : ""}`;
+    case "listed": return `listed by ${owners.join("; ")}${info.pool ? "; shared pool" : ""}`;
     case "reserved": return info.pool ? "reserved for the system, also shared pool" : "reserved for the system";
     case "shared": return "shared pool";
     default: {
@@ -444,7 +444,7 @@ function drawLinks() {
   const up = active && !silent;
   const named = status?.link.runtime ? `${status.link.runtime} ${status.link.runtimeVersion}` : "runtime";
   agent.className = `state ${link.lost ? "bad" : waiting || !status ? "wait" : "good"}`;
-  setText(agent, link.lost ? "agent: link lost" : waiting ? "agent: token needed" : status ? "agent: live" : "agent: connecting");
+  setText(agent, link.lost ? "agent: link lost" : waiting ? "agent: token required" : status ? "agent: live" : "agent: connecting");
   runtime.className = `state ${!status || link.lost ? "wait" : up ? "good" : "warn"}`;
   setText(runtime, !status ? "runtime: unknown" : `${named}: ${link.lost ? "unknown" : silent ? "does not answer" : up ? "linked" : status.link.state}`);
   const banners = [];
@@ -500,11 +500,11 @@ function drawVerdict(waiting, up) {
   const found = link.lost ? [["the link to the agent is lost", "#banners"]] : [
     !up && ["no link to the container runtime", "#banners"],
     status.checkpoint.problem && ["the state cannot be saved", "#banners"],
-    status.drifted && [`${plural(status.drifted, "container")} not as meant`, "#containers", () => filterBy("is:drifted")],
+    status.drifted && [`${plural(status.drifted, "container")} drifted`, "#containers", () => filterBy("is:drifted")],
     status.kubeletConflicts && [`${plural(status.kubeletConflicts, "cpuset")} also written by the kubelet`, "v1/kubelet"],
-    rejections.length && [plural(groups(rejections).length, "refusal"), "#refused"],
-    wide && [`${plural(wide, "container")} wider than ideal`, "#containers", () => filterBy("is:misaligned")],
-    topology.warnings.length && [plural(topology.warnings.length, "oddity of the machine", "oddities of the machine"), "#warnings"],
+    rejections.length && [plural(groups(rejections).length, "rejection"), "#refused"],
+    wide && [`${plural(wide, "container")} misaligned`, "#containers", () => filterBy("is:misaligned")],
+    topology.warnings.length && [plural(topology.warnings.length, "warning about the machine", "warnings about the machine"), "#warnings"],
   ].filter(Boolean);
   showVerdict(box, found);
 }
@@ -549,17 +549,17 @@ function drawFigures() {
   }
   const kinds = KINDS.filter((kind) => status.containers[kind]).map((kind) => `${status.containers[kind]} ${kind}`);
   const figures = [
-    ["CPUs given exclusively", `${count.exclusive}`, `of ${all}${count.idle ? `, ${count.idle} kept idle` : ""}${count.kubelet ? `, ${count.kubelet} by the kubelet` : ""}`],
+    ["Exclusive CPUs", `${count.exclusive}`, `of ${all}${count.idle ? `, ${plural(count.idle, "idle sibling")}` : ""}${count.kubelet ? `, ${count.kubelet} by the kubelet` : ""}`],
     ["Shared pool", `${pool}`, `of ${all}${special ? `, ${special} of them reserved or listed` : ""}`],
     ["Memory allocated", size(sum("memoryAllocatedBytes")), `of ${size(sum("memoryBytes"))}`],
-    ["Containers", assignments.containers.filter((c) => c.kind !== "kept").length.toLocaleString("en"), kinds.join(", ")],
-    [status.observe ? "Would be refused" : "Refused lately", `${rejections.length}`, rejections.length ? `last ${age(rejections[0].lastTime)} ago` : ""],
+    ["Containers", assignments.containers.filter((c) => c.kind !== "reservation").length.toLocaleString("en"), kinds.join(", ")],
+    [status.observe ? "Would be rejected" : "Recent rejections", `${rejections.length}`, rejections.length ? `latest ${age(rejections[0].lastTime)} ago` : ""],
   ];
   const wide = assignments.containers.filter(isWide).length;
-  figures.splice(3, 0, ["Wider than ideal", wide.toLocaleString("en"), wide ? el("button", { type: "button", class: "plain show",
-    onclick: () => filterBy("is:misaligned") }, `Show ${wide === 1 ? "it" : "them"}`) : "every container has what is ideal"]);
+  figures.splice(3, 0, ["Misaligned", wide.toLocaleString("en"), wide ? el("button", { type: "button", class: "plain show",
+    onclick: () => filterBy("is:misaligned") }, `Show ${wide === 1 ? "it" : "them"}`) : "all containers are on as few NUMA nodes as possible"]);
   if (status.drifted) {
-    figures.push(["Not as meant", `! ${status.drifted.toLocaleString("en")}`,
+    figures.push(["Drift", `! ${status.drifted.toLocaleString("en")}`,
       `${status.drifted === 1 ? "container" : "containers"}${status.onExclusiveCPUs ? `, ${status.onExclusiveCPUs} on exclusive CPUs of others` : ""}`]);
   }
   const inFigures = $("figures").contains(document.activeElement);
@@ -574,7 +574,7 @@ function drawFigures() {
       // A reserved or listed CPU may be in the pool too: the number is that of the pool, as above.
       el("span", {}, text), " ", el("b", {}, `${state === "shared" ? pool : count[state]}`))),
   el("li", { class: "bars-key" }, el("span", { class: "track", "aria-hidden": "true" }, el("span", { class: "taken" }), el("span", { class: "rest" })),
-    el("span", {}, "allocated, used otherwise; the number is free")));
+    el("span", {}, "bar: allocated / in use by others / free (number = free)")));
 }
 
 function drawMachine() {
@@ -765,7 +765,7 @@ function drawBars(use) {
   if (use.memoryBytes) {
     const rest = use.memoryBytes - use.memoryAllocatedBytes - use.memoryFreeBytes;
     made.push(bar("Mem", freeSize(use.memoryFreeBytes), `${size(use.memoryAllocatedBytes)} of ${size(use.memoryBytes)} allocated, ` +
-      `${size(rest)} used otherwise or held back, ${freeSize(use.memoryFreeBytes)} free`, use.memoryBytes, use.memoryAllocatedBytes, rest));
+      `${size(rest)} in use by others or withheld, ${freeSize(use.memoryFreeBytes)} free`, use.memoryBytes, use.memoryAllocatedBytes, rest));
   }
   for (const pages of use.hugePages) {
     const name = size(pages.sizeBytes).replace(/ (.)iB$/, "$1");
@@ -813,8 +813,8 @@ function drawPinned() {
     sharing.title = `Pinned to this NUMA node, sharing its CPUs: ${some(some_)}`;
     setText(sharing, `${some_.length.toLocaleString("en")} sharing: ${some_.slice(0, 3).map((c) => c.pod).join(", ")}${some_.length > 3 ? ", …" : ""}`);
     wide.hidden = !n;
-    setText(wide, n ? `${n.toLocaleString("en")} wider` : "");
-    wide.title = `${plural(n, "container")} on this and other NUMA nodes, wider than ideal`;
+    setText(wide, n ? `${n.toLocaleString("en")} misaligned` : "");
+    wide.title = `${plural(n, "container")} misaligned, on this and other NUMA nodes`;
   }
 }
 
@@ -1000,7 +1000,7 @@ function startOver() {
   drawContainers();
 }
 
-const KINDS = ["exclusive", "explicit", "shared", "unbound", "foreign", "kubelet"];
+const KINDS = ["exclusive", "listed", "shared", "unpinned", "foreign", "kubelet"];
 
 function drawKinds(all) {
   const counts = new Map([["", all.length], ...KINDS.map((kind) => [kind, 0])]);
@@ -1029,13 +1029,13 @@ function drawRow(c, old) {
     const real = name === "CPU list" && c.actual?.desiredCPUs ? [c.actual.desiredCPUs, c.actual.cpus]
       : name === "Mems" && c.actual?.desiredMems ? [c.actual.desiredMems, c.actual.mems] : null;
     if (real) {
-      const shown = `meant ${real[0]}, has ${real[1] || "none"}`;
+      const shown = `desired ${real[0]}, actual ${real[1] || "none"}`;
       return el("td", { "data-label": name, class: "both", title: `${shown}${disturbs(c.actual)}` }, el("span", { class: "differs" }, "! "), shown);
     }
     const value = text(c);
     const content = name === "Pod" ? el("button", { type: "button", class: "plain", tabindex: -1 }, foreign(value)) : foreign(value);
     return el(name === "Pod" ? "th" : "td", { "data-label": name, title: value, scope: name === "Pod" && "row" },
-      name === "Pod" && el("span", { class: `cpu key ${number === undefined ? "none" : `${c.kind === "explicit" ? "listed" : "exclusive"} ${look(number)}`}`,
+      name === "Pod" && el("span", { class: `cpu key ${number === undefined ? "none" : `${c.kind === "listed" ? "listed" : "exclusive"} ${look(number)}`}`,
         "aria-hidden": "true" }, number === undefined ? "" : letters(number)),
       content, name === "Kind" && badges(c).flatMap((badge) => [" ", badge]));
   }));
@@ -1058,7 +1058,7 @@ function groups(rejections) {
 }
 
 function drawRejections() {
-  setText($("refused-title"), known.status.observe ? "Would have been refused lately" : "Refused lately");
+  setText($("refused-title"), known.status.observe ? "Recently would have been rejected" : "Recent rejections");
   document.body.classList.toggle("refusing", known.rejections.length > 0);
   const list = groups(known.rejections).slice(0, 100);
   $("refused").hidden = !list.length;
@@ -1071,7 +1071,7 @@ function drawRejections() {
       choose({ namespace: r.namespace, pod: r.pod, container: r.container }, true);
     } }, foreign(nameOf(r))),
     pods.size > 1 && el("span", {}, `and ${plural(pods.size - 1, "more pod")}`),
-    r.observed && el("span", { class: "observed" }, "would have been refused"),
+    r.observed && el("span", { class: "observed" }, "would have been rejected"),
     el("span", { class: "quiet", title: new Date(r.lastTime * 1000).toLocaleString() },
       count > 1 ? `×${count.toLocaleString("en")}, last ${age(r.lastTime)} ago` : `${age(r.lastTime)} ago`)),
     el("p", { class: "message" }, foreign(r.message)))));
@@ -1179,7 +1179,7 @@ function facts(pairs) {
 function linkTo(c) {
   const number = numbers.get(c.id);
   return el("button", { type: "button", class: "plain", onclick: () => choose({ id: c.id }, true) },
-    number !== undefined && el("span", { class: `cpu key ${c.kind === "explicit" ? "listed" : "exclusive"} ${look(number)}`, "aria-hidden": "true" }, letters(number)),
+    number !== undefined && el("span", { class: `cpu key ${c.kind === "listed" ? "listed" : "exclusive"} ${look(number)}`, "aria-hidden": "true" }, letters(number)),
     foreign(nameOf(c)));
 }
 
@@ -1226,8 +1226,8 @@ function aboutCPU(cpu) {
     facts([["State", words(info)], ["Core", info.core], ["Its threads", info.siblings], ["L3 group", info.l3],
       ["NUMA node", info.numaNode], ["Socket", info.socket], ["Core type", info.type === "standard" ? "" : info.type],
       ["Reserved", info.reserved && info.state !== "reserved" ? "yes" : ""],
-      ["Really used", known.use?.cpus[cpu] !== undefined && `${known.use.cpus[cpu]} % busy`]]),
-    here.length ? el("h3", {}, info.state === "exclusive" ? "Its container" : info.state === "idle" ? "Kept idle for" :
+      ["Used", known.use?.cpus[cpu] !== undefined && `${known.use.cpus[cpu]} % busy`]]),
+    here.length ? el("h3", {}, info.state === "exclusive" ? "Its container" : info.state === "idle" ? "Idle sibling of" :
       `Containers that may run here (${here.length.toLocaleString("en")})`) : info.state === "offline" ? null :
       el("p", { class: "quiet" }, "No container that the agent knows runs here."),
     here.length ? linksTo(here, `cpu:${cpu}`) : null,
@@ -1245,11 +1245,11 @@ function aboutNode(id) {
   const load = known.use?.numaNodes.find((n) => n.id === id);
   const used = load ? nodeWords(load, size) : "";
   return [`NUMA node ${id}`, () => [
-    facts([["CPUs", node.cpus || "none"], ["Exclusive", use.exclusive], ["Kept idle", use.idleSiblings], ["Shared pool", use.shared], ["Reserved", use.reserved],
+    facts([["CPUs", node.cpus || "none"], ["Exclusive", use.exclusive], ["Idle siblings", use.idleSiblings], ["Shared pool", use.shared], ["Reserved", use.reserved],
       ["CPU", node.cpus && `${cpuAmount(use.cpuAllocatedMilli)} of ${cpuAmount(use.cpuCapacityMilli)} allocated, ${cpuAmount(use.cpuFreeMilli)} free, ${use.freeExclusiveCPUs} for exclusive use`],
       ["Memory", `${size(use.memoryAllocatedBytes)} of ${size(use.memoryBytes)} allocated, ${freeSize(use.memoryFreeBytes)} free`],
       ...use.hugePages.map((p) => [`${size(p.sizeBytes)} pages`, `${size(p.allocatedBytes)} of ${size(p.totalBytes)} allocated`]),
-      ["Really used", used],
+      ["Used", used],
       ["Capacity factor", String(use.capacityFactor)],
       ["Distances", el("span", {}, near(node).map((text) => el("span", { class: "line" }, text)))]]),
     node.cpus && zoomed(node),
@@ -1277,13 +1277,13 @@ function aboutContainer(what) {
       ["Kept idle for it", a.idleSiblings], ["Kind", a.kind], ["Policy", a.policy], ["QoS class", a.qos],
       ["Threads", a.kind === "exclusive" ? a.smt : ""],
       ["Allocated", `${cpuAmount(a.cpuMilli)} CPUs, ${size(a.memoryBytes)}`],
-      ["Placement", a.aligned ? "" : a.kind === "unbound" ? "asked for a place and was left unpinned" : "wider than ideal"],
+      ["Placement", a.aligned ? "" : a.kind === "unpinned" ? "asked for a place and was left unpinned" : "wider than ideal"],
       ["Became reserved", a.reserved],
       ["Memory", a.memory && (a.memory.problem ? `where it is, is not known here: ${a.memory.problem}` : `${a.memory.localPercent} % on its own NUMA nodes`)],
       ["Waiting for CPUs", a.cpuPressure && waitsOf(a.cpuPressure)],
       ["Since", a.assignedAt ? new Date(a.assignedAt * 1000).toLocaleString() : ""], ["Id", a.id.slice(0, 12)]]),
     a && [el("h3", {}, "Really used"), ...usedBy(a)],
-    el("h3", {}, why.rejection ? (why.rejection.observed ? "Why it would have been refused" : "Why it was refused") : "Why"), reasons(why),
+    el("h3", {}, why.rejection ? (why.rejection.observed ? "Why it would have been rejected" : "Why it was refused") : "Why"), reasons(why),
     el("p", { class: "quiet foot" }, "As a document: ", el("a", { href: path }, path)),
   ].flat(), [shown, Boolean(c), why, detail.used.get(shown.id)]];
 }
@@ -1332,10 +1332,10 @@ function explained(c) {
   detail.explained.set(key, waiting);
   get(explainPath(c)).then((answer) => {
     const list = answer.explanations;
-    return list.find((one) => c.id ? one.assignment?.id === c.id : one.outcome === "refused") || list[0];
+    return list.find((one) => c.id ? one.assignment?.id === c.id : one.outcome === "rejected") || list[0];
   }).catch((error) => {
     if (error instanceof Unauthorized) failed(error);
-    return { summary: c.reason || "", problem: error instanceof Unauthorized ? "the agent wants a token" : error.message };
+    return { summary: c.reason || "", problem: error instanceof Unauthorized ? "the agent requires a token" : error.message };
   }).then((found) => {
     if (detail.explained.get(key) !== waiting) return; // something else was chosen meanwhile
     detail.explained.set(key, found);

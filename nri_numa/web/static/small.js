@@ -43,7 +43,7 @@ export function showVerdict(box, found) {
   if (box.dataset.key === key) return;
   box.dataset.key = key;
   box.className = found.length ? "some" : "all";
-  box.replaceChildren(...found.length ? ["Not all is well: ", ...found.flatMap(([text, href, action], i) => [i ? ", " : "", el("a", { href, onclick: (event) => {
+  box.replaceChildren(...found.length ? ["Needs attention: ", ...found.flatMap(([text, href, action], i) => [i ? ", " : "", el("a", { href, onclick: (event) => {
     if (!action) return;
     event.preventDefault();
     action();

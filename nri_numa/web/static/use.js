@@ -44,8 +44,8 @@ export function drawUse(use, places, cells, size) {
     text.textContent = load.cpuPercent === null ? `${last(load.memoryHistory) ?? 0} %` : `${load.cpuPercent} %`;
     const name = document.createElement("span");
     name.textContent = "Use";
-    place.replaceChildren(name, sparkline(history, `Really used: ${words}; the last minutes`), text);
-    place.title = `Really used: ${words}`;
+    place.replaceChildren(name, sparkline(history, `Used: ${words}; the last minutes`), text);
+    place.title = `Used: ${words}`;
     place.hidden = !history.some((value) => value !== null);
   }
   for (const [cpu, cell] of cells) {

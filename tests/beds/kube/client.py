@@ -194,12 +194,12 @@ class Client:
             status = json.dumps(last.get("status"), indent=1)
             raise TimeoutError(f"{error}; its status: {status}") from None
 
-    def wait_refused(self, name: str) -> str:
+    def wait_rejected(self, name: str) -> str:
         """Wait until the node refuses a pod's container; what the kubelet says of that."""
-        refused = self.wait_pod(
+        rejected = self.wait_pod(
             name, lambda it: waiting_reason(it)[0] == "CreateContainerError", "refused"
         )
-        return waiting_reason(refused)[1]
+        return waiting_reason(rejected)[1]
 
     def delete_pods(self) -> None:
         """Remove every workload of the namespace ``default`` and wait until its pods are gone."""

@@ -46,10 +46,10 @@ class Controller(Service):
         section = {
             "address": f"{host}:{port}",
             "allowPlaintextToken": True,
-            "credentials": str(self.directory),
+            "credentialsDir": str(self.directory),
             "tokenFile": str(self.directory / "put-token"),
-            "smoothing": 0,
-            "leastTime": 0,
+            "smoothingTime": 0,
+            "minUpdateInterval": 0,
             **config,
         }
         self.configure(controller=section)

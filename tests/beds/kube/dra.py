@@ -24,22 +24,20 @@ CLAIMS = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 
 
-def section(handover: Path = HANDOVER, cdi_directory: Path = CDI_DIRECTORY) -> dict[str, Any]:
-    """The section ``dra`` for agent and publisher; by default those of a `VirtualNode`."""
+def sections(handover: Path = HANDOVER, cdi_directory: Path = CDI_DIRECTORY) -> dict[str, Any]:
+    """``dra`` and its CDI directory for agent and publisher; by default of a `VirtualNode`."""
     return {
-        "enabled": True,
-        "driver": DRIVER,
-        "handover": str(handover),
-        "cdiDirectory": str(cdi_directory),
+        "dra": {"enabled": True, "driver": DRIVER, "handoverDir": str(handover)},
+        "devices": {"cdiSpecDirs": [str(cdi_directory)]},
     }
 
 
 def configuration(bed: KubeBed) -> dict[str, Any]:
-    """`section` for the bed; its directory is there afterwards."""
+    """`sections` for the bed; its directory is there afterwards."""
     handover = bed.directory / "claims"
     handover.mkdir(exist_ok=True)
     handover.chmod(0o777)  # an emptyDir
-    return section(handover, bed.node.containerd.cdi_directory)
+    return sections(handover, bed.node.containerd.cdi_directory)
 
 
 def install_driver(client: Client) -> None:
@@ -57,8 +55,8 @@ def publisher_files(client: Client, control: ControlPlane, node: str) -> dict[st
         "log": {"format": "json", "level": "debug"},
         "nodeName": node,
         "http": {"socket": str(AGENT_SOCKET)},
-        "publish": {"credentials": str(PUBLISHER), "address": "off"},
-        "dra": section(),
+        "publish": {"credentialsDir": str(PUBLISHER), "address": "off"},
+        **sections(),
     }
     return {
         "agent.yaml": json.dumps(document).encode(),
@@ -76,13 +74,13 @@ def driver(bed: KubeBed) -> Iterator[Publisher]:
     both = configuration(bed)
     try:
         with (
-            node.configured(nodeName=node.name, dra=both),
+            node.configured(nodeName=node.name, **both),
             Publisher(
                 bed,
                 token(client, node.name),
                 # Nothing is found out by looking: the kubelet's word must be enough.
-                config={"address": "off", "resync": "1h"},
-                more={"dra": both},
+                config={"address": "off", "resyncInterval": "1h"},
+                more=both,
             ) as publisher,
         ):
             wait_slice(client, publisher)

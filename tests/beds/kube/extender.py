@@ -61,8 +61,8 @@ class Extender(ProcessBed):
         own = str(self.directory / "own.pem")
         section = {
             "address": f"127.0.0.1:{port}",
-            "credentials": str(self.directory),
-            "lease": ACCOUNT,
+            "credentialsDir": str(self.directory),
+            "leaseName": ACCOUNT,
             **(dict.fromkeys(("tlsCert", "tlsKey", "clientCA"), own) if certificate else {}),
             **(config or {}),
         }

@@ -27,7 +27,7 @@ NONE = {
 
 
 # A pod may list the CPU that the kubelet reserves, which is reserved for us as well then.
-MAY_LIST = {"permissions": [{"reservedCPUs": True}]}
+MAY_LIST = {"permissions": [{"allowReservedCPUs": True}]}
 
 
 def configure(node: KubeNode, plugin: dict[str, Any]) -> None:

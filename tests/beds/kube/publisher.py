@@ -47,7 +47,12 @@ class Publisher(Service):
         more: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(bed, "publish", token, certificate=certificate)
-        section = {"credentials": str(self.directory), "resync": "2s", "rate": 20, **(config or {})}
+        section = {
+            "credentialsDir": str(self.directory),
+            "resyncInterval": "2s",
+            "apiQPS": 20,
+            **(config or {}),
+        }
         self.configure(
             http={"socket": str(bed.node.api_socket)},
             nodeName=bed.node.name,

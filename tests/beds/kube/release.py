@@ -140,7 +140,7 @@ class Release(ProcessBed):
         process = Service(self._bed, command, token)
         process.give("namespace", self.name.encode())
         document = self.data(self.fullname, "agent.yaml")
-        credentials = {"credentials": str(process.directory)}
+        credentials = {"credentialsDir": str(process.directory)}
         own = {**sections, command: {**credentials, **sections.get(command, {})}}
         merged = {k: {**document.get(k, {}), **v} for k, v in own.items()}
         process.configure(**{**document, **merged, "nodeName": self._bed.node.name})

@@ -16,7 +16,7 @@ from tests.beds.world import StillClock, World, container, pod, resources
 
 @pytest.fixture
 def world() -> World:
-    """An unbound container beside an owner."""
+    """An unpinned container beside an owner."""
     world = World(
         build_synthetic_topology(sockets=1, numa_per_socket=1, cores_per_numa=4, threads=1)
     )
@@ -39,7 +39,7 @@ def test_who_asks_for_cpus_of_an_owner_is_told_whose_they_are(world: World) -> N
     outcome = world.agent.update_container(world.pods[made.pod_id], made, Resources(cpus="1-3"))
     assert isinstance(outcome, Resized)
     assert outcome.trace.decision_steps == (
-        "CPUs 2-3, which everybody shares, instead of 1-3: CPU 1 is exclusive to others",
+        "the shared pool, CPUs 2-3, instead of 1-3: CPU 1 is exclusive to others",
     )
 
 
@@ -61,7 +61,7 @@ def test_a_container_that_replaced_another_leaves_nothing_of_it_behind(world: Wo
 CHANGES: dict[str, Callable[[World], object]] = {
     "placed": lambda world: world.place(pod("more", {"numacpu": "2"})),
     "ended": lambda world: world.stop("free-app"),
-    "refused": lambda world: world.refuse(pod("wrong", {"numacpu": "63"})),
+    "refused": lambda world: world.reject(pod("wrong", {"numacpu": "63"})),
     "settings": lambda world: world.agent.apply_node_model(world.agent.current.machine),
 }
 

@@ -80,7 +80,7 @@ class CapacityBed(AgentBed):
         return self.agent.current.machine.settings.capacity_factor
 
     def gauge(self, name: str) -> dict[str, float]:
-        return self.samples(f"numa_node_{name}", "numa_node")
+        return self.samples(name, "numa_node")
 
     def nodes_for(self, name: str, cpus: int) -> str:
         """NUMA nodes that a container gets; empty when it is refused."""
@@ -106,8 +106,8 @@ def test_act_gives_new_containers_less_and_moves_none_that_runs(bed: CapacityBed
     assert str(bed.agent.current.state.allocations["before-app"].numa_nodes) == "0"
     assert bed.nodes_for("after", 3) == "1", "NUMA node 0 has three CPUs, but 4.8 of 8 are there"
     assert bed.gauge("measured_capacity_factor") == {"0": 0.6, "1": 1.0}
-    assert bed.gauge("steal_ratio") == {"0": pytest.approx(0.4), "1": pytest.approx(0.05)}
-    assert bed.gauge("waiting_tasks") == {}, "this kernel has no schedstat, which is no zero"
+    assert bed.gauge("cpu_steal_ratio") == {"0": pytest.approx(0.4), "1": pytest.approx(0.05)}
+    assert bed.gauge("cpu_waiting_tasks") == {}, "this kernel has no schedstat, which is no zero"
     assert bed.gauge("cpu_frequency_hertz") == {}, "nor cpufreq"
     bed.steal({})
     assert bed.factors() == {}
@@ -116,7 +116,7 @@ def test_act_gives_new_containers_less_and_moves_none_that_runs(bed: CapacityBed
 def test_a_reload_while_it_is_looked_counts(
     bed: CapacityBed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, reloaded = bed.outside.refresh_capacity, AgentConfig(oversale=2)
+    real, reloaded = bed.outside.refresh_capacity, AgentConfig(cpu_overcommit=2)
 
     def refresh(topology: Topology) -> bool:
         bed.config = reloaded
@@ -137,7 +137,7 @@ def test_what_is_stolen_counts_half_after_its_half_life(tmp_path: Path) -> None:
 
 def test_observe_tells_and_changes_nothing(tmp_path: Path) -> None:
     """Frequencies too: CPUs that are away, or whose driver does not know, count for nothing."""
-    bed = CapacityBed(tmp_path, StealTimeMode.OBSERVE)
+    bed = CapacityBed(tmp_path, StealTimeMode.REPORT)
     for cpu, text in {0: "1000000\n", 1: "3000000\n", 2: "<unknown>\n", 8: "", 9: "-1"}.items():
         directory = tmp_path / f"sys/devices/system/cpu/cpu{cpu}/cpufreq"
         directory.mkdir(parents=True)

@@ -141,7 +141,7 @@ def test_a_claim_that_a_second_pod_has_is_written_again(bed: ClaimBed) -> None:
 @pytest.mark.parametrize(
     ("document", "words"),
     [
-        (ClaimBed.claim(result(device="numa7")), "NUMA node 7 is not there"),
+        (ClaimBed.claim(result(device="numa7")), "NUMA node 7 does not exist"),
         (
             ClaimBed.claim(result(consumedCapacity={f"{DRIVER}/cpu": "8"})),
             "takes 8 of cpu, and NUMA node 1 has 7",
@@ -155,7 +155,7 @@ def test_a_claim_that_a_second_pod_has_is_written_again(bed: ClaimBed) -> None:
         (ClaimBed.claim(configs=[config({"smt": "twice"})]), "smt is 'twice'"),
         (ClaimBed.claim(configs=[config({"policy": "strict"})]), "policy is 'strict'"),
         (ClaimBed.claim(configs=[config({"numamem": "0-"})]), "numamem is '0-'"),
-        (ClaimBed.claim(configs=[config({"bind": "none"})]), "bind is 'none'.*touches nothing"),
+        (ClaimBed.claim(configs=[config({"bind": "none"})]), "bind is 'none'.*changes nothing"),
         (
             ClaimBed.claim(configs=[config({"numamem": "1,7"})]),
             "numamem is '1,7', and NUMA node 7 has no memory for containers; expected NUMA nodes "
@@ -172,7 +172,7 @@ def test_a_claim_that_a_second_pod_has_is_written_again(bed: ClaimBed) -> None:
          f"has UID {OTHER} now, expected {UID}"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_met_here_is_refused(bed: ClaimBed, document: Any, words: str) -> None:
+def test_what_cannot_be_met_here_is_rejected(bed: ClaimBed, document: Any, words: str) -> None:
     bed.objects[UID] = document
     with pytest.raises(InvalidClaim, match=words):
         bed.prepare()
@@ -184,7 +184,7 @@ def test_uids_that_are_none_become_no_file_names(bed: ClaimBed) -> None:
         bed.prepare("../../etc/passwd")
 
 
-def test_another_allocation_of_the_same_claim_is_refused(bed: ClaimBed) -> None:
+def test_another_allocation_of_the_same_claim_is_rejected(bed: ClaimBed) -> None:
     bed.prepare()
     bed.objects[UID] = bed.claim(result(device="numa0"))
     with pytest.raises(InvalidClaim, match="prepared with another allocation"):
@@ -251,9 +251,9 @@ def test_a_variable_of_ones_own_gives_nothing(
     bed.prepare()
     of = pod(name, namespace=namespace)
     made = replace(container(of, wants=resources(4, 0.1)), mentions=named)
-    refused = bed.world.refuse(*bed.book.complete(of, made))
-    assert refused.reason == "ClaimNotPrepared"
-    assert words in refused.message
+    rejected = bed.world.reject(*bed.book.complete(of, made))
+    assert rejected.reason == "ClaimNotPrepared"
+    assert words in rejected.message
 
 
 def test_a_container_finds_its_cpus_in_device_metadata(bed: ClaimBed) -> None:

@@ -122,7 +122,7 @@ async def test_a_life(bed: DaemonBed) -> None:
         none = await runtime.run_pod(sandbox("none", numacpu="9999"))
         with pytest.raises(PodOperationFailed, match="9999"):
             await runtime.create_container(none.id, app)
-        # runtime.hungAfter: 0, and it owes no answer
+        # runtime.registrationTimeout: 0, and it owes no answer
         link = bed.daemon.link
         link.status.report_unanswered_calls(link.link.watch, 0.0)
         status = await bed.ask("/v1/status")
@@ -183,7 +183,7 @@ async def test_a_reload_keeps_the_capacity_that_came_meanwhile(bed: DaemonBed) -
         return made
 
     source.settings_with_kubelet_config = settings  # type: ignore[method-assign]
-    bed.file["oversale"] = 2
+    bed.file["cpuOvercommit"] = 2
     await reloader.request_reload()
     used = agent.current.machine.settings
     assert (used.capacity_factor, used.cpu_overcommit) == ({0: 0.5}, 2)

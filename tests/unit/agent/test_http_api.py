@@ -65,6 +65,6 @@ def test_a_change_in_the_middle_of_an_answer_does_not_mix_two_states() -> None:
 
 
 @pytest.mark.parametrize("target", [b"*", b"nothing", b"/%zz%ff", b"/?a=%ff", b"/" + b"a" * 9999])
-def test_targets_that_no_client_of_ours_sends_are_refused(target: bytes) -> None:
+def test_targets_that_no_client_of_ours_sends_are_rejected(target: bytes) -> None:
     with pytest.raises(APIError):
         HTTPRequest.from_method_and_target("GET", target)

@@ -160,7 +160,7 @@ def test_they_follow_owners_and_come_back_at_the_end(tmp_path: Path) -> None:
     ("made", "words"),
     [
         ("", "can be kept off"),
-        ("run/irqbalance/irqbalance7.sock", "gets exclusive CPUs as banned ones"),
+        ("run/irqbalance/irqbalance7.sock", "exclusive CPUs are banned there"),
         ("proc/7/comm", "without a socket at /run/irqbalance"),
         ("etc/systemd/system/nri-numa.service", "/proc/irq cannot be written"),
     ],

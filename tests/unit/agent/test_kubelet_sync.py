@@ -85,7 +85,7 @@ def test_a_grant_counts_for_the_very_next_container(bed: KubeletBed) -> None:
     assert bed.place(of, container(of, wants=sent("2-3")))[0] == "2-3"
     assert bed.has("plain-app")[0] == "0-1"  # in the same answer
     assert bed.metric("kubelet_granted_cpus") == 2
-    assert bed.metric("kubelet_static", manager="cpu") == 1
+    assert bed.metric("kubelet_static_policy", manager="cpu") == 1
     assert bed.log("kubelet grants changed")
     bed.check()
 
@@ -97,7 +97,7 @@ def test_what_both_write_is_said_once_and_shown(bed: KubeletBed) -> None:
     for _ in range(3):
         bed.update("g-app", Resources(cpus="2-3"))
     assert bed.has("g-app")[0] == "1"
-    assert bed.metric("kubelet_contests_total", yields_to="nri-numa") == 1
+    assert bed.metric("kubelet_cpuset_conflicts_total", yields_to="nri-numa") == 1
     said = "cpuset conflict with kubelet found"
     (line,) = bed.log(said)
     assert "requested_cpus=2-3 actual_cpus=1 " in line
@@ -116,7 +116,7 @@ def test_who_is_taken_over_by_the_kubelet_is_a_contest_that_it_wins(bed: Kubelet
     bed.place(of, container(of, wants=resources(1, 1)))
     bed.grant(own="3")
     bed.update("own-app", Resources(cpus="3"))
-    assert bed.metric("kubelet_contests_total", yields_to="kubelet") == 1
+    assert bed.metric("kubelet_cpuset_conflicts_total", yields_to="kubelet") == 1
     assert bed.has("own-app")[0] == "3"
 
 
@@ -151,7 +151,7 @@ def test_a_cgroup_that_is_rewritten_with_the_kubelets_set_is_a_contest(
         bed.look()
     bed.stop("g-app")
     bed.look()
-    assert bed.metric("kubelet_contests_total", yields_to="kubelet") == contests
+    assert bed.metric("kubelet_cpuset_conflicts_total", yields_to="kubelet") == contests
     assert bed.beside.conflicts == {}  # it is gone
 
 
@@ -172,12 +172,12 @@ def test_a_damaged_state_file_is_said_once_and_changes_nothing(bed: KubeletBed) 
     for _ in range(3):
         bed.look()
     assert len(bed.log("kubelet state unreadable")) == 1
-    assert bed.metric("kubelet_state_problems") == 1
+    assert bed.metric("kubelet_state_file_errors") == 1
     assert str(bed.agent.current.state.kubelet.granted_cpus) == "2-3"
     assert bed.beside.state_file_problems
     bed.grant()
     bed.look()
-    assert bed.metric("kubelet_state_problems") == 0
+    assert bed.metric("kubelet_state_file_errors") == 0
 
 
 def test_grants_of_nobody_and_of_pods_are_shown(bed: KubeletBed) -> None:

@@ -59,7 +59,7 @@ def test_a_cgroup_that_is_not_as_meant_is_written_at_once(bed: LateStartsBed) ->
     bed.late.on_start(one, STARTED, None)
     assert bed.tree.cpus_of(f"/pods/{one}") == "2"
     assert bed.late.start_delays == {one: 0.25}
-    assert bed.metric("nri_numa_late_seconds_count") == 1
+    assert bed.metric("nri_numa_late_start_seconds_count") == 1
     bed.world.stop(one)
     other = bed.place("other", numacpu="2")
     bed.late.on_start(other, STARTED, None)
@@ -142,11 +142,11 @@ def test_observing_only_writes_nothing(tree: CgroupTree) -> None:
     bed.late.on_start(one, STARTED, None)
     bed.late.on_started_despite_rejection("ns", "pod", "uid", "main", "no")
     assert bed.tree.cpus_of(f"/pods/{one}") == before
-    assert bed.metric("nri_numa_refused_running_total") == 0
+    assert bed.metric("nri_numa_rejected_running_total") == 0
 
 
 @pytest.mark.parametrize(("quota", "left"), [(200_000, 200_000), (300_000, None)])
-def test_a_limit_of_a_refused_resize_is_nobodys_to_lift(
+def test_a_limit_of_a_rejected_resize_is_nobodys_to_lift(
     bed: LateStartsBed, quota: int, left: int | None
 ) -> None:
     own, plain = bed.place("own", 2, policy="single-numa-node"), bed.place("plain")
@@ -156,9 +156,9 @@ def test_a_limit_of_a_refused_resize_is_nobodys_to_lift(
     assert (known[own].lifted_quota, known[plain].lifted_quota) == (left, None)
 
 
-def test_a_refusal_that_stops_nothing_is_counted_and_becomes_a_notice(bed: LateStartsBed) -> None:
+def test_a_rejection_that_stops_nothing_is_counted_and_becomes_a_notice(bed: LateStartsBed) -> None:
     bed.late.on_started_despite_rejection("ns", "pod", "uid", "main", "numacpu: no such CPU")
-    assert bed.metric("nri_numa_refused_running_total") == 1
+    assert bed.metric("nri_numa_rejected_running_total") == 1
     (notice,) = bed.world.history.notices.notices_after(0)
-    assert (notice.notice_kind, notice.reason, notice.pod) == ("unpinned", "RefusedRunning", "pod")
+    assert (notice.notice_kind, notice.reason, notice.pod) == ("unpinned", "RejectedRunning", "pod")
     assert "numacpu: no such CPU" in notice.message

@@ -27,7 +27,7 @@ from tests.beds.room_cases import (
 @pytest.mark.parametrize(
     ("error", "passes", "why"),
     [
-        (None, MAX_MIGRATION_PASSES, "65 MiB would not move (busy)"),
+        (None, MAX_MIGRATION_PASSES, "65 MiB did not migrate (busy)"),
         (OSError(1, "not permitted"), 1, "not permitted"),
     ],
 )
@@ -55,7 +55,7 @@ def test_what_would_not_move_is_said_and_tried_again_after_a_while(
     assert len(tries) > 1
     assert all(after - before >= 60 for before, after in itertools.pairwise(tries))
     notice = world.history.notices.notices_after()[-1]
-    assert (notice.reason, notice.count) == ("PartlyMoved", len(tries))
+    assert (notice.reason, notice.count) == ("PartlyMigrated", len(tries))
     assert notice.message == f"partly moved from NUMA node 1 to 0: {why}"
     assert world.agent.current.state.allocations["b-app"].migrating_from == NUMASet([1])
 

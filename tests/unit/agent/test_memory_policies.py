@@ -48,7 +48,7 @@ def test_the_kernels_weights_are_read(tmp_path: Path) -> None:
 def test_over_cri_there_is_none() -> None:
     found = policies("", over_cri=True).refused
     assert set(found) == set(MemoryPolicy)
-    assert "containerd 2.3.7 is watched over CRI" in found[MemoryPolicy.LOCAL]
+    assert "containerd 2.3.7 is used over CRI" in found[MemoryPolicy.LOCAL]
 
 
 MANY, WEIGHTED = MemoryPolicy.PREFERRED_MANY, MemoryPolicy.WEIGHTED_INTERLEAVE

@@ -73,7 +73,7 @@ def test_others_are_told_of_who_has_no_container_for_a_while(bed: PendingBed) ->
     assert told == [None]
 
 
-def test_who_is_refused_is_named_no_more(bed: PendingBed) -> None:
+def test_who_is_rejected_is_named_no_more(bed: PendingBed) -> None:
     """It takes nothing, and may be tried for ever."""
     of = sandbox(numacpu="9999")
     bed.handler.run_pod(of)

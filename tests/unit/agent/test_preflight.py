@@ -94,7 +94,7 @@ def test_host_processes_on_cpus_that_are_not_reserved_are_named_with_what_to_do(
     found = host(tmp_path, "0-1", files)
     assert found.level is FindingLevel.WARN
     assert found.message == (
-        "CPUs 0-1 are reserved for them, and they run elsewhere too: "
+        "CPUs 0-1 are reserved for them, but they also run on other CPUs: "
         "init.scope (0-15), user.slice (0-3)"
     )
     assert found.remedy.startswith(
@@ -311,7 +311,7 @@ def test_the_files_that_containerd_imports_win(
 def test_the_state_directory_is_there_or_can_be_made(tmp_path: Path) -> None:
     assert only(preflight.check_state_directory(tmp_path)).message.endswith("can be written")
     assert only(preflight.check_state_directory(tmp_path / "a" / "b")).message.endswith(
-        "will be made"
+        "will be created"
     )
     file = tmp_path / "file"
     file.touch()
@@ -391,7 +391,11 @@ def test_what_needs_root_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("sections", "module", "said"),
     [
-        ({"devices": {"enabled": True}}, "pyroute2", "devices.network is on, and does nothing"),
+        (
+            {"devices": {"enabled": True}},
+            "pyroute2",
+            "devices.networkInterfaces is on, but has no effect",
+        ),
         ({"devices": {"enabled": True}}, "grpc", "devices.podResources is on"),
         (
             {"publish": {"otlpEndpoint": "http://127.0.0.1:4318"}},
@@ -440,7 +444,7 @@ def test_everything_is_examined_and_every_complaint_has_a_remedy(tmp_path: Path)
 def test_a_machine_with_one_numa_node_and_the_configuration_of_another(tmp_path: Path) -> None:
     found = examined(tmp_path, machines.single_no_smt(), "reservedCPUs: 500")
     (one, *_) = found["machine"]
-    assert (one.level, "there is nothing to align" in one.message) == (FindingLevel.WARN, True)
+    assert (one.level, "nothing to align" in one.message) == (FindingLevel.WARN, True)
     (wrong,) = found["configuration"]
     assert wrong.level is FindingLevel.FAIL
     assert "reservedCPUs" in wrong.message
@@ -505,9 +509,7 @@ def test_what_containerd_says_of_pod_level_resources(
     tmp_path: Path, version: str, says: bool | None
 ) -> None:
     installed(tmp_path, f"containerd github.com/containerd/containerd {version} x")
-    found = [
-        "nothing when it is resized" in one.message for one in check_pod_level_resources(tmp_path)
-    ]
+    found = ["not when it is resized" in one.message for one in check_pod_level_resources(tmp_path)]
     assert found == ([] if says is None else [says])
 
 
@@ -541,7 +543,7 @@ def look(directory: Path, reserved: str = "", **section: str) -> list[Finding]:
         # The state file is what the kubelet really runs with.
         (
             {"config.yaml": PINS, "cpu_manager_state": '{"policyName":"none","defaultCpuSet":""}'},
-            ["does not start again", "cpuManagerPolicy none"],
+            ["will not start again", "cpuManagerPolicy none"],
         ),
         ({"cpu_manager_state": STATIC}, ["static: it pins Guaranteed pods itself; CPUs 2-3 gra"]),
         ({"memory_manager_state": '{"policyName":"Static"}'}, ["policy is Static"]),
@@ -555,7 +557,7 @@ def look(directory: Path, reserved: str = "", **section: str) -> list[Finding]:
         ),
         (
             {"config.yaml": HEAD + "reservedSystemCPUs: '0'\n"},
-            ["cpuManagerPolicy none", "ours by its configuration: reservedCPUs 0"],
+            ["cpuManagerPolicy none", "inherited from its configuration: reservedCPUs 0"],
         ),
     ],
 )
@@ -566,7 +568,7 @@ def test_what_the_kubelet_does_beside_us(
     assert len(found) == len(words), found
     for finding, part in zip(found, words, strict=True):
         assert part in finding.message
-        fine = (UNREAD, "cpuManagerPolicy none", "ours by")
+        fine = (UNREAD, "cpuManagerPolicy none", "inherited from")
         assert (finding.level is FindingLevel.OK) == any(one in finding.message for one in fine)
 
 

@@ -71,7 +71,7 @@ def test_without_a_service_there_is_nothing_to_say(tmp_path: Path) -> None:
     assert list(check_systemd_service(AgentConfig(), tmp_path)) == []
 
 
-# --- devices.network ----------------------------------------------------------------------------
+# --- devices.networkInterfaces ------------------------------------------------------------------
 
 CARDS = AgentConfig(devices=Devices(enabled=True))
 
@@ -117,7 +117,9 @@ def test_the_unit_keeps_the_agent_out_of_network_namespaces(
     install(tmp_path, "opt/nri-numa/.venv", drop_in=drop_in)
     assert withheld(tmp_path) is warns
     assert not withheld(tmp_path, AgentConfig())
-    assert not withheld(tmp_path, AgentConfig(devices=Devices(enabled=True, network=False)))
+    assert not withheld(
+        tmp_path, AgentConfig(devices=Devices(enabled=True, network_interfaces=False))
+    )
 
 
 def test_the_documented_drop_in_lets_it_in_beside_others(tmp_path: Path) -> None:

@@ -51,10 +51,10 @@ class ReconcilerBed(DriftBed):
         self.listed_drifts()
 
     def counts(self) -> tuple[float, float, float]:
-        found, repaired, fights = (
-            self.count(f"drift_{what}_total") for what in ("found", "repaired", "fights")
+        found, repaired, abandoned = (
+            self.count(f"drift_{what}_total") for what in ("found", "repaired", "repairs_abandoned")
         )
-        return found, repaired, fights
+        return found, repaired, abandoned
 
     @property
     def log(self) -> str:
@@ -105,7 +105,7 @@ def test_a_quota_that_was_lifted_and_is_back_is_drift(bed: ReconcilerBed) -> Non
     assert done == RoundResult(cgroup_count=3, drifted=("owner-app",), repaired=("owner-app",))
     ((update,),) = bed.pushes
     assert update == ContainerUpdate("owner-app", cpu_quota=-1, cpu_period=100_000)
-    assert "the CFS quota is 200000 µs, meant none" in bed.log
+    assert "the CFS quota is 200000 µs, desired none" in bed.log
     assert bed.round() == RoundResult(cgroup_count=3)
     assert bed.counts() == (1, 1, 0)
 
@@ -121,7 +121,7 @@ def test_drift_is_found_repaired_read_back_counted_and_said(bed: ReconcilerBed) 
     found, repaired = bed.log.splitlines()
     assert "level=warning" in found
     assert "pod=default/listed container=app" in found
-    assert "cpuset.cpus is 0-7, meant 1" in found
+    assert "cpuset.cpus is 0-7, desired 1" in found
     assert "repairable=true" in found
     assert "drift repaired" in repaired
     assert bed.round() == RoundResult(cgroup_count=3)
@@ -158,9 +158,9 @@ def test_somebody_who_keeps_rewriting_is_reported_and_not_fought(bed: Reconciler
     notices = bed.world.history.notices.notices_after()
     assert [(n.notice_kind, n.reason, n.pod, n.count) for n in notices] == [
         ("drift", "", "listed", 4),
-        ("drift", "GivenUp", "listed", 1),
+        ("drift", "RepairsAbandoned", "listed", 1),
     ]
-    assert differing(bed) == {"listed-app": ("meant 1, has 0-7", True, True)}
+    assert differing(bed) == {"listed-app": ("desired 1, actual 0-7", True, True)}
     assert bed.world.agent.drift.known["listed-app"].observed_at == bed.wall
     bed.settle("listed-app")  # somebody else ends it
     assert bed.round(max_repairs=3) == RoundResult(cgroup_count=3)
@@ -232,7 +232,7 @@ def test_a_runtime_that_takes_the_update_and_does_nothing_is_noticed(bed: Reconc
     for _ in range(5):
         assert bed.round(max_repairs=3) == RoundResult(cgroup_count=3, drifted=("listed-app",))
     assert bed.counts() == (1, 0, 0)
-    assert bed.log.count("the runtime took the update, and the cgroup is as before") == 1
+    assert bed.log.count("the runtime accepted the update, but the cgroup did not change") == 1
     bed.deaf = False
     assert bed.round(max_repairs=3).repaired == ("listed-app",)
 
@@ -272,7 +272,7 @@ class KernelBed(CgroupBed):
             )
         counts = self.world.metrics.registry.get_sample_value
         assert counts("nri_numa_drift_repaired_total") == 0
-        assert counts("nri_numa_drift_fights_total") == 0
+        assert counts("nri_numa_drift_repairs_abandoned_total") == 0
         assert "keeps rewriting" not in self.output.getvalue()
         assert self.output.getvalue().count(said) == 1
         assert said in self.world.agent.drift.known[name].difference_text
@@ -319,7 +319,7 @@ def test_a_push_that_fails_is_said_shown_and_tried_again_and_is_no_fight(
         assert bed.round(max_repairs=1) == RoundResult(cgroup_count=3, drifted=("listed-app",))
     assert BUSY in bed.log
     assert bed.counts() == (1, 0, 0), "the same drift is counted once"
-    assert differing(bed) == {"listed-app": ("meant 1, has 0-7", True, False)}
+    assert differing(bed) == {"listed-app": ("desired 1, actual 0-7", True, False)}
     bed.settle("listed-app")  # somebody else ends it
     assert bed.round() == RoundResult(cgroup_count=3)
     bed.listed_drifts()
@@ -328,7 +328,7 @@ def test_a_push_that_fails_is_said_shown_and_tried_again_and_is_no_fight(
     if tree.version == 2:
         tree.write("/pods/listed-app", "1", "0", above="3")
         bed.round()
-        assert differing(bed) == {"listed-app": ("meant 1, has 3", False, False)}
+        assert differing(bed) == {"listed-app": ("desired 1, actual 3", False, False)}
         bed.listed_drifts()
     bed.failing = ""
     assert bed.round(max_repairs=1).repaired == ("listed-app",)
@@ -349,7 +349,7 @@ def test_without_the_runtime_cgroups_are_written_where_that_is_wanted(bed: Recon
     bed.drift("listed-app", "0-7", "0-1")
     assert bed.round().repaired == ()
     assert bed.counts() == (1, 0, 0)
-    done = bed.round(without_runtime=True)
+    done = bed.round(repair_without_runtime=True)
     assert (done.drifted, done.repaired) == (("listed-app",), ("listed-app",))
     assert bed.pushes == []
     assert bed.tree.cpus_of("/pods/listed-app") == "1"
@@ -359,10 +359,10 @@ def test_without_the_runtime_cgroups_are_written_where_that_is_wanted(bed: Recon
 def test_a_limit_that_only_the_runtime_can_write_waits_for_it(bed: ReconcilerBed) -> None:
     bed.is_synchronized = False
     bed.tree.limit("/pods/owner-app", 200_000)
-    assert bed.round(without_runtime=True).repaired == ()
+    assert bed.round(repair_without_runtime=True).repaired == ()
     assert "there is no link" in bed.log
     bed.is_synchronized = True
-    assert bed.round(without_runtime=True).repaired == ("owner-app",)
+    assert bed.round(repair_without_runtime=True).repaired == ("owner-app",)
 
 
 def test_what_a_cgroup_above_takes_away_is_reported_once_and_not_fought(
@@ -375,7 +375,7 @@ def test_what_a_cgroup_above_takes_away_is_reported_once_and_not_fought(
         assert bed.round().drifted == ("listed-app",)
     assert bed.pushes == []
     assert bed.counts() == (1, 0, 0)
-    assert "a cgroup above leaves 2-3 of it" in bed.log
+    assert "a parent cgroup leaves 2-3 of it" in bed.log
     assert "repairable=false" in bed.log
 
 
@@ -390,7 +390,7 @@ def test_observe_reports_and_touches_nothing(tree: CgroupTree) -> None:
     assert "observe=true" in bed.log
     assert bed.world.history.notices.notices_after() == []
     assert differing(bed) == {
-        "listed-app": ("meant 1, has 0-7; memory nodes: meant 0, has 0-1", False, False)
+        "listed-app": ("desired 1, actual 0-7; memory nodes: desired 0, actual 0-1", False, False)
     }
 
 
@@ -413,12 +413,12 @@ def test_a_difference_is_shown_until_it_is_repaired(bed: ReconcilerBed) -> None:
     pool = str(bed.world.has("free-app")[0])
     assert shown == [
         {
-            "free-app": (f"meant {pool}, has 0-7", True, False),
-            "listed-app": ("memory nodes: meant 0, has 0-1", False, False),
+            "free-app": (f"desired {pool}, actual 0-7", True, False),
+            "listed-app": ("memory nodes: desired 0, actual 0-1", False, False),
         }
     ]
     assert differing(bed) == {}
-    assert bed.count("neighbours_on_owned_cpus_seen_total") == 1
+    assert bed.count("exclusive_cpu_intrusions_total") == 1
 
 
 def test_seconds_on_owned_cpus_are_counted_while_they_pass(bed: ReconcilerBed) -> None:
@@ -432,7 +432,7 @@ def test_seconds_on_owned_cpus_are_counted_while_they_pass(bed: ReconcilerBed) -
     counted: dict[float, float] = {}
 
     def tick() -> None:
-        counted[round(bed.clock - started)] = bed.count("neighbours_on_owned_cpus_seconds_total")
+        counted[round(bed.clock - started)] = bed.count("exclusive_cpu_intrusion_seconds_total")
         if bed.clock >= started + 60:
             raise asyncio.CancelledError
 
@@ -444,10 +444,10 @@ def test_seconds_on_owned_cpus_are_counted_while_they_pass(bed: ReconcilerBed) -
     bed.settle("free-app")
     bed.on_sleep = lambda: None
     bed.round()
-    ended = bed.count("neighbours_on_owned_cpus_seconds_total")
+    ended = bed.count("exclusive_cpu_intrusion_seconds_total")
     bed.clock += 100
     bed.world.agent.drift.accumulate_seconds()
-    assert bed.count("neighbours_on_owned_cpus_seconds_total") == ended
+    assert bed.count("exclusive_cpu_intrusion_seconds_total") == ended
 
 
 def test_what_is_shown_never_changes_under_the_one_who_reads_it(bed: ReconcilerBed) -> None:
@@ -648,7 +648,7 @@ def test_a_scope_that_keeps_its_cpu_limit_is_drift_until_systemd_lifts_it(
     systemd.refusing = "Unit is frozen"
     done = bed.round()
     assert (done.drifted, done.repaired) == (("owner-app",), ())
-    assert "the CFS quota is 100000 µs, meant none" in bed.log
+    assert "the CFS quota is 100000 µs, desired none" in bed.log
     assert "Unit is frozen" in bed.log
     systemd.refusing = ""
     assert bed.round().repaired == ("owner-app",)

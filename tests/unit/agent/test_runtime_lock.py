@@ -72,7 +72,7 @@ def test_check_names_another_agent_of_the_runtime(tmp_path: Path) -> None:
             FindingLevel.FAIL,
             ", pod kube-system/nri-numa-7x2kq) works on the runtime of this socket",
         ),
-        ([lock], FindingLevel.OK, " works on this runtime"),
+        ([lock], FindingLevel.OK, " already serves this runtime"),
     ):
         command = [sys.executable, "-c", agent, tmp_path, *also]
         with Popen(command, env=pod, stdin=PIPE, stdout=PIPE) as process:

@@ -107,5 +107,5 @@ def test_it_waits_for_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_scrape_shows_the_nodes_of_the_machine() -> None:
     made, metrics = make(HTTP(address="127.0.0.1:0"))
-    during(made, lambda: 'nri_numa_numa_node_cpus{numa_node="0"' in metrics.render_metrics())
-    assert 'nri_numa_numa_node_cpus{numa_node="0",state="shared"} 8' in metrics.render_metrics()
+    during(made, lambda: 'nri_numa_cpus{numa_node="0"' in metrics.render_metrics())
+    assert 'nri_numa_cpus{numa_node="0",state="shared"} 8' in metrics.render_metrics()

@@ -8,9 +8,9 @@ from msgspec.structs import replace
 from nri_numa.agent import unmatched_annotations
 from nri_numa.agent.agent import Agent
 from nri_numa.agent.unmatched_annotations import SETTLED_AFTER_S, UnmatchedAnnotations
-from nri_numa.model.workload import PodSandbox
+from nri_numa.model.workload import PodSandbox, PodTable
 from tests.beds.agent_bed import AgentBed
-from tests.beds.world import pod
+from tests.beds.world import PREFIX, pod
 
 TYPO = pod("db", {"numacpu.enigne": "1"})
 WITHOUT_EFFECT = "annotation without effect"
@@ -54,7 +54,7 @@ def test_a_name_that_does_not_come_is_said_and_noted_once(bed: UnmatchedBed) -> 
     bed.watch.on_remove_pod("", TYPO.uid)
     assert bed.said() == [WITHOUT_EFFECT]
     (sentence,) = bed.noted()
-    assert "numacpu.enigne is ignored, because it names a container 'enigne'" in sentence
+    assert "numacpu.enigne is ignored, because its pod has no container 'enigne'" in sentence
     assert "did you mean engine?" in sentence
 
 
@@ -81,7 +81,7 @@ def test_who_comes_late_takes_it_back(bed: UnmatchedBed) -> None:
     assert bed.noted() == []
     bed.quiet()
     assert "'enigne' is" not in bed.noted()[0]
-    assert "names a container 'b'" in bed.noted()[0]
+    assert "has no container 'b'" in bed.noted()[0]
     bed.watch.on_container(two, "b")
     bed.quiet()
     bed.watch.on_remove_pod("", TYPO.uid)
@@ -108,6 +108,26 @@ def test_there_is_an_end_of_pods(bed: UnmatchedBed, monkeypatch: pytest.MonkeyPa
         bed.watch.on_container(one, "app")
     bed.quiet()
     assert [bool(bed.noted(one)) for one in pods] == [False, False, True, True, True]
+
+
+def test_an_old_value_of_a_running_pod_is_noticed_once_and_changes_nothing(
+    bed: UnmatchedBed,
+) -> None:
+    bed.put("db", {"policy": "single-numa-node", "on-failure": "best-effort"}, 2, 1)
+    before = bed.allocation("db-app")
+    old = {f"{PREFIX}on-failure": "widen"}
+    bed.pods = {i: replace(of, annotations=of.annotations | old) for i, of in bed.pods.items()}
+    for _ in range(2):
+        assert bed.restart() == ()
+        bed.watch.on_synchronize(PodTable.from_pods(bed.pods.values()), list(bed.live.values()))
+    assert bed.allocation("db-app") == before
+    (notice,) = bed.agent.history.notices.notices_after()
+    assert (notice.notice_kind, notice.reason, notice.container) == ("ignored", "OldValue", "")
+    assert notice.message == (
+        "annotation numa.kubernetes.io/on-failure is 'widen', expected best-effort, the new name "
+        "of widen; running containers stay as they are, and the pod's next container is rejected"
+    )
+    assert bed.rejected("new", {"on-failure": "widen"}, 1).reason == "InvalidAnnotation"
 
 
 def test_a_misspelt_prefix_is_said_at_once_and_noticed_once(bed: UnmatchedBed) -> None:

@@ -54,7 +54,7 @@ def test_neighbours_are_written_before_the_answer_and_widened_after_it(bed: Drif
             assert {bed.has(i) for i in ids} == {"1-7"}
     assert {bed.has(i) for i in ids} == {"1-7"}
     assert widened[0] == 25
-    assert bed.count("late_repairs_total") == bed.count("drift_found_total") == 0
+    assert bed.count("undelivered_updates_repaired_total") == bed.count("drift_found_total") == 0
     assert bed.pushes == []
 
 
@@ -63,12 +63,12 @@ def test_what_was_started_elsewhere_is_written_and_counted_as_late(bed: DriftBed
     bed.own()
     bed.check()
     assert bed.has("listed-app") == "1"
-    assert bed.count("late_repairs_total") == 1
+    assert bed.count("undelivered_updates_repaired_total") == 1
     assert bed.count("drift_found_total") == 0
     (notice,) = bed.world.history.notices.notices_after()
-    assert (notice.notice_kind, notice.pod) == ("late", "listed")
+    assert (notice.notice_kind, notice.pod) == ("undelivered-update", "listed")
     [line] = bed.lines("undelivered update repaired")
-    assert "meant 1" in line
+    assert "desired 1" in line
 
 
 def test_a_write_that_the_kernel_holds_up_is_bounded_said_and_looked_at_when_it_is_through(
@@ -79,7 +79,7 @@ def test_a_write_that_the_kernel_holds_up_is_bounded_said_and_looked_at_when_it_
         assert bed.writer.is_write_held_up
         assert bed.world.sent == [], "the runtime would wait as well"
         bed.check()
-    assert bed.count("cgroup_writes_held_up_total") == 1
+    assert bed.count("cgroup_writes_slow_total") == 1
     [line] = bed.lines("cpuset write slow")
     assert "ids=plain-app" in line
     assert "memory" not in line, "nothing says that any moves"
@@ -97,9 +97,9 @@ def test_a_neighbour_on_owned_cpus_is_counted_with_its_seconds(bed: DriftBed) ->
     bed.wall += 0.25
     bed.world.timing.wall = lambda: bed.wall
     bed.check()
-    assert bed.count("neighbours_on_owned_cpus_seen_total") == 1
-    assert bed.count("neighbours_on_owned_cpus_seconds_total") == pytest.approx(0.25)
-    assert bed.count("neighbours_on_owned_cpus") == 0
+    assert bed.count("exclusive_cpu_intrusions_total") == 1
+    assert bed.count("exclusive_cpu_intrusion_seconds_total") == pytest.approx(0.25)
+    assert bed.count("exclusive_cpu_intruders") == 0
 
 
 def test_an_update_cannot_bring_back_what_the_runtime_remembers(bed: DriftBed) -> None:
@@ -116,7 +116,7 @@ def test_an_update_cannot_bring_back_what_the_runtime_remembers(bed: DriftBed) -
     bed.tree.write("/pods/plain-app", "0-7")
     agent.post_update_container("plain-app")
     assert bed.has("plain-app") == "2-7"
-    assert bed.count("drift_found_total") == bed.count("late_repairs_total") == 0
+    assert bed.count("drift_found_total") == bed.count("undelivered_updates_repaired_total") == 0
 
 
 def test_after_a_restart_who_was_narrowed_for_an_owner_that_is_gone_is_widened(
@@ -157,7 +157,7 @@ def test_a_foreign_container_that_is_met_at_its_start_is_said_and_marked(bed: Dr
     made = replace(container(of, wants=Resources(cpus="0")), cgroups_path="/pods/foreign-app")
     bed.tree.write("/pods/foreign-app", "0")
     bed.world.agent.start_container(of, made)
-    assert bed.count("foreign_on_owned_cpus") == 1
+    assert bed.count("foreign_containers_on_exclusive_cpus") == 1
     mark = bed.writer.reader.read_mark(CgroupPlace("/pods/foreign-app"), f"{PREFIX}{ASSIGNED_KEY}")
     assert json.loads(mark)["kind"] == "foreign"
 
@@ -192,7 +192,7 @@ def test_where_cgroups_cannot_be_written_the_runtime_is_asked(bed: DriftBed) -> 
         assert [u[:2] for u in bed.world.stop("own-app")] == [("plain-app", "0-7")]
     assert len(bed.lines("Read-only file system")) == 1  # said once
     assert bed.world.history.notices.notices_after() == [], "nobody asked for CPUs"
-    assert bed.count("late_repairs_total") == 2
+    assert bed.count("undelivered_updates_repaired_total") == 2
 
 
 def test_what_cannot_be_put_right_is_shown(bed: DriftBed) -> None:
@@ -203,16 +203,16 @@ def test_what_cannot_be_put_right_is_shown(bed: DriftBed) -> None:
     bed.check()
     found = bed.world.agent.drift.known["plain-app"]
     assert (str(found.drift.actual.effective_cpus), found.on_exclusive_cpus) == ("0-7", True)
-    assert bed.count("neighbours_on_owned_cpus") == 1
-    assert bed.count("late_repairs_total") == 0
+    assert bed.count("exclusive_cpu_intruders") == 1
+    assert bed.count("undelivered_updates_repaired_total") == 0
     assert bed.lines("corrections not sent")
     bed.tree.write("/pods/plain-app", "3")  # wrong, and on nobody's CPU
     bed.wall += 2
     bed.world.timing.wall = lambda: bed.wall
     asyncio.run(bed.reconciler.reconcile())
     assert not bed.world.agent.drift.known["plain-app"].on_exclusive_cpus
-    assert bed.count("neighbours_on_owned_cpus") == 0
-    assert bed.count("neighbours_on_owned_cpus_seconds_total") > 0
+    assert bed.count("exclusive_cpu_intruders") == 0
+    assert bed.count("exclusive_cpu_intrusion_seconds_total") > 0
     bed.world.stop("plain-app")
     assert not bed.world.agent.drift.known
 
@@ -224,7 +224,7 @@ def test_a_container_that_goes_meanwhile_is_nobodys_business(
     bed.own()
     bed.world.agent.cgroups.request_check(["plain-app", "gone"])
     bed.check()
-    assert bed.count("late_repairs_total") == 0
+    assert bed.count("undelivered_updates_repaired_total") == 0
 
 
 def test_containers_being_started_wait_until_they_run(bed: DriftBed) -> None:
@@ -246,7 +246,7 @@ def test_hundreds_of_late_containers_are_said_in_a_few_lines(bed: DriftBed) -> N
     for n in range(31):
         bed.run(pod(f"p{n}", {"numacpu": "1"}), has="0-7")
     bed.check()
-    assert bed.count("late_repairs_total") == 31
+    assert bed.count("undelivered_updates_repaired_total") == 31
     assert len(bed.lines("undelivered update repaired")) == 20
     assert "container_count=11" in bed.lines("more undelivered updates repaired")[0]
 

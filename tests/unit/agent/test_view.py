@@ -86,34 +86,34 @@ def test_a_listing_stays_what_it_was_while_the_agent_goes_on(bed: AgentBed) -> N
     assert {one.pod for one in bed.view.list_assignments().containers} == {"plain"}
 
 
-def test_explanations_cover_the_placed_and_the_refused(bed: AgentBed) -> None:
+def test_explanations_cover_the_placed_and_the_rejected(bed: AgentBed) -> None:
     (own,) = bed.view.explain_pod("shop", "own", None)
     assert own.outcome == "admitted"
     assert own.assignment is not None
     assert own.summary == own.assignment.reason != ""
     (greedy,) = bed.view.explain_pod("shop", "greedy", "main")
-    assert greedy.outcome == "refused"
+    assert greedy.outcome == "rejected"
     assert greedy.rejection is not None
     assert "9999" in greedy.summary
     assert bed.view.explain_pod("shop", "own", "other") == []
     assert bed.view.explain_pod("other", "own", None) == []
 
 
-def test_a_container_that_was_refused_and_then_placed_is_explained_once(bed: AgentBed) -> None:
+def test_a_container_that_was_rejected_and_then_placed_is_explained_once(bed: AgentBed) -> None:
     bed.create_pod("own2", numacpu="9999")
     bed.create_pod("own2")
     (one,) = bed.view.explain_pod("shop", "own2", None)
     assert one.outcome == "admitted"
 
 
-def test_the_kubelets_attempts_are_one_refusal_until_their_pod_goes(bed: AgentBed) -> None:
+def test_the_kubelets_attempts_are_one_rejection_until_their_pod_goes(bed: AgentBed) -> None:
     for _ in range(3):
         bed.create_pod("again", numacpu="9998")
     bed.create_pod("greedy", numacpu="9999")
     found = [(r.pod, r.reason, r.count) for r in bed.view.list_rejections()]
     assert found == [("greedy", "InvalidAnnotation", 2), ("again", "InvalidAnnotation", 3)]
-    refusal = bed.agent.history.rejections[0]
-    bed.agent.remove_pod("uid-again", refusal.pod_id)
+    rejection = bed.agent.history.rejections[0]
+    bed.agent.remove_pod("uid-again", rejection.pod_id)
     assert [r.pod for r in bed.view.list_rejections()] == ["greedy"]
     assert bed.view.explain_pod("shop", "again", None) == []
     # The runtime reports the pods that are left, after the agent was away.
@@ -154,10 +154,10 @@ def test_numa_info_names_cpus_one_by_one() -> None:
 
 def test_a_scrape_tells_the_same_as_the_list(bed: AgentBed) -> None:
     text = bed.metrics.render_metrics()
-    assert 'nri_numa_containers{kind="exclusive",preferred="true"} 1\n' in text
-    assert 'nri_numa_containers{kind="shared",preferred="true"} 0\n' in text
-    assert 'nri_numa_containers{kind="kubelet",preferred="false"} 0\n' in text
-    assert 'pod_name="own",container_name="main",kind="exclusive",policy="restricted"' in text
+    assert 'nri_numa_containers{kind="exclusive",aligned="true"} 1\n' in text
+    assert 'nri_numa_containers{kind="shared",aligned="true"} 0\n' in text
+    assert 'nri_numa_containers{kind="kubelet",aligned="false"} 0\n' in text
+    assert 'pod="own",container="main",kind="exclusive",policy="restricted"' in text
     pool = len(CPUSet.parse(bed.view.list_assignments().head.shared_pool))
     assert f"nri_numa_shared_pool_cpus {pool}\n" in text
 
@@ -165,7 +165,9 @@ def test_a_scrape_tells_the_same_as_the_list(bed: AgentBed) -> None:
 def test_every_online_cpu_of_a_node_is_in_one_state() -> None:
     """So that a dashboard can stack them, reserved or not."""
     for strict in (False, True):
-        made = AgentBed(settings=Settings(reserved_cpus=CPUSet([0, 1]), strict_reserved=strict))
+        made = AgentBed(
+            settings=Settings(reserved_cpus=CPUSet([0, 1]), strict_cpu_reservation=strict)
+        )
         made.create_pod("own", policy="restricted", cpus="exclusive", smt="isolate")
         for sample in made.view.metrics_snapshot().numa_nodes:
             node = made.machine.topology.numa_nodes[sample.numa_node]
@@ -239,18 +241,18 @@ def test_a_placed_container_is_explained_in_sentences_and_as_a_document(bed: Age
     (own,) = bed.view.explain_pod("shop", "own", None)
     assert own.details is not None
     assert any(
-        "It asked for 2 exclusive CPUs and 256 MiB on no more NUMA nodes" in step
+        "It requests 2 exclusive CPUs and 256 MiB of memory on no more NUMA nodes" in step
         for step in own.decision_steps
     )
     assert own.details["result"]["cpus"] == own.assignment.cpus if own.assignment else False
     (plain,) = bed.view.explain_pod("shop", "plain", None)
-    assert plain.decision_steps[0] == "It is not pinned: no annotation and no rule asks for a pin."
+    assert plain.decision_steps[0] == "It is unpinned: no annotation or rule requests a placement."
     (greedy,) = bed.view.explain_pod("shop", "greedy", None)
     assert greedy.details is not None
     assert greedy.decision_steps[0] == (
-        "The rule: annotations must be readable and must not contradict each other."
+        "The rule: annotations must be valid and must not contradict each other."
     )
-    assert greedy.details["outcome"] == "refused"
+    assert greedy.details["outcome"] == "rejected"
 
 
 def test_an_explanation_follows_the_shared_cpus(bed: AgentBed) -> None:
@@ -297,16 +299,16 @@ def test_a_list_that_gave_way_says_where_it_stands_and_to_whom() -> None:
         return one.reason
 
     gave = "CPUs 2-3 are exclusive to shop/own/main"
-    assert reason("list") == f"listed: numacpu 0-3, stands on 0-1: {gave}"
+    assert reason("list") == f"listed: numacpu 0-3, runs on 0-1, because {gave}"
     (explained,) = bed.view.explain_pod("shop", "list", None)
     assert explained.summary == reason("list")
-    assert f"Listed 0-3, stands on 0-1: {gave}." in explained.decision_steps
+    assert f"Listed 0-3, runs on 0-1, because {gave}." in explained.decision_steps
     assert "It runs on CPUs 0-1." in explained.decision_steps
-    assert any("gives way to exclusive CPUs of others" in step for step in explained.decision_steps)
+    assert any("yields CPUs that become exclusive" in step for step in explained.decision_steps)
     bed.agent.apply_grants(KubeletGrants(cpus={("uid-kube", "app"): CPUSet([4])}))
     assert reason("some") == (
-        "listed: numacpu 2-4, stands on the shared pool 0-1,5-63: CPUs 2-4 are exclusive to "
-        "shop/own/main, container app of pod UID uid-kube (by the kubelet)"
+        "listed: numacpu 2-4, runs on the shared pool 0-1,5-63, because CPUs 2-4 are exclusive to "
+        "shop/own/main and container app of pod UID uid-kube (by the kubelet)"
     )
     bed.agent.stop_container("c-own")
     bed.agent.remove_container("c-own")
@@ -326,7 +328,7 @@ def test_what_a_container_really_has_stands_beside_what_is_meant(bed: AgentBed) 
     real = actual["plain"]
     assert real is not None
     online = bed.machine.topology.online
-    assert real.text == f"meant {real.desired_cpus}, has {online}"
+    assert real.text == f"desired {real.desired_cpus}, actual {online}"
     assert (real.observed_at, real.holders, real.on_exclusive_cpus) == (
         NOW - 12,
         ("shop/own/main",),
@@ -336,17 +338,17 @@ def test_what_a_container_really_has_stands_beside_what_is_meant(bed: AgentBed) 
     assert (status.drifted, status.on_exclusive_cpus) == (1, 1)
     (plain,) = bed.view.explain_pod("shop", "plain", None)
     assert plain.decision_steps[0] == (
-        f"Not so at present: {real.text} since 2023-11-14 22:14:48 UTC, on exclusive CPUs of "
+        f"At present: {real.text} since 2023-11-14 22:14:48 UTC, on exclusive CPUs of "
         "shop/own/main."
     )
     assert plain.assignment is not None
     assert plain.assignment.actual == real
     differ(bed, given_up=True)
     (plain,) = bed.view.explain_pod("shop", "plain", None)
-    assert plain.decision_steps[0].endswith("because something else rewrites it.")
+    assert plain.decision_steps[0].endswith("because another program rewrites it.")
     bed.agent.drift.remove_repaired("c-plain")
     (plain,) = bed.view.explain_pod("shop", "plain", None)
-    assert plain.decision_steps[0].startswith("It is not pinned")
+    assert plain.decision_steps[0].startswith("It is unpinned")
 
 
 def test_who_is_on_the_pool_because_its_own_cpus_are_offline_is_said(bed: AgentBed) -> None:
@@ -359,7 +361,9 @@ def test_who_is_on_the_pool_because_its_own_cpus_are_offline_is_said(bed: AgentB
     bed.agent.apply_node_model(replace(bed.machine, topology=offline))
     assert (own().displaced, own().kind) == (cpus, "exclusive")
     (explained,) = bed.view.explain_pod("shop", "own", None)
-    assert any(f"isplaced, own CPUs {cpus} offline" in step for step in explained.decision_steps)
+    assert any(
+        f"isplaced, because CPUs {cpus} are offline" in step for step in explained.decision_steps
+    )
 
 
 @pytest.mark.parametrize(
@@ -410,12 +414,12 @@ def test_over_cri_it_is_shown_how_late_containers_were(bed: AgentBed) -> None:
         "plain": UNSET,
     }
     (told,) = bed.view.explain_pod("shop", "own", None)
-    assert any(step.startswith("Late by at most 12 ms") for step in told.decision_steps)
+    assert any(step.startswith("Start delay at most 12 ms") for step in told.decision_steps)
     (told,) = bed.view.explain_pod("shop", "plain", None)
-    assert not any("ate by" in step for step in told.decision_steps)
+    assert not any("tart delay" in step for step in told.decision_steps)
 
 
-def test_a_refused_resize_is_told_with_what_the_container_has() -> None:
+def test_a_rejected_resize_is_told_with_what_the_container_has() -> None:
     made = AgentBed()
     made.create_pod("own", policy="single-numa-node")
     made.pass_time(60)
@@ -424,7 +428,7 @@ def test_a_refused_resize_is_told_with_what_the_container_has() -> None:
     made.agent.update_container(of, had, resources(60))
     (one,) = made.view.explain_pod("shop", "own", None)
     assert one.outcome == "admitted"
-    assert one.decision_steps[-1].startswith("Since then refused: resize refused:")
+    assert one.decision_steps[-1].startswith("Since then rejected: resize rejected:")
 
 
 def test_an_annotation_that_no_container_hears_is_in_the_explanation() -> None:

@@ -107,7 +107,7 @@ def bed(tmp_path: Path) -> UsageBed:
 
 def test_a_share_for_those_with_numa_nodes_and_a_reason_for_the_others(bed: UsageBed) -> None:
     assert bed.listed("memory")["here"]["problem"] == "not read yet"
-    assert bed.samples("container_local_memory_ratio", "pod_name") == {}
+    assert bed.samples("container_local_memory_ratio", "pod") == {}
     bed.round()
     memory = bed.listed("memory")
     assert memory["here"]["localPercent"] == 100
@@ -121,7 +121,7 @@ def test_a_share_for_those_with_numa_nodes_and_a_reason_for_the_others(bed: Usag
     assert memory["unbound"]["problem"] == "it is on no particular NUMA nodes"
     assert memory["silent"]["localPercent"] is None
     assert "no memory.numa_stat" in memory["silent"]["problem"]
-    ratios = bed.samples("container_local_memory_ratio", "pod_name")
+    ratios = bed.samples("container_local_memory_ratio", "pod")
     assert ratios == {"here": 1.0, "there": 0.25}, "none for those that are not known"
     states = bed.samples("local_memory_containers", "state")
     assert states == {"known": 2, "unknown": 2, "left out": 0}
@@ -133,7 +133,7 @@ def test_series_are_bounded_and_the_worst_are_told(tmp_path: Path) -> None:
         bed.measured(f"here-{n}", HERE, numacpu="2-3", numamem="0")
     bed.measured("there", THERE, numacpu="4-5", numamem="0")
     bed.round()
-    ratios = bed.samples("container_local_memory_ratio", "pod_name")
+    ratios = bed.samples("container_local_memory_ratio", "pod")
     assert (len(ratios), ratios["there"]) == (MAX_SERIES_PER_METRIC, 0.25)
     states = bed.samples("local_memory_containers", "state")
     assert states == {"known": MAX_SERIES_PER_METRIC + 1, "unknown": 0, "left out": 1}
@@ -178,7 +178,7 @@ def test_a_container_without_a_place_or_memory_says_so(bed: UsageBed) -> None:
     bed.round()
     assert bed.memory.known["c-here"].problem == "the agent does not know its cgroup"
     assert bed.memory.known["c-new"].problem == "it has no memory yet"
-    ratios = bed.samples("container_local_memory_ratio", "pod_name")
+    ratios = bed.samples("container_local_memory_ratio", "pod")
     assert ratios == {"there": 0.25, "third": pytest.approx(0.667)}
 
 
@@ -191,7 +191,7 @@ def test_explain_and_status_say_it_in_words(bed: UsageBed) -> None:
     assert "LOCAL MEMORY" not in "\n".join(bed.status(wide=False))
     words = "Memory: 25 % is on its own NUMA nodes (0): 1 KiB on NUMA node 0, 3 KiB on NUMA node 1"
     assert words in bed.explained("there")
-    words = "not known here, because its cgroup has no memory.numa_stat"
+    words = "not known: its cgroup has no memory.numa_stat"
     assert words in bed.explained("silent")
 
 
@@ -263,9 +263,9 @@ def test_a_scrape_has_series_of_what_is_known_only(waits: UsageBed) -> None:
     waits.waited(10, 16.0)
     del waits.agent.containers.cgroup_places["c-calm"]
     waits.round()
-    assert waits.samples("container_cpu_pressure_ratio", "pod_name") == {"busy": 0.625}
-    assert waits.samples("container_waiting_tasks", "pod_name") == {"busy": 0.5, "old": 0}
-    states = waits.samples("cpu_waiting_containers", "state")
+    assert waits.samples("container_cpu_pressure_ratio", "pod") == {"busy": 0.625}
+    assert waits.samples("container_waiting_tasks", "pod") == {"busy": 0.5, "old": 0}
+    states = waits.samples("cpu_pressure_containers", "state")
     assert states == {"known": 2, "unknown": 1, "left out": 0}
 
 

@@ -19,7 +19,7 @@ from tests.beds.cli import invoke
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Iterator[Path]:
-    """A state directory in use, with one exclusive and one unbound container."""
+    """A state directory in use, with one exclusive and one unpinned container."""
     state = build_node_state(
         [
             allocation(
@@ -59,7 +59,7 @@ def test_the_document_names_every_field(directory: Path) -> None:
     result = invoke("checkpoint", path, "-o", "json", code=0)
     first, second = json.loads(result.output)["containers"]
     assert (first["cpus"], first["policy"], first["reason"]) == ("2-3", "restricted", "because")
-    assert (second["kind"], second["pod"]) == ("unbound", "evil\x1b[31m")
+    assert (second["kind"], second["pod"]) == ("unpinned", "evil\x1b[31m")
 
 
 def test_a_torn_file_is_shown_as_far_as_it_goes_and_is_exit_code_1(directory: Path) -> None:

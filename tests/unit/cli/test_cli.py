@@ -168,7 +168,7 @@ def test_what_is_in_effect_has_what_the_kubelet_reserves(sound: Path) -> None:
     for own, reserved in (("", "0"), ("reservedCPUs: 1\nreservedMemory: {0: 2Gi}\n", "1")):
         sound.write_text(sound.read_text() + own)
         shown = json.loads(invoke("check", "--config", str(sound), "-o", "json").output)["config"]
-        assert (shown["reservedCPUs"], shown["strictReserved"]) == (reserved, not own)
+        assert (shown["reservedCPUs"], shown["strictCPUReservation"]) == (reserved, not own)
         # Which gives the same again.
         made = load_config(text=json.dumps(shown))
         assert validate_config(made) == []
@@ -250,7 +250,7 @@ def test_check_of_a_configuration_with_mistakes_is_2(sound: Path) -> None:
     sound.write_text(sound.read_text() + "reservedCPUs: 999\n")
     result = invoke("check", "--config", str(sound), code=2)
     assert "reservedCPUs: this machine has no CPU 999" in " ".join(result.output.split())
-    sound.write_text("htpp: 1\noversale: 0\n")
+    sound.write_text("htpp: 1\ncpuOvercommit: 0\n")
     result = invoke("check", "--config", str(sound), "-o", "json", code=2)
     assert len(json.loads(result.output)["findings"]) == 2
 
@@ -261,7 +261,7 @@ def test_check_takes_the_places_that_run_takes(sound: Path, tmp_path: Path) -> N
     elsewhere = "--nri-socket", str(tmp_path / "other.sock"), "--state-dir", str(tmp_path / "x")
     result = invoke("check", "--config", str(sound), *elsewhere, "-o", "json", code=0)
     said = {f["message"] for f in json.loads(result.output)["findings"]}
-    assert {f"{tmp_path}/other.sock answers", f"{tmp_path}/x will be made"} <= said
+    assert {f"{tmp_path}/other.sock answers", f"{tmp_path}/x will be created"} <= said
     assert invoke("check", "--config", str(sound)).exit_code == 1
 
 
@@ -269,7 +269,7 @@ def test_check_takes_the_places_that_run_takes(sound: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("terminal")
-def test_status_shows_nodes_containers_and_refusals_within_80_columns(
+def test_status_shows_nodes_containers_and_rejections_within_80_columns(
     agent: tuple[str, object],
 ) -> None:
     result = invoke("status", "--api", agent[0], code=0)
@@ -299,12 +299,12 @@ def test_status_tells_what_is_meant_and_what_is_there(
 ) -> None:
     agent[1].containers = [assignment(1), *(intruder(n) for n in range(2, 27))]
     result = invoke("status", "--api", agent[0])
-    shows(result.output, "25 not as meant, 25 of them on exclusive CPUs of others", "0-3!")
-    assert "! 25 containers have something else than meant:" in result.output
-    assert "  infra/pod-2/server: meant 0-3, has 0-7 since 1" in result.output
+    shows(result.output, "25 containers drifted, 25 of them on exclusive CPUs of others", "0-3!")
+    assert "! 25 containers drifted:" in result.output
+    assert "  infra/pod-2/server: desired 0-3, actual 0-7 since 1" in result.output
     told = " ".join(result.output.split())
     assert "on exclusive CPUs of shop/db/server and shop/<script>" in told
-    shows(told, "because something else rewrites it", "and 5 more")
+    shows(told, "because another program rewrites it", "and 5 more")
     assert max(map(len, result.output.splitlines())) <= 80
     terminal(400)
     wide = invoke("status", "--api", agent[0]).output
@@ -321,8 +321,13 @@ def test_status_marks_who_is_on_the_pool_because_its_own_cpus_are_offline(
     displaced = replace(assignment(1), displaced="2"), replace(intruder(2), displaced="2-3")
     agent[1].containers = [*displaced]
     told = " ".join(invoke("status", "--api", agent[0]).output.split())
-    shows(told, "0-3!", "displaced, own CPU 2 offline: on the shared pool until one is back")
-    assert "displaced, own CPUs 2-3 offline: on the shared pool until one is back; meant" in told
+    shows(
+        told, "0-3!", "displaced, because CPU 2 is offline; on the shared pool until it is online"
+    )
+    assert (
+        "displaced, because CPUs 2-3 are offline; on the shared pool until one of them is "
+        "online; desired" in told
+    )
 
 
 @pytest.mark.usefixtures("terminal")
@@ -338,7 +343,7 @@ def test_status_says_when_the_runtime_does_not_answer(agent: tuple[str, FakeView
 def test_explain_says_first_what_is_not_so(agent: tuple[str, FakeView]) -> None:
     agent[1].containers = [intruder(1)]
     lines = invoke("explain", "shop/pod-1", "--api", agent[0]).output.splitlines()
-    assert lines[1].startswith("  Not so at present: meant 0-3, has 0-7 since 1")
+    assert lines[1].startswith("  At present: desired 0-3, actual 0-7 since 1")
     assert all(line.isprintable() for line in lines)
 
 
@@ -361,10 +366,10 @@ def test_explain_adds_the_kubelets_word_where_a_kubelet_is(
     silent = invoke(*asks, "--kubelet-root", str(tmp_path / "none"))
     assert "kubelet" not in silent.output
     result = invoke(*asks, "--kubelet-root", str(tmp_path), code=0)
-    assert "The kubelet's own word cannot be had" in " ".join(result.output.split())
+    assert "Could not ask the kubelet" in " ".join(result.output.split())
     assert max(map(len, result.output.splitlines())) <= 80
     document = json.loads(invoke(*asks, "--kubelet-root", str(tmp_path), "-o", "json").output)
-    assert "is not there" in document["kubelet"]["problem"]
+    assert "does not exist" in document["kubelet"]["problem"]
     assert "kubelet" not in json.loads(invoke(*asks, "--no-kubelet", "-o", "json").output)
 
 
@@ -440,7 +445,7 @@ NOBODY = "--api 127.0.0.1:1"
         ("topology --sysfs-root .", 3, "there is no sys/devices/system/cpu in it"),
         ("capture absent/x.tar.gz", 1, "cannot write"),
         ("topology --machine synthetic:cores=100000000", 2, "expected a whole number from 0 to"),
-        ("topology --machine syntetic:sockets=2", 2, "no such file, and no kind of machine 'syn"),
+        ("topology --machine syntetic:sockets=2", 2, "no such file and no kind of machine 'syn"),
         ("simulate pod.yaml --machine syntetic:", 2, "did you mean synthetic:?"),
         ("simulate pod.yaml --cluster text.yaml", 2, "is 'hello world', expected what kubectl"),
         (
@@ -450,8 +455,8 @@ NOBODY = "--api 127.0.0.1:1"
         ),
         ("simulate none.yaml", 2, "there is no pod to place none.yaml, document 1: 'ConfigMap'"),
         ("simulate none.yaml --cluster text.yaml", 2, "there is no pod to place"),
-        ("simulate tab.yaml", 2, "line 2, column 1: a tab, expected blanks"),
-        ("check --config tab.yaml", 2, "line 2, column 1: a tab, expected blanks"),
+        ("simulate tab.yaml", 2, "line 2, column 1: a tab; YAML allows spaces only"),
+        ("check --config tab.yaml", 2, "line 2, column 1: a tab; YAML allows spaces only"),
         ("check --config misplaced.yaml", 2, "logLevel: unknown key, did you mean log.level?"),
         ("check --write", 2, "--fix-runtime"),
         ("run --config log.yaml", 2, "No such file"),
@@ -486,8 +491,8 @@ NOBODY = "--api 127.0.0.1:1"
         ("status --token-file nosuch", 2, "token file nosuch: cannot be read: No such file or dir"),
         ("checkpoint nosuch", 3, "nosuch: there is no such file; expected a checkpoint such as /"),
         (f"checkpoint {'x' * 300}", 3, "cannot read: File name too long"),
-        ("checkpoint --state-dir .", 3, "make the directory, or choose another"),
-        ("checkpoint text.yaml", 1, "is no checkpoint"),
+        ("checkpoint --state-dir .", 3, "create the directory, or choose another"),
+        ("checkpoint text.yaml", 1, "is not a checkpoint"),
         ("simulate", 2, "Missing argument 'PODS.yaml...'"),
         ("simulate missing.yaml", 2, "No such file"),
         ("simulate pod.yaml --machine /nowhere", 3, "does not exist"),
@@ -509,7 +514,7 @@ NOBODY = "--api 127.0.0.1:1"
                 ("strategy", "expected KEY=VALUE"),
                 ("strateg=pack", "did you mean strategy"),
                 ("strategy=pack --set strategy=spread", "strategy is given twice"),
-                ("strategy=pak", "expected most-left, pack or spread"),
+                ("strategy=pak", "expected most-memory, pack or spread"),
                 ("reservedCPUs=4096", "reservedCPUs"),
                 ("'capacityFactor={1: '", "--set capacityFactor"),
             )

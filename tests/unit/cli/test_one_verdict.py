@@ -39,7 +39,7 @@ def random_cluster(random: Random) -> list[dict[str, Any]]:
         documents.append({"kind": "Node", "metadata": {"name": f"n{n}", "labels": labels},
                           "spec": spec})  # fmt: skip
     for n, phase in enumerate(("Pending", "Pending", "Running", "Succeeded", "Failed")):
-        one = single(random.randint(1, 6), name=f"there-{n}", placed='{"main":"0"}',
+        one = single(random.randint(1, 6), name=f"there-{n}", scheduled_numa_nodes='{"main":"0"}',
                      node=f"n{random.randrange(NODES)}", phase=phase)  # fmt: skip
         documents.append({"kind": "Pod", **one})
     return documents
@@ -143,9 +143,9 @@ def by_simulate(judged: dict[str, Any]) -> dict[str, str]:
     """The same as ``simulate`` says it, without nodes that it leaves out."""
     fits = {one["name"]: str(one["numaNodes"]) for one in judged["nodes"]}
     left = ("it is cordoned", "it has a taint", "the pod's node selector")
-    refused = {name: one["reason"] for one in judged["rejectedBy"] for name in one["nodes"]
+    rejected = {name: one["reason"] for one in judged["rejectedBy"] for name in one["nodes"]
                if not one["reason"].startswith(left)}  # fmt: skip
-    return {**refused, **fits}
+    return {**rejected, **fits}
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -75,16 +75,16 @@ def test_where_it_fits_and_why_not_elsewhere() -> None:
     done = simulate(cluster, manifest(12))
     assert done.exit_code == 0, done.output
     lines = done.stdout.splitlines()
-    assert "default/new fits on 1 node; it would go to a" in lines
+    assert "default/new fits on 1 node; the best is a" in lines
     assert "  a: main on NUMA node 1, score 6" in lines or "  a: main on NUMA node 1" in done.stdout
     assert (
-        "  refused by b: needs 12 exclusive CPUs on one NUMA node; most free for exclusive use: 9"
-        in lines
+        "  rejected by b: needs 12 exclusive CPUs on one NUMA node; at most 9 free for exclusive "
+        "use" in lines
     )
-    assert "most there is: 8, and waiting does not help" in done.stdout
-    assert "refused by e: no NodeResourceTopology says" in done.stdout
-    assert "  refused by d: it is cordoned" in lines
-    assert "not the sum of requests" in done.stdout
+    assert "an empty node has 8, and waiting does not help" in done.stdout
+    assert "rejected by e: no NodeResourceTopology object" in done.stdout
+    assert "  rejected by d: it is cordoned" in lines
+    assert "Not checked: the sum of requests" in done.stdout
 
 
 def test_pods_of_a_manifest_leave_less_for_the_next() -> None:
@@ -96,10 +96,10 @@ def test_pods_of_a_manifest_leave_less_for_the_next() -> None:
 
 
 def test_pods_on_their_way_are_counted_and_nothing_moves_then() -> None:
-    held = single(6, name="held", node="a", placed='{"main":"0"}')
-    moving = nrt(8, 0, name="a", zone={f"{PREFIX}/exclusive-cpus-after-moving": "12"})
+    held = single(6, name="held", node="a", scheduled_numa_nodes='{"main":"0"}')
+    moving = nrt(8, 0, name="a", zone={f"{PREFIX}/exclusive-cpus-after-moves": "12"})
     done = simulate(listed(moving), manifest(12))
-    assert "  a: main on NUMA node 0, score 0, after movable containers of it moved" in done.stdout
+    assert "  a: main on NUMA node 0, score 0, after moving containers" in done.stdout
     cluster = listed(moving, {"kind": "Pod", **held})
     found = document(cluster, manifest(4))
     assert found["cluster"]["assumedPods"] == 1
@@ -139,7 +139,7 @@ TAINT = {"key": "gpu", "value": "yes", "effect": "NoSchedule"}
 
 
 @pytest.mark.parametrize(
-    ("spec", "fits", "refused"),
+    ("spec", "fits", "rejected"),
     [
         ({}, ["plain"], {"tainted": "it has a taint", "ssd": "it is cordoned"}),
         ({"tolerations": [{"key": "gpu", "operator": "Exists"}]}, ["plain", "tainted"], {}),
@@ -149,7 +149,7 @@ TAINT = {"key": "gpu", "value": "yes", "effect": "NoSchedule"}
 )
 @pytest.mark.parametrize("asks", [True, False])
 def test_nodes_that_kube_scheduler_leaves_out_are_left_out(
-    spec: dict[str, Any], fits: list[str], refused: dict[str, str], asks: bool
+    spec: dict[str, Any], fits: list[str], rejected: dict[str, str], asks: bool
 ) -> None:
     names = ("plain", "tainted", "ssd")
     ssd = node("ssd", unschedulable=True)
@@ -163,7 +163,7 @@ def test_nodes_that_kube_scheduler_leaves_out_are_left_out(
     (judged,) = found["pods"]
     said = {name: one["reason"] for one in judged["rejectedBy"] for name in one["nodes"]}
     assert sorted(set(names) - said.keys()) == fits
-    assert all(text in said[name] for name, text in refused.items())
+    assert all(text in said[name] for name, text in rejected.items())
     assert judged["feasible"] is bool(fits)
     if not asks:
         text = simulate(cluster, wanted).stdout
@@ -197,7 +197,7 @@ def test_lists_of_each_kind_one_after_another_and_yaml() -> None:
     together = listed(nrt(8, name="a"), {"kind": "Service", "metadata": {"name": "x"}})
     done = simulate(together, manifest(4), more=("-o", "yaml"))
     found = yaml.safe_load(done.stdout)
-    assert "Passed over: Service." in found["notes"]
+    assert "Skipped: Service." in found["notes"]
     assert found["pods"][0]["numaNodes"] == {"main": "0"}
 
 
@@ -205,7 +205,7 @@ def test_an_annotation_for_a_container_that_is_not_there_is_a_note() -> None:
     pod = manifest(4)
     pod["metadata"]["annotations"]["numa.kubernetes.io/smt.mian"] = "any"
     (found, *_) = document(listed(nrt(8, name="a"), node("a")), pod)["notes"]
-    assert found.endswith("it has 'main' (did you mean main?)")
+    assert found.endswith("only 'main' (did you mean main?)")
 
 
 def test_objects_that_cannot_be_read_are_unknown_nodes() -> None:
@@ -252,7 +252,7 @@ def test_a_pod_that_makes_no_sense_ends_nothing(key: str, odd: Any) -> None:
         (listed(1), "is 1, expected"),
         (listed({"kind": "Pod", "metadata": {}}), "a Pod has no metadata.name"),
         (listed({"kind": "Pod"}), "a Pod has no metadata.name"),
-        ({"kind": {}}, "but something without a kind"),
+        ({"kind": {}}, "but an object without a kind"),
     ],
 )
 def test_what_is_no_capture_is_said(capture: object, said: str) -> None:
@@ -310,4 +310,4 @@ def test_a_container_with_a_claim_is_not_judged_where_our_driver_is_on() -> None
     assert simulate(capture, big).exit_code == 1
     found = simulate(capture, big, more=("--set", "dra.enabled=true"))
     assert found.exit_code == 0
-    assert "such containers are not judged" in " ".join(found.output.split())
+    assert "containers with claims are not checked" in " ".join(found.output.split())

@@ -35,7 +35,7 @@ def test_a_pipe_gets_every_word_whole(crowded: str) -> None:
     assert IDS in row.split()
     assert "…" not in output
     assert "START DELAY" not in output  # over NRI nobody is
-    assert ": its memory moves from NUMA node 1 to 0\n" in output
+    assert ": its memory migrates from NUMA node 1 to 0\n" in output
 
 
 @pytest.mark.parametrize("width", [40, 60, 80])
@@ -45,7 +45,7 @@ def test_a_pipe_that_says_how_wide_it_is_is_a_terminal(
     """As with ``watch``, and never with a column of single letters."""
     monkeypatch.setenv("COLUMNS", str(width))
     output = invoke("status", "--api", crowded).output
-    assert "(no room for MEMS, POLICY, AGE; -o wide shows all columns)" in output
+    assert "(columns not shown: MEMS, POLICY, AGE; -o wide shows all)" in output
     head = next(line for line in output.splitlines() if line.startswith("NAMESPACE"))
     starts = [head.index(title) for title in head.split()]
     assert min(b - a for a, b in pairwise(starts)) >= 8
@@ -57,7 +57,7 @@ def test_a_pipe_that_says_how_wide_it_is_is_a_terminal(
 def test_a_terminal_leaves_columns_out_whole_and_says_so(crowded: str, terminal: Columns) -> None:
     output = invoke("status", "--api", crowded).output
     assert max(map(len, output.splitlines())) <= 80
-    assert "(no room for MEMS, POLICY, AGE; -o wide shows all columns)" in output
+    assert "(columns not shown: MEMS, POLICY, AGE; -o wide shows all)" in output
     assert "single-numa" not in output
     assert "…" not in output
     terminal(200)
@@ -108,7 +108,7 @@ def test_names_are_what_explain_takes(agent: Agent) -> None:
 
 
 @pytest.mark.parametrize(
-    ("narrowed", "refused", "containers", "empty"),
+    ("narrowed", "rejected", "containers", "empty"),
     [
         (["-n", "shop"], 1, 1, ""),
         (["-n", "infra"], 0, 1, ""),
@@ -119,27 +119,27 @@ def test_names_are_what_explain_takes(agent: Agent) -> None:
         (["-n", "shop", "--pod", "x"], 0, 0, "No containers of pod x in namespace shop."),
     ],
 )
-def test_refusals_are_narrowed_as_containers_are(
-    agent: Agent, narrowed: list[str], refused: int, containers: int, empty: str
+def test_rejections_are_narrowed_as_containers_are(
+    agent: Agent, narrowed: list[str], rejected: int, containers: int, empty: str
 ) -> None:
     output = invoke("status", *narrowed, "--api", agent[0]).output
-    assert ("Refused lately" in output) is bool(refused)
-    assert len([line for line in output.splitlines() if " 202 " in line]) == refused
+    assert ("Recent rejections" in output) is bool(rejected)
+    assert len([line for line in output.splitlines() if " 202 " in line]) == rejected
     assert empty in output
     document = json.loads(invoke("status", *narrowed, "-o", "json", "--api", agent[0]).output)
-    assert len(document["rejections"]) == refused
+    assert len(document["rejections"]) == rejected
     assert len(document["containers"]) == containers
 
 
 @pytest.mark.usefixtures("terminal")
-def test_more_refusals_than_a_terminal_wants_are_counted_there(
+def test_more_rejections_than_a_terminal_wants_are_counted_there(
     agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (one,) = agent[1].list_rejections()
     many = [replace(one, pod=f"p{n}") for n in range(12)]
     monkeypatch.setattr(agent[1], "list_rejections", lambda: many)
     output = invoke("status", "--api", agent[0]).output
-    assert "Refused lately (12)" in output
+    assert "Recent rejections (12)" in output
     assert "and 2 more; -o wide shows all" in output
     assert " p11 " not in output
     assert " p11 " in invoke("status", "-o", "wide", "--api", agent[0]).output
@@ -168,4 +168,4 @@ def test_a_watch_in_json_is_one_document_a_line(
     looks[:] = [0] * 3
     result = invoke("status", "-w", "-o", "json", "--api", "127.0.0.1:1")
     assert result.stdout == ""
-    assert "(trying again)" in result.stderr
+    assert "(retrying)" in result.stderr

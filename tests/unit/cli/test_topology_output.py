@@ -64,7 +64,7 @@ def test_documents_keep_their_fields(name: str) -> None:
 
 def test_what_is_out_of_reach_is_shown() -> None:
     machine = replace(machines.inside_cpuset(), withheld_memory=NUMASet([1]))
-    assert "1          16 GiB (not for us)  8     4-7,12-15" in _table(machine).splitlines()
+    assert "1          16 GiB (not for containers)  8     4-7,12-15" in _table(machine).splitlines()
     assert topology_document(machine)["numaNodes"][1]["memoryAllowed"] is False
 
 
@@ -86,7 +86,7 @@ def test_cpus_without_numa_node_and_odd_facts_are_shown() -> None:
     )
     lines = _table(machine).splitlines()
     assert "none       -       2     8-9" in lines
-    assert lines[-2:] == ["Odd about this machine:", "  - CPUs 8-9 belong to no NUMA node"]
+    assert lines[-2:] == ["Warnings about this machine:", "  - CPUs 8-9 belong to no NUMA node"]
     pages = replace(numa_node, hugepages={1 << 21: 1 << 30})
     lines = _table(replace(machine, numa_nodes={**machine.numa_nodes, 1: pages})).splitlines()
     assert "0          16 GiB  none         8     0-7" in lines

@@ -23,12 +23,12 @@ def known() -> ClusterState:
     state.update_node("n1", node())
     published = topology(8, 8)
     published["metadata"]["annotations"] = {
-        f"{PREFIX}/renewed": "1",
-        f"{PREFIX}/valid-seconds": "9",
+        f"{PREFIX}/renewed-at": "1",
+        f"{PREFIX}/validity-seconds": "9",
     }
     state.update_topology("n1", published, 0.0)
     hold = assumed_pod_of(
-        single(2, node="n1", placed='{"main":"0"}'), PodReader(AgentConfig()), 0.0
+        single(2, node="n1", scheduled_numa_nodes='{"main":"0"}'), PodReader(AgentConfig()), 0.0
     )
     assert hold is not None
     state.assume_pod(hold)
@@ -66,7 +66,7 @@ def test_the_revision_is_another_one_after_each_change(
 
 def test_a_pod_is_held_whichever_object_of_a_capture_comes_first() -> None:
     """As on a node that is not known yet; a pod that no one sent anywhere holds nothing."""
-    held = {"kind": "Pod", **single(2, node="n1", placed='{"main":"0"}')}
+    held = {"kind": "Pod", **single(2, node="n1", scheduled_numa_nodes='{"main":"0"}')}
     nowhere = {"kind": "Pod", **single(2, name="q")}
     published = {"kind": "NodeResourceTopology", **topology(8, 8)}
     for documents in ([held, nowhere, published], [published, nowhere, held]):

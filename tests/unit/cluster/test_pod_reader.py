@@ -57,7 +57,7 @@ def test_what_is_wrong_is_said_without_the_pods_name() -> None:
     ).invalid_reason.replace("a whole number of CPUs", "a whole number")
 
 
-def test_a_memory_policy_without_memory_nodes_is_refused_everywhere() -> None:
+def test_a_memory_policy_without_memory_nodes_is_rejected_everywhere() -> None:
     one = container(cpu="500m", memory="1Gi")
     wrong = READER.read_pod_request(pod(one, mempolicy="bind")).invalid_reason
     assert wrong.startswith("mempolicy is 'bind' (annotation numa.kubernetes.io/mempolicy), but")

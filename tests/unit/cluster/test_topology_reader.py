@@ -24,7 +24,7 @@ def test_the_contract() -> None:
     found = table(
         7, 3,
         attributes={"topologyManagerPolicy": "restricted", "topologyManagerScope": "pod",
-                    f"{PREFIX}/agent": "not-ready"},
+                    f"{PREFIX}/agent-state": "not-ready"},
         zone={f"{PREFIX}/free-exclusive-cpus": "2", f"{PREFIX}/threads-per-core": "2",
               f"{PREFIX}/free-cpu-milli": "2500",
               f"{PREFIX}/capacity-factor": "0.5"},

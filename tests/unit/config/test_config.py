@@ -13,7 +13,6 @@ from msgspec.structs import replace
 
 from nri_numa import config, safe_yaml
 from nri_numa.config import layers, sections, values
-from nri_numa.config.old_keys import OLD_KEYS
 from nri_numa.config.sections import AgentConfig
 from nri_numa.errors import ConfigError
 from nri_numa.machine.synthetic import build_synthetic_topology
@@ -60,15 +59,15 @@ def test_flags_beat_environment_beats_runtime_text_beats_file(tmp_path: Path) ->
     """Each layer overrides only the keys it names."""
     path = write(
         tmp_path,
-        "log: {level: error, format: json}\nstrategy: pack\noversale: 2\nstateDir: /file\n",
+        "log: {level: error, format: json}\nstrategy: pack\ncpuOvercommit: 2\nstateDir: /file\n",
     )
     loaded = config.load_config(
         path,
-        {"NRI_NUMA_OVERSALE": "4", "NRI_NUMA_STATE_DIR": "/environment"},
+        {"NRI_NUMA_CPU_OVERCOMMIT": "4", "NRI_NUMA_STATE_DIR": "/environment"},
         {"stateDir": "/flag", "log.level": None},
-        text="oversale: 3\nlog: {level: debug}\n",
+        text="cpuOvercommit: 3\nlog: {level: debug}\n",
     )
-    assert (loaded.state_dir, loaded.oversale) == ("/flag", 4)
+    assert (loaded.state_dir, loaded.cpu_overcommit) == ("/flag", 4)
     log = loaded.log
     assert (log.level, log.format) == (sections.LogLevel.DEBUG, sections.LogFormat.JSON)
     assert loaded.strategy is Strategy.PACK
@@ -104,14 +103,14 @@ def test_environment_values_of_every_kind_are_read() -> None:
             "NRI_NUMA_OBSERVE": "true",
             "NRI_NUMA_RESERVED_CPUS": "0",
             "NRI_NUMA_CAPACITY_FACTOR": "{1: 0.5}",
-            "NRI_NUMA_PUBLISH_RATE": "9",
+            "NRI_NUMA_PUBLISH_API_QPS": "9",
             "NRI_NUMA_RULES": "[{match: {qos: [BestEffort]}, set: {policy: none}}]",
             "NRI_NUMA_RECONCILE_INTERVAL": "5",
         }
     )
     assert loaded.observe
     assert loaded.capacity_factor == {1: 0.5}
-    assert loaded.publish.rate == 9
+    assert loaded.publish.api_qps == 9
     assert loaded.rules[0].match.qos == (QoSClass.BEST_EFFORT,)
     assert config.parse_duration(loaded.reconcile.interval) == 5
     assert config.derive_settings(loaded).reserved_cpus == CPUSet([0])
@@ -176,12 +175,12 @@ rules:
   - match: {}
 defaults: {cpus: both}
 reconcile: {interval: soon}
-publish: {rate: 0}
+publish: {apiQPS: 0}
 runtime: {pluginName: "a b", pluginIndex: 100}
 reservedMemory: {0: lots}
-memoryOnlyNodes: "1,,2"
+memoryOnlyNUMANodes: {ids: "1,,2"}
 annotationPrefix: Numa/x
-strictReserved: yes
+strictCPUReservation: yes
 """,
         {"NRI_NUMA_LOG_LEVEL": "loud", "NRI_NUMA_OBSERVE": "maybe"},
         {"http.address": "1.2.3.4:99999"},
@@ -206,13 +205,13 @@ strictReserved: yes
         "rules[2].set",
         "defaults.cpus",
         "reconcile.interval",
-        "publish.rate",
+        "publish.apiQPS",
         "runtime.pluginName",
         "runtime.pluginIndex",
         "reservedMemory.0",
-        "memoryOnlyNodes",
+        "memoryOnlyNUMANodes.ids",
         "annotationPrefix",
-        "strictReserved",
+        "strictCPUReservation",
         "log.level",
         "observe",
     }
@@ -268,9 +267,9 @@ def test_files_that_cannot_be_read_say_why(tmp_path: Path) -> None:
     "text",
     [
         "observe: on",
-        "oversale: .nan",
-        "oversale: .inf",
-        "oversale: '2'",
+        "cpuOvercommit: .nan",
+        "cpuOvercommit: .inf",
+        "cpuOvercommit: '2'",
         "capacityFactor: {0: .nan}",
         "rules: [{match: 1, set: {policy: none}}]",
         "http: {tokenFile: {}}",
@@ -305,7 +304,7 @@ def test_files_that_cannot_be_read_say_why(tmp_path: Path) -> None:
         "defaults: {numacpu: 1, bind: none}",
     ],
 )
-def test_bad_values_are_refused(tmp_path: Path, text: str) -> None:
+def test_bad_values_are_rejected(tmp_path: Path, text: str) -> None:
     found = mistakes(tmp_path, text)
     assert len(found) == 1
     assert ": " in found[0]
@@ -319,7 +318,8 @@ def test_bad_values_are_refused(tmp_path: Path, text: str) -> None:
         "http: {address: '127.8.9.1:9891'}",
         "http: {address: ':9891', tokenFile: /t, tlsCert: /c, tlsKey: /k}",
         "http: {address: ':9891', tokenFile: /t, allowPlaintextToken: true}",
-        "http: {socket: /run/x/agent.sock}\npublish: {rate: 0.5, resync: 90, address: 'off'}",
+        "publish: {apiQPS: 0.5, resyncInterval: 90, address: 'off'}",
+        "http: {socket: /run/x/agent.sock}",
         "scheduler: {address: ':9894', allowAnonymous: true}",
         "controller: {address: ':1', tokenFile: x, tlsCert: c, tlsKey: k}",
         "controller: {address: ':1', tokenFile: x, allowPlaintextToken: true}",
@@ -346,7 +346,7 @@ def test_what_the_machine_does_not_have_is_a_mistake() -> None:
 reservedCPUs: 0,5-6
 capacityFactor: {0: 1, 7: 0.5}
 reservedMemory: {1: 8Gi, 9: 1}
-memoryOnlyNodes: 0,2,4
+memoryOnlyNUMANodes: {ids: "0,2,4"}
 """
     )
     found = config.validate_config(loaded, machine())
@@ -355,8 +355,8 @@ memoryOnlyNodes: 0,2,4
         "capacityFactor.7",
         "reservedMemory.9",
         "reservedMemory.1",
-        "memoryOnlyNodes",
-        "memoryOnlyNodes",
+        "memoryOnlyNUMANodes.ids",
+        "memoryOnlyNUMANodes.ids",
     ]
     assert "no CPUs 5-6" in found[0]
     whole = config.load_config(text="reservedCPUs: 0-3")
@@ -368,7 +368,11 @@ memoryOnlyNodes: 0,2,4
 
 def test_the_machine_check_survives_bad_lists() -> None:
     """Form is said once, and not as a crash of the next check."""
-    broken = AgentConfig(reserved_cpus="x", memory_only_nodes="y", reserved_memory={0: "z"})
+    broken = AgentConfig(
+        reserved_cpus="x",
+        memory_only_numa_nodes=sections.MemoryOnlyNUMANodesSection(ids="y"),
+        reserved_memory={0: "z"},
+    )
     assert len(config.validate_config(broken, machine())) == 3
 
 
@@ -404,23 +408,6 @@ def test_a_reload_keeps_what_needs_a_restart() -> None:
     assert config.merge_reloadable(old, old) == old
 
 
-# --- keys of earlier configurations -------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("path", "sentence"), OLD_KEYS.items())
-def test_an_old_key_is_refused_by_a_sentence_that_says_what_to_do(
-    tmp_path: Path, path: str, sentence: str
-) -> None:
-    gathered = layers.LayeredDocument()
-    gathered.set_key(path, True, "")
-    assert f"{path}: {sentence}" in mistakes(tmp_path, json.dumps(gathered.document))
-    name = layers.build_environment_name(path)
-    assert f"environment {name}: {sentence}" in mistakes(tmp_path, "", {name: "true"})
-    new = re.split("[:,]", sentence.partition("expected ")[2])[0]
-    is_retired = new.startswith("the key to be left out")
-    assert is_retired or any(key.startswith(new) for key in sections.config_keys()), new
-
-
 # --- values -------------------------------------------------------------------------------------
 
 
@@ -436,8 +423,8 @@ FULL_RULES = replace(POLICY_RULES, static_cpus=True, cpu_order=True)
         ("{mode: policies}", POLICY_RULES, (True, True, None)),
         ("{mode: full}", FULL_RULES, (False, False, CPUAmount(1))),
         (
-            "{mode: full, except: {staticCPUs: false}}\nalignL3: true\npreferClosest: true\n"
-            "sharedPool: {cpus: 3}",
+            "{mode: full, except: {staticCPUs: false}}\nalignL3: true\n"
+            "preferClosestNUMANodes: true\nsharedPool: {minCPUs: 3}",
             replace(FULL_RULES, static_cpus=False),
             (True, True, CPUAmount(3)),
         ),
@@ -448,11 +435,11 @@ def test_the_kubelets_rules_are_those_of_the_mode_and_its_exceptions(
 ) -> None:
     made = config.derive_settings(config.load_config(text=f"kubeletCompatibility: {text}"))
     assert made.kubelet == rules
-    assert (made.prefer_closest, made.align_l3, made.limits.pool) == others
+    assert (made.prefer_closest_numa_nodes, made.align_l3, made.limits.pool) == others
 
 
 @pytest.mark.parametrize("more", ["", "strategy: packed\n"])
-def test_an_unknown_rule_of_the_kubelet_is_refused_with_those_that_there_are(
+def test_an_unknown_rule_of_the_kubelet_is_rejected_with_those_that_there_are(
     tmp_path: Path, more: str
 ) -> None:
     text = f"{more}kubeletCompatibility: {{except: {{tie: true}}}}"
@@ -467,7 +454,7 @@ def test_settings_are_what_the_file_says() -> None:
         config.load_config(
             text=r"""
 annotationPrefix: numa.example.org
-keepExclusiveCPUs: 1m30s
+podReservationTimeout: 1m30s
 defaults: {policy: "restricted\n"}
 rules:
   - match:
@@ -478,15 +465,15 @@ rules:
       containers: [c]
     set: {numacpu: 3}
 strategy: pack
-oversale: 1.5
+cpuOvercommit: 1.5
 capacityFactor: {1: 0.25}
 reservedCPUs: 0-1
-strictReserved: true
+strictCPUReservation: true
 reservedMemory: {0: 1Gi}
 kubeletCompatibility: {except: {cpuOrder: true}}
-memoryOnlyNodes: 2
-environment: false
-room: {moves: 3}
+memoryOnlyNUMANodes: {ids: 2}
+injectEnvironment: false
+rebalance: {maxMoves: 3}
 """
         )
     )
@@ -509,11 +496,11 @@ room: {moves: 3}
         cpu_overcommit=1.5,
         capacity_factor={1: 0.25},
         reserved_cpus=CPUSet([0, 1]),
-        strict_reserved=True,
+        strict_cpu_reservation=True,
         reserved_memory={0: 1 << 30},
         kubelet=KubeletRules(cpu_order=True),
-        memory_only_nodes=NUMASet([2]),
-        set_environment=False,
+        memory_only_numa_nodes=NUMASet([2]),
+        inject_environment=False,
     )
 
 

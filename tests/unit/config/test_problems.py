@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 
 from nri_numa import config as configuration
 from nri_numa.config import AgentConfig, RuntimeLinkKind, driver_sockets, validate_config
-from nri_numa.config.old_keys import OLD_KEYS
 from nri_numa.config.sections import DRA, DevicePluginSection, RuntimeLinkSection
 from nri_numa.errors import ConfigError
 
@@ -21,19 +18,22 @@ from nri_numa.errors import ConfigError
             for name in ("Worker-7", "worker_7", "-a", "a" * 254, "a b", "a/b")
         ),
         # publish, and the socket
-        ("publish: {rate: 0}", "publish.rate: 0, expected more than 0"),
+        ("publish: {apiQPS: 0}", "publish.apiQPS: 0, expected more than 0"),
         ("reconcile: {maxRepairs: 0}", "reconcile.maxRepairs: 0, expected at least 1"),
-        ("publish: {rate: 101}", "publish.rate: 101, expected at most 100"),
-        ("publish: {resync: 100ms}", "publish.resync: 100ms, expected 1s to 86400s"),
-        ("publish: {resync: soon}", "publish.resync: 'soon' is no duration"),
+        ("publish: {apiQPS: 101}", "publish.apiQPS: 101, expected at most 100"),
+        (
+            "publish: {resyncInterval: 100ms}",
+            "publish.resyncInterval: 100ms, expected 1s to 86400s",
+        ),
+        ("publish: {resyncInterval: soon}", "publish.resyncInterval: 'soon' is no duration"),
         (
             "publish: {nodeResourceTopologyValidity: 10m}",
-            "nodeResourceTopologyValidity: 10m, expected 0, or three times publish.resync",
+            "nodeResourceTopologyValidity: 10m, expected 0, or three times publish.resyncInterval",
         ),
         ("publish: {nodeResourceTopologyValidity: soon}", "'soon' is no duration"),
         ("publish: {address: '0.0.0.0:9892'}", "expected one on loopback, or off"),
         ("publish: {address: nowhere}", "publish.address: 'nowhere' is no address"),
-        ("publish: {credentials: ''}", "publish.credentials: is empty"),
+        ("publish: {credentialsDir: ''}", "publish.credentialsDir: is empty"),
         ("publish: {event: true}", "did you mean events?"),
         ("http: {socket: agent.sock}", "http.socket: 'agent.sock', expected an absolute path"),
         (f"http: {{socket: /{'x' * 120}}}", "expected an absolute path of at most 107 bytes"),
@@ -96,7 +96,10 @@ from nri_numa.errors import ConfigError
         ("scheduler: {tlsCert: a}", "scheduler.tlsKey: is not set"),
         ("scheduler: {clientCA: a}", "needs scheduler.tlsCert"),
         ("scheduler: {bindTimeout: 5s}", "scheduler.bindTimeout: 5s, expected 0.1s to 4s"),
-        ("scheduler: {settle: x}", "scheduler.settle: 'x' is no duration"),
+        (
+            "scheduler: {topologyReportDelay: x}",
+            "scheduler.topologyReportDelay: 'x' is no duration",
+        ),
         # reading containers
         ("containerUsage: {interval: 10ms}", "containerUsage.interval: 10ms, expected 1s"),
         ("containerUsage: {interval: soon}", "containerUsage.interval: 'soon' is no duration"),
@@ -107,42 +110,24 @@ from nri_numa.errors import ConfigError
         ),
         ("measuredCapacity: {mode: maybe}", "measuredCapacity.mode"),
         ("measuredCapacity: {halfLife: 0.5}", "measuredCapacity.halfLife: 0.5, expected 1s"),
-        ("measuredCapacity: {floor: 2}", "measuredCapacity.floor: 2, expected at most 1"),
-        ("room: {moves: 4}", "room.moves: 4, expected at most 3"),
+        ("measuredCapacity: {minFactor: 2}", "measuredCapacity.minFactor: 2, expected at most 1"),
+        ("rebalance: {maxMoves: 4}", "rebalance.maxMoves: 4, expected at most 3"),
         # devices
-        ("devices: {cdiDirectories: [cdi]}", "devices.cdiDirectories: 'cdi', expected an absolute"),
-        (f"devices: {{cdiDirectories: [{'/a,' * 9}]}}", "9 directories, expected at most 8"),
+        ("devices: {cdiSpecDirs: [cdi]}", "devices.cdiSpecDirs: 'cdi', expected an absolute"),
+        (f"devices: {{cdiSpecDirs: [{'/a,' * 9}]}}", "9 directories, expected at most 8"),
         ("dra: {driver: Upper.example.com}", "dra.driver: 'Upper.example.com', expected a DNS"),
         ("dra: {driver: nodots}", "dra.driver: 'nodots'"),
         (f"dra: {{driver: {'a' * 60}.com}}", "of at most 63 characters"),
-        ("dra: {handover: claims}", "dra.handover: 'claims', expected an absolute path"),
-        ("dra: {cdiDirectory: ''}", "dra.cdiDirectory: ''"),
-        ("devicePlugin: {directory: device-plugins}", "devicePlugin.directory: 'device-plugins'"),
-        (f"devicePlugin: {{directory: /{'d' * 100}}}", "because sockets in it"),
+        ("dra: {handoverDir: claims}", "dra.handoverDir: 'claims', expected an absolute path"),
+        ("dra: {enabled: true}\ndevices: {cdiSpecDirs: []}", "devices.cdiSpecDirs: is empty"),
+        ("devicePlugin: {socketDir: device-plugins}", "devicePlugin.socketDir: 'device-plugins'"),
+        (f"devicePlugin: {{socketDir: /{'d' * 100}}}", "because sockets in it"),
     ],
 )
 def test_a_mistake_is_named_with_what_was_expected(text: str, words: str) -> None:
     with pytest.raises(ConfigError) as caught:
         configuration.load_config(text=text)
     assert any(words in problem for problem in caught.value.problems), caught.value.problems
-
-
-@pytest.mark.parametrize("path", OLD_KEYS)
-def test_an_old_key_is_refused_by_what_to_do_instead(path: str) -> None:
-    """In a file, below a section that is gone as well, and in the environment."""
-    sentence = OLD_KEYS[path]
-    assert (" is gone" in f" {sentence}", "expected" in sentence) == (True, True)
-    environment = "NRI_NUMA_" + re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[.]", "_", path).upper()
-    for flags, env, name in (
-        ({path: 1}, {}, path),
-        ({f"{path}.below": 1}, {}, path),
-        ({}, {environment: "1"}, f"environment {environment}"),
-        ({}, {f"{environment}_BELOW": "1"}, f"environment {environment}_BELOW"),
-    ):
-        with pytest.raises(ConfigError) as caught:
-            configuration.load_config(env=env, flags=flags)
-        (problem,) = caught.value.problems
-        assert problem.startswith(f"{name}: {sentence}")
 
 
 def test_what_costs_or_evicts_is_off_by_default() -> None:

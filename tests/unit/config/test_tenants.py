@@ -13,19 +13,19 @@ from nri_numa.machine.synthetic import build_synthetic_topology
 TENANTS = """
 permissions:
   - match: {namespaces: [db-*], labels: {tier: gold}, qos: [Guaranteed]}
-    unpaidCPUs: true
-    reservedCPUs: true
-  - keys: [policy, numacpu]
-    values: {policy: [best-effort], numacpu: [0-3, 8]}
-    otherwise: ignore
+    allowUnrequestedCPUs: true
+    allowReservedCPUs: true
+  - allowedKeys: [policy, numacpu]
+    allowedValues: {policy: [best-effort], numacpu: [0-3, 8]}
+    onDenied: ignore
 quotas:
   exclusiveCPUs: 75%
-  idleCPUs: 4
+  idleSiblings: 4
   listedCPUs: 12.5%
   namespaces:
     - namespaces: [team-*]
       exclusiveCPUs: 16
-sharedPool: {cpus: 10%, numaNodeCPUs: 1}
+sharedPool: {minCPUs: 10%, minCPUsPerNUMANode: 1}
 """
 
 
@@ -39,10 +39,10 @@ def test_permissions_and_quotas_reach_the_engine(tmp_path: Path) -> None:
         ("db-*",),
         {"tier": "gold"},
     )
-    assert trusted.unpaid_cpus
-    assert trusted.reserved_cpus
-    assert trusted.keys == ("*",)
-    assert rest.values == {"policy": ("best-effort",), "numacpu": ("0-3", "8")}
+    assert trusted.allow_unrequested_cpus
+    assert trusted.allow_reserved_cpus
+    assert trusted.allowed_keys == ("*",)
+    assert rest.allowed_values == {"policy": ("best-effort",), "numacpu": ("0-3", "8")}
     assert rest.on_denied == "ignore"
     limits = found.limits
     assert [
@@ -60,50 +60,50 @@ def test_permissions_and_quotas_reach_the_engine(tmp_path: Path) -> None:
 def test_every_mistake_about_tenants_is_told_at_once() -> None:
     text = """
 permissions:
-  - keys: [polcy]
-  - keys: [policy]
-    values: {cpus: [shared], smt: [], numa: [x], policy: [best]}
+  - allowedKeys: [polcy]
+  - allowedKeys: [policy]
+    allowedValues: {cpus: [shared], smt: [], numa: [x], policy: [best]}
 quotas:
   exclusiveCPUs: 101%
-  idleCPUs: many
+  idleSiblings: many
   listedCPUs: -1
   namespaces:
     - exclusiveCPUs: 9000
-sharedPool: {cpus: "", numaNodeCPUs: auto}
+sharedPool: {minCPUs: "", minCPUsPerNUMANode: auto}
 """
     with pytest.raises(ConfigError) as caught:
         load_config(text=text)
     told = "\n".join(caught.value.problems)
     for words in (
-        "permissions[0].keys: 'polcy' is not a known key",
+        "permissions[0].allowedKeys: 'polcy' is not a known key",
         "permissions[0].match: matches every pod, so that the entries after it never count",
-        "permissions[1].values.cpus: has values, but permissions[1].keys does not allow the key",
-        "permissions[1].values.smt: is empty",
-        "permissions[1].values: 'numa' is not a known key",
-        "permissions[1].values.policy: 'best' is not valid, expected one of none, best-effort",
+        "permissions[1].allowedValues.cpus: has values, but permissions[1].allowedKeys does not",
+        "permissions[1].allowedValues.smt: is empty",
+        "permissions[1].allowedValues: 'numa' is not a known key",
+        "permissions[1].allowedValues.policy: 'best' is not valid, expected one of none",
         "quotas.exclusiveCPUs: '101%', expected a number of CPUs, or a part of them such as 25%",
-        "quotas.idleCPUs: 'many'",
+        "quotas.idleSiblings: 'many'",
         "quotas.listedCPUs: '-1'",
         "quotas.namespaces[0].namespaces: is empty",
         "quotas.namespaces[0].exclusiveCPUs: '9000'",
-        "sharedPool.cpus: ''",
-        "sharedPool.numaNodeCPUs: 'auto'",
+        "sharedPool.minCPUs: ''",
+        "sharedPool.minCPUsPerNUMANode: 'auto'",
     ):
         assert words in told
 
 
 def test_a_floor_of_the_whole_machine_is_a_mistake() -> None:
     machine = build_synthetic_topology(sockets=1, numa_per_socket=1, cores_per_numa=4)
-    told = validate_config(load_config(text="sharedPool: {cpus: 8}"), machine)
+    told = validate_config(load_config(text="sharedPool: {minCPUs: 8}"), machine)
     assert told == [
-        "sharedPool.cpus: 8 is the whole machine, which has 8 CPUs; no CPU could be exclusive"
+        "sharedPool.minCPUs: 8 is the whole machine, which has 8 CPUs; no CPU could be exclusive"
     ]
-    assert validate_config(load_config(text="sharedPool: {cpus: 7}"), machine) == []
+    assert validate_config(load_config(text="sharedPool: {minCPUs: 7}"), machine) == []
 
 
 def test_tenants_are_reloaded_live() -> None:
     live, restart = changed_paths(load_config(), load_config(text=TENANTS))
-    assert {"permissions", "quotas.exclusiveCPUs", "quotas.namespaces", "sharedPool.cpus"} <= {
+    assert {"permissions", "quotas.exclusiveCPUs", "quotas.namespaces", "sharedPool.minCPUs"} <= {
         *live
     }
     assert restart == ()

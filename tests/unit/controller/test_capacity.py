@@ -132,7 +132,7 @@ def test_the_last_value_may_count_on_unless_it_is_withdrawn() -> None:
 async def test_what_a_silent_source_leaves_is_configured(
     tmp_path: Path, silent: str, zones: object
 ) -> None:
-    cluster, section = Cluster(), Controller(credentials=str(tmp_path), on_stale_source=silent)
+    cluster, section = Cluster(), Controller(credentials_dir=str(tmp_path), on_stale_source=silent)
     cluster.output = ControllerService(AgentConfig(controller=section), ClusterObjects()).capacity
     cluster.see()
     cluster.says(n0=0.5)
@@ -221,7 +221,7 @@ def test_an_annotation_that_nobody_can_read_goes() -> None:
     assert cluster.zones is None
 
 
-def test_unknown_nodes_and_numa_nodes_are_refused_with_what_there_is() -> None:
+def test_unknown_nodes_and_numa_nodes_are_rejected_with_what_there_is() -> None:
     cluster = Cluster()
     for name, ids in (("a", "0-1,4"), ("old", ""), ("odd", "x")):
         cluster.see(name, ids)

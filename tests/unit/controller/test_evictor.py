@@ -82,7 +82,7 @@ def test_who_is_there_goes_in_turn_after_a_while() -> None:
 async def test_a_workload_leaves_a_drained_numa_node_as_a_whole(tmp_path: Path) -> None:
     """Of other evictions a workload has a number in a while; as the controller is configured."""
     section = Controller(
-        credentials=str(tmp_path),
+        credentials_dir=str(tmp_path),
         evictions=EvictionSection(drained_numa_nodes=DrainEviction(evict=True)),
     )
     bed = DrainBed(*(pod(name, "4", workload="web") for name in "abc"))
@@ -220,7 +220,7 @@ def test_pods_leave_one_by_one_when_it_stays_low() -> None:
     (event, _) = bed.bodies(Resource.EVENTS)
     assert event["reason"] == "NUMANodeStolen"
     assert event["note"] == (
-        "evicted: the host takes away CPU time of NUMA node 0 of node n "
+        "evicted: the host steals CPU time of NUMA node 0 of node n "
         "(measured factor 0: 0.6, limit 0.7)"
     )
 

@@ -57,7 +57,7 @@ async def test_a_stuck_pod_and_one_whose_time_is_taken_go(
         "NUMANodeStolen",
     }
     assert all(one["eventTime"] > "2020" for one in bed.cluster.all(Resource.EVENTS))
-    assert "nri_numa_controller_stolen_numa_nodes 1.0" in metrics
+    assert "nri_numa_controller_degraded_numa_nodes 1.0" in metrics
     assert "nri_numa_controller_stuck_pods 0.0" in metrics
 
 

@@ -61,8 +61,8 @@ def test_a_query() -> None:
         (sample("1", node="b"), "None names no NUMA node"),
         (sample("1", numa_node="0"), "has no label node"),
         (sample("1", node="a", numa_node="0"), "has more than one sample"),
-        ("x", "is not as expected"),
-        ({"metric": {}, "value": 1}, "is not as expected"),
+        ("x", "is not valid"),
+        ({"metric": {}, "value": 1}, "is not valid"),
     ],
 )
 def test_a_bad_sample_spoils_no_other(bad: object, said: str) -> None:
@@ -77,9 +77,12 @@ def test_a_bad_sample_spoils_no_other(bad: object, said: str) -> None:
     [
         ({"status": "error", "error": "parse error"}, "parse error"),
         ([], "the query failed"),
-        ({"status": "success", "data": {"resultType": "matrix", "result": []}}, "no instant"),
-        ({"status": "success", "data": {"resultType": "scalar", "result": [1, "1"]}}, "no instant"),
-        ({"status": "success"}, "no instant vector"),
+        ({"status": "success", "data": {"resultType": "matrix", "result": []}}, "not an instant"),
+        (
+            {"status": "success", "data": {"resultType": "scalar", "result": [1, "1"]}},
+            "not an instant",
+        ),
+        ({"status": "success"}, "not an instant vector"),
     ],
 )
 def test_no_such_answer(document: object, said: str) -> None:

@@ -61,7 +61,7 @@ def test_what_nodes_publish_is_shown(bed: ClusterPage) -> None:
     zone = {f"{PREFIX}/capacity-factor": "0.5"}
     bed.tell(
         topology(8, 4, name="b", zone=zone),
-        topology(16, 16, name="a", attributes={f"{PREFIX}/agent": "not-ready"}),
+        topology(16, 16, name="a", attributes={f"{PREFIX}/agent-state": "not-ready"}),
         {"metadata": {"name": "c"}},
         drained={"b": "1"},
     )
@@ -90,7 +90,7 @@ def test_what_nodes_publish_is_shown(bed: ClusterPage) -> None:
     }
     assert b["fragmentation"] == 0.333
     assert b["feasible"] is None
-    problem = "no NodeResourceTopology says what its NUMA nodes have"
+    problem = "no NodeResourceTopology object for this node"
     assert (c["zones"], c["fragmentation"], c["problem"]) == ([], 0, problem)
 
 
@@ -107,7 +107,7 @@ def test_who_fits_comes_first_and_says_where(bed: ClusterPage) -> None:
     assert [one["feasible"] for one in found["nodes"]] == [True, True, False, False]
     assert found["nodes"][1]["numaNodes"] == "1"
     assert found["nodes"][2]["reason"] == (
-        "needs 12 exclusive CPUs on one NUMA node; most free for exclusive use: 4"
+        "needs 12 exclusive CPUs on one NUMA node; at most 4 free for exclusive use"
     )
     assert names(document(bed, "cpus=12&fittingOnly=true")) == ["b", "a"]
     assert names(document(bed, "cpus=8&policy=best-effort&fittingOnly=true")) == ["b", "a", "c"]

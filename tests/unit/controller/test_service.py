@@ -37,7 +37,7 @@ from tests.beds.watch_clients import event_line, watch_of
 @pytest.fixture
 async def bed(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[ControllerBed]:
     bed, published = ControllerBed(tmp_path, **getattr(request, "param", {})), topology(8, 4)
-    valid = {f"{PREFIX}/renewed": "12:00", f"{PREFIX}/valid-seconds": "1"}
+    valid = {f"{PREFIX}/renewed-at": "12:00", f"{PREFIX}/validity-seconds": "1"}
     published["metadata"]["annotations"] = valid
     bed.cluster.put(Resource.TOPOLOGIES, published)
     async with bed.running():
@@ -64,8 +64,8 @@ async def test_what_is_put_is_written_shown_and_taken_away(bed: ControllerBed) -
     assert json.loads(text)["zones"] == {"0": 0.625}
     _, metrics = await bed.get("/metrics")
     assert "nri_numa_controller_leader 1.0" in metrics
-    assert "nri_numa_controller_lowered_nodes 1.0" in metrics
-    assert 'offers_total{result="accepted",source="put"} 2.0' in metrics
+    assert "nri_numa_controller_reduced_capacity_nodes 1.0" in metrics
+    assert 'source_reports_total{result="accepted",source="put"} 2.0' in metrics
     assert (await bed.ask("DELETE", PATH))[0] == 204
     await until(lambda: bed.zones("n1") is None)
     nothing = {"node": "n1", "zones": {}, "seconds": 0, "source": ""}
@@ -101,7 +101,7 @@ async def test_of_nodes_only_the_metadata_is_read_where_that_will_do(
     assert asked() == (every if whole else {("GET", f"{only}List"), ("WATCH", only)})
 
 
-async def test_bad_requests_are_refused_with_a_sentence(bed: ControllerBed) -> None:
+async def test_bad_requests_are_rejected_with_a_sentence(bed: ControllerBed) -> None:
     good = {"zones": {"0": 0.5}}
     cases: list[tuple[str, str, object, str | None, int, str]] = [
         ("PUT", PATH, good, None, 401, "expected the header Authorization"),
@@ -132,9 +132,9 @@ async def test_bad_requests_are_refused_with_a_sentence(bed: ControllerBed) -> N
     for method, path, body, token, code, said in cases:
         found, text = await bed.ask(method, path, body, token)
         assert (found, said in text) == (code, True), (body, text)
-    # Each of 13 sound documents; what is no document or has no token is no offer.
+    # Each of 13 sound documents; what document is not valid or has no token is no offer.
     metrics = (await bed.get("/metrics"))[1]
-    assert 'offers_total{result="refused",source="put"} 13.0' in metrics
+    assert 'source_reports_total{result="rejected",source="put"} 13.0' in metrics
     assert bed.writes() == []
 
 
@@ -155,8 +155,8 @@ async def test_an_api_server_that_is_away_is_said_once_and_waited_for(
     bed.cluster.fail(503, "shutting down", on="^PATCH")
     for factor in (0.5, 0.25):
         assert (await bed.ask("PUT", PATH, {"zones": {"0": factor}}))[0] == 200
-        refused = len(bed.writes())
-        await until(lambda refused=refused: len(bed.writes()) > refused)
+        rejected = len(bed.writes())
+        await until(lambda rejected=rejected: len(bed.writes()) > rejected)
     assert "nri_numa_controller_api_up 0.0" in (await bed.ask("GET", "/metrics"))[1]
     assert said("API server unavailable") == 1
     bed.cluster.recover()
@@ -213,7 +213,7 @@ async def test_who_does_not_lead_is_ready_and_hands_on_what_is_put(
         if secure:
             async with (stranger := follower("another")).running():
                 code, text = await stranger.ask("PUT", PATH, {"zones": {"0": 0.25}})
-                assert (code, "which leads, cannot be asked" in text) == (503, True)
+                assert (code, "the leader, does not answer" in text) == (503, True)
 
 
 async def test_a_file_is_read_again_when_it_changes(
@@ -279,7 +279,7 @@ async def test_a_query_of_a_server_that_answers_nonsense(
 
 
 def test_a_token_that_is_not_there_is_an_error_of_the_configuration(tmp_path: Path) -> None:
-    section = Controller(token_file=str(tmp_path / "nothing"), credentials=str(tmp_path))
+    section = Controller(token_file=str(tmp_path / "nothing"), credentials_dir=str(tmp_path))
 
     async def make() -> None:
         controller(section)
@@ -293,7 +293,7 @@ def test_an_address_that_somebody_has_ends_it(tmp_path: Path) -> None:
     async def run() -> None:
         server = await asyncio.start_server(lambda r, w: None, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
-        section = Controller(address=f"127.0.0.1:{port}", credentials=str(tmp_path))
+        section = Controller(address=f"127.0.0.1:{port}", credentials_dir=str(tmp_path))
         with pytest.raises(OSError, match="Address already in use"):
             await controller(section).run()
         server.close()
@@ -321,7 +321,7 @@ async def test_the_page_of_the_cluster_is_there_where_switched_on(bed: Controlle
     assert TOKEN not in (await bed.get("/v1/cluster"))[1]
 
 
-def test_an_object_is_read_once_for_page_and_refused_pods(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_object_is_read_once_for_page_and_rejected_pods(monkeypatch: pytest.MonkeyPatch) -> None:
     """Twice, it was 4,800 events in a second of CPU."""
     seen = list[Any]()
     monkeypatch.setattr(
@@ -354,7 +354,10 @@ def test_a_renewed_certificate_is_served(tmp_path: Path) -> None:
     async def run() -> None:
         make_certificate(tmp_path, "first")
         section = Controller(
-            address="127.0.0.1:0", credentials=str(tmp_path), tls_cert=str(cert), tls_key=str(key)
+            address="127.0.0.1:0",
+            credentials_dir=str(tmp_path),
+            tls_cert=str(cert),
+            tls_key=str(key),
         )
         service = controller(section)
         service.server.listen_on_port(0)
@@ -374,6 +377,6 @@ def test_a_renewed_certificate_is_served(tmp_path: Path) -> None:
 def test_files_that_are_no_certificate_end_it(tmp_path: Path) -> None:
     file = tmp_path / "no.pem"
     file.write_text("nothing")
-    section = Controller(credentials=str(tmp_path), tls_cert=str(file), tls_key=str(file))
+    section = Controller(credentials_dir=str(tmp_path), tls_cert=str(file), tls_key=str(file))
     with pytest.raises(ConfigError, match=r"controller\.tlsCert: .* cannot be used"):
         controller(section)

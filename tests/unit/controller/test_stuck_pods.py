@@ -67,7 +67,7 @@ class StuckPodBed(EvictorBed):
         self.nodes.update_node(document["metadata"]["name"], document)
 
     def publish(self, name: str, *free: int, agent: str = "ready") -> None:
-        told = topology(*free, of=8, name=name, attributes={f"{PREFIX}/agent": agent})
+        told = topology(*free, of=8, name=name, attributes={f"{PREFIX}/agent-state": agent})
         self.nodes.update_topology(name, told, self.now)
 
     def see(self, *pods: dict[str, Any]) -> None:
@@ -84,7 +84,7 @@ class StuckPodBed(EvictorBed):
 ROOM = {"full": (2, 2), "free": (8, 8)}
 
 
-def test_who_is_refused_for_a_while_goes_where_there_is_room() -> None:
+def test_who_is_rejected_for_a_while_goes_where_there_is_room() -> None:
     bed = StuckPodBed(ROOM)
     bed.see(pod("web"))
     assert bed.output.pending_count() == 1
@@ -96,8 +96,8 @@ def test_who_is_refused_for_a_while_goes_where_there_is_room() -> None:
     }
     assert event.body["reason"] == "NUMAPodMoved"
     assert event.body["note"] == (
-        "evicted: node full has refused it for 60 s, and free has room; "
-        "InsufficientCPUs: needs 4 exclusive CPUs; most free for exclusive use: 2"
+        "evicted: node full has rejected it for 60 s, and free has room; "
+        "InsufficientCPUs: needs 4 exclusive CPUs; at most 2 free for exclusive use"
     )
     assert bed.output.pending_count() == 0
 
@@ -219,7 +219,10 @@ def test_a_look_for_another_node_has_turns(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_node_whose_object_nobody_renews_is_no_way_out() -> None:
     bed = StuckPodBed(ROOM)
     told = topology(8, 8, of=8, name="free")
-    told["metadata"]["annotations"] = {f"{PREFIX}/renewed": "1", f"{PREFIX}/valid-seconds": "9"}
+    told["metadata"]["annotations"] = {
+        f"{PREFIX}/renewed-at": "1",
+        f"{PREFIX}/validity-seconds": "9",
+    }
     bed.nodes.update_topology("free", told, 0.0)
     assert bed.nodes.expire_topologies(9.0) == ["free"]
     bed.run(200, pod("web"))
@@ -325,11 +328,11 @@ def test_a_dry_run_asks_once_and_says_so() -> None:
         },
     ],
 )
-def test_a_status_of_something_else_is_no_refusal(status: dict[str, Any]) -> None:
+def test_a_status_of_something_else_is_no_rejection(status: dict[str, Any]) -> None:
     assert plugin_rejection({**pod("web"), "status": status}) == ""
 
 
-def test_init_containers_are_refused_too() -> None:
+def test_init_containers_are_rejected_too() -> None:
     found = pod("web")
     waits = found["status"].pop("containerStatuses")
     found["status"]["initContainerStatuses"] = [{"name": "first"}, *waits]
@@ -347,7 +350,7 @@ def test_a_pod_of_which_one_container_runs_goes_as_well() -> None:
     assert bed.evicted == [("web", 60.0)]
     eviction, event = bed.requests
     assert eviction.body["deleteOptions"]["preconditions"]["resourceVersion"] == "8"
-    assert "node full has refused it for 60 s, and free" in event.body["note"]
+    assert "node full has rejected it for 60 s, and free" in event.body["note"]
 
 
 @pytest.mark.parametrize("phase", ["Pending", "Running"])

@@ -33,7 +33,7 @@ def node(name: str, **spec: Any) -> dict[str, Any]:
 
 
 TAINT = {"key": "team", "value": "secret-value", "effect": "NoSchedule"}
-NOT_READY = {f"{PREFIX}/agent": "not-ready"}
+NOT_READY = {f"{PREFIX}/agent-state": "not-ready"}
 NODES: Mapping[str, tuple[Any, Any]] = {
     "a": (node("a"), topology(4, 8, name="a")),
     "b": (node("b"), topology(2, 2, name="b")),
@@ -77,7 +77,7 @@ class Questions:
         assert len(body) <= verdicts.MAX_ANSWER_BYTES
         return json.loads(body)
 
-    async def refused(self, name: str = "p", **more: str) -> APIError:
+    async def rejected(self, name: str = "p", **more: str) -> APIError:
         with pytest.raises(APIError) as caught:
             await self.ask(name, **more)
         return caught.value
@@ -92,7 +92,7 @@ async def test_an_answer_has_the_best_node_and_why_not_the_others() -> None:
         "verdict": "feasible", "invalidReason": "", "feasibleNodes": 2, "evaluatedNodes": 3,
         "bestNode": "a", "numaNodes": {"main": "1"}, "afterMoves": False,
         "reasons": [{
-            "message": "needs 6 exclusive CPUs on one NUMA node; most free for exclusive use: 2",
+            "message": "needs 6 exclusive CPUs on one NUMA node; at most 2 free for exclusive use",
             "retryCondition": "room", "nodes": 1, "examples": ["b"],
         }],
         "excluded": [
@@ -168,15 +168,15 @@ async def test_only_who_knows_the_uid_gets_an_answer() -> None:
     questions.pods.on_pod(single(6))
     questions.pods.on_pod(single(6, name="other"))
     wrong, missing, others = (
-        await questions.refused(uid="x"),
-        await questions.refused("none", uid="x"),
-        await questions.refused(uid="uid-other"),
+        await questions.rejected(uid="x"),
+        await questions.rejected("none", uid="x"),
+        await questions.rejected(uid="uid-other"),
     )
     assert {one.status for one in (wrong, missing, others)} == {404}
     assert wrong.message.replace("/p ", "/none ") == missing.message
     assert others.message.replace("uid-other", "x") == wrong.message
     questions.pods.on_pod_removed("uid-p")
-    assert (await questions.refused()).status == 404
+    assert (await questions.rejected()).status == 404
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ async def test_only_who_knows_the_uid_gets_an_answer() -> None:
     ],
 )
 async def test_what_is_no_question_is_said(target: str, problem: str) -> None:
-    error = await Questions().refused(target=target)
+    error = await Questions().rejected(target=target)
     assert (error.status, error.reason) == (400, "BadQuery")
     assert problem in error.message
 
@@ -199,12 +199,12 @@ async def test_one_question_at_a_time_and_five_a_second() -> None:
     questions.pods.on_pod(single(6))
     begun = asyncio.create_task(questions.ask())
     await asyncio.sleep(0)
-    busy = await questions.refused()
+    busy = await questions.rejected()
     assert (busy.status, busy.headers) == (429, [("Retry-After", "1")])
     assert (await begun).status == 200
     for _ in range(verdicts.MAX_QUESTIONS_PER_S - 1):
         assert (await questions.ask()).status == 200
-    assert (await questions.refused()).status == 429
+    assert (await questions.rejected()).status == 429
     questions.now += 1
     assert (await questions.ask()).status == 200
 
@@ -256,7 +256,7 @@ async def test_more_pods_than_are_remembered_have_no_verdict(
     questions = Questions()
     questions.pods.on_pod(single(6))
     questions.pods.on_pod(single(6, name="second"))
-    assert (await questions.refused("second")).status == 404
+    assert (await questions.rejected("second")).status == 404
     assert (await questions.ask()).status == 200
 
 

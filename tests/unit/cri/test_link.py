@@ -163,7 +163,7 @@ async def test_a_refused_container_is_taken_in_and_that_is_told_once(bed: CRIBed
         assert (namespace, pod, uid, container) == ("ns", "wrong", "wrong", "main")
         assert "77" in message
         assert len(bed.world.history.rejections) == 1
-        # It leaves CPUs that are somebody's, as every unbound one does.
+        # It leaves CPUs that are somebody's, as every unpinned one does.
         runtime.pod("own", cpus="exclusive")
         runtime.create("owner", "own", milli=1000)
         await until(lambda: runtime.cpus("refused") == "1-3", "it makes room")
@@ -206,7 +206,7 @@ async def test_a_resize_that_cannot_be_had_moves_nobody_and_is_said_once(listed:
         listings = runtime.listings
         await until(lambda: runtime.listings > listings + 5, "it is looked at again")
         (refused,) = listed.world.history.rejections
-        assert "resize refused" in refused.message
+        assert "resize rejected" in refused.message
         assert (runtime.cpus("owner"), runtime.cpus("neighbour")) == ("0", "1-3")
         assert runtime.containers["owner"].cpu["quota"] == 900_000, "as docs/runtimes.md says"
         cpus, mems = CPUSet.parse("0"), NUMASet.parse("0")

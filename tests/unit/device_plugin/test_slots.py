@@ -85,7 +85,7 @@ def test_what_the_kubelet_gave_away_before_we_started() -> None:
 
 
 @pytest.mark.parametrize("wrong", [["slot-4"], ["slot-0", "x" * 999], [], [""], ["numa0-slot-0"]])
-def test_ids_that_were_never_offered_are_refused(wrong: list[str]) -> None:
+def test_ids_that_were_never_offered_are_rejected(wrong: list[str]) -> None:
     slots = SlotList()
     slots.apply_counts(told({0: 2}), 0)
     with pytest.raises(UnknownSlots, match="expected ids that were offered: 2 ids such as slot-0"):

@@ -105,7 +105,7 @@ def notes(root: Path, sources: Devices | None = None, **variables: str) -> list[
 def test_what_is_no_address_is_said_and_gives_nothing(tmp_path: Path) -> None:
     found = notes(tmp_path, PCIDEVICE_X="../../etc, ,0000:3b:02.9," + "x" * 200)
     assert len(found) == 3
-    assert all(len(note) < 200 and "no PCI address" in note for note in found)
+    assert all(len(note) < 200 and "not a PCI address" in note for note in found)
 
 
 @pytest.mark.parametrize(
@@ -115,8 +115,8 @@ def test_what_is_no_address_is_said_and_gives_nothing(tmp_path: Path) -> None:
         ("void", []),
         ("none", []),
         ("", []),
-        ("all", ["images set it"]),
-        ("ALL", ["images set it"]),
+        ("all", ["images set themselves"]),
+        ("ALL", ["images set themselves"]),
     ],
 )
 def test_uuids_and_indices_are_read_and_words_of_images_are_not(

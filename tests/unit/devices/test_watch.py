@@ -31,7 +31,7 @@ from tests.beds.world import container, pod
 
 GPU_AT, NIC_AT = "0000:3b:00.0", "0000:af:00.1"
 UUID = "GPU-11111111-2222-3333-4444-555555555555"
-LOCAL = Devices(network=False, pod_resources=False)
+LOCAL = Devices(network_interfaces=False, pod_resources=False)
 NETWORK = "/proc/self/ns/net"
 PATIENCE_S = 180.0
 POD = pod("web")
@@ -48,7 +48,7 @@ class DeviceBed:
     def watch(self, sources: Devices = LOCAL, **kwargs: Any) -> DeviceWatch:
         kwargs.setdefault("alignable_nodes", lambda: NUMASet((0, 1)))
         made = DeviceWatch(
-            replace(sources, cdi_directories=(str(self.root / "cdi"),)),
+            replace(sources, cdi_spec_dirs=(str(self.root / "cdi"),)),
             root=str(self.root),
             kubelet_root=str(self.root),
             deadline=PATIENCE_S,
@@ -118,7 +118,7 @@ def test_a_cdi_file_that_came_later_is_read_when_a_pod_begins_or_a_name_is_misse
     wanted = DeviceMentions(cdi=("x.com/gpu=g0",))
     missed = seen(watch, POD, container(POD), wanted)
     assert missed.devices == ()
-    assert "CDI device 'x.com/gpu=g0' stands in no file" in missed.device_notes[0]
+    assert "CDI device 'x.com/gpu=g0' is in no CDI file" in missed.device_notes[0]
     card = bed.root / "sys/devices/pci0000:af" / NIC_AT
     bed.tree.link("sys/class/net/ens1", bed.tree.child(card, "net", "ens1"))
     node = {"path": "/dev/nvidia0", "type": "c", "major": 195, "minor": 0}
@@ -137,7 +137,7 @@ def test_what_a_variable_makes_up_is_no_hint_and_is_said(bed: DeviceBed) -> None
     assert found.devices == ()
     assert found.device_notes == (
         "GPU 'GPU-none' is not known to the driver: no hint",
-        "variable PCIDEVICE_X names 0000:ff:1f.7, which is not there: no hint",
+        "variable PCIDEVICE_X names 0000:ff:1f.7, which does not exist: no hint",
     )
 
 
@@ -158,7 +158,12 @@ def test_a_gpu_that_came_later_is_read_after_it_was_missed(bed: DeviceBed) -> No
 
 def test_sources_that_are_off_are_not_looked_at(bed: DeviceBed) -> None:
     off = Devices(
-        nodes=False, variables=False, nvidia=False, cdi=False, network=False, pod_resources=False
+        device_nodes=False,
+        sriov_variables=False,
+        nvidia=False,
+        cdi=False,
+        network_interfaces=False,
+        pod_resources=False,
     )
     watch = bed.watch(off)
     mentions = DeviceMentions(
@@ -175,18 +180,18 @@ def test_a_device_on_a_numa_node_without_cpus_is_no_hint(bed: DeviceBed) -> None
     found = seen(watch, POD, container(POD), DeviceMentions(variables={"PCIDEVICE_X": GPU_AT}))
     assert found.devices == ()
     assert found.device_notes == (
-        f"its GPU {GPU_AT} is on NUMA node 1, where no CPUs are: no hint",
+        f"its GPU {GPU_AT} is on NUMA node 1, which has no CPUs: no hint",
     )
 
 
 def test_more_devices_than_are_looked_at_are_said(bed: DeviceBed) -> None:
     found = seen(bed.watch(), POD, container(POD), DeviceMentions(unread=3))
-    assert found.device_notes == ("3 more devices than are looked at: no hint of them",)
+    assert found.device_notes == ("3 more devices than are read: no hint",)
 
 
 # --- the kubelet ------------------------------------------------------------------------------
 
-ASKED = Devices(network=False)
+ASKED = Devices(network_interfaces=False)
 
 
 def answer(*devices: tuple[str, str, str, tuple[int, ...]]) -> pb.GetPodResourcesResponse:
@@ -257,7 +262,7 @@ def test_a_kubelet_that_is_not_there_is_said_and_nothing_else(bed: DeviceBed) ->
     found = seen(watch, POD, container(POD), DeviceMentions(variables={"PCIDEVICE_X": GPU_AT}))
     assert has(found) == ON_GPU
     assert len(found.device_notes) == 1
-    assert "the kubelet does not say what it gave: " in found.device_notes[0]
+    assert "the kubelet does not report its devices: " in found.device_notes[0]
 
 
 def test_while_the_kubelet_hangs_containers_are_seen_without_it(bed: DeviceBed) -> None:
@@ -272,7 +277,7 @@ def test_while_the_kubelet_hangs_containers_are_seen_without_it(bed: DeviceBed) 
         watch.on_run_pod(POD)
         found = seen(watch, POD, container(POD), NO_DEVICE_MENTIONS)
         assert found.devices == ()
-        assert found.device_notes == ("the kubelet has not said yet what it gave: no hint of that",)
+        assert found.device_notes == ("the kubelet has not reported its devices yet: no hint",)
         held.set()
         watch.wait_for_tasks()
     assert has(seen(watch, POD, container(POD), NO_DEVICE_MENTIONS)) == {"x.com/fpga": {"f1": {1}}}
@@ -286,7 +291,7 @@ def test_a_pod_whose_namespace_is_gone_is_said(bed: DeviceBed) -> None:
     watch.on_run_pod(replace(POD, network_namespace=str(bed.root / "gone")))
     watch.wait_for_tasks()
     (note,) = seen(watch, POD, container(POD), NO_DEVICE_MENTIONS).device_notes
-    assert note.startswith("its network interfaces cannot be looked at: ")
+    assert note.startswith("its network interfaces cannot be read: ")
 
 
 def test_what_is_known_of_a_pod_goes_with_it_and_stays_over_a_comparison(bed: DeviceBed) -> None:

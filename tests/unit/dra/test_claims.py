@@ -110,7 +110,7 @@ PLACES = (
 
 
 @given(st.sampled_from(PLACES), JSON)
-def test_whatever_is_there_it_is_read_or_refused(place: tuple[Any, ...], value: object) -> None:
+def test_whatever_is_there_it_is_read_or_rejected(place: tuple[Any, ...], value: object) -> None:
     document = copy.deepcopy(claim(configs=[config({"smt": "any"})]))
     at: Any = document
     for step in place[:-1]:
@@ -124,7 +124,7 @@ def test_whatever_is_there_it_is_read_or_refused(place: tuple[Any, ...], value: 
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"version":2}', "[" * 100_000, '{"version":1}'])
-def test_records_of_others_are_refused(text: str) -> None:
+def test_records_of_others_are_rejected(text: str) -> None:
     with pytest.raises(InvalidClaim):
         decode_record(text)
 

@@ -40,8 +40,8 @@ def test_a_claim_is_handed_over_and_nothing_stays(tmp_path: Path) -> None:
     ("answer", "words"),
     [
         ({"problem": "get resourceclaims: 403"}, "claim shop/four: get resourceclaims: 403"),
-        ("no json", "is no document"),
-        ("[]", "is no document"),
+        ("no json", "document is not valid"),
+        ("[]", "document is not valid"),
         ("x" * (300 << 10), "is larger than"),
     ],
 )
@@ -58,7 +58,7 @@ def test_a_publisher_that_is_not_there_is_not_waited_for(tmp_path: Path) -> None
 
 
 def test_a_directory_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InvalidClaim, match=r"dra\.handover: .*No such file"):
+    with pytest.raises(InvalidClaim, match=r"dra\.handoverDir: .*No such file"):
         asker(tmp_path / "none", None).fetch_claim("shop", "four", UID)
 
 

@@ -37,7 +37,7 @@ def seen(
 
 
 def node(*, owner: bool = True) -> World:
-    """An unbound, a listed and a sharing container, and one that owns two CPUs."""
+    """An unpinned, a listed and a sharing container, and one that owns two CPUs."""
     world = World(TOPOLOGY)
     world.synchronize()
     world.place(pod("free", qos=QoSClass.BEST_EFFORT))
@@ -67,7 +67,7 @@ def test_a_rewritten_cpuset_is_written_back_and_only_the_file_that_differs() -> 
     assert plan(world, observed) == (("listed-app", "", "0", False),)
     observed["listed-app"] = seen("", "")
     (correction,) = plan_corrections(world.agent.current.desired, observed)
-    assert correction.finding == "cpuset.cpus is empty, meant 1; cpuset.mems is empty, meant 0"
+    assert correction.finding == "cpuset.cpus is empty, desired 1; cpuset.mems is empty, desired 0"
     assert (correction.pod, correction.container) == ("default/listed", "app")
     assert (str(correction.desired_cpus), str(correction.desired_mems)) == ("1", "0")
     update = correction.to_update
@@ -84,10 +84,10 @@ def test_a_finding_says_what_differs_and_nothing_else() -> None:
     }
     corrections = plan_corrections(world.agent.current.desired, observed)
     findings = {c.container_id: c.finding for c in corrections}
-    assert findings["listed-app"] == "cpuset.mems is 1, meant 0"
-    assert findings["shared-app"].startswith("cpuset.cpus is 0-7, meant ")
+    assert findings["listed-app"] == "cpuset.mems is 1, desired 0"
+    assert findings["shared-app"].startswith("cpuset.cpus is 0-7, desired ")
     assert "mems" not in findings["shared-app"]
-    assert findings["owner-app"] == "the CFS quota is 150000 µs, meant none"
+    assert findings["owner-app"] == "the CFS quota is 150000 µs, desired none"
 
 
 def test_what_a_container_may_use_is_known_also_where_it_is_left_alone() -> None:
@@ -139,9 +139,9 @@ def test_a_cgroup_above_that_takes_cpus_or_memory_is_reported_and_not_fought() -
     assert correction.is_report_only
     assert correction.to_update.is_empty
     assert correction.finding == (
-        "cpuset.cpus is 1 as meant, but a cgroup above leaves 3 of it "
+        "cpuset.cpus is 1 as desired, but a parent cgroup leaves 3 of it "
         "(kubepods.slice has 3); "
-        "cpuset.mems is 0 as meant, but a cgroup above leaves 1 of it"
+        "cpuset.mems is 0 as desired, but a parent cgroup leaves 1 of it"
     )
 
 
@@ -155,7 +155,7 @@ def test_a_list_that_the_kernel_would_refuse_is_not_written_and_the_reason_is_sa
     none = one.without_blocked_lists("pods has 0", "pods has 1")
     assert (none.is_report_only, none.obstacle) == (True, "pods has 0; pods has 1")
     assert none.finding == (
-        "cpuset.cpus is 0, meant 1; cpuset.mems is 1, meant 0; pods has 0; pods has 1"
+        "cpuset.cpus is 0, desired 1; cpuset.mems is 1, desired 0; pods has 0; pods has 1"
     )
     assert (str(none.desired_cpus), str(none.desired_mems)) == ("1", "0")
 

@@ -222,9 +222,9 @@ def test_amounts_reserve_what_the_kubelet_would_take() -> None:
 def test_strict_reservation_is_taken_over_as_far_as_anything_is_left() -> None:
     strict = {"strict-cpu-reservation": "True"}
     found = beside({}, KubeletFacts(reserved_cpus=CPUSet.parse("0"), cpu_options=strict))
-    assert found.settings.strict_reserved
+    assert found.settings.strict_cpu_reservation
     everything = KubeletFacts(reserved_milli=1_000_000, cpu_options=strict)
-    assert not beside({}, everything).settings.strict_reserved
+    assert not beside({}, everything).settings.strict_cpu_reservation
 
 
 def test_reserved_cpus_of_another_machine_are_passed_over() -> None:
@@ -265,7 +265,7 @@ def test_reserved_memory_without_numa_nodes_is_spread_by_their_size() -> None:
             KubeletFacts(memory_policy="Static"),
             "both place the memory",
         ),
-        ({}, KubeletFacts(topology_policy="restricted"), "before nri-numa is asked"),
+        ({}, KubeletFacts(topology_policy="restricted"), "before nri-numa and whatever"),
     ],
 )
 def test_two_managers_of_the_same_thing_are_a_difference(
@@ -336,7 +336,7 @@ def test_files_that_are_not_there_and_too_many_are_told(tmp_path: Path) -> None:
     assert len(found.problems) == 2
     os.mkfifo(tmp_path / "pipe")
     assert (
-        "is no regular file"
+        "is not a regular file"
         in read_kubelet_config(str(tmp_path / "pipe"), "", str(tmp_path)).problems[0]
     )
     for number in range(200):

@@ -10,7 +10,7 @@ from nri_numa.observe.metrics import Metrics
 
 
 def gauge(metrics: Metrics, manager: str) -> float | None:
-    return metrics.registry.get_sample_value("nri_numa_kubelet_static", {"manager": manager})
+    return metrics.registry.get_sample_value("nri_numa_kubelet_static_policy", {"manager": manager})
 
 
 def test_a_static_policy_is_said_once_and_its_end_too() -> None:

@@ -83,7 +83,7 @@ def test_an_older_kubelet_is_asked_for_all_pods(directory: Path) -> None:
 
 
 def test_no_socket_and_nobody_at_the_socket(directory: Path) -> None:
-    assert "is not there" in str(query_pod(str(directory), "shop", "web"))
+    assert "does not exist" in str(query_pod(str(directory), "shop", "web"))
     assert query_allocated_device_ids(str(directory), "a/slot") == set()
     (directory / "pod-resources").mkdir()
     (directory / "pod-resources/kubelet.sock").touch()
@@ -93,7 +93,7 @@ def test_no_socket_and_nobody_at_the_socket(directory: Path) -> None:
 @pytest.mark.parametrize(
     ("code", "words", "said"),
     [
-        (grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit", "asked too often"),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit", "too often"),
         (grpc.StatusCode.UNKNOWN, "pod web in namespace shop not found", "knows no such pod"),
         (grpc.StatusCode.INTERNAL, "on fire", "the kubelet refused: INTERNAL: on fire"),
         (grpc.StatusCode.UNIMPLEMENTED, "unknown service", "does not serve this"),
@@ -135,15 +135,15 @@ def test_both_sides_in_words_and_where_they_differ(directory: Path) -> None:
 
     main = explained("main", cpus="4-5", slots="slot-0")
     assert told(main, explained("helper"), explained("init")) == [
-        "The kubelet gave container main exclusive CPUs 4-5; 1073741824 bytes of memory of NUMA "
+        "The kubelet granted container main exclusive CPUs 4-5; 1 GiB of memory of NUMA "
         "node 0; a/gpu g1 of NUMA nodes 0-1; a/slot slot-0, slot-1; claimed device d/n/a; claimed "
         "device d/n/b.",
-        "The kubelet gave container helper nothing exclusive: no CPUs, memory or devices.",
-        "The kubelet reports nothing about container init.",
+        "The kubelet granted container helper no exclusive CPUs, memory or devices.",
+        "The kubelet does not report container init.",
     ]
     assert told(explained("main", cpus="2-3", slots="slot-7"))[1:] == [
-        "That differs: the agent says CPUs 2-3, the kubelet CPUs 4-5.",
-        "That differs: the agent says that it holds slot-7, the kubelet gave it no such device.",
+        "These differ: the agent has CPUs 2-3, the kubelet CPUs 4-5.",
+        "These differ: the agent has slot-7, the kubelet has no such device for it.",
     ]
     assert len(told(explained("main", cpus="odd"), {"container": "helper"})) == 2
 
@@ -151,7 +151,7 @@ def test_both_sides_in_words_and_where_they_differ(directory: Path) -> None:
 def test_no_word_is_one_sentence(directory: Path) -> None:
     word = explain.query_kubelet_grants(str(directory), "shop", "web")
     (sentence,) = explain.kubelet_grant_sentences(word, [explained("main")])
-    assert sentence.startswith("The kubelet's own word cannot be had: ")
+    assert sentence.startswith("Could not ask the kubelet: ")
 
 
 def test_many_ids_are_cut_short_and_hostile_names_are_harmless() -> None:
@@ -188,7 +188,7 @@ def test_devices_are_counted_where_they_are(directory: Path) -> None:
 
 
 def test_why_devices_are_not_counted(directory: Path) -> None:
-    assert "is not there" in query_device_counts(str(directory))
+    assert "does not exist" in query_device_counts(str(directory))
     refuses = failing(grpc.StatusCode.UNKNOWN, "not today")
     with pod_resources(directory, answered, refuses, machine):
         assert query_device_counts(str(directory)) == "the kubelet refused: UNKNOWN: not today"

@@ -79,7 +79,7 @@ def test_a_damaged_file_changes_nothing_and_is_told_once(tmp_path: Path, text: s
     assert files.refresh_and_report_change(*MACHINE)
     (problem,) = files.problems
     assert "cpu_manager_state" in problem
-    assert "what it said before still holds" in problem
+    assert "its previous content still applies" in problem
     assert str(files.grants.granted_cpus) == "1"
     assert not files.refresh_and_report_change(*MACHINE)
     write(tmp_path, static(b="2"))
@@ -93,7 +93,7 @@ def test_nobody_waits_for_a_pipe_in_its_place(tmp_path: Path) -> None:
     files = KubeletStateFiles(str(tmp_path))
     assert files.refresh_and_report_change(*MACHINE)
     assert len(files.problems) == 2
-    assert "is no regular file" in files.problems[0]
+    assert "is not a regular file" in files.problems[0]
 
 
 def test_a_file_that_cannot_be_reached_is_told_until_it_can(tmp_path: Path) -> None:

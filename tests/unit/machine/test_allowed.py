@@ -98,7 +98,7 @@ def test_a_partition_in_a_partition_is_named_and_its_cpus_are_the_exclusive_ones
     ("state", "why"),
     [
         ("isolated invalid (Cpu list in cpuset.cpus not exclusive)", "Cpu list in cpuset.cpus not"),
-        ("isolated invalid", "the kernel does not say why"),
+        ("isolated invalid", "the kernel gives no reason"),
     ],
 )
 def test_an_invalid_partition_takes_nothing_and_is_told(root: Path, state: str, why: str) -> None:
@@ -109,7 +109,7 @@ def test_an_invalid_partition_takes_nothing_and_is_told(root: Path, state: str, 
     assert str(machine.partitions[0].cpus) == "6-7"
     (told,) = _told(machine)
     assert told.startswith(
-        f"the cgroup rt.slice is meant to be a partition (isolated) and is none: {why}"
+        f"the cgroup rt.slice should be a partition (isolated) and is not: {why}"
     )
     assert changed_texts_by_field(machines.dual_smt_16(), machine) == {"partitions": "none"}
 

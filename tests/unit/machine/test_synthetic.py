@@ -31,6 +31,6 @@ def test_chiplets_share_caches_in_groups_of_cores() -> None:
         ({"numbering": "random"}, "random"),
     ],
 )
-def test_contradicting_numbers_are_refused(wrong: dict[str, Any], message: str) -> None:
+def test_contradicting_numbers_are_rejected(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build_synthetic_topology(**wrong)

@@ -97,7 +97,7 @@ def test_a_capture_may_be_unpacked_one_directory_down(tmp_path: Path) -> None:
     assert discover_topology(tmp_path) == machines.single_smt()
 
 
-def test_two_machines_in_one_place_are_refused(tmp_path: Path) -> None:
+def test_two_machines_in_one_place_are_rejected(tmp_path: Path) -> None:
     for name in ("a", "b"):
         write_sysfs(tmp_path / name, machines.one_cpu())
     with pytest.raises(TopologyError, match="holds 2 machines; expected one, such as a"):
@@ -172,7 +172,7 @@ def test_members_that_point_outside_are_ignored(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["machine.tar"]  # nothing was unpacked
 
 
-def test_archives_that_are_too_large_are_refused(
+def test_archives_that_are_too_large_are_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "machine.tar.gz"

@@ -74,7 +74,7 @@ def test_a_document_is_told_as_a_table_and_drawn() -> None:
     assert "Not shown here: X, because there is one." in text
     assert "  - the load" in text
     quiet = "\n".join(measurement_lines({**made, "noise": []}))
-    assert quiet.endswith("The machine was quiet meanwhile.")
+    assert quiet.endswith("The machine was idle during the measurement.")
     drawn = ElementTree.fromstring(render_results_svg(made))
     words = " ".join(drawn.itertext())
     assert "<Local> & remote" in words

@@ -6,7 +6,7 @@ import pytest
 
 from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, ListFormatError, NUMASet
 
-REFUSED = [
+REJECTED = [
     ("1,,2", "an empty item between commas"),
     ("1,", "an empty item between commas"),
     (" ", "' ' is not a number or a range such as 0-3"),
@@ -34,9 +34,9 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(
-    ("text", "found"), REFUSED, ids=[f"{i}-{p[0][:12]!a}" for i, p in enumerate(REFUSED)]
+    ("text", "found"), REJECTED, ids=[f"{i}-{p[0][:12]!a}" for i, p in enumerate(REJECTED)]
 )
-def test_what_is_not_list_format_is_refused_with_the_part_that_is_wrong(
+def test_what_is_not_list_format_is_rejected_with_the_part_that_is_wrong(
     text: str, found: str
 ) -> None:
     with pytest.raises(ListFormatError) as caught:

@@ -54,10 +54,10 @@ def test_what_is_written_is_read() -> None:
     ],
 )
 def test_what_is_no_such_document_says_why(text: str, said: str) -> None:
-    with pytest.raises(BadCapacity) as refused:
+    with pytest.raises(BadCapacity) as rejected:
         parse_offline_capacity(text)
-    assert said in str(refused.value)
-    assert str(refused.value).isprintable()
+    assert said in str(rejected.value)
+    assert str(rejected.value).isprintable()
 
 
 def test_zones_are_bounded_and_may_be_numbers() -> None:

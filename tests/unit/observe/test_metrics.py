@@ -20,10 +20,10 @@ def sample(numa_node: int) -> NUMANodeSample:
         cpus={"exclusive": 2, "idle": 0, "kubelet": 0, "shared": 5, "reserved": 1},
         capacity_cpus=8,
         allocated_cpus=4.75,
-        available_cpus=3.25,
+        free_cpus=3.25,
         memory_bytes=67257405440,
         memory_allocated_bytes=1 << 30,
-        memory_available_bytes=1 << 34,
+        memory_free_bytes=1 << 34,
         capacity_factor=0.5,
         hugepages={2 << 20: (4 << 20, 2 << 20)},
     )
@@ -41,7 +41,7 @@ def full() -> Metrics:
     metrics = Metrics("0.1.0")
     metrics.record_registration("containerd", "v2.1.9")
     metrics.record_request("CreateContainer", 0.0004)
-    metrics.record_decision("refused", "NotEnoughCPUs", "restricted")
+    metrics.record_decision("rejected", "NotEnoughCPUs", "restricted")
     metrics.record_loop_lag(0.002)
     metrics.http_requests.labels("/metrics", "200").inc()
     metrics.snapshot = lambda: MetricsSnapshot(
@@ -69,13 +69,13 @@ def values(metrics: Metrics) -> dict[str, float]:
 def test_what_is_counted_is_told() -> None:
     metrics = full()
     metrics.record_request("CreateContainer", 3.0)
-    metrics.record_decision("refused", "NotEnoughCPUs", "restricted")
+    metrics.record_decision("rejected", "NotEnoughCPUs", "restricted")
     told = values(metrics)
     assert told["nri_numa_requests_total{event=CreateContainer}"] == 2
     assert told["nri_numa_request_duration_seconds_bucket{event=CreateContainer,le=0.0005}"] == 1
     assert told["nri_numa_request_duration_seconds_bucket{event=CreateContainer,le=2.0}"] == 1
     assert (
-        told["nri_numa_decisions_total{outcome=refused,policy=restricted,reason=NotEnoughCPUs}"]
+        told["nri_numa_decisions_total{outcome=rejected,policy=restricted,reason=NotEnoughCPUs}"]
         == 2
     )
     assert told["nri_numa_link_up"] == 1
@@ -84,16 +84,16 @@ def test_what_is_counted_is_told() -> None:
 
 def test_the_node_is_told_per_numa_node() -> None:
     told = values(full())
-    assert told["nri_numa_numa_node_cpus{numa_node=0,state=exclusive}"] == 2
-    assert told["nri_numa_numa_node_cpus{numa_node=1,state=reserved}"] == 1
-    assert told["nri_numa_numa_node_capacity_cpus{numa_node=0}"] == 8
-    assert told["nri_numa_numa_node_allocated_cpus{numa_node=0}"] == 4.75
-    assert told["nri_numa_numa_node_available_cpus{numa_node=0}"] == 3.25
-    assert told["nri_numa_numa_node_memory_bytes{numa_node=0}"] == 67257405440
-    assert told["nri_numa_numa_node_capacity_factor{numa_node=1}"] == 0.5
-    assert told["nri_numa_numa_node_hugepages_bytes{numa_node=0,page_size=2097152}"] == 4 << 20
-    assert told["nri_numa_containers{kind=shared,preferred=true}"] == 2
-    assert told["nri_numa_containers{kind=exclusive,preferred=false}"] == 1
+    assert told["nri_numa_cpus{numa_node=0,state=exclusive}"] == 2
+    assert told["nri_numa_cpus{numa_node=1,state=reserved}"] == 1
+    assert told["nri_numa_capacity_cpus{numa_node=0}"] == 8
+    assert told["nri_numa_allocated_cpus{numa_node=0}"] == 4.75
+    assert told["nri_numa_free_cpus{numa_node=0}"] == 3.25
+    assert told["nri_numa_memory_bytes{numa_node=0}"] == 67257405440
+    assert told["nri_numa_capacity_factor{numa_node=1}"] == 0.5
+    assert told["nri_numa_hugepages_bytes{numa_node=0,page_size=2097152}"] == 4 << 20
+    assert told["nri_numa_containers{aligned=true,kind=shared}"] == 2
+    assert told["nri_numa_containers{aligned=false,kind=exclusive}"] == 1
     assert told["nri_numa_node_info{node_name=worker-7}"] == 1
     assert told["nri_numa_checkpoint_written_timestamp_seconds"] == 1_700_000_000.25
 
@@ -117,10 +117,10 @@ def test_a_containers_labels_are_not_those_that_a_scrape_of_pods_adds() -> None:
         if f.name == "nri_numa_container_info"
     )
     labels = family.samples[0].labels
-    assert labels["pod_namespace"] == "shop"
-    assert labels["pod_name"] == "pod-0"
-    assert labels["container_name"] == "server"
-    assert labels["preferred"] == "true"
+    assert labels["namespace"] == "shop"
+    assert labels["pod"] == "pod-0"
+    assert labels["container"] == "server"
+    assert labels["aligned"] == "true"
 
 
 def test_a_runtime_that_was_replaced_is_not_told_any_more() -> None:
@@ -135,8 +135,8 @@ def test_the_longest_gap_is_kept() -> None:
     metrics.record_loop_lag(0.5)
     metrics.record_loop_lag(0.1)
     told = values(metrics)
-    assert told["nri_numa_loop_lag_seconds"] == 0.1
-    assert told["nri_numa_loop_lag_longest_seconds"] == 0.5
+    assert told["nri_numa_event_loop_lag_seconds"] == 0.1
+    assert told["nri_numa_event_loop_max_lag_seconds"] == 0.5
 
 
 def test_hostile_names_do_not_break_the_format() -> None:
@@ -144,7 +144,7 @@ def test_hostile_names_do_not_break_the_format() -> None:
     metrics.snapshot = lambda: MetricsSnapshot(state=state(1, HOSTILE))
     families = {f.name: f for f in text_string_to_metric_families(metrics.render_metrics())}
     labels = families["nri_numa_container_info"].samples[0].labels
-    assert labels["container_name"] == escape_unprintable(HOSTILE)
+    assert labels["container"] == escape_unprintable(HOSTILE)
 
 
 def test_names_follow_the_conventions() -> None:

@@ -41,8 +41,8 @@ def test_a_pod_tells_of_its_pinned_containers_only() -> None:
     containers = [
         assignment(1),
         replace(assignment(1, "second"), cpus="4"),
-        replace(assignment(1, "plain"), kind="unbound", mems=""),
-        replace(assignment(1, "memory"), kind="unbound", mems="1"),
+        replace(assignment(1, "plain"), kind="unpinned", mems=""),
+        replace(assignment(1, "memory"), kind="unpinned", mems="1"),
         replace(assignment(1, "granted"), kind="kubelet", cpus="", foreign_cpus="6-7", mems=""),
         replace(assignment(2), kind="foreign"),
     ]
@@ -63,7 +63,7 @@ def test_an_event_is_about_the_container() -> None:
     assert event["regarding"]["fieldPath"] == "spec.containers{main}"
     assert event["regarding"]["uid"] == "8d7c"
     assert event["note"] == "NoSuchCPU: CPU 63 is not here"
-    assert (event["reason"], event["type"]) == ("PlacementRefused", "Warning")
+    assert (event["reason"], event["type"]) == ("PlacementRejected", "Warning")
     assert "series" not in event
 
 

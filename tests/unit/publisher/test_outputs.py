@@ -175,7 +175,7 @@ def test_a_node_that_cannot_be_seen_says_what_it_said() -> None:
     assert len(bed.requests) == 4
 
 
-def test_what_the_agent_would_refuse_for_its_length_stays_here() -> None:
+def test_what_the_agent_would_reject_for_its_length_stays_here() -> None:
     output, bed, said = handover(drained="0")
     before = output.document
     for text, problem in (("0," * 40_000, "expected 65536 at most"), ("0", "")):

@@ -108,13 +108,13 @@ async def test_what_waits_and_what_will_never_be_written_is_counted(
     await until(lambda: 'output="events",result="done",verb="create"} 1.0' in bed.metrics())
     bed.cluster.fail(503, "shutting down")
     notice(bed, id="0a0b0c0d20", number=32, container="b")
-    await until(lambda: 'publish_waiting{output="events"} 1.0' in bed.metrics())
+    await until(lambda: 'publisher_pending_objects{output="events"} 1.0' in bed.metrics())
     bed.cluster.recover()
     bed.cluster.fail(422, "note: too long", on="^POST")
-    await until(lambda: 'publish_waiting{output="events"} 0.0' in bed.metrics())
+    await until(lambda: 'publisher_pending_objects{output="events"} 0.0' in bed.metrics())
     assert len(said(caplog, "object not written")) == 1
     notice(bed, id="0a0b0c0d22", number=33, container="d")
-    await until(lambda: 'publish_dropped_total{output="events"} 2.0' in bed.metrics())
+    await until(lambda: 'publisher_objects_dropped_total{output="events"} 2.0' in bed.metrics())
     bed.cluster.recover()
     notice(bed, id="0a0b0c0d21", number=34, container="c")
     await until(lambda: len(bed.events()) == 2)
@@ -142,7 +142,7 @@ async def test_probes_and_metrics(bed: PublisherBed) -> None:
     assert (await get(address, "/healthz")).status == 200
     assert (await get(address, "/readyz")).body == b"ok\n"
     metrics = (await get(address, "/metrics")).body.decode()
-    assert "nri_numa_publish_agent_up 1.0" in metrics
+    assert "nri_numa_publisher_agent_up 1.0" in metrics
     assert (await get(address, "/secret")).status == 404
     await bed.stop_agent()
     await until(lambda: bed.publisher.problem)
@@ -175,10 +175,10 @@ async def test_without_an_exporter_all_else_is_written(
     monkeypatch.setitem(sys.modules, traces.EXPORTER_LOGGER_NAME, None)
     bed.publish["otlp_endpoint"] = "http://127.0.0.1:1"
     bed.start_publisher()
-    await until(lambda: 'publish_output_up{output="traces"} 0.0' in bed.metrics())
+    await until(lambda: 'publisher_output_up{output="traces"} 0.0' in bed.metrics())
     await until(lambda: bed.events())
     monkeypatch.undo()
-    await until(lambda: 'publish_output_up{output="traces"} 1.0' in bed.metrics())
+    await until(lambda: 'publisher_output_up{output="traces"} 1.0' in bed.metrics())
     assert len(said(caplog, "spans not sent")) == len(said(caplog, "sent again")) == 1
 
 
@@ -212,7 +212,7 @@ async def test_the_topology_follows_the_agent(bed: PublisherBed) -> None:
     def left(bed: PublisherBed) -> object:
         return bed.topology and bed.topology["zones"][0]["resources"][0]["available"]
 
-    agent = partial(bed.attribute, "numa.kubernetes.io/agent")
+    agent = partial(bed.attribute, "numa.kubernetes.io/agent-state")
     await until(lambda: left(bed) == "3")
     bed.view.free_cpus = 1
     bed.view.changed()
@@ -308,7 +308,7 @@ async def test_a_numa_node_that_is_left_out_is_said_once(
     await until(lambda: len(bed.topology.get("zones", ())) > 60)
     bed.view.ready = False
     bed.view.changed()
-    await until(lambda: bed.attribute("numa.kubernetes.io/agent") == "not-ready")
+    await until(lambda: bed.attribute("numa.kubernetes.io/agent-state") == "not-ready")
     assert "node-64" not in {zone["name"] for zone in bed.topology["zones"]}
     assert len(said(caplog, "omitted")) == 1
 
@@ -369,7 +369,7 @@ async def test_numa_nodes_are_published_and_claims_handed_to_the_agent(
     await bed.stop_publisher()
     handover = directory / "claims"
     handover.mkdir()
-    bed.sections = {"dra": DRA(enabled=True, handover=str(handover))}
+    bed.sections = {"dra": DRA(enabled=True, handover_dir=str(handover))}
     for number in "01":
         question = {"namespace": "shop", "name": "gone"}
         (handover / f"ask-{number:0>16}.json").write_text(json.dumps(question))
@@ -396,4 +396,4 @@ async def test_a_clock_that_differs_is_shown_and_said(
         notice(bed, id=f"0a0b0c0d{number}", number=number, container=f"c{number}")
         await until(lambda number=number: len(bed.events()) == number - 30)
     assert caplog.text.count("node clock skewed") == 1
-    assert "nri_numa_publish_clock_skew_seconds -600.0" in bed.metrics()
+    assert "nri_numa_publisher_clock_skew_seconds -600.0" in bed.metrics()

@@ -76,8 +76,8 @@ def test_an_empty_machine() -> None:
         "nodeTopologyPodsFingerprint": pods_fingerprint([]),
         "nodeTopologyPodsFingerprintMethod": "with-exclusive-resources",
         "x.io/free-exclusive-cpus": "31",
-        "x.io/agent": "ready",
-        "x.io/charged": "",
+        "x.io/agent-state": "ready",
+        "x.io/counted-containers": "",
     }
 
 
@@ -197,8 +197,8 @@ def test_what_was_measured_is_told_apart() -> None:
         NodeSnapshot(world.agent.current.machine, world.agent.current.state), measured={1: 0.7}
     )
     what = by_name(build_topology_contents("x.io", found)["zones"])
-    assert "x.io/measured-factor" not in values(what["node-0"]["attributes"])
-    assert values(what["node-1"]["attributes"])["x.io/measured-factor"] == "0.7"
+    assert "x.io/measured-capacity-factor" not in values(what["node-0"]["attributes"])
+    assert values(what["node-1"]["attributes"])["x.io/measured-capacity-factor"] == "0.7"
 
 
 def test_numbers_are_in_order_whatever_the_agent_says() -> None:
@@ -216,9 +216,12 @@ def test_an_agent_that_is_gone_keeps_its_numbers() -> None:
     what = build_topology_contents("x.io", FakeView().scheduler_zones_document())
     silent = topology.contents_with_agent_not_ready("x.io", what)
     assert silent["zones"] == what["zones"]
-    assert values(silent["attributes"]) == {**values(what["attributes"]), "x.io/agent": "not-ready"}
+    assert values(silent["attributes"]) == {
+        **values(what["attributes"]),
+        "x.io/agent-state": "not-ready",
+    }
     not_ready = build_topology_contents("x.io", FakeView(ready=False).scheduler_zones_document())
-    assert values(not_ready["attributes"])["x.io/agent"] == "not-ready"
+    assert values(not_ready["attributes"])["x.io/agent-state"] == "not-ready"
 
 
 # --- the plugin's verdicts, on what is published --------------------------------------------------
@@ -272,13 +275,13 @@ def test_devices_are_resources_of_their_numa_node() -> None:
     names = [one["name"] for one in by_name(what["zones"])["node-1"]["resources"]]
     assert names == ["cpu", "memory", "a/gpu", "b/nic"]
     assert "a/gpu" not in by_name(by_name(what["zones"])["node-0"]["resources"])
-    assert values(what["attributes"])["x.io/devices"] == "counted"
+    assert values(what["attributes"])["x.io/device-counts"] == "counted"
 
 
 def test_devices_that_nobody_knows_are_not_none() -> None:
-    assert "x.io/devices" not in values(with_devices(None)["attributes"])
+    assert "x.io/device-counts" not in values(with_devices(None)["attributes"])
     what = with_devices("the kubelet has not answered yet")
-    assert values(what["attributes"])["x.io/devices"] == "unknown"
+    assert values(what["attributes"])["x.io/device-counts"] == "unknown"
     assert [one["name"] for one in what["zones"][0]["resources"]] == ["cpu", "memory"]
 
 

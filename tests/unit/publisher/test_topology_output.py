@@ -35,11 +35,11 @@ class TopologyBed(ObjectBed):
 
     @property
     def freed(self) -> int:
-        return int(self.metadata["annotations"]["x.io/freed"])
+        return int(self.metadata["annotations"]["x.io/release-counter"])
 
     @property
     def agent(self) -> str:
-        return str({a["name"]: a["value"] for a in self.object["attributes"]}["x.io/agent"])
+        return str({a["name"]: a["value"] for a in self.object["attributes"]}["x.io/agent-state"])
 
 
 @pytest.fixture
@@ -279,12 +279,12 @@ def test_where_it_has_a_validity_each_look_renews_it() -> None:
         bed.output.schedule_resync()
         bed.says(seconds=RELEASE_TOUCH_DELAY_S + 1)
         said = bed.metadata["annotations"]
-        assert said["x.io/valid-seconds"] == "900"
-        assert said["x.io/renewed"] > before
-        before = said["x.io/renewed"]
+        assert said["x.io/validity-seconds"] == "900"
+        assert said["x.io/renewed-at"] > before
+        before = said["x.io/renewed-at"]
 
 
 def test_without_a_validity_nothing_is_written_for_it(started: TopologyBed) -> None:
     started.output.renew_validity(1_795_000_000.0)
     assert started.output.pending_count() == 0
-    assert set(started.metadata["annotations"]) == {"x.io/freed"}
+    assert set(started.metadata["annotations"]) == {"x.io/release-counter"}

@@ -23,7 +23,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> ClusterObjects:
     """What the command finds by these credentials."""
     cluster = ClusterObjects()
     clients = {("/credentials", "nri-numa-withdraw"): cluster}
-    monkeypatch.setenv("NRI_NUMA_PUBLISH_CREDENTIALS", "/credentials")
+    monkeypatch.setenv("NRI_NUMA_PUBLISH_CREDENTIALS_DIR", "/credentials")
     monkeypatch.setattr("nri_numa.kube.api.KubeAPI", lambda *arguments: clients[arguments])
     return cluster
 

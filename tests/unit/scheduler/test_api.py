@@ -42,7 +42,8 @@ async def test_node_and_annotation_are_one_write(bed: ExtenderBed) -> None:
     assert request.path == "/api/v1/namespaces/default/pods/p/binding"
     assert request.body["target"]["name"] == "n1"
     assert request.body["metadata"] == {
-        "name": "p", "uid": "uid-p", "annotations": {"numa.kubernetes.io/placed": '{"main":"0"}'},
+        "name": "p", "uid": "uid-p",
+        "annotations": {"numa.kubernetes.io/scheduled-numa-nodes": '{"main":"0"}'},
     }  # fmt: skip
 
 
@@ -52,7 +53,7 @@ async def test_its_node_learns_of_all_containers_with_the_binding(bed: ExtenderB
     main = container(cpu="3", memory="1Gi")
     bed.schedule(pod(main, init=init, policy="single-numa-node"))
     assert await bed.bind() == ""
-    text = bed.bindings()[0]["metadata"]["annotations"][f"{PREFIX}/containers"]
+    text = bed.bindings()[0]["metadata"]["annotations"][f"{PREFIX}/container-resources"]
     assert json.loads(text) == {
         "prepare": {"cpu": "2000m", "memory": "1073741824", "ends": True},
         "log": {"cpu": "500m", "memory": "1073741824"},
@@ -83,7 +84,7 @@ async def test_what_is_held_is_looked_at_again_when_a_pod_is_bound(bed: Extender
     assert await bed.bind("a") == ""
     assert await bed.bind("b") == ""
     why = await bed.bind("c")
-    assert why == "needs 3 exclusive CPUs on one NUMA node; most free for exclusive use: 1"
+    assert why == "needs 3 exclusive CPUs on one NUMA node; at most 1 free for exclusive use"
     assert len(bed.nodes.assumed_pods) == 2
     assert len(bed.cluster.requests) == 2
 
@@ -93,9 +94,11 @@ async def test_a_pod_on_two_numa_nodes_takes_from_both(bed: ExtenderBed) -> None
     bed.schedule(single(3, name="more"), single(2, name="rest"))
     assert await bed.bind("wide") == ""
     why = await bed.bind("more")
-    assert why == "needs 3 exclusive CPUs on one NUMA node; most free for exclusive use: 2"
+    assert why == "needs 3 exclusive CPUs on one NUMA node; at most 2 free for exclusive use"
     assert await bed.bind("rest") == ""
-    placed = [sent["metadata"]["annotations"][f"{PREFIX}/placed"] for sent in bed.bindings()]
+    placed = [
+        sent["metadata"]["annotations"][f"{PREFIX}/scheduled-numa-nodes"] for sent in bed.bindings()
+    ]
     assert placed == ['{"main":"0-1"}', '{"main":"1"}'], "the first NUMA node is full"
 
 
@@ -161,7 +164,9 @@ async def test_a_pod_that_has_its_node_keeps_what_is_held_there(
 
 def running(name: str, **keys: Any) -> dict[str, Any]:
     """A pod of three exclusive CPUs on NUMA node 0 of n1, whose container runs."""
-    return single(3, name=name, node="n1", phase="Running", placed='{"main":"0"}', **keys)
+    return single(
+        3, name=name, node="n1", phase="Running", scheduled_numa_nodes='{"main":"0"}', **keys
+    )
 
 
 def lists_of(cluster: ClusterObjects, selector: str) -> int:
@@ -184,7 +189,7 @@ async def test_who_started_before_anybody_watched_is_not_overlooked(bed: Extende
     for name in ("a", "b"):
         bed.schedule(single(3, name=name))
         why = await bed.bind(name)
-        assert why == "needs 3 exclusive CPUs on one NUMA node; most free for exclusive use: 1"
+        assert why == "needs 3 exclusive CPUs on one NUMA node; at most 1 free for exclusive use"
     assert list(bed.nodes.assumed_pods) == ["uid-early"]
     # The agent counts it, and then it is gone.
     bed.publish(topology(1, charged=[("uid-early", "main")]))
@@ -215,13 +220,13 @@ async def test_room_is_promised_once_however_late_an_object_is(late: float) -> N
     bed = ExtenderBed()
     bed.publish(topology(4, charged=[]))
     assert await bed.filter_and_bind(single(3, name="a")) == ""
-    pending = single(3, name="a", node="n1", placed='{"main":"0"}')
+    pending = single(3, name="a", node="n1", scheduled_numa_nodes='{"main":"0"}')
     bed.extender.pod_watcher.on_update(pending)
     bed.extender.pod_watcher.on_delete(pending)
     bed.cluster.remove(Resource.PODS, "a", "default")  # nor does a list name it
     await step(late)
     bed.extender.pod_watcher.expire_assumed_pods()
-    assert "most free for exclusive use: 1" in await bed.filter_and_bind(single(3, name="b"))
+    assert "at most 1 free for exclusive use" in await bed.filter_and_bind(single(3, name="b"))
     bed.publish(topology(4, charged=[("uid-a", "main")]))  # of seven
     assert await bed.filter_and_bind(single(3, name="b")) == ""
 
@@ -235,11 +240,11 @@ async def test_each_node_is_read_once_after_a_list_however_long_ago(since: float
     bed.extender.pod_watcher.on_list(frozenset())
     await step(since)
     for _ in range(2):
-        assert "most free for exclusive use: 1" in await bed.filter_and_bind(single(3, name="a"))
+        assert "at most 1 free for exclusive use" in await bed.filter_and_bind(single(3, name="a"))
     assert len(bed.cluster.requests) == 1
     # Another kube-scheduler led for a moment, and asked the extender beside it.
-    for name, pause, why in (("b", 0.9, ""), ("c", 1.2, "most free for exclusive use: 1")):
-        other = single(3, name=f"other-{name}", node="n2", placed='{"main":"0"}')
+    for name, pause, why in (("b", 0.9, ""), ("c", 1.2, "at most 1 free for exclusive use")):
+        other = single(3, name=f"other-{name}", node="n2", scheduled_numa_nodes='{"main":"0"}')
         bed.cluster.put(Resource.PODS, other)
         await step(pause)
         assert why in await bed.filter_and_bind(single(3, name=name), "n2")
@@ -258,7 +263,7 @@ def give_lease(cluster: ClusterObjects, holder: str) -> None:
 
 async def test_who_begins_to_lead_lists_again_before_it_answers() -> None:
     """What it knew as a standby is older than the Lease, be it by a second or an hour."""
-    bed = ExtenderBed(synced=False, lease=LEASE)
+    bed = ExtenderBed(synced=False, lease_name=LEASE)
     bed.cluster.put(Resource.TOPOLOGIES, topology(4, charged=[]))
     give_lease(bed.cluster, "other")
     bed.cluster.hold("^WATCH")  # none brings anything
@@ -269,18 +274,18 @@ async def test_who_begins_to_lead_lists_again_before_it_answers() -> None:
             await step(0.25)
             why = await bed.filter_and_bind(single(3, name="a"))
         # The leader binds a pod and is gone; no watch of this one has heard of either.
-        early = single(3, name="early", node="n1", placed='{"main":"0"}')
+        early = single(3, name="early", node="n1", scheduled_numa_nodes='{"main":"0"}')
         bed.cluster.put(Resource.PODS, early)
         give_lease(bed.cluster, "")
         while "leads" in why or "still being read" in why:
             await step(0.25)
             why = await bed.filter_and_bind(single(3, name="a"))
-    assert "most free for exclusive use: 1" in why
+    assert "at most 1 free for exclusive use" in why
 
 
 async def test_bindings_end_before_the_lease_is_given_back() -> None:
     """Who leads next lists what is written, and nothing may be written after that."""
-    bed = ExtenderBed(synced=False, lease=LEASE)
+    bed = ExtenderBed(synced=False, lease_name=LEASE)
     bed.cluster.put(Resource.TOPOLOGIES, topology(4, charged=[]))
     gate = bed.cluster.hold("/binding")
     running = asyncio.create_task(bed.extender.run())
@@ -304,7 +309,7 @@ async def test_without_an_api_server_it_says_so(monkeypatch: pytest.MonkeyPatch)
     assert "no credentials" in await bed.bind()
 
 
-@pytest.mark.parametrize("bed", [{"lease": LEASE}], indirect=True)
+@pytest.mark.parametrize("bed", [{"lease_name": LEASE}], indirect=True)
 async def test_who_does_not_lead_binds_nothing(bed: ExtenderBed) -> None:
     assert "another replica leads" in await bed.filter_and_bind(single(3))
     assert "another replica leads" in bed.extender.unready_reason()
@@ -314,7 +319,7 @@ async def test_who_does_not_lead_binds_nothing(bed: ExtenderBed) -> None:
 # --- the Lease --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("bed", [{"lease": LEASE}], indirect=True)
+@pytest.mark.parametrize("bed", [{"lease_name": LEASE}], indirect=True)
 async def test_a_lease_that_may_not_be_read_is_why_nothing_is_bound(bed: ExtenderBed) -> None:
     """The sentence names the rule that is missing."""
     bed.cluster.fail(403, "leases is forbidden")
@@ -453,7 +458,7 @@ async def test_an_old_view_of_the_cluster_is_said() -> None:
             in extender.health_problem()
         )
         assert extender.unready_reason() == ""
-        known = 'nri_numa_scheduler_known_age_seconds{kind="noderesourcetopologies"} 15.0'
+        known = 'nri_numa_scheduler_cache_age_seconds{kind="noderesourcetopologies"} 15.0'
         assert known in bed.metrics()
     extender.topologies.failing = None
     assert extender.health_problem() == "the API server has not answered for 15 s"
@@ -524,11 +529,11 @@ async def test_rights_that_are_missing_are_named_and_questions_wait(bed: Extende
 
 
 def activator(api: KubeClient, clock: Callable[[], float]) -> PodActivator:
-    wakes = SchedulerMetrics("test").wakes
-    return PodActivator(api, AgentConfig(), wakes, clock=clock, wall=lambda: 1.5)
+    wakeups = SchedulerMetrics("test").pod_wakeups
+    return PodActivator(api, AgentConfig(), wakeups, clock=clock, wall=lambda: 1.5)
 
 
-async def test_room_wakes_who_was_refused_and_nobody_else(cluster: ClusterObjects) -> None:
+async def test_room_wakes_who_was_rejected_and_nobody_else(cluster: ClusterObjects) -> None:
     now = 0.0
     made = activator(cluster, lambda: now)
     made.on_free_increased("n0")  # no pod waits
@@ -556,13 +561,15 @@ async def test_room_wakes_who_was_refused_and_nobody_else(cluster: ClusterObject
     ]  # fmt: skip
     request = cluster.requests[2]
     assert (request.method, request.form) == ("PATCH", "application/merge-patch+json")
-    assert request.body == {"metadata": {"annotations": {"numa.kubernetes.io/room": "1500"}}}
+    assert request.body == {
+        "metadata": {"annotations": {"numa.kubernetes.io/wake-counter": "1500"}}
+    }
 
 
-async def test_who_takes_over_wakes_the_pods_that_were_refused_before(bed: ExtenderBed) -> None:
+async def test_who_takes_over_wakes_the_pods_that_were_rejected_before(bed: ExtenderBed) -> None:
     """They are in the scheduler's queue, and whoever refused them is gone."""
     bed.cluster.put(Resource.NODES, {"metadata": {"name": "n1"}})
     extender = bed.extender
     async with working(extender.run_ticks(), extender.activator.run(extender.is_leader)):
-        await until(lambda: "wakes_total 1.0" in bed.metrics())
+        await until(lambda: "pod_wakeups_total 1.0" in bed.metrics())
     assert [request.path for request in bed.cluster.requests] == ["/api/v1/nodes/n1"]

@@ -42,7 +42,10 @@ NAMES = ["a", "b", "c", "odd", "none"]
 def test_a_node_whose_agent_is_away_waits_with_ours() -> None:
     said = {"away": "not-ready", "there": "ready"}
     judges = judging(
-        {name: table(8, 8, attributes={f"{PREFIX}/agent": text}) for name, text in said.items()}
+        {
+            name: table(8, 8, attributes={f"{PREFIX}/agent-state": text})
+            for name, text in said.items()
+        }
     )
     found = judges.filter_nodes(READER.read_pod_request(single(4)), ["away", "there"])
     assert (found.feasible, found.failed) == (
@@ -110,7 +113,7 @@ def test_several_containers_find_no_more_than_the_whole_node_has() -> None:
         room = table(4, 4, attributes={f"{PREFIX}/free-exclusive-cpus": most})
         found = judging({"n1": room}).filter_nodes(two, ["n1"])
         assert found.feasible == fits
-    assert found.failed == {"n1": "needs 8 exclusive CPUs; most free for exclusive use: 7"}
+    assert found.failed == {"n1": "needs 8 exclusive CPUs; at most 7 free for exclusive use"}
 
 
 def test_a_node_that_changes_is_judged_by_what_it_has_now(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,40 +42,40 @@ def text(found: Fit | Unfit) -> str:
     ("document", "room", "expected"),
     [
         (single(12), table(8, 4),
-         "needs 12 exclusive CPUs on one NUMA node; most free for exclusive use: 8"),
-        (single(20), table(8, 4), "needs 20 exclusive CPUs on one NUMA node; most there is: 16"),
+         "needs 12 exclusive CPUs on one NUMA node; at most 8 free for exclusive use"),
+        (single(20), table(8, 4), "needs 20 exclusive CPUs on one NUMA node; an empty node has 16"),
         (single(2, memory="20Gi"), table(8, 4, memory=(10, 12)),
-         "needs 20 GiB of memory on one NUMA node; most free: 12 GiB"),
+         "needs 20 GiB of memory on one NUMA node; at most 12 GiB free"),
         (single(6, memory="20Gi"), table(8, 4, memory=(10, 30)),
          "needs 6 exclusive CPUs and 20 GiB of memory on one NUMA node; each is free, but not "
          "together"),
         (single(20, policy="restricted", bind="cpu"), table(8, 8),
-         "needs 20 exclusive CPUs; most free for exclusive use: 16"),
+         "needs 20 exclusive CPUs; at most 16 free for exclusive use"),
         (single(4, policy="restricted"), table(3, 3),
-         "needs 4 exclusive CPUs on one NUMA node; most free for exclusive use: 3"),
+         "needs 4 exclusive CPUs on one NUMA node; at most 3 free for exclusive use"),
         (pod(container(cpu="2500m", memory="1Gi"), policy="single-numa-node"), table(2, 1),
-         "needs 2.5 CPUs on one NUMA node; most free: 2"),
+         "needs 2.5 CPUs on one NUMA node; at most 2 free"),
         (single(3, smt="full-core"), table(8, zone={f"{PREFIX}/threads-per-core": "2"}),
          "needs 3 exclusive CPUs in whole cores of 2 threads"),
         (single(5, smt="isolate"), table(8, zone={f"{PREFIX}/threads-per-core": "2"}),
          "needs 5 exclusive CPUs with idle siblings (10 CPUs) on one NUMA node; "
-         "most free for exclusive use: 8"),
+         "at most 8 free for exclusive use"),
         (single(20, policy="best-effort"), table(8, 4),
-         "needs 20 exclusive CPUs; most free for exclusive use: 12"),
+         "needs 20 exclusive CPUs; at most 12 free for exclusive use"),
     ],
 )  # fmt: skip
 def test_reasons(document: dict[str, Any], room: NodeResources, expected: str) -> None:
     found = evaluate_fit(room, request(document), SPREAD)
     assert text(found) == expected
     assert isinstance(found, Unfit)
-    assert found.unresolvable == any(w in expected for w in ("there is", "whole cores"))
+    assert found.unresolvable == any(w in expected for w in ("an empty node", "whole cores"))
 
 
 def test_the_ladder_of_the_node() -> None:
-    wide = evaluate_fit(table(4, 4), request(single(6, on_failure="widen")), SPREAD)
+    wide = evaluate_fit(table(4, 4), request(single(6, on_failure="best-effort")), SPREAD)
     assert places(wide) == {"main": "0-1"}
     assert isinstance(wide, Fit)
-    assert wide.score_key >> 4 == 128 - 2 * 2 - 1, "wider than an empty machine would need"
+    assert wide.score_key >> 4 == 128 - 2 * 2 - 1, "more than an empty machine would need"
     unpinned = evaluate_fit(table(4, 4), request(single(12, on_failure="unpinned")), SPREAD)
     assert isinstance(unpinned, Fit)
     assert (unpinned.numa_nodes, unpinned.score_key) == ((), 0)
@@ -86,7 +86,7 @@ def test_containers_take_from_each_other_and_init_containers_give_back() -> None
                policy="single-numa-node", cpus="exclusive")  # fmt: skip
     assert places(evaluate_fit(table(4, 4), request(both), SPREAD)) == {"a": "0", "b": "1"}
     assert text(evaluate_fit(table(4, 2), request(both), SPREAD)).endswith(
-        "most free for exclusive use: 2"
+        "at most 2 free for exclusive use"
     )
     first = pod(container("a", "3", "1Gi"), init=[container("first", "4", "1Gi")],
                 policy="single-numa-node", cpus="exclusive")  # fmt: skip
@@ -113,7 +113,9 @@ def test_the_kubelets_policy_counts_where_it_has_one() -> None:
     assert plain.pod_charge is None
     strict = {"topologyManagerPolicy": "single-numa-node"}
     found = evaluate_fit(table(4, 4, attributes=strict), document, SPREAD)
-    assert text(found) == "needs 6 exclusive CPUs on one NUMA node; most free for exclusive use: 4"
+    assert (
+        text(found) == "needs 6 exclusive CPUs on one NUMA node; at most 4 free for exclusive use"
+    )
     both = evaluate_fit(
         table(4, 4, attributes=strict), request(single(6, policy="best-effort")), SPREAD
     )
@@ -188,7 +190,7 @@ def test_of_a_pod_with_more_containers_the_first_ones_are_judged() -> None:
     policy=st.sampled_from(["single-numa-node", "restricted", "best-effort"]),
     limit=st.integers(0, 30),
 )
-def test_sums_alone_refuse_nothing_that_would_fit(
+def test_sums_alone_reject_nothing_that_would_fit(
     free: list[int], asks: list[tuple[int, int]], policy: str, limit: int
 ) -> None:
     parts = [container(f"c{n}", str(cpus), f"{gib}Gi") for n, (cpus, gib) in enumerate(asks)]
@@ -229,7 +231,7 @@ _GIBS = st.lists(st.integers(0, 32), min_size=4, max_size=4)
     cpus=st.integers(1, 50),
     gib=st.integers(1, 100),
 )
-def test_sums_refuse_nothing_that_the_topology_manager_admits(
+def test_sums_reject_nothing_that_the_topology_manager_admits(
     free: list[int], memory: list[int], whole: list[int], cpus: int, gib: int
 ) -> None:
     """Also where NUMA nodes have different amounts."""

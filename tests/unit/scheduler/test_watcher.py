@@ -28,9 +28,18 @@ def watched_node() -> Watched:
 
 def bound(placed: str = '{"main":"1"}', **status: Any) -> dict[str, Any]:
     """A pod that a replica of ours bound."""
-    made = single(3, node="n1", placed=placed)
+    made = single(3, node="n1", scheduled_numa_nodes=placed)
     made["status"].update(status)
     return made
+
+
+def test_a_pod_bound_before_the_upgrade_is_counted_once() -> None:
+    """Its annotation has the old key."""
+    watched = watched_node()
+    watched.pods.on_update(single(3, node="n1", placed='{"main":"1"}'))
+    assert watched.free() == (4, 1)
+    watched.pods.on_update(bound())
+    assert watched.free() == (4, 1)
 
 
 def test_where_the_object_names_nobody_time_ends_what_is_held() -> None:
@@ -219,7 +228,8 @@ def test_a_list_ends_what_it_does_not_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "less", "more"), [("agent", "not-ready", "ready"), ("free-exclusive-cpus", "5", "8")]
+    ("key", "less", "more"),
+    [("agent-state", "not-ready", "ready"), ("free-exclusive-cpus", "5", "8")],
 )
 def test_room_that_no_numa_node_says_wakes_pods_too(key: str, less: str, more: str) -> None:
     """The agent places containers again; a quota lets the whole node give more."""
@@ -255,7 +265,7 @@ def test_a_list_from_before_a_binding_takes_nothing_back() -> None:
 def renewed(text: str, valid: object = "900") -> dict[str, Any]:
     found = topology(4, 4)
     found["metadata"]["annotations"] = {
-        f"{PREFIX}/renewed": text, f"{PREFIX}/valid-seconds": valid
+        f"{PREFIX}/renewed-at": text, f"{PREFIX}/validity-seconds": valid
     }  # fmt: skip
     return found
 
@@ -426,7 +436,7 @@ def test_what_befalls_all_nodes_is_a_line_a_minute(
             document = topology(4, name=f"n{node}")
             if stale:
                 document["metadata"]["annotations"] = {
-                    f"{PREFIX}/renewed": str(now), f"{PREFIX}/valid-seconds": "1",
+                    f"{PREFIX}/renewed-at": str(now), f"{PREFIX}/validity-seconds": "1",
                 }  # fmt: skip
             else:
                 document["apiVersion"] = f"v{now}"

@@ -77,7 +77,7 @@ async def test_a_scheduler_is_answered(ask: Ask) -> None:
     assert status == 200
     assert found["NodeNames"] == ["b"]
     assert found["FailedNodes"] == {
-        "a": "needs 6 exclusive CPUs on one NUMA node; most free for exclusive use: 4"
+        "a": "needs 6 exclusive CPUs on one NUMA node; at most 4 free for exclusive use"
     }
     assert list(found["FailedAndUnresolvableNodes"]) == ["nobody"]
     status, scores = await ask("/prioritize", question(single(2), "a", "b"))
@@ -94,7 +94,7 @@ async def test_who_does_not_lead_sends_to_the_leader_and_is_ready(tmp_path: Path
     """With method and body, as Go's client does; the leader alone knows what is held."""
     leader = extender()
     async with served(leader) as port, ClientSession() as session:
-        made = extender(lease="l")
+        made = extender(lease_name="l")
         assert made.election is not None
         assert made.health_problem() == "no replica leads yet"
         made.election.holder = f"pod_1_127.0.0.1:{port}"
@@ -131,9 +131,9 @@ def gpu_pod(gpus: object, **asks: str) -> dict[str, Any]:
         (
             gpu_pod("2"),
             ["uncounted", "beside"],
-            f"6 exclusive CPUs and 1 GiB of memory and 2 {GPU}",
+            f"6 exclusive CPUs, 1 GiB of memory and 2 {GPU}",
         ),
-        (gpu_pod(3), ["uncounted"], f"needs 3 {GPU} on one NUMA node; most there is: 2"),
+        (gpu_pod(3), ["uncounted"], f"needs 3 {GPU} on one NUMA node; an empty node has 2"),
         (gpu_pod("2", devices="ignore"), ["uncounted", "beside", "apart"], ""),
         (gpu_pod("3", policy="best-effort"), ["uncounted", "beside", "apart"], ""),
         (gpu_pod("1.5"), [], f"limits[{GPU}] is '1.5', expected a whole number of devices"),
@@ -157,13 +157,13 @@ async def test_devices_are_on_the_numa_node_of_the_cpus(
 async def test_devices_of_a_pod_on_its_way_are_taken() -> None:
     made = extender()
     made.node_watcher.on_update(with_devices(topology(16, 16, name="n1"), 2, 2))
-    first = gpu_pod("2", placed='{"main":"1"}')
+    first = gpu_pod("2", scheduled_numa_nodes='{"main":"1"}')
     first["spec"]["nodeName"] = "n1"
     made.pod_watcher.on_update(first)
     second, third = gpu_pod("2", name="q"), gpu_pod("3", name="r", policy="best-effort")
     assert json.loads(await made.filter(question(second, "n1")))["NodeNames"] == ["n1"]
     found = json.loads(await made.filter(question(third, "n1")))
-    assert found["FailedNodes"] == {"n1": f"needs 3 {GPU}; most free: 2"}
+    assert found["FailedNodes"] == {"n1": f"needs 3 {GPU}; at most 2 free"}
 
 
 async def test_filter_names_all_nodes_with_room_where_prioritize_is_asked() -> None:
@@ -208,7 +208,7 @@ async def test_an_answer_names_so_many_nodes_for_one_reason() -> None:
     answer = await extender().filter(question(single(3), *names))
     found = json.loads(answer)["FailedAndUnresolvableNodes"]
     assert list(found) == names[:500]
-    assert found["n0"].endswith("what its NUMA nodes have (also on 2500 more nodes)")
+    assert found["n0"].endswith("object for this node (also on 2500 more nodes)")
 
 
 async def test_what_is_judged_by_sums_is_told(caplog: pytest.LogCaptureFixture) -> None:

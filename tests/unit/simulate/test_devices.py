@@ -86,7 +86,7 @@ def test_devices_of_two_numa_nodes_have_no_single_one() -> None:
     assert had(again, "b/app") == ["n0"]
 
 
-def test_too_few_refuse_the_pod_before_anything_of_it_is_placed() -> None:
+def test_too_few_reject_the_pod_before_anything_of_it_is_placed() -> None:
     result = run(wants("a", needs("one"), needs("two", gpu=5)), wants("b", needs(gpu=4)))
     (outcome,) = result.events[0].outcomes
     assert (outcome.container, outcome.reason) == ("two", "UnexpectedAdmissionError")
@@ -102,7 +102,7 @@ def test_pods_that_are_gone_give_their_devices_back() -> None:
         replicated("StatefulSet", "s", 0, spec, {"policy": "best-effort"}),
         wants("b", needs(gpu=2)),
     )
-    assert result.first_refused is None
+    assert result.first_rejected is None
     assert had(result, "b/app") == ["g0", "g1"]
 
 
@@ -119,7 +119,7 @@ def test_devices_that_are_nowhere_give_no_hint_and_that_is_said() -> None:
     result = run(wants("a", needs(gpu=2)), inventory=inventory)
     assert the(result).mems == "0"
     assert (
-        "its nvidia.com/gpu m is on NUMA node 2, where no CPUs are: no hint"
+        "its nvidia.com/gpu m is on NUMA node 2, which has no CPUs: no hint"
         in the(result).trace.decision_steps
     )
     assert (
@@ -137,8 +137,8 @@ def test_more_devices_than_anybody_can_be_beside_give_no_hint() -> None:
 @pytest.mark.parametrize(
     ("limits", "words"),
     [
-        ({"nvidia.com/gpus": 1}, "is not in the inventory of devices, expected it there (did you"),
-        ({"else.where/x": 1}, "is not in the inventory of devices, expected it there"),
+        ({"nvidia.com/gpus": 1}, "is not in the inventory of devices, expected one of it (did you"),
+        ({"else.where/x": 1}, "is not in the inventory of devices, expected one of it"),
         ({GPU: "500m"}, "expected a whole number of devices"),
         ({GPU: -1}, "expected"),
         ({GPU: "x"}, "expected"),

@@ -119,7 +119,7 @@ def test_a_device_that_cannot_be_is_told_with_its_place(read, entry: str, words:
         (b"#" * (1 << 20) + b"#", "is larger than 1 MiB"),
     ],
 )
-def test_a_file_that_is_no_inventory_is_refused(read, text: str | bytes, words: str) -> None:
+def test_a_file_that_is_no_inventory_is_rejected(read, text: str | bytes, words: str) -> None:
     with pytest.raises(ManifestError) as raised:
         read(text, "own.io/cpus")
     assert words in str(raised.value)

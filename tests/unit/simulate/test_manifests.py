@@ -146,8 +146,8 @@ def test_claims_of_a_container_are_told_once_for_all_pods_of_a_workload() -> Non
     assert [one.containers[0].claims for one in read.workloads[0].pods] == [("numa",)] * 3
     name = spec["containers"][0]["name"]
     assert read.notes == (
-        f"manifest, document 1 (StatefulSet web): ResourceClaim numa of container {name} left out: "
-        "only the scheduler allocates such devices",
+        f"manifest, document 1 (StatefulSet web): ResourceClaim numa of container {name} "
+        f"ignored: only the scheduler allocates such devices",
     )
     claims[1]["name"] = "gpu"
     (problem,) = problems(yaml.safe_dump(document))

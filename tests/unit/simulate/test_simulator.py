@@ -35,7 +35,7 @@ def fresh(result: Simulation) -> None:
 # --- creating -------------------------------------------------------------------------------------
 
 
-def test_a_refused_container_takes_its_pod_along() -> None:
+def test_a_rejected_container_takes_its_pod_along() -> None:
     spec = {
         "containers": [
             container("fits", {"limits": {"cpu": 2, "memory": "1Gi"}}),
@@ -57,7 +57,7 @@ def test_a_refused_container_takes_its_pod_along() -> None:
         ({}, SimulatedOutcome.UNTOUCHED),
         ({"bind": "none"}, SimulatedOutcome.UNTOUCHED),
         ({**SINGLE, "on-failure": "unpinned"}, SimulatedOutcome.UNPINNED),
-        ({**SINGLE, "on-failure": "widen"}, SimulatedOutcome.MISALIGNED),
+        ({**SINGLE, "on-failure": "best-effort"}, SimulatedOutcome.MISALIGNED),
         (SINGLE, SimulatedOutcome.REJECTED),
         (BEST_EFFORT, SimulatedOutcome.PLACED),  # nine CPUs need two NUMA nodes on an empty machine
         ({"numacpu": "1"}, SimulatedOutcome.PLACED),
@@ -126,13 +126,13 @@ def test_other_resources_are_a_resize_in_place(
     (outcome,) = event.outcomes
     assert (outcome.previous_cpus, outcome.cpus) == (before, cpus)
     assert (outcome.verdict is SimulatedOutcome.REJECTED) is (not cpus)
-    assert ("resize refused" in outcome.message) is (not cpus)
+    assert ("resize rejected" in outcome.message) is (not cpus)
     assert [standing for _, standing in result.running_containers] == [cpus or before]
     kept = sizes[-1] if cpus else sizes[-2]
     assert result.final_fill[0].memory_allocated_bytes == kept << 30
 
 
-def test_a_refused_pod_has_nothing_to_resize() -> None:
+def test_a_rejected_pod_has_nothing_to_resize() -> None:
     result = run(
         snc_smt(), pod("db", 9, "1Gi", SINGLE), pod("db", 2, "1Gi", SINGLE), keep_going=True
     )

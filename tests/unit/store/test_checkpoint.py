@@ -200,9 +200,9 @@ HEAD = framed(1, json.dumps({"head": IDENTITY, "at": 1.0}).encode())
 @pytest.mark.parametrize(
     ("payload", "said"),
     [
-        (b"[]", "line 2 is intact but is no record"),
-        (b'{"set":[]}', "line 2 is intact but is no record"),
-        (b'{"set":{"\xff":{}}}', "line 2 is intact but is no record"),
+        (b"[]", "line 2 is intact but not a record"),
+        (b'{"set":[]}', "line 2 is intact but not a record"),
+        (b'{"set":{"\xff":{}}}', "line 2 is intact but not a record"),
         (b'{"set":{"x":{"\xff":1}}}', "the entry of container x is left out"),
         (
             b'{"set":{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}}",
@@ -226,14 +226,14 @@ def test_intact_lines_that_say_nonsense_are_left_out(
 @pytest.mark.parametrize(
     ("data", "said", "kind"),
     [
-        (b"", "is no checkpoint", CheckpointCorrupt),
-        (b"\x00" * 4096, "is no checkpoint", CheckpointCorrupt),
-        (b'{"policyName":"static"}', "is no checkpoint", CheckpointCorrupt),
-        (b"1 1 5 00000000 {}\n", "is no checkpoint", CheckpointCorrupt),
-        (framed(1, b'{"set":{"a":{}}}'), "is no checkpoint", CheckpointCorrupt),
+        (b"", "is not a checkpoint", CheckpointCorrupt),
+        (b"\x00" * 4096, "is not a checkpoint", CheckpointCorrupt),
+        (b'{"policyName":"static"}', "is not a checkpoint", CheckpointCorrupt),
+        (b"1 1 5 00000000 {}\n", "is not a checkpoint", CheckpointCorrupt),
+        (framed(1, b'{"set":{"a":{}}}'), "is not a checkpoint", CheckpointCorrupt),
         # What a later line says of its writer does not count: it may be of another journal.
-        (b"1 rubbish\n" * 2 + HEAD, "is no checkpoint", CheckpointCorrupt),
-        (framed(1, b'{"head":{"boot":"b1"}}', version=2), "is in format 2", CheckpointTooNew),
+        (b"1 rubbish\n" * 2 + HEAD, "is not a checkpoint", CheckpointCorrupt),
+        (framed(1, b'{"head":{"boot":"b1"}}', version=3), "is in format 3", CheckpointTooNew),
         (b"7 whatever comes then\n", "is in format 7", CheckpointTooNew),
     ],
 )
@@ -302,7 +302,7 @@ def test_sixty_four_mebibytes_are_read_and_not_a_byte_more(node: StateDirectoryB
     with pytest.raises(CheckpointError, match="is larger than 67108864 bytes"):
         read_checkpoint(str(node.file))
     os.truncate(node.file, 64 << 20)
-    with pytest.raises(CheckpointCorrupt, match="is no checkpoint"):
+    with pytest.raises(CheckpointCorrupt, match="is not a checkpoint"):
         read_checkpoint(str(node.file))
     os.truncate(node.file, 1 << 40)
     assert "is larger than 67108864 bytes" in node.start()[1].problems[0]
@@ -324,7 +324,7 @@ def test_reading_beside_a_running_agent_changes_nothing(node: StateDirectoryBed)
 
 
 @pytest.mark.parametrize("pod", ["", "numa/nri-numa-x7k2p"])
-def test_two_agents_at_once_are_refused_by_the_name_of_the_first(
+def test_two_agents_at_once_are_rejected_by_the_name_of_the_first(
     node: StateDirectoryBed, monkeypatch: pytest.MonkeyPatch, pod: str
 ) -> None:
     for name, value in zip(("POD_NAMESPACE", "POD_NAME"), pod.split("/"), strict=False):
@@ -352,7 +352,7 @@ def test_a_path_below_a_file_is_said_and_the_store_runs_on_in_memory(
     (tmp_path / "file").write_text("")
     node = StateDirectoryBed(tmp_path / "file" / "state", stores)
     store, loaded = node.start()
-    assert "no directory, choose another directory with --state-dir" in loaded.problems[0]
+    assert "not a directory, choose another directory with --state-dir" in loaded.problems[0]
     assert "in memory only" in loaded.problems[0]
     assert not healthy(store)
     with pytest.raises(CheckpointError, match="--state-dir"):

@@ -6,7 +6,8 @@ import io
 
 import pytest
 
-from nri_numa.engine.state import NodeState
+from nri_numa.engine.state import FORMER_KINDS, NodeState
+from nri_numa.model.reasons import FORMER_REASONS
 from nri_numa.model.workload import ChangedStateIds
 from nri_numa.observe import logs
 from nri_numa.observe.metrics import Metrics
@@ -15,12 +16,12 @@ from tests.beds.allocations import allocation
 from tests.beds.world import MemoryStore
 
 SHORT = {
-    "pod_id": "s",
-    "pod_uid": "u",
+    "podID": "s",
+    "podUID": "u",
     "namespace": "shop",
     "pod": "web",
     "container": "app",
-    "kind": "unbound",
+    "kind": "unpinned",
     "qos": "BestEffort",
     "since": 0.0,
     "reason": "",
@@ -39,7 +40,7 @@ SHORT = {
         {"kind": "exclusive"},
         {"memory": 10**30},
         {"memory": -1},
-        {"cpu_milli": 10**30},
+        {"cpuMilli": 10**30},
         {"hugepages": {"2097152": 10**30}},
         {"charges": {"0": [0, 10**30, {}]}},
         {"quota": -(10**30)},
@@ -47,7 +48,7 @@ SHORT = {
 )
 def test_a_damaged_document_costs_itself_and_is_said(damage: dict[str, object]) -> None:
     state, problems = state_from(
-        {"c/bad": {**SHORT, **damage}, "c/good": SHORT, "p/u": {"pod_id": "s"}, "x/y": SHORT}
+        {"c/bad": {**SHORT, **damage}, "c/good": SHORT, "p/u": {"podID": "s"}, "x/y": SHORT}
     )
     assert set(state.allocations) == {"good"}
     assert state.pods["u"].containers == {"good"}
@@ -58,12 +59,12 @@ def test_a_damaged_document_costs_itself_and_is_said(damage: dict[str, object]) 
 @pytest.mark.parametrize(
     ("reason", "facts"),
     [
-        ("shared CPUs on NUMA node 0, wider than ideal", {"is_misaligned"}),
-        ("shared CPUs on NUMA node 0, wider than ideal, less than asked for",
+        ("shared CPUs on NUMA node 0, misaligned", {"is_misaligned"}),
+        ("shared CPUs on NUMA node 0, misaligned, less than requested",
          {"is_misaligned", "has_shortfall"}),
-        ("not pinned: no time was left yet, and it was running already", {"is_undecided"}),
-        ("not pinned: NotEnoughCPUs, and it was running already", {"unpinned_for"}),
-        ("not pinned: QuotaExceeded", {"unpinned_for"}),
+        ("unpinned: not decided yet, and it was running already", {"is_undecided"}),
+        ("unpinned: NotEnoughCPUs, and it was running already", {"unpinned_for"}),
+        ("unpinned: QuotaExceeded", {"unpinned_for"}),
         ("not pinned: bind: none", set()),
         ("1 exclusive CPU on NUMA node 0; moved to make room for a/b/c", {"moved_for"}),
     ],
@@ -76,6 +77,19 @@ def test_what_older_versions_said_in_the_reason_alone_is_known(
     names = ("has_shortfall", "is_misaligned", "is_undecided", "moved_for", "unpinned_for")
     assert {name for name in names if getattr(one, name)} == facts
     assert (problems, one.reason) == ([], reason), "which older versions need again"
+
+
+@pytest.mark.parametrize(("former", "current"), FORMER_REASONS.items())
+def test_a_former_reason_is_read_as_the_current_one(former: str, current: str) -> None:
+    state, problems = state_from({"c/old": {**SHORT, "unpinnedFor": former}})
+    assert (problems, state.allocations["old"].unpinned_for) == ([], current)
+
+
+@pytest.mark.parametrize(("former", "current"), FORMER_KINDS.items())
+def test_a_former_kind_is_read_as_the_current_one(former: str, current: str) -> None:
+    document = {**SHORT, "cpus": "1"} if current == "listed" else SHORT
+    state, problems = state_from({"c/old": {**document, "kind": former}})
+    assert (problems, state.allocations["old"].kind) == ([], current)
 
 
 def test_what_an_older_version_also_said_is_passed_over() -> None:

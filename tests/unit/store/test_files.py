@@ -248,9 +248,9 @@ def test_a_key_that_lies_in_an_untrusted_directory_is_not_used(state: Path) -> N
 @pytest.mark.parametrize(
     ("content", "mode", "said"),
     [
-        (b"", 0o600, "is no key, expected 64 hexadecimal digits"),
-        (b"zz" * 32, 0o600, "is no key"),
-        (b"\xff" * 64, 0o600, "is no key"),
+        (b"", 0o600, "is not a key, expected 64 hexadecimal digits"),
+        (b"zz" * 32, 0o600, "is not a key"),
+        (b"\xff" * 64, 0o600, "is not a key"),
         (b"ab" * 400_000, 0o600, "is larger than 128 bytes"),
         (b"ab" * 32, 0o644, "has mode 0644, expected one that is for its owner only"),
     ],

@@ -23,7 +23,9 @@ from nri_numa.agent.agent import Agent
 from nri_numa.engine.decision import Rejected
 from nri_numa.engine.explain import explanation, sentences
 from nri_numa.engine.node_model import NodeModel
+from nri_numa.engine.old_records import with_old_names
 from nri_numa.engine.state import NodeState
+from nri_numa.model.reasons import RejectionReason
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import Device, DeviceRequest
 from nri_numa.store import history_file as module
@@ -227,7 +229,7 @@ def test_what_a_later_version_wrote_may_not_be_known(
     after = restarted(tmp_path, before.current.state)
     for document in (told(after), why_rejected(after)):
         text = sentences.render_text(document, 200)
-        assert "written by another version of nri-numa" in text
+        assert "another version of nri-numa wrote" in text
         assert "last started" not in text, "no restart is blamed"
 
 
@@ -262,6 +264,33 @@ def test_a_decision_that_was_changed_since_is_not_explained_by_the_old_one(
     )
     assert told(restarted(tmp_path, changed)) is None
     assert restarted(tmp_path, NodeState()).history.packed_traces() == {}
+
+
+def test_former_kinds_and_reasons_are_read_as_the_current_ones(
+    tmp_path: Path, path: Path, open_for: OpenFor, restarted: Restarted
+) -> None:
+    before = busy()
+    (own,) = (a for a in before.current.state.allocations.values() if a.pod == "own")
+    running = replace(own, unpinned_for=RejectionReason.CPU_EXCLUSIVE)
+    state = before.current.state.with_allocation(running)
+    before.current.restore_state(state)
+    open_for(tmp_path, before)[0].close()
+
+    def write_former(key: str, document: dict[str, Any]) -> None:
+        if key.startswith("trace/" + own.container_id):
+            former = {**with_old_names(allocation_document(running)), "unpinned_for": "CPUOwned"}
+            document["allocation_digest"] = crc32(encode(former))
+        elif key.startswith("notice/"):
+            document |= {"what": "refused", "reason": "GivenUp"}
+        elif key.startswith("rejection/"):
+            document["reason"] = "UnpaidCPUs"
+
+    edit(path, write_former)
+    after = restarted(tmp_path, state)
+    assert told(after) is not None
+    (notice,) = after.history.notices.notices_after()
+    assert (notice.notice_kind, notice.reason) == ("rejected", "RepairsAbandoned")
+    assert [one.reason for one in after.history.rejections] == ["CPUsNotRequested"]
 
 
 # --- notices ------------------------------------------------------------------------------------

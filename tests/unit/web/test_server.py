@@ -497,7 +497,7 @@ async def test_a_loop_that_is_stuck_is_not_healthy() -> None:
         assert (await get(address, "/healthz")).status == 200
         busy = 12.0
         reply = await get(address, "/healthz")
-        assert (reply.status, b"stuck for 12 s" in reply.body) == (503, True)
+        assert (reply.status, b"blocked for 12 s" in reply.body) == (503, True)
 
 
 @in_loop

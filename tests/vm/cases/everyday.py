@@ -182,9 +182,9 @@ def updated_beside_owners(guest: Guest) -> None:
     guest.notes.append(f"{count} updates; ms after an owner's first instruction: {late}")
     assert count > _OWNERS
     # A write during which an emulated CPU stood still is looked at again, and nothing else is.
-    if not guest.plugin.metric("nri_numa_cgroup_writes_held_up_total"):
-        assert guest.plugin.metric("nri_numa_late_repairs_total") == 0
-    assert guest.plugin.metric("nri_numa_drift_fights_total") == 0
+    if not guest.plugin.metric("nri_numa_cgroup_writes_slow_total"):
+        assert guest.plugin.metric("nri_numa_undelivered_updates_repaired_total") == 0
+    assert guest.plugin.metric("nri_numa_drift_repairs_abandoned_total") == 0
 
 
 @case(applies=_outside_core, system=True, limit_s=800)  # two restarts

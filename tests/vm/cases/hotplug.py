@@ -110,7 +110,7 @@ def cpu_plugged(guest: Guest) -> None:
     """A CPU that is plugged into a running machine can be used by the next pod."""
     cpu = min(guest.machine.unplugged)
     socket, core, thread = guest.machine.core_of(cpu)
-    message = guest.refused("too-early", {"numacpu": str(cpu)})
+    message = guest.rejected("too-early", {"numacpu": str(cpu)})
     guest.mentions(message, "default/too-early", "numacpu", f"'{cpu}'")
     shared = guest.pod("shared")
     guest.qemu(

@@ -24,7 +24,7 @@ from tests.beds.vm_records import ROOM_SECONDS
 from tests.machines.vm_machine import Machine
 from tests.vm import words
 from tests.vm.cases.churn import processors
-from tests.vm.cases.explicit import several_memory_nodes
+from tests.vm.cases.listed_cpus import several_memory_nodes
 from tests.vm.guest import Guest
 from tests.vm.plugin import PodPlugin, UnitPlugin
 from tests.vm.registry import case, skip
@@ -361,8 +361,8 @@ def _room_is_made(guest: Guest) -> None:
         free = {i: words.numa_memory(i, "MemFree") // _MIB for i in (0, 1)}
         guest.notes.append(f"during: {words.anonymous_memory(movers[mover])}, MiB free: {free}")
         guest.notes.append(f"afterwards: {_arrives(movers[mover], away)}")
-        assert guest.plugin.metric("nri_numa_moves_total") >= 1
-        counted = guest.plugin.metric("nri_numa_migrated_bytes_total")
+        assert guest.plugin.metric("nri_numa_container_moves_total") >= 1
+        counted = guest.plugin.metric("nri_numa_memory_migrated_bytes_total")
         assert counted >= 0.9 * _MOVED_MIB * _MIB, f"{counted / _MIB:.1f} MiB were moved in steps"
 
 
@@ -385,7 +385,7 @@ def room_is_made_again(guest: Guest) -> None:
     try:
         with processors(3):
             guest.containerd.start(timeout_s=150)
-        _moves_memory(guest, keepExclusiveCPUs="0")
+        _moves_memory(guest, podReservationTimeout="0")
         _again_and_again(guest)
     finally:
         guest.reset()
@@ -476,7 +476,7 @@ def _again_and_again(guest: Guest) -> None:
         watched.remove(pids.pop(new.id))
         cri.remove(new)
 
-    moves = guest.plugin.metric("nri_numa_moves_total")
+    moves = guest.plugin.metric("nri_numa_container_moves_total")
     with _watched(guest) as watched:
         for pid in movers:
             watched.add(pid)
@@ -493,6 +493,6 @@ def _again_and_again(guest: Guest) -> None:
                 f"at least {100 * local:.2f} % of a mover's memory where it moved to"
             ]
             print(*guest.notes, flush=True)
-    moves = guest.plugin.metric("nri_numa_moves_total") - moves
+    moves = guest.plugin.metric("nri_numa_container_moves_total") - moves
     guest.notes.append(f"moves counted: {moves:.0f}")
     assert moves == made

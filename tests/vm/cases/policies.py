@@ -71,7 +71,7 @@ def exclusive_leaves_the_shared(guest: Guest) -> None:
     guest.now(shared, cpus=guest.online - own)
     late = guest.pod("late")
     guest.pinned(late, cpus=guest.online - own)
-    message = guest.refused("thief", {"numacpu": str(min(own))})
+    message = guest.rejected("thief", {"numacpu": str(min(own))})
     guest.mentions(message, "default/thief", "default/owner/main")
     guest.containerd.cri.remove_pod(owner.pod)
     guest.settles(shared, cpus=guest.online)
@@ -97,7 +97,7 @@ def full_cores(guest: Guest) -> None:
         (cpu,) = guest.pinned(guest.pod("half", asks, cpus=1)).cpus
         assert cpu in half
         return
-    message = guest.refused("odd", asks, cpus=1)
+    message = guest.rejected("odd", asks, cpus=1)
     guest.mentions(message, "default/odd", "full-core")
 
 

@@ -103,7 +103,7 @@ group that selects it. What the whole cluster has to agree on stays in config. *
 {{- $publish := $config.publish | default dict }}
 {{- $needs := dict }}
 {{- if not .Values.publish.enabled }}
-{{- range list "capacity" "nodeResourceTopology" "numatopology" "otlpEndpoint" "podAnnotation" }}
+{{- range list "nodeCapacity" "nodeResourceTopology" "numatopology" "otlpEndpoint" "podAnnotation" }}
 {{- if get $publish . }}{{ $_ := set $needs (printf "config.publish.%s" .) "publish.enabled=true" }}{{ end }}
 {{- end }}
 {{- if ($config.dra | default dict).enabled }}{{ $_ := set $needs "config.dra.enabled" "publish.enabled=true" }}{{ end }}
@@ -130,7 +130,7 @@ group that selects it. What the whole cluster has to agree on stays in config. *
 {{- end }}
 {{- end }}
 {{- range $switch, $needed := $needs }}
-{{- fail (printf "%s: is on, and does nothing without %s" $switch $needed) }}
+{{- fail (printf "%s: is on, but has no effect without %s" $switch $needed) }}
 {{- end }}
 {{- end }}
 
@@ -236,8 +236,8 @@ readOnlyRootFilesystem: true
 capabilities:
   drop: [ALL]
   {{- $devices := (.Values.config | default dict).devices | default dict }}
-  {{- if and $devices.enabled (ne (toString $devices.network) "false") (not .Values.releaseContainers) }}
-  # To look into the network namespaces of pods; config.devices.network: false does without.
+  {{- if and $devices.enabled (ne (toString $devices.networkInterfaces) "false") (not .Values.releaseContainers) }}
+  # To look into the network namespaces of pods; config.devices.networkInterfaces: false does without.
   add: [SYS_ADMIN{{ if .Values.movesMemory }}, DAC_READ_SEARCH, SYS_PTRACE, SYS_NICE{{ end }}]
   {{- else if .Values.movesMemory }}
   add: [DAC_READ_SEARCH, SYS_PTRACE, SYS_NICE]
@@ -271,19 +271,20 @@ seLinuxOptions: {{- toYaml . | nindent 2 }}
 {{- define "nri-numa.devices" -}}
 {{- $devices := .Values.config.devices | default dict }}
 {{- $dra := and .Values.publish.enabled (.Values.config.dra | default dict).enabled }}
-{{- $written := ternary ((.Values.config.dra | default dict).cdiDirectory | default "/var/run/cdi") "" (not (not $dra)) }}
+{{- $dirs := $devices.cdiSpecDirs | default (list "/etc/cdi" "/var/run/cdi") }}
+{{- $written := ternary (last $dirs) "" (not (not $dra)) }}
 {{- if not .Values.releaseContainers }}
-{{- if and $devices.enabled (ne (toString $devices.network) "false") }}
+{{- if and $devices.enabled (ne (toString $devices.networkInterfaces) "false") }}
 - {name: netns, path: /run/netns, propagation: HostToContainer}
 {{- end }}
 {{- if and $devices.enabled (ne (toString $devices.cdi) "false") }}
-{{- range $n, $path := $devices.cdiDirectories | default (list "/etc/cdi" "/var/run/cdi") }}
+{{- range $n, $path := $dirs }}
 {{- if ne $path $written }}
 - {name: cdi-{{ $n }}, path: {{ $path }}}
 {{- end }}
 {{- end }}
 {{- end }}
-{{- if and (or $devices.count (and $devices.enabled (ne (toString $devices.podResources) "false"))) (not .Values.hostPaths.kubelet) }}
+{{- if and (or $devices.countFree (and $devices.enabled (ne (toString $devices.podResources) "false"))) (not .Values.hostPaths.kubelet) }}
 - {name: kubelet-pod-resources, path: {{ .Values.config.kubeletRoot | default "/var/lib/kubelet" }}/pod-resources}
 {{- end }}
 {{- if .Values.config.interruptsOffExclusiveCPUs }}

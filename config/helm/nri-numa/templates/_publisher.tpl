@@ -17,7 +17,7 @@
       value: /run/nri-numa-capacity/capacity.json
     {{- end }}
     {{- if (.Values.config.dra | default dict).enabled }}
-    - name: NRI_NUMA_DRA_HANDOVER
+    - name: NRI_NUMA_DRA_HANDOVER_DIR
       value: /run/nri-numa-claims
     {{- end }}
   securityContext:

@@ -30,7 +30,7 @@ extenders:
   - urlPrefix: {{ ternary "https" "http" (not (empty $section.tlsCert)) }}://{{ include "nri-numa.fullname" . }}-scheduler.{{ include "nri-numa.namespace" . }}.svc:{{ $port }}
   {{- end }}
     filterVerb: filter
-    {{- if eq (toString $section.narrow) "false" }}
+    {{- if eq (toString $section.filterToBest) "false" }}
     prioritizeVerb: prioritize
     weight: 5
     {{- end }}

@@ -71,14 +71,14 @@ TIGHT = cpu(4, (2, 4), (3, 4))
             RESTRICTED,
             TIGHT,
             "cpu: 4 exclusive CPUs needed, at most 3 CPUs free for exclusive use on one NUMA "
-            "node: on an empty machine 1 NUMA node would do, now it takes 2 (NUMA node 0: 2 of "
+            "node; fits on 2 NUMA nodes, on an empty machine on 1 (NUMA node 0: 2 of "
             "4 CPUs free for exclusive use; NUMA node 1: 3 of 4 CPUs free for exclusive use)",
         ),
         (
             SINGLE,
             cpu(1500, (1000, 1000), (1000, 1000), unit=Unit.MILLI_CPUS),
-            "cpu: 1.5 CPUs needed, more than the 1 CPU of any one NUMA node (NUMA node 0: 1 "
-            "of 1 CPU free; NUMA node 1: 1 of 1 CPU free)",
+            "cpu: 1.5 CPUs needed, more than the 1 CPU of any one NUMA node, even an empty "
+            "one (NUMA node 0: 1 of 1 CPU free; NUMA node 1: 1 of 1 CPU free)",
         ),
     ],
 )
@@ -143,7 +143,7 @@ class Licences(Struct, frozen=True):
 @pytest.mark.parametrize(
     ("licences", "expected"),
     [
-        (Licences(1, 1, 1), "NUMA node 1 suits every resource"),
+        (Licences(1, 1, 1), "NUMA node 1 has room for everything"),
         (Licences(2, 1, 1), "licence: 2 needed, 1 bought (NUMA node 1: 1 of 1 free)"),
         (
             Licences(1, 0, 1),
@@ -266,7 +266,7 @@ def test_the_work_on_64_numa_nodes_is_bounded(seed: int, devices: bool) -> None:
     found = place(64, *demands)
     assert found.affinity
     assert not found.exact
-    assert "a better one may exist" in found.reason_text
+    assert "a better choice may exist" in found.reason_text
 
 
 def preferred(sockets: dict[int, int]) -> list[int]:

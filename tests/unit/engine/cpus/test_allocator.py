@@ -95,13 +95,13 @@ def test_overlapping_numa_nodes_and_caches_count_each_cpu_once() -> None:
             9: L3Group(id=9, cpus=NO_CPUS),
         },
     )
-    refused = take_cpus(lying, TakeRequest(count=7, free_cpus=lying.online))
-    assert isinstance(refused, NotEnoughCPUs)
-    assert refused.per_numa == {0: 4, 1: 1, NO_UNIT: 1}
+    rejected = take_cpus(lying, TakeRequest(count=7, free_cpus=lying.online))
+    assert isinstance(rejected, NotEnoughCPUs)
+    assert rejected.per_numa == {0: 4, 1: 1, NO_UNIT: 1}
     assert len(take(lying, 6).cpus) == 6
 
 
-def test_a_machine_without_a_single_cpu_refuses() -> None:
+def test_a_machine_without_a_single_cpu_rejects() -> None:
     topology = replace(
         machines.one_cpu(),
         cpus={},
@@ -111,8 +111,8 @@ def test_a_machine_without_a_single_cpu_refuses() -> None:
         numa_nodes={},
         online=NO_CPUS,
     )
-    refused = take_cpus(topology, TakeRequest(count=1, free_cpus=cpus("0")))
-    assert isinstance(refused, NotEnoughCPUs)
+    rejected = take_cpus(topology, TakeRequest(count=1, free_cpus=cpus("0")))
+    assert isinstance(rejected, NotEnoughCPUs)
 
 
 def _partly_without_numa() -> Topology:
@@ -187,7 +187,7 @@ def test_full_pcpus_only_counts_the_siblings_of_reserved_cpus(settings: Settings
     """CPU 4 is the sibling of reserved CPU 0: six CPUs are the most that can be given."""
     topology = machines.single_smt()
     assert packed(topology, 6, settings, smt=SMT.FULL_CORE, without="0") == "1-3,5-7"
-    refused = ask(topology, 8, settings=settings, smt=SMT.FULL_CORE, without="0")
-    assert isinstance(refused, NotEnoughCPUs)
-    assert refused.free_cpus == cpus("1-3,5-7")
-    assert refused.per_numa == {0: 6}
+    rejected = ask(topology, 8, settings=settings, smt=SMT.FULL_CORE, without="0")
+    assert isinstance(rejected, NotEnoughCPUs)
+    assert rejected.free_cpus == cpus("1-3,5-7")
+    assert rejected.per_numa == {0: 6}

@@ -71,17 +71,17 @@ def test_in_brief_it_is_what_happened_what_was_asked_for_and_why() -> None:
     ) == (
         "default/web, container app\n"
         "  It runs on exclusive CPUs 0-3, with memory of NUMA node 0.\n"
-        "  It asked for 4 exclusive CPUs and 8 GiB on one NUMA node (annotation\n"
+        "  It requests 4 exclusive CPUs and 8 GiB of memory on one NUMA node (annotation\n"
         "  numa.kubernetes.io/policy: single-numa-node).\n"
-        "  NUMA node 0 won: it suits every resource."
+        "  NUMA node 0 was chosen: it has room for everything."
     )
-    refused = explain_text.render_text(
+    rejected = explain_text.render_text(
         ExplainingWorld().explain(SINGLE, resources(9, 8)), brief=True
     )
-    assert refused.startswith(
-        "default/web, container app\n  Refused (TopologyAffinityError): cpu: 9"
+    assert rejected.startswith(
+        "default/web, container app\n  Rejected (TopologyAffinityError): cpu: 9"
     )
-    assert "The rule:" not in refused
+    assert "The rule:" not in rejected
 
 
 def test_defaults_that_do_not_matter_are_not_told() -> None:
@@ -96,8 +96,8 @@ def test_defaults_that_do_not_matter_are_not_told() -> None:
 def test_who_asks_for_exclusive_cpus_without_a_number_asked_for_something() -> None:
     text = told(ExplainingWorld().explain({"cpus": "exclusive"}))
     assert "cpus: exclusive (annotation" in text
-    assert "It asked for nothing" not in text
-    assert "It asked for nothing about CPUs or memory." in told(
+    assert "It requests no" not in text
+    assert "It requests no placement of CPUs or memory." in told(
         ExplainingWorld().explain({"bind": "none"})
     )
 
@@ -106,8 +106,8 @@ def test_every_value_is_told_with_what_it_means() -> None:
     text = told(
         ExplainingWorld().explain({**SINGLE, "devices": "ignore", "movable": "true"}, resources(2))
     )
-    assert "devices: ignore (annotation numa.kubernetes.io/devices): its devices do not" in text
-    assert "movable: true (annotation numa.kubernetes.io/movable): it may be elsewhere" in text
+    assert "devices: ignore (annotation numa.kubernetes.io/devices): its devices are" in text
+    assert "movable: true (annotation numa.kubernetes.io/movable): it may be moved" in text
 
 
 @given(
@@ -130,7 +130,7 @@ def test_what_is_said_of_a_container_is_what_its_document_has(
         document = of_decision(node.agent.current.machine, decision)
         text, demand = told(document), document["demand"]
         if demand is not None:
-            counted = " of it count: its pod's sum leaves no more"
+            counted = " of it count, because the limit of its pod leaves no more"
             for amount, name, unit, key in (
                 (1000 * cpus, "CPU limit", Unit.MILLI_CPUS, "cpuMilli"),
                 (memory * GIB, "memory limit", Unit.BYTES, "memoryBytes"),
@@ -174,7 +174,7 @@ def test_what_another_version_wrote_is_not_blamed_on_a_restart() -> None:
         explanation.explain_rejection(unread, "Odd", "something is odd"),
     ):
         text = told(document)
-        assert "the explanation was written by another version of nri-numa" in text
+        assert "another version of nri-numa wrote the explanation" in text
         assert "last started" not in text
 
 
@@ -187,15 +187,15 @@ def test_free_memory_has_one_rounding_in_one_answer() -> None:
     assert {*re.findall(r"13\.[0-9]|14 of", text)} == {"13.9"}
 
 
-def test_nothing_is_free_for_exclusive_use_where_the_pool_refuses() -> None:
+def test_nothing_is_free_for_exclusive_use_where_the_pool_rejects() -> None:
     node = ExplainingWorld(
         build_synthetic_topology(
             sockets=1, numa_per_socket=1, cores_per_numa=2, threads=1, memory_gib=2
         )
     )
-    refused = node.explain(SINGLE, resources(2, 0.5))
-    assert refused["rejection"]["reason"].startswith("SharedPool")
-    assert "for exclusive use" not in told(refused)
+    rejected = node.explain(SINGLE, resources(2, 0.5))
+    assert rejected["rejection"]["reason"].startswith("SharedPool")
+    assert "for exclusive use" not in told(rejected)
 
 
 # --- where it fits, and why there --------------------------------------------------------------
@@ -213,14 +213,14 @@ def test_machines_of_many_numa_nodes_are_not_listed_to_the_end() -> None:
         node.decide({"policy": "best-effort", "numamem": str(n)}, resources(1, 1 + n), name=f"a{n}")
     text = told(node.explain(SINGLE, resources(1, 1)))
     assert text.count("Free on NUMA node") == 8
-    assert "And so on for 8 more NUMA nodes." in text
+    assert "8 more NUMA nodes are not shown." in text
 
 
 def test_memory_that_is_left_alone_is_not_counted() -> None:
     node = ExplainingWorld()
     unread = node.explain({"numacpu": "2"}, name="b")
     del unread["free"][0]["memoryBytes"]
-    assert "Free before it: NUMA node 0: 8 CPUs; NUMA node 1" in told(unread)
+    assert "Free before its placement: NUMA node 0: 8 CPUs; NUMA node 1" in told(unread)
 
 
 # --- other resources, which come with devices and running containers -----------------------------
@@ -255,7 +255,7 @@ def test_a_resource_that_does_not_care_or_cannot_be_had_says_so() -> None:
     )
     text = told(aligned(Policy.BEST_EFFORT, anywhere, impossible))
     assert "Memory: any NUMA node suits." in text
-    assert "CPUs: 9 CPUs needed, and all NUMA nodes together have 8 CPUs." in text
+    assert "CPUs: 9 CPUs needed, all NUMA nodes together have 8 CPUs." in text
     document = aligned(Policy.RESTRICTED, anywhere)
     document["alignment"]["numaNodes"] = None
     document["resources"][0] |= {
@@ -264,26 +264,26 @@ def test_a_resource_that_does_not_care_or_cannot_be_had_says_so() -> None:
         "demand": 3,
     }  # a later agent
     assert "Memory: 3 needed" in told(document)
-    assert "NUMA nodes did not matter: every NUMA node suits." in told(document)
+    assert "No NUMA constraint applies: every NUMA node suits." in told(document)
 
 
 # --- refusals -----------------------------------------------------------------------------------
 
 
-def test_a_refusal_without_a_rule_still_reads_well() -> None:
+def test_a_rejection_without_a_rule_still_reads_well() -> None:
     decision = ExplainingWorld().decide(SINGLE, resources(9))
     assert isinstance(decision, Rejected)
     document = explanation.explain_rejection(
         stored_explanation(replace(decision.trace, rule="")), "Odd", "something is odd"
     )
-    assert explain_text.explanation_sentences(document)[0] == "Refused (Odd): something is odd."
+    assert explain_text.explanation_sentences(document)[0] == "Rejected (Odd): something is odd."
     assert "The rule" not in told(document)
 
 
 def test_the_widened_say_what_they_could_not_have() -> None:
-    document = ExplainingWorld().explain({**SINGLE, "on-failure": "widen"}, resources(9))
-    assert document["outcome"] == explanation.WIDENED_OUTCOME
-    assert "On-failure: widen, so the narrowest set that works." in told(document)
+    document = ExplainingWorld().explain({**SINGLE, "on-failure": "best-effort"}, resources(9))
+    assert document["outcome"] == explanation.MISALIGNED_OUTCOME
+    assert "on-failure: best-effort, so more NUMA nodes are allowed." in told(document)
 
 
 # --- later, and afterwards ------------------------------------------------------------------------
@@ -291,10 +291,10 @@ def test_the_widened_say_what_they_could_not_have() -> None:
 
 def test_what_happened_since_is_told_last() -> None:
     document = ExplainingWorld().explain(SINGLE, resources(4, 8))
-    document["later"] = ["since then refused: too large"]
+    document["later"] = ["since then rejected: too large"]
     assert explain_text.explanation_sections(document)[-1] == (
         "Later",
-        ["Since then refused: too large."],
+        ["Since then rejected: too large."],
     )
 
 
@@ -306,7 +306,7 @@ HOSTILE = "a\x1b[2J\nb\u202e\u2028"
 def test_hostile_names_are_shown_and_do_nothing() -> None:
     of = replace(pod("x", SINGLE), name=HOSTILE, namespace=HOSTILE)
     made = replace(container(of, wants=resources(9)), name=HOSTILE)
-    decision = ExplainingWorld().refuse(of, made)
+    decision = ExplainingWorld().reject(of, made)
     text = explain_text.render_text(
         explanation.explain_rejection(
             stored_explanation(decision.trace), decision.reason, decision.message
@@ -327,7 +327,7 @@ def test_no_line_is_wider_than_asked(width: int) -> None:
 
 def test_values_of_any_length_are_cut() -> None:
     long = ",".join(["1"] * 500)
-    assert "It asked for CPUs 1,1" in told(ExplainingWorld().explain({"numacpu": long}))
+    assert "It requests CPUs 1,1" in told(ExplainingWorld().explain({"numacpu": long}))
     for asked in ({"numacpu": long}, {"numamem": "0" * 999}, {"numacpu": long + ",77"}):
         document = ExplainingWorld().explain(asked)
         assert max(map(len, explain_text.explanation_sentences(document))) < 400
@@ -336,25 +336,30 @@ def test_values_of_any_length_are_cut() -> None:
 @pytest.mark.parametrize(
     ("owners", "expected"),
     [
-        ((), "meant 4-7, has 0-7 since 12 s"),
-        (("a/b/c",), "meant 4-7, has 0-7 since 12 s, on exclusive CPUs of a/b/c"),
-        (("a", "b", "c"), "meant 4-7, has 0-7 since 12 s, on exclusive CPUs of a, b and c"),
-        (tuple("abcde"), "meant 4-7, has 0-7 since 12 s, on exclusive CPUs of a, b, c and 2 more"),
+        ((), "desired 4-7, actual 0-7 since 12 s"),
+        (("a/b/c",), "desired 4-7, actual 0-7 since 12 s, on exclusive CPUs of a/b/c"),
+        (("a", "b", "c"), "desired 4-7, actual 0-7 since 12 s, on exclusive CPUs of a, b and c"),
+        (
+            tuple("abcde"),
+            "desired 4-7, actual 0-7 since 12 s, on exclusive CPUs of a, b, c and 2 more",
+        ),
     ],
 )
 def test_owners_are_named(owners: tuple[str, ...], expected: str) -> None:
-    assert drift_text("meant 4-7, has 0-7", "12 s", owners, is_abandoned=False) == expected
+    assert drift_text("desired 4-7, actual 0-7", "12 s", owners, is_abandoned=False) == expected
 
 
 def test_a_fight_that_was_given_up_is_said() -> None:
-    said = drift_text("meant 4-7, has 0-7", "12 s", (), is_abandoned=True)
-    assert said.endswith("and now left as it is, because something else rewrites it")
+    said = drift_text("desired 4-7, actual 0-7", "12 s", (), is_abandoned=True)
+    assert said.endswith("repairs are abandoned, because another program rewrites it")
 
 
 def test_late_and_in_time_are_told_apart() -> None:
     assert (
         start_delay_text(0.0124)
-        == "late by at most 12 ms: it started before its CPUs were decided and set"
+        == "start delay at most 12 ms: it started before its cpuset was written"
     )
     for seconds in (0.0, -0.003):  # a clock may be set back
-        assert start_delay_text(seconds) == "in time: it had its CPUs when it started"
+        assert (
+            start_delay_text(seconds) == "no start delay: its cpuset was written before it started"
+        )

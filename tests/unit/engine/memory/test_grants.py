@@ -88,23 +88,23 @@ class TestKubeletRules:
         # One NUMA node would do on an empty machine; 0 and 1 are bound, 2 and 3 together fit.
         assert self.grant(self.table({0: 6}, {1: 6}), memory=11) == "2-3"
         table = self.table({0: 10, 1: 1}, memory={0: 10, 1: 10})
-        refused = self.grant(table, None, True, memory=3)
-        assert refused == "failed to find the default preferred hint"
+        rejected = self.grant(table, None, True, memory=3)
+        assert rejected == "failed to find the default preferred hint"
         assert self.grant(table, memory=3) == "0-1"
 
     def test_a_short_mask_is_extended(self) -> None:
         table = self.table({3: 5})
         assert self.grant(table, {1}, memory=12) == "0-1"
-        refused = self.grant(table, {3}, memory=12)
-        assert refused == "NUMA node 3 has too little memory, and no wider set that holds it fits"
+        rejected = self.grant(table, {3}, memory=12)
+        assert rejected == "NUMA node 3 has too little memory, and no larger set fits"
 
     def test_groups_never_overlap(self) -> None:
         table = self.table({0: 10, 1: 2})
-        refused = self.grant(table, {1}, memory=2)
-        assert refused == "NUMA node 1 is tied to the group of NUMA nodes 0-1, expected 1"
-        refused = self.grant(table, {1, 2}, memory=2)
-        assert refused == "NUMA node 1 is tied to the group of NUMA nodes 0-1, expected 1-2"
+        rejected = self.grant(table, {1}, memory=2)
+        assert rejected == "NUMA node 1 is tied to the group of NUMA nodes 0-1, expected 1"
+        rejected = self.grant(table, {1, 2}, memory=2)
+        assert rejected == "NUMA node 1 is tied to the group of NUMA nodes 0-1, expected 1-2"
         table = self.table({0: 2})
-        refused = self.grant(table, {0, 1}, memory=2)
-        assert refused == "NUMA node 0 is tied to the group of NUMA node 0, expected 0-1"
+        rejected = self.grant(table, {0, 1}, memory=2)
+        assert rejected == "NUMA node 0 is tied to the group of NUMA node 0, expected 0-1"
         assert self.grant(table, {0}, memory=2) == "0"

@@ -120,7 +120,7 @@ def test_every_value_of_every_key_is_understood(key: str, value: str, expected: 
     assert requested.source_text(key) == f"annotation {PREFIX}/{key}"
     assert check_value(key, value) is None
     # The end of a block scalar, which a permission does not see either.
-    only = AnnotationPermission(name="only", keys=(key,), values={key: (value,)})
+    only = AnnotationPermission(name="only", allowed_keys=(key,), allowed_values={key: (value,)})
     trimmed = good({f"{PREFIX}/{key}": f"{value}\n"}, Settings(permissions=(only,)))
     assert trimmed == replace(requested, permission="only")
 
@@ -226,7 +226,8 @@ BAD_VALUES: list[tuple[str, str, str]] = [
     ("smt", "off", "one of any, spread, full-core, isolate, pair"),
     ("smt", "paired", "did you mean pair?"),
     ("load", "medium", PEAK),
-    ("on-failure", "fail", "one of reject, widen, unpinned"),
+    ("on-failure", "widen", "expected best-effort, the new name of widen"),
+    ("on-failure", "fail", "one of reject, best-effort, unpinned"),
     ("devices", "none", "one of align, ignore"),
     ("mempolicy", "MPOL_BIND", "one of default, local, preferred"),
     ("mempolicy", "bind:0", "did you mean bind?"),
@@ -235,7 +236,7 @@ BAD_VALUES: list[tuple[str, str, str]] = [
 
 
 @pytest.mark.parametrize(("key", "value", "expectation"), BAD_VALUES)
-def test_a_bad_value_is_refused_by_name(key: str, value: str, expectation: str) -> None:
+def test_a_bad_value_is_rejected_by_name(key: str, value: str, expectation: str) -> None:
     for name in (key, f"{key}.main"):
         bad = asked({f"{PREFIX}/{name}": value})
         assert isinstance(bad, Rejection), bad
@@ -269,7 +270,7 @@ UNKNOWN_KEYS = [
 
 @pytest.mark.parametrize(("key", "expectation"), UNKNOWN_KEYS)
 @pytest.mark.parametrize("suffix", ["", ".main", ".another"])
-def test_an_unknown_key_under_our_prefix_is_refused_for_every_container(
+def test_an_unknown_key_under_our_prefix_is_rejected_for_every_container(
     key: str, expectation: str, suffix: str
 ) -> None:
     bad = asked({f"{PREFIX}/{key}{suffix}": "v1"})
@@ -309,15 +310,15 @@ CONTRADICTIONS: list[tuple[dict[str, str], str, str]] = [
     ({"smt": "full-core", "bind": "none"}, "smt", "bind"),
     ({"numacpu": "0-3", "policy": "best-effort"}, "numacpu", "policy"),
     ({"numacpu": "0-3", "smt": "full-core"}, "numacpu", "smt"),
-    ({"numacpu": "0-3", "on-failure": "widen"}, "numacpu", "on-failure"),
-    ({"numamem": "0", "on-failure": "widen"}, "numamem", "on-failure"),
+    ({"numacpu": "0-3", "on-failure": "best-effort"}, "numacpu", "on-failure"),
+    ({"numamem": "0", "on-failure": "best-effort"}, "numamem", "on-failure"),
     ({"smt": "full-core", "cpus": "shared"}, "smt", "cpus"),
     ({"smt": "isolate", "cpus": "shared"}, "smt", "cpus"),
 ]
 
 
 @pytest.mark.parametrize(("keys", "first", "second"), CONTRADICTIONS)
-def test_contradicting_keys_of_one_level_are_refused(
+def test_contradicting_keys_of_one_level_are_rejected(
     keys: dict[str, str], first: str, second: str
 ) -> None:
     for suffix in ("", ".main"):
@@ -399,7 +400,7 @@ def test_the_limit_of_a_list_is_the_machines() -> None:
     assert CPUSet.parse(found.numacpu or "") == CPUSet(range(64))
     found = machine.options_resolver(web({f"{PREFIX}/numacpu": "0," * 125_000 + "0"}), MAIN)
     assert isinstance(found, Rejection)
-    assert "expected at most 1024 characters, which is room for every id" in found.detail
+    assert "expected at most 1024 characters, enough for every id" in found.detail
     assert "(250001 characters)" in found.detail
 
 
@@ -427,7 +428,7 @@ def test_a_name_in_a_message_breaks_no_line_and_fills_no_event(name: str, shown:
     assert shown.format(source=f"annotation {PREFIX}/policy.") in found.detail
 
 
-def test_more_annotations_than_any_pod_needs_are_refused_as_a_whole() -> None:
+def test_more_annotations_than_any_pod_needs_are_rejected_as_a_whole() -> None:
     names = {f"{PREFIX}/load.c{n}": "high" for n in range(MAX_ANNOTATIONS)}
     assert isinstance(asked(names), PlacementOptions)
     found = asked(names | {f"{PREFIX}/load": "high"})
@@ -502,10 +503,10 @@ def test_whom_an_annotation_speaks_to(annotation: str, name: str | None) -> None
 
 def test_the_sentence_names_who_was_perhaps_meant() -> None:
     assert unknown_container_sentence("a/numacpu.enigne", "enigne", ("engine", "proxy")) == (
-        "annotation a/numacpu.enigne is ignored, because it names a container 'enigne', which "
-        "this pod does not have; it has 'engine', 'proxy' (did you mean engine?)"
+        "annotation a/numacpu.enigne is ignored, because its pod has no container 'enigne', only "
+        "'engine' and 'proxy' (did you mean engine?)"
     )
-    assert unknown_container_sentence("a", "x", ()).endswith("it has none")
+    assert unknown_container_sentence("a", "x", ()).endswith("no container 'x'")
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def test_what_can_be_true_is_believed(good: Allocation) -> None:
         (replace(OWNER, cpus=CPUSet()), "must own CPUs"),
         (replace(OWNER, exclusive=False), "must own CPUs"),
         (replace(SHARED, numa_nodes=NUMASet()), "must have NUMA nodes"),
-        (replace(OWNER, kind=ContainerKind.UNPINNED), "unbound cannot own"),
+        (replace(OWNER, kind=ContainerKind.UNPINNED), "unpinned cannot own"),
         (replace(OWNER, idle_siblings=CPUSet.parse("1")), "kept idle"),
         (replace(SHARED, idle_siblings=CPUSet.parse("5")), "kept idle"),
         (replace(SHARED, kind=ContainerKind.FOREIGN), "foreign"),
@@ -61,7 +61,7 @@ def test_what_cannot_be_true_is_left_out_with_a_reason(bad: Allocation, reason: 
     assert reason in problems[0]
 
 
-@pytest.mark.parametrize("key", ["pod_id", "pod_uid", "namespace", "pod", "container", "reason"])
+@pytest.mark.parametrize("key", ["podID", "podUID", "namespace", "pod", "container", "reason"])
 def test_a_name_must_be_a_text(key: str) -> None:
     """A document in place of a name was believed once, and failed the container's stop."""
     document = {**document_of(OWNER), key: {}}

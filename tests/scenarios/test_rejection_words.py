@@ -18,8 +18,8 @@ from nri_numa.model.machine import Topology
 from nri_numa.model.settings import KubeletRules, Settings
 from tests.beds.explained import of_decision
 from tests.beds.world import GIB, World, container, pod, resources, two_by_four
-from tests.checks.docs_refusals import REFUSALS
-from tests.checks.refusal_words import WITHHELD, first_clause, problem, shortage
+from tests.checks.docs_rejections import REJECTIONS
+from tests.checks.rejection_words import WITHHELD, first_clause, problem, shortage
 from tests.machines import pods
 
 EIGHT = build_synthetic_topology(
@@ -42,7 +42,7 @@ def clause(
     """The first clause of the refusal of a container on an empty machine."""
     of = pod("p", {"policy": policy, **more})
     wants = resources(count, memory, hugepages=hugepages)
-    return first_clause(World(topology).refuse(of, wants=wants).message)
+    return first_clause(World(topology).reject(of, wants=wants).message)
 
 
 def told(topology: Topology, annotations: dict[str, str], cpus: float, **more: object) -> str:
@@ -60,19 +60,19 @@ def test_case_19_no_huge_pages_are_named_and_not_memory(policy: str) -> None:
     expected = "hugepages-1Gi: 1 GiB needed, all NUMA nodes that may serve it have 0 B"
     assert clause(EIGHT, policy, hugepages=PAGE) == expected
     text = told(EIGHT, {"policy": policy}, 1, hugepages=PAGE)
-    assert "Huge pages of 1 GiB: 1 GiB needed, and all NUMA nodes together have 0 B." in text
+    assert "Huge pages of 1 GiB: 1 GiB needed, all NUMA nodes together have 0 B." in text
     assert (
-        "Memory: 1 GiB needed, 48 GiB of 48 GiB free on all NUMA nodes together, but not beside "
-        "what else it needs." in text
+        "Memory: 1 GiB needed, 48 of 48 GiB free on all NUMA nodes together, but not together with "
+        "the other resources." in text
     )
-    assert f"Policy {policy} finds no place: {expected}." in text
+    assert f"Policy {policy} rejects it: {expected}." in text
 
 
 def test_case_19_best_effort_names_what_is_not_there() -> None:
     """It read "no set of NUMA nodes has enough memory left"."""
     text = told(EIGHT, {"policy": "best-effort"}, 1, hugepages=PAGE)
     assert (
-        "Hugepages-1Gi: 1 GiB needed, 0 B free on all NUMA nodes that may be used: its "
+        "Hugepages-1Gi: 1 GiB needed, 0 B free on all NUMA nodes that may be used, so its "
         "memory may come from all of them." in text
     )
 
@@ -83,12 +83,13 @@ def test_case_19_huge_pages_that_lie_on_several_numa_nodes_are_named() -> None:
     pages = {GIB: 2 * GIB}
     assert (
         clause(topology, "single-numa-node", hugepages=pages)
-        == "hugepages-1Gi: 2 GiB needed, more than the 1 GiB of any one NUMA node"
+        == "hugepages-1Gi: 2 GiB needed, more than the 1 GiB of any one NUMA node, even an "
+        "empty one"
     )
     world = World(topology)
     world.put("first", {"policy": "single-numa-node"}, 1, 1, pages=PAGE)
-    refused = world.refused("p", {"policy": "restricted"}, 1, 1, pages=pages)
-    assert first_clause(refused.message) == (
+    rejected = world.rejected("p", {"policy": "restricted"}, 1, 1, pages=pages)
+    assert first_clause(rejected.message) == (
         "hugepages-1Gi: 2 GiB needed, 1 GiB free on all NUMA nodes together"
     )
 
@@ -100,8 +101,8 @@ def test_case_19_memory_and_huge_pages_that_never_meet() -> None:
         of = pod(name, {"policy": "single-numa-node"})
         wants = resources(1, memory, hugepages=pages)
         world.place(of, wants=wants)
-    refused = world.refused("p", {"policy": "single-numa-node"}, 1, 4, pages=PAGE)
-    assert first_clause(refused.message) == (
+    rejected = world.rejected("p", {"policy": "single-numa-node"}, 1, 4, pages=PAGE)
+    assert first_clause(rejected.message) == (
         "memory and hugepages-1Gi: each fits, but not on the same NUMA nodes: 4 GiB on NUMA node "
         "1, 1 GiB on NUMA node 0"
     )
@@ -144,11 +145,11 @@ def test_case_19_what_the_machine_has_is_said(policy: str) -> None:
 def test_case_19_a_policy_is_not_explained_as_a_load(policy: str) -> None:
     """It read "policy: best-effort (annotation …): when it is busy"."""
     text = told(EIGHT, {"policy": policy, "cpus": "exclusive", "numamem": "1"}, 1.5)
-    assert f"policy: {policy} (annotation numa.kubernetes.io/policy): it goes on " in text
+    assert f"policy: {policy} (annotation numa.kubernetes.io/policy): it is placed on " in text
     text = told(EIGHT, {"policy": policy, "cpus": "exclusive", "numamem": "1"}, 2)
     assert "busy" not in text
     listed = told(EIGHT, {"numamem": "1", "policy": "none"}, 2)
-    assert "policy: none (annotation numa.kubernetes.io/policy): it goes wherever there" in listed
+    assert "policy: none (annotation numa.kubernetes.io/policy): it is placed on any NUMA" in listed
 
 
 def test_case_19_one_or_several() -> None:
@@ -159,11 +160,11 @@ def test_case_19_one_or_several() -> None:
     assert reasons == ["24 exclusive CPUs on NUMA nodes 0-1"]
 
 
-@pytest.mark.parametrize("reason", sorted(REFUSALS))
+@pytest.mark.parametrize("reason", sorted(REJECTIONS))
 def test_case_19_every_reason_begins_with_what_failed(reason: str) -> None:
-    refused = REFUSALS[reason]()
-    assert not problem(refused), refused.message
-    told = shortage(first_clause(refused.message))
+    rejected = REJECTIONS[reason]()
+    assert not problem(rejected), rejected.message
+    told = shortage(first_clause(rejected.message))
     assert told is None or reason in WITHHELD or told[1] > told[2]
 
 
@@ -200,8 +201,8 @@ def test_case_19_memory_that_is_tied_by_the_kubelets_rules() -> None:
     topology = two_by_four()
     world = World(topology, Settings(kubelet=KubeletRules(memory=True)))
     world.put("first", {"policy": "single-numa-node"}, 1, 1)
-    refused = world.refused("p", {"cpus": "exclusive"}, 1, 12)
-    assert first_clause(refused.message) == (
+    rejected = world.rejected("p", {"cpus": "exclusive"}, 1, 12)
+    assert first_clause(rejected.message) == (
         "memory: 12 GiB needed, 15 GiB free, but not together by the kubelet's rules "
         "(kubeletCompatibility: memory)"
     )
@@ -226,14 +227,14 @@ def noted(world: World) -> list[tuple[str, str, str, int]]:
     ]
 
 
-def test_a_refusal_is_noted_once_however_often_the_kubelet_asks(world: World) -> None:
+def test_a_rejection_is_noted_once_however_often_the_kubelet_asks(world: World) -> None:
     for attempt in range(3):
         of = pod("web", {"numacpu": "63"})
-        refused = world.refuse(of, container(of, id=f"attempt-{attempt}"))
-    assert noted(world) == [("refused", refused.reason, "web", 3)]
+        rejected = world.reject(of, container(of, id=f"attempt-{attempt}"))
+    assert noted(world) == [("rejected", rejected.reason, "web", 3)]
     assert world.history.rejected_count == 3
     (notice,) = world.history.notices.notices_after()
-    assert notice.message == refused.message
+    assert notice.message == rejected.message
     assert (notice.pod_uid, notice.container) == ("uid-web", "app")
 
 

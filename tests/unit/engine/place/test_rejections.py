@@ -31,46 +31,47 @@ KUBELETS = NodeModel(
 )
 
 
-def refusal(
+def rejection(
     policy: str, cpus: float, memory: float, scope: str = "container", machine: NodeModel = MACHINE
 ) -> str:
     of = pod(
         "db", {"policy": policy, "cpus": "exclusive", "scope": scope}, total=resources(cpus, memory)
     )
-    refused = admit(
+    rejected = admit(
         NodeSnapshot(machine, NodeState()), of, container(of, wants=resources(cpus, memory))
     )
-    assert isinstance(refused, Rejected)
-    assert refused.reason == "TopologyAffinityError"
-    return refused.message
+    assert isinstance(rejected, Rejected)
+    assert rejected.reason == "TopologyAffinityError"
+    return rejected.message
 
 
 def test_restricted_says_when_no_machine_state_would_help() -> None:
     """By the kubelet's rules: two NUMA nodes for CPUs and one for memory never agree."""
-    assert refusal("restricted", 6, 8, machine=KUBELETS) == (
+    assert rejection("restricted", 6, 8, machine=KUBELETS) == (
         "pod default/db, container app: cpu and memory: different numbers of NUMA nodes needed: 6 "
         "exclusive CPUs on 2 NUMA nodes, 8 GiB on 1 NUMA node; it needs 6 exclusive CPUs and 8 "
-        "GiB memory; policy restricted wants one number of NUMA nodes for all, as the kubelet's "
-        "does (kubeletCompatibility: memory), so take best-effort; free: NUMA "
+        "GiB memory; policy restricted requires the same number of NUMA nodes for all, as the "
+        "kubelet's does (kubeletCompatibility: memory); waiting does not help, best-effort does; "
+        "free: NUMA "
         "node 0: 4 CPUs for exclusive use, 64 GiB memory; NUMA node 1: 4 CPUs for exclusive use, "
         "64 GiB memory"
     )
-    assert "; all its containers together need 6 " in refusal("restricted", 6, 8, "pod", KUBELETS)
+    assert "; all its containers together need 6 " in rejection("restricted", 6, 8, "pod", KUBELETS)
 
 
 def test_cpus_are_counted_where_the_pod_was_placed() -> None:
     world = World(MACHINE.topology)
     of = pod("db", {"policy": "single-numa-node", "scope": "pod"})
     where = world.place(of, container(of, "a", resources(2, 1)))[1]
-    refused = world.refuse(of, container(of, "b", resources(3, 1)))
+    rejected = world.reject(of, container(of, "b", resources(3, 1)))
     assert (
         "container b: cpu: 3 exclusive CPUs needed, 2 free for exclusive use on NUMA node "
-        f"{where}; " in refused.message
+        f"{where}; " in rejected.message
     )
 
 
-def test_other_refusals_name_the_limit() -> None:
-    assert "8 GiB memory on one NUMA node (policy single-numa-node)" in refusal(
+def test_other_rejections_name_the_limit() -> None:
+    assert "8 GiB memory on one NUMA node (policy single-numa-node)" in rejection(
         "single-numa-node", 6, 8
     )
 

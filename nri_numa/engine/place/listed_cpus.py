@@ -23,11 +23,11 @@ from nri_numa.engine.node_model import NodeModel, tier_text
 from nri_numa.engine.place.memory import cpu_and_memory_charges, hugepages_resource_name
 from nri_numa.engine.place.needs import per_node_text
 from nri_numa.engine.request.annotations import quote_value
-from nri_numa.engine.request.demand import Demand
+from nri_numa.engine.request.demand import Demand, requested_cpus_text
 from nri_numa.engine.request.options import PlacementOptions
 from nri_numa.engine.state import STRICT_POLICIES, Allocation, Charge, ContainerKind, NodeState
 from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
-from nri_numa.model.machine import cpus_text, numa_text
+from nri_numa.model.machine import cpus_text, join_words, listed_words_text, numa_text
 from nri_numa.model.reasons import Rejection, RejectionReason
 from nri_numa.model.workload import Bind, CPUMode
 from nri_numa.text import human_bytes
@@ -43,7 +43,7 @@ class _CPUList(NamedTuple):
     decision_steps: tuple[str, ...] = ()
 
 
-def place_explicit(case: PlacementRequest) -> Placement | Rejection:
+def place_listed(case: PlacementRequest) -> Placement | Rejection:
     """Check the lists against machine and state, and apply them."""
     cpu_list, mems = _resolve_cpu_list(case), NO_NUMA_NODES
     if isinstance(cpu_list, Rejection):
@@ -59,8 +59,8 @@ def place_explicit(case: PlacementRequest) -> Placement | Rejection:
     if not cpu_list.is_exclusive:
         warnings += isolated_list_warnings(machine, cpus)
     # Sets instead of the annotation's texts, which may be long.
-    listed = " and ".join(
-        f"{key} {ids}" for key, ids in (("numacpu", cpus), ("numamem", mems)) if ids
+    listed = join_words(
+        [f"{key} {ids}" for key, ids in (("numacpu", cpus), ("numamem", mems)) if ids]
     )
     return replace(
         case.initial_placement,
@@ -72,7 +72,7 @@ def place_explicit(case: PlacementRequest) -> Placement | Rejection:
         mems=mems,
         charges=_list_charges(case, cpu_list, numa_nodes, mems),
         reason=f"listed: {listed}",
-        decision_steps=(f"taken as listed: {listed}", *cpu_list.decision_steps, *warnings),
+        decision_steps=(f"as listed: {listed}", *cpu_list.decision_steps, *warnings),
         warnings=warnings,
         ignored=cpu_list.ignored,
     )
@@ -98,14 +98,16 @@ def _resolve_cpu_list(case: PlacementRequest) -> _CPUList | Rejection:
     if exclusive and not may_be_exclusive(requested, cpus, demand):
         if not (requested.ignores_denied and requested.is_from_annotation("cpus")):
             return unpaid_cpus_rejection(case, cpus)
-        ignored = (f"cpus: exclusive is ignored: {_requested_text(requested, cpus, demand)}",)
+        ignored = (
+            f"cpus: exclusive is ignored, because {_requested_text(requested, cpus, demand)}",
+        )
         exclusive = False
     if exclusive:
         rejection = _check_exclusive_list(case, cpus)
         return rejection or _CPUList(cpus, is_exclusive=True)
     if is_yielding_list(requested, cpus, demand):
         cause = _requested_text(requested, cpus, demand)
-        texts = (f"the list gives way to exclusive CPUs of others: {cause}",)
+        texts = (f"the list yields CPUs that become exclusive to others, because {cause}",)
         return _CPUList(cpus, yields_to_exclusive=True, ignored=ignored, decision_steps=texts)
     if requested.is_from_annotation("numacpu"):
         rejection = check_listed_cpus_quota(case, f"{_list_subject(case)}, which", cpus)
@@ -137,8 +139,8 @@ def excluded_memory_warnings(machine: NodeModel, mems: NUMASet) -> tuple[str, ..
         nodes_by_kind.setdefault((min_distance, topology.numa_nodes[i].tier), []).append(i)
     return tuple(
         f"{tier_text(topology, NUMASet(ids))}, at distance {min_distance} from the nearest CPUs, "
-        f"{'is' if len(ids) == 1 else 'are'} not allowed for computed pins (memoryOnlyNodes, "
-        "memoryTiers); it may be a device's memory or a slow tier"
+        f"{'is' if len(ids) == 1 else 'are'} excluded from computed placements "
+        "(memoryOnlyNUMANodes); it may be slow memory or memory of a device"
         for (min_distance, _), ids in nodes_by_kind.items()  # by the lowest NUMA node
     )
 
@@ -149,7 +151,7 @@ def isolated_list_warnings(machine: NodeModel, cpus: CPUSet) -> tuple[str, ...]:
         return ()
     return (
         f"{cpus_text(cpus, 'is', 'are')} isolated (isolcpus): the kernel moves no process between "
-        "them, so that the container's processes may all run on one",
+        "them, so all processes of the container may run on one of them",
     )
 
 
@@ -207,19 +209,19 @@ def is_yielding_list(requested: PlacementOptions, cpus: CPUSet, demand: Demand) 
 
 def _requested_text(requested: PlacementOptions, cpus: CPUSet, demand: Demand) -> str:
     is_pods = requested.list_is_pods and demand.pod_requested_milli is not None
-    subject = "CPU requests of its pod pay" if is_pods else "the CPU request pays"
-    return f"{subject} for {_requested_milli(requested, demand)}m of {1000 * len(cpus)}m"
+    subject = "its pod" if is_pods else "the container"
+    return requested_cpus_text(subject, _requested_milli(requested, demand), len(cpus))
 
 
 def unpaid_cpus_rejection(case: PlacementRequest, cpus: CPUSet) -> Rejection:
     """Reject an exclusive list whose CPUs are not requested."""
     cause = _requested_text(case.requested, cpus, case.demand)
     return Rejection(
-        reason=RejectionReason.UNPAID_CPUS,
+        reason=RejectionReason.CPUS_NOT_REQUESTED,
         detail=f"{_list_subject(case)} with cpus: exclusive, but {cause}; expected a "
-        "request for all of them, or a permission with unpaidCPUs "
-        f"({case.requested.permission} has not)",
-        rule="exclusive CPUs must be paid for by the CPU request",
+        "request for all of them, or a permission with allowUnrequestedCPUs "
+        f"({case.requested.permission} does not have it)",
+        rule="the CPU request must cover all exclusive CPUs",
     )
 
 
@@ -245,7 +247,7 @@ def _check_listed_cpus(case: PlacementRequest, withheld: CPUSet) -> Rejection | 
             text, problem, remedy, "listed CPUs must be online", reason=RejectionReason.CPU_OFFLINE
         )
     if bad_cpus := cpus - topology.allowed:
-        problem = f"{cpus_text(bad_cpus, 'is', 'are')} outside the CPUs containers may use"
+        problem = f"{cpus_text(bad_cpus, 'is', 'are')} outside the CPUs that containers may use"
         rule = "listed CPUs must be usable by containers"
         return _list_rejection(
             text,
@@ -261,8 +263,8 @@ def _check_listed_cpus(case: PlacementRequest, withheld: CPUSet) -> Rejection | 
             text,
             f"{cpus_text(reserved, 'is', 'are')} reserved for the system",
             f"CPUs among {usable}, or a permission with reservedCPUs ({requested.permission} "
-            "has not)",
-            "reserved CPUs are not given to containers by their annotations",
+            "does not have it)",
+            "annotations cannot request reserved CPUs",
             reason=RejectionReason.CPU_RESERVED,
         )
     bad_cpus = cpus & withheld
@@ -275,7 +277,7 @@ def _check_listed_cpus(case: PlacementRequest, withheld: CPUSet) -> Rejection | 
             f"{cpus_text(bad_cpus, 'is', 'are')} exclusive to {_exclusive_holder(state, bad_cpus)}",
             f"CPUs among {CPUSet.from_bits(case.node.exclusive_pool_bits)}",
             "listed CPUs must not be exclusive to another container",
-            reason=RejectionReason.CPU_OWNED,
+            reason=RejectionReason.CPU_EXCLUSIVE,
         )
     return None
 
@@ -286,13 +288,13 @@ def _check_exclusive_list(case: PlacementRequest, cpus: CPUSet) -> Rejection | N
     if reserved := cpus & settings.reserved_cpus:
         problem = f"{cpus_text(reserved, 'is', 'are')} reserved"
         remedy = f"CPUs among {machine.topology.allowed - settings.reserved_cpus}"
-        rule = "reserved CPUs are never given exclusively"
+        rule = "reserved CPUs are never exclusive"
         return _list_rejection(text, problem, remedy, rule, reason=RejectionReason.CPU_RESERVED)
     if common_cpus := cpus & state.listed_cpus:
         names = sorted(state.allocations[i].full_name for i, c in state.listed.items() if c & cpus)
         return _list_rejection(
             text,
-            f"{cpus_text(common_cpus, 'is', 'are')} listed by {', '.join(names)} too",
+            f"{cpus_text(common_cpus, 'is', 'are')} also listed by {listed_words_text(names)}",
             "CPUs that no other container lists",
             "exclusive CPUs must not be listed by another container",
             reason=RejectionReason.CPU_LISTED,
@@ -317,7 +319,7 @@ def _check_strict_shared_containers(
             sharer = state.allocations[strict[0]]
             return _list_rejection(
                 text,
-                f"that leaves no CPU on {numa_text(numa_nodes)} for {sharer.full_name}, which "
+                f"it leaves no CPU on {numa_text(numa_nodes)} for {sharer.full_name}, which "
                 f"shares CPUs there (policy {sharer.policy})",
                 f"one of {group_cpus} to be free",
                 "containers that share under a strict policy keep a CPU on their NUMA nodes",
@@ -333,7 +335,7 @@ def _exclusive_holder(state: NodeState, cpus: CPUSet) -> str:
         if (a.exclusive and a.cpus & cpus) or a.idle_siblings & cpus
     )
     names += [f"{name} (by the kubelet)" for name in grant_holders(state, cpus)]
-    return ", ".join(names) or "another container"
+    return listed_words_text(names) or "another container"
 
 
 def check_numamem(case: PlacementRequest) -> Rejection | None:
@@ -387,12 +389,9 @@ def check_numamem(case: PlacementRequest) -> Rejection | None:
                 detail=f"{text}, but {resource}: {human_bytes(need)} needed, "
                 f"{human_bytes(sum(by_id.values()), free=True)} free there; "
                 + per_node_text({i: human_bytes(amount, free=True) for i, amount in by_id.items()})
-                + "; expected NUMA nodes that hold it, since "
-                + (
-                    "a pin that does not fit ends in the OOM killer"
-                    if resource == "memory"
-                    else "a page that is not there ends in SIGBUS"
-                ),
+                + "; expected NUMA nodes that hold it, because otherwise "
+                + ("the OOM killer" if resource == "memory" else "SIGBUS")
+                + " ends the container",
                 rule="the memory limit must fit the listed NUMA nodes",
             )
     return None

@@ -17,7 +17,7 @@ from nri_numa.model.machine import Topology
 from nri_numa.model.settings import CPUAmount, KubeletRules, QuotasAndPoolFloor, Settings
 from nri_numa.model.workload import QoSClass
 from tests.beds.world import GIB, World, container, pod, resources
-from tests.checks.refusal_words import first_clause, problem, shortage
+from tests.checks.rejection_words import first_clause, problem, shortage
 
 MIB2 = 2 << 20
 
@@ -72,7 +72,7 @@ SETTINGS = st.builds(
 
 @given(NODES, SETTINGS, st.lists(PODS, min_size=1, max_size=6), st.none() | st.integers(0, 6))
 @hypothesis_settings(deadline=None, max_examples=6 * hypothesis_settings().max_examples)
-def test_the_first_clause_of_every_refusal_names_what_failed(
+def test_the_first_clause_of_every_rejection_names_what_failed(
     topology: Topology,
     settings: Settings,
     pods: list[tuple[Mapping[str, str], list[tuple[float, float, dict[int, int]]], QoSClass, bool]],
@@ -93,15 +93,15 @@ def test_the_first_clause_of_every_refusal_names_what_failed(
                 assert not problem(answer), answer.message
                 _really(world, answer)
                 continue
-            refused = world.update(made.id, resources(cpus + 1, memory + 1, hugepages=pages))
-            if refused is not None:
-                event(f"resize: {refused.reason}")
-                assert not problem(refused), refused.message
+            rejected = world.update(made.id, resources(cpus + 1, memory + 1, hugepages=pages))
+            if rejected is not None:
+                event(f"resize: {rejected.reason}")
+                assert not problem(rejected), rejected.message
 
 
-def _really(world: World, refused: Rejected) -> None:
+def _really(world: World, rejected: Rejected) -> None:
     """What is named was short, and no more is said to be there than there is."""
-    clause = first_clause(refused.message)
+    clause = first_clause(rejected.message)
     told, machine, state = shortage(clause), world.agent.current.machine, world.agent.current.state
     if told is None or machine.settings.kubelet.memory:
         return

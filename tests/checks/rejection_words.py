@@ -8,7 +8,7 @@ from nri_numa.engine.decision import Rejected
 from nri_numa.engine.request.demand import SLOTS_KEY
 from nri_numa.engine.request.options import TABLE
 
-_WHO = re.compile(r"(?:resize refused: )?pod \S+, container \S+: ")
+_WHO = re.compile(r"(?:resize rejected: )?pod \S+, container \S+: ")
 _RESOURCE = r"(?:cpu|memory|hugepages-\d+[KMG]i|[\w.-]+/[\w.-]+)"
 _SHORT = re.compile(rf"({_RESOURCE}): (.+?) needed, (.+)")
 _SEVERAL = re.compile(rf"{_RESOURCE}(?: and {_RESOURCE})+: (each fits, but|different numbers) .+")
@@ -26,7 +26,13 @@ SHORTAGES = {
 """Reasons for which something is short by a number."""
 WITHHELD = {"SharedPoolEmpty", "SharedPoolFloor", "QuotaExceeded"}
 """Reasons for which a grant would withhold too much from others."""
-VALUES = {"FractionalCPUs", "NoCPUs", "UnknownCPUs", "UnpaidCPUs", "SlotsMismatch"}
+VALUES = {
+    "FractionalCPUs",
+    "NoCPURequest",
+    "CPURequestUnknown",
+    "CPUsNotRequested",
+    "SlotsMismatch",
+}
 """Reasons that lie in the container's resources."""
 
 CLAIMS = {"ClaimInUse", "ClaimNotPrepared"}
@@ -70,21 +76,21 @@ def grammar(message: str) -> str:
     return ""
 
 
-def problem(refused: Rejected) -> str:
+def problem(rejected: Rejected) -> str:
     """Why the refusal is not what it must be; empty when it is."""
-    clause = first_clause(refused.message)
-    if wrong := grammar(refused.message):
+    clause = first_clause(rejected.message)
+    if wrong := grammar(rejected.message):
         return f"one or several: {wrong}"
     if re.search(r"\b(own CPUs?|its own|left|available)\b", clause):
         return "words"
-    if refused.reason in SHORTAGES:
+    if rejected.reason in SHORTAGES:
         return _shortage_problem(clause)
-    if refused.reason in WITHHELD:
+    if rejected.reason in WITHHELD:
         named = clause.startswith("cpu: ") or _KEY.match(clause)
         return "" if named and len(re.findall(r"\d+", clause)) > 1 else "names no CPUs or numbers"
-    if refused.reason in VALUES and re.match(r"cpu(?: request)? is .+, expected .+", clause):
+    if rejected.reason in VALUES and re.match(r"cpu(?: request)? is .+, expected .+", clause):
         return ""
-    if refused.reason in CLAIMS:
+    if rejected.reason in CLAIMS:
         return "" if "ResourceClaim" in clause else "names no claim"
     return "" if _KEY.match(clause) else "names no annotation"
 

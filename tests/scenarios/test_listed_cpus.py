@@ -25,7 +25,7 @@ def test_listed_and_exclusive_belongs_to_nobody_else() -> None:
     world.put("plain", {}, qos=QoSClass.BEST_EFFORT)
     assert world.put("a", {"numacpu": "1-2", "cpus": "exclusive"}, 2) == ("1-2", "")
     assert world.has("plain-app")[0] == "0,3"
-    says(world.refused("b", {"numacpu": "2"}), "CPUOwned", "default/a/app")
+    says(world.rejected("b", {"numacpu": "2"}), "CPUExclusive", "default/a/app")
     world.stop("a-app")
     assert world.has("plain-app")[0] == "0-3"
 
@@ -44,15 +44,15 @@ def test_listed_and_exclusive_belongs_to_nobody_else() -> None:
         ),
     ],
 )
-def test_what_does_not_exist_is_refused(
+def test_what_does_not_exist_is_rejected(
     annotations: dict[str, str], reason: str, words: tuple[str, ...]
 ) -> None:
     world = World(machines.snc_smt())
-    refused = world.refused("bad", annotations, 32)
-    assert refused.reason == reason
+    rejected = world.rejected("bad", annotations, 32)
+    assert rejected.reason == reason
     for word in ("default/bad", "app", *annotations.values(), "expected", *words):
         if word != "exclusive":
-            assert word in refused.message
+            assert word in rejected.message
     assert not world.agent.current.state.allocations
 
 
@@ -68,16 +68,16 @@ def test_what_does_not_exist_is_refused(
 def test_reserved_cpus_are_out_of_reach_of_lists_but_the_operators(
     settings: Settings, strict: bool
 ) -> None:
-    settings = replace(settings, reserved_cpus=CPUSet([0]), strict_reserved=strict)
+    settings = replace(settings, reserved_cpus=CPUSet([0]), strict_cpu_reservation=strict)
     world = World(machines.single_no_smt(), settings)
-    says(world.refused("a", {"numacpu": "0-1"}), "CPUReserved", "1-3")
+    says(world.rejected("a", {"numacpu": "0-1"}), "CPUReserved", "1-3")
     assert world.place(pod("a", namespace="system")) == ("0", "")
     world.check()
-    refused = world.refuse(pod("x", {"cpus": "exclusive"}, namespace="system"), wants=resources(1))
-    assert refused.reason == "CPUReserved"
-    assert "expected CPUs among 1-3" in refused.message
+    rejected = world.reject(pod("x", {"cpus": "exclusive"}, namespace="system"), wants=resources(1))
+    assert rejected.reason == "CPUReserved"
+    assert "expected CPUs among 1-3" in rejected.message
     assert (
-        "never given exclusively"
+        "never exclusive"
         in world.history.explanation_of_rejection(world.history.rejections[-1]).basis.rule
     )
 
@@ -85,13 +85,13 @@ def test_reserved_cpus_are_out_of_reach_of_lists_but_the_operators(
 def test_exclusive_lists_may_not_overlap_other_lists() -> None:
     world = World(machines.single_no_smt())
     world.put("a", {"numacpu": "1"}, 1)
-    refused = world.refused("b", {"numacpu": "1-2", "cpus": "exclusive"}, 2)
-    assert refused.reason == "CPUListed"
-    assert "default/a/app" in refused.message
+    rejected = world.rejected("b", {"numacpu": "1-2", "cpus": "exclusive"}, 2)
+    assert rejected.reason == "CPUListed"
+    assert "default/a/app" in rejected.message
 
 
 @pytest.mark.parametrize("wishes", [{}, {"policy": "best-effort"}])
-def test_huge_pages_that_do_not_fit_are_refused_too(wishes: dict[str, str]) -> None:
+def test_huge_pages_that_do_not_fit_are_rejected_too(wishes: dict[str, str]) -> None:
     """Three pods of 2 GiB in pages of 1 GiB, and one NUMA node that has two of them."""
     topology = build_synthetic_topology(
         sockets=2, numa_per_socket=1, cores_per_numa=4, memory_gib=16, hugepages={GIB: 2 * GIB}
@@ -101,18 +101,18 @@ def test_huge_pages_that_do_not_fit_are_refused_too(wishes: dict[str, str]) -> N
     pods = [pod(name, {**wishes, "numamem": "1"}) for name in "abc"]
     world.place(pods[0], wants=wants)
     for of in pods[1:]:
-        refused = world.refuse(of, wants=wants)
-        assert refused.reason == "NotEnoughMemory"
+        rejected = world.reject(of, wants=wants)
+        assert rejected.reason == "NotEnoughMemory"
         assert (
             "numamem is '1' (annotation numa.kubernetes.io/numamem), but hugepages-1Gi: 2 GiB "
             "needed, 0 B free there; NUMA node 1: 0 B; expected NUMA nodes that hold it, "
-            "since a page that is not there ends in SIGBUS"
-        ) in refused.message
+            "because otherwise SIGBUS ends the container"
+        ) in rejected.message
 
 
 def test_memory_that_the_kernel_does_not_have_counts_as_gone() -> None:
     world = World(machines.snc_smt(), reading=MeasuredFree(memory={0: GIB}))
-    assert world.refused("a", {"numamem": "0"}, 1, 2).reason == "NotEnoughMemory"
+    assert world.rejected("a", {"numamem": "0"}, 1, 2).reason == "NotEnoughMemory"
 
 
 def test_unpinned_starts_untouched_when_the_list_is_no_good() -> None:
@@ -152,11 +152,11 @@ def test_numamem_with_best_effort_takes_cpus_elsewhere_when_none_are_near(world:
 
 
 @pytest.mark.parametrize("policy", ["restricted", "single-numa-node"])
-def test_numamem_with_a_strict_policy_refuses_cpus_that_are_not_near(policy: str) -> None:
+def test_numamem_with_a_strict_policy_rejects_cpus_that_are_not_near(policy: str) -> None:
     world = two_nodes()
     assert world.put("a", {"policy": policy, "numamem": "1"}, 1.5, 1) == ("4-7", "1")
     world.put("own", {"numacpu": "4-5", "cpus": "exclusive"}, 2, 1)
-    says(world.refused("b", {"policy": policy, "numamem": "1"}, 3, 1), "TopologyAffinityError")
+    says(world.rejected("b", {"policy": policy, "numamem": "1"}, 3, 1), "TopologyAffinityError")
     assert world.put("c", {"policy": policy, "numamem": "0"}, 3, 1)[1] == "0"
 
 
@@ -166,7 +166,7 @@ def test_numamem_with_restricted_may_use_more_cpus_than_are_near_as_on_an_empty_
     assert len(CPUSet.parse(cpus)) == 6
     assert CPUSet.parse("4-7") <= CPUSet.parse(cpus)
     assert mems == "1"
-    assert world.refused("b", {"policy": "single-numa-node", "numamem": "1"}, 6, 1)  # fmt: skip
+    assert world.rejected("b", {"policy": "single-numa-node", "numamem": "1"}, 6, 1)  # fmt: skip
 
 
 def test_numamem_with_exclusive_and_no_policy_prefers_cpus_near_it(world: World) -> None:
@@ -193,13 +193,13 @@ def test_memory_of_one_kind_that_no_computed_pin_may_use_is_one_warning() -> Non
     assert warning.startswith("memory-only NUMA nodes 2-5, at distance 17 from the nearest CPUs, a")
 
 
-def test_numamem_that_does_not_hold_the_memory_is_refused_with_a_policy_too(world: World) -> None:
+def test_numamem_that_does_not_hold_the_memory_is_rejected_with_a_policy_too(world: World) -> None:
     assert (
-        world.refused("a", {"policy": "best-effort", "numamem": "1"}, 2, 20).reason
+        world.rejected("a", {"policy": "best-effort", "numamem": "1"}, 2, 20).reason
         == "NotEnoughMemory"
     )
     assert (
-        world.refused("b", {"policy": "best-effort", "numamem": "7"}, 2, 20).reason
+        world.rejected("b", {"policy": "best-effort", "numamem": "7"}, 2, 20).reason
         == "UnknownNUMANode"
     )
 
@@ -209,5 +209,8 @@ def test_numamem_of_one_container_must_be_where_its_pod_is() -> None:
     of = pod("p", {"policy": "single-numa-node", "scope": "pod", "numamem.b": "1",
                    "numamem.c": "0"}, total=resources(4, 4))  # fmt: skip
     assert world.add(of, "a", 1, 1)[1] == "0"
-    assert "not where numamem 1 is" in world.refuse(of, container(of, "b", resources(1, 1))).message
+    assert (
+        "not near the memory of numamem 1"
+        in world.reject(of, container(of, "b", resources(1, 1))).message
+    )
     assert world.add(of, "c", 1, 1)[1] == "0"

@@ -44,9 +44,9 @@ def listed_memory_only(guest: Guest) -> None:
 
 
 @case(applies=lambda machine: bool(machine.offline))
-def offline_cpu_refused(guest: Guest) -> None:
+def offline_cpu_rejected(guest: Guest) -> None:
     """A CPU that is switched off is refused as such; its neighbours are served."""
     cpu = min(guest.machine.offline)
-    message = guest.refused("offline-cpu", {"numacpu": str(cpu)})
+    message = guest.rejected("offline-cpu", {"numacpu": str(cpu)})
     guest.mentions(message, "default/offline-cpu", "numacpu", f"'{cpu}'", "offline")
     guest.pinned(guest.pod("neighbour", {"numacpu": "0"}), cpus=frozenset({0}))

@@ -1,6 +1,6 @@
 """A refusal of every kind, from the real engine, for the texts of docs/troubleshooting.md.
 
-``python -m tests.checks.docs_refusals`` prints them.
+``python -m tests.checks.docs_rejections`` prints them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def machine(*, offline: CPUSet | None = None, allowed: CPUSet | None = None) -> 
     )
 
 
-def refuse(
+def reject(
     annotations: Mapping[str, str],
     *,
     cpus: float = 0,
@@ -67,7 +67,7 @@ def refuse(
         each = tuple(Device(id=f"gpu-{i}", numa_nodes=frozenset([i])) for i in devices)
         request = DeviceRequest(resource="nvidia.com/gpu", count=len(each), devices=each)
         made = replace(made, devices=(request,))
-    return world.refuse(of, made)
+    return world.reject(of, made)
 
 
 def owner(cpus: str) -> Callable[[World], object]:
@@ -80,7 +80,7 @@ def _bare_node() -> Rejected:
     topology = machine()
     nodes = dict(topology.numa_nodes)
     nodes[1] = replace(nodes[1], memory_bytes=0)
-    return refuse({"numamem": "1"}, topology=replace(topology, numa_nodes=nodes))
+    return reject({"numamem": "1"}, topology=replace(topology, numa_nodes=nodes))
 
 
 _UID = "1f0cf4ba-5c1e-4f0e-9d0a-0c9f1f2e3d4c"
@@ -99,9 +99,9 @@ def _listed(world: World) -> object:
 
 
 _KEEPING = Settings(limits=QuotasAndPoolFloor(pool=CPUAmount(4)))
-_UNPAID = AnnotationPermission(name="permissions[0]", unpaid_cpus=True)
+_UNPAID = AnnotationPermission(name="permissions[0]", allow_unrequested_cpus=True)
 _SHARED_ONLY = AnnotationPermission(
-    name="permissions[1]", keys=("policy", "cpus"), values={"cpus": ("shared",)}
+    name="permissions[1]", allowed_keys=("policy", "cpus"), allowed_values={"cpus": ("shared",)}
 )
 
 
@@ -120,70 +120,70 @@ def _old_runtime(world: World) -> None:
 
 SINGLE = {"policy": "single-numa-node"}
 
-REFUSALS: dict[R, Callable[[], Rejected]] = {
-    R.INVALID_ANNOTATION: lambda: refuse({"policy": "single-node"}),
-    R.TOPOLOGY_AFFINITY: lambda: refuse(SINGLE, cpus=12, memory=4),
-    R.DEVICE_AFFINITY: lambda: refuse(SINGLE, cpus=2, devices=(0, 1)),
-    R.NOT_ENOUGH_CPUS: lambda: refuse(
+REJECTIONS: dict[R, Callable[[], Rejected]] = {
+    R.INVALID_ANNOTATION: lambda: reject({"policy": "single-node"}),
+    R.TOPOLOGY_AFFINITY: lambda: reject(SINGLE, cpus=12, memory=4),
+    R.DEVICE_AFFINITY: lambda: reject(SINGLE, cpus=2, devices=(0, 1)),
+    R.NOT_ENOUGH_CPUS: lambda: reject(
         {"cpus": "exclusive", "smt": "isolate"}, cpus=8, before=owner("0-1")
     ),
-    R.NOT_ENOUGH_MEMORY: lambda: refuse(
+    R.NOT_ENOUGH_MEMORY: lambda: reject(
         {"numamem": "0"}, cpus=2, memory=12, reading=MeasuredFree(memory={0: 5 * GIB, 1: 15 * GIB})
     ),
-    R.SMT_ALIGNMENT: lambda: refuse({"cpus": "exclusive", "smt": "full-core"}, cpus=3),
-    R.SHARED_POOL_EMPTY: lambda: refuse({"cpus": "exclusive"}, cpus=16),
-    R.SHARED_POOL_FLOOR: lambda: refuse(
+    R.SMT_ALIGNMENT: lambda: reject({"cpus": "exclusive", "smt": "full-core"}, cpus=3),
+    R.SHARED_POOL_EMPTY: lambda: reject({"cpus": "exclusive"}, cpus=16),
+    R.SHARED_POOL_FLOOR: lambda: reject(
         {"cpus": "exclusive"}, cpus=12, before=owner("0-1"), settings=_KEEPING
     ),
-    R.QUOTA_EXCEEDED: lambda: refuse(
+    R.QUOTA_EXCEEDED: lambda: reject(
         {"numacpu": "0-8"}, before=_listed, settings=Settings(permissions=(_UNPAID,))
     ),
-    R.NOT_PERMITTED: lambda: refuse(
+    R.NOT_PERMITTED: lambda: reject(
         {"cpus": "exclusive"}, cpus=2, settings=Settings(permissions=(_SHARED_ONLY,))
     ),
-    R.UNPAID_CPUS: lambda: refuse({"numacpu": "2-5", "cpus": "exclusive"}, cpus=1),
-    R.FRACTIONAL_CPUS: lambda: refuse({"cpus": "exclusive"}, cpus=1.5),
-    R.NO_CPUS: lambda: refuse({"cpus": "exclusive"}),
-    R.UNKNOWN_CPUS: lambda: refuse({"cpus": "exclusive"}, shares=262_144),
-    R.INVALID_SLOTS: lambda: refuse({}, cpus=2, slots="cpu-2,cpu-3"),
-    R.SLOTS_CONFLICT: lambda: refuse({"numacpu": "2-3"}, cpus=2, slots="slot-0,slot-1"),
-    R.SLOTS_MISMATCH: lambda: refuse({}, cpus=1.5, slots="slot-0,slot-1"),
-    R.CLAIM_NOT_PREPARED: lambda: refuse(
+    R.CPUS_NOT_REQUESTED: lambda: reject({"numacpu": "2-5", "cpus": "exclusive"}, cpus=1),
+    R.FRACTIONAL_CPUS: lambda: reject({"cpus": "exclusive"}, cpus=1.5),
+    R.NO_CPU_REQUEST: lambda: reject({"cpus": "exclusive"}),
+    R.CPU_REQUEST_UNKNOWN: lambda: reject({"cpus": "exclusive"}, shares=262_144),
+    R.INVALID_SLOTS: lambda: reject({}, cpus=2, slots="cpu-2,cpu-3"),
+    R.SLOTS_CONFLICT: lambda: reject({"numacpu": "2-3"}, cpus=2, slots="slot-0,slot-1"),
+    R.SLOTS_MISMATCH: lambda: reject({}, cpus=1.5, slots="slot-0,slot-1"),
+    R.CLAIM_NOT_PREPARED: lambda: reject(
         {},
         cpus=2,
         claim_problem=f"its ResourceClaim {_UID} is not prepared on this node",
     ),
-    R.CLAIM_IN_USE: lambda: refuse({}, cpus=2, slots=_RESULT, before=_has_claim),
-    R.UNKNOWN_CPU: lambda: refuse({"numacpu": "14-17"}),
-    R.CPU_OFFLINE: lambda: refuse({"numacpu": "4-7"}, topology=machine(offline=CPUSet([5]))),
-    R.CPU_NOT_ALLOWED: lambda: refuse(
+    R.CLAIM_IN_USE: lambda: reject({}, cpus=2, slots=_RESULT, before=_has_claim),
+    R.UNKNOWN_CPU: lambda: reject({"numacpu": "14-17"}),
+    R.CPU_OFFLINE: lambda: reject({"numacpu": "4-7"}, topology=machine(offline=CPUSet([5]))),
+    R.CPU_NOT_ALLOWED: lambda: reject(
         {"numacpu": "3-4"}, topology=machine(allowed=CPUSet([0, 1, 2, 3]))
     ),
-    R.CPU_RESERVED: lambda: refuse(
+    R.CPU_RESERVED: lambda: reject(
         {"numacpu": "0-1"}, cpus=2, settings=Settings(reserved_cpus=CPUSet([0, 8]))
     ),
-    R.CPU_OWNED: lambda: refuse({"numacpu": "2-4"}, before=owner("2-3")),
-    R.KUBELET_PINNED: lambda: refuse(
+    R.CPU_EXCLUSIVE: lambda: reject({"numacpu": "2-4"}, before=owner("2-3")),
+    R.KUBELET_PINNED: lambda: reject(
         {"numacpu": "2-3"}, cpus=2, before=lambda world: world.kubelet({("web", "app"): "4-5"})
     ),
-    R.CPU_LISTED: lambda: refuse({"numacpu": "2-4", "cpus": "exclusive"}, cpus=3, before=_listed),
-    R.UNKNOWN_NUMA_NODE: lambda: refuse({"numamem": "2"}),
-    R.NUMA_NODE_NOT_ALLOWED: lambda: refuse(
+    R.CPU_LISTED: lambda: reject({"numacpu": "2-4", "cpus": "exclusive"}, cpus=3, before=_listed),
+    R.UNKNOWN_NUMA_NODE: lambda: reject({"numamem": "2"}),
+    R.NUMA_NODE_NOT_ALLOWED: lambda: reject(
         {"numamem": "1"}, topology=replace(machine(), withheld_memory=NUMASet([1]))
     ),
-    R.MEMORY_POLICY_UNSUPPORTED: lambda: refuse(
+    R.MEMORY_POLICY_UNSUPPORTED: lambda: reject(
         {"numamem": "0", "mempolicy": "interleave"}, before=_old_runtime
     ),
-    R.MEMORY_POLICY_WITHOUT_NODES: lambda: refuse({"mempolicy": "bind"}),
+    R.MEMORY_POLICY_NEEDS_NODES: lambda: reject({"mempolicy": "bind"}),
     R.NUMA_NODE_WITHOUT_MEMORY: _bare_node,
 }
 """By reason, how to come by one."""
 
 
-def line(refused: Rejected) -> str:
-    return f"{refused.reason}: {refused.message}"
+def line(rejected: Rejected) -> str:
+    return f"{rejected.reason}: {rejected.message}"
 
 
 if __name__ == "__main__":
-    for _reason, _make in REFUSALS.items():
+    for _reason, _make in REJECTIONS.items():
         sys.stdout.write(f"{_reason}\n    {line(_make())}\n")

@@ -36,7 +36,7 @@ _PYTHON: Final = {"trixie": "3.13", "arm64-trixie": "3.13", "bookworm": "3.11"}
 _KERNEL: Final = {"trixie": "6.12", "arm64-trixie": "6.12", "bookworm": "6.1"}
 _PACKAGES: Final = (
     *("systemd", "systemd-sysv", "dbus", "udev", "kmod", "procps", "iproute2"),
-    *("python3", "python3-venv", "runc", "containerd", "busybox-static"),
+    *("python3", "python3-venv", "runc", "crun", "containerd", "busybox-static"),
 )
 _FIRST: Final = ("virtio_pci", "virtio_blk", "crc32c_generic", "ext4")
 """Modules that the root needs; all others are in the image."""

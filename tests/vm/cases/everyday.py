@@ -15,10 +15,11 @@ import textwrap
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 from tests.beds import race_bed
-from tests.beds.cri import CRI, Resources, guaranteed, poll
+from tests.beds.cri import CRI, Container, Resources, guaranteed, poll
 from tests.beds.images import FIRST_LINE_COMMAND, IMAGE, build_image
 from tests.beds.plugin_process import REPOSITORY
 from tests.beds.vm_system import VENV
@@ -277,6 +278,59 @@ def released(guest: Guest) -> None:
     for each in all_of_them:
         guest.settles(each, cpus=guest.online, mems=guest.memory_nodes)
     systemd_agrees(guest)
+
+
+@case(
+    applies=lambda machine: machine.system == "trixie" and machine.core,
+    system=True,
+    plugin=False,
+    runtime=False,
+    limit_s=800,  # two restarts of the runtime
+    turn=1,
+)
+def limit_lifted_under_crun(guest: Guest) -> None:
+    """A CPU limit that crun set while no agent ran is lifted, follows a resize, and comes back.
+
+    crun from 1.11 on limits the scope and its own cgroup in it (Debian 13 has 1.21; 1.28 does too).
+    """
+    crun = Path("/usr/bin/crun")
+    version = subprocess.run([crun, "--version"], capture_output=True, text=True, check=True)
+    guest.notes.append(version.stdout.splitlines()[0])
+    guest.containerd.stop()
+    usual = guest.containerd.binaries
+    guest.containerd.binaries = replace(usual, runc=crun)
+    try:
+        guest.containerd.start(timeout_s=150)
+        guest.plugin.terminate()
+        owner = guest.pod("owner", {"cpus": "exclusive"}, cpus=1)
+        limits = _cpu_limits(guest, owner)
+        guest.notes.append(f"as crun made them: {limits}")
+        assert limits == ["100000 100000"] * 2
+        guest.plugin.ensure_ready()
+        poll(lambda: _is_unlimited(guest, owner), "no limit", timeout_s=60, every_s=0.5)
+        guest.containerd.cri.update(owner, guaranteed(2, 64 << 20))
+        poll(lambda: len(words.allowed(guest.pid(owner)).cpus) == 2, "a second CPU", timeout_s=60)
+        poll(lambda: _is_unlimited(guest, owner), "no limit", timeout_s=60, every_s=0.5)
+        guest.plugin.terminate()
+        done = subprocess.run(["nri-numa", "release"], capture_output=True, text=True, check=False)
+        guest.notes += [*(done.stdout + done.stderr).splitlines(), str(_cpu_limits(guest, owner))]
+        assert done.returncode == 0
+        assert " back " in done.stdout
+        assert "200000 100000" in _cpu_limits(guest, owner)
+    finally:
+        guest.reset()
+        guest.containerd.stop()
+        guest.containerd.binaries = usual
+
+
+def _cpu_limits(guest: Guest, container: Container) -> list[str]:
+    """``cpu.max`` of crun's cgroup and of the scope around it."""
+    inner = words.cgroup(guest.pid(container))
+    return [(each / "cpu.max").read_text().strip() for each in (inner, inner.parent)]
+
+
+def _is_unlimited(guest: Guest, container: Container) -> bool:
+    return all(text.startswith("max ") for text in _cpu_limits(guest, container))
 
 
 _PROBE = f"""[Service]

@@ -149,6 +149,7 @@ def test_profiles_of_our_own_are_for_the_agent_alone() -> None:
             "devicePlugin.enabled=true,seccompProfile=nri-numa.json,movesMemory=true",
         ),
         (["base", "apparmor"], "appArmorProfile=nri-numa"),
+        (["base", "openshift"], "seLinuxOptions.type=spc_t"),
     ],
 )
 def test_the_chart_and_kustomize_are_equal_in_effect(directories: list[str], values: str) -> None:
@@ -272,7 +273,7 @@ def test_devices_in_the_charts_configuration_bring_their_mounts(
     assert not any("add" in one["securityContext"]["capabilities"] for one in others)
 
 
-@pytest.mark.parametrize("profile", ["latency", "ai-gpu", "density", "observe"])
+@pytest.mark.parametrize("profile", ["latency", "ai-gpu", "density", "observe", "openshift"])
 def test_every_profile_is_a_sound_configuration(profile: str) -> None:
     text = helmed("-f", str(CHART / f"profiles/{profile}.yaml"))["ConfigMap"]["data"]["agent.yaml"]
     config = configuration.load_config(text=text)
@@ -300,6 +301,34 @@ def test_over_cri_the_chart_mounts_that_socket_and_not_that_of_nri(
         for container in (*pod.get("initContainers", ()), *pod["containers"]):
             (mount,) = [one for one in container["volumeMounts"] if one["name"] == "cri"]
             assert mount == {"name": "cri", "mountPath": directory, "readOnly": True}
+
+
+def test_over_cri_kustomize_mounts_the_socket_of_crio_and_not_that_of_nri() -> None:
+    pod = kustomized("base", "over-cri")["DaemonSet"]["spec"]["template"]["spec"]
+    (agent,) = pod["containers"]
+    hosts = {one["name"]: one["hostPath"]["path"] for one in pod["volumes"] if "hostPath" in one}
+    mounts = {one["name"]: one["mountPath"] for one in agent["volumeMounts"]}
+    assert (hosts["cri"], mounts["cri"]) == ("/run/crio", "/run/crio")
+    assert "nri" not in hosts.keys() | mounts.keys()
+    env = {one["name"]: one["value"] for one in agent["env"] if "value" in one}
+    config = configuration.load_config(None, env)
+    assert config.runtime.link == "cri"
+    assert config.runtime.cri_socket == "/run/crio/crio.sock"
+
+
+def test_openshifts_constraints_allow_what_the_pod_has() -> None:
+    made = kustomized("base", "openshift")
+    allowed, pod = made["SecurityContextConstraints"], made["DaemonSet"]["spec"]["template"]["spec"]
+    assert allowed["users"] == [f"system:serviceaccount:nri-numa:{pod['serviceAccountName']}"]
+    assert pod["hostNetwork"] is allowed["allowHostNetwork"] is True
+    assert {kind for one in pod["volumes"] for kind in one.keys() - {"name"}} <= {
+        *allowed["volumes"]
+    }
+    (agent,) = pod["containers"]
+    context = agent["securityContext"]
+    assert context["capabilities"] == {"drop": allowed["requiredDropCapabilities"]}
+    assert context["readOnlyRootFilesystem"] is allowed["readOnlyRootFilesystem"]
+    assert context["seLinuxOptions"] == {"type": "spc_t"}
 
 
 def test_the_charts_schema_knows_the_agents_configuration() -> None:

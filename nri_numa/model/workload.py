@@ -64,7 +64,8 @@ class MemoryPolicies(msgspec.Struct, frozen=True):
 
 
 MIN_RUNTIMES_TEXT: Final = (
-    "containerd 2.3, CRI-O 1.37 or another runtime with NRI 0.12, and runc 1.4 or crun 1.28, or newer"
+    "containerd 2.3, CRI-O 1.37 or another runtime with NRI 0.12, and runc 1.4 or crun 1.28, or "
+    "newer"
 )
 """Runtimes that apply a memory policy."""
 

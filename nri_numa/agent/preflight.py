@@ -10,6 +10,7 @@ import os
 import re
 import socket
 import stat
+import struct
 import sys
 import time
 from collections import Counter
@@ -421,9 +422,7 @@ def check_runtime_link(config: AgentConfig, root: Path = Path("/")) -> Iterator[
     elif files is CRI_O_FILES:
         yield from _check_crio_nri(config, root)
     else:
-        yield from _check_containerd_nri(config, root)
-    if files is not None:
-        yield from _check_serving_program(config.runtime.nri_socket, files, root)
+        yield from _check_containerd_nri(config, files, root)
 
 
 def read_runtime_endpoint(config: AgentConfig, root: Path = Path("/")) -> str:
@@ -451,7 +450,9 @@ def _check_second_runtime(
     )
 
 
-def _check_containerd_nri(config: AgentConfig, root: Path) -> Iterator[Finding]:
+def _check_containerd_nri(
+    config: AgentConfig, files: RuntimeFiles | None, root: Path
+) -> Iterator[Finding]:
     disabled, installed = nri_disabled_reason(root), query_runtime(CONTAINERD_FILES, root)
     remedy = _FIX_RUNTIME_REMEDY
     if disabled is None and installed is not None and installed.profile.nri_by_default:
@@ -459,9 +460,9 @@ def _check_containerd_nri(config: AgentConfig, root: Path) -> Iterator[Finding]:
     elif distribution := find_containerd_distribution(root):
         remedy = f"{distribution.nri_enabling_hint}."
     because = "" if disabled is None else f": {disabled}"
-    yield from _check_runtime_socket(
-        "NRI", config.runtime.nri_socket, remedy, "runtime.nriSocket", because
-    )
+    path = config.runtime.nri_socket
+    other = CRI_O_FILES if files is CONTAINERD_FILES else None
+    yield from _check_runtime_socket("NRI", path, remedy, "runtime.nriSocket", because, other, root)
 
 
 _FIX_RUNTIME_REMEDY: Final = (
@@ -479,7 +480,8 @@ def _check_crio_nri(config: AgentConfig, root: Path) -> Iterator[Finding]:
         yield _failed_finding("runtime", str(problem), "Correct it: CRI-O does not start with it.")
         return
     yield from _check_crio_settings(crio, root)
-    reason, listen = crio_config.nri_disabled_reason(crio, root), crio_config.nri_socket_of(crio)
+    reason = crio_config.nri_disabled_reason(crio, root)
+    listen = crio.values.get("nri_listen", "")
     if reason:
         remedy = _FIX_RUNTIME_REMEDY
         if crio_config.is_written_by_openshift(root):
@@ -490,7 +492,9 @@ def _check_crio_nri(config: AgentConfig, root: Path) -> Iterator[Finding]:
     else:
         remedy = "Start CRI-O, or set runtime.nriSocket (--nri-socket) to its NRI socket."
     because = f": {reason}" if reason else ""
-    for finding in _check_runtime_socket("NRI", path, remedy, "runtime.nriSocket", because):
+    for finding in _check_runtime_socket(
+        "NRI", path, remedy, "runtime.nriSocket", because, CONTAINERD_FILES, root
+    ):
         if reason and finding.level is FindingLevel.OK:
             finding = _warning_finding("NRI", f"{path} answers, but {reason}", remedy)
         yield finding
@@ -516,30 +520,19 @@ def _check_crio_settings(crio: crio_config.CRIOConfig, root: Path) -> Iterator[F
                 )
 
 
-def _check_serving_program(path: str, files: RuntimeFiles, root: Path) -> Iterator[Finding]:
-    """Check that the kubelet's runtime serves the NRI socket, and not the other one."""
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-            sock.settimeout(_CONNECT_TIMEOUT_S)
-            sock.connect(path)
-            credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-    except OSError:
-        return
-    process_id = int.from_bytes(credentials[:4], sys.byteorder)
-    program = (_read_text_or_none(root / f"proc/{process_id}/comm") or "").strip()
-    for other in (CONTAINERD_FILES, CRI_O_FILES):
-        if other is not files and program == other.program:
-            yield _failed_finding(
-                "NRI",
-                f"{path} is served by {other.title}, and the kubelet uses {files.title}",
-                f"Stop {other.title}, or set runtime.nriSocket to the socket of {files.title}.",
-            )
-
-
 def _check_runtime_socket(
-    name: str, path: str, remedy: str, key: str, because: str = ""
+    name: str,
+    path: str,
+    remedy: str,
+    key: str,
+    because: str = "",
+    other: RuntimeFiles | None = None,
+    root: Path = Path("/"),
 ) -> Iterator[Finding]:
-    """Check that a socket of the runtime accepts connections, and speaks NRI if that is meant."""
+    """Check that a socket accepts connections, speaks NRI if that is meant, and is not another's.
+
+    ``other`` is the runtime that the kubelet does not use.
+    """
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
@@ -556,6 +549,7 @@ def _check_runtime_socket(
             sock.settimeout(_CONNECT_TIMEOUT_S)
             sock.connect(path)
             is_grpc = name == "NRI" and _sends_first(sock)
+            program = _read_serving_program(sock, root)
     except PermissionError:
         yield _warning_finding(name, f"{path} may only be opened by another user", "Run as root.")
     except OSError as error:
@@ -565,11 +559,21 @@ def _check_runtime_socket(
             remedy if remedy.startswith("Start") else f"Start the runtime. {remedy}",
         )
     else:
+        problem = ""
         if is_grpc:
-            message = f"{path} serves gRPC, as CRI does, and not NRI"
-            yield _failed_finding(name, message, f"Set {key} to the runtime's NRI socket.")
-            return
-        yield _passed_finding(name, f"{path} answers")
+            problem = f"{path} serves gRPC, as CRI does, and not NRI"
+        elif other is not None and program == other.program:
+            problem = f"{path} is served by {other.title}, which the kubelet does not use"
+        if problem:
+            yield _failed_finding(name, problem, f"Set {key} to the NRI socket of the runtime.")
+        else:
+            yield _passed_finding(name, f"{path} answers")
+
+
+def _read_serving_program(sock: socket.socket, root: Path) -> str:
+    """Read the name of the process that listens; empty if it is unknown. See unix(7)."""
+    process_id = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+    return (_read_text_or_none(root / f"proc/{process_id}/comm") or "").strip()
 
 
 def _sends_first(sock: socket.socket) -> bool:

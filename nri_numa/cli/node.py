@@ -97,7 +97,9 @@ def check(
     """
     if fix_runtime:
         if containerd_config is None:
-            endpoint = _read_runtime_endpoint(config_path)
+            from nri_numa.agent.preflight import read_runtime_endpoint
+
+            endpoint = read_runtime_endpoint(load_command_config(config_path))
             fix_runtime_config(kubelet_endpoint=endpoint, write=write)
         else:
             _fix_containerd_config(containerd_config, write=write)
@@ -144,12 +146,6 @@ def check(
     if not passed:
         config_failed = any(f.subject == "configuration" and f.level == "fail" for f in findings)
         ctx.exit(2 if config_failed else 1)
-
-
-def _read_runtime_endpoint(config_path: str | None) -> str:
-    from nri_numa.agent.preflight import read_runtime_endpoint
-
-    return read_runtime_endpoint(load_command_config(config_path))
 
 
 def fix_runtime_config(

@@ -6,7 +6,6 @@ drop-in directory in lexical order, whatever its name ends with; a key that is s
 
 from __future__ import annotations
 
-import os
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -131,8 +130,3 @@ def plan_fix(root: Path = Path("/")) -> FileChange | None:
     if config.values.get("nri_disable_connections"):
         text += "nri_disable_connections = false\n"
     return FileChange(path, text, text)
-
-
-def nri_socket_of(config: CRIOConfig) -> str:
-    """Return the socket of ``nri_listen``; empty if it is not set."""
-    return os.path.normpath(value) if (value := config.values.get("nri_listen")) else ""

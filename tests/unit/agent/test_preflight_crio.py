@@ -224,10 +224,9 @@ def test_a_socket_without_its_process_shows_a_runtime(tmp_path: Path) -> None:
 
 
 def greet(server: socket.socket) -> None:
-    """Send two clients a SETTINGS frame of HTTP/2, as a gRPC server does."""
-    for _ in range(2):
-        with server.accept()[0] as peer, suppress(OSError):
-            peer.sendall(b"\0\0\0\4\0\0\0\0\0")
+    """Send a client a SETTINGS frame of HTTP/2, as a gRPC server does."""
+    with server.accept()[0] as peer, suppress(OSError):
+        peer.sendall(b"\0\0\0\4\0\0\0\0\0")
 
 
 def test_a_socket_that_serves_cri_is_no_nri(tmp_path: Path) -> None:
@@ -238,7 +237,7 @@ def test_a_socket_that_serves_cri_is_no_nri(tmp_path: Path) -> None:
         nri = about("NRI", findings(tmp_path))
         thread.join()
     assert (nri.level, "serves gRPC" in nri.message) == (FAIL, True)
-    assert nri.remedy == "Set runtime.nriSocket to the runtime's NRI socket."
+    assert nri.remedy == "Set runtime.nriSocket to the NRI socket of the runtime."
 
 
 def test_over_cri_the_usual_socket_is_offered(tmp_path: Path) -> None:

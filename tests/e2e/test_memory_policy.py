@@ -45,7 +45,7 @@ def test_a_memory_policy_is_in_force_or_rejected(
         assert f"MemoryPolicyUnsupported: pod {pod.namespace}/{pod.name}" in said
         assert f"mempolicy is '{mode}'" in said
         assert f"containerd {containerd.binaries.version}" in said
-        assert "expected containerd 2.3 or newer" in said
+        assert "expected containerd 2.3, CRI-O 1.37" in said
         return
     container = cri.run(pod, resources=guaranteed(1))
     # Its stack was there before its first instruction.

@@ -214,7 +214,7 @@ def test_a_resource_that_gives_no_slots_is_passed_over(setting: str) -> None:
         (
             [pod("a", 1, "1Gi", {"numamem": "0", "mempolicy": "weighted-interleave"})],
             [
-                "mempolicy weighted-interleave needs containerd 2.3 or newer",
+                "mempolicy weighted-interleave needs containerd 2.3, CRI-O 1.37",
                 "and Linux 6.9 or newer",
             ],
         ),

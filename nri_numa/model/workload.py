@@ -161,6 +161,13 @@ class DeviceAlignmentMode(StrEnum):
     IGNORE = "ignore"
 
 
+class Distribution(StrEnum):
+    """Distribution of exclusive CPUs over the NUMA nodes of a container."""
+
+    DEVICES = "devices"
+    NONE = "none"
+
+
 class Strategy(StrEnum):
     """Choice among equally good NUMA nodes.
 

@@ -279,6 +279,18 @@ def test_slots_of_the_scheduler_are_where_the_kubelet_chose_them() -> None:
     assert cpu_counts(world) == {0: 1, 1: 3}
 
 
+def test_variables_name_the_cpus_of_each_numa_node() -> None:
+    world = node_of()
+    of = pod("job", WIDE)
+    answer = world.admit(of, with_devices(of, 4, devices_of("nvidia.com/gpu", 1, 1)))
+    assert answer.adjustment.env == {
+        "NUMA_CPUS": "0-1,32-33",
+        "NUMA_MEMS": "0-1",
+        "NUMA_CPUS_0": "0-1",
+        "NUMA_CPUS_1": "32-33",
+    }
+
+
 # --- PCIe roots below a NUMA node -----------------------------------------------------------------
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from google.protobuf.message import Message
 
@@ -395,8 +395,13 @@ def answer_request(
         case Event.REMOVE_POD_SANDBOX:
             handler.remove_pod(pod_from(message.pod))
             return None
-        case _:  # all other events concern a container
-            pass
+        case _:
+            return _answer_container_event(handler, event, message, mentions=mentions)
+
+
+def _answer_container_event(
+    handler: RuntimeHandler, event: Event, message: Any, *, mentions: bool
+) -> Message | None:
     pod = pod_from(message.pod, message.container, mentions=mentions)
     container = container_from(message.container, mentions=mentions)
     match event:
@@ -415,6 +420,8 @@ def answer_request(
             return updated
         case Event.START_CONTAINER:
             handler.start_container(pod, container)
-        case _:
+        case Event.POST_START_CONTAINER:
             handler.post_start_container(pod, container)
+        case _:
+            pass  # a runtime that sends more than was subscribed to
     return None

@@ -355,3 +355,10 @@ def test_the_network_namespace_is_the_pods_and_a_pod_of_the_hosts_has_none() -> 
     pod.linux.namespaces.add(type="network", path="/run/netns/cni-1")
     assert pod_from(pod, mentions=True).network_namespace == "/run/netns/cni-1"
     assert pod_from(pod).network_namespace == ""
+
+
+def test_an_event_that_was_not_subscribed_to_starts_nothing() -> None:
+    plugin = RecordingPlugin()
+    request = event(Event.POST_CREATE_CONTAINER, pb.PostCreateContainerRequest)
+    assert answer_request(plugin, request) is None
+    assert plugin.log == []

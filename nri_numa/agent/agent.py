@@ -44,10 +44,9 @@ from nri_numa.engine.state import (
     union_cpus,
 )
 from nri_numa.machine.cgroups import (
-    CgroupPlace,
     CgroupReader,
     CgroupWrite,
-    sandbox_cgroup_paths,
+    has_sandbox_cgroup,
 )
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.workload import (
@@ -531,13 +530,10 @@ def with_sandbox_cgroup(state: NodeState, pod: PodSandbox, reader: CgroupReader)
     Not every runtime makes one for each sandbox: only one that existed can prove by its absence
     that the sandbox is gone.
     """
-    record, paths = state.pods[pod.uid], sandbox_cgroup_paths(pod.cgroups_path)
-    if record.sandbox_cgroup in paths:
+    record, path = state.pods[pod.uid], pod.cgroups_path
+    if record.sandbox_cgroup == path or not has_sandbox_cgroup(reader, path):
         return state
-    for path in paths:
-        if reader.directory_of(CgroupPlace(path)):
-            return state.with_pod(replace(record, sandbox_cgroup=path))
-    return state
+    return state.with_pod(replace(record, sandbox_cgroup=path))
 
 
 def with_sandbox_cgroups(

@@ -16,7 +16,7 @@ from nri_numa.engine.pod_reservation import (
     with_sandbox_stopped,
 )
 from nri_numa.engine.state import Allocation, NodeState
-from nri_numa.machine.cgroups import CgroupPlace
+from nri_numa.machine.cgroups import is_sandbox_removed
 from nri_numa.model.workload import ChangedStateIds
 
 RELEASE_UNSTARTED_AFTER_S: Final = 120.0
@@ -74,9 +74,7 @@ class PodReservations:
         sandboxes = {
             a.pod_uid: state.pods[a.pod_uid].sandbox_cgroup for a in (*reservations, *unstarted)
         }
-        uids = {
-            uid for uid, path in sandboxes.items() if path and reader.is_removed(CgroupPlace(path))
-        }
+        uids = {uid for uid, path in sandboxes.items() if path and is_sandbox_removed(reader, path)}
         seconds = max(self._current.machine.settings.reservation_seconds, RELEASE_UNSTARTED_AFTER_S)
         latest_start = self._clock.time() - seconds
         failures = [a for a in unstarted if a.assigned_at <= latest_start or a.pod_uid in uids]

@@ -196,6 +196,25 @@ def test_kept_cpus_go_back_with_a_sandbox_that_is_a_folder_where_a_scope_is_told
     assert not world.agent.current.state.exclusive
 
 
+def test_a_sandbox_is_gone_when_neither_of_its_names_is_there(tmp_path: Path) -> None:
+    """With the systemd driver: the scope of its infra container, and CRI-O's folder."""
+    tree, reader = cgroups(tmp_path)
+    world = four(cgroups=reader)
+    of = replace(pod("db", OWN), cgroups_path="kubepods.slice:crio:db")
+    names = ["/kubepods.slice/crio-db.scope", "/kubepods.slice/crio-db"]
+    for name in names:
+        tree.write(name)
+    had = owned(world, main := start(world, of, "main", 3))
+    world.stop(main)
+    tree.remove(names[0])
+    passes(world, 0, 6000)
+    world.restart()
+    assert world.agent.current.state.exclusive == had
+    tree.remove(names[1])
+    passes(world, 0, 60)
+    assert not world.agent.current.state.exclusive
+
+
 def test_a_newer_sandbox_of_the_pod_keeps_its_cpus(tmp_path: Path) -> None:
     """The former one died, the kubelet made another, and its containers are still to come."""
     tree, reader = cgroups(tmp_path)

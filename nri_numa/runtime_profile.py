@@ -47,12 +47,16 @@ class RuntimeProfile(Struct, frozen=True, kw_only=True):
         merges_config_tables: True if a file adds keys to a table of the previous files; else the
             last file that has the table replaces it.
         tells_pod_resize: True if an event after the resize of a pod has its new sum of resources.
+        reports_failed_creations: True if StopContainer or RemoveContainer follows a creation that
+            fails after the plugin has answered; else the container's cgroup, which is made within
+            the creation, shows that it succeeded.
     """
 
     nri_release: Version | None = (0, 0, 0)
     nri_by_default: bool = True
     merges_config_tables: bool = True
     tells_pod_resize: bool = False
+    reports_failed_creations: bool = True
 
     @property
     def push(self) -> PushPath:
@@ -81,7 +85,7 @@ class RuntimeProfile(Struct, frozen=True, kw_only=True):
 _CONTAINERD_1_7: Final = RuntimeProfile(
     nri_release=(0, 3, 0), nri_by_default=False, merges_config_tables=False
 )
-_CRI_O: Final = RuntimeProfile(nri_release=(0, 6, 1))
+_CRI_O: Final = RuntimeProfile(nri_release=(0, 6, 1), reports_failed_creations=False)
 _UNKNOWN: Final = RuntimeProfile()
 
 PROFILES: Final[tuple[tuple[str, Version, RuntimeProfile], ...]] = (
@@ -95,7 +99,8 @@ PROFILES: Final[tuple[tuple[str, Version, RuntimeProfile], ...]] = (
     ("cri-o", (1, 34, 0), replace(_CRI_O, nri_release=(0, 10, 0))),
     ("cri-o", (1, 31, 0), _CRI_O),
     ("cri-o", (1, 30, 0), replace(_CRI_O, nri_release=(0, 6, 0))),
-    ("cri-o", (0, 0, 0), RuntimeProfile(nri_by_default=False)),
+    ("cri-o", (1, 26, 0), replace(_CRI_O, nri_release=(0, 0, 0), nri_by_default=False)),
+    ("cri-o", (0, 0, 0), replace(_CRI_O, nri_release=None, nri_by_default=False)),
 )
 """Rows by name and first version, the latest first."""
 

@@ -140,6 +140,7 @@ class Agent:
             if container_id not in self.current.state.allocations:
                 self.starts.report_if_never_started(allocations_before.get(container_id))
                 self._forget_container(container_id)
+        self.reservations.allow_late_starts(a for a in decision.released if not a.reserved_at)
         mems = decision.adjustment.mems or container.resources.mems
         self.containers.on_created(container, decision.adjustment.cpus, mems)
         self.history.record_admitted(decision)
@@ -151,8 +152,10 @@ class Agent:
         return replace(decision, updates=self.cgroups.write_updates(updates))
 
     def _admit_by_releasing(self, rejected: Rejected) -> Admitted | Rejected:
-        """Admit by releasing soft reservations, or else by moving containers."""
-        decision = pod_admission.admit_by_releasing(self.current.snapshot(), rejected)
+        """Admit by releasing soft reservations and failed creations, or else by moving."""
+        decision = pod_admission.admit_by_releasing(
+            self.current.snapshot(), rejected, self.reservations.failed_creations()
+        )
         if isinstance(decision, Rejected):
             return self._admit_by_moving(rejected)
         self._replace_state(decision.state, decision.change, rejected.trace.pod)

@@ -202,3 +202,23 @@ def test_answers_and_cpusets_are_those_of_the_recording(
     assert replay.unexpected == []
     calls = [step["call"] for step in recording.steps]
     assert replay.checked == calls.count("allowed") + calls.count("first instruction")
+
+
+@pytest.mark.parametrize("recording", [one for one in ALL if "failed" in one.name], ids=str)
+def test_a_failed_creation_gives_its_cpus_back_within_the_time_of_a_start(
+    recording: Recording, tmp_path: Path
+) -> None:
+    """CRI-O reports neither Stop nor Remove of it."""
+    exclusive = []
+
+    def wait(agent: RecordedAgent) -> None:
+        for seconds in (0, 30, 90):
+            agent.seconds += seconds
+            agent.agent.reservations.release_expired()
+            current = agent.agent.current
+            exclusive.append(
+                (str(current.state.exclusive), str(current.schedulable.state.exclusive))
+            )
+
+    asyncio.run(Replay(recording, tmp_path).run(wait))
+    assert exclusive == [("0", "0"), ("0", ""), ("", "")]

@@ -25,6 +25,12 @@ _NRI_WITH_SAFE_UPDATES: Final = (0, 12, 1)
 """nri#301, containerd#13733: before, UpdateContainers and an event deadlock."""
 
 
+CRI_O_SHARED_CPUS_ANNOTATION: Final = "cpu-shared.crio.io"
+"""With ``/CONTAINER: enable`` CRI-O adds its ``shared_cpuset`` to the container's cpuset."""
+CRI_O_SHARED_CPUS_VARIABLE: Final = "OPENSHIFT_SHARED_CPUS"
+"""Variable with the CPUs that CRI-O has added; each later update adds them again."""
+
+
 class PushPath(enum.StrEnum):
     """Way to send an update that answers no request."""
 

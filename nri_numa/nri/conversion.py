@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Any, Final, TypeAlias
 
 from google.protobuf.message import Message
+from msgspec.structs import replace
 
 from nri_numa.errors import LocalProtocolError
 from nri_numa.model.workload import (
@@ -41,6 +42,7 @@ from nri_numa.runtime import (
     inferred_qos,
     parse_page_bytes,
 )
+from nri_numa.runtime_profile import CRI_O_SHARED_CPUS_ANNOTATION, CRI_O_SHARED_CPUS_VARIABLE
 
 CONTAINER_NAME_LABEL: Final = "io.kubernetes.container.name"
 POD_NAME_LABEL: Final = "io.kubernetes.pod.name"
@@ -228,6 +230,17 @@ def read_device_mentions(container: pb.Container) -> DeviceMentions:
     )
 
 
+def find_added_cpus_source(
+    pod: PodSandbox, container: Container, environment: Iterable[str]
+) -> str:
+    """Find the annotation or variable by which CRI-O adds CPUs of its own; empty if none."""
+    key = f"{CRI_O_SHARED_CPUS_ANNOTATION}/{container.name}"
+    if "enable" in (pod.annotations.get(key), container.annotations.get(key)):
+        return f"annotation {key}"
+    is_set = any(v.startswith(f"{CRI_O_SHARED_CPUS_VARIABLE}=") for v in environment)
+    return f"variable {CRI_O_SHARED_CPUS_VARIABLE}" if is_set else ""
+
+
 def _allows_all_devices(rule: pb.LinuxDeviceCgroup) -> bool:
     """True if the rule makes a container privileged: its device files then mean nothing."""
     return (
@@ -406,10 +419,7 @@ def _answer_container_event(
     container = container_from(message.container, mentions=mentions)
     match event:
         case Event.CREATE_CONTAINER:
-            adjustment, updates = handler.create_container(pod, container)
-            created = create_response(adjustment)
-            add_updates(created, updates)
-            return created
+            return _answer_create(handler, pod, container, message.container.env)
         case Event.UPDATE_CONTAINER:
             # The container's own update overrides the request field by field. Without one the
             # request passes unchanged, which avoids a containerd bug that loses the swap limit.
@@ -425,3 +435,14 @@ def _answer_container_event(
         case _:
             pass  # a runtime that sends more than was subscribed to
     return None
+
+
+def _answer_create(
+    handler: RuntimeHandler, pod: PodSandbox, container: Container, environment: Iterable[str]
+) -> pb.CreateContainerResponse:
+    if source := find_added_cpus_source(pod, container, environment):
+        container = replace(container, added_cpus_source=source)
+    adjustment, updates = handler.create_container(pod, container)
+    created = create_response(adjustment)
+    add_updates(created, updates)
+    return created

@@ -137,6 +137,10 @@ class RecordedCgroups:
         # With the systemd driver crun leaves the scope's limit.
         if cpu.quota.value and not self.by_systemd:
             self.tree.limit(path, cpu.quota.value)
+        elif cpu.quota.value and cpu.period.value:  # crun: a limit for both, no limit for its own
+            self.tree.limit(f"{path}/container", cpu.quota.value)
+            if cpu.quota.value > 0:
+                self.tree.limit(path, cpu.quota.value)
 
 
 class RecordedAgent:

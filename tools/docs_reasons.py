@@ -23,7 +23,7 @@ MEANING_AND_REMEDY: Final = {
     ),
     "DeviceAffinityError": (
         "everything fits but the devices that the kubelet chose",
-        "delete the pod, or `devices: ignore`",
+        "`topologyManagerPolicy: best-effort` of the kubelet; delete the pod",
     ),
     "NotEnoughCPUs": (
         "too few CPUs are free for exclusive use, in the form that `smt` needs",

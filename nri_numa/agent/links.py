@@ -310,7 +310,7 @@ class NodeDevices:
         self._counts: DeviceCounts | None = None
         self.pci: tuple[PCIDevice, ...] | None = None
         self.roots: dict[int, tuple[str, ...]] = {}
-        if config.devices.count_free:
+        if config.devices.count_free or (config.devices.enabled and config.devices.pod_resources):
             from nri_numa.devices.counts import DeviceCounts
 
             resource_name = config.device_plugin.resource_name
@@ -325,7 +325,9 @@ class NodeDevices:
 
     def device_counts(self) -> CountsOrReason | None:
         """Return the cached counts of free devices, or a sentence if they are unknown."""
-        return None if self._counts is None else self._counts.known_counts()
+        if self._counts is None or not self._config.devices.count_free:
+            return None
+        return self._counts.known_counts()
 
     def new_device_watch(self, current: CurrentState) -> DeviceWatch | None:
         """Build the watch over devices of containers; None if ``devices`` is off."""
@@ -339,4 +341,5 @@ class NodeDevices:
             kubelet_root=self._config.kubelet_root,
             alignable_nodes=lambda: current.machine.alignable_nodes,
             own_resource=self._config.device_plugin.resource_name,
+            node_devices=(lambda: ()) if self._counts is None else self._counts.known_devices,
         )

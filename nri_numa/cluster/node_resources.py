@@ -145,6 +145,21 @@ class NodeResources(Struct, frozen=True, kw_only=True, dict=True, cache_hash=Tru
             cpu=replace(self.cpu, free=tuple([max(m, 1000 * n) for m, n in pairs])),
         )
 
+    def with_devices_freed(self, devices: Mapping[str, int]) -> Self:
+        """Return the resources with more free devices, by resource, wherever they may be."""
+
+        def free_more(resource: NodeResource) -> NodeResource:
+            count = devices.get(resource.name, 0)
+            columns = zip(resource.free, resource.capacity, strict=True)
+            return replace(resource, free=tuple([min(n + count, limit) for n, limit in columns]))
+
+        return replace(
+            self,
+            other_resources=tuple(
+                [free_more(r) if r.name in devices else r for r in self.other_resources]
+            ),
+        )
+
     @cached_property
     def capacity_by_resource(self) -> Mapping[str, AmountByPosition]:
         """Capacity of `other_resources`, by name."""

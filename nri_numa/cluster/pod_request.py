@@ -69,6 +69,16 @@ class PodRequest(Struct, frozen=True, kw_only=True):
         return self.containers if self.pod_scope_request is None else (self.pod_scope_request,)
 
     @property
+    def device_amounts(self) -> dict[str, int]:
+        """Devices of all containers that the plugin aligns, by extended resource."""
+        amounts: dict[str, int] = {}
+        for container in self.containers:
+            for name, count in container.amounts:
+                if EXTENDED_RESOURCE_MARK in name:
+                    amounts[name] = amounts.get(name, 0) + count
+        return amounts
+
+    @property
     def verdict_key(self) -> tuple[object, ...]:
         """Key that replicas share: equal keys have one verdict for equal resources."""
         return self.containers, self.pod_scope_request, self.kubelet_aligned

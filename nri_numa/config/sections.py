@@ -342,8 +342,8 @@ class Devices(Section, frozen=True):
     """true: use network interfaces in the pod's namespace. Needs CAP_SYS_ADMIN, the host's
     /run/netns, and 10 MiB of memory for pyroute2.minimal."""
     pod_resources: bool = True
-    """true: query the kubelet's PodResources socket once for each pod, for 50 ms at most. Needs 8
-    MiB of memory for grpc."""
+    """true: query the kubelet's PodResources socket once for each pod, for 50 ms at most, and all
+    devices every four seconds at most. Needs 8 MiB of memory for grpc."""
     count_free: bool = False
     """true: query the kubelet for the free devices of each extended resource on each NUMA node,
     even if enabled is false. /v1/zones and publish.nodeResourceTopology have them. At most two
@@ -457,8 +457,9 @@ class StuckPodEviction(Section, frozen=True):
     """Eviction of pods that their node keeps rejecting, while another one has room."""
 
     evict: bool = False
-    """true: evict pods that their node keeps rejecting, while another node has room. Needs
-    publish.nodeResourceTopology, and rights to watch and evict pods."""
+    """true: evict pods that their node keeps rejecting, while another node has room, or for better
+    devices (devices.countFree). Needs publish.nodeResourceTopology, and rights to watch and evict
+    pods."""
     include_running: bool = False
     """true: also evict pods in phase Running of which a container ended and is rejected since.
     Their running containers end too. Needs evict, and the right to watch Events."""

@@ -216,8 +216,8 @@ class Evictor(Output, Generic[CandidateT]):
             key=lambda p: (p.retry_at, p.namespace, p.name, p.uid),
         )
         for pod in due_pods[:MAX_CANDIDATES_PER_TURN]:
-            allowed_at = self._budget.workload_allowed_at(pod.workload, now_s)
-            if self.counts_workload and allowed_at > now_s:
+            allowed_at = self._workload_allowed_at(pod, now_s)
+            if allowed_at > now_s:
                 pod.retry_at = allowed_at
             elif self._may_evict(pod, now_s):
                 self._asked = pod
@@ -243,12 +243,20 @@ class Evictor(Output, Generic[CandidateT]):
                 del self._evicted[next(iter(self._evicted))]
             self._evicted[pod.uid] = None
             self._record_eviction(pod, now_s)
-            self._events.append(self._event_request(pod, self._eviction_reason(pod, now_s)))
+            action_text = DRY_RUN_TEXT if self._budget.rules.dry_run else "evicted"
+            note = f"{action_text}: {self._eviction_reason(pod, now_s)}"
+            self._events.append(self._event_request(pod, self._event_reason(pod), note))
         elif outcome.result is OutcomeKind.MISSING:
             self.pods.pop(pod.uid, None)
         else:  # the pod has changed, or a disruption budget protects it
             pod.failures += 1
             pod.retry_at = now_s + backoff_seconds(pod.failures, jitter)
+
+    def _workload_allowed_at(self, pod: CandidateT, now_s: float) -> float:
+        """Return when a pod of this workload may be evicted; not after ``now_s`` for now."""
+        if not self.counts_workload:
+            return now_s
+        return self._budget.workload_allowed_at(pod.workload, now_s)
 
     def _record_eviction(self, pod: CandidateT, now_s: float) -> None:
         """Record an eviction."""
@@ -270,19 +278,24 @@ class Evictor(Output, Generic[CandidateT]):
         }
         return self._create_request(Resource.EVICTIONS, body)
 
-    def _event_request(self, pod: CandidateT, reason: str) -> APIRequest:
-        action_text = DRY_RUN_TEXT if self._budget.rules.dry_run else "evicted"
+    def _event_reason(self, pod: CandidateT) -> str:
+        """Return the reason of the Event about an eviction."""
+        return self.reason
+
+    def _event_request(
+        self, pod: CandidateT, reason: str, note: str, *, suffix: str = ""
+    ) -> APIRequest:
         body = pod_event(
             pod.namespace,
             pod.name,
             pod.uid,
-            id=f"{pod.uid[:8]}.{self.event_suffix}",
+            id=f"{pod.uid[:8]}.{suffix or self.event_suffix}",
             event_time=self._wall,
-            text=f"{action_text}: {reason}",
+            text=note,
             reportingController=f"{self._prefix}/nri-numa-controller",
             reportingInstance="nri-numa-controller",
             action="Evicting",
-            reason=self.reason,
+            reason=reason,
             type="Normal",
         )
         return self._create_request(Resource.EVENTS, body)

@@ -36,7 +36,11 @@ from nri_numa.controller.evictor import (
 )
 from nri_numa.controller.overview import ClusterPage, Overview
 from nri_numa.controller.sources import CapacityFileSource, PrometheusSource
-from nri_numa.controller.stuck_pods import REJECTION_EVENT_SELECTOR, StuckPodEvictor
+from nri_numa.controller.stuck_pods import (
+    REJECTION_EVENT_SELECTOR,
+    RELEASED_EVENT_REASON,
+    StuckPodEvictor,
+)
 from nri_numa.controller.verdicts import PodVerdicts
 from nri_numa.kube.api import KubeAPI, Watch, WatchHandler, name_of, read_pod_namespace, uid_of
 from nri_numa.kube.lease import Lease, reachable_address
@@ -92,6 +96,14 @@ class ControllerMetrics(WriterMetrics):
         self.stuck_pods = self.new_gauge(
             "stuck_pods",
             "Pods that their node keeps rejecting; 0 if these evictions are off.",
+        )
+        self.resting_pods = self.new_gauge(
+            "pods_with_misaligned_devices",
+            "Stuck pods that keep misaligned devices for now.",
+        )
+        self.device_evictions = self.new_counter(
+            "device_evictions_total",
+            "Evictions of pods for other devices.",
         )
         self.degraded_numa_nodes = self.new_gauge(
             "degraded_numa_nodes",
@@ -445,6 +457,7 @@ class ControllerService:
             metrics.pods_to_evict.set(self.drained.pending_count())
         if self.stuck is not None:
             metrics.stuck_pods.set(self.stuck.pending_count())
+            metrics.resting_pods.set(self.stuck.resting_count())
         if self.stolen is not None:
             metrics.degraded_numa_nodes.set(self.stolen.degraded_count())
         return metrics.render_metrics()
@@ -490,6 +503,12 @@ class ControllerService:
         elif request.resource is Resource.EVICTIONS:
             dry_run = "dryRun" in request.body["deleteOptions"]
             log.info("pod evicted", pod=f"{request.namespace}/{request.name}", dry_run=dry_run)
+        elif request.resource is Resource.EVENTS:
+            body = request.body
+            pod = f"{request.namespace}/{body['regarding']['name']}"
+            log.info("eviction explained", pod=pod, reason=body["reason"], detail=body["note"])
+            if body["reason"] == RELEASED_EVENT_REASON:
+                self._metrics.device_evictions.inc()
 
 
 async def forward_to_replica(

@@ -12,6 +12,12 @@ Until a container has run, its pod is in the phase Pending (the kubelet's `getPh
 that ended and is to be restarted leaves its pod in the phase Running, like most pods of a cluster,
 so watching Pending pods does not find it. But the kubelet writes an Event for each container that
 it cannot create, with the runtime's error. The pod of such an Event is read while Events continue.
+
+A pod with `DeviceAffinityError` is different: the kubelet allocated its devices for the pod's whole
+life, and chooses anew for its successor. Such a pod is evicted if its own node, or another one, has
+room as soon as its devices are free. The object of a node counts free devices and does not say
+whose the others are. So as many as the pod requests count as free on each NUMA node, if there are
+so many: the choice may be as bad again, and the tries of one workload are limited.
 """
 
 from __future__ import annotations
@@ -29,6 +35,7 @@ from nri_numa.cluster.pod_reader import PodReader
 from nri_numa.cluster.pod_request import PodRequest
 from nri_numa.cluster.pods import controller_uid, is_replaced_after_eviction
 from nri_numa.controller.evictor import (
+    MAX_EVICTION_RECORDS,
     EvictionBudget,
     EvictionCandidate,
     Evictor,
@@ -41,7 +48,7 @@ from nri_numa.kube.requests import (
     mapping_or_empty,
     text_in_section,
 )
-from nri_numa.model.reasons import read_reason_and_detail
+from nri_numa.model.reasons import DEVICE_REMEDY, RejectionReason, read_reason_and_detail
 from nri_numa.scheduler.candidates import MAX_QUESTION_WORK, Cooperative, VerdictCache
 from nri_numa.scheduler.fit import Fit, Unfit, WorkBudget
 
@@ -57,6 +64,14 @@ SUSPECT_TIMEOUT_S: Final = 60.0
 """Seconds for which a pod is read after its last Event; its status is written after the Event."""
 TARGET_RESERVATION_S: Final = 60.0
 """Seconds for which the replacement's resources are not offered to another stuck pod."""
+MAX_DEVICE_TRIES: Final = 3
+"""Evictions of one workload for other devices, after which it rests."""
+DEVICE_REST_S: Final = 1800.0
+"""Seconds from the last of these evictions to the next one."""
+RELEASED_EVENT_REASON: Final = "NUMADevicesReleased"
+"""Reason of the Event about an eviction for other devices."""
+MISALIGNED_EVENT_REASON: Final = "NUMADevicesMisaligned"
+"""Reason of the Event about a pod that keeps its misaligned devices for now."""
 MAX_STUCK_PODS: Final = 10_000
 """Stuck pods that are remembered."""
 MAX_RUNNING_PODS: Final = 1000
@@ -68,6 +83,8 @@ class StuckPod(EvictionCandidate):
     """A pod that its node rejects.
 
     Attributes:
+        has_misaligned_devices: the devices that the kubelet chose are the reason.
+        has_rest_event: an Event says that it is not evicted for now.
         pod_request, unstarted_request: requests of all containers, and of those that do not run.
         is_running: the pod is in the phase Running.
         target_search: search for a node with room, while it runs.
@@ -80,6 +97,8 @@ class StuckPod(EvictionCandidate):
     spec: Mapping[str, Any]
     rejection_text: str
     stuck_since: float
+    has_misaligned_devices: bool = False
+    has_rest_event: bool = False
     target_search: Cooperative[tuple[str, Fit] | None] | None = None
     target: tuple[str, Fit] | None = None
 
@@ -89,6 +108,33 @@ class _Suspect:
     due_at: float
     expires_at: float
     uid: str = ""
+
+
+class DeviceTries:
+    """Evictions of each workload's pods so that the kubelet chooses devices anew."""
+
+    def __init__(self) -> None:
+        self._tries: dict[str, tuple[int, float]] = {}
+
+    def count(self, workload: str, now_s: float) -> int:
+        """Count a workload's tries; after a rest there are none."""
+        count, last_at = self._tries.get(workload, (0, 0.0))
+        if count and last_at + DEVICE_REST_S <= now_s:
+            del self._tries[workload]
+            return 0
+        return count
+
+    def allowed_at(self, workload: str, now_s: float) -> float:
+        """Return when the next try of a workload is allowed; not after ``now_s`` for now."""
+        is_allowed = self.count(workload, now_s) < MAX_DEVICE_TRIES
+        return now_s if is_allowed else self._tries[workload][1] + DEVICE_REST_S
+
+    def record(self, workload: str, now_s: float) -> None:
+        """Record a try."""
+        if len(self._tries) >= MAX_EVICTION_RECORDS:
+            for key in list(self._tries):
+                self.count(key, now_s)
+        self._tries[workload] = self.count(workload, now_s) + 1, now_s
 
 
 class StuckPodEvictor(Evictor[StuckPod]):
@@ -116,6 +162,11 @@ class StuckPodEvictor(Evictor[StuckPod]):
         self._nodes, self._candidates, self._reader = nodes, candidates, reader
         self._suspects: dict[tuple[str, str], _Suspect] = {}
         self._looking: StuckPod | None = None
+        self._device_tries = DeviceTries()
+
+    def resting_count(self) -> int:
+        """Return the number of pods with misaligned devices that are not evicted for now."""
+        return sum(pod.has_rest_event for pod in self.pods.values())
 
     # --- pods -------------------------------------------------------------------------------------
 
@@ -123,12 +174,13 @@ class StuckPodEvictor(Evictor[StuckPod]):
         """Check a pod that is Pending, or that was read because one of its containers waits."""
         metadata, spec = document.get("metadata") or {}, document.get("spec") or {}
         uid, version = str(metadata.get("uid", "")), str(metadata.get("resourceVersion", ""))
-        rejection = plugin_rejection(document) if is_replaced_after_eviction(document) else ""
+        rejection = plugin_rejection(document) if is_replaced_after_eviction(document) else None
         request = None
         if uid and rejection and uid not in self._evicted:
             request = self._reader.read_pod_request(document)
         if (
-            request is None
+            rejection is None
+            or request is None
             or not request.has_placement_request
             or request.invalid_reason
             or request.is_unconstrained
@@ -137,8 +189,11 @@ class StuckPodEvictor(Evictor[StuckPod]):
             self.pods.pop(uid, None)
             return
         running, pod = _is_pod_running(document), self.pods.get(uid)
+        misaligned = rejection[0] == RejectionReason.DEVICE_AFFINITY
         if pod is not None and pod.is_running == running:
-            pod.version, pod.rejection_text = version, rejection
+            pod.version, pod.rejection_text = version, ": ".join(rejection)
+            pod.has_misaligned_devices = misaligned
+            pod.has_rest_event = pod.has_rest_event and misaligned
             pod.pod_request, pod.unstarted_request = request, unstarted_request(request, document)
         elif len(self.pods) < MAX_STUCK_PODS:
             self.pods[uid] = StuckPod(
@@ -153,8 +208,9 @@ class StuckPodEvictor(Evictor[StuckPod]):
                 unstarted_request=unstarted_request(request, document),
                 is_running=running,
                 spec={key: spec.get(key) for key in NODE_CONSTRAINTS},
-                rejection_text=rejection,
+                rejection_text=": ".join(rejection),
                 stuck_since=now_s,
+                has_misaligned_devices=misaligned,
             )
 
     def on_pod_removed(self, uid: str) -> None:
@@ -200,7 +256,7 @@ class StuckPodEvictor(Evictor[StuckPod]):
             return
         document = outcome.documents[0] if outcome.documents else {}
         uid = str((document.get("metadata") or {}).get("uid", ""))
-        is_stuck = _is_pod_running(document) and bool(plugin_rejection(document))
+        is_stuck = _is_pod_running(document) and plugin_rejection(document) is not None
         if suspect.uid and (suspect.uid != uid or not is_stuck):
             self.pods.pop(suspect.uid, None)
         suspect.uid = uid if is_stuck else ""
@@ -211,6 +267,27 @@ class StuckPodEvictor(Evictor[StuckPod]):
             del self._suspects[request.key]
 
     # --- evictions --------------------------------------------------------------------------------
+
+    def _workload_allowed_at(self, pod: StuckPod, now_s: float) -> float:
+        """Add the rest after the tries to choose devices anew, and an Event about it."""
+        allowed_at = super()._workload_allowed_at(pod, now_s)
+        if not pod.has_misaligned_devices:
+            return allowed_at
+        allowed_at = max(allowed_at, self._device_tries.allowed_at(pod.workload, now_s))
+        if allowed_at > now_s and not pod.has_rest_event:
+            note = (
+                f"not evicted for {(allowed_at - now_s) / 60:.0f} min: its devices are misaligned "
+                "after all evictions that its workload may have; the kubelet aligns devices with "
+                f"{DEVICE_REMEDY}"
+            )
+            self._events.append(
+                self._event_request(pod, MISALIGNED_EVENT_REASON, note, suffix="misaligned")
+            )
+        pod.has_rest_event = allowed_at > now_s
+        return allowed_at
+
+    def _event_reason(self, pod: StuckPod) -> str:
+        return RELEASED_EVENT_REASON if pod.has_misaligned_devices else self.reason
 
     def _may_evict(self, pod: StuckPod, now_s: float) -> bool:
         """Run one step of a pod's target search; one pod's search runs at a time."""
@@ -232,8 +309,11 @@ class StuckPodEvictor(Evictor[StuckPod]):
     def _find_target(self, pod: StuckPod) -> Cooperative[tuple[str, Fit] | None]:
         """Find the first node by name with room if the pod's own node has none.
 
+        Its own node counts if the kubelet can choose other devices there for its successor.
         A search that stops at the work limit is faster next time: verdicts are cached.
         """
+        if pod.has_misaligned_devices and (fit := self._fit_with_devices_freed(pod)) is not None:
+            return pod.node, fit
         work, pause = WorkBudget(), TARGET_SEARCH_STEP_WORK
         for name in sorted(self._nodes.node_names) if self._has_no_room(pod) else ():
             work.done += 1
@@ -252,6 +332,29 @@ class StuckPodEvictor(Evictor[StuckPod]):
                 return (name, verdict) if self._has_no_room(pod) else None
         return None
 
+    def _fit_with_devices_freed(self, pod: StuckPod) -> Fit | None:
+        """Return the fit on its own node once the pod's devices are free; None if there is none.
+
+        A node that does not count all of these devices gives no verdict.
+        """
+        room, facts = self._nodes.free_resources(pod.node), self._nodes.facts(pod.node)
+        devices = pod.unstarted_request.device_amounts
+        if (
+            not isinstance(room, NodeResources)
+            or room.agent_not_ready
+            or facts is None
+            or node_admits(facts, pod.spec) is not None
+            or not devices
+            or not devices.keys() <= room.capacity_by_resource.keys()
+        ):
+            return None
+        verdict = self._candidates.evaluate_room(
+            pod.unstarted_request, room.with_devices_freed(devices)
+        )
+        if isinstance(verdict, Unfit) or verdict.requires_moves or verdict.by_sums:
+            return None
+        return verdict
+
     def _has_no_room(self, pod: StuckPod) -> bool:
         """Return True if a pod's own node publishes too little room; else a replacement may return.
 
@@ -264,6 +367,8 @@ class StuckPodEvictor(Evictor[StuckPod]):
 
     def _record_eviction(self, pod: StuckPod, now_s: float) -> None:
         super()._record_eviction(pod, now_s)
+        if pod.has_misaligned_devices:
+            self._device_tries.record(pod.workload, now_s)
         assert pod.target is not None  # noqa: S101  # `_may` says so
         node, fits = pod.target
         self._nodes.assume_pod(
@@ -279,6 +384,13 @@ class StuckPodEvictor(Evictor[StuckPod]):
 
     def _eviction_reason(self, pod: StuckPod, now_s: float) -> str:
         node = pod.target[0] if pod.target else ""
+        if pod.has_misaligned_devices:
+            tries = self._device_tries.count(pod.workload, now_s)
+            return (
+                f"the kubelet chose misaligned devices on {pod.node}, and chooses anew for its "
+                f"successor (try {tries} of {MAX_DEVICE_TRIES}); {node} has room; "
+                f"{pod.rejection_text}"
+            )
         return (
             f"node {pod.node} has rejected it for {now_s - pod.stuck_since:.0f} s, and {node} has "
             "room; "
@@ -286,8 +398,8 @@ class StuckPodEvictor(Evictor[StuckPod]):
         )
 
 
-def plugin_rejection(document: Mapping[str, Any]) -> str:
-    """Return the plugin's rejection of a waiting container; empty if there is none.
+def plugin_rejection(document: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return reason and detail of the rejection of a waiting container; None if there is none.
 
     The runtime puts its own text before the plugin's, which begins with a reason and names the pod
     and the container.
@@ -300,8 +412,8 @@ def plugin_rejection(document: Mapping[str, Any]) -> str:
         pod = f"{metadata.get('namespace')}/{metadata.get('name')}"
         texts = read_reason_and_detail(str(state.get("message", "")), pod, str(status.get("name")))
         if texts is not None:
-            return ": ".join(texts)
-    return ""
+            return texts
+    return None
 
 
 def unstarted_request(request: PodRequest, document: Mapping[str, Any]) -> PodRequest:

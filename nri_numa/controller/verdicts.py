@@ -126,7 +126,7 @@ class PodVerdicts:
             self._pods[uid] = PendingPod(
                 self._reader.read_pod_request(document),
                 text_in_section(document, "spec", "nodeName"),
-                bool(plugin_rejection(document)),
+                plugin_rejection(document) is not None,
                 {key: spec.get(key) for key in NODE_CONSTRAINTS},
             )
 

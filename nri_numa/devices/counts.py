@@ -1,6 +1,6 @@
-"""Free devices of the kubelet on each NUMA node, for schedulers.
+"""Devices of the kubelet, and their counts on each NUMA node for schedulers.
 
-Only the kubelet knows them. A thread queries it when the counts are read, at most once in
+Only the kubelet knows them. A thread queries it when they are read, at most once in
 `COUNTS_REFRESH_AFTER_S` seconds; a reader gets the previous answer, and reads again later.
 """
 
@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from nri_numa.kubelet import pod_resources
-from nri_numa.kubelet.pod_resources import DeviceCount
+from nri_numa.kubelet.pod_resources import DeviceCount, NodeDevice
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.reports import ReportOnce
 
@@ -26,6 +26,8 @@ NO_KUBELET_ANSWER_TEXT: Final = "the kubelet has not answered yet"
 
 CountsOrReason = tuple[DeviceCount, ...] | str
 """Device counts, or a sentence saying why they are unknown."""
+DevicesOrReason = tuple[NodeDevice, ...] | str
+"""Healthy devices of the node, or a sentence saying why they are unknown."""
 
 
 class DeviceCounts:
@@ -39,14 +41,19 @@ class DeviceCounts:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._root, self._own, self._clock = kubelet_root, own_resource, clock
-        self._known: CountsOrReason = NO_KUBELET_ANSWER_TEXT
+        self._known: DevicesOrReason = NO_KUBELET_ANSWER_TEXT
         self._asked = self._answered = float("-inf")
         self._under_way = False
         self._problems = ReportOnce(log)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="device counts")
 
     def known_counts(self) -> CountsOrReason:
-        """Return the last counts; start another query, without waiting, if they are old."""
+        """Return the counts of `known_devices`."""
+        devices = self.known_devices()
+        return devices if isinstance(devices, str) else pod_resources.count_devices(devices)
+
+    def known_devices(self) -> DevicesOrReason:
+        """Return the last devices; start another query, without waiting, if they are old."""
         now = self._clock()
         if not self._under_way and now - self._asked >= COUNTS_REFRESH_AFTER_S:
             self._under_way, self._asked = True, now
@@ -61,9 +68,9 @@ class DeviceCounts:
 
     def _query_kubelet(self) -> None:
         try:
-            answer = pod_resources.query_device_counts(self._root)
+            answer = pod_resources.query_node_devices(self._root)
             if not isinstance(answer, str):
-                answer = tuple(count for count in answer if count.resource != self._own)
+                answer = tuple(device for device in answer if device.resource != self._own)
             self._known, self._answered = answer, self._clock()
             problem = answer if isinstance(answer, str) else ""
             self._problems.report("devices not counted", problem)

@@ -7,11 +7,14 @@ links and small files of sysfs, each once (`nri_numa.devices.sysfs`).
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from nri_numa.devices.cdi import CDIDevice, CDIRegistry
 from nri_numa.devices.sysfs import LocatedDevice, SysfsDevices
@@ -27,10 +30,12 @@ from nri_numa.model.workload import (
     DeviceFile,
     DeviceMentions,
     DeviceRequest,
+    DeviceStock,
 )
 
 if TYPE_CHECKING:
     from nri_numa.config.sections import Devices as Sources
+    from nri_numa.kubelet.pod_resources import NodeDevice
 
 
 @dataclass(slots=True)
@@ -170,6 +175,77 @@ class DeviceFinder:
                     if sysfs_device.numa_nodes
                     else sysfs_device._replace(numa_nodes=device.numa_nodes)
                 )
+
+
+# --- devices that the kubelet could give ----------------------------------------------------------
+
+MAX_STOCK_DEVICES: Final = 512
+"""Devices of a container's resources that are looked up while it waits, about a millisecond."""
+
+
+def with_stocks(
+    requests: Iterable[DeviceRequest],
+    held_devices: Iterable[LocatedDevice],
+    node_devices: Iterable[NodeDevice],
+    finder: DeviceFinder,
+    alignable_nodes: NUMASet,
+) -> tuple[DeviceRequest, ...]:
+    """Return requests with the stock of each that the kubelet satisfied from one resource.
+
+    ``held_devices`` are those that the kubelet gave, which are free for their own container.
+    """
+    held = {(device.kind, device.id) for device in held_devices}
+    held_resources = {resource for resource, _ in held}
+    stocks: dict[str, _StockEntries] = {}
+    candidates = (device for device in node_devices if device.resource in held_resources)
+    for device in islice(candidates, MAX_STOCK_DEVICES):
+        is_held = (device.resource, device.id) in held
+        located = LocatedDevice(device.resource, device.id, device.numa_nodes)
+        for match in finder.match_kubelet_devices((located,)):
+            if nodes := match.numa_nodes.intersection(alignable_nodes):
+                stock = stocks.setdefault(match.kind, _StockEntries())
+                stock.resources.add(device.resource)
+                stock.devices[match.id] = Device(id=match.id, numa_nodes=nodes)
+                # One of several replicas is free if any of them is.
+                if is_held or not device.is_allocated:
+                    stock.free_ids.add(match.id)
+                if is_held:
+                    stock.held_ids.add(match.id)
+    return tuple(
+        replace(request, stock=stocks[request.resource].build_stock(request.count))
+        if request.resource in stocks and stocks[request.resource].satisfies(request)
+        else request
+        for request in requests
+    )
+
+
+@dataclass(slots=True)
+class _StockEntries:
+    """Devices of one kind while they are collected, and the resources that they belong to."""
+
+    resources: set[str] = field(default_factory=set)
+    devices: dict[str, Device] = field(default_factory=dict)
+    free_ids: set[str] = field(default_factory=set)
+    held_ids: set[str] = field(default_factory=set)
+
+    def satisfies(self, request: DeviceRequest) -> bool:
+        """Return True if all devices of a request are of this kind and of one resource."""
+        return len(self.resources) == 1 and self.held_ids >= {d.id for d in request.devices}
+
+    def build_stock(self, count: int) -> DeviceStock:
+        """Build the stock; of free devices on equal NUMA nodes ``count`` are enough."""
+        capacity, free = Counter[int](), Counter[int]()
+        kept = Counter[frozenset[int]]()
+        choices: list[Device] = []
+        for id, device in sorted(self.devices.items()):
+            capacity.update(device.numa_nodes)
+            if id not in self.free_ids:
+                continue
+            free.update(device.numa_nodes)
+            if id in self.held_ids or kept[device.numa_nodes] < count:
+                kept[device.numa_nodes] += id not in self.held_ids
+                choices.append(device)
+        return DeviceStock(capacity=dict(capacity), free=dict(free), choices=tuple(choices))
 
 
 # --- hints from devices ---------------------------------------------------------------------------

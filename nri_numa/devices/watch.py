@@ -17,12 +17,19 @@ import ctypes
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from nri_numa.devices.lookup import DeviceFinder, MissedHints, build_hints, read_nvidia_gpus
+from nri_numa.devices.lookup import (
+    DeviceFinder,
+    MissedHints,
+    build_hints,
+    read_nvidia_gpus,
+    with_stocks,
+)
 from nri_numa.devices.sysfs import LocatedDevice
 from nri_numa.machine.pci import NIC
 from nri_numa.model.cpuset import NUMASet
@@ -30,6 +37,7 @@ from nri_numa.model.workload import (
     MAX_CONTAINER_DEVICES,
     Container,
     DeviceMentions,
+    DeviceRequest,
     KnownContainerDevices,
     PodSandbox,
     PodTable,
@@ -39,6 +47,8 @@ from nri_numa.runtime import PodObserver
 
 if TYPE_CHECKING:
     from nri_numa.config.sections import Devices as Sources
+    from nri_numa.devices.counts import DevicesOrReason
+    from nri_numa.kubelet.pod_resources import NodeDevice
 
 log = get_logger("devices")
 
@@ -130,14 +140,17 @@ class DeviceWatch(PodObserver):
         own_resource: str = "",
         clock: Callable[[], float] = time.monotonic,
         deadline: float = KUBELET_ANSWER_TIMEOUT_S,
+        node_devices: Callable[[], DevicesOrReason] = lambda: (),
     ) -> None:
         """Create the watch; `start` begins to read.
 
         ``root`` contains ``sys/``, and ``proc/`` for NVIDIA's driver; ``alignable_nodes`` are the
         NUMA nodes that containers can be placed on; devices of ``own_resource`` are CPUs.
+        ``node_devices`` returns what the node has, without waiting, and starts a query.
         """
         self._sources = sources
         self._root = root
+        self._node_devices = node_devices
         self._kubelet_root = kubelet_root
         self._places = alignable_nodes
         self._clock = clock
@@ -229,22 +242,36 @@ class DeviceWatch(PodObserver):
         notes = [*missed.notes, *filter(None, (network_note, kubelet_note))]
         alignable_nodes = self._places()
         hints = build_hints(devices, alignable_nodes, notes)
+        requests = self._with_stocks(hints.requests, kubelet_devices.get(name, ()))
         other_devices = [
             device
             for container_name, allocated_devices in kubelet_devices.items()
             if container_name != name
             for device in allocated_devices
         ]
-        pod_requests = (
-            build_hints(
-                [*devices, *lookup.match_kubelet_devices(other_devices)], alignable_nodes
-            ).requests
-            if other_devices
-            else ()
-        )
+        pod_requests: tuple[DeviceRequest, ...] = ()
+        if other_devices:
+            pod_devices = [*devices, *lookup.match_kubelet_devices(other_devices)]
+            pod_requests = self._with_stocks(
+                build_hints(pod_devices, alignable_nodes).requests,
+                chain.from_iterable(kubelet_devices.values()),
+            )
         for note in hints.notes:
             log.debug("device without hint", pod=entry.pod or pod_id, container=name, problem=note)
-        return KnownContainerDevices(hints.requests, pod_requests, hints.notes)
+        return KnownContainerDevices(requests, pod_requests, hints.notes)
+
+    def _with_stocks(
+        self, requests: tuple[DeviceRequest, ...], held_devices: Iterable[LocatedDevice]
+    ) -> tuple[DeviceRequest, ...]:
+        """Return requests with the devices that the kubelet could give instead, if it says so."""
+        held = tuple(held_devices)
+        node_devices = self._list_node_devices() if held else ()
+        return with_stocks(requests, held, node_devices, self._lookup, self._places())
+
+    def _list_node_devices(self) -> tuple[NodeDevice, ...]:
+        """Return the last answer about the node's devices; empty if there is none."""
+        answer = self._node_devices()
+        return () if isinstance(answer, str) else answer
 
     # --- in threads -------------------------------------------------------------------------------
 
@@ -306,7 +333,13 @@ class DeviceWatch(PodObserver):
         if isinstance(answer, str):
             entry.kubelet = {}, f"the kubelet does not report its devices: {answer}"
         else:
-            for devices in answer.values():
+            resources = {device.kind for devices in answer.values() for device in devices}
+            alternatives = [
+                LocatedDevice(device.resource, device.id, device.numa_nodes)
+                for device in (self._list_node_devices() if resources else ())
+                if device.resource in resources
+            ]
+            for devices in (*answer.values(), alternatives):
                 list(self._lookup.match_kubelet_devices(devices))  # caches them for the next lookup
             entry.kubelet = answer, ""
         time.sleep(MIN_KUBELET_QUERY_INTERVAL_S)  # nothing waits for this thread

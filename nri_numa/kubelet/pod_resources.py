@@ -11,6 +11,7 @@ problem is a sentence.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
@@ -64,6 +65,15 @@ class ContainerResources(msgspec.Struct, frozen=True, kw_only=True):
     memory: tuple[AllocatedMemory, ...] = ()
     devices: tuple[AllocatedDevices, ...] = ()
     claims: tuple[str, ...] = ()
+
+
+class NodeDevice(msgspec.Struct, frozen=True, kw_only=True, order=True):
+    """A healthy device of this node, with its NUMA nodes; empty if its plugin reports none."""
+
+    resource: str
+    id: str
+    numa_nodes: frozenset[int]
+    is_allocated: bool = False
 
 
 class DeviceCount(msgspec.Struct, frozen=True, kw_only=True, order=True):
@@ -122,8 +132,8 @@ def query_allocated_device_ids(kubelet_root: str, resource: str) -> set[str]:
     return set() if isinstance(devices, str) else {id for name, id in devices if name == resource}
 
 
-def query_device_counts(kubelet_root: str) -> tuple[DeviceCount, ...] | str:
-    """Count the devices with a known NUMA node, sorted by resource; or return a problem.
+def query_node_devices(kubelet_root: str) -> tuple[NodeDevice, ...] | str:
+    """Query all healthy devices, sorted by resource and id; or return a problem.
 
     Two calls. The devices of pods come first: a device allocated in between counts as free until
     the next query, and one that its plugin removes does not count as allocated.
@@ -143,19 +153,37 @@ def query_device_counts(kubelet_root: str) -> tuple[DeviceCount, ...] | str:
     )
     if isinstance(answer, _CallFailure):
         return answer.text
-    id_sets: dict[tuple[str, int], set[str]] = {}
+    numa_nodes: dict[tuple[str, str], set[int]] = {}
     for entry in answer.devices:
         if "/" in entry.resource_name:  # without a slash it would be a second "cpu" or "memory"
-            for node in entry.topology.nodes:
-                id_sets.setdefault((entry.resource_name, node.ID), set()).update(entry.device_ids)
+            for id in entry.device_ids:
+                # A device on two NUMA nodes is listed twice, once with each.
+                ids = numa_nodes.setdefault((entry.resource_name, id), set())
+                ids.update(node.ID for node in entry.topology.nodes)
+    return tuple(
+        NodeDevice(
+            resource=key[0], id=key[1], numa_nodes=frozenset(ids), is_allocated=key in allocated
+        )
+        for key, ids in sorted(numa_nodes.items())
+    )
+
+
+def count_devices(devices: Iterable[NodeDevice]) -> tuple[DeviceCount, ...]:
+    """Count the devices with a known NUMA node, sorted by resource and NUMA node."""
+    allocatable: Counter[tuple[str, int]] = Counter()
+    available: Counter[tuple[str, int]] = Counter()
+    for device in devices:
+        for numa_node in device.numa_nodes:
+            allocatable[device.resource, numa_node] += 1
+            available[device.resource, numa_node] += not device.is_allocated
     return tuple(
         DeviceCount(
             resource=resource,
             numa_node=numa_node,
-            allocatable=len(ids),
-            available=sum((resource, id) not in allocated for id in ids),
+            allocatable=count,
+            available=available[resource, numa_node],
         )
-        for (resource, numa_node), ids in sorted(id_sets.items())
+        for (resource, numa_node), count in sorted(allocatable.items())
     )
 
 

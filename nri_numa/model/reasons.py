@@ -11,6 +11,9 @@ from typing import Final, Self
 
 import msgspec
 
+DEVICE_REMEDY: Final = "topologyManagerPolicy: best-effort"
+"""Setting with which the kubelet chooses devices of different plugins on one NUMA node."""
+
 
 class RetryCondition(StrEnum):
     """Condition under which a later attempt of the same container can succeed."""

@@ -385,12 +385,31 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     local_cpus: CPUSet = NO_CPUS
 
 
+class DeviceStock(msgspec.Struct, frozen=True, kw_only=True):
+    """Devices of one resource on this node, as one container could get them from the kubelet.
+
+    Attributes:
+        capacity: healthy devices by NUMA node; a device of several counts on each.
+        free: those that no other container has, by NUMA node.
+        choices: free ones, and those of the container itself, by id; some of many.
+    """
+
+    capacity: Mapping[int, int] = {}
+    free: Mapping[int, int] = {}
+    choices: tuple[Device, ...] = ()
+
+
 class DeviceRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request for ``count`` devices of one resource: all of the container's, each id once."""
+    """A request for ``count`` devices of one resource: all of the container's, each id once.
+
+    Attributes:
+        stock: None if the kubelet did not allocate the devices, or does not list what there is.
+    """
 
     resource: str
     count: int
     devices: tuple[Device, ...]
+    stock: DeviceStock | None = None
 
 
 class KnownContainerDevices(msgspec.Struct, frozen=True):

@@ -123,6 +123,10 @@ class VerdictCache:
         assert verdict is not None  # noqa: S101  # a single node is always judged
         return verdict
 
+    def evaluate_room(self, request: PodRequest, room: NodeResources) -> Verdict:
+        """Evaluate resources that no node has at present; nothing is cached."""
+        return evaluate_fit(room, request, self._strategy)
+
     def filter_nodes(self, request: PodRequest, names: Sequence[str]) -> FilterResult:
         """Return the feasible nodes, and the reasons of the others."""
         return run_to_end(self.filter_steps(request, names, inf))

@@ -75,8 +75,11 @@ def topology(
     attributes: Mapping[str, str] | None = None,
     zone: Mapping[str, str] | None = None,
     charged: Sequence[tuple[str, str]] | None = None,
+    devices: Mapping[str, Sequence[tuple[int, int]]] | None = None,
 ) -> dict[str, Any]:
     """An object whose NUMA nodes have so many free exclusive CPUs, and GiB of memory.
+
+    Of ``devices`` each NUMA node has some free and some in all.
 
     It names the containers that are ``charged``, each by UID of its pod and name; without it says
     nothing of them.
@@ -103,6 +106,10 @@ def topology(
                 "resources": [
                     {"name": "cpu", "capacity": of, "allocatable": str(of), "available": str(n)},
                     {"name": "memory", "allocatable": "32Gi", "available": f"{left[i]}Gi"},
+                    *(
+                        {"name": name, "allocatable": str(of[i][1]), "available": str(of[i][0])}
+                        for name, of in (devices or {}).items()
+                    ),
                 ],
                 "attributes": named(zone or {}),
             }

@@ -19,7 +19,7 @@ from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.machine import Topology
 from nri_numa.model.reasons import RejectionReason as R
 from nri_numa.model.settings import AnnotationPermission, CPUAmount, QuotasAndPoolFloor, Settings
-from nri_numa.model.workload import Device, DeviceRequest
+from nri_numa.model.workload import Device, DeviceRequest, DeviceStock
 from nri_numa.runtime import RuntimeInfo
 from tests.beds.world import GIB, PREFIX, World, container, pod, resources
 
@@ -48,7 +48,7 @@ def reject(
     reading: MeasuredFree | None = None,
     slots: str = "",
     claim_problem: str = "",
-    devices: tuple[int, ...] = (),
+    devices: tuple[DeviceRequest, ...] = (),
     added_cpus_source: str = "",
 ) -> Rejected:
     """Ask for a container ``app`` of a Guaranteed pod ``default/web``."""
@@ -64,11 +64,18 @@ def reject(
         made = replace(made, annotations={f"{PREFIX}slots": slots})
     if claim_problem:
         made = replace(made, annotations={f"{PREFIX}slots": ""}, claim_problem=claim_problem)
-    if devices:
-        each = tuple(Device(id=f"gpu-{i}", numa_nodes=frozenset([i])) for i in devices)
-        request = DeviceRequest(resource="nvidia.com/gpu", count=len(each), devices=each)
-        made = replace(made, devices=(request,))
-    return world.reject(of, made)
+    return world.reject(of, replace(made, devices=devices))
+
+
+def device_on(kind: str, numa_node: int) -> DeviceRequest:
+    """A device that the kubelet gave, of a node that has one on both NUMA nodes."""
+    each = [Device(id=f"{kind}-{i}", numa_nodes=frozenset([i])) for i in (0, 1)]
+    return DeviceRequest(
+        resource=f"example.com/{kind}",
+        count=1,
+        devices=(each[numa_node],),
+        stock=DeviceStock(capacity={0: 1, 1: 1}, free={0: 1, 1: 1}, choices=tuple(each)),
+    )
 
 
 def owner(cpus: str) -> Callable[[World], object]:
@@ -124,7 +131,9 @@ SINGLE = {"policy": "single-numa-node"}
 REJECTIONS: dict[R, Callable[[], Rejected]] = {
     R.INVALID_ANNOTATION: lambda: reject({"policy": "single-node"}),
     R.TOPOLOGY_AFFINITY: lambda: reject(SINGLE, cpus=12, memory=4),
-    R.DEVICE_AFFINITY: lambda: reject(SINGLE, cpus=2, devices=(0, 1)),
+    R.DEVICE_AFFINITY: lambda: reject(
+        SINGLE, cpus=2, devices=(device_on("gpu", 0), device_on("nic", 1))
+    ),
     R.NOT_ENOUGH_CPUS: lambda: reject(
         {"cpus": "exclusive", "smt": "isolate"}, cpus=8, before=owner("0-1")
     ),

@@ -13,6 +13,9 @@ _RESOURCE = r"(?:cpu|memory|hugepages-\d+[KMG]i|[\w.-]+/[\w.-]+)"
 _SHORT = re.compile(rf"({_RESOURCE}): (.+?) needed, (.+)")
 _SEVERAL = re.compile(rf"{_RESOURCE}(?: and {_RESOURCE})+: (each fits, but|different numbers) .+")
 _TOGETHER = re.compile(r"policy [a-z-]+: its pod was placed on NUMA nodes? [\d,-]+, .+")
+_DEVICES = re.compile(
+    rf"{_RESOURCE}(?:(?:, | and ){_RESOURCE})*: (?:the kubelet gave|it has) .+ \(NUMA nodes? .+\).*"
+)
 _KEY = re.compile(rf"(?:{'|'.join((*TABLE.keys, SLOTS_KEY))}) is '.*?'.* \(.+?\)")
 _UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
@@ -100,7 +103,7 @@ def problem(rejected: Rejected) -> str:
 def _shortage_problem(clause: str) -> str:
     if _SEVERAL.fullmatch(clause):
         return "" if len(re.findall(r"\d (?:exclusive )?[CGMKb]", clause)) > 1 else "no needs"
-    if _TOGETHER.fullmatch(clause):
+    if _TOGETHER.fullmatch(clause) or _DEVICES.fullmatch(clause):
         return ""
     short = _SHORT.fullmatch(clause) or (_KEY.match(clause) and _SHORT.search(clause))
     if not short:

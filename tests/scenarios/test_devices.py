@@ -9,7 +9,12 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.agent.handler import AgentHandler
-from nri_numa.engine.explain.explanation import explain_allocation
+from nri_numa.engine.decision import RejectionWithAlignment
+from nri_numa.engine.explain.explanation import (
+    explain_allocation,
+    explain_rejection,
+    stored_explanation,
+)
 from nri_numa.engine.explain.sentences import explanation_sentences
 from nri_numa.engine.node_model import MeasuredFree
 from nri_numa.machine.synthetic import build_synthetic_topology
@@ -19,6 +24,7 @@ from nri_numa.model.workload import (
     Device,
     DeviceAlignmentMode,
     DeviceRequest,
+    DeviceStock,
     PodSandbox,
 )
 from nri_numa.nri.wire.pb import nri_pb2 as pb
@@ -92,7 +98,7 @@ def test_gpus_with_no_cpu_near_are_named() -> None:
 def test_nics_apart_are_tied_by_nothing(world: World) -> None:
     of = pod("a", {"policy": "single-numa-node"})
     rejected = world.reject(of, with_gpus(of, n0=(0,), n1=(1,)))
-    says(rejected, "DeviceAffinityError", "GPU: 2 needed, at most 1 free on one NUMA node;")
+    says(rejected, "DeviceAffinityError", "it has GPU n0 (NUMA node 0) and GPU n1 (NUMA node 1);")
 
 
 def test_listed_memory_confines_the_cpus_and_not_the_devices(world: World) -> None:
@@ -273,3 +279,159 @@ def test_containers_of_a_synchronize_are_beside_the_devices_that_their_messages_
     assert str(has["beside"].numa_nodes) == "1"
     assert str(has["without"].numa_nodes) == "0"
     assert "orphan" not in has
+
+
+# --- devices that the kubelet could have given ----------------------------------------------------
+
+NIC_KIND, GPU_KIND = "example.com/nic", "example.com/gpu"
+
+
+def given(kind: str, *ids: int, free: tuple[int, ...] = (), known: bool = True) -> DeviceRequest:
+    """Devices ``kind-0``, … of which each NUMA node has two; these are given, and those free."""
+    name = kind.rpartition("/")[2]
+    each = [Device(id=f"{name}-{n}", numa_nodes=frozenset([n // 2])) for n in range(4)]
+    choices = tuple(each[n] for n in sorted({*ids, *free}))
+    stock = DeviceStock(
+        capacity={0: 2, 1: 2},
+        free={i: sum(i in device.numa_nodes for device in choices) for i in (0, 1)},
+        choices=choices,
+    )
+    return DeviceRequest(
+        resource=kind,
+        count=len(ids),
+        devices=tuple(each[n] for n in ids),
+        stock=stock if known else None,
+    )
+
+
+def with_devices(of: PodSandbox, *requests: DeviceRequest, cpus: float = 2) -> Container:
+    return replace(container(of, wants=resources(cpus, 1)), devices=requests)
+
+
+ALTERNATIVE = (
+    "gpu-2 and nic-2 would both be on NUMA node 1 "
+    "(the kubelet aligns devices with topologyManagerPolicy: best-effort)"
+)
+
+
+def test_better_devices_are_named_where_the_kubelet_gave_misaligned_ones(world: World) -> None:
+    of = pod("a", SINGLE)
+    made = with_devices(of, given(GPU_KIND, 0, free=(2, 3)), given(NIC_KIND, 2))
+    rejected = world.reject(of, made)
+    says(
+        rejected,
+        "DeviceAffinityError",
+        f"container app: {GPU_KIND} and {NIC_KIND}: the kubelet gave gpu-0 (NUMA node 0) and nic-2 "
+        f"(NUMA node 1); {ALTERNATIVE}; it needs",
+    )
+    alignment = RejectionWithAlignment.alignment_of(rejected.rejection)
+    assert alignment is not None
+    assert alignment.misaligned_devices is not None
+    alternative = alignment.misaligned_devices.alternative or ()
+    assert [(d.resource, d.id) for d in alternative] == [(GPU_KIND, "gpu-2"), (NIC_KIND, "nic-2")]
+    document = explain_rejection(
+        stored_explanation(rejected.trace), rejected.reason, rejected.message
+    )
+    assert document["misalignedDevices"] == {
+        "given": [
+            {"resource": GPU_KIND, "id": "gpu-0", "numaNodes": "0"},
+            {"resource": NIC_KIND, "id": "nic-2", "numaNodes": "1"},
+        ],
+        "apart": True,
+        "isKubeletChoice": True,
+        "alternative": [
+            {"resource": GPU_KIND, "id": "gpu-2", "numaNodes": "1"},
+            {"resource": NIC_KIND, "id": "nic-2", "numaNodes": "1"},
+        ],
+        "numaNodes": "1",
+        "remedy": "topologyManagerPolicy: best-effort",
+        "text": "the kubelet gave gpu-0 (NUMA node 0) and nic-2 (NUMA node 1); " + ALTERNATIVE,
+    }
+    text = "\n".join(explanation_sentences(document))
+    assert f"rejects it: {document['misalignedDevices']['text']}." in text
+    free = [line for line in text.splitlines() if line.startswith("Free on NUMA node")]
+    assert [line.partition("of memory, ")[2] for line in free] == [
+        "1 of 2 of example.com/gpu and 0 of 2 of example.com/nic (1 needed).",
+        "2 of 2 of example.com/gpu and 1 of 2 of example.com/nic.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("requests", "said"),
+    [
+        (
+            (given(GPU_KIND, 0), given(NIC_KIND, 2)),
+            "the kubelet gave gpu-0 (NUMA node 0) and nic-2 (NUMA node 1), and no free ones are "
+            "better aligned;",
+        ),
+        (
+            (given(GPU_KIND, 0, known=False), given(NIC_KIND, 2, known=False)),
+            "it has gpu-0 (NUMA node 0) and nic-2 (NUMA node 1); it needs",
+        ),
+        (
+            (given(GPU_KIND, 0, free=(2,)), given(NIC_KIND, 2, known=False)),
+            "it has gpu-0 (NUMA node 0) and nic-2 (NUMA node 1); gpu-2 and nic-2 would both be on "
+            "NUMA node 1 (",
+        ),
+        (
+            (given(GPU_KIND, 0, 2, free=(1,)),),
+            "the kubelet gave gpu-0 (NUMA node 0) and gpu-2 (NUMA node 1); gpu-0 and gpu-1 would "
+            "both be on NUMA node 0 (",
+        ),
+        (
+            (given(GPU_KIND, 0, 2, free=(3,)), given(NIC_KIND, 2)),
+            "; gpu-2, gpu-3 and nic-2 would all be on NUMA node 1 (",
+        ),
+        ((request(GPU_KIND, {"0": (0,), "1": (1,)}),), "it has example.com/gpu 0 (NUMA node 0)"),
+        (
+            (request(GPU_KIND, {f"g{n}": (n % 2,) for n in range(12)}),),
+            "g5 (NUMA node 1) and 4 more; it needs",
+        ),
+        (
+            (request(GPU_KIND, {"a": (0,)}), request(NIC_KIND, {"b": (1,), "c": (0, 1)})),
+            "it has a (NUMA node 0), b (NUMA node 1) and c (NUMA nodes 0-1); it needs",
+        ),
+    ],
+)
+def test_what_the_kubelet_gave_is_said_as_far_as_it_is_known(
+    world: World, requests: tuple[DeviceRequest, ...], said: str
+) -> None:
+    of = pod("a", SINGLE)
+    says(world.reject(of, with_devices(of, *requests)), "DeviceAffinityError", said)
+
+
+def test_a_device_beside_full_cpus_is_named_with_one_beside_free_ones(world: World) -> None:
+    world.put("full", {"numacpu": "4-7", "cpus": "exclusive"}, 4, 1)
+    of = pod("a", {**SINGLE, "cpus": "exclusive"})
+    rejected = world.reject(of, with_devices(of, given(GPU_KIND, 2, free=(0,))))
+    says(
+        rejected,
+        "DeviceAffinityError",
+        "each fits, but not on the same NUMA nodes: 2 exclusive CPUs on NUMA node 0",
+        "; the kubelet gave gpu-2 (NUMA node 1); gpu-0 would be on NUMA node 0 (",
+    )
+    document = explain_rejection(
+        stored_explanation(rejected.trace), rejected.reason, rejected.message
+    )
+    text = "\n".join(explanation_sentences(document))
+    assert "\nThe kubelet gave gpu-2 (NUMA node 1); gpu-0 would be on NUMA node 0 (" in text
+
+
+def test_a_container_that_starts_with_misaligned_devices_is_told_so(world: World) -> None:
+    of = pod("a", {"policy": "best-effort"})
+    world.place(of, with_devices(of, given(GPU_KIND, 0, free=(2,)), given(NIC_KIND, 2)))
+    stored = world.history.explanation_of("a-app")
+    document = explain_allocation(world.allocation("a-app"), stored, "0-3")
+    text = "\n".join(explanation_sentences(document))
+    assert f"the kubelet gave gpu-0 (NUMA node 0) and nic-2 (NUMA node 1); {ALTERNATIVE}." in text
+
+
+def test_aligned_devices_say_nothing_and_count_what_is_free(world: World) -> None:
+    of = pod("a", {"policy": "restricted"})
+    world.place(of, with_devices(of, given(GPU_KIND, 0, 2, free=(1, 3))))
+    stored = world.history.explanation_of("a-app")
+    document = explain_allocation(world.allocation("a-app"), stored, "4-7")
+    assert document["misalignedDevices"] is None
+    text = "\n".join(explanation_sentences(document))
+    assert "2 of 2 of example.com/gpu" in text
+    assert "its example.com/gpu is elsewhere" in text

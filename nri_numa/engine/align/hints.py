@@ -762,9 +762,26 @@ class DeviceDemand(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         return hints
 
     def amounts(self, numa_ids: NUMASet) -> list[NodeAmount]:
-        """All devices are the container's, so they are free for it."""
+        """Devices that the kubelet could give, or the container's own; only these suffice."""
         counts = [(i, sum(1 for d in self.request.devices if i in d.numa_nodes)) for i in numa_ids]
-        return [NodeAmount(i, count, count, count >= self.need) for i, count in counts]
+        if (stock := self.request.stock) is None:
+            return [NodeAmount(i, count, count, count >= self.need) for i, count in counts]
+        return [
+            NodeAmount(i, stock.free.get(i, 0), stock.capacity.get(i, 0), count >= self.need)
+            for i, count in counts
+        ]
+
+    @property
+    def has_located_devices(self) -> bool:
+        """True if as many devices as needed say which NUMA node they are on."""
+        return sum(bool(d.numa_nodes) for d in self.request.devices) >= self.need
+
+    def with_choices(self) -> DeviceDemand:
+        """Return the demand before the kubelet chose, or itself if the choices are unknown."""
+        stock = self.request.stock
+        if stock is None:
+            return self
+        return replace(self, request=replace(self.request, devices=stock.choices))
 
     def max_amount_on(self, numa_ids: NUMASet, width: int, *, empty: bool) -> None:
         """A device on two NUMA nodes counts once."""

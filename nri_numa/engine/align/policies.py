@@ -27,6 +27,7 @@ from msgspec.structs import replace
 
 from nri_numa.engine.align.hints import (
     EXACT_MERGE_MAX_NODES,
+    DeviceDemand,
     DistanceSums,
     Hint,
     HintMerge,
@@ -38,10 +39,14 @@ from nri_numa.engine.align.hints import (
     compute_hints,
     unpreferred_rank,
 )
-from nri_numa.model.cpuset import NUMASet, ids_of
+from nri_numa.model.cpuset import NO_NUMA_NODES, NUMASet, ids_of
 from nri_numa.model.machine import Unit, count_text, join_words, numa_text
+from nri_numa.model.reasons import DEVICE_REMEDY
 from nri_numa.model.workload import Policy
 from nri_numa.text import human_bytes
+
+MAX_NAMED_DEVICES: Final = 8
+"""Devices that a sentence names; the rest is a number."""
 
 MAX_SAMPLE_MASKS = 4
 """Hints and losing candidates that are listed."""
@@ -288,6 +293,66 @@ def byte_shortage_clause(resource: str, need: int, free_bytes: int, nodes_text: 
     )
 
 
+class NamedDevice(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """A device of a resource, and its NUMA nodes."""
+
+    resource: str
+    id: str
+    numa_nodes: NUMASet
+
+    @property
+    def text(self) -> str:
+        """``gpu-0``; with its kind if the id alone does not say what it is."""
+        is_named = "/" in self.resource and not self.id.isdecimal()
+        return self.id if is_named else f"{self.resource} {self.id}"
+
+
+class MisalignedDevices(msgspec.Struct, frozen=True, kw_only=True):
+    """Devices of a container that keep it from a preferred place.
+
+    Attributes:
+        given: the devices.
+        apart: they are on different NUMA nodes; otherwise other resources are missing there.
+        is_kubelet_choice: the kubelet allocated all of them.
+        alternative: devices beside which the container would have a preferred place; None if the
+            kubelet does not say what it has, empty if it has none.
+        numa_nodes: of the alternative.
+    """
+
+    given: tuple[NamedDevice, ...]
+    apart: bool
+    is_kubelet_choice: bool = False
+    alternative: tuple[NamedDevice, ...] | None = None
+    numa_nodes: NUMASet = NO_NUMA_NODES
+
+    @property
+    def remedy(self) -> str:
+        """Setting of the kubelet with which it aligns devices; empty if that would not help."""
+        return DEVICE_REMEDY if self.alternative else ""
+
+    @property
+    def clause(self) -> str:
+        """``the kubelet gave a (NUMA node 0) and b (NUMA node 1); c would be on …``."""
+        given = [f"{d.text} ({numa_text(d.numa_nodes)})" for d in self.given]
+        giver = "the kubelet gave" if self.is_kubelet_choice else "it has"
+        clause = f"{giver} {_join_limited(given)}"
+        if not self.alternative:
+            none_text = ", and no free ones are better aligned"
+            return clause if self.alternative is None else clause + none_text
+        count = len(self.alternative)
+        both_text = " both" if count == 2 else " all" if count > 2 else ""
+        names = _join_limited([d.text for d in self.alternative])
+        return (
+            f"{clause}; {names} would{both_text} be on {numa_text(self.numa_nodes)} "
+            f"(the kubelet aligns devices with {self.remedy})"
+        )
+
+
+def _join_limited(texts: Sequence[str]) -> str:
+    unlisted = len(texts) - MAX_NAMED_DEVICES
+    return join_words([*texts[:MAX_NAMED_DEVICES], *([f"{unlisted} more"] if unlisted > 0 else [])])
+
+
 _ResourceEntry = tuple[ResourceSummary, Hints, HintProvider]
 
 
@@ -444,22 +509,42 @@ class Alignment(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             f"{text} (the search ended after {self.search_steps} steps; a better choice may exist)"
         )
 
-    @property
-    def is_device_misalignment(self) -> bool:
-        """True if the policy would admit all demands except those of devices."""
+    @cached_property
+    def misaligned_devices(self) -> MisalignedDevices | None:
+        """The devices, if all other demands would have been preferred without them."""
         problem = self.problem
-        demands = tuple(
-            demand
-            for demand in problem.demands
-            if demand.max_amount_on(problem.numa_ids, 1, empty=False) is not None
+        devices = tuple(d for d in problem.demands if isinstance(d, DeviceDemand))
+        other_demands = tuple(d for d in problem.demands if not isinstance(d, DeviceDemand))
+        if self.preferred or not devices or not _is_preferred(problem, other_demands):
+            return None
+        stocks = [demand.request.stock for demand in devices]
+        misaligned = MisalignedDevices(
+            given=_list_devices(devices, frozenset(problem.numa_ids)),
+            apart=all(d.has_located_devices for d in devices)
+            and not _is_preferred(problem, devices),
+            is_kubelet_choice=None not in stocks,
         )
-        return len(demands) < len(problem.demands) and (
-            align_demands(replace(problem, demands=demands)).admitted
+        if not any(stocks):
+            return misaligned
+        choices = tuple(demand.with_choices() for demand in devices)
+        alignment = align_demands(replace(problem, demands=(*other_demands, *choices)))
+        if not alignment.preferred:
+            return replace(misaligned, alternative=())
+        nodes = problem.numa_ids if alignment.affinity is None else alignment.affinity
+        held = frozenset((device.resource, device.id) for device in misaligned.given)
+        return replace(
+            misaligned,
+            numa_nodes=nodes,
+            alternative=_list_devices(choices, frozenset(nodes), preferred=held),
         )
 
     @cached_property
     def shortage(self) -> Shortage:
         """The resource, or the several, that kept it from being a preferred one."""
+        misaligned = self.misaligned_devices
+        if misaligned is not None and misaligned.apart:
+            resources = dict.fromkeys(device.resource for device in misaligned.given)
+            return Shortage(f"{join_words([*resources])}: {misaligned.clause}")
         problem = self.problem
         merge = problem.build_merge()
         entries = list(zip(self.resource_summaries, merge.hint_lists, problem.demands, strict=True))
@@ -548,6 +633,29 @@ class Alignment(msgspec.Struct, frozen=True, kw_only=True, dict=True):
                 )
                 rejected.append(_rejected_mask(mask, False, ranking))
         return tuple(rejected)
+
+
+def _is_preferred(problem: AlignmentRequest, demands: tuple[HintProvider, ...]) -> bool:
+    return align_demands(replace(problem, demands=demands)).preferred
+
+
+def _list_devices(
+    demands: Sequence[DeviceDemand],
+    numa_nodes: frozenset[int],
+    preferred: frozenset[tuple[str, str]] = frozenset(),
+) -> tuple[NamedDevice, ...]:
+    """List as many devices on NUMA nodes as each demand needs.
+
+    Order: as the demands are; then the preferred ones, given as resource and id; then by id.
+    """
+    return tuple(
+        NamedDevice(resource=demand.resource, id=device.id, numa_nodes=NUMASet(device.numa_nodes))
+        for demand in demands
+        for device in sorted(
+            (d for d in demand.request.devices if d.numa_nodes & numa_nodes),
+            key=lambda d: ((demand.resource, d.id) not in preferred, d.id),
+        )[: demand.need]
+    )
 
 
 def _sort_unpreferred(masks: list[int], neediest: int, merge: HintMerge) -> list[int]:

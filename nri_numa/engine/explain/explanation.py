@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from nri_numa.engine.align.policies import Alignment, RejectedMask, ResourceSummary
+from nri_numa.engine.align.policies import Alignment, NamedDevice, RejectedMask, ResourceSummary
 from nri_numa.engine.decision import DecisionTrace
 from nri_numa.engine.foreign_pins import RESERVATION_KIND
 from nri_numa.engine.request import options
@@ -212,6 +212,7 @@ def _explain_trace(stored: StoredExplanation | None) -> ExplanationDocument:
             "exact": alignment.exact,
             "reason": alignment.reason_text,
         },
+        "misalignedDevices": _misaligned_devices_document(alignment),
         "resources": [] if alignment is None else _as_documents(alignment.resource_summaries),
         "rejectedMasks": [] if alignment is None else _as_documents(alignment.rejected_masks),
         "free": [
@@ -224,6 +225,21 @@ def _explain_trace(stored: StoredExplanation | None) -> ExplanationDocument:
         ],
         "pool": {"before": basis.pool_before, "after": basis.pool_after},
         "decisionSteps": list(basis.decision_steps),
+    }
+
+
+def _misaligned_devices_document(alignment: Alignment | None) -> ExplanationDocument | None:
+    devices = None if alignment is None else alignment.misaligned_devices
+    if devices is None:
+        return None
+    return {
+        "given": _as_documents(devices.given),
+        "apart": devices.apart,
+        "isKubeletChoice": devices.is_kubelet_choice,
+        "alternative": None if devices.alternative is None else _as_documents(devices.alternative),
+        "numaNodes": str(devices.numa_nodes),
+        "remedy": devices.remedy,
+        "text": devices.clause,
     }
 
 
@@ -299,6 +315,8 @@ def _cpu_mode_reason(
     return "no option requests exclusive CPUs"
 
 
-def _as_documents(values: Iterable[ResourceSummary | RejectedMask]) -> list[ExplanationDocument]:
+def _as_documents(
+    values: Iterable[ResourceSummary | RejectedMask | NamedDevice],
+) -> list[ExplanationDocument]:
     documents: list[ExplanationDocument] = msgspec.to_builtins([*values], enc_hook=str)
     return documents

@@ -341,6 +341,11 @@ def _alignment_sentences(
     document: ExplanationDocument, alignment: Mapping[str, Any]
 ) -> Iterator[str]:
     reason = alignment["reason"].partition(" (NUMA node")[0]  # read: the numbers follow below
+    devices = document.get("misalignedDevices")
+    if devices is not None and devices["apart"]:
+        reason = devices["text"]
+    elif devices is not None:
+        yield _to_sentence(devices["text"])
     if not alignment["admitted"]:
         yield _to_sentence(f"Policy {alignment['policy']} rejects it: {reason}")
         return
@@ -429,9 +434,9 @@ def _free_sentences(resources: Sequence[Mapping[str, Any]], *, pool_rejects: boo
         if r["hint"] == "none" or (pool_rejects and r["unit"] == "cpus"):
             continue
         for n in r["numaNodes"]:
-            note = (
-                "" if n["sufficient"] else f" ({Unit(r['unit']).amount_text(r['demand'])} needed)"
-            )
+            note = f" ({Unit(r['unit']).amount_text(r['demand'])} needed)"
+            if n["sufficient"] or _are_devices_elsewhere(r, n):
+                note = ""
             by_node.setdefault(n["numaNode"], []).append(f"{_free_of_capacity_text(n, r)}{note}")
     nodes_by_text: dict[str, list[int]] = {}
     for i in sorted(by_node):
@@ -444,6 +449,23 @@ def _free_sentences(resources: Sequence[Mapping[str, Any]], *, pool_rejects: boo
         yield f"{count_text(unlisted, 'more NUMA node')} are not shown."
 
 
+def _are_devices_elsewhere(resource: Mapping[str, Any], amount: Mapping[str, Any]) -> bool:
+    """Return True if a NUMA node has the free devices, and the kubelet gave other ones."""
+    return bool(resource["unit"] == Unit.NUMBER and amount["free"] >= resource["demand"])
+
+
+def _missing_resource_text(resources: Sequence[Mapping[str, Any]], numa_node: str) -> str:
+    """Clause about the first resource that a NUMA node has too little of."""
+    for r in resources:
+        for n in r["numaNodes"]:
+            if str(n["numaNode"]) == numa_node and not n["sufficient"]:
+                if _are_devices_elsewhere(r, n):
+                    return f"its {_resource_label(r['resource'])} is elsewhere"
+                need = Unit(r["unit"]).amount_text(r["demand"])
+                return f"{_free_of_capacity_text(n, r, ' free')}, {need} needed"
+    return "more NUMA nodes than an empty machine would need"
+
+
 def _rejected_mask_predicate(
     document: ExplanationDocument, mask: Mapping[str, Any]
 ) -> tuple[str, str]:
@@ -453,12 +475,7 @@ def _rejected_mask_predicate(
     """
     winner, loser = document["alignment"]["numaNodes"], mask["numaNodes"]
     if mask["separatedBy"] == "preferred":
-        for r in document["resources"]:
-            for n in r["numaNodes"]:
-                if str(n["numaNode"]) == loser and not n["sufficient"]:
-                    need = Unit(r["unit"]).amount_text(r["demand"])
-                    return _not_chosen(f"{_free_of_capacity_text(n, r, ' free')}, {need} needed")
-        return _not_chosen("more NUMA nodes than an empty machine would need")
+        return _not_chosen(_missing_resource_text(document["resources"], loser))
     demand = document["demand"]
     if mask["separatedBy"] == "rank" and (
         demand["cpuMilli"] or demand["memoryBytes"] or demand["hugePages"]

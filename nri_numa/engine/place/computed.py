@@ -586,12 +586,13 @@ def _align(case: PlacementRequest, table: FreeResources) -> Alignment:
 def _alignment_rejection(
     case: PlacementRequest, table: FreeResources, alignment: Alignment
 ) -> Rejection:
-    policy = case.policy
+    policy, misaligned = case.policy, alignment.misaligned_devices
     return RejectionWithAlignment(
-        reason=RejectionReason.DEVICE_AFFINITY
-        if alignment.is_device_misalignment
-        else RejectionReason.TOPOLOGY_AFFINITY,
+        reason=RejectionReason.TOPOLOGY_AFFINITY
+        if misaligned is None
+        else RejectionReason.DEVICE_AFFINITY,
         detail=alignment_shortage_text(case, table, alignment)
+        + ("" if misaligned is None or misaligned.apart else f"; {misaligned.clause}")
         + memory_groups_text(table.kubelet_memory)
         + _missing_cpu_holders(case),
         rule=f"policy {policy} admits no more NUMA nodes than an empty machine would need"

@@ -90,3 +90,35 @@ async def test_a_tainted_node_is_no_way_out(tmp_path: Path) -> None:
         await until(lambda: bed.cluster.all(Resource.EVENTS))
         assert "nri_numa_controller_stuck_pods 1.0" in (await bed.get("/metrics"))[1]
     assert bed.evicted() == ["b-bears"]
+
+
+async def test_a_pod_with_misaligned_devices_goes_and_all_of_it_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As an Event, in the log and in the metrics; after three of a workload, why it stays."""
+    evicting = EvictionSection(
+        max_per_minute=600.0,
+        max_per_workload_per_hour=9,
+        stuck_pods=StuckPodEviction(evict=True, delay=0),
+    )
+    bed = ControllerBed(tmp_path, evictions=evicting)
+    bed.cluster.put(Resource.NODES, node("full"))
+    devices = {"example.com/gpu": ((0, 1), (1, 1))}
+    bed.cluster.put(Resource.TOPOLOGIES, topology(8, 8, of=8, name="full", devices=devices))
+    said = "DeviceAffinityError: pod shop/train-{0}, container main: the kubelet gave gpu-0"
+    pods = [stuck_pod(f"train-{n}", said=said.format(n), workload="train") for n in range(4)]
+    for pod in pods:
+        for amounts in pod["spec"]["containers"][0]["resources"].values():
+            amounts["example.com/gpu"] = "1"
+    bed.cluster.put(Resource.PODS, *pods)
+    async with bed.running():
+        await until(lambda: len(bed.cluster.all(Resource.EVENTS)) == 4)
+        metrics = (await bed.get("/metrics"))[1]
+    assert bed.evicted() == ["train-0", "train-1", "train-2"]
+    told = [vars(r)["fields"] for r in caplog.records if r.message == "eviction explained"]
+    reasons = ["NUMADevicesReleased"] * 3 + ["NUMADevicesMisaligned"]
+    assert [fields["reason"] for fields in told] == reasons
+    assert told[3]["pod"] == "shop/train-3"
+    assert "topologyManagerPolicy: best-effort" in told[3]["detail"]
+    assert "nri_numa_controller_device_evictions_total 3.0" in metrics
+    assert "nri_numa_controller_pods_with_misaligned_devices 1.0" in metrics

@@ -13,10 +13,12 @@ from nri_numa.cluster.pod_request import PodRequest
 from nri_numa.config import AgentConfig
 from nri_numa.controller.evictor import EvictionBudget, EvictionRules
 from nri_numa.controller.stuck_pods import (
+    DEVICE_REST_S,
     MAX_RUNNING_PODS,
     STUCK_POD_CHECK_INTERVAL_S,
     SUSPECT_TIMEOUT_S,
     TARGET_SEARCH_STEP_WORK,
+    DeviceTries,
     StuckPodEvictor,
     plugin_rejection,
 )
@@ -66,8 +68,9 @@ class StuckPodBed(EvictorBed):
     def node(self, document: Any) -> None:
         self.nodes.update_node(document["metadata"]["name"], document)
 
-    def publish(self, name: str, *free: int, agent: str = "ready") -> None:
-        told = topology(*free, of=8, name=name, attributes={f"{PREFIX}/agent-state": agent})
+    def publish(self, name: str, *free: int, agent: str = "ready", **keys: Any) -> None:
+        attributes = {f"{PREFIX}/agent-state": agent}
+        told = topology(*free, of=8, name=name, attributes=attributes, **keys)
         self.nodes.update_topology(name, told, self.now)
 
     def see(self, *pods: dict[str, Any]) -> None:
@@ -329,14 +332,14 @@ def test_a_dry_run_asks_once_and_says_so() -> None:
     ],
 )
 def test_a_status_of_something_else_is_no_rejection(status: dict[str, Any]) -> None:
-    assert plugin_rejection({**pod("web"), "status": status}) == ""
+    assert plugin_rejection({**pod("web"), "status": status}) is None
 
 
 def test_init_containers_are_rejected_too() -> None:
     found = pod("web")
     waits = found["status"].pop("containerStatuses")
     found["status"]["initContainerStatuses"] = [{"name": "first"}, *waits]
-    assert plugin_rejection(found).startswith("InsufficientCPUs: needs 4")
+    assert (plugin_rejection(found) or ())[0] == "InsufficientCPUs"
 
 
 # --- one container runs, and another is refused ---------------------------------------------------
@@ -473,3 +476,145 @@ def test_no_more_than_so_many_are_read_and_a_failed_look_comes_again() -> None:
     assert bed.at(STUCK_POD_CHECK_INTERVAL_S) == MAX_RUNNING_PODS
     assert bed.output.pending_count() == 1
     assert bed.at(2 * STUCK_POD_CHECK_INTERVAL_S) == 1
+
+
+# --- devices that cannot be aligned ---------------------------------------------------------------
+
+GPU, NIC = "example.com/gpu", "example.com/nic"
+GIVEN = {GPU: ((0, 1), (1, 1)), NIC: ((1, 1), (0, 1))}
+"""One of each on both NUMA nodes; the kubelet gave the GPU of 0 and the NIC of 1."""
+DEVICES_SAID = (
+    "{reason}: pod shop/{name}, container main: the kubelet gave gpu-0 (NUMA node 0) and nic-1 "
+    "(NUMA node 1)"
+)
+
+
+def device_pod(
+    name: str = "train",
+    *,
+    reason: str = "DeviceAffinityError",
+    wants: Any = (GPU, NIC),
+    **more: Any,
+) -> dict[str, Any]:
+    made = pod(name, said=DEVICES_SAID.format(reason=reason, name=name), **more)
+    for amounts in made["spec"]["containers"][0]["resources"].values():
+        amounts |= dict.fromkeys(wants, "1")
+    return made
+
+
+def device_bed(devices: Any = GIVEN, free: tuple[int, ...] = (8, 8), most: int = 60) -> StuckPodBed:
+    bed = StuckPodBed({}, node("full"), most=most)
+    bed.publish("full", *free, devices=devices)
+    return bed
+
+
+def test_a_pod_with_misaligned_devices_goes_although_its_node_has_room() -> None:
+    """For its successor the kubelet chooses anew; the devices that it holds count as free."""
+    bed = device_bed()
+    bed.run(200, device_pod())
+    assert bed.evicted == [("train", 60.0)]
+    event = bed.requests[1].body
+    assert event["reason"] == "NUMADevicesReleased"
+    assert event["note"] == (
+        "evicted: the kubelet chose misaligned devices on full, and chooses anew for its successor "
+        "(try 1 of 3); full has room; DeviceAffinityError: the kubelet gave gpu-0 (NUMA node 0) "
+        "and nic-1 (NUMA node 1)"
+    )
+
+
+NEVER_ALIGNED = {GPU: ((0, 1), (0, 0)), NIC: ((0, 0), (0, 1))}
+
+
+@pytest.mark.parametrize(
+    ("devices", "free", "made", "why"),
+    [
+        (GIVEN, (0, 0), device_pod(), "no CPUs are free beside any choice"),
+        ({GPU: GIVEN[GPU]}, (8, 8), device_pod(), "NICs are not counted, so nothing is known"),
+        ({}, (8, 8), device_pod(), "devices are not counted at all"),
+        (NEVER_ALIGNED, (8, 8), device_pod(), "there is no aligned choice, whatever is free"),
+        (GIVEN, (8, 8), device_pod(owners=[]), "nobody makes another"),
+        (GIVEN, (8, 8), device_pod(wants=()), "it requests no devices"),
+    ],
+)
+def test_a_pod_keeps_its_devices_where_another_choice_is_no_better(
+    devices: Any, free: tuple[int, ...], made: dict[str, Any], why: str
+) -> None:
+    bed = device_bed(devices, free)
+    bed.run(300, made)
+    assert bed.requests == [], why
+
+
+def test_the_reason_counts_and_not_the_words() -> None:
+    bed = device_bed()
+    bed.run(300, device_pod(reason="TopologyAffinityError"))
+    bed.publish("full", 8, 8, devices={})
+    bed.run(300)
+    assert bed.requests == [], "its node has room"
+    bed.publish("full", 8, 8, devices=GIVEN)
+    bed.run(300, device_pod())
+    assert bed.names == ["train"]
+
+
+def test_its_node_must_take_it_again_and_be_ready() -> None:
+    bed = device_bed()
+    bed.node(node("full", cordoned=True))
+    bed.run(200, device_pod())
+    bed.node(node("full"))
+    bed.publish("full", 8, 8, devices=GIVEN, agent="not-ready")
+    bed.run(200)
+    bed.nodes.remove_node("full")
+    bed.publish("full", 8, 8, devices=GIVEN)
+    bed.run(200)
+    assert bed.requests == []
+    bed.node(node("full"))
+    bed.run(20)
+    assert bed.names == ["train"]
+
+
+def test_another_node_with_aligned_devices_will_do() -> None:
+    bed = device_bed(NEVER_ALIGNED)
+    bed.node(node("free"))
+    bed.publish("free", 8, 8, devices={GPU: ((1, 1), (0, 0)), NIC: ((1, 1), (0, 0))})
+    bed.run(200, device_pod())
+    assert bed.names == ["train"]
+    assert "; free has room; " in bed.requests[1].body["note"]
+
+
+@pytest.mark.parametrize(("most", "minutes"), [(60, 27), (3, 50)])
+def test_after_three_tries_the_workload_rests_and_an_event_says_so(most: int, minutes: int) -> None:
+    bed = device_bed(most=most)
+    for n in range(5):
+        bed.run(200, device_pod(f"train-{n}", workload="train"))
+    assert bed.names == ["train-0", "train-1", "train-2"]
+    assert bed.output.resting_count() == 2
+    rests = [b for b in bed.bodies(Resource.EVENTS) if b["reason"] == "NUMADevicesMisaligned"]
+    assert [b["regarding"]["name"] for b in rests] == ["train-3", "train-4"]
+    assert rests[0]["note"] == (
+        f"not evicted for {minutes} min: its devices are misaligned after all evictions that its "
+        "workload may have; the kubelet aligns devices with topologyManagerPolicy: best-effort"
+    )
+    bed.run(200, device_pod("other"))
+    assert bed.names[3:] == ["other"], "another workload has its own tries"
+    bed.run(3600)
+    assert bed.names[4:] == ["train-3", "train-4"]
+    assert bed.output.resting_count() == 0
+
+
+def test_a_pod_that_waits_for_other_reasons_meanwhile_does_not_rest() -> None:
+    bed = device_bed()
+    for n in range(4):
+        bed.run(200, device_pod(f"train-{n}", workload="train"))
+    assert bed.output.resting_count() == 1
+    bed.publish("full", 8, 8)
+    bed.see(device_pod("train-3", workload="train", reason="TopologyAffinityError", version="9"))
+    assert bed.output.resting_count() == 0
+    bed.run(4000)
+    assert len(bed.names) == 3
+
+
+def test_tries_are_forgotten_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nri_numa.controller.stuck_pods.MAX_EVICTION_RECORDS", 2)
+    tries = DeviceTries()
+    for n in range(4):
+        tries.record(f"w{n}", n * DEVICE_REST_S)
+    assert [tries.count(f"w{n}", 3 * DEVICE_REST_S) for n in range(4)] == [0, 0, 0, 1]

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from nri_numa.config.sections import Devices
 from nri_numa.devices.watch import DeviceWatch
 from nri_numa.kubelet.pb import podresources_pb2 as pb
+from nri_numa.kubelet.pod_resources import NodeDevice
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.workload import (
     NO_DEVICE_MENTIONS,
@@ -241,6 +242,115 @@ def test_what_the_kubelet_gave_is_a_hint_for_the_container_that_has_it(bed: Devi
     assert together == {GPU_AT, NIC_AT, "0000:20:00.0", "f1", "f2"}
     helper = seen(watch, POD, container(POD, "helper"), NO_DEVICE_MENTIONS)
     assert has(helper) == {"x.com/fpga": {"f2": {1}}}
+
+
+# --- what the kubelet could have given ------------------------------------------------------------
+
+
+def on_node(*devices: tuple[str, str, tuple[int, ...], bool]) -> tuple[NodeDevice, ...]:
+    return tuple(
+        NodeDevice(resource=resource, id=id, numa_nodes=frozenset(nodes), is_allocated=taken)
+        for resource, id, nodes, taken in devices
+    )
+
+
+def stock_of(found: Container, resource: str) -> Any:
+    (request,) = [request for request in found.devices if request.resource == resource]
+    return request.stock
+
+
+FPGA = "x.com/fpga"
+
+
+def test_devices_that_exist_and_are_free_are_known_beside_what_the_kubelet_gave(
+    bed: DeviceBed,
+) -> None:
+    """The container's own are free for it; one of two NUMA nodes counts on both."""
+    node = on_node(
+        (FPGA, "f0", (0,), True),
+        (FPGA, "f1", (1,), True),
+        (FPGA, "f2", (1,), False),
+        (FPGA, "f3", (0, 1), False),
+        (FPGA, "f4", (), False),
+        (FPGA, "f5", (7,), False),
+        ("y.com/other", "o", (0,), False),
+    )
+    given = answer(("app", FPGA, "f0", (0,)), ("helper", "y.com/card", "c", (1,)))
+    watch = asked(bed, given, node_devices=lambda: node)
+    found = seen(watch, POD, container(POD), NO_DEVICE_MENTIONS)
+    stock = stock_of(found, FPGA)
+    assert dict(stock.capacity) == {0: 2, 1: 3}
+    assert dict(stock.free) == {0: 2, 1: 2}
+    assert [device.id for device in stock.choices] == ["f0", "f2", "f3"]
+    together = {request.resource: request.stock for request in found.pod_devices}
+    assert together[FPGA] == stock
+    assert together["y.com/card"] is None, "the kubelet does not list it any more"
+    helper = seen(watch, POD, container(POD, "helper"), NO_DEVICE_MENTIONS)
+    assert stock_of(helper, "y.com/card") is None
+
+
+def test_devices_that_sysfs_knows_are_the_same_among_those_that_exist(bed: DeviceBed) -> None:
+    """Two replicas are one GPU, which is free if one of them is."""
+    gpus = "nvidia.com/gpu"
+    replicas = [(gpus, f"{UUID}::{n}", (0,), n == 0) for n in range(3)]
+    watch = asked(
+        bed,
+        answer(("app", gpus, f"{UUID}::0", (0,))),
+        node_devices=lambda: on_node(*replicas, (gpus, "0000:20:00.0", (0,), True)),
+    )
+    stock = stock_of(seen(watch, POD, container(POD), NO_DEVICE_MENTIONS), "GPU")
+    assert dict(stock.capacity) == {1: 1}, "where sysfs says it is"
+    assert [(device.id, set(device.numa_nodes)) for device in stock.choices] == [(GPU_AT, {1})]
+
+
+def test_of_many_equal_devices_as_many_are_kept_as_were_given(bed: DeviceBed) -> None:
+    node = on_node(*((FPGA, f"f{n:02}", (n % 2,), n == 9) for n in range(40)))
+    watch = asked(
+        bed,
+        answer(("app", FPGA, "f00", (0,)), ("app", FPGA, "f09", (1,))),
+        node_devices=lambda: node,
+    )
+    stock = stock_of(seen(watch, POD, container(POD), NO_DEVICE_MENTIONS), FPGA)
+    assert dict(stock.free) == {0: 20, 1: 20}
+    assert [d.id for d in stock.choices] == ["f00", "f01", "f02", "f03", "f04", "f09"]
+
+
+@pytest.mark.parametrize(
+    "known",
+    [
+        "the kubelet has not answered yet",
+        (),
+        on_node(("nvidia.com/gpu", "f1", (1,), True)),
+        on_node((FPGA, "f2", (1,), False)),
+    ],
+)
+def test_without_an_answer_about_these_devices_nothing_is_claimed(
+    bed: DeviceBed, known: Any
+) -> None:
+    watch = asked(bed, answer(("app", FPGA, "f1", (1,))), node_devices=lambda: known)
+    found = seen(watch, POD, container(POD), NO_DEVICE_MENTIONS)
+    assert has(found) == {FPGA: {"f1": {1}}}
+    assert stock_of(found, FPGA) is None
+
+
+def test_two_resources_of_one_kind_cannot_stand_in_for_each_other(bed: DeviceBed) -> None:
+    """A virtual function of one pool is a NIC as one of another."""
+    bed.tree.pci("0000:20:00.0", 1)
+    pools = ("intel.com/fast", NIC_AT, (0,)), ("intel.com/slow", "0000:20:00.0", (1,))
+    watch = asked(
+        bed,
+        answer(*(("app", *pool) for pool in pools)),
+        node_devices=lambda: on_node(*((*pool, True) for pool in pools)),
+    )
+    assert stock_of(seen(watch, POD, container(POD), NO_DEVICE_MENTIONS), "NIC") is None
+
+
+def test_a_device_from_another_source_is_not_the_kubelets_to_change(bed: DeviceBed) -> None:
+    gpu = ("nvidia.com/gpu", UUID, (1,))
+    bed.tree.pci("0000:20:00.0", 0, GPU_CLASS)
+    watch = asked(bed, answer(("app", *gpu)), node_devices=lambda: on_node((*gpu, True)))
+    mentions = DeviceMentions(variables={"PCIDEVICE_X": "0000:20:00.0"})
+    assert stock_of(seen(watch, POD, container(POD), mentions), "GPU") is None
 
 
 def test_where_the_kubelet_gave_nothing_nothing_is_said(bed: DeviceBed) -> None:

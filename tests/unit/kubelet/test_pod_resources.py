@@ -16,8 +16,9 @@ from nri_numa.kubelet.pod_resources import (
     AllocatedMemory,
     ContainerResources,
     DeviceCount,
+    count_devices,
     query_allocated_device_ids,
-    query_device_counts,
+    query_node_devices,
     query_pod,
 )
 from nri_numa.model.cpuset import CPUSet, NUMASet
@@ -181,16 +182,24 @@ def machine(request: Any, context: Any) -> Any:
 def test_devices_are_counted_where_they_are(directory: Path) -> None:
     """One of two NUMA nodes counts on both; one without a place, or called memory, nowhere."""
     with pod_resources(directory, answered, everything, machine):
-        assert query_device_counts(str(directory)) == (
+        devices = query_node_devices(str(directory))
+        assert not isinstance(devices, str)
+        assert [(d.id, set(d.numa_nodes), d.is_allocated) for d in devices] == [
+            ("g1", {0, 1}, True),
+            ("g2", {0}, False),
+            ("g3", {0}, False),
+            *((f"slot-{n}", set(), n == 0) for n in range(3)),
+        ]
+        assert count_devices(devices) == (
             DeviceCount(resource="a/gpu", numa_node=0, allocatable=3, available=2),
             DeviceCount(resource="a/gpu", numa_node=1, allocatable=1, available=0),
         )
 
 
 def test_why_devices_are_not_counted(directory: Path) -> None:
-    assert "does not exist" in query_device_counts(str(directory))
+    assert "does not exist" in query_node_devices(str(directory))
     refuses = failing(grpc.StatusCode.UNKNOWN, "not today")
     with pod_resources(directory, answered, refuses, machine):
-        assert query_device_counts(str(directory)) == "the kubelet refused: UNKNOWN: not today"
+        assert query_node_devices(str(directory)) == "the kubelet refused: UNKNOWN: not today"
     with pod_resources(directory, answered, everything):
-        assert "does not serve this" in query_device_counts(str(directory))
+        assert "does not serve this" in query_node_devices(str(directory))

@@ -118,7 +118,7 @@ def test_a_forged_annotation_gives_nothing(cri: CRI, plugin: PluginProcess) -> N
         lambda: plugin.metric("nri_numa_assigned_annotations_rejected_total") == 1, "it is counted"
     )
     assert "default/mallory/main" in plugin.log()
-    assert "while its pod asks for 0" in plugin.log()
+    assert "but its pod requests 0" in plugin.log()
     assert cri.cpus(honest) == MACHINE
     owner = cri.owner()
     for each in (honest, forged):

@@ -66,7 +66,7 @@ def test_where_its_memory_is_and_how_much_it_waits(page: Page) -> None:
         page.wait(f"{DETAILS}.includes('75 % on its own NUMA nodes')")
         text = page.run(DETAILS)
         assert "12.5 % of the last minute" in text
-        assert "not known here: it has no process" in text, "of its threads nothing is known"
+        assert "unknown: it has no process" in text, "of its threads nothing is known"
 
 
 def test_without_being_asked_to_look_the_details_say_nothing_of_it(page: Page) -> None:
@@ -77,5 +77,5 @@ def test_without_being_asked_to_look_the_details_say_nothing_of_it(page: Page) -
         details_anew(page, node.url)
         page.wait(f"{DETAILS}.includes('Allocated')")
         text = page.run(DETAILS)
-        assert "Waiting for CPUs" not in text
+        assert "CPU pressure" not in text
         assert "on its own NUMA nodes" not in text

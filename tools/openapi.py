@@ -50,7 +50,7 @@ _RECORDS = (
     documents.Readiness,
     documents.Assignments,
     documents.PodExplanations,
-    documents.Rejections,
+    documents.RejectionsDocument,
     documents.ExclusiveCPUSlotsDocument,
     documents.Zones,
     documents.KubeletDocument,
@@ -162,7 +162,7 @@ _PATHS: dict[str, tuple[str, str, list[dict[str, Any]], dict[str, Any], bool]] =
         "rejections",
         "Containers that were rejected, newest first.",
         [],
-        {"200": _document("Rejections", "The rejections.")},
+        {"200": _document("RejectionsDocument", "The rejections.")},
         True,
     ),
     "/v1/slots": (

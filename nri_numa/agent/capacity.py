@@ -36,7 +36,7 @@ from nri_numa.model.offline_capacity import (
     DRAINED_ANNOTATION,
     MAX_CAPACITY_DOCUMENT_BYTES,
     MAX_CAPACITY_VALIDITY_S,
-    OFFLINE_CAPACITY_KEY,
+    OFFLINE_CAPACITY_ANNOTATION,
     BadCapacity,
     OfflineCapacity,
     format_id_list,
@@ -149,9 +149,9 @@ class ExternalCapacity(CapacityMonitor):
         except BadCapacity as error:
             return {str(error)}
         problems: set[str] = set()
-        if unknown := document.keys() - {OFFLINE_CAPACITY_KEY, DRAINED_ANNOTATION}:
+        if unknown := document.keys() - {OFFLINE_CAPACITY_ANNOTATION, DRAINED_ANNOTATION}:
             problems.add(f"unknown key {ascii(min(unknown))[:60]}")
-        for key in (OFFLINE_CAPACITY_KEY, DRAINED_ANNOTATION):
+        for key in (OFFLINE_CAPACITY_ANNOTATION, DRAINED_ANNOTATION):
             value = document.get(key)
             if not isinstance(value, str):
                 problems.add(f"{key}: expected a text")

@@ -241,7 +241,7 @@ class ClaimStore:
             )
         return claim
 
-    def pool_and_device_problems(self) -> tuple[str, Mapping[str, str]]:
+    def pool_and_device_health(self) -> tuple[str, Mapping[str, str]]:
         """Return the pool, and by device the problem of claimed CPUs that went offline."""
         topology = self._current.machine.topology
         cpus_by_node = dict.fromkeys(topology.cpu_nodes, NO_CPUS)

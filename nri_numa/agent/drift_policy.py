@@ -11,7 +11,7 @@ from typing import NamedTuple
 from nri_numa.engine.desired import Drift
 
 
-class RepairPlan(NamedTuple):
+class DriftRepairPlan(NamedTuple):
     """Plan for containers that differ from the node state.
 
     Attributes:
@@ -33,7 +33,7 @@ def plan_repairs(
     exhausted: Collection[str],
     observe: bool,
     may_repair: bool,
-) -> RepairPlan:
+) -> DriftRepairPlan:
     """Separate drift from ``undelivered`` and running updates, and choose what to write.
 
     Drift of ``exhausted`` containers, which were repaired too often lately, is left. Undelivered
@@ -52,4 +52,4 @@ def plan_repairs(
         for d in writable
         if d.container_id not in ids and (may_repair or d.container_id in undelivered)
     ]
-    return RepairPlan(drifted, abandoned, writes)
+    return DriftRepairPlan(drifted, abandoned, writes)

@@ -94,7 +94,8 @@ class API:
             get_route("/v1/explain/{namespace}/{pod}", self._serve_explanations),
             get_route("/v1/explain/{namespace}/{pod}/{container}", self._serve_explanations),
             document_route(
-                "/v1/rejections", lambda: shown.Rejections(rejections=tuple(view.list_rejections()))
+                "/v1/rejections",
+                lambda: shown.RejectionsDocument(rejections=tuple(view.list_rejections())),
             ),
             document_route("/v1/slots", view.slots_document),
             document_route("/v1/zones", view.scheduler_zones_document),

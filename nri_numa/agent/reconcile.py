@@ -30,7 +30,7 @@ import msgspec
 from nri_numa.agent.cgroup_updates import CgroupCheckResult, CgroupUpdates, observe_cgroups
 from nri_numa.agent.confirmations import TRY_COUNT_WINDOW_S, Confirmations, WriteTarget
 from nri_numa.agent.current_state import CurrentState
-from nri_numa.agent.drift_policy import RepairPlan, plan_repairs
+from nri_numa.agent.drift_policy import DriftRepairPlan, plan_repairs
 from nri_numa.agent.drift_table import DriftTable
 from nri_numa.agent.loop import Clock
 from nri_numa.agent.reload import ConfigInForce
@@ -400,7 +400,7 @@ class Reconciler:
         starts: Mapping[str, float],
         max_repairs: int,
         may_repair: bool,
-    ) -> tuple[RepairPlan, list[Drift], list[Drift]]:
+    ) -> tuple[DriftRepairPlan, list[Drift], list[Drift]]:
         """Read some containers again and write them, without an await in between.
 
         Returns:

@@ -327,11 +327,13 @@ def sample_between(
         for cpu, (used, total) in usage.cpus.items()
         if cpu in prior.cpus and total > prior.cpus[cpu][1]
     }
-    remote = {i: _remote_fraction(prior.pages.get(i), usage.pages.get(i)) for i in usage.memory}
+    remote = {i: _other_node_fraction(prior.pages.get(i), usage.pages.get(i)) for i in usage.memory}
     return UsageSample(sampled_at, seconds, cpus, usage.memory, remote)
 
 
-def _remote_fraction(prior: tuple[int, int] | None, pages: tuple[int, int] | None) -> float | None:
+def _other_node_fraction(
+    prior: tuple[int, int] | None, pages: tuple[int, int] | None
+) -> float | None:
     if prior is None or pages is None:
         return None
     local_pages, remote_pages = pages[0] - prior[0], pages[1] - prior[1]

@@ -147,7 +147,7 @@ def simulate(
     values = [_parse_settings("--set", settings)]
     if compare:
         values.append({**values[0], **_parse_settings("--compare", compare)})
-    configured = [_build_machine(path, topology, v, is_local=source is None) for v in values]
+    configured = [_build_node_model(path, topology, v, is_local=source is None) for v in values]
     model, slots_name, hinted, adopted = configured[0]
     devices = (
         None if inventory is None else _read_device_inventory(inventory, topology, tree, slots_name)
@@ -185,7 +185,7 @@ def simulate(
     if comparison is None:
         lines = view.report_lines(described, result, notes, verbose=verbose)
     else:
-        lines = view.comparison_lines(described, result, comparison, compare, notes)
+        lines = view.simulation_comparison_lines(described, result, comparison, compare, notes)
     write_document_or_lines(
         view.simulation_document(described, result, comparison, compare, notes), output, lines
     )
@@ -279,12 +279,12 @@ def _read_device_inventory(
 ) -> DeviceInventory:
     """Read the machine's devices from an inventory."""
     from nri_numa.machine.pci import list_pci_devices
-    from nri_numa.simulate.devices import read_inventory
+    from nri_numa.simulate.devices import read_device_inventory
 
     with translate_errors():
         pci = () if tree is None else list_pci_devices(tree)
     with _combine_errors("the inventory of devices"):
-        return read_inventory(path, topology, pci, slots_name)
+        return read_device_inventory(path, topology, pci, slots_name)
 
 
 def _parse_settings(option: str, texts: Iterable[str]) -> dict[str, object]:
@@ -314,7 +314,7 @@ def _parse_settings(option: str, texts: Iterable[str]) -> dict[str, object]:
     return values
 
 
-def _build_machine(
+def _build_node_model(
     path: str | None, topology: Topology, values: Mapping[str, object], *, is_local: bool
 ) -> tuple[NodeModel, str, bool, tuple[str, ...]]:
     """Return the node model, the resource of exclusive CPUs, whether devices are on, and notes.

@@ -92,7 +92,7 @@ def report_lines(
                     yield from _explanation_lines(outcome)
 
 
-def comparison_lines(
+def simulation_comparison_lines(
     machine: str,
     first: Simulation,
     second: Simulation,

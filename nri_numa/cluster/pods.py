@@ -174,7 +174,7 @@ def is_finished(document: Mapping[str, Any]) -> bool:
     return text_in_section(document, "status", "phase") in ENDED_POD_PHASES
 
 
-def is_recreated(document: Mapping[str, Any]) -> bool:
+def is_replaced_after_eviction(document: Mapping[str, Any]) -> bool:
     """Return True if a controller replaces a pod after its eviction, possibly on another node.
 
     Static pods and those of a DaemonSet return to the same node; a pod without a controller is not

@@ -308,7 +308,7 @@ def _reserved_memory_entries(config: AgentConfig) -> Iterator[tuple[str, int, st
 def _check_kubelet_forbidden_combinations(config: AgentConfig) -> Iterator[str]:
     rules, path_of_rules = derive_kubelet_rules(config), "kubeletCompatibility.except"
     if rules.align_by_socket:
-        for path in _annotation_paths_with_value(config, "policy", "single-numa-node"):
+        for path in _paths_that_set_annotation(config, "policy", "single-numa-node"):
             yield (
                 f"{path_of_rules}.alignBySocket: true takes CPUs from all NUMA nodes of a "
                 f"socket, and {path} is single-numa-node; expected only one of them, as the "
@@ -328,11 +328,11 @@ def _check_kubelet_forbidden_combinations(config: AgentConfig) -> Iterator[str]:
     ):
         if is_enabled:
             yield f"{key}: true, expected {other_key}: false beside it, as the kubelet does"
-    for path in _annotation_paths_with_value(config, "smt", "full-core"):
+    for path in _paths_that_set_annotation(config, "smt", "full-core"):
         yield f"{key}: true splits cores, and {path} is full-core; expected only one of them"
 
 
-def _annotation_paths_with_value(config: AgentConfig, key: str, value: str) -> Iterator[str]:
+def _paths_that_set_annotation(config: AgentConfig, key: str, value: str) -> Iterator[str]:
     """Paths at which defaults and rules set a key to a value."""
     return (
         f"{path}.{key}" for path, values in _annotation_levels(config) if values.get(key) == value

@@ -424,7 +424,7 @@ class CapacityFromNodeAnnotationsSection(Section, frozen=True):
     """Time between two reads of the Node by nri-numa publish; 1s or more."""
 
 
-class Prometheus(Section, frozen=True):
+class PrometheusCapacityQuery(Section, frozen=True):
     """Capacity factors from a query."""
 
     url: Annotated[str, with_parser(values.check_prometheus_url)] = ""
@@ -544,7 +544,7 @@ class Controller(Section, frozen=True):
     capacity_file: str = ""
     """YAML or JSON file with nodes and their capacity factors, read again when it changes; empty
     for none."""
-    prometheus: Prometheus = Prometheus()
+    prometheus: PrometheusCapacityQuery = PrometheusCapacityQuery()
     """Capacity factors from a query."""
     validity: Annotated[str | float, with_parser(build_duration_check(5, 7 * DAY_S))] = "5m"
     """Maximum age of a value that its source does not repeat; 5s to 7 days. A PUT may set less."""

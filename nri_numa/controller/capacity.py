@@ -24,7 +24,7 @@ from typing import Any, Final
 from nri_numa.kube.requests import APIRequest, Outcome, OutcomeKind, Resource, Verb, annotations_of
 from nri_numa.model.offline_capacity import (
     NODE_EXISTING_NUMA_IDS_ANNOTATION,
-    OFFLINE_CAPACITY_KEY,
+    OFFLINE_CAPACITY_ANNOTATION,
     BadCapacity,
     OfflineCapacity,
     encode_offline_capacity,
@@ -333,7 +333,7 @@ class OfflineCapacityAnnotationOutput(Output):
     def __init__(self, prefix: str, rules: CapacityRules) -> None:
         super().__init__("offline-capacity")
         self._key, self._ids_key = (
-            f"{prefix}/{OFFLINE_CAPACITY_KEY}",
+            f"{prefix}/{OFFLINE_CAPACITY_ANNOTATION}",
             f"{prefix}/{NODE_EXISTING_NUMA_IDS_ANNOTATION}",
         )
         self._rules = rules

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
-from nri_numa.cluster.pods import controller_uid, is_recreated
+from nri_numa.cluster.pods import controller_uid, is_replaced_after_eviction
 from nri_numa.kube.requests import (
     APIRequest,
     Outcome,
@@ -388,7 +388,7 @@ class _NUMANodeEvictor(Evictor[NUMANodePod]):
         if outcome.result is not OutcomeKind.SUCCEEDED:
             return
         pods: dict[str, NUMANodePod] = {}
-        for document in filter(is_recreated, outcome.documents):
+        for document in filter(is_replaced_after_eviction, outcome.documents):
             metadata = document["metadata"]
             uid = str(metadata.get("uid", ""))
             text = annotations_of(document).get(f"{self._prefix}/assigned", "")

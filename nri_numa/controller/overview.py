@@ -45,7 +45,7 @@ CLUSTER_PAGE_PATH: Final = "/cluster/"
 CLUSTER_DOCUMENT_PATH: Final = "/v1/cluster"
 SHARED_PAGE_FILES: Final = ("page.css", "theme.js", "small.js", "icon.svg")
 """Files of the agent's page."""
-DEFAULT_QUERY_POLICY: Final = "single-numa-node"
+DEFAULT_TOPOLOGY_MANAGER_POLICY: Final = "single-numa-node"
 FULL_CAPACITY_FACTOR_MILLI: Final = 1000
 """A capacity factor of 1, in thousandths."""
 
@@ -71,7 +71,7 @@ class OverviewQuery(Struct, frozen=True):
 
     cpus: int = 0
     memory: int = 0
-    policy: str = DEFAULT_QUERY_POLICY
+    policy: str = DEFAULT_TOPOLOGY_MANAGER_POLICY
     fitting_only: bool = field(default=False, name="fittingOnly")
     name: str = ""
     state: str = ""
@@ -178,7 +178,7 @@ def parse_query(parameters: Mapping[str, str]) -> OverviewQuery:
     return OverviewQuery(
         cpus=parse_integer("cpus", 0, 4096),
         memory=memory,
-        policy=parse_choice("policy", DEFAULT_QUERY_POLICY, POLICY_NAMES),
+        policy=parse_choice("policy", DEFAULT_TOPOLOGY_MANAGER_POLICY, POLICY_NAMES),
         fitting_only=parse_switch("fittingOnly"),
         name=parse_name("name"),
         state=parse_choice("state", "", NODE_PROBLEM_STATES),

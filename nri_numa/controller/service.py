@@ -35,7 +35,7 @@ from nri_numa.controller.evictor import (
     NUMANodeDrainEvictor,
 )
 from nri_numa.controller.overview import ClusterPage, Overview
-from nri_numa.controller.sources import FileSource, PrometheusSource
+from nri_numa.controller.sources import CapacityFileSource, PrometheusSource
 from nri_numa.controller.stuck_pods import REJECTION_EVENT_SELECTOR, StuckPodEvictor
 from nri_numa.controller.verdicts import PodVerdicts
 from nri_numa.kube.api import KubeAPI, Watch, WatchHandler, name_of, read_pod_namespace, uid_of
@@ -66,7 +66,7 @@ FORWARDED_HEADER: Final = "nri-numa-forwarded"
 FORWARD_TIMEOUT_S: Final = 5.0
 MAX_PUT_BODY_BYTES: Final = 65536
 """Bytes of a body; 1,024 NUMA nodes take less than half."""
-CAPACITY_PATH: Final = "/v1/nodes/{node}/offline-capacity"
+NODE_OFFLINE_CAPACITY_PATH: Final = "/v1/nodes/{node}/offline-capacity"
 NODES_PATH: Final = Resource.NODES.object_or_list_path()
 EVENTS_PATH: Final = "/api/v1/events"
 
@@ -248,7 +248,7 @@ class ControllerService:
                 *(
                     Route(
                         method,
-                        CAPACITY_PATH,
+                        NODE_OFFLINE_CAPACITY_PATH,
                         self._forward_to_leader(answer),
                         MAX_PUT_BODY_BYTES,
                         self._check_write_allowed,
@@ -331,8 +331,8 @@ class ControllerService:
                 group.create_task(self._writer.run())
                 group.create_task(self._run_ticks())
                 if section.capacity_file:
-                    readable = source_up.labels(FileSource.name).set
-                    file = FileSource(section.capacity_file, self._record_reports, readable)
+                    readable = source_up.labels(CapacityFileSource.name).set
+                    file = CapacityFileSource(section.capacity_file, self._record_reports, readable)
                     group.create_task(file.run())
                 if section.prometheus.url:
                     readable = source_up.labels(PrometheusSource.name).set

@@ -13,7 +13,7 @@ import aiohttp
 import msgspec
 
 from nri_numa import safe_yaml
-from nri_numa.config.sections import Prometheus
+from nri_numa.config.sections import PrometheusCapacityQuery
 from nri_numa.controller.capacity import (
     CapacityReport,
     parse_capacity_file,
@@ -85,7 +85,7 @@ class ExternalCapacitySource:
         self._said = frozenset(problems)
 
 
-class FileSource(ExternalCapacitySource):
+class CapacityFileSource(ExternalCapacitySource):
     """A YAML or JSON file with many Nodes.
 
     Its values count while it can be read; a missing file reports nothing.
@@ -127,7 +127,10 @@ class PrometheusSource(ExternalCapacitySource):
     name = "prometheus"
 
     def __init__(
-        self, config: Prometheus, sink: CapacityReportSink, set_readable: Callable[[bool], object]
+        self,
+        config: PrometheusCapacityQuery,
+        sink: CapacityReportSink,
+        set_readable: Callable[[bool], object],
     ) -> None:
         super().__init__(sink, set_readable)
         self.location, self.interval = config.url, QUERY_INTERVAL_S

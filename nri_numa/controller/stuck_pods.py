@@ -27,7 +27,7 @@ from nri_numa.cluster.node_facts import NODE_CONSTRAINTS, node_admits
 from nri_numa.cluster.node_resources import NodeResources
 from nri_numa.cluster.pod_reader import PodReader
 from nri_numa.cluster.pod_request import PodRequest
-from nri_numa.cluster.pods import controller_uid, is_recreated
+from nri_numa.cluster.pods import controller_uid, is_replaced_after_eviction
 from nri_numa.controller.evictor import (
     EvictionBudget,
     EvictionCandidate,
@@ -123,7 +123,7 @@ class StuckPodEvictor(Evictor[StuckPod]):
         """Check a pod that is Pending, or that was read because one of its containers waits."""
         metadata, spec = document.get("metadata") or {}, document.get("spec") or {}
         uid, version = str(metadata.get("uid", "")), str(metadata.get("resourceVersion", ""))
-        rejection = plugin_rejection(document) if is_recreated(document) else ""
+        rejection = plugin_rejection(document) if is_replaced_after_eviction(document) else ""
         request = None
         if uid and rejection and uid not in self._evicted:
             request = self._reader.read_pod_request(document)

@@ -61,7 +61,7 @@ class ClaimPreparer(Protocol):
         """Drop a claim; unknown claims are not an error."""
         ...
 
-    def pool_and_device_problems(self) -> tuple[str, Mapping[str, str]]:
+    def pool_and_device_health(self) -> tuple[str, Mapping[str, str]]:
         """Return the pool, and the problem of each device by name; empty for none."""
         ...
 
@@ -199,7 +199,7 @@ class KubeletPlugin:
         """Yield the health of all devices: at once, on change, and before it expires."""
         sent_state, sent_at = None, 0.0
         while context.is_active() and not self._stopped.is_set():
-            pool, devices = state = self._book.pool_and_device_problems()
+            pool, devices = state = self._book.pool_and_device_health()
             if state != sent_state or time.monotonic() - sent_at >= _HEALTH_RESEND_S:
                 sent_state, sent_at = state, time.monotonic()
                 answer = dra.NodeWatchResourcesResponse()

@@ -147,7 +147,7 @@ def _place_request(
         case, reservation = reservation.open_node(case)
     placement = _place_with_fallback(case, grant, demand_rejection, reservation, node.pool)
     if isinstance(placement, Rejection):
-        if reservation.has_left_cpus(case):
+        if reservation.has_withheld_cpus(case):
             case, reservation = reservation.open_whole_node(case)
             placement = _place_with_fallback(case, grant, demand_rejection, reservation, node.pool)
         if isinstance(placement, Rejection):

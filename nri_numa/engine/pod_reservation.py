@@ -209,7 +209,7 @@ class PodReservation(msgspec.Struct, frozen=True, kw_only=True):
             state = state.without_allocation(*(a.container_id for a in self.sharers))
         return replace(case, node=case.node.with_state(state)), replace(self, reserved=reserved)
 
-    def has_left_cpus(self, case: PlacementRequest) -> bool:
+    def has_withheld_cpus(self, case: PlacementRequest) -> bool:
         """True if CPUs that are reserved for its pod were not open to a shared container."""
         is_sharer = not case.demand.exclusive_cpus and case.requested.numacpu is None
         return is_sharer and any(a.exclusive for a in self.reserved)

@@ -18,7 +18,7 @@ from nri_numa.machine.cgroups import CgroupPlace, CgroupReader
 _IN_MODIFY: Final = 0x2
 _INOTIFY_EVENT_STRUCT: Final = struct.Struct("iIII")
 """struct inotify_event of a file with a watch of its own, which has no name."""
-_READ_BYTES: Final = 65_536
+_INOTIFY_READ_BYTES: Final = 65_536
 _CPUSET_FILES: Final = ("cpuset.cpus", "cpuset.mems")
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
@@ -72,7 +72,9 @@ class CpusetWatch:
         container_ids: set[str] = set()
         with contextlib.suppress(BlockingIOError):
             while True:
-                for watch, *_ in _INOTIFY_EVENT_STRUCT.iter_unpack(os.read(self.fd, _READ_BYTES)):
+                for watch, *_ in _INOTIFY_EVENT_STRUCT.iter_unpack(
+                    os.read(self.fd, _INOTIFY_READ_BYTES)
+                ):
                     if watch in self._ids:
                         container_ids.add(self._ids[watch])
         return container_ids

@@ -94,7 +94,7 @@ def make_bandwidth_loop(size: int) -> Callable[[float], float]:
     source = numpy.ones(size // 16)
     target = numpy.zeros(size // 16)
     target[:] = source  # zeros have no pages before the first write
-    return _make_timed_loop(lambda: numpy.copyto(target, source), 2 * source.nbytes / 1e9)
+    return _make_rate_loop(lambda: numpy.copyto(target, source), 2 * source.nbytes / 1e9)
 
 
 def make_cache_loop(size: int) -> Callable[[float], float]:
@@ -112,7 +112,7 @@ def make_cache_loop(size: int) -> Callable[[float], float]:
         for indices in parts:
             numpy.take(data, indices, axis=0, out=buffer[: len(indices)], mode="clip")
 
-    return _make_timed_loop(gather_once, data.nbytes / 1e9)
+    return _make_rate_loop(gather_once, data.nbytes / 1e9)
 
 
 def make_compute_loop(size: int) -> Callable[[float], float]:
@@ -120,7 +120,7 @@ def make_compute_loop(size: int) -> Callable[[float], float]:
     numpy = _import_numpy()
     a = numpy.random.default_rng(1).random((_MATRIX_SIZE, _MATRIX_SIZE))
     b, product = a.copy(), a.copy()
-    return _make_timed_loop(lambda: numpy.matmul(a, b, out=product), 2 * _MATRIX_SIZE**3 / 1e9)
+    return _make_rate_loop(lambda: numpy.matmul(a, b, out=product), 2 * _MATRIX_SIZE**3 / 1e9)
 
 
 class _RingLinkObject:
@@ -161,7 +161,7 @@ def make_latency_loop(size: int) -> Callable[[float], float]:
 
 def make_busy_loop(size: int) -> Callable[[float], float]:
     """Use CPU time and nothing else; the figure has no meaning."""
-    return _make_timed_loop(lambda: sum(range(10_000)), 0.0)
+    return _make_rate_loop(lambda: sum(range(10_000)), 0.0)
 
 
 LOOPS_BY_NAME: Final[dict[str, Callable[[int], Callable[[float], float]]]] = {
@@ -173,7 +173,7 @@ LOOPS_BY_NAME: Final[dict[str, Callable[[int], Callable[[float], float]]]] = {
 }
 
 
-def _make_timed_loop(run_once: Callable[[], object], amount: float) -> Callable[[float], float]:
+def _make_rate_loop(run_once: Callable[[], object], amount: float) -> Callable[[float], float]:
     """Build a loop that repeats ``run_once`` and returns ``amount`` times the runs per second."""
 
     def run_for_seconds(seconds: float) -> float:

@@ -36,7 +36,7 @@ def _format_id_list(bits: int) -> str:
 
 
 @lru_cache(maxsize=256)
-def _cached_ids_of(bits: int) -> tuple[int, ...]:
+def _cached_ids_of_bits(bits: int) -> tuple[int, ...]:
     return tuple(ids_of(bits))
 
 
@@ -181,7 +181,7 @@ class NUMASet(_IdSet):
     NOUN = "NUMA node"
 
     def __iter__(self) -> Iterator[int]:
-        return iter(_cached_ids_of(self.bits))
+        return iter(_cached_ids_of_bits(self.bits))
 
 
 NO_CPUS = CPUSet()

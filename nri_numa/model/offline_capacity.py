@@ -23,7 +23,7 @@ import msgspec
 
 from nri_numa.model.cpuset import CPUSet
 
-OFFLINE_CAPACITY_KEY: Final = "offline-capacity"
+OFFLINE_CAPACITY_ANNOTATION: Final = "offline-capacity"
 DRAINED_ANNOTATION: Final = "drained"
 NODE_EXISTING_NUMA_IDS_ANNOTATION: Final = "numa-ids"
 """Keys of annotations on the Node, below the prefix. The last one lists the NUMA nodes, and states

@@ -15,7 +15,7 @@ from nri_numa.kube.requests import APIRequest, Outcome, OutcomeKind, Resource, V
 from nri_numa.model.offline_capacity import (
     DRAINED_ANNOTATION,
     MAX_CAPACITY_DOCUMENT_BYTES,
-    OFFLINE_CAPACITY_KEY,
+    OFFLINE_CAPACITY_ANNOTATION,
 )
 from nri_numa.observe.notices import Notice
 from nri_numa.publisher import desired_objects
@@ -193,14 +193,14 @@ class AgentOfflineCapacityOutput(Output):
         annotations = outcome.documents[0].get("metadata", {}).get("annotations") or {}
         texts = {
             key: str(annotations.get(f"{self._prefix}/{key}", ""))
-            for key in (OFFLINE_CAPACITY_KEY, DRAINED_ANNOTATION)
+            for key in (OFFLINE_CAPACITY_ANNOTATION, DRAINED_ANNOTATION)
         }
         document = json.dumps(texts, separators=(",", ":"))
         self.problem = ""
         if len(document) > MAX_CAPACITY_DOCUMENT_BYTES:
             # The agent would reject the document, too, and keep its last one.
             self.problem = (
-                f"the annotations {OFFLINE_CAPACITY_KEY} and {DRAINED_ANNOTATION} have "
+                f"the annotations {OFFLINE_CAPACITY_ANNOTATION} and {DRAINED_ANNOTATION} have "
                 f"{len(document)} bytes "
                 f"together, expected {MAX_CAPACITY_DOCUMENT_BYTES} at most"
             )

@@ -427,9 +427,9 @@ class Publisher:
         if outcome.result in (OutcomeKind.SUCCEEDED, OutcomeKind.EXISTS):
             self.metrics.last_success.set(self._wall())
         if self._handover is not None and request.output == self._handover.name:
-            self._write_capacity_handover(self._handover)
+            self._write_agent_capacity_file(self._handover)
 
-    def _write_capacity_handover(self, handover: AgentOfflineCapacityOutput) -> None:
+    def _write_agent_capacity_file(self, handover: AgentOfflineCapacityOutput) -> None:
         """Write the agent's file if it is missing or differs."""
         file, document = self._handover_file, handover.document
         if not document or (document == self._handed and os.path.exists(file)):

@@ -38,7 +38,7 @@ ASSUMED_POD_TIMEOUT_S: Final = 600.0
 """Seconds after which a binding of unknown outcome can no longer be written."""
 MAX_RECHECK_PAUSE_S: Final = 60.0
 """Maximum seconds between two reads of a pod that its node does not count."""
-MIN_POD_WAKE_INTERVAL_S: Final = 2.0
+MIN_WAKE_WRITE_INTERVAL_S: Final = 2.0
 """Minimum seconds between two writes of a Node's annotation, which wake rejected pods."""
 PARTIAL_START_FACTOR: Final = 6.0
 """Factor on `topology_report_delay` for a pod with a container that may not run yet."""
@@ -129,7 +129,7 @@ class PodActivator:
             nodes, self._nodes = self._nodes, {}
             if leads():
                 await self._annotate_node_to_wake_pods(nodes)
-            await asyncio.sleep(MIN_POD_WAKE_INTERVAL_S)
+            await asyncio.sleep(MIN_WAKE_WRITE_INTERVAL_S)
 
     async def _annotate_node_to_wake_pods(self, nodes: dict[str, None]) -> None:
         body = {"metadata": {"annotations": {self._annotation: str(int(self._wall() * 1000))}}}
@@ -381,9 +381,11 @@ class PodWatcher(WatchHandler):
         # Repeated after a new list: the answer then belongs to an older question.
         while self._read is not None and node not in self._read:
             # A cancelled caller leaves the answer to the other callers.
-            await asyncio.shield(self._reading.get(node) or self._start_read(node, self._read))
+            await asyncio.shield(
+                self._reading.get(node) or self._start_reading_pods_of_node(node, self._read)
+            )
 
-    def _start_read(self, node: str, read_nodes: set[str]) -> asyncio.Task[None]:
+    def _start_reading_pods_of_node(self, node: str, read_nodes: set[str]) -> asyncio.Task[None]:
         """Start to read the pods of a node.
 
         One question sent after the list serves all callers: a pod that started before the list is

@@ -52,7 +52,7 @@ _DEVICE_ID_PATTERN: Final = re.compile(r"[!-~]{1,256}", re.ASCII)
 _DEVICE_FORMS_TEXT: Final = "a PCI address, {id: NAME, numaNodes: 0} or {pci: VENDOR:DEVICE}"
 
 
-def read_inventory(
+def read_device_inventory(
     path: str, topology: Topology, pci: Sequence[PCIDevice], slots_resource: str = ""
 ) -> DeviceInventory:
     """Read an inventory of the devices on a machine; a synthetic machine has no PCI devices.

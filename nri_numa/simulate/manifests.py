@@ -130,7 +130,7 @@ _API_VERSION_BY_KIND: Final = {
     "Job": "batch/v1",
     "CronJob": "batch/v1",
 }
-_VIRTUAL_MACHINE_KINDS: Final = frozenset(
+_KUBEVIRT_KINDS: Final = frozenset(
     {
         "VirtualMachine",
         "VirtualMachineInstance",
@@ -331,7 +331,7 @@ class _ManifestReader(PodManifestReader):
 def _unread_kind_text(root: ManifestValue, kind: str) -> str:
     """Explain why a document of another kind is no workload; a controller may make pods of it."""
     group, slash, _ = str(root["apiVersion"].value).partition("/")
-    if kind in _VIRTUAL_MACHINE_KINDS:
+    if kind in _KUBEVIRT_KINDS:
         return f"what counts of a {kind} is its launcher pod (virt-launcher-…), made by KubeVirt"
     if slash and "." in group and not group.endswith(".k8s.io"):
         return f"pods that a controller makes of {value_text(kind)} are not known"

@@ -198,7 +198,7 @@ class RejectionRecord(Document, frozen=True, kw_only=True):
     count: Annotated[int, "Number of rejections until lastTime."] = 1
 
 
-class Rejections(Document, frozen=True, kw_only=True):
+class RejectionsDocument(Document, frozen=True, kw_only=True):
     """Latest rejections of existing pods, newest first; one for each container and reason."""
 
     rejections: tuple[RejectionRecord, ...]

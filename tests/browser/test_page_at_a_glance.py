@@ -83,7 +83,7 @@ def test_who_is_not_aligned(page: Page, bed: PageBed) -> None:
     assert page.run("document.querySelector('#list tbody .wide').textContent") == "misaligned"
     for numa_node in wide.numa_nodes:
         shown = f"document.querySelector('[data-numa=\"{numa_node}\"] button.wide')"
-        assert page.run(f"{shown}.textContent") == "1 wider"
+        assert page.run(f"{shown}.textContent") == "1 misaligned"
         assert not page.run(f"{shown}.hidden")
     page.run(fill("filter", "is:wider"))
     assert (page.run(PODS), page.run(MORE)) == ([], "is:wider is gone, expected is:misaligned.")

@@ -44,7 +44,7 @@ def test_machines_are_shown_asked_and_kept_up_with(page: Page, bed: ClusterPage)
     assert page.run(NAMES) == "worker-1 worker-2 worker-3 worker-4"
     assert page.run("document.querySelectorAll('#machines .node').length") == 12
     words = page.run(WORDS)
-    for part in ("drained", "factor 0.75", "no NodeResourceTopology object", "88 % fragmented"):
+    for part in ("drained", "factor 0.75", "no NodeResourceTopology object", "fragmentation 88 %"):
         assert part in words, words
     # A pod is asked about, with a real click.
     page.run("document.getElementById('cpus').value = '12'")

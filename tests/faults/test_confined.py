@@ -103,7 +103,7 @@ def test_room_is_made_where_the_lists_of_containers_can_be_written(
             node.check()
         else:
             with pytest.raises(
-                PodOperationFailed, match=r"no room could be made: .*/cpuset\.cpus: Perm"
+                PodOperationFailed, match=r"no container could be moved: .*/cpuset\.cpus: Perm"
             ):
                 node.run("new", single, cpus=6)
 

@@ -106,7 +106,7 @@ def test_what_cannot_be_written_goes_back(node: EmbeddedNode) -> None:
             unwritable = file.with_name("unwritable")
             unwritable.symlink_to("/dev/null")
             unwritable.replace(file)
-    with pytest.raises(PodOperationFailed, match=r"no room could be made: .*cpuset.cpus"):
+    with pytest.raises(PodOperationFailed, match=r"no container could be moved: .*cpuset.cpus"):
         node.run("new", SINGLE, cpus=6)
     assert {i: one["cpus"] for i, one in node.assignments().items()} == before
 

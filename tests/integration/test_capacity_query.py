@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from nri_numa.config.sections import Prometheus as Query
+from nri_numa.config.sections import PrometheusCapacityQuery as Query
 from nri_numa.controller.capacity import CapacityReport
 from nri_numa.controller.sources import PrometheusSource
 from tests.beds.prometheus import PROGRAM, Prometheus

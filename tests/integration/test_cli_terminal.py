@@ -88,7 +88,7 @@ def test_a_narrow_terminal_shows_names_whole_and_a_pipe_one_row_a_line(node: Emb
     command = (str(PROGRAM), "status", f"--api={node.plugin.address}")
     terminal = Terminal(*command)
     try:
-        terminal.wait_for("-o wide shows all columns")
+        terminal.wait_for("-o wide shows all")
     finally:
         terminal.close()
     assert "…" not in terminal.shown

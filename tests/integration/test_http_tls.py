@@ -84,7 +84,7 @@ def test_the_command_line_speaks_https_with_a_token(served: tuple[int, Path]) ->
     port, directory = served
     options = ["--api", f"https://127.0.0.1:{port}", "--ca-file", str(directory / "cert.pem")]
     result = CliRunner().invoke(cli, ["status", *options])
-    assert (result.exit_code, "wants a token: --token-file" in result.output) == (1, True)
+    assert (result.exit_code, "requires a token: --token-file" in result.output) == (1, True)
     result = CliRunner().invoke(cli, ["status", *options, "--token-file", str(directory / "token")])
     assert result.exit_code == 0, result.output
     # Without the authority nothing is sent to whoever answers.

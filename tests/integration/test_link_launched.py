@@ -83,7 +83,7 @@ async def test_a_descriptor_that_is_no_socket_is_named() -> None:
     reading, writing = os.pipe()
     try:
         link = link_to("", RecordingPlugin(), descriptor=reading)
-        with pytest.raises(ConfigError, match=f"descriptor {reading} is no socket"):
+        with pytest.raises(ConfigError, match=f"descriptor {reading} is not a socket"):
             await link.run()
     finally:
         os.close(reading)

@@ -18,7 +18,7 @@ from nri_numa.controller.service import ControllerMetrics
 from nri_numa.engine.request.annotations import SCHEDULED_NODES_KEY
 from nri_numa.engine.request.options import TABLE
 from nri_numa.model.counted_containers import COUNTED_CONTAINERS_NRT_ATTRIBUTE
-from nri_numa.model.offline_capacity import DRAINED_ANNOTATION, OFFLINE_CAPACITY_KEY
+from nri_numa.model.offline_capacity import DRAINED_ANNOTATION, OFFLINE_CAPACITY_ANNOTATION
 from nri_numa.publisher.desired_objects import NODE_ANNOTATIONS, NODE_LABELS
 from nri_numa.publisher.publisher import PublisherMetrics
 from nri_numa.publisher.topology import (
@@ -106,7 +106,7 @@ def test_annotations_exist(page: Path) -> None:
                     WAKE_ANNOTATION,
                     DRAINED_ANNOTATION,
                 ),
-                *(OFFLINE_CAPACITY_KEY, *NODE_ANNOTATIONS, *NODE_LABELS, *ZONE_ATTRIBUTES),
+                *(OFFLINE_CAPACITY_ANNOTATION, *NODE_ANNOTATIONS, *NODE_LABELS, *ZONE_ATTRIBUTES),
                 *(
                     "free-exclusive-cpus",
                     RELEASE_COUNTER_ANNOTATION,

@@ -484,7 +484,7 @@ def test_the_controllers_numbers_are_shown_and_who_is_stuck(
     assert [" ".join(line.split()) for line in done.stdout.splitlines()] == [
         "NODE NUMA NODES FREE CAPACITY MAX EXCLUSIVE FRAGMENTATION MEMORY FREE CAPACITY FACTOR "
         "DRAINED",
-        "worker-1 2 8+4 32 8 33% 64Gi 0.75-1 1",
+        "worker-1 2 8+4 32 8 33% 64 GiB 0.75-1 1",
         "",
         "44 of 64 exclusive CPUs are free on 2 nodes; the largest request that fits one NUMA node "
         "is 16 CPUs, fragmentation 14%.",

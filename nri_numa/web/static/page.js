@@ -248,7 +248,7 @@ function disturbs(actual) {
       : "");
 }
 
-/** Whether a container lacks what would be ideal: it has a wider set, or none of what it asked for. */
+/** True if a container is misaligned, or unpinned although it requested a placement. */
 const isWide = (c) => !c.aligned && c.kind !== "reservation";
 const wideWord = (c) => (c.kind === "unpinned" ? "unpinned" : "misaligned");
 const wideBadge = (c) => el("span", { class: "wide", title: `${c.kind === "unpinned" ? "requested a placement and has none" : "misaligned"}: ${c.reason}` },
@@ -798,7 +798,7 @@ async function askUse() {
 }
 setInterval(askUse, 5000);
 
-/** At each NUMA node: how many containers are wider than ideal, and which share its CPUs. */
+/** Write at each NUMA node how many containers are misaligned, and which share its CPUs. */
 function drawPinned() {
   const counts = new Map(), sharers = new Map();
   for (const c of known.assignments.containers) {
@@ -1269,7 +1269,7 @@ function aboutContainer(what) {
   const path = explainPath(shown);
   return [nameOf(shown), () => [
     !c && el("p", { class: "problem" }, "It is gone; this is what was last known."),
-    a?.actual && el("p", { class: "problem", id: "differs" }, `! Not as meant: ${a.actual.text} since `,
+    a?.actual && el("p", { class: "problem", id: "differs" }, `! Drift: ${a.actual.text} since `,
       el("span", { "data-since": a.actual.observedAt }, age(a.actual.observedAt)), foreign(disturbs(a.actual))),
     a && facts([["CPUs", a.cpus ? `${a.cpus} (${parseList(a.cpus).length})` : a.foreignCPUs ? `${a.foreignCPUs} (pinned by ${a.kind === "kubelet" ? "the kubelet" : "another program"})` : "any"], ["Memory nodes", a.mems || "any"],
       ["Memory migrates", a.migration],
@@ -1277,12 +1277,12 @@ function aboutContainer(what) {
       ["Idle siblings", a.idleSiblings], ["Kind", a.kind], ["Policy", a.policy], ["QoS class", a.qos],
       ["Threads", a.kind === "exclusive" ? a.smt : ""],
       ["Allocated", `${cpuAmount(a.cpuMilli)} CPUs, ${size(a.memoryBytes)}`],
-      ["Placement", a.aligned ? "" : a.kind === "unpinned" ? "requested a placement and has none" : "misaligned"],
+      ["Placement", a.aligned ? "" : a.kind === "unpinned" ? "requested, but the container is unpinned" : "misaligned: more NUMA nodes than preferred"],
       ["Became reserved", a.reserved],
       ["Memory", a.memory && (a.memory.problem ? `location unknown: ${a.memory.problem}` : `${a.memory.localPercent} % on its own NUMA nodes`)],
       ["CPU pressure", a.cpuPressure && waitsOf(a.cpuPressure)],
       ["Since", a.assignedAt ? new Date(a.assignedAt * 1000).toLocaleString() : ""], ["Id", a.id.slice(0, 12)]]),
-    a && [el("h3", {}, "Really used"), ...usedBy(a)],
+    a && [el("h3", {}, "Actual usage"), ...usedBy(a)],
     el("h3", {}, why.rejection ? (why.rejection.observed ? "Why it would have been rejected" : "Why it was rejected") : "Why"), reasons(why),
     el("p", { class: "quiet foot" }, "As a document: ", el("a", { href: path }, path)),
   ].flat(), [shown, Boolean(c), why, detail.used.get(shown.id)]];

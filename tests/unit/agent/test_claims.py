@@ -289,10 +289,10 @@ def test_a_cpu_that_is_offline_is_said_of_its_numa_node_alone(bed: ClaimBed) -> 
     )
     made = replace(container(of, wants=resources(8, 0.1)), mentions=named)
     assert bed.world.place(*bed.book.complete(of, made))[0] == "0-3,9-12"
-    assert bed.book.pool_and_device_problems() == ("n1", {"numa0": "", "numa1": ""})
+    assert bed.book.pool_and_device_health() == ("n1", {"numa0": "", "numa1": ""})
     machine = bed.world.agent.current.machine
     online = machine.topology.online - CPUSet([9])
     bed.world.agent.current.machine = replace(
         machine, topology=replace(machine.topology, online=online)
     )
-    assert bed.book.pool_and_device_problems()[1] == {"numa0": "", "numa1": "CPU 9 is offline"}
+    assert bed.book.pool_and_device_health()[1] == {"numa0": "", "numa1": "CPU 9 is offline"}

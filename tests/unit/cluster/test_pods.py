@@ -17,7 +17,7 @@ from nri_numa.cluster.pods import (
     cgroup_parent,
     container_of,
     controller_uid,
-    is_recreated,
+    is_replaced_after_eviction,
     oom_score,
     pod_sandbox,
     qos_of,
@@ -301,8 +301,8 @@ def document(phase: str = "Running", **metadata: Any) -> dict[str, Any]:
     ],
 )
 def test_who_does_not_come_back_elsewhere(change: dict[str, Any]) -> None:
-    assert is_recreated(document())
-    assert not is_recreated(document(**change))
+    assert is_replaced_after_eviction(document())
+    assert not is_replaced_after_eviction(document(**change))
 
 
 def test_who_makes_a_pod_again() -> None:

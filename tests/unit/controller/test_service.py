@@ -21,7 +21,7 @@ from nri_numa.config.sections import (
     EvictionSection,
     StuckPodEviction,
 )
-from nri_numa.config.sections import Prometheus as Query
+from nri_numa.config.sections import PrometheusCapacityQuery as Query
 from nri_numa.controller.service import LEASE_NAME, ControllerService
 from nri_numa.errors import ConfigError
 from nri_numa.kube.requests import Resource

@@ -44,7 +44,7 @@ class Book:
             raise OSError("the disk is full")
         self.unprepared.append(uid)
 
-    def pool_and_device_problems(self) -> tuple[str, dict[str, str]]:
+    def pool_and_device_health(self) -> tuple[str, dict[str, str]]:
         return "n1", {"numa0": "", "numa1": self.problem}
 
     def taken(self) -> None:

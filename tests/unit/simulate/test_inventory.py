@@ -9,7 +9,7 @@ import pytest
 from nri_numa.cluster.manifests import ManifestError
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.machine import PCIDevice, Topology
-from nri_numa.simulate.devices import DeviceInventory, read_inventory
+from nri_numa.simulate.devices import DeviceInventory, read_device_inventory
 
 CARDS = (
     PCIDevice(address="0000:3b:00.0", kind="GPU", vendor="10de", device="20b0", numa_node=1),
@@ -32,7 +32,7 @@ def read(tmp_path: Path):
     def read(text: str | bytes, counted: str = "") -> DeviceInventory:
         file = tmp_path / "inventory.yaml"
         file.write_bytes(text if isinstance(text, bytes) else text.encode())
-        return read_inventory(str(file), machine(), CARDS, counted)
+        return read_device_inventory(str(file), machine(), CARDS, counted)
 
     return read
 
@@ -127,7 +127,7 @@ def test_a_file_that_is_no_inventory_is_rejected(read, text: str | bytes, words:
 
 def test_a_file_that_is_not_there_and_one_with_too_many_devices(read, tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match="cannot be read: No such file"):
-        read_inventory(str(tmp_path / "none"), machine(), ())
+        read_device_inventory(str(tmp_path / "none"), machine(), ())
     many = ", ".join(f"{{id: {n}, numaNodes: 0}}" for n in range(4097))
     with pytest.raises(ManifestError, match="has 4097 devices, expected at most 4096"):
         read(f"a.b/c: [{many}]")

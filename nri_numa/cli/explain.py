@@ -163,7 +163,7 @@ def _fetch_explanations(
         pod_text = escape_unprintable(pod)
         link = agent.get_document("/v1/status")["link"]
         raise UnknownToAgent(
-            f"there is no pod called {pod_text} in any namespace; "
+            f"nothing is known about a pod called {pod_text} in any namespace; "
             f"{link.get('problem') or 'it does not run on this node'}"
             f"{_similar_names(agent, '', pod)}"
         )

@@ -830,10 +830,12 @@ class AgentConfig(Section, frozen=True):
     disable_cfs_quota: bool = True
     """true: run containers with exclusive CPUs without CFS quota."""
     inject_environment: bool = True
-    """true: set NUMA_CPUS and NUMA_MEMS in pinned containers."""
+    """true: set NUMA_CPUS and NUMA_MEMS in pinned containers, and with CPUs on several NUMA nodes
+    NUMA_CPUS_0 and so on."""
     assigned_files: Annotated[bool, RESTART_REQUIRED] = False
     """true: mount /run/numa into pinned containers, read-only. assigned.cpuset and assigned.memset
-    have the container's current CPUs and memory nodes, also after a resize. Not over CRI."""
+    have the container's current CPUs and memory nodes, also after a resize; assigned.json has CPUs
+    and devices by NUMA node. Not over CRI."""
     reconcile: Reconcile = Reconcile()
     """Comparison of actual cgroups with desired ones, and their repair."""
     rebalance: Rebalance = Rebalance()

@@ -201,14 +201,16 @@ def build_hints(
         key = device.kind if "/" in device.kind else "", device.id
         first_device = device_by_key.setdefault(key, device)
         device_by_key[key] = first_device._replace(
-            numa_nodes=first_device.numa_nodes | device.numa_nodes
+            numa_nodes=first_device.numa_nodes | device.numa_nodes,
+            local_cpus=first_device.local_cpus or device.local_cpus,
         )
     sentences = list(dict.fromkeys(notes))
     by_kind: dict[str, list[Device]] = {}
-    for kind, id, nodes in device_by_key.values():
+    for kind, id, nodes, local_cpus in device_by_key.values():
         usable = nodes.intersection(alignable_nodes)
         if usable:
-            by_kind.setdefault(kind, []).append(Device(id=id, numa_nodes=usable))
+            device_with_nodes = Device(id=id, numa_nodes=usable, local_cpus=local_cpus)
+            by_kind.setdefault(kind, []).append(device_with_nodes)
         elif nodes:
             nodes_text = numa_text(NUMASet(nodes))
             sentences.append(f"its {kind} {id} is on {nodes_text}, which has no CPUs: no hint")

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from nri_numa.machine.cgroups import read_text
-from nri_numa.machine.pci import DEVICE, NIC, NVME, PCI_ADDRESS, RDMA, kind_of_class
-from nri_numa.model.cpuset import NUMASet
+from nri_numa.machine.pci import DEVICE, NIC, NVME, PCI_ADDRESS, RDMA, kind_of_class, parse_cpu_list
+from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
 from nri_numa.model.workload import MAX_CONTAINER_DEVICES
 
 DISK_KIND: Final = "disk"
@@ -30,11 +30,13 @@ class LocatedDevice(NamedTuple):
         kind: ``GPU``, ``NIC``, … or the kubelet's resource name.
         id: the PCI address if it has one, else the name in sysfs.
         numa_nodes: the NUMA nodes of the device; empty if unknown.
+        local_cpus: the CPUs beside its PCIe root; empty if unknown.
     """
 
     kind: str
     id: str
     numa_nodes: frozenset[int] = frozenset()
+    local_cpus: CPUSet = NO_CPUS
 
 
 _SYSFS_NAME_PATTERN: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,63}", re.ASCII)
@@ -157,10 +159,11 @@ class SysfsDevices:
 
     def _nearest_pci_device(self, path: str, kind: str) -> LocatedDevice:
         """Return the device of a directory: the nearest with a PCI address, or itself."""
-        directory, address, nodes = path, "", frozenset[int]()
+        directory, address, nodes, local_cpus = path, "", frozenset[int](), NO_CPUS
         for _ in range(_MAX_ANCESTOR_DIRECTORIES):
             if not address and PCI_ADDRESS.fullmatch(os.path.basename(directory)):
                 address = os.path.basename(directory)
+                local_cpus = parse_cpu_list(_read_attribute(f"{directory}/local_cpulist"))
                 named = kind_of_class(_read_attribute(f"{directory}/class"))
                 if kind == DEVICE or (kind == DISK_KIND and named == NVME):
                     kind = named
@@ -169,7 +172,7 @@ class SysfsDevices:
             directory = os.path.dirname(directory)
             if (nodes and address) or len(directory) <= len(self._top):
                 break
-        return LocatedDevice(kind, address or os.path.basename(path), nodes)
+        return LocatedDevice(kind, address or os.path.basename(path), nodes, local_cpus)
 
 
 def _kind_of_path(parts: list[str]) -> str:

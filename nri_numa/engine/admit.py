@@ -508,12 +508,16 @@ def build_adjustment(
 ) -> ContainerAdjustment:
     """Build the runtime's adjustment for a container that is being created."""
     settings, annotations, env = desired.machine.settings, {}, {}
-    cpus, mems = str(desired.cpuset_of(allocation)), str(allocation.mems)
+    cpuset = desired.cpuset_of(allocation)
+    cpus, mems = str(cpuset), str(allocation.mems)
     if marked:
         text = encode_assignment(allocation, cpus, desired.machine.key)
         annotations = {f"{settings.prefix}/{ASSIGNED_KEY}": text}
     if settings.inject_environment and allocation.is_pinned:
         env = {"NUMA_CPUS": cpus, "NUMA_MEMS": mems}
+        cpus_by_node = desired.machine.topology.cpus_by_node(cpuset)
+        if len(cpus_by_node) > 1:
+            env |= {f"NUMA_CPUS_{i}": str(node_cpus) for i, node_cpus in cpus_by_node.items()}
     return ContainerAdjustment(
         cpus=cpus,
         mems=mems,

@@ -40,6 +40,7 @@ from nri_numa.engine.foreign_pins import (
 )
 from nri_numa.engine.kubelet_grants import OverrideGrant, keep_or_override_grant
 from nri_numa.engine.node_model import NodeModel
+from nri_numa.engine.place.distribution import device_distribution, parts_for_devices
 from nri_numa.engine.place.listed_cpus import (
     exclusive_list_sharers,
     is_yielding_list,
@@ -140,6 +141,7 @@ class _Resize:
         self.is_misaligned = not allocation.aligned and (
             not self.had_shortfall or allocation.is_misaligned
         )
+        self.distribution = device_distribution(case, self._own_nodes())
 
     def check_pod_sum(self) -> Rejection | None:
         """Reject a size beyond its part of the pod's sum, unless it may run with less."""
@@ -213,6 +215,11 @@ class _Resize:
             choice = ChosenCPUs(cpus=self.prior.cpus, idle=self.prior.idle_siblings)
         numa_nodes, milli = self._exclusive_by_node(choice.cpus)
         self.steps += choice.notes
+        distribution, topology = self.distribution, self.case.node.machine.topology
+        if distribution is not None:
+            self.steps += distribution.sentences(topology, choice.cpus)
+            if distribution.shortfalls(topology, choice.cpus):
+                self.is_misaligned = True
         if not numa_nodes <= self._own_nodes():
             self.is_misaligned = True
         elif numa_nodes < self.prior.numa_nodes and len(numa_nodes | self.prior.mems) == 1:
@@ -319,14 +326,16 @@ class _Resize:
     def _take_cpus(
         self, available: CPUSet, limits: Mapping[int, int], *, strict: bool
     ) -> ChosenCPUs | NotEnoughCPUs | SMTMisaligned:
-        case = self.case
+        case, nodes = self.case, self._own_nodes()
+        cpus = available | self.prior.cpus
         return take_avoiding_contended(
             case,
             TakeRequest(
                 count=case.demand.exclusive_cpus,
                 free_cpus=available,
                 current_cpus=self.prior.cpus,
-                affinity=self._own_nodes(),
+                affinity=nodes,
+                parts=parts_for_devices(case, self.distribution, nodes, cpus, limits),
                 strict=strict,
                 smt=self._effective_smt(),
                 load=case.requested.load if self.prior.load is None else self.prior.load,
@@ -366,10 +375,12 @@ class _Resize:
         is_listed = kind in (ContainerKind.LISTED, ContainerKind.UNPINNED)
         is_exclusive = kind is ContainerKind.EXCLUSIVE or (kind is prior.kind and prior.exclusive)
         is_misaligned = self.is_misaligned and not is_listed
+        distribution = self.distribution if kind is ContainerKind.EXCLUSIVE else None
         charges = cpu_and_memory_charges(
             numa_nodes, milli, prior.mems,
             case.demand.memory_requested, case.node.free_memory, case.demand.hugepages, pages_left,
             kubelet_memory=case.node.machine.settings.kubelet.memory,
+            weights=distribution.device_counts if distribution is not None else None,
         )  # fmt: skip
         return replace(
             case.initial_placement,

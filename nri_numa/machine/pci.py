@@ -6,6 +6,7 @@ import re
 from typing import Final
 
 from nri_numa.machine.tree import PCI_DIR, Tree
+from nri_numa.model.cpuset import NO_CPUS, CPUSet, ListFormatError
 from nri_numa.model.machine import PCIDevice
 
 PCI_ADDRESS: Final = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.ASCII)
@@ -42,6 +43,17 @@ def kind_of_class(code: str | None) -> str:
     return DEVICE
 
 
+def parse_cpu_list(text: str | None) -> CPUSet:
+    """Parse ``local_cpulist``: CPUs beside the root of a PCI device; empty if unknown.
+
+    Linux with NUMA lists the CPUs of its NUMA node, or all CPUs (``drivers/pci/pci-sysfs.c``).
+    """
+    try:
+        return CPUSet.parse(text or "")
+    except ListFormatError:
+        return NO_CPUS
+
+
 def list_pci_devices(tree: Tree) -> tuple[PCIDevice, ...]:
     """List network cards, GPUs, disks and accelerators by address, without bridges and such."""
     devices: list[PCIDevice] = []
@@ -58,6 +70,7 @@ def list_pci_devices(tree: Tree) -> tuple[PCIDevice, ...]:
                 vendor=_parse_pci_id(tree.read_file(f"{directory}/vendor")),
                 device=_parse_pci_id(tree.read_file(f"{directory}/device")),
                 numa_node=int(node) if _NUMA_ID_PATTERN.fullmatch(node) else None,
+                local_cpus=parse_cpu_list(tree.read_file(f"{directory}/local_cpulist")),
             )
         )
     return tuple(devices)

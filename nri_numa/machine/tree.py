@@ -22,7 +22,7 @@ CPU_DIR = "sys/devices/system/cpu"
 NODE_DIR = "sys/devices/system/node"
 TIER_DIR = "sys/devices/virtual/memory_tiering"
 PCI_DIR = "sys/bus/pci/devices"
-PCI_FILES = ("class", "device", "numa_node", "vendor")
+PCI_FILES = ("class", "device", "local_cpulist", "numa_node", "vendor")
 
 MAX_TREE_FILE_BYTES = 2 << 20
 """Maximum bytes of one file; a cpulist of 8,192 CPUs in the worst order has 40 KiB, and

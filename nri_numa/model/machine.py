@@ -27,6 +27,7 @@ class PCIDevice(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
         kind: its kind in everyday language.
         vendor, device: PCI ids, four hexadecimal digits; empty if not known.
         numa_node: None if the kernel knows none.
+        local_cpus: the CPUs beside its PCIe root; empty if unknown.
     """
 
     address: str
@@ -34,6 +35,7 @@ class PCIDevice(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     vendor: str = ""
     device: str = ""
     numa_node: int | None = None
+    local_cpus: CPUSet = NO_CPUS
 
 
 class CoreKind(StrEnum):
@@ -211,6 +213,10 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """Return the number of these CPUs by NUMA node; without nodes that have none."""
         counts = {i: (n.cpus.bits & cpus.bits).bit_count() for i, n in self.numa_nodes.items()}
         return {i: count for i, count in counts.items() if count}
+
+    def cpus_by_node(self, cpus: CPUSet) -> dict[int, CPUSet]:
+        """Return these CPUs by NUMA node; without nodes that have none."""
+        return {i: cpus & self.numa_nodes[i].cpus for i in self.cpu_count_by_node(cpus)}
 
     def siblings_of(self, cpus: CPUSet) -> CPUSet:
         """Return all online threads of the cores of these CPUs, these CPUs included."""
@@ -452,7 +458,7 @@ def topology_document(
         "cores": _documents_sorted_by_id(topology.cores),
         "partitions": msgspec.to_builtins([*topology.partitions], enc_hook=str),
         "warnings": list(topology.warnings),
-        **({} if devices is None else {"devices": msgspec.to_builtins([*devices])}),
+        **({} if devices is None else {"devices": msgspec.to_builtins([*devices], enc_hook=str)}),
     }
 
 

@@ -161,6 +161,13 @@ class DeviceAlignmentMode(StrEnum):
     IGNORE = "ignore"
 
 
+class Distribution(StrEnum):
+    """Distribution of exclusive CPUs over the NUMA nodes of a container."""
+
+    DEVICES = "devices"
+    NONE = "none"
+
+
 class Strategy(StrEnum):
     """Choice among equally good NUMA nodes.
 
@@ -362,11 +369,16 @@ def container_subject(pod: PodSandbox, container: Container) -> str:
     return f"pod {pod.full_name}, container {container.name}"
 
 
-class Device(msgspec.Struct, frozen=True, kw_only=True):
-    """One device of a resource and the NUMA nodes it belongs to (none, one or several ids)."""
+class Device(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One device of a resource and the NUMA nodes it belongs to (none, one or several ids).
+
+    Attributes:
+        local_cpus: as the kernel reports them for its PCIe root; empty if unknown.
+    """
 
     id: str
     numa_nodes: frozenset[int] = frozenset()
+    local_cpus: CPUSet = NO_CPUS
 
 
 class DeviceRequest(msgspec.Struct, frozen=True, kw_only=True):

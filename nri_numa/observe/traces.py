@@ -24,7 +24,7 @@ from nri_numa.engine.explain.explanation import (
     StoredExplanation,
     explanation_input_of,
 )
-from nri_numa.model.cpuset import NUMASet
+from nri_numa.model.cpuset import CPUSet, NUMASet
 
 MAX_TRACE_VALUE_CHARS: Final = 300
 """Characters stored of a value from a pod; a CPU list may be much longer."""
@@ -43,7 +43,7 @@ class _StoredTraceFields(msgspec.Struct, array_like=True, frozen=True):
 
 def _encode_set(value: object) -> str | None:
     # Anything else is the distance function of a request, which the machine provides.
-    return str(value) if isinstance(value, NUMASet) else None
+    return str(value) if isinstance(value, CPUSet | NUMASet) else None
 
 
 _encode_trace = msgspec.msgpack.Encoder(enc_hook=_encode_set).encode
@@ -74,6 +74,8 @@ def unpack_explanation(
     def decode_value(kind: type, value: Any) -> object:
         if kind is HintProvider:
             return msgspec.convert(value, ResourceDemand | DeviceDemand, dec_hook=decode_value)
+        if kind is CPUSet:
+            return CPUSet.parse(value)
         return NUMASet.parse(value) if kind is NUMASet else distance
 
     try:

@@ -188,7 +188,8 @@ def _device_from_pci(entry: ManifestValue, device: PCIDevice, online: NUMASet) -
             f"{numa_text(online)}"
         )
     else:
-        yield Device(id=device.address, numa_nodes=frozenset((device.numa_node,)))
+        nodes = frozenset((device.numa_node,))
+        yield Device(id=device.address, numa_nodes=nodes, local_cpus=device.local_cpus)
 
 
 def _parse_numa_nodes(item: ManifestValue, online: NUMASet) -> NUMASet | None:
@@ -283,7 +284,7 @@ class KubeletDevices:
 
     def _hints_of_given_devices(self, allocations: Iterable[DevicesByResource]) -> DeviceHints:
         located_devices = (
-            LocatedDevice(resource, device.id, device.numa_nodes)
+            LocatedDevice(resource, device.id, device.numa_nodes, device.local_cpus)
             for by_resource in allocations
             for resource, devices in by_resource.items()
             for device in devices

@@ -33,6 +33,7 @@ GOOD: Final = {
     "load": ("high", "low", "09:00-18:00", "22:00-06:00,12:00-13:00", "00:00-24:00"),
     "on-failure": ("reject", "best-effort", "unpinned"),
     "devices": ("align", "ignore"),
+    "distribute": ("devices", "none"),
     "mempolicy": ("default", "bind", "interleave"),
     "movable": ("true", "false"),
 }

@@ -7,6 +7,7 @@ thought: which NUMA node has how many CPUs and how much memory, and what therefo
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import pytest
 from click.testing import CliRunner
 
 from nri_numa.cli import cli
+from nri_numa.machine.pci import list_pci_devices
+from nri_numa.machine.tree import open_tree
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.settings import PreferredCores, Settings
 from nri_numa.model.workload import Strategy
@@ -144,6 +147,17 @@ def test_what_one_pod_gets(
     rejected = outcome.verdict is SimulatedOutcome.REJECTED
     told = outcome.reason if rejected else f"{outcome.cpus} {outcome.mems}"
     assert re.fullmatch(expected, told)
+
+
+def test_a_kernel_that_knows_no_numa_node_of_a_root_lists_all_cpus_beside_it(
+    tmp_path: Path,
+) -> None:
+    """So neither of the two roots of this machine is nearer to any of its caches."""
+    subprocess.run(["tar", "-xjf", captured(INTEL), "-C", tmp_path], check=True)
+    (root,) = tmp_path.iterdir()
+    cards = list_pci_devices(open_tree(root))
+    assert {(card.numa_node, str(card.local_cpus)) for card in cards} == {(None, "0-39")}
+    assert {card.address[:7] for card in cards} > {"0000:01", "0000:09"}
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def test_gpus_with_no_cpu_near_are_named() -> None:
     """Its CPUs are on two of the five NUMA nodes that were chosen for its GPUs."""
     topology = build_synthetic_topology(sockets=8, numa_per_socket=1, cores_per_numa=4)
     world = World(topology)
-    of = pod("a", {"policy": "restricted", "cpus": "exclusive"})
+    of = pod("a", {"policy": "restricted", "cpus": "exclusive", "distribute": "none"})
     world.place(of, with_gpus(of, 10, **{f"g{i}": (i,) for i in range(5)}))
     assert [step for step in world.steps("a-app") if "GPU" in step] == [
         "on NUMA nodes 0-1, because its GPU g0, g1 are there",
@@ -213,7 +213,7 @@ def test_cpus_begin_beside_most_of_the_devices(policy: str) -> None:
     """Two GPUs on NUMA node 1 and one on 0: CPUs went to NUMA node 0."""
     three = request("GPU", {"a": (0,), "b": (1,), "c": (1,)})
     world = World(machines.dual_smt_16())
-    of = pod("gpus", {"policy": policy})
+    of = pod("gpus", {"policy": policy, "distribute": "none"})
     made = replace(container(of, wants=resources(3, 1)), devices=(three,))
     world.place(of, made)
     assert world.topology.numa_of(CPUSet.parse(world.has(made.id)[0])) == NUMASet([1])
@@ -223,7 +223,7 @@ def test_gpus_without_cpus_near_them_are_named() -> None:
     """Two of four: all CPUs fit beside the others."""
     world = usual()
     gpus = {"a": (0,), "b": (0,), "c": (1,), "d": (1,)}
-    of = pod("p", {"policy": "best-effort"})
+    of = pod("p", {"policy": "best-effort", "distribute": "none"})
     steps = world.admit(of, with_gpus(of, **gpus)).trace.decision_steps
     assert "its GPU c, d are on NUMA node 1, outside of NUMA node 0" in steps
     of = pod("q", {"policy": "best-effort"})

@@ -53,6 +53,7 @@ class TakeRequest(msgspec.Struct, frozen=True, kw_only=True):
         current_cpus: CPUs that the container owns already; all of them stay, unless they went
         offline.
         affinity: take from these NUMA nodes first; None is anywhere.
+        parts: CPUs with a number; in this order, so many of them come before anything else.
         load: of this container, for ``pair``; None counts as high.
         contended_cpus: CPUs to take when there are no others: another program pinned containers to
         them.
@@ -64,6 +65,7 @@ class TakeRequest(msgspec.Struct, frozen=True, kw_only=True):
     prefer: CPUSet = NO_CPUS
     current_cpus: CPUSet = NO_CPUS
     affinity: NUMASet | None = None
+    parts: tuple[tuple[CPUSet, int], ...] = ()
     strict: bool = False
     smt: SMT = SMT.SPREAD
     load: BusySchedule | None = None
@@ -305,7 +307,12 @@ def _shrink_held_cpus(
         cores = current if ix.threads_of(ix.whole_cores(current)) == current else ix.all_cpus
         if fitting_core_counts(_core_classes(ix, cores), request.count) is None:
             return _smt_misaligned(ix, request.count, current)
-    remaining = _select_held_to_keep(ix, current, request.count, request.smt, request.affinity)
+    remaining = 0
+    for cpus, count in (*request.parts, (CPUSet.from_bits(current), request.count)):
+        kept_count = (remaining & cpus.bits).bit_count()
+        count = min(count - kept_count, request.count - remaining.bit_count())
+        part = current & cpus.bits & ~remaining
+        remaining |= _select_held_to_keep(ix, part, count, request.smt, request.affinity)
     idle_siblings = _siblings_kept_idle(ix, request, remaining)
     return ChosenCPUs(
         cpus=CPUSet.from_bits(remaining),
@@ -408,12 +415,10 @@ class _CPUAccumulator:
         if self._can_take_preferred():
             self._take_cpus(self.prefer)
             return self._chosen_cpus("these are the CPUs it had before")
-        if smt is SMT.FULL_CORE:
-            return self._take_full_cores()
-        if smt is SMT.ANY:
-            self._take_any_threads()
-        else:
-            self._take_threads_of_cores()
+        self._take_parts()
+        failure = self._take_by_smt()
+        if failure is not None:
+            return failure
         return self._cpu_shortage() if self.needed else self._chosen_cpus()
 
     def _can_take_preferred(self) -> bool:
@@ -425,6 +430,10 @@ class _CPUAccumulator:
             or prefer & ~self.regions[0]
         ):
             return False
+        for cpus, count in self.request.parts:
+            count = min(count, (self.free & cpus.bits).bit_count())
+            if (prefer & cpus.bits).bit_count() < count:
+                return False
         cores = self.ix.cores_touched(prefer)
         if self.request.smt is SMT.FULL_CORE:
             return self.ix.threads_of(cores) == prefer
@@ -436,6 +445,30 @@ class _CPUAccumulator:
         return True
 
     # -- the ways to take ------------------------------------------------------------------------
+
+    def _take_parts(self) -> None:
+        """Take what the request's parts name, as far as it is free; the rest remains needed."""
+        regions, missing = self.regions, self.needed
+        for cpus, count in self.request.parts:
+            free_cpus, count = self.free & cpus.bits, count - (self.taken & cpus.bits).bit_count()
+            count = min(missing, count, free_cpus.bit_count())
+            if count > 0:
+                self.regions, self.needed = (cpus.bits,), count
+                self._take_by_smt()
+                missing -= count - self.needed
+        self.regions, self.needed = regions, missing
+
+    def _take_by_smt(self) -> NotEnoughCPUs | SMTMisaligned | None:
+        """Take what is needed from the regions; return a failure of whole cores."""
+        if not self.needed:
+            return None
+        if self.request.smt is SMT.FULL_CORE:
+            return self._take_full_cores()
+        if self.request.smt is SMT.ANY:
+            self._take_any_threads()
+        else:
+            self._take_threads_of_cores()
+        return None
 
     def _take_any_threads(self) -> None:
         for region in self.regions:
@@ -659,13 +692,13 @@ class _CPUAccumulator:
             n,
         )
 
-    def _take_full_cores(self) -> ChosenCPUs | NotEnoughCPUs | SMTMisaligned:
+    def _take_full_cores(self) -> NotEnoughCPUs | SMTMisaligned | None:
         ix = self.ix
         if self.kubelet and not self.held and not self.prefer:
             cpus = self._select_full_cores_as_kubelet()
             if cpus:
                 self._take_cpus(cpus)
-                return self._chosen_cpus()
+                return None
         classes: list[CoreClass] = []
         whole_cores = (
             0 if len(self.ticks) == 1 else ix.threads_of(ix.whole_cores(self.free | self.held))
@@ -694,7 +727,7 @@ class _CPUAccumulator:
             if n:
                 cores = self._select_in_configured_order(c.cores, n, c.size)
                 self._take_cpus(ix.threads_of(cores) & self.free)
-        return self._chosen_cpus()
+        return None
 
     def _select_full_cores_as_kubelet(self) -> int:
         """CPUs that the kubelet takes with full-pcpus-only, or 0 when these are not whole cores.

@@ -16,7 +16,7 @@ is no longer there by the time it is allocated.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from msgspec.structs import replace
 
@@ -54,6 +54,11 @@ from nri_numa.engine.foreign_pins import (
     yielding_list_cpus,
 )
 from nri_numa.engine.node_model import NodeModel, tier_text
+from nri_numa.engine.place.distribution import (
+    device_distribution,
+    local_cpu_sentences,
+    parts_for_devices,
+)
 from nri_numa.engine.place.listed_cpus import (
     check_numamem,
     excluded_memory_warnings,
@@ -661,8 +666,15 @@ def _place_exclusive(
 ) -> Placement | Rejection:
     """Take CPUs for one container, of the affinity first."""
     machine, affinity = case.node.machine, placement.affinity
-    request = _take_request(case, table, affinity)
-    chosen_cpus = take_avoiding_contended(case, request, table.free_exclusive_by_node)
+    nodes = machine.alignable_nodes if affinity is None else affinity
+    if table.listed_mems is not None:
+        nodes = nodes & cpu_nodes_near(machine, table.listed_mems)
+    distribution, limits = device_distribution(case, nodes), table.free_exclusive_by_node
+    request = _take_request(case, table, affinity, is_distributed=distribution is not None)
+    nodes = request.affinity or nodes
+    parts = parts_for_devices(case, distribution, nodes, request.free_cpus, limits)
+    request = replace(request, parts=parts)
+    chosen_cpus = take_avoiding_contended(case, request, limits)
     if not isinstance(chosen_cpus, ChosenCPUs):
         return _take_rejection(chosen_cpus, case, table, placement)
     subject = f"cpu: {exclusive_cpu_count_text(case.demand.exclusive_cpus)}"
@@ -679,6 +691,10 @@ def _place_exclusive(
     aligned = placement.aligned and (
         affinity is None or numa_nodes <= _nodes_giving_cpus(request.settings, machine, affinity)
     )
+    if distribution is not None:
+        sentences += distribution.sentences(machine.topology, chosen_cpus.cpus)
+        aligned = aligned and not distribution.shortfalls(machine.topology, chosen_cpus.cpus)
+    sentences += local_cpu_sentences(case, numa_nodes, chosen_cpus.cpus)
     return _complete_placement(
         case,
         table,
@@ -692,11 +708,12 @@ def _place_exclusive(
             aligned=aligned,
             decision_steps=tuple(sentences),
         ),
+        None if distribution is None else distribution.device_counts,
     )
 
 
 def _take_request(
-    case: PlacementRequest, table: FreeResources, affinity: NUMASet | None
+    case: PlacementRequest, table: FreeResources, affinity: NUMASet | None, *, is_distributed: bool
 ) -> TakeRequest:
     """Build the request for CPUs of the affinity, or first of a part of it."""
     machine, settings = case.node.machine, case.node.machine.settings
@@ -708,7 +725,7 @@ def _take_request(
     if affinity is not None:
         region = _nodes_giving_cpus(settings, machine, affinity)
         previous_cpus = previous_cpus & machine.topology.cpus_of(region)
-        first_nodes = _nodes_taken_first(case, table, affinity)
+        first_nodes = _nodes_taken_first(case, table, affinity, is_distributed=is_distributed)
         if first_nodes is not None:
             nodes = first_nodes
             if strict:
@@ -728,13 +745,14 @@ def _take_request(
 
 
 def _nodes_taken_first(
-    case: PlacementRequest, table: FreeResources, affinity: NUMASet
+    case: PlacementRequest, table: FreeResources, affinity: NUMASet, *, is_distributed: bool
 ) -> NUMASet | None:
     """The part of an affinity near listed memory, or with most of the devices; None without any."""
     settings = case.node.machine.settings
     if table.listed_mems is not None:
         return affinity & cpu_nodes_near(case.node.machine, table.listed_mems) or affinity
-    if len(affinity) < 2 or settings.kubelet.ties or settings.kubelet.distribute_cpus_across_numa:
+    has_kubelet_rule = settings.kubelet.ties or settings.kubelet.distribute_cpus_across_numa
+    if len(affinity) < 2 or has_kubelet_rule or is_distributed:
         return None
     nodes = affinity_nodes_with_most_devices(
         case, affinity, table.free_exclusive_by_node, case.demand.exclusive_cpus
@@ -780,9 +798,12 @@ def _take_rejection(
 
 
 def _complete_placement(
-    case: PlacementRequest, table: FreeResources, placement: Placement
+    case: PlacementRequest,
+    table: FreeResources,
+    placement: Placement,
+    device_counts: Mapping[int, int] | None = None,
 ) -> Placement | Rejection:
-    """Choose memory nodes, charge everything, and write the caption."""
+    """Choose memory nodes, charge everything (memory by ``device_counts``), write the caption."""
     placed = _with_memory(case, table, placement)
     if isinstance(placed, Rejection):
         return placed
@@ -792,7 +813,7 @@ def _complete_placement(
         placed.numa_nodes, _charged_milli_by_node(case, table, placed), placed.mems,
         demand.memory_bytes if takes_limit else demand.memory_requested, table.free_memory,
         demand.hugepages, table.free_hugepages,
-        kubelet_memory=case.node.machine.settings.kubelet.memory,
+        kubelet_memory=case.node.machine.settings.kubelet.memory, weights=device_counts,
     )  # fmt: skip
     split_pages = [
         f"pages of {human_bytes(size)}"

@@ -284,20 +284,23 @@ def cpu_and_memory_charges(
     hugepages_left: Mapping[int, Mapping[int, int]],
     *,
     kubelet_memory: bool = False,
+    weights: Mapping[int, int] | None = None,
 ) -> dict[int, Charge]:
     """Book a grant on its NUMA nodes, bytes node by node in id order, as the kubelet does.
 
+    With ``weights`` bytes are in proportion to them, as far as they are free.
     Which huge pages a container gets where no NUMA node has all of them is the kernel's choice,
     when they are first touched. So each is charged with the most that it may take there, unless the
     kubelet's rules count (``kubelet_memory``). What does not fit anywhere (a request that was
     widened past what is free) is allocated on the first memory node, so that nothing goes
     unaccounted.
     """
-    memory_split = _split_bytes_in_id_order(mems, memory, memory_left)
+    weights_of_mems = {} if kubelet_memory else {i: (weights or {}).get(i, 0) for i in mems}
+    memory_split = _split_bytes(mems, memory, memory_left, weights_of_mems)
     pages: dict[int, dict[int, int]] = {}
     for size, amount in sorted(hugepages.items()):
         free_amounts = hugepages_left.get(size, {})
-        split = _split_bytes_in_id_order(mems, amount, free_amounts)
+        split = _split_bytes(mems, amount, free_amounts, weights_of_mems, size)
         if not kubelet_memory and is_split_by_kernel(mems, amount, free_amounts):
             split = {i: part for i in mems if (part := free_amounts.get(i, 0)) > 0}
         for i, part in split.items():
@@ -315,6 +318,25 @@ def is_split_by_kernel(mems: NUMASet, amount: int, free_amounts: Mapping[int, in
     """True if several memory nodes hold so many huge pages and none of them does by itself."""
     parts = [free_amounts.get(i, 0) for i in mems]
     return max(parts, default=0) < amount <= sum(parts)
+
+
+def _split_bytes(
+    mems: NUMASet,
+    amount: int,
+    free_amounts: Mapping[int, int],
+    weights: Mapping[int, int],
+    unit: int = 1,
+) -> dict[int, int]:
+    """Split bytes by weight in whole units as far as they are free there, the rest in id order."""
+    units_free = {i: free_amounts.get(i, 0) // unit for i, weight in weights.items() if weight}
+    count = min(amount // unit, sum(units_free.values()))
+    if not count:
+        return _split_bytes_in_id_order(mems, amount, free_amounts)
+    split = _split_bytes_by_weight(count, {i: weights[i] for i in units_free}, units_free)
+    by_weight = {i: n * unit for i, n in split.items() if n}
+    remaining = {i: free_amounts.get(i, 0) - by_weight.get(i, 0) for i in mems}
+    rest = _split_bytes_in_id_order(mems, amount - count * unit, remaining)
+    return {i: by_weight.get(i, 0) + rest.get(i, 0) for i in by_weight.keys() | rest.keys()}
 
 
 def _split_bytes_in_id_order(

@@ -32,6 +32,7 @@ from nri_numa.model.workload import (
     BusySchedule,
     CPUMode,
     DeviceAlignmentMode,
+    Distribution,
     MemoryPolicy,
     OnFailure,
     Policy,
@@ -304,6 +305,14 @@ class PlacementOptions(msgspec.Struct, frozen=True, kw_only=True):
         "align": "the NUMA nodes of its devices count",
         "ignore": "its devices are ignored",
     })] = DeviceAlignmentMode.ALIGN  # fmt: skip
+    distribute: Annotated[Distribution | None, Option(
+        "how exclusive CPUs are distributed over its NUMA nodes", {
+            "devices": "each NUMA node gives CPUs in proportion to its devices",
+            "none": "as few NUMA nodes as possible give its CPUs",
+        },
+        without_text="`devices`, if it has devices on several NUMA nodes",
+        claim_obstacle="the CPUs of a claim are of one NUMA node",
+    )] = None  # fmt: skip
     mempolicy: Annotated[MemoryPolicy, Option(
         "the kernel's memory policy", {
             "default": "the kernel's own memory policy",

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from nri_numa.agent.assigned_files import CONTAINER_MOUNT_PATH, AssignedFiles, remove_assigned_files
 from nri_numa.machine.synthetic import build_synthetic_topology
-from nri_numa.model.workload import NO_ADJUSTMENT
-from tests.beds.world import StillClock, World, container, pod, resources
+from nri_numa.model.workload import NO_ADJUSTMENT, Device, DeviceRequest
+from tests.beds.world import StillClock, World, container, pod, resources, two_nodes
 
 OWN = {"cpus": "exclusive", "policy": "single-numa-node"}
 
@@ -52,6 +54,41 @@ def test_files_follow_resizes_and_survive_processes(world: World, tmp_path: Path
     assert [*directory.iterdir()] == []
     world.stop("own-app")
     assert not directory.exists()
+
+
+def test_a_rank_finds_the_cpus_beside_its_device(tmp_path: Path) -> None:
+    """NUMA node to CPUs and devices, also after a resize and in another process of the agent."""
+    world = two_nodes()
+    world.agent.current.synchronized = True
+    of = pod("job", {"policy": "best-effort"})
+    gpus = DeviceRequest(
+        resource="nvidia.com/gpu",
+        count=3,
+        devices=(
+            Device(id="GPU-a", numa_nodes=frozenset({0})),
+            Device(id="GPU-b", numa_nodes=frozenset({1})),
+            Device(id="GPU-ä", numa_nodes=frozenset({0, 1})),
+        ),
+    )
+    made = replace(container(of, wants=resources(4, 1)), devices=(gpus,))
+    world.place(of, made)
+    files = AssignedFiles(str(tmp_path), world.agent.current, StillClock())
+    mounts = files.extend(world.allocation("job-app"), made, NO_ADJUSTMENT).mounts
+    file = Path(dict(mounts)[CONTAINER_MOUNT_PATH]) / "assigned.json"
+    devices = [{"nvidia.com/gpu": ["GPU-a", "GPU-ä"]}, {"nvidia.com/gpu": ["GPU-b", "GPU-ä"]}]
+    assert json.loads(file.read_text("utf-8")) == {
+        "0": {"cpus": "0-1", "devices": devices[0]},
+        "1": {"cpus": "4-5", "devices": devices[1]},
+    }
+    AssignedFiles(str(tmp_path), world.agent.current, StillClock())
+    assert world.update("job-app", resources(2, 1)) is None
+    assert json.loads(file.read_text("utf-8")) == {
+        "0": {"cpus": "0", "devices": devices[0]},
+        "1": {"cpus": "4", "devices": devices[1]},
+    }
+    file.write_text("{")
+    AssignedFiles(str(tmp_path), world.agent.current, StillClock()).refresh()
+    assert json.loads(file.read_text("utf-8"))["1"] == {"cpus": "4", "devices": {}}
 
 
 def test_who_is_not_pinned_or_has_no_place_starts_without(world: World, tmp_path: Path) -> None:

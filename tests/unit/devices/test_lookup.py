@@ -16,7 +16,7 @@ from nri_numa.devices.lookup import (
     read_nvidia_gpus,
 )
 from nri_numa.devices.sysfs import LocatedDevice
-from nri_numa.model.cpuset import NUMASet
+from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.workload import MAX_CONTAINER_DEVICES, DeviceMentions
 from tests.beds.device_tree import DeviceTree
 
@@ -89,6 +89,15 @@ def test_too_many_are_none_and_notes_are_few() -> None:
     noted = build_hints([LocatedDevice("GPU", str(i)) for i in range(100)], PLACES).notes
     assert len(noted) == MAX_UNLOCATED_NOTES
     assert noted[-1] == "and 93 more such devices"
+
+
+def test_the_cpus_beside_its_root_are_those_of_the_source_that_knows_them() -> None:
+    """A device plugin reports NUMA nodes only, sysfs the CPUs beside the root, too."""
+    cpus, at = CPUSet.parse("4-7"), frozenset({0})
+    sources = [LocatedDevice("GPU", FIRST, at), LocatedDevice("device", FIRST, at, cpus)]
+    for order in (sources, sources[::-1]):
+        (request,) = build_hints(order, PLACES).requests
+        assert [device.local_cpus for device in request.devices] == [cpus]
 
 
 # --- variables of device plugins, which anybody may write -----------------------------------------

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from nri_numa.devices.sysfs import LocatedDevice, SysfsDevices
+from nri_numa.model.cpuset import CPUSet
 from tests.beds.device_tree import GPU_CLASS, NVME_CLASS, DeviceTree
 
 GPU_AT, NIC_AT, DISK_AT = "0000:3b:00.0", "0000:af:00.1", "0000:5e:00.0"
@@ -36,6 +37,17 @@ def over(volume: Path, *below: Path) -> None:
 def test_a_partition_is_where_its_disk_is(tree: DeviceTree) -> None:
     tree.number("block", "8:1", tree.child(disk(tree, DISK_AT, 1, "sda"), "sda1"))
     assert look(tree).by_number("b", 8, 1) == (LocatedDevice("disk", DISK_AT, frozenset({1})),)
+
+
+@pytest.mark.parametrize(
+    ("text", "local_cpus"), [("0-3,8\n", "0-3,8"), ("\n", ""), ("3-1", ""), ("many", "")]
+)
+def test_the_cpus_beside_a_root_are_those_of_the_pci_device(
+    tree: DeviceTree, text: str, local_cpus: str
+) -> None:
+    (tree.pci(NIC_AT, 0) / "local_cpulist").write_text(text)
+    (nic,) = look(tree).by_pci(NIC_AT)
+    assert nic.local_cpus == CPUSet.parse(local_cpus)
 
 
 def test_an_nvme_disk_of_several_paths_is_where_all_its_controllers_are(tree: DeviceTree) -> None:

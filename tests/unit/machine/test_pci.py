@@ -10,13 +10,21 @@ from nri_numa.cli.machine import write_capture as capture
 from nri_numa.machine.pci import kind_of_class, list_pci_devices, list_pcie_roots_by_node
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.machine.tree import DirectoryTree, open_tree
+from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import PCIDevice
 from tests.beds.device_tree import GPU_CLASS, DeviceTree
 from tests.machines.named import write_sysfs
 
 GPU, NIC = "0000:3b:00.0", "0000:af:00.1"
 EXPECTED = (
-    PCIDevice(address=GPU, kind="GPU", vendor="10de", device="2331", numa_node=1),
+    PCIDevice(
+        address=GPU,
+        kind="GPU",
+        vendor="10de",
+        device="2331",
+        numa_node=1,
+        local_cpus=CPUSet.parse("4-5"),
+    ),
     PCIDevice(address=NIC, kind="NIC"),
 )
 
@@ -26,6 +34,7 @@ def machine(root: Path) -> DeviceTree:
     gpu = tree.pci(GPU, 1, GPU_CLASS)
     (gpu / "vendor").write_text("0x10de\n")
     (gpu / "device").write_text("0x2331\n")
+    (gpu / "local_cpulist").write_text("4-5\n")
     (tree.pci(NIC, -1) / "vendor").write_text("garbage\n")
     tree.pci("0000:3a:00.0", 1, "0x060400")
     (root / "sys/bus/pci/devices/what").mkdir()

@@ -127,6 +127,17 @@ def test_devices_that_are_nowhere_give_no_hint_and_that_is_said() -> None:
     )
 
 
+def test_cpus_are_in_proportion_to_the_devices_that_are_beside_cpus() -> None:
+    """Of 65 none counts; else not those on a NUMA node without CPUs, nor those of none."""
+    inventory = {GPU: devices(a=(0,), b=(1,), m=(2,), n=())}
+    wishes = {"policy": "best-effort"}
+    result = run(wants("a", needs(gpu=4, cpu=4), wishes=wishes), inventory=inventory)
+    assert the(result).cpus == "0-1,4-5"
+    many = {GPU: devices(**{f"g{n}": (n % 2,) for n in range(65)})}
+    result = run(wants("a", needs(gpu=65, cpu=4), wishes=wishes), inventory=many)
+    assert the(result).cpus in ("0-3", "4-7")
+
+
 def test_more_devices_than_anybody_can_be_beside_give_no_hint() -> None:
     inventory = {GPU: devices(**{f"g{n}": (1,) for n in range(65)})}
     result = run(wants("a", needs(gpu=65)), inventory=inventory)

@@ -8,11 +8,19 @@ import pytest
 
 from nri_numa.cluster.manifests import ManifestError
 from nri_numa.machine.synthetic import build_synthetic_topology
+from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import PCIDevice, Topology
 from nri_numa.simulate.devices import DeviceInventory, read_device_inventory
 
 CARDS = (
-    PCIDevice(address="0000:3b:00.0", kind="GPU", vendor="10de", device="20b0", numa_node=1),
+    PCIDevice(
+        address="0000:3b:00.0",
+        kind="GPU",
+        vendor="10de",
+        device="20b0",
+        numa_node=1,
+        local_cpus=CPUSet.parse("2"),
+    ),
     PCIDevice(address="0000:3c:00.0", kind="NIC", vendor="8086", device="154c", numa_node=0),
     PCIDevice(address="0000:3c:00.1", kind="NIC", vendor="8086", device="154c", numa_node=1),
     PCIDevice(address="0000:3d:00.0", kind="NIC", vendor="8086", device="1572", numa_node=0),
@@ -55,6 +63,7 @@ example.com/card:
 """
     )
     assert places(found, "nvidia.com/gpu") == {"0000:3b:00.0": {1}}
+    assert [str(one.local_cpus) for one in found["nvidia.com/gpu"]] == ["2"]
     assert places(found, "intel.com/vf") == {"0000:3c:00.0": {0}, "0000:3c:00.1": {1}}
     assert len(found["intel.com/any"]) == 3
     assert places(found, "example.com/card") == {"b": {0, 1}, "a": {1}, "7": {0}, "c": set()}

@@ -35,6 +35,7 @@ from nri_numa.model.workload import (
     Container,
     CPUMode,
     DeviceAlignmentMode,
+    Distribution,
     MemoryPolicy,
     OnFailure,
     PodSandbox,
@@ -96,6 +97,7 @@ CHOICES: dict[str, type[StrEnum]] = {
     "smt": SMT,
     "on-failure": OnFailure,
     "devices": DeviceAlignmentMode,
+    "distribute": Distribution,
     "mempolicy": MemoryPolicy,
 }
 
@@ -229,6 +231,7 @@ BAD_VALUES: list[tuple[str, str, str]] = [
     ("on-failure", "widen", "expected best-effort, the new name of widen"),
     ("on-failure", "fail", "one of reject, best-effort, unpinned"),
     ("devices", "none", "one of align, ignore"),
+    ("distribute", "device", "one of devices, none"),
     ("mempolicy", "MPOL_BIND", "one of default, local, preferred"),
     ("mempolicy", "bind:0", "did you mean bind?"),
     ("movable", "maybe", "one of true, false"),

@@ -25,6 +25,12 @@ _NRI_WITH_SAFE_UPDATES: Final = (0, 12, 1)
 """nri#301, containerd#13733: before, UpdateContainers and an event deadlock."""
 
 
+CRI_O_SHARED_CPUS_ANNOTATION: Final = "cpu-shared.crio.io"
+"""With ``/CONTAINER: enable`` CRI-O adds its ``shared_cpuset`` to the container's cpuset."""
+CRI_O_SHARED_CPUS_VARIABLE: Final = "OPENSHIFT_SHARED_CPUS"
+"""Variable with the CPUs that CRI-O has added; each later update adds them again."""
+
+
 class PushPath(enum.StrEnum):
     """Way to send an update that answers no request."""
 
@@ -47,12 +53,16 @@ class RuntimeProfile(Struct, frozen=True, kw_only=True):
         merges_config_tables: True if a file adds keys to a table of the previous files; else the
             last file that has the table replaces it.
         tells_pod_resize: True if an event after the resize of a pod has its new sum of resources.
+        reports_failed_creations: True if StopContainer or RemoveContainer follows a creation that
+            fails after the plugin has answered; else the container's cgroup, which is made within
+            the creation, shows that it succeeded.
     """
 
     nri_release: Version | None = (0, 0, 0)
     nri_by_default: bool = True
     merges_config_tables: bool = True
     tells_pod_resize: bool = False
+    reports_failed_creations: bool = True
 
     @property
     def push(self) -> PushPath:
@@ -81,7 +91,7 @@ class RuntimeProfile(Struct, frozen=True, kw_only=True):
 _CONTAINERD_1_7: Final = RuntimeProfile(
     nri_release=(0, 3, 0), nri_by_default=False, merges_config_tables=False
 )
-_CRI_O: Final = RuntimeProfile(nri_release=(0, 6, 1))
+_CRI_O: Final = RuntimeProfile(nri_release=(0, 6, 1), reports_failed_creations=False)
 _UNKNOWN: Final = RuntimeProfile()
 
 PROFILES: Final[tuple[tuple[str, Version, RuntimeProfile], ...]] = (
@@ -95,7 +105,8 @@ PROFILES: Final[tuple[tuple[str, Version, RuntimeProfile], ...]] = (
     ("cri-o", (1, 34, 0), replace(_CRI_O, nri_release=(0, 10, 0))),
     ("cri-o", (1, 31, 0), _CRI_O),
     ("cri-o", (1, 30, 0), replace(_CRI_O, nri_release=(0, 6, 0))),
-    ("cri-o", (0, 0, 0), RuntimeProfile(nri_by_default=False)),
+    ("cri-o", (1, 26, 0), replace(_CRI_O, nri_release=(0, 0, 0), nri_by_default=False)),
+    ("cri-o", (0, 0, 0), replace(_CRI_O, nri_release=None, nri_by_default=False)),
 )
 """Rows by name and first version, the latest first."""
 

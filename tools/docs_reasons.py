@@ -118,6 +118,10 @@ MEANING_AND_REMEDY: Final = {
         "`numamem` names a NUMA node without memory",
         "name one with memory",
     ),
+    "RuntimeAddsCPUs": (
+        "CRI-O would add its shared CPUs to CPUs of the container's own",
+        "leave its annotation out, or share",
+    ),
     "MemoryPolicyUnsupported": (
         "runtime or kernel cannot set the `mempolicy`",
         "leave it out; the operator can upgrade what is named",

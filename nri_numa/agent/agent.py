@@ -44,10 +44,9 @@ from nri_numa.engine.state import (
     union_cpus,
 )
 from nri_numa.machine.cgroups import (
-    CgroupPlace,
     CgroupReader,
     CgroupWrite,
-    sandbox_cgroup_paths,
+    has_sandbox_cgroup,
 )
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.workload import (
@@ -141,6 +140,7 @@ class Agent:
             if container_id not in self.current.state.allocations:
                 self.starts.report_if_never_started(allocations_before.get(container_id))
                 self._forget_container(container_id)
+        self.reservations.allow_late_starts(a for a in decision.released if not a.reserved_at)
         mems = decision.adjustment.mems or container.resources.mems
         self.containers.on_created(container, decision.adjustment.cpus, mems)
         self.history.record_admitted(decision)
@@ -152,8 +152,10 @@ class Agent:
         return replace(decision, updates=self.cgroups.write_updates(updates))
 
     def _admit_by_releasing(self, rejected: Rejected) -> Admitted | Rejected:
-        """Admit by releasing soft reservations, or else by moving containers."""
-        decision = pod_admission.admit_by_releasing(self.current.snapshot(), rejected)
+        """Admit by releasing soft reservations and failed creations, or else by moving."""
+        decision = pod_admission.admit_by_releasing(
+            self.current.snapshot(), rejected, self.reservations.failed_creations()
+        )
         if isinstance(decision, Rejected):
             return self._admit_by_moving(rejected)
         self._replace_state(decision.state, decision.change, rejected.trace.pod)
@@ -531,13 +533,10 @@ def with_sandbox_cgroup(state: NodeState, pod: PodSandbox, reader: CgroupReader)
     Not every runtime makes one for each sandbox: only one that existed can prove by its absence
     that the sandbox is gone.
     """
-    record, paths = state.pods[pod.uid], sandbox_cgroup_paths(pod.cgroups_path)
-    if record.sandbox_cgroup in paths:
+    record, path = state.pods[pod.uid], pod.cgroups_path
+    if record.sandbox_cgroup == path or not has_sandbox_cgroup(reader, path):
         return state
-    for path in paths:
-        if reader.directory_of(CgroupPlace(path)):
-            return state.with_pod(replace(record, sandbox_cgroup=path))
-    return state
+    return state.with_pod(replace(record, sandbox_cgroup=path))
 
 
 def with_sandbox_cgroups(

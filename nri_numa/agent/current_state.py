@@ -38,6 +38,7 @@ class CurrentState:
         synchronized: True once the runtime has reported its containers.
         soft_ids: container ids of soft reservations; updated every few seconds.
         synchronize_budget_s: seconds for the decisions of a Synchronize.
+        reports_failed_creations: the runtime reports the end of a container whose creation failed.
         store: the checkpoint.
     """
 
@@ -52,6 +53,7 @@ class CurrentState:
         self.synchronized = False
         self.soft_ids: frozenset[str] = frozenset()
         self.synchronize_budget_s = SYNCHRONIZE_BUDGET_S
+        self.reports_failed_creations = True
         self.store = store
         self._now = clock.time
         self._listeners: list[Callable[[], None]] = []
@@ -126,9 +128,16 @@ class CurrentState:
         """Record that the runtime has reported its containers."""
         self.synchronized = True
 
-    def set_runtime(self, policies: MemoryPolicies, request_timeout: float) -> None:
-        """Record the runtime's memory policies and request timeout; 0 s if it reports none."""
+    def set_runtime(
+        self,
+        policies: MemoryPolicies,
+        request_timeout: float,
+        *,
+        reports_failed_creations: bool = True,
+    ) -> None:
+        """Record the runtime's abilities and its request timeout; 0 s if it reports none."""
         self.machine = self.machine.with_memory_policies(policies)
+        self.reports_failed_creations = reports_failed_creations
         self.synchronize_budget_s = min(
             SYNCHRONIZE_BUDGET_S, request_timeout / 2 or SYNCHRONIZE_BUDGET_S
         )

@@ -91,7 +91,11 @@ class LinkStatus(LinkObserver):
         policies = supported_memory_policies(
             info, os.uname().release, over_cri=self.over_cri, sysfs_root=self._sysfs_root
         )
-        self._current.set_runtime(policies, info.request_timeout)
+        self._current.set_runtime(
+            policies,
+            info.request_timeout,
+            reports_failed_creations=self.over_cri or profile_of(info).reports_failed_creations,
+        )
 
     def on_link_changed(self, state: LinkState, detail: str) -> None:
         """The link stands somewhere else."""

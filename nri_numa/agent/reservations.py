@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from nri_numa.agent.cgroup_updates import CgroupUpdates
@@ -16,11 +16,13 @@ from nri_numa.engine.pod_reservation import (
     with_sandbox_stopped,
 )
 from nri_numa.engine.state import Allocation, NodeState
-from nri_numa.machine.cgroups import CgroupPlace
+from nri_numa.machine.cgroups import is_sandbox_removed
 from nri_numa.model.workload import ChangedStateIds
 
 RELEASE_UNSTARTED_AFTER_S: Final = 120.0
 """Seconds after which the kubelet abandons a start (its ``runtimeRequestTimeout``)."""
+MAX_CREATION_S: Final = 30.0
+"""Seconds in which an OCI runtime makes a container's cgroup, also on a busy node."""
 
 
 class PodReservations:
@@ -51,9 +53,33 @@ class PodReservations:
             self._replace_state(state_after, ChangedStateIds((), (uid,)))
             self._update_soft_ids()
 
+    def failed_creations(self) -> list[Allocation]:
+        """List allocations of containers whose creation failed, oldest first, then by container id.
+
+        A runtime that reports no such failure makes the cgroup within the creation.
+        """
+        if self._current.reports_failed_creations:
+            return []
+        latest_creation = self._clock.time() - MAX_CREATION_S
+        failures = [a for a in self._unstarted_without_cgroup() if a.assigned_at <= latest_creation]
+        return sorted(failures, key=lambda a: (a.assigned_at, a.container_id))
+
+    def _unstarted_without_cgroup(self) -> list[Allocation]:
+        state, reader = self._current.state, self._cgroups.writer.reader
+        return [
+            a for i in self._containers.starting
+            if (a := state.allocations.get(i)) and reader.is_removed(self._containers.cgroup_of(i))
+        ]  # fmt: skip
+
+    def allow_late_starts(self, failures: Iterable[Allocation]) -> None:
+        """Let released containers be admitted as unknown ones if they start after all."""
+        for allocation in failures:
+            self._containers.ended.pop(allocation.container_id, None)
+
     def _update_soft_ids(self) -> None:
         """Update soft reservations, which schedulers count as free; they also depend on time."""
-        soft_ids = frozenset(a.container_id for a in soft_reservations(self._current.snapshot()))
+        soft = (*soft_reservations(self._current.snapshot()), *self.failed_creations())
+        soft_ids = frozenset(a.container_id for a in soft)
         if soft_ids != self._current.soft_ids:
             self._current.set_soft_ids(soft_ids)
             self._current.notify()
@@ -67,25 +93,21 @@ class PodReservations:
         """
         state, reader = self._current.state, self._cgroups.writer.reader
         reservations = [a for a in state.allocations.values() if a.reserved_at]
-        unstarted = [
-            a for i in self._containers.starting
-            if (a := state.allocations.get(i)) and reader.is_removed(self._containers.cgroup_of(i))
-        ]  # fmt: skip
+        unstarted = self._unstarted_without_cgroup()
         sandboxes = {
             a.pod_uid: state.pods[a.pod_uid].sandbox_cgroup for a in (*reservations, *unstarted)
         }
-        uids = {
-            uid for uid, path in sandboxes.items() if path and reader.is_removed(CgroupPlace(path))
-        }
-        seconds = max(self._current.machine.settings.reservation_seconds, RELEASE_UNSTARTED_AFTER_S)
+        uids = {uid for uid, path in sandboxes.items() if path and is_sandbox_removed(reader, path)}
+        seconds = RELEASE_UNSTARTED_AFTER_S
+        if self._current.reports_failed_creations:
+            seconds = max(self._current.machine.settings.reservation_seconds, seconds)
         latest_start = self._clock.time() - seconds
         failures = [a for a in unstarted if a.assigned_at <= latest_start or a.pod_uid in uids]
         for uid in sorted(uids):
             self.stop_sandbox(uid, state.pods[uid].pod_id)
         self.release(expired_reservations(self._current.snapshot()) + failures)
         self._update_soft_ids()
-        for allocation in failures:  # if it starts after all, it is admitted then
-            self._containers.ended.pop(allocation.container_id, None)
+        self.allow_late_starts(failures)
 
     def release_of_stopped(self) -> None:
         """Release reservations of pods without a sandbox, for grants or running containers."""

@@ -45,6 +45,7 @@ from nri_numa.engine.pod_reservation import (
 )
 from nri_numa.engine.request import options
 from nri_numa.engine.request.demand import (
+    check_added_cpus,
     check_claim_in_use,
     complete_options,
     compute_demand,
@@ -227,6 +228,8 @@ def _with_demand(
     )
     if isinstance(demand, Rejection):
         return case, demand
+    if problem := check_added_cpus(case.container, requested, demand):
+        return case, problem
     if current_cpus is not NO_CPUS and len(current_cpus) > demand.exclusive_cpus:
         current_cpus = NO_CPUS
     policy = requested.effective_policy

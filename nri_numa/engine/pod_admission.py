@@ -9,7 +9,7 @@ sandbox and without the number of containers. Their demand is reserved.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Final
 
@@ -216,15 +216,19 @@ def admit_pod(
     )
 
 
-def admit_by_releasing(node: NodeSnapshot, rejected: Rejected) -> Decision:
-    """Release soft reservations of other pods for a rejected container.
+def admit_by_releasing(
+    node: NodeSnapshot, rejected: Rejected, failed_creations: Iterable[Allocation] = ()
+) -> Decision:
+    """Release allocations of failed creations and soft reservations of other pods.
 
-    As few as possible, oldest first. The rejection is returned unchanged if all do not suffice.
+    As few as possible, in this order, oldest first. The rejection is returned unchanged if all do
+    not suffice.
     """
     pod, container = rejected.trace.pod, rejected.trace.container
     if rejected.reason.retry is not RetryCondition.ROOM:
         return rejected
-    reservations = soft_reservations(node, but_uid=pod.uid)
+    failed = [a for a in failed_creations if a.pod_uid != pod.uid]
+    reservations = [*failed, *soft_reservations(node, but_uid=pod.uid)]
     decision = _admit_without(node, pod, container, reservations) if reservations else rejected
     if isinstance(decision, Rejected):
         return rejected

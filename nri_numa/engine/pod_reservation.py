@@ -119,7 +119,10 @@ def reserved_text(reservation: Allocation) -> str:
         if reservation.cpus
         else f"memory of {numa_text(reservation.numa_nodes)}"
     )
-    return f"{subject}, reserved for {reservation.namespace}/{reservation.pod},"
+    pod = f"{reservation.namespace}/{reservation.pod}"
+    if not reservation.reserved_at:
+        return f"{subject} of {pod}, whose container was not created,"
+    return f"{subject}, reserved for {pod},"
 
 
 def entitled_milli(state: NodeState, uid: str, total_milli: int) -> int:

@@ -190,18 +190,6 @@ def cgroup_relative_path(cgroups_path: str) -> str:
     return "" if slices is None else "/".join((*slices, unit))
 
 
-def sandbox_cgroup_paths(cgroups_path: str) -> tuple[str, ...]:
-    """Return the possible cgroupsPaths of a pod's sandbox.
-
-    With the systemd driver it is a scope if the sandbox has a container of its own. If it has none,
-    the runtime creates a directory in place of the scope and reports the same path (CRI-O's
-    default, ``drop_infra_ctr``).
-    """
-    if not CgroupPlace(cgroups_path).is_systemd_managed:
-        return (cgroups_path,)
-    return cgroups_path, f"/{cgroup_relative_path(cgroups_path).removesuffix('.scope')}"
-
-
 def _slice_and_parents(name: str) -> list[str] | None:
     """Return a slice and its parents: ``a-b.slice`` is in ``a.slice``; None if it is no slice."""
     if not name.endswith(".slice") or "/" in name:
@@ -380,6 +368,30 @@ class CgroupReader:
             if is_cpuset and ".." not in path.split("/"):
                 return path.strip("/")
         return ""
+
+
+def _sandbox_places(cgroups_path: str) -> tuple[CgroupPlace, ...]:
+    """Return the possible places of a pod's sandbox.
+
+    With the systemd driver it is a scope if the sandbox has a container of its own. If it has none,
+    the runtime creates a directory in place of the scope and reports the same path (CRI-O's
+    default, ``drop_infra_ctr``).
+    """
+    place = CgroupPlace(cgroups_path)
+    if not place.is_systemd_managed:
+        return (place,)
+    directory = cgroup_relative_path(cgroups_path).removesuffix(".scope")
+    return place, CgroupPlace(f"/{directory}")
+
+
+def has_sandbox_cgroup(reader: CgroupReader, cgroups_path: str) -> bool:
+    """True if a pod's sandbox has a cgroup, under either name."""
+    return any(reader.directory_of(place) for place in _sandbox_places(cgroups_path))
+
+
+def is_sandbox_removed(reader: CgroupReader, cgroups_path: str) -> bool:
+    """True if a pod's sandbox has no cgroup under either name, although their ancestor exists."""
+    return all(reader.is_removed(place) for place in _sandbox_places(cgroups_path))
 
 
 class WriteOutcome(msgspec.Struct, frozen=True):

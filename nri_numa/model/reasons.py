@@ -89,6 +89,7 @@ class RejectionReason(StrEnum):
     UNKNOWN_CPU = "UnknownCPU", _NEVER
     UNKNOWN_NUMA_NODE = "UnknownNUMANode", _NEVER
     NUMA_NODE_WITHOUT_MEMORY = "NUMANodeWithoutMemory", _NEVER
+    RUNTIME_ADDS_CPUS = "RuntimeAddsCPUs", _NEVER
     MEMORY_POLICY_UNSUPPORTED = "MemoryPolicyUnsupported", _NEVER
     MEMORY_POLICY_NEEDS_NODES = "MemoryPolicyNeedsNodes", _NEVER
 

@@ -345,6 +345,8 @@ class Container(msgspec.Struct, frozen=True, kw_only=True):
         device_notes: sentences about devices that it mentions and that give no hint.
         claim_problem: why the CPUs of its ResourceClaim are not its own; empty if they are.
         starting: True if it is created and its program did not run yet when the event was sent.
+        added_cpus_source: annotation or variable by which the runtime adds CPUs to its cpuset;
+            empty if it adds none.
     """
 
     id: str
@@ -362,6 +364,7 @@ class Container(msgspec.Struct, frozen=True, kw_only=True):
     device_notes: tuple[str, ...] = ()
     claim_problem: str = ""
     starting: bool = False
+    added_cpus_source: str = ""
 
 
 def container_subject(pod: PodSandbox, container: Container) -> str:

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from google.protobuf.message import Message
+from msgspec.structs import replace
 
 from nri_numa.errors import LocalProtocolError
 from nri_numa.model.workload import (
@@ -41,6 +42,7 @@ from nri_numa.runtime import (
     inferred_qos,
     parse_page_bytes,
 )
+from nri_numa.runtime_profile import CRI_O_SHARED_CPUS_ANNOTATION, CRI_O_SHARED_CPUS_VARIABLE
 
 CONTAINER_NAME_LABEL: Final = "io.kubernetes.container.name"
 POD_NAME_LABEL: Final = "io.kubernetes.pod.name"
@@ -228,6 +230,17 @@ def read_device_mentions(container: pb.Container) -> DeviceMentions:
     )
 
 
+def find_added_cpus_source(
+    pod: PodSandbox, container: Container, environment: Iterable[str]
+) -> str:
+    """Find the annotation or variable by which CRI-O adds CPUs of its own; empty if none."""
+    key = f"{CRI_O_SHARED_CPUS_ANNOTATION}/{container.name}"
+    if "enable" in (pod.annotations.get(key), container.annotations.get(key)):
+        return f"annotation {key}"
+    is_set = any(v.startswith(f"{CRI_O_SHARED_CPUS_VARIABLE}=") for v in environment)
+    return f"variable {CRI_O_SHARED_CPUS_VARIABLE}" if is_set else ""
+
+
 def _allows_all_devices(rule: pb.LinuxDeviceCgroup) -> bool:
     """True if the rule makes a container privileged: its device files then mean nothing."""
     return (
@@ -395,16 +408,18 @@ def answer_request(
         case Event.REMOVE_POD_SANDBOX:
             handler.remove_pod(pod_from(message.pod))
             return None
-        case _:  # all other events concern a container
-            pass
+        case _:
+            return _answer_container_event(handler, event, message, mentions=mentions)
+
+
+def _answer_container_event(
+    handler: RuntimeHandler, event: Event, message: Any, *, mentions: bool
+) -> Message | None:
     pod = pod_from(message.pod, message.container, mentions=mentions)
     container = container_from(message.container, mentions=mentions)
     match event:
         case Event.CREATE_CONTAINER:
-            adjustment, updates = handler.create_container(pod, container)
-            created = create_response(adjustment)
-            add_updates(created, updates)
-            return created
+            return _answer_create(handler, pod, container, message.container.env)
         case Event.UPDATE_CONTAINER:
             # The container's own update overrides the request field by field. Without one the
             # request passes unchanged, which avoids a containerd bug that loses the swap limit.
@@ -415,6 +430,19 @@ def answer_request(
             return updated
         case Event.START_CONTAINER:
             handler.start_container(pod, container)
-        case _:
+        case Event.POST_START_CONTAINER:
             handler.post_start_container(pod, container)
+        case _:
+            pass  # a runtime that sends more than was subscribed to
     return None
+
+
+def _answer_create(
+    handler: RuntimeHandler, pod: PodSandbox, container: Container, environment: Iterable[str]
+) -> pb.CreateContainerResponse:
+    if source := find_added_cpus_source(pod, container, environment):
+        container = replace(container, added_cpus_source=source)
+    adjustment, updates = handler.create_container(pod, container)
+    created = create_response(adjustment)
+    add_updates(created, updates)
+    return created

@@ -24,6 +24,7 @@ from click.testing import CliRunner
 
 from nri_numa.cli import cli
 from nri_numa.demo.runtime import DemoContainer, DemoContainerState, PodOperationFailed
+from nri_numa.machine.cgroups import cgroup_relative_path
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import NO_CPUS, CPUSet
 from nri_numa.model.machine import Topology
@@ -31,12 +32,17 @@ from nri_numa.nri.wire.pb import nri_pb2 as pb
 from tests.beds import fault_prelude
 from tests.beds.cgroup_tree import CgroupTree
 from tests.beds.cri import poll as until
-from tests.beds.embedded_runtime import EmbeddedRuntime
+from tests.beds.embedded_runtime import CONTAINERD_2_4, CRI_O_1_37, EmbeddedProfile, EmbeddedRuntime
 from tests.beds.loop_thread import LoopThread
 from tests.beds.plugin_process import PluginProcess
 from tests.machines.named import write_sysfs
 
 PREFIX = "numa.kubernetes.io/"
+RUNTIMES: Mapping[str, Mapping[str, Any]] = {
+    "containerd": {},
+    "cri-o": {"profile": CRI_O_1_37, "version": 2},
+}
+"""Arguments of a node, by what its runtime behaves like."""
 
 
 def limits(cpus: float, memory: int = 1 << 28) -> pb.LinuxResources:
@@ -142,6 +148,7 @@ class EmbeddedNode(LoopThread):
         state_directory: of the plugin, below ``directory`` when None.
         mirrored: whether containers have cgroups, which follow the runtime.
         version: of the cgroups; what comes of a list follows a moment after it on version 2.
+        profile: CRI-O has systemd's cgroups, its default.
     """
 
     def __init__(
@@ -154,6 +161,7 @@ class EmbeddedNode(LoopThread):
         state_directory: Path | None = None,
         mirrored: bool = True,
         version: int = 1,
+        profile: EmbeddedProfile = CONTAINERD_2_4,
     ) -> None:
         self.directory = directory
         self.topology = topology or build_synthetic_topology(memory_gib=64)
@@ -165,6 +173,7 @@ class EmbeddedNode(LoopThread):
         self.socket = directory / "nri.sock"
         self.runtime = EmbeddedRuntime(
             str(self.socket),
+            profile=profile,
             topology=self.topology,
             cgroups=self.cgroups if mirrored else None,
             request_timeout=request_timeout,
@@ -251,9 +260,15 @@ class EmbeddedNode(LoopThread):
                 self.cgroups.settle(self.cgroup(container.id))
             await asyncio.sleep(0.02)
 
-    @staticmethod
-    def cgroup(container_id: str) -> str:
+    def cgroups_path(self, container_id: str) -> str:
+        """Return the cgroupsPath of a container or sandbox as the runtime tells it."""
+        if self.runtime.profile.is_crio:
+            return f"kubepods.slice:crio:{container_id}"
         return f"/kubepods/{container_id}"
+
+    def cgroup(self, container_id: str) -> str:
+        """Return the path of a container's cgroup below the hierarchy's root."""
+        return f"/{cgroup_relative_path(self.cgroups_path(container_id))}"
 
     def tamper(self, container: DemoContainer, cpus: str, mems: str = "") -> None:
         """Write into a container's cgroup behind everybody's back."""
@@ -272,7 +287,7 @@ class EmbeddedNode(LoopThread):
         if given is not None:
             message.linux.pod_resources.CopyFrom(given)
         message.id = f"sandbox-{name}-{next(self._numbers)}"
-        message.linux.cgroups_path = self.cgroup(message.id)
+        message.linux.cgroups_path = self.cgroups_path(message.id)
         return self.call(self.runtime.run_pod(message))
 
     def create(
@@ -281,7 +296,7 @@ class EmbeddedNode(LoopThread):
         message = pb.Container(name=name)
         message.linux.resources.CopyFrom(limits(cpus, memory))
         message.id = f"{pod.name}-{name}-{len(self.runtime.calls)}"
-        message.linux.cgroups_path = self.cgroup(message.id)
+        message.linux.cgroups_path = self.cgroups_path(message.id)
         return self.call(self.runtime.create_container(pod.id, message))
 
     def run(

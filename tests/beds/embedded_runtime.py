@@ -25,7 +25,7 @@ import os
 import socket
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -39,6 +39,7 @@ from nri_numa.demo.runtime import (
     PluginPeer,
     PodOperationFailed,
 )
+from nri_numa.machine.cgroups import cgroup_relative_path
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, ListFormatError, NUMASet
 from nri_numa.model.machine import Topology
@@ -86,6 +87,8 @@ class EmbeddedProfile:
         tells_timeouts: NRI 0.7 and later tell their timeouts.
         per_event: one method for each event; False sends StateChange, as older ones do.
         oci_create_event: see `DemoRuntime`.
+        is_crio: it behaves as the recordings of CRI-O show (tests/golden/recordings).
+        fills_names: containers have their name beside its label.
     """
 
     name: str = "containerd"
@@ -96,6 +99,8 @@ class EmbeddedProfile:
     per_event: bool = True
     update_failures_as_list: bool = False
     oci_create_event: Event = Event.START_CONTAINER
+    is_crio: bool = False
+    fills_names: bool = True
 
 
 CONTAINERD_2_4: Final = EmbeddedProfile()
@@ -115,6 +120,11 @@ CRI_O_1_35: Final = EmbeddedProfile(
     nri_version="",
     per_event=False,
     oci_create_event=Event.POST_CREATE_CONTAINER,
+    is_crio=True,
+    fills_names=False,
+)
+CRI_O_1_37: Final = replace(
+    CRI_O_1_35, version="1.37.0", nri_version="v0.12.0", per_event=True, fills_names=True
 )
 
 
@@ -129,6 +139,7 @@ class Faults:
         unknown_fields: requests have a field 1000, as a peer of a later release may add one.
         reports_ignored: an update that fails fails UpdateContainers, whatever the plugin says.
         metadata: what is sent along with each request.
+        fails_oci_create: the OCI runtime makes no container, as of a program that does not exist.
     """
 
     configure_first: bool = False
@@ -136,6 +147,7 @@ class Faults:
     drop_in: str = ""
     unknown_fields: bool = False
     reports_ignored: bool = False
+    fails_oci_create: bool = False
     metadata: dict[str, str] = field(
         default_factory=lambda: {"containerd-namespace-ttrpc": "k8s.io"}
     )
@@ -199,6 +211,8 @@ class EmbeddedPeer(PluginPeer):
             return await self._checked_call(method, request)
         except PodOperationFailed as error:
             outcome = str(error)
+            if self._runtime.profile.is_crio and not isinstance(error, PluginLost):
+                raise PodOperationFailed(outcome.partition(" desc = ")[2]) from None
             raise
         finally:
             seconds = loop.time() - begun
@@ -297,6 +311,7 @@ class EmbeddedRuntime(DemoRuntime):
         self.stopped_pods = set[str]()
         self._older_pods = set[str]()  # containerd tells nobody of their end (containerd#8426)
         self._failed_updates: list[pb.ContainerUpdate] = []
+        self._created_resources: dict[str, pb.LinuxResources] = {}  # what CRI-O has on disk
         self._cgroup_tree, self._slice_objects = cgroups, slice_objects
         self._ids = itertools.count(1)
 
@@ -315,6 +330,11 @@ class EmbeddedRuntime(DemoRuntime):
     async def stop(self) -> None:
         """Hang up on every plugin and stop listening; the world stays, as after a restart."""
         self._older_pods |= self.pods.keys()
+        if self.profile.is_crio:
+            for container_id, created in self._created_resources.items():
+                if container_id in self.containers:
+                    resources = self.containers[container_id].message.linux.resources
+                    resources.CopyFrom(created)
         await super().stop()
 
     # --- plugins ----------------------------------------------------------------------------------
@@ -435,9 +455,12 @@ class EmbeddedRuntime(DemoRuntime):
         message.CopyFrom(pod)
         message.id = message.id or self._new_id()
         message.uid = message.uid or message.id[:36]
-        message.pid = message.pid or os.getpid()
+        if self.profile.is_crio:
+            message.labels["io.kubernetes.container.name"] = "POD"
+        else:
+            message.pid = message.pid or os.getpid()
         if self._cgroup_tree is not None and message.linux.cgroups_path:
-            self._cgroup_tree.write(message.linux.cgroups_path)
+            self._cgroup_tree.write(self._sandbox_directory(message))
         try:
             await self.run_pod_sandbox(message)
         except PodOperationFailed:
@@ -460,6 +483,9 @@ class EmbeddedRuntime(DemoRuntime):
 
     async def _stop_pod(self, pod: pb.PodSandbox) -> None:
         if pod.id not in self.stopped_pods:
+            if self.profile.is_crio:  # a created container has a process, too
+                for container in self._containers_of(pod):
+                    await self._stop_container(container)
             await super()._stop_pod(pod)
 
     def end_sandbox(self, pod_id: str) -> None:
@@ -468,7 +494,12 @@ class EmbeddedRuntime(DemoRuntime):
         self.stopped_pods.add(pod_id)
         pod.pid = 0
         if self._cgroup_tree is not None and pod.linux.cgroups_path:
-            self._cgroup_tree.remove(pod.linux.cgroups_path)
+            self._cgroup_tree.remove(self._sandbox_directory(pod))
+
+    @staticmethod
+    def _sandbox_directory(pod: pb.PodSandbox) -> str:
+        """Return the cgroup of a sandbox: without an infra container CRI-O makes no scope."""
+        return cgroup_relative_path(pod.linux.cgroups_path).removesuffix(".scope")
 
     async def _send_event(
         self, event: Event, pod: pb.PodSandbox, container: pb.Container | None = None, **parts: Any
@@ -491,6 +522,8 @@ class EmbeddedRuntime(DemoRuntime):
         try:
             return await super().create_container(pod_id, message)
         except PodOperationFailed:
+            if self.profile.is_crio:
+                raise
             # Every plugin hears it, also those that were never asked.
             async with self._lock:
                 gone = pb.Container(id=message.id, pod_sandbox_id=pod_id)
@@ -550,7 +583,16 @@ class EmbeddedRuntime(DemoRuntime):
         self, event: Event, container: DemoContainer
     ) -> list[pb.ContainerUpdate]:
         if event is self.oci_create_event:
+            if self.faults.fails_oci_create:
+                del self.containers[container.id]
+                raise PodOperationFailed("container create failed: executable file not found")
             container.message.pid = os.getpid()
+            self._created_resources[container.id] = pb.LinuxResources()
+            self._created_resources[container.id].CopyFrom(container.message.linux.resources)
+        if event is Event.POST_START_CONTAINER and self.profile.is_crio:
+            message = container.to_message()
+            message.state = pb.CONTAINER_CREATED
+            return await self._send_event(event, self.pods[message.pod_sandbox_id], message)
         return await super()._send_container_event(event, container)
 
     async def _stop_container(self, container: DemoContainer) -> None:
@@ -603,6 +645,7 @@ class EmbeddedRuntime(DemoRuntime):
 
     def _new_container(self, message: pb.Container) -> DemoContainer:
         tree, path = self._cgroup_tree, message.linux.cgroups_path
+        path = cgroup_relative_path(path)
         cgroup = Path("/nowhere") if tree is None or not path else tree.directory(path)
         return DemoContainer(message=message, machine=self.machine, cgroup=cgroup)
 
@@ -610,7 +653,8 @@ class EmbeddedRuntime(DemoRuntime):
         cpu = container.message.linux.resources.cpu
         # A runtime that remembers no cpuset writes none.
         if self._cgroup_tree is not None and (cpu.cpus or not container.cgroup.exists()):
-            self._cgroup_tree.write(container.message.linux.cgroups_path, cpu.cpus, cpu.mems)
+            path = cgroup_relative_path(container.message.linux.cgroups_path)
+            self._cgroup_tree.write(path, cpu.cpus, cpu.mems)
 
     # --- what every container has -----------------------------------------------------------------
 
@@ -625,10 +669,16 @@ class EmbeddedRuntime(DemoRuntime):
             ("io.kubernetes.pod.name", pod.name),
             ("io.kubernetes.pod.namespace", pod.namespace),
             ("io.kubernetes.pod.uid", pod.uid),
-            ("io.cri-containerd.kind", "container"),
+            *([] if self.profile.is_crio else [("io.cri-containerd.kind", "container")]),
         ):
             if key not in message.labels:
                 message.labels[key] = value
+        if not self.profile.fills_names:
+            message.name = ""
+        if self.profile.is_crio:
+            message.annotations.MergeFrom(pod.annotations)
+            message.annotations["io.kubernetes.cri-o.ContainerType"] = "container"
+            message.linux.resources.cpu.quota.SetInParent()  # 0 where there is none
         # What plugins always find in a container.
         message.hooks.SetInParent()
         message.linux.resources.memory.SetInParent()

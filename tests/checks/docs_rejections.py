@@ -49,6 +49,7 @@ def reject(
     slots: str = "",
     claim_problem: str = "",
     devices: tuple[int, ...] = (),
+    added_cpus_source: str = "",
 ) -> Rejected:
     """Ask for a container ``app`` of a Guaranteed pod ``default/web``."""
     world = World(topology or machine(), settings, reading=reading)
@@ -58,7 +59,7 @@ def reject(
     wants = (
         replace(resources(cpus, memory), cpu_shares=shares) if shares else resources(cpus, memory)
     )
-    made = container(of, wants=wants)
+    made = replace(container(of, wants=wants), added_cpus_source=added_cpus_source)
     if slots:
         made = replace(made, annotations={f"{PREFIX}slots": slots})
     if claim_problem:
@@ -170,6 +171,9 @@ REJECTIONS: dict[R, Callable[[], Rejected]] = {
     R.UNKNOWN_NUMA_NODE: lambda: reject({"numamem": "2"}),
     R.NUMA_NODE_NOT_ALLOWED: lambda: reject(
         {"numamem": "1"}, topology=replace(machine(), withheld_memory=NUMASet([1]))
+    ),
+    R.RUNTIME_ADDS_CPUS: lambda: reject(
+        {"cpus": "exclusive"}, cpus=2, added_cpus_source="annotation cpu-shared.crio.io/app"
     ),
     R.MEMORY_POLICY_UNSUPPORTED: lambda: reject(
         {"numamem": "0", "mempolicy": "interleave"}, before=_old_runtime

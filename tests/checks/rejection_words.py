@@ -92,6 +92,8 @@ def problem(rejected: Rejected) -> str:
         return ""
     if rejected.reason in CLAIMS:
         return "" if "ResourceClaim" in clause else "names no claim"
+    if rejected.reason == "RuntimeAddsCPUs":
+        return "" if re.match(r"(annotation|variable) \S+ is set, ", clause) else "names no source"
     return "" if _KEY.match(clause) else "names no annotation"
 
 

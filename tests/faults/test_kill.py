@@ -14,7 +14,7 @@ import pytest
 
 from nri_numa.demo.runtime import DemoContainer, PodOperationFailed
 from nri_numa.nri.wire.pb import nri_pb2 as pb
-from tests.beds.embedded_node import THOROUGH, EmbeddedNode, until
+from tests.beds.embedded_node import RUNTIMES, THOROUGH, EmbeddedNode, until
 
 MOMENTS = ("before", "half", "after")
 
@@ -110,6 +110,7 @@ def test_at_every_change_of_a_file() -> None:
     assert not problems, "\n".join(problems)
 
 
+@pytest.mark.parametrize("bare", RUNTIMES.values(), indirect=True, ids=RUNTIMES)
 @pytest.mark.parametrize("seed", range(6 if THOROUGH else 1))
 def test_at_random_under_churn(node: EmbeddedNode, seed: int) -> None:
     """Pods come and go without pause while the plugin is killed and started."""

@@ -14,7 +14,7 @@ import pytest
 from nri_numa.demo.runtime import PodOperationFailed
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.nri.wire.pb import nri_pb2 as pb
-from tests.beds.embedded_node import THOROUGH, EmbeddedNode, until
+from tests.beds.embedded_node import RUNTIMES, THOROUGH, EmbeddedNode, until
 
 
 def life(node: EmbeddedNode, name: str) -> None:
@@ -81,6 +81,7 @@ def test_a_plugin_that_hangs_is_dropped_and_recovers(node: EmbeddedNode) -> None
     node.usable()
 
 
+@pytest.mark.parametrize("bare", RUNTIMES.values(), indirect=True, ids=RUNTIMES)
 def test_the_runtime_dies_and_comes_back(node: EmbeddedNode) -> None:
     process = node.plugin.pid
     for _ in range(3):

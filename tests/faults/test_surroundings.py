@@ -10,7 +10,7 @@ import pytest
 from nri_numa.demo.runtime import DemoContainer, PodOperationFailed
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet
-from tests.beds.embedded_node import EmbeddedNode, FaultyPlugin, until
+from tests.beds.embedded_node import RUNTIMES, EmbeddedNode, FaultyPlugin, until
 
 
 def test_a_clock_that_jumps(bare: EmbeddedNode) -> None:
@@ -119,6 +119,7 @@ def test_a_plugin_that_only_watches_leaves_drift_alone(tmp_path: Path) -> None:
         assert listed.cpus == str(node.topology.online)
 
 
+@pytest.mark.parametrize("bare", RUNTIMES.values(), indirect=True, ids=RUNTIMES)
 def test_a_container_that_dies_between_create_and_start(node: EmbeddedNode) -> None:
     """Its CPUs come back, also when the plugin is killed in between."""
     for number, kill in enumerate((False, True)):
@@ -152,6 +153,7 @@ def test_a_start_that_fails(node: EmbeddedNode) -> None:
     node.usable()
 
 
+@pytest.mark.parametrize("bare", RUNTIMES.values(), indirect=True, ids=RUNTIMES)
 def test_cpus_go_and_come_back(node: EmbeddedNode) -> None:
     """Nobody keeps CPUs that are not there, and everybody gets them back."""
     free, listed, shared, owner = node.live

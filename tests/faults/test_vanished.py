@@ -9,7 +9,7 @@ import pytest
 
 from nri_numa.demo.runtime import DemoContainer
 from nri_numa.model.cpuset import CPUSet
-from tests.beds.embedded_node import EmbeddedNode, limits, until
+from tests.beds.embedded_node import RUNTIMES, EmbeddedNode, limits, until
 
 OWN = {"policy": "single-numa-node"}
 
@@ -68,12 +68,21 @@ def both_away(node: EmbeddedNode, end: Callable[[], None]) -> None:
     node.plugin.start()
 
 
-@pytest.mark.parametrize("away", [agent_away, runtime_restarted, both_restarted, both_away])
+@pytest.mark.parametrize(
+    ("away", "runtime"),
+    [
+        (agent_away, "containerd"),
+        (agent_away, "cri-o"),
+        (runtime_restarted, "containerd"),
+        (both_restarted, "containerd"),
+        (both_away, "containerd"),
+    ],
+)
 def test_what_a_pod_had_that_vanished_is_free(
-    tmp_path: Path, away: Callable[[EmbeddedNode, Callable[[], None]], None]
+    tmp_path: Path, away: Callable[[EmbeddedNode, Callable[[], None]], None], runtime: str
 ) -> None:
     """Ten minutes long it was kept for pods that nobody could start any more."""
-    with EmbeddedNode(tmp_path) as node:
+    with EmbeddedNode(tmp_path, **RUNTIMES[runtime]) as node:
         node.start()
         neighbour = node.free()
         ran = [node.owner(way.__name__.replace("_", "-"), 1) for way in WAYS]

@@ -15,13 +15,14 @@ from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.nri import link as nri
 from nri_numa.nri.link import LinkSettings, NRILink
 from nri_numa.nri.wire.pb import nri_pb2 as pb
-from nri_numa.nri.wire.versions import Event
+from nri_numa.nri.wire.versions import ALL_EVENTS, Event
 from nri_numa.runtime import LinkState, RequestRejected
 from tests.beds.embedded_runtime import (
     CONTAINERD_1_7,
     CONTAINERD_2_1,
     CONTAINERD_2_4,
     CRI_O_1_35,
+    CRI_O_1_37,
     EmbeddedProfile,
     EmbeddedRuntime,
     Faults,
@@ -45,6 +46,7 @@ PROFILES = {
     "containerd-2.1": CONTAINERD_2_1,
     "containerd-2.4": CONTAINERD_2_4,
     "cri-o-1.35": CRI_O_1_35,
+    "cri-o-1.37": CRI_O_1_37,
 }
 
 
@@ -143,12 +145,13 @@ async def test_a_picture_in_slices_is_one_picture(tmp_path: Path, slice_objects:
     assert plugin.log == ["Configure", "Synchronize"]
 
 
-async def test_updates_ride_on_replies(tmp_path: Path) -> None:
+@pytest.mark.parametrize("profile", [CONTAINERD_2_4, CRI_O_1_37], ids=lambda one: one.name)
+async def test_updates_ride_on_replies(tmp_path: Path, profile: EmbeddedProfile) -> None:
     """Creation, stop, synchronisation and the update itself can all change other containers."""
     plugin = RecordingPlugin()
     path = str(tmp_path / "nri.sock")
     topology = build_synthetic_topology(numa_per_socket=1, cores_per_numa=4, threads=1)
-    async with EmbeddedRuntime(path, topology=topology) as runtime:
+    async with EmbeddedRuntime(path, profile=profile, topology=topology) as runtime:
         pod = await runtime.run_pod(web())
         first = await runtime.create_container(pod.id, pb.Container(name="first"))
         await runtime.start_container(first.id)
@@ -207,6 +210,44 @@ async def test_a_refusal_fails_the_operation_with_exactly_its_words(tmp_path: Pa
         with pytest.raises(PodOperationFailed, match="rpc error: code = Unknown"):
             await runtime.run_pod(web())
         assert plugin.log[-2:] == ["StopPodSandbox web", "RemovePodSandbox web"]
+
+
+@pytest.mark.parametrize("failure", ["plugin", "OCI runtime"])
+async def test_of_a_creation_that_fails_cri_o_tells_nobody(tmp_path: Path, failure: str) -> None:
+    def refuse(*_: object) -> Any:
+        raise RequestRejected("UnknownCPU: no CPU 9")
+
+    plugin = RecordingPlugin(**({"create_container": refuse} if failure == "plugin" else {}))
+    async with embedded(tmp_path, plugin, profile=CRI_O_1_37) as (runtime, _):
+        runtime.faults.fails_oci_create = failure != "plugin"
+        pod = await runtime.run_pod(web())
+        with pytest.raises(PodOperationFailed) as creation:
+            await runtime.create_container(pod.id, pb.Container(name="app"))
+        await runtime.remove_pod(pod.id)
+    # CRI-O adds nothing to a plugin's words.
+    assert str(creation.value).startswith("UnknownCPU" if failure == "plugin" else "container")
+    assert plugin.log[3:] == ["CreateContainer app", "StopPodSandbox web", "RemovePodSandbox web"]
+
+
+async def test_cri_o_tells_pid_and_cgroup_at_the_start_and_a_state_before_it(
+    tmp_path: Path,
+) -> None:
+    plugin = RecordingPlugin()
+    seen = []
+    for hook in ("create_container", "start_container", "post_start_container"):
+        plugin.hooks[hook] = lambda _pod, one, hook=hook: (
+            seen.append((hook, one.pid > 0, one.starting)) or adjusted()
+        )
+    link = {"events": ALL_EVENTS}
+    async with embedded(tmp_path, plugin, link, profile=CRI_O_1_37) as (runtime, _):
+        pod = await runtime.run_pod(web())
+        app = await runtime.create_container(pod.id, pb.Container(name="app"))
+        await runtime.start_container(app.id)
+    assert seen == [
+        ("create_container", False, False),
+        ("start_container", True, True),
+        ("post_start_container", True, True),
+    ]
 
 
 async def test_a_bug_in_a_handler_is_answered_as_its_hook_decides(tmp_path: Path) -> None:

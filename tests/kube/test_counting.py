@@ -171,7 +171,7 @@ def test_explain_tells_both_sides(
     assert "It runs on exclusive CPU" in both
     assert "1 slot of the device plugin" in both
     assert f"The kubelet granted container main {RESOURCE} slot-0." in both
-    assert "nothing exclusive" in explained(node, "plain")
+    assert "no exclusive CPUs" in explained(node, "plain")
     socket = node.kubelet_root / "pod-resources/kubelet.sock"
     away = socket.with_suffix(".away")
     socket.rename(away)
@@ -202,7 +202,7 @@ def published(bed: KubeBed, client: Client, node: KubeNode) -> Iterator[Publishe
     """A publisher that writes the number into the Node's status; afterwards it is gone."""
     install(client)
     try:
-        with Publisher(bed, token(client, node.name), config={"capacity": True}) as publisher:
+        with Publisher(bed, token(client, node.name), config={"nodeCapacity": True}) as publisher:
             wait_allocatable(client, node, MOST, resource=WRITTEN)
             yield publisher
     finally:

@@ -219,7 +219,7 @@ def test_a_real_node_starts_what_was_held_for_it(
         assert len(bed.node.cpus(found)) == 1
         said = bed.node.plugin.get("/v1/explain/default/extender-held")[1]
         assert "policy single-numa-node" in said
-        assert "no longer suits best" not in said
+        assert "no longer fits best" not in said
     finally:
         there.request("DELETE", f"{NRT}/bed")
 

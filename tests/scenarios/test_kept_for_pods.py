@@ -20,7 +20,7 @@ from nri_numa.machine.cgroups import CgroupReader
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.settings import KubeletRules, Settings
-from nri_numa.model.workload import PodSandbox, QoSClass, Strategy
+from nri_numa.model.workload import MemoryPolicies, PodSandbox, QoSClass, Strategy
 from tests.beds.cgroup_tree import CgroupTree
 from tests.beds.world import GIB, World, container, pod, resources, says, two_nodes
 from tests.machines import named as machines
@@ -192,6 +192,25 @@ def test_kept_cpus_go_back_with_a_sandbox_that_is_a_folder_where_a_scope_is_told
     world.agent.reservations.release_expired()
     assert world.agent.current.state.exclusive
     tree.remove("/kubepods.slice/crio-db")
+    passes(world, 0, 60)
+    assert not world.agent.current.state.exclusive
+
+
+def test_a_sandbox_is_gone_when_neither_of_its_names_is_there(tmp_path: Path) -> None:
+    """With the systemd driver: the scope of its infra container, and CRI-O's folder."""
+    tree, reader = cgroups(tmp_path)
+    world = four(cgroups=reader)
+    of = replace(pod("db", OWN), cgroups_path="kubepods.slice:crio:db")
+    names = ["/kubepods.slice/crio-db.scope", "/kubepods.slice/crio-db"]
+    for name in names:
+        tree.write(name)
+    had = owned(world, main := start(world, of, "main", 3))
+    world.stop(main)
+    tree.remove(names[0])
+    passes(world, 0, 6000)
+    world.restart()
+    assert world.agent.current.state.exclusive == had
+    tree.remove(names[1])
     passes(world, 0, 60)
     assert not world.agent.current.state.exclusive
 
@@ -752,3 +771,70 @@ def test_a_pod_that_is_gone_is_forgotten_for_good() -> None:
     assert not any("web" in key for key in world.store.documents)
     world.restart()
     assert not world.agent.current.state.pods
+
+
+def create_in_vain(world: World, tree: CgroupTree, name: str = "db") -> str:
+    """Create a container as CRI-O does one whose program does not exist: no more is reported."""
+    world.agent.current.set_runtime(MemoryPolicies(), 2.0, reports_failed_creations=False)
+    of = sandbox(tree, pod(name, OWN))
+    return fails_to_start(world, of, tree, 3)
+
+
+def test_a_failed_creation_gives_way_to_whoever_would_be_rejected(tmp_path: Path) -> None:
+    tree, reader = cgroups(tmp_path)
+    world = four(cgroups=reader)
+    failed = create_in_vain(world, tree)
+    other = sandbox(tree, pod("web", OWN))
+    passes(world, 29)
+    world.reject(other, container(other, "app", wants=resources(2)))
+    passes(world, 1)
+    assert world.agent.current.schedulable.state.exclusive == CPUSet(), "schedulers count it free"
+    world.place(other, container(other, "app", wants=resources(2)))
+    assert list(world.agent.current.state.allocations) == ["web-app"]
+    assert "default/db, whose container was not created, became free" in world.steps("web-app")[0]
+    del world.live[failed]
+
+
+def test_a_failed_creation_is_gone_after_the_time_of_a_start(tmp_path: Path) -> None:
+    tree, reader = cgroups(tmp_path)
+    world = four(cgroups=reader)
+    failed = create_in_vain(world, tree)
+    passes(world, 119)
+    assert failed in world.agent.current.state.allocations
+    passes(world, 1)
+    assert not world.agent.current.state.exclusive
+    del world.live[failed]
+
+
+@pytest.mark.parametrize("made", ["in time", "late"])
+def test_a_slow_creation_keeps_its_cpus_once_its_cgroup_is_made(tmp_path: Path, made: str) -> None:
+    """An OCI runtime may take longer than 30 s; what gave way starts as an unknown container."""
+    tree, reader = cgroups(tmp_path)
+    world = four(cgroups=reader)
+    slow = create_in_vain(world, tree)
+    other = sandbox(tree, pod("web", OWN))
+    wants = container(other, "app", wants=resources(2))
+    passes(world, 60)
+    if made == "in time":
+        tree.write(world.live[slow].cgroups_path)
+        passes(world, 600)
+        world.reject(other, wants)
+        assert world.allocation(slow).cpus == world.agent.current.state.exclusive
+        return
+    world.place(other, wants)
+    tree.write(world.live[slow].cgroups_path)
+    of = world.pods[world.live[slow].pod_id]
+    world.agent.start_container(of, world.live[slow])
+    assert slow in world.agent.current.state.allocations
+    assert world.count("missed_starts_total") == 1
+
+
+def test_what_containerd_created_and_never_started_does_not_give_way(tmp_path: Path) -> None:
+    """It reports the end of each failed creation, and makes the cgroup at the start."""
+    tree, reader = cgroups(tmp_path)
+    world = four(cgroups=reader)
+    created = fails_to_start(world, sandbox(tree, pod("db", OWN)), tree, 3)
+    other = sandbox(tree, pod("web", OWN))
+    passes(world, 300)
+    world.reject(other, container(other, "app", wants=resources(2)))
+    assert world.allocation(created).exclusive

@@ -87,3 +87,21 @@ def test_the_first_row_that_fits_is_the_right_one() -> None:
     for name in {name for name, _, _ in PROFILES}:
         versions = [since for row_name, since, _ in PROFILES if row_name == name]
         assert versions == sorted(versions, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("told", "reports"),
+    [
+        (info("containerd", "2.3.7", "v0.12.0"), True),
+        (info("other", "1.0"), True),
+        (info("cri-o", "1.26.4", timeouts=False), False),
+        (info("cri-o", "1.37.0", "v0.12.0"), False),
+    ],
+)
+def test_cri_o_reports_no_failed_creation(told: RuntimeInfo, reports: bool) -> None:
+    assert profile_of(told).reports_failed_creations == reports
+
+
+def test_cri_o_has_nri_since_1_26() -> None:
+    assert profile_of_version("cri-o", "1.25.3").nri_release is None
+    assert profile_of_version("cri-o", "1.26.0").nri_release is not None

@@ -629,6 +629,22 @@ def check_claim_in_use(state: NodeState, slots: HeldCPUSlots) -> Rejection | Non
     return None
 
 
+def check_added_cpus(
+    container: Container, requested: PlacementOptions, demand: Demand
+) -> Rejection | None:
+    """Reject CPUs of its own for a container whose cpuset the runtime extends."""
+    source = container.added_cpus_source
+    if not source or not (demand.exclusive_cpus or requested.numacpu is not None):
+        return None
+    own = "exclusive CPUs" if demand.exclusive_cpus else f"numacpu {requested.numacpu}"
+    return Rejection(
+        reason=RejectionReason.RUNTIME_ADDS_CPUS,
+        detail=f"{source} is set, so the runtime would add its shared CPUs to {own}; expected a "
+        "container without it, or one with cpus: shared and no numacpu",
+        rule="what the runtime adds to a cpuset would be repaired as drift",
+    )
+
+
 def _claim_result_names(parts: Iterable[str]) -> set[str]:
     return {
         match[2] for part in parts if (match := _CLAIM_SLOT_PATTERN.fullmatch(part)) is not None

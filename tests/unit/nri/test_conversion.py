@@ -355,3 +355,40 @@ def test_the_network_namespace_is_the_pods_and_a_pod_of_the_hosts_has_none() -> 
     pod.linux.namespaces.add(type="network", path="/run/netns/cni-1")
     assert pod_from(pod, mentions=True).network_namespace == "/run/netns/cni-1"
     assert pod_from(pod).network_namespace == ""
+
+
+# --- CPUs that the runtime adds -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("annotations", "env", "source"),
+    [
+        ({"cpu-shared.crio.io/app": "enable"}, [], "annotation cpu-shared.crio.io/app"),
+        ({}, ["OPENSHIFT_SHARED_CPUS=3-4"], "variable OPENSHIFT_SHARED_CPUS"),
+        ({"cpu-shared.crio.io/app": "disable"}, ["OPENSHIFT_SHARED_CPUS_X=3"], ""),
+        ({"cpu-shared.crio.io/other": "enable"}, ["PATH=/bin"], ""),
+    ],
+)
+@pytest.mark.parametrize("where", ["pod", "container"])
+def test_a_creation_says_by_what_cri_o_adds_cpus(
+    annotations: dict[str, str], env: list[str], source: str, where: str
+) -> None:
+    plugin, created = RecordingPlugin(), list[Container]()
+
+    def create(_pod: object, one: Container) -> Any:
+        created.append(one)
+        return NO_ADJUSTMENT, ()
+
+    plugin.hooks["create_container"] = create
+    of, made = pb.PodSandbox(id="p"), pb.Container(id="c", name="app", env=env)
+    (of if where == "pod" else made).annotations.update(annotations)
+    request = pb.CreateContainerRequest(pod=of, container=made)
+    answer_request(plugin, ev.EventRequested(0, Event.CREATE_CONTAINER, request))
+    assert [one.added_cpus_source for one in created] == [source]
+
+
+def test_an_event_that_was_not_subscribed_to_starts_nothing() -> None:
+    plugin = RecordingPlugin()
+    request = event(Event.POST_CREATE_CONTAINER, pb.PostCreateContainerRequest)
+    assert answer_request(plugin, request) is None
+    assert plugin.log == []

@@ -189,6 +189,6 @@ def _looked_at(guest: Guest, pod: Pod) -> None:
         container = cri.create(pod, name)
         text = _why(guest, pod.name, name)
         cri.remove(container, stop=False)
-        return "were not looked at yet" not in text or None
+        return "were not read yet" not in text or None
 
     poll(look, f"the network interfaces of {pod.name} looked at", every_s=0.2)

@@ -230,7 +230,7 @@ def test_a_real_node_starts_what_was_held_for_it(
 def test_its_token_writes_two_annotations(there: Client, bed: KubeBed) -> None:
     """And binds pods. Whoever steals it can send pods to nodes, and cannot speak for them."""
     thief = Thief(bed, there.token(ACCOUNT))
-    thief.writes_one_annotation(NODES[0], "room")
+    thief.writes_one_annotation(NODES[0], "wake-counter")
     there.apply(wanting("extender-stolen", 1, scheduler="nobody"))
     path = "/api/v1/namespaces/default/pods/extender-stolen/binding?dryRun=All"
     body: JsonObject = {
@@ -625,7 +625,7 @@ def test_kubectl_has_the_controllers_verdict_by_the_role_and_the_uid(
     publish_topology(there, NODES[1], 2, 6)
     there.apply(wanting("asked", 12, annotations=SINGLE))
     no_room(there, "asked", 12, 6)
-    reason = "2 nodes (numa-fake-a, numa-fake-b): needs 12 exclusive CPUs on one NUMA node; most"
+    reason = "2 nodes (numa-fake-a, numa-fake-b): needs 12 exclusive CPUs on one NUMA node; at most"
     done = poll(
         lambda: told if "judged" in (told := numa("why", "asked", "--as=asker")).stdout else None,
         "a verdict",

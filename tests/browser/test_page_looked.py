@@ -45,7 +45,7 @@ def test_where_its_memory_is_and_how_much_it_waits(page: Page) -> None:
         read_by_the_agent(page, node.url, "c.memory.readAt > 0 && c.cpuPressure.readAt > 0")
         details_anew(page, node.url)
         page.wait(f"{DETAILS}.includes('location unknown: it has no cgroup')")
-        page.wait(f"{DETAILS}.includes('not known here: it has no cgroup that can be read')")
+        page.wait(f"{DETAILS}.includes('unknown: it has no cgroup that can be read')")
         text = page.run(DETAILS)
         assert "% on its own NUMA nodes" not in text
         assert "of the last minute" not in text

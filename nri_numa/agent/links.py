@@ -153,7 +153,7 @@ class LinkStatus(LinkObserver):
                 call=call,
                 duration_s=round(seconds),
                 remedy="if no container is in its grace period, restart the runtime: containers "
-                "go on running",
+                "keep running",
             )
             self._current.notify()
         elif self.pending_registration and not hangs:

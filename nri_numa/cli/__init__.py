@@ -36,11 +36,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "withdraw": (
         "nri_numa.cli.processes:withdraw",
-        "Remove once what publish wrote to all Nodes.",
+        "Remove from all Nodes what publish wrote there.",
     ),
     "controller": (
         "nri_numa.cli.processes:controller",
-        "Set the capacity of Nodes from measurements of others, one for a cluster.",
+        "Set the capacity of NUMA nodes and evict pods, once for a cluster.",
     ),
     "scheduler": (
         "nri_numa.cli.processes:scheduler",
@@ -51,17 +51,17 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Show nri-numa at work on a modelled machine, without Kubernetes.",
     ),
     "topology": ("nri_numa.cli.machine:topology", "Show sockets, NUMA nodes, caches and CPUs."),
-    "status": ("nri_numa.cli.status:status", "Show who has which CPUs and memory nodes."),
+    "status": ("nri_numa.cli.status:status", "Show CPUs and memory nodes of each container."),
     "explain": ("nri_numa.cli.explain:explain", "Explain why a container is where it is."),
     "simulate": ("nri_numa.cli.simulate:simulate", "Simulate what pods would get on a machine."),
-    "check": ("nri_numa.cli.node:check", "Check if this machine is ready, and say what to do."),
+    "check": ("nri_numa.cli.node:check", "Check if this machine is ready, and show what to do."),
     "measure": ("nri_numa.cli.measure:measure", "Measure what placement gains on this machine."),
     "capture": ("nri_numa.cli.machine:capture", "Pack the files that describe this machine."),
     "report": ("nri_numa.cli.report:report", "Pack what a bug report needs into one archive."),
     "checkpoint": ("nri_numa.cli.node:checkpoint", "Show the saved state."),
     "release": (
         "nri_numa.cli.node:release",
-        "Give every container back what it had without nri-numa.",
+        "Give every container back what it would have without nri-numa.",
     ),
     "device-plugin": (
         "nri_numa.cli.processes:device_plugin",

@@ -125,7 +125,7 @@ config_option = click.option(
     metavar="FILE",
     type=click.Path(dir_okay=False),
     envvar="NRI_NUMA_CONFIG",
-    help=f"Configuration file.  [default: {DEFAULT_CONFIG_PATH}, where it exists]",
+    help=f"Configuration file.  [default: {DEFAULT_CONFIG_PATH}, if it exists]",
 )
 _SYSFS_CLICK_OPTION_KWARGS: Final[dict[str, Any]] = {
     "metavar": "DIR",
@@ -136,7 +136,8 @@ machine_option = click.option(
     "--machine",
     metavar="FILE",
     callback=require_nonempty_name,
-    help="A captured machine (archive or folder), or synthetic:KEY=VALUE,... as simulate has it.",
+    help="A captured machine (archive or directory), or synthetic:KEY=VALUE,... (keys: simulate "
+    "--help).",
 )
 sysfs_option = click.option(
     "--sysfs-root", callback=require_nonempty_name, **_SYSFS_CLICK_OPTION_KWARGS
@@ -158,13 +159,13 @@ log_settings = compose_options(
         "log.level",
         "--log-level",
         type=click.Choice(["debug", "info", "warning", "error"]),
-        help="Least severe line that is written.",
+        help="Minimum severity of lines that are written.",
     ),
     setting_option(
         "log.format",
         "--log-format",
         type=click.Choice(["logfmt", "json"]),
-        help="How lines are written.",
+        help="Format of log lines.",
     ),
 )
 api_options = compose_options(
@@ -172,8 +173,8 @@ api_options = compose_options(
         "--api",
         metavar="ADDRESS",
         envvar="NRI_NUMA_API",
-        help="Where the agent serves its API: host:port, a URL or unix:///PATH.  [default: "
-        "http.address; http.socket where that is off]",
+        help="Address of the agent's API: host:port, a URL or unix:///PATH.  [default: "
+        "http.address, or http.socket if that is off]",
     ),
     click.option(
         "--token-file",
@@ -182,7 +183,7 @@ api_options = compose_options(
         help="File with the bearer token.  [default: http.tokenFile]",
     ),
     click.option(
-        "--ca-file", metavar="FILE", help="Certificate authority to trust, for an https address."
+        "--ca-file", metavar="FILE", help="File with the certificate authority of an https address."
     ),
 )
 
@@ -209,7 +210,7 @@ def output_option(*forms: str) -> Callable[[Function], Function]:
         type=click.Choice(forms),
         default=forms[0],
         show_default=True,
-        help="How the answer is written.",
+        help="Output format.",
     )
 
 

@@ -45,13 +45,13 @@ _MAX_DEVICE_IDS_SHOWN: Final = 8
     "-A",
     "--all-namespaces",
     is_flag=True,
-    help="Explain every pod of that name, where several namespaces have one.",
+    help="Explain the pods of that name in all namespaces.",
 )
 @click.option(
     "--kubelet/--no-kubelet",
     default=None,
-    help="Also ask the kubelet of this node what it granted to the pod.  [default: with an agent "
-    "on this node, where a kubelet is]",
+    help="Also query this node's kubelet for its grants to the pod.  [default: if agent and "
+    "kubelet run on this node]",
 )
 @click.option(
     "--kubelet-root",
@@ -61,7 +61,7 @@ _MAX_DEVICE_IDS_SHOWN: Final = 8
     show_default=True,
     help="The kubelet's directory, with its socket for PodResources.",
 )
-@click.option("--verbose", "-v", is_flag=True, help="Show all details, not three lines.")
+@click.option("--verbose", "-v", is_flag=True, help="Show all details, not only three lines.")
 @output_option()
 @config_option
 @api_options
@@ -81,12 +81,12 @@ def explain(
     token_file: str | None,
     ca_file: str | None,
 ) -> None:
-    """Say why the containers of POD are where they are, or why they were refused.
+    """Explain the placement of the containers of POD, or their rejection.
 
-    In short: what they have, what was asked for and why this place; -v says the rest. Without a
-    namespace the pod is looked for in all of them, as status shows all of them.
+    Three lines for each container: its CPUs and memory, its request, and the reason; -v shows all
+    details. Without a namespace, all namespaces are searched.
 
-    Exit code 0 when they were placed, 1 when one was refused or the pod is not known here.
+    Exit code 0 if all were placed, 1 if one was rejected or the pod is not known on this node.
     """
     namespace, pod = _parse_pod_reference(namespace, pod, container)
     if all_namespaces and namespace is not None:
@@ -163,7 +163,7 @@ def _fetch_explanations(
         pod_text = escape_unprintable(pod)
         link = agent.get_document("/v1/status")["link"]
         raise UnknownToAgent(
-            f"there is no pod called {pod_text} in any namespace; "
+            f"nothing is known about a pod called {pod_text} in any namespace; "
             f"{link.get('problem') or 'it does not run on this node'}"
             f"{_similar_names(agent, '', pod)}"
         )

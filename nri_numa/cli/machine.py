@@ -72,8 +72,8 @@ _MAX_LISTED_L3_GROUPS: Final = 16  # L3 groups that are listed one by one
 def topology(machine: str | None, sysfs_root: str | None, output: str) -> None:
     """Show sockets, NUMA nodes, memory, distances, caches, cores, threads and PCI devices.
 
-    What was odd about the machine stands at the end, or under "warnings". -o wide leaves nothing
-    out, however long the lines get.
+    Warnings about the machine are at the end, or under "warnings". -o wide omits nothing, however
+    long the lines are.
     """
     source = choose_machine_source(machine, sysfs_root)
     with translate_errors(), show_progress(f"reading {source or 'this machine'}"):
@@ -281,8 +281,8 @@ def _table_lines(
 def capture(target: str, sysfs_root: str | None) -> None:
     """Pack the files that describe this machine's topology, for a bug report.
 
-    Only files of an allow-list are read; the archive holds no names of pods or hosts. It can be
-    unpacked anywhere and given to every command as --sysfs-root.
+    It reads only files on an allow-list, and the archive has no names of pods or hosts. topology
+    and simulate take the archive as --machine.
     """
     with translate_errors():
         try:

@@ -22,27 +22,27 @@ from nri_numa.cli.output import Column, render_table, wrap_text, write_document_
     type=click.IntRange(3, 100),
     default=5,
     show_default=True,
-    help="How often each placement is measured.",
+    help="Number of measurements of each placement.",
 )
 @click.option(
     "--seconds",
     type=click.FloatRange(0.05, 60),
     default=0.5,
     show_default=True,
-    help="How long each time.",
+    help="Duration of each measurement.",
 )
 @click.option(
     "--only",
     "comparisons",
     metavar="NAME",
     multiple=True,
-    help="Only this comparison, such as memory-bandwidth; may be repeated.",
+    help="Make only this comparison, such as memory-bandwidth; may be repeated.",
 )
 @click.option(
     "--plot",
     metavar="FILE.svg",
     type=click.Path(dir_okay=False),
-    help="Draw it into this file as well.",
+    help="Also write a drawing to this file.",
 )
 @output_option()
 def measure(
@@ -50,14 +50,14 @@ def measure(
 ) -> None:
     """Measure what placement gains on this machine.
 
-    Local against remote memory, two cores against the siblings of one, an L3 cache each against
-    one together, a CPU alone against one beside a busy program. What this machine cannot show is
-    said, and the others are shown. It uses the CPUs it measures for some seconds each: what runs
-    there notices. Needs numpy.
+    It compares local with remote memory, two cores with the siblings of one, two L3 caches with
+    one, and a CPU alone with one beside a busy program. A comparison that this machine does not
+    allow is named and skipped. Each takes some seconds and slows down programs on these CPUs. It
+    needs numpy.
     """
     if importlib.util.find_spec("numpy") is None:
         raise Failure(
-            "measure needs numpy, which is not installed here; expected it after: "
+            "measure needs numpy, which is not installed; to install it: "
             f"{_numpy_install_command()}"
         )
     document = _measure_comparisons(rounds, seconds, comparisons)

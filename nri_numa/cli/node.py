@@ -71,14 +71,14 @@ _LEVEL_MARKS = {"ok": ("ok  ", "green"), "warn": ("warn", "yellow"), "fail": ("F
     is_flag=True,
     help="Show how to turn NRI on in the configuration of containerd or CRI-O.",
 )
-@click.option("--write", is_flag=True, help="With --fix-runtime: write it, keeping a backup.")
+@click.option("--write", is_flag=True, help="With --fix-runtime: write it, and keep a backup.")
 @click.option(
     "--containerd-config",
     metavar="FILE",
     help="With --fix-runtime: containerd's configuration, if it is elsewhere.",
 )
 @old_options(_NEW_OPTION_OF)
-@click.option("--show-config", is_flag=True, help="Show the effective configuration before it.")
+@click.option("--show-config", is_flag=True, help="Also show the effective configuration.")
 @output_option()
 @click.pass_context
 def check(
@@ -90,10 +90,10 @@ def check(
     show_config: bool,
     output: str,
 ) -> None:
-    """Say whether this machine is ready, and what to do where it is not.
+    """Check if this machine is ready, and show what to do.
 
-    Each line is ok, warn or FAIL, in this order; the verdict is last. The exit code is 0 when
-    nothing failed, 1 when something did, and 2 when the configuration has mistakes.
+    Each line is ok, warn or FAIL, in this order; a summary is the last line. The exit code is 0 if
+    no check failed, 1 if one failed, and 2 if the configuration has mistakes.
     """
     if fix_runtime:
         if containerd_config is None:
@@ -283,9 +283,9 @@ def _summary_line(findings: list[Finding]) -> str:
 @listing_option
 @click.pass_context
 def checkpoint(ctx: click.Context, file: str | None, config_path: str | None, output: str) -> None:
-    """Show the saved state: what was meant for every container when it was last written.
+    """Show the saved state: the assignment of each container when it was last written.
 
-    Works while the agent runs. Exit code 1 when the checkpoint is damaged, 3 when there is none.
+    It works while the agent runs. Exit code 1 if the checkpoint is damaged, 3 if there is none.
     """
     from nri_numa.store.checkpoint import CHECKPOINT_FILE_NAME
 
@@ -387,7 +387,9 @@ def _checkpoint_lines(path: Path, document: dict[str, Any]) -> Iterator[str]:
     show_default=True,
     help="Maximum time until the runtime synchronizes.",
 )
-@click.option("--stay", is_flag=True, help="Then wait to be stopped, as a DaemonSet's pod must do.")
+@click.option(
+    "--stay", is_flag=True, help="Wait at the end until stopped, as the pod of a DaemonSet must."
+)
 @listing_option
 @click.pass_context
 def release(
@@ -400,12 +402,12 @@ def release(
 ) -> None:
     """Give every container back what it would have without nri-numa.
 
-    That is all CPUs and all memory nodes of the machine, and the CPU limit that was lifted for
-    containers with exclusive CPUs. Containers that other programs pinned are left alone.
+    Each gets all CPUs and all memory nodes of the machine, and a container with exclusive CPUs gets
+    its CPU limit back. Containers that other programs pinned stay as they are.
 
-    Stop the agent first: a running one is named, whatever its state directory, and nothing is
-    done. Running it again does no harm. Exit code 1 when an agent runs or a container could not be
-    released, 3 when the runtime cannot be reached.
+    Stop the agent first: if one runs, it is named and nothing is changed. A second run does no
+    harm. Exit code 1 if an agent runs or a container could not be released, 3 if the runtime cannot
+    be reached.
     """
     import asyncio
     import signal

@@ -45,7 +45,7 @@ NRI_CONFIG_DIR: Final = "/etc/nri/conf.d"
     "runtime.link",
     "--link",
     type=click.Choice(["nri", "cri"]),
-    help="How the runtime is reached.  [default: nri]",
+    help="Protocol to the runtime.  [default: nri]",
 )
 @setting_option(
     "runtime.criSocket", "--cri-socket", metavar="PATH", help="Unix socket of the runtime's CRI."
@@ -67,9 +67,7 @@ NRI_CONFIG_DIR: Final = "/etc/nri/conf.d"
     show_default=True,
     help="The runtime's directory of drop-ins, read at start if the runtime launched the plugin.",
 )
-@setting_option(
-    "http.address", "--http", metavar="HOST:PORT", help="Where to serve the API, or off."
-)
+@setting_option("http.address", "--http", metavar="HOST:PORT", help="Address of the API, or off.")
 @sysfs_setting
 @setting_option(
     "observe",
@@ -81,15 +79,16 @@ NRI_CONFIG_DIR: Final = "/etc/nri/conf.d"
 def run(config_path: str | None, nri_config_dir: str) -> None:
     """Run the plugin until it is stopped.
 
-    It dials the runtime's NRI socket, for ever when need be, and decides about every container
-    before it starts. Launched by the runtime itself (as NN-nri-numa in its plugin directory) it
-    uses the socket it inherits.
+    It connects to the runtime's NRI socket, retries until the runtime answers, and decides about
+    each container before it starts. If the runtime launched it (as NN-nri-numa in the plugin
+    directory), it uses the inherited socket.
 
-    With --link cri it watches a runtime that has no NRI: containers get their CPUs after they were
-    created, mostly some milliseconds after their start, and refusals stop nothing.
+    With --link cri it watches a runtime without NRI: containers get their CPUs after their
+    creation, usually some milliseconds after their start, and a rejection stops no container.
 
-    Flags beat the environment (NRI_NUMA_HTTP_ADDRESS for http.address, and so on), which beats
-    the configuration file. SIGHUP reads the file again; SIGTERM ends the plugin and moves nothing.
+    Flags take precedence over the environment (NRI_NUMA_HTTP_ADDRESS for http.address, and so on),
+    and the environment over the configuration file. SIGHUP reloads the file; SIGTERM ends the
+    plugin and moves no container.
     """
     sys.exit(load_and_run_daemon(config_path, command_line_settings(), nri_config_dir))
 
@@ -187,18 +186,18 @@ def load_and_run_daemon(
     "publish.address",
     "--address",
     metavar="HOST:PORT",
-    help="Where to serve metrics and probes, or off.",
+    help="Address of metrics and probes, or off.",
 )
 @log_settings
 def publish(config_path: str | None) -> None:
-    """Write what Kubernetes users look at to the API server, until it is stopped.
+    """Write Events, annotations and labels to the API server, until it is stopped.
 
-    It needs no rights on the node but to connect to the agent's unix socket (http.socket), and runs
-    as another user than root. It writes Events on pods, annotations and labels of the Node, and,
-    where publish.podAnnotation says so, an annotation on each pod.
+    It only needs to connect to the agent's unix socket (http.socket), and does not run as root. It
+    writes Events of pods, annotations and labels of the Node, and the other objects that the keys
+    of publish turn on.
 
-    In a pod the API server and the credentials are found as usual: KUBERNETES_SERVICE_HOST,
-    KUBERNETES_SERVICE_PORT, and the directory of publish.credentialsDir.
+    It finds the API server by KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT, and its
+    credentials in publish.credentialsDir, as every pod does.
     """
     from nri_numa.kubelet.configuration import registered_node_name
     from nri_numa.publisher import publisher
@@ -213,11 +212,11 @@ def publish(config_path: str | None) -> None:
 @config_option
 @log_settings
 def withdraw(what: tuple[str, ...], config_path: str | None) -> None:
-    """Take off all Nodes what nri-numa publish leaves there, and end.
+    """Remove from all Nodes what nri-numa publish wrote there.
 
-    capacity is the extended resource devicePlugin.resourceName, by which the scheduler counts as
-    long as it stands in a Node's status; numa-ids the annotation of nodes with a controller. The
-    account of publish.credentialsDir has to list and patch nodes, and to patch nodes/status.
+    capacity is the extended resource devicePlugin.resourceName: the scheduler counts it as long as
+    it is in a Node's status. numa-ids is the annotation for the controller. The account of
+    publish.credentialsDir needs the rights to list and patch nodes, and to patch nodes/status.
     """
     import asyncio
 
@@ -240,21 +239,21 @@ def withdraw(what: tuple[str, ...], config_path: str | None) -> None:
     "controller.address",
     "--address",
     metavar="HOST:PORT",
-    help="Where to serve, controller.address, or off.",
+    help="Address to listen on (controller.address), or off.",
 )
 @setting_option(
     "controller.capacityFile",
     "--capacity-file",
     metavar="PATH",
-    help="File with capacities of nodes.",
+    help="File with capacity factors of nodes.",
 )
 @log_settings
 def controller(config_path: str | None) -> None:
-    """Write on Nodes how much of each NUMA node's CPUs is there, until it is stopped.
+    """Set the capacity of NUMA nodes and evict pods, until it is stopped.
 
-    One for the cluster, or several of which one works (a Lease). It takes capacity factors by PUT,
-    from a file and from a query of Prometheus, and writes the annotation offline-capacity of Nodes;
-    nri-numa publish hands it to the agent there where offlineCapacity.file is set.
+    It runs once for the cluster; of several replicas a Lease elects one. It gets capacity factors
+    by PUT, from a file and from Prometheus, and writes them to the annotation offline-capacity of
+    Nodes. nri-numa publish hands that to the agent, if offlineCapacity.file is set.
     """
     from nri_numa.controller import service
 
@@ -263,20 +262,17 @@ def controller(config_path: str | None) -> None:
 
 @click.command()
 @config_option
-@setting_option(
-    "scheduler.address", "--address", metavar="HOST:PORT", help="Where kube-scheduler asks."
-)
+@setting_option("scheduler.address", "--address", metavar="HOST:PORT", help="Address to listen on.")
 @log_settings
 def scheduler(config_path: str | None) -> None:
     """Answer a stock kube-scheduler as an extender, until it is stopped.
 
-    Nodes are judged by what they publish as NodeResourceTopology, by the rules that place
-    containers on the node. The chosen NUMA nodes are held, and written with the binding.
+    It evaluates nodes by their NodeResourceTopology, with the rules that place containers on the
+    node. It reserves the chosen NUMA nodes, and writes them with the binding.
 
-    Give it the configuration of the nodes: annotationPrefix, defaults, rules, permissions and
-    strategy are read as they read them. In a pod the API server and the credentials are found as
-    usual: KUBERNETES_SERVICE_HOST, KUBERNETES_SERVICE_PORT, and the directory of
-    scheduler.credentialsDir.
+    Give it the nodes' configuration: annotationPrefix, defaults, rules, permissions and strategy
+    must be the same. It finds the API server by KUBERNETES_SERVICE_HOST and
+    KUBERNETES_SERVICE_PORT, and its credentials in scheduler.credentialsDir, as every pod does.
     """
     from nri_numa.scheduler import extender
 
@@ -295,7 +291,7 @@ def scheduler(config_path: str | None) -> None:
     "devicePlugin.socketDir",
     "--directory",
     metavar="DIR",
-    help="The kubelet's directory for device plugins.",
+    help="The kubelet's directory of device plugin sockets.",
 )
 @api_options
 def device_plugin(
@@ -303,8 +299,8 @@ def device_plugin(
 ) -> None:
     """Let the stock scheduler count exclusive CPUs, until it is stopped.
 
-    Runs beside the agent, as root for the kubelet's directory, and needs no right of Kubernetes:
-    it asks the agent how many exclusive CPUs there are, and offers as many slots to the kubelet.
+    It runs beside the agent, as root because of the kubelet's directory, and needs no rights in
+    Kubernetes. It reads the number of exclusive CPUs from the agent and offers that many slots.
     A pod that requests the resource gets exclusive CPUs without an annotation.
     """
     import asyncio

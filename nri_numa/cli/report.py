@@ -49,7 +49,9 @@ _NAME_LIST_IN_CONFIG: Final = re.compile(r'"(?:namespaces|containers)": \[\n.*?\
 
 @click.command()
 @click.argument("target", metavar="FILE.tar.gz", type=click.Path(dir_okay=False))
-@click.option("--hash-names", is_flag=True, help="Names of pods, namespaces and containers hashed.")
+@click.option(
+    "--hash-names", is_flag=True, help="Replace names of pods, namespaces and containers by hashes."
+)
 @config_option
 @api_options
 def report(
@@ -60,11 +62,11 @@ def report(
     token_file: str | None,
     ca_file: str | None,
 ) -> None:
-    """Pack what a bug report needs into one archive: look into it before you send it.
+    """Pack what a bug report needs into one archive. Look into it before you send it.
 
-    It holds check, configuration (no file that it names, no passwords), versions, the captured
-    machine, and of a running agent its status, decisions with explanations, and log. Anyone with
-    it replays it: simulate pods.json --machine machine.tar.gz --config config.json
+    It has the output of check, the configuration (no file that it names, no passwords), versions,
+    the captured machine, and of a running agent its status, explained decisions and log. Anyone who
+    has it can replay it: simulate pods.json --machine machine.tar.gz --config config.json
     """
     from nri_numa import config as configuration
     from nri_numa.agent.preflight import read_config_in_effect, run_checks

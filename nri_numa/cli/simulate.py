@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from nri_numa.simulate.simulator import Simulation
 
 SIMULATE_EPILOG = """\b
-A machine made up (numa: NUMA nodes per socket; cores, memory: per NUMA node):
+A synthetic machine (numa: per socket; cores, memory: per NUMA node):
   --machine synthetic:sockets=2,numa=2,cores=8,threads=2,memory=64Gi
   other keys: hugepages-2Mi=, hugepages-1Gi=, memory-only=64Gi+64Gi,
   l3-cores=, efficient-cores=, sockets-per-numa=, offline=4+12, isolated=2-3,
@@ -44,9 +44,9 @@ A machine made up (numa: NUMA nodes per socket; cores, memory: per NUMA node):
 \b
 Exit codes:
   0  all pods were placed
-  1  one was refused
-  2  mistakes in the manifests (annotations without effect are among them),
-     in the configuration or the usage
+  1  a pod was rejected
+  2  mistakes in the manifests (also annotations without effect), in the
+     configuration or in the usage
   3  the machine cannot be read"""
 
 _NEW_OPTION_OF: Final = {"--continue": "--keep-going", "--live-memory": "--measured-memory"}
@@ -68,8 +68,8 @@ _NEW_OPTION_OF: Final = {"--continue": "--keep-going", "--live-memory": "--measu
     "--cluster",
     metavar="FILE",
     callback=require_nonempty_name,
-    help="Judge by the scheduler's rules in this cluster: NodeResourceTopology, Nodes and Pods as "
-    "kubectl get prints them with -o json or yaml; - for standard input.",
+    help="Evaluate this cluster by the scheduler's rules: NodeResourceTopology, Nodes and Pods as "
+    "kubectl get -o json or yaml prints them; - for standard input.",
 )
 @config_option
 @click.option(
@@ -89,7 +89,7 @@ _NEW_OPTION_OF: Final = {"--continue": "--keep-going", "--live-memory": "--measu
 @click.option(
     "--measured-memory",
     is_flag=True,
-    help="Use the kernel's free memory and free huge pages of the machine.",
+    help="Count the memory and huge pages that the machine's kernel reports as free.",
 )
 @old_options(_NEW_OPTION_OF)
 @click.option("--verbose", "-v", is_flag=True, help="Explain the placement of every container.")
@@ -110,15 +110,15 @@ def simulate(
     verbose: bool,
     output: str,
 ) -> None:
-    """Say where pods would be placed, why, how full that is, and which would be refused.
+    """Simulate where pods would be placed, and which would be rejected.
 
     PODS.yaml are ordinary manifests: Pod, Deployment, StatefulSet, ReplicaSet, DaemonSet, Job,
-    List; a folder stands for all of its files, - for standard input. Their pods are placed in
-    order on the machine, which starts empty; without --machine it is this one. A later document
-    of the same kind and name is a change: other resources resize in place, other replicas add or
-    remove pods. With --devices containers that ask for devices are given those that are free,
-    in the inventory's order, and are placed beside them. With --cluster they are judged on its
-    nodes as they are: which fit, and why not the others.
+    List. A directory stands for all of its files, - for standard input. Their pods are placed in
+    order on the machine, which is empty at the start; without --machine it is this one. A later
+    document of the same kind and name is a change: other resources resize in place, other replicas
+    add or remove pods. With --devices, containers get the first free devices they request, in the
+    inventory's order, and are placed beside them. With --cluster, the answer names the nodes of
+    that cluster on which the pods fit, and why they do not fit on others.
     """
     if cluster is not None:
         if machine or sysfs_root or inventory or compare or measured_memory or verbose:
@@ -237,8 +237,8 @@ def _memory_policy_notes(result: Simulation) -> list[str]:
             if mode in MIN_KERNEL_VERSIONS
             else ""
         )
-        + "; other nodes refuse it (MemoryPolicyUnsupported), or with on-failure: best-effort go "
-        "without."
+        + "; other nodes reject it (MemoryPolicyUnsupported), or pin without it with on-failure: "
+        "best-effort."
         for mode in sorted(modes - {MemoryPolicy.DEFAULT})
     ]
 

@@ -48,18 +48,16 @@ DRIFT_MARK: Final = "!"
     "--namespace",
     metavar="NAME",
     shell_complete=complete_namespaces,
-    help="Only containers and rejections of this namespace.  [default: all namespaces]",
+    help="Show only this namespace.  [default: all namespaces]",
 )
-@click.option(
-    "-A", "--all-namespaces", is_flag=True, help="Show all namespaces, which is the default."
-)
+@click.option("-A", "--all-namespaces", is_flag=True, help="Show all namespaces (the default).")
 @click.option(
     "--pod",
     metavar="NAME",
     shell_complete=complete_pods,
-    help="Only containers and rejections of pods of this name.",
+    help="Show only pods of this name.",
 )
-@click.option("-w", "--watch", is_flag=True, help="Show it again whenever it changes.")
+@click.option("-w", "--watch", is_flag=True, help="Show it again at each change.")
 @click.option(
     "--interval",
     type=click.FloatRange(min=0.2, max=3600),
@@ -84,13 +82,13 @@ def status(
     token_file: str | None,
     ca_file: str | None,
 ) -> None:
-    """Show the agent, the NUMA nodes, and every container with what it has.
+    """Show the agent, the NUMA nodes, and the CPUs and memory nodes of each container.
 
-    -o wide shows every column, however long the lines get. -o name prints NAMESPACE/POD of each
-    pod that runs here, as explain takes it. With --watch, -o json prints one document a line.
+    -o wide shows every column, however long the lines are. -o name prints NAMESPACE/POD of each pod
+    on this node, as explain takes it. With --watch, -o json prints one document per line.
 
-    Exit code 0 when the agent places containers, 1 when it answers but is not ready, 3 when it
-    cannot be reached.
+    Exit code 0 if the agent places containers, 1 if it answers but is not ready, 3 if it cannot be
+    reached.
     """
     if all_namespaces and namespace is not None:
         raise click.UsageError(

@@ -45,15 +45,15 @@ OLD_KEYS: Final[Mapping[str, str]] = {
     "room": _NEW % "rebalance",
     "room.moves": _NEW % "rebalance.maxMoves",
     "room.keep": (
-        "is gone: nothing moves before a pod waits for it; expected the key to be left out "
-        "(rebalance.maxMoves is for a pod that waits)"
+        "is gone: containers move only for one that would be rejected; expected no such key "
+        "(rebalance.maxMoves limits those moves)"
     ),
     "room.farPages": (
-        "is gone: memory moves with its container only; expected the key to be left out "
-        "(containerUsage.memory: read shows whose memory is remote)"
+        "is gone: memory migrates only if its container moves; expected no such key "
+        "(containerUsage.memory: read shows remote memory)"
     ),
     "room.budget": (
-        "is gone with room.keep and room.farPages, of which it was; expected the key to be left out"
+        "is gone with room.keep and room.farPages, which it limited; expected no such key"
     ),
     "reconcile.withoutRuntime": _NEW % "reconcile.repairWithoutRuntime",
     "runtime.hungAfter": _NEW % "runtime.registrationTimeout",

@@ -222,7 +222,7 @@ def _verdict_kind(pod: PendingPod, findings: _Findings) -> VerdictKind:
 def _build_answer(pod: PendingPod, findings: _Findings, problem: str) -> dict[str, Any]:
     request, fits = pod.request, findings.fits
     if findings.unread_nodes:
-        unread_text = f"{findings.unread_nodes} nodes were not judged within {MAX_ANSWER_S:g} s"
+        unread_text = f"{findings.unread_nodes} nodes were not evaluated within {MAX_ANSWER_S:g} s"
         problem = f"{problem}; {unread_text}" if problem else unread_text
     # The highest score first, as the extender has it; then the name.
     best_fit = min(fits, key=lambda fit: (-fit[1].score_key, fit[0]), default=None)

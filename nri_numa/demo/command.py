@@ -53,9 +53,10 @@ green_text = functools.partial(click.style, fg="green")
 def main(keep: bool, serve: bool) -> None:
     """Show nri-numa at work on a modelled machine, without Kubernetes.
 
-    Starts the real plugin and a container runtime that exists in memory only, creates the example
-    pods, and shows what each gets and why: lists, shared and exclusive CPUs, a refusal, CPUs given
-    back, and a plugin killed and restarted. Takes seconds, needs no privileges, leaves nothing.
+    It starts the real plugin and a container runtime that exists only in memory, creates the
+    example pods, and shows what each gets and why: lists, shared and exclusive CPUs, a rejection,
+    CPUs that return to the shared pool, and a plugin that is killed and restarted. It takes
+    seconds, needs no privileges and leaves no files.
     """
     directory = Path(tempfile.mkdtemp(prefix="nri-numa-demo-", dir=_short_temp_parent()))
     files_kept = keep

@@ -512,7 +512,7 @@ class NRILink(RuntimeLink):
             LinkState.ACTIVE,
             f"{count_text(len(event.pods), 'pod')} and "
             f"{count_text(len(event.containers), 'container')} "
-            "when it was made",
+            "at the registration",
         )
 
     def _close_connection(self, detail: str) -> None:

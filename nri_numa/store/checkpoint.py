@@ -110,6 +110,8 @@ def _checkpoint_error(path: str, action: str, error: OSError) -> CheckpointError
     )
     if action == "read" and error.errno in (errno.EACCES, errno.EPERM):
         remedy = "read it as the user that the agent runs as"
+    if action == "read" and error.errno == errno.ENOENT:
+        remedy = f"no agent has written it, or {_STATE_DIR_HINT}"
     return CheckpointError(path, f"cannot {action}: {error.strerror or error}; {remedy}")
 
 

@@ -44,8 +44,8 @@ def test_where_its_memory_is_and_how_much_it_waits(page: Page) -> None:
         visit(page, node)
         read_by_the_agent(page, node.url, "c.memory.readAt > 0 && c.cpuPressure.readAt > 0")
         details_anew(page, node.url)
-        page.wait(f"{DETAILS}.includes('where it is, is not known here: it has no cgroup')")
-        page.wait(f"{DETAILS}.includes('not known here: it has no cgroup that can be read')")
+        page.wait(f"{DETAILS}.includes('location unknown: it has no cgroup')")
+        page.wait(f"{DETAILS}.includes('unknown: it has no cgroup that can be read')")
         text = page.run(DETAILS)
         assert "% on its own NUMA nodes" not in text
         assert "of the last minute" not in text
@@ -66,7 +66,7 @@ def test_where_its_memory_is_and_how_much_it_waits(page: Page) -> None:
         page.wait(f"{DETAILS}.includes('75 % on its own NUMA nodes')")
         text = page.run(DETAILS)
         assert "12.5 % of the last minute" in text
-        assert "not known here: it has no process" in text, "of its threads nothing is known"
+        assert "unknown: it has no process" in text, "of its threads nothing is known"
 
 
 def test_without_being_asked_to_look_the_details_say_nothing_of_it(page: Page) -> None:
@@ -77,5 +77,5 @@ def test_without_being_asked_to_look_the_details_say_nothing_of_it(page: Page) -
         details_anew(page, node.url)
         page.wait(f"{DETAILS}.includes('Allocated')")
         text = page.run(DETAILS)
-        assert "Waiting for CPUs" not in text
+        assert "CPU pressure" not in text
         assert "on its own NUMA nodes" not in text

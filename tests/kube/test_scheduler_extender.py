@@ -633,7 +633,7 @@ def test_kubectl_has_the_controllers_verdict_by_the_role_and_the_uid(
     assert done.returncode == 1
     assert "The controller says: it fits on 0 of 2 nodes." in done.stdout
     assert reason in done.stdout
-    assert "not judged: affinity" in done.stdout, "the node of the bed"
+    assert "not evaluated: affinity" in done.stdout, "the node of the bed"
     done = numa("why", "asked", "--as=stranger")
     assert (
         "no verdict: the controller does not answer: Error from server (Forbidden)" in done.stdout

@@ -303,7 +303,7 @@ def test_the_api_servers_proxy_is_the_other_way(run: Run, world: dict[str, Any])
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "shop/database engine: exclusive, CPUs 0-3, memory nodes 0, policy single-numa-node",
-        "shop/database engine: refused, CPUExclusive",
+        "shop/database engine: rejected, CPUExclusive",
     ]
     assert "/namespaces/numa-system/pods/nri-numa-worker-2:9891/proxy/v1/" in run.asked
     document = json.loads(run("status", "database", "--proxy", "-o", "json").stdout)
@@ -552,7 +552,7 @@ EXCLUDED = {"reason": "taint", "nodes": 1, "examples": ["n9"]}
             verdict(reasons=[REASON], excluded=[EXCLUDED]),
             ["it fits on 0 of 3 nodes.",
              "  7 nodes (n1, n2, …): needs 12 CPUs; waiting does not help",
-             "  1 node (n9): not judged: taint", "Not checked: volumes."],
+             "  1 node (n9): not evaluated: taint", "Not checked: volumes."],
         ),
         (
             verdict(feasibleNodes=2, bestNode="n4", numaNodes={"main": "0"}, stale="o",

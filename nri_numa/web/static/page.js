@@ -458,7 +458,7 @@ function drawLinks() {
   }
   if (silent && !link.lost && !waiting) {
     banners.push(["bad", `${silent[0].toUpperCase()}${silent.slice(1)}. If no container is in its grace period, ` +
-      "restart the runtime; containers go on running."]);
+      "restart the runtime; containers keep running."]);
   }
   if (status?.onExclusiveCPUs && !status.observe && !link.lost && !waiting) {
     const n = status.onExclusiveCPUs;
@@ -467,7 +467,7 @@ function drawLinks() {
   }
   if (status?.kubeletConflicts && !link.lost && !waiting) {
     const n = status.kubeletConflicts;
-    banners.push(["warn", `The kubelet writes the cpuset of ${plural(n, "container")} too; the configured side has its way. ` +
+    banners.push(["warn", `The kubelet writes the cpuset of ${plural(n, "container")} too; kubelet.overrideGrants says which applies. ` +
       "/v1/kubelet names them."]);
   }
   if (link.upgraded || link.odd) {
@@ -574,7 +574,7 @@ function drawFigures() {
       // A reserved or listed CPU may be in the pool too: the number is that of the pool, as above.
       el("span", {}, text), " ", el("b", {}, `${state === "shared" ? pool : count[state]}`))),
   el("li", { class: "bars-key" }, el("span", { class: "track", "aria-hidden": "true" }, el("span", { class: "taken" }), el("span", { class: "rest" })),
-    el("span", {}, "bar: allocated / in use by others / free (number = free)")));
+    el("span", {}, "bar: allocated / used otherwise / free (number = free)")));
 }
 
 function drawMachine() {
@@ -775,7 +775,7 @@ function drawBars(use) {
   }
   if (!use.cpus) {
     // Memory tiers are let in by configuration; nothing is free on one that is not.
-    made.push(el("p", { class: "quiet" }, use.memoryFreeBytes || use.memoryAllocatedBytes ? "memory only" : "memory only, for explicit lists"));
+    made.push(el("p", { class: "quiet" }, use.memoryFreeBytes || use.memoryAllocatedBytes ? "memory only" : "memory only, for lists (numamem)"));
   }
   if (use.capacityFactor !== 1) {
     made.push(el("p", { class: "factor" }, use.capacityFactor === 0 && "drained: ", el("span", { class: "word" }, "capacity "), `factor ${use.capacityFactor}`));
@@ -1269,20 +1269,20 @@ function aboutContainer(what) {
   const path = explainPath(shown);
   return [nameOf(shown), () => [
     !c && el("p", { class: "problem" }, "It is gone; this is what was last known."),
-    a?.actual && el("p", { class: "problem", id: "differs" }, `! Not as meant: ${a.actual.text} since `,
+    a?.actual && el("p", { class: "problem", id: "differs" }, `! Drift: ${a.actual.text} since `,
       el("span", { "data-since": a.actual.observedAt }, age(a.actual.observedAt)), foreign(disturbs(a.actual))),
     a && facts([["CPUs", a.cpus ? `${a.cpus} (${parseList(a.cpus).length})` : a.foreignCPUs ? `${a.foreignCPUs} (pinned by ${a.kind === "kubelet" ? "the kubelet" : "another program"})` : "any"], ["Memory nodes", a.mems || "any"],
-      ["Its memory moves", a.migration],
+      ["Memory migrates", a.migration],
       ["Memory policy", a.mempolicy], ["NUMA nodes", a.numaNodes],
-      ["Kept idle for it", a.idleSiblings], ["Kind", a.kind], ["Policy", a.policy], ["QoS class", a.qos],
+      ["Idle siblings", a.idleSiblings], ["Kind", a.kind], ["Policy", a.policy], ["QoS class", a.qos],
       ["Threads", a.kind === "exclusive" ? a.smt : ""],
       ["Allocated", `${cpuAmount(a.cpuMilli)} CPUs, ${size(a.memoryBytes)}`],
       ["Placement", a.aligned ? "" : a.kind === "unpinned" ? "requested, but the container is unpinned" : "misaligned: more NUMA nodes than preferred"],
       ["Became reserved", a.reserved],
-      ["Memory", a.memory && (a.memory.problem ? `where it is, is not known here: ${a.memory.problem}` : `${a.memory.localPercent} % on its own NUMA nodes`)],
-      ["Waiting for CPUs", a.cpuPressure && waitsOf(a.cpuPressure)],
+      ["Memory", a.memory && (a.memory.problem ? `location unknown: ${a.memory.problem}` : `${a.memory.localPercent} % on its own NUMA nodes`)],
+      ["CPU pressure", a.cpuPressure && waitsOf(a.cpuPressure)],
       ["Since", a.assignedAt ? new Date(a.assignedAt * 1000).toLocaleString() : ""], ["Id", a.id.slice(0, 12)]]),
-    a && [el("h3", {}, "Really used"), ...usedBy(a)],
+    a && [el("h3", {}, "Actual usage"), ...usedBy(a)],
     el("h3", {}, why.rejection ? (why.rejection.observed ? "Why it would have been rejected" : "Why it was rejected") : "Why"), reasons(why),
     el("p", { class: "quiet foot" }, "As a document: ", el("a", { href: path }, path)),
   ].flat(), [shown, Boolean(c), why, detail.used.get(shown.id)]];
@@ -1292,7 +1292,7 @@ function aboutContainer(what) {
 const waitsOf = (w) => [
   w.pressurePercent === null ? null : `${w.pressurePercent} % of the last minute`,
   w.waitingTasks === null ? null : `${plural(w.waitingTasks, "task")} on average`,
-  w.problem && `not known here: ${w.problem}`].filter(Boolean).join("; ");
+  w.problem && `unknown: ${w.problem}`].filter(Boolean).join("; ");
 
 /** What a container uses is measured on request: that takes the agent half a second. */
 function usedBy(c) {
@@ -1346,12 +1346,12 @@ function explained(c) {
 
 function reasons(why) {
   return [
-    why.rejection && el("p", {}, remedyOf(why.rejection.reason), why.rejection.observed && "would have been refused: the agent only observes"),
+    why.rejection && el("p", {}, remedyOf(why.rejection.reason), why.rejection.observed && "would have been rejected: the agent only observes"),
     why.summary && el("p", { class: "summary" }, foreign(why.summary)),
     why.waiting && el("p", { class: "quiet" }, "Asking the agent…"),
     why.problem && el("p", { class: "problem" }, `No explanation: ${why.problem}`),
     why.decisionSteps?.length ? el("ol", { class: "steps" }, why.decisionSteps.map((step) => el("li", {}, foreign(step))))
-      : why.decisionSteps && el("p", { class: "quiet" }, "The steps are not kept: nothing was asked for it, or the agent was started after it was placed."),
+      : why.decisionSteps && el("p", { class: "quiet" }, "No steps are recorded: it requested no placement, or it was placed before the agent started."),
   ].filter(Boolean);
 }
 

@@ -491,7 +491,7 @@ NOBODY = "--api 127.0.0.1:1"
         ("status --token-file nosuch", 2, "token file nosuch: cannot be read: No such file or dir"),
         ("checkpoint nosuch", 3, "nosuch: there is no such file; expected a checkpoint such as /"),
         (f"checkpoint {'x' * 300}", 3, "cannot read: File name too long"),
-        ("checkpoint --state-dir .", 3, "create the directory, or choose another"),
+        ("checkpoint --state-dir .", 3, "no agent has written it"),
         ("checkpoint text.yaml", 1, "is not a checkpoint"),
         ("simulate", 2, "Missing argument 'PODS.yaml...'"),
         ("simulate missing.yaml", 2, "No such file"),

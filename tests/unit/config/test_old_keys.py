@@ -80,7 +80,7 @@ def test_what_replaces_an_old_key_exists(old: str, sentence: str) -> None:
     expected = sentence.partition("expected ")[2]
     if value:
         assert layers.load_config(text=json.dumps(document_with(path, expected)))
-    elif not expected.startswith("the key to be left out"):
+    elif not expected.startswith("no such key"):
         new = re.split("[:,]", expected)[0]
         assert any(f"{key}.".startswith(f"{new}.") for key in KEYS), new
 

@@ -214,7 +214,7 @@ async def test_after_its_time_no_further_node_is_judged() -> None:
     questions.tick = verdicts.MAX_ANSWER_S / 2
     found = await questions.document(single(6))
     assert (found["evaluatedNodes"], found["verdict"]) == (100, "infeasible")
-    assert found["stale"] == "300 nodes were not judged within 0.8 s"
+    assert found["stale"] == "300 nodes were not evaluated within 0.8 s"
 
 
 async def test_five_thousand_nodes_are_judged_by_their_distinct_rooms(

@@ -39,6 +39,7 @@ from nri_numa.engine.desired import NodeSnapshot
 from nri_numa.engine.node_model import NodeModel
 from nri_numa.engine.state import NodeState
 from nri_numa.errors import ConfigError, RuntimeBusy, TopologyError
+from nri_numa.kubelet import pod_resources
 from nri_numa.kubelet.configuration import DiscoveredConfig, KubeletFacts, read_kubelet_config
 from nri_numa.kubelet.inherited_settings import adopt_kubelet_settings, with_inherited_settings
 from nri_numa.kubelet.state_files import STATE_FILE_NAMES, KubeletStateFiles
@@ -815,6 +816,8 @@ def worst_level(findings: list[Finding]) -> FindingLevel:
 
 # --- The kubelet on this node ---
 
+MAX_NAMED_RESOURCES: Final = 8
+
 _KUBELET_GUIDE_TEXT = (
     "docs/kubelet.md has two ways to combine them, and how to change between them."
 )
@@ -858,6 +861,7 @@ def check_kubelet(
             "Until it can be read, nri-numa does not know the kubelet's CPUs.",
         )
     yield from _check_kubelet_policies(files, kubelet_config.facts, config)
+    yield from _check_device_alignment(config, kubelet_config.facts)
     yield from _check_settings_against_kubelet(config, topology, kubelet_config)
 
 
@@ -890,6 +894,42 @@ def _check_kubelet_policies(
     if cpu != "static" and memory != "Static":
         policy = "cpuManagerPolicy none" if cpu or memory else "its configuration cannot be read"
         yield _passed_finding("kubelet", policy)
+
+
+def _check_device_alignment(config: AgentConfig, facts: KubeletFacts | None) -> Iterator[Finding]:
+    """Check that a pod with two kinds of devices gets them on one NUMA node."""
+    socket_path = pod_resources.pod_resources_socket_path(config.kubelet_root)
+    if facts is None or not os.path.exists(socket_path):
+        return
+    try:
+        counts = pod_resources.query_device_counts(config.kubelet_root)
+    except ImportError:  # without grpc
+        return
+    if isinstance(counts, str):
+        return
+    node_count = Counter(count.resource for count in counts)
+    del node_count[config.device_plugin.resource_name]  # its devices are CPUs
+    resources = sorted(name for name, number in node_count.items() if number > 1)
+    if len(resources) < 2:
+        return
+    names = resources[:MAX_NAMED_RESOURCES]
+    if extra_count := len(resources) - len(names):
+        names.append(f"{extra_count} more")
+    text = f"{', '.join(names[:-1])} and {names[-1]}"
+    if facts.topology_policy == "none":
+        yield _warning_finding(
+            "kubelet",
+            f"its topologyManagerPolicy is none: it chooses {text} separately, and a pod with "
+            "several of them may get them on different NUMA nodes",
+            "Set topologyManagerPolicy: best-effort in its configuration, with cpuManagerPolicy: "
+            "none and memoryManagerPolicy: None, and restart it. See docs/devices.md.",
+        )
+    else:
+        yield _passed_finding(
+            "kubelet",
+            f"topologyManagerPolicy {facts.topology_policy}, scope {facts.topology_scope}: it "
+            f"aligns {text}",
+        )
 
 
 def _check_next_kubelet_start(

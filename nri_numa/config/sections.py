@@ -342,7 +342,7 @@ class Devices(Section, frozen=True):
     """true: use network interfaces in the pod's namespace. Needs CAP_SYS_ADMIN, the host's
     /run/netns, and 10 MiB of memory for pyroute2.minimal."""
     pod_resources: bool = True
-    """true: query the kubelet's PodResources socket once for each pod, for 50 ms at most, and all
+    """true: query the kubelet's PodResources socket once for each pod, for 1 s at most, and all
     devices every four seconds at most. Needs 8 MiB of memory for grpc."""
     count_free: bool = False
     """true: query the kubelet for the free devices of each extended resource on each NUMA node,
@@ -361,7 +361,7 @@ class DRA(Section, frozen=True):
     """Name of the driver in ResourceSlices and DeviceClasses; best below a domain of yours."""
     list_attributes: bool = False
     """true: publish attributes that have several values as lists. Only if API server and scheduler
-    have the feature gate DRAListTypeAttributes; others reject the ResourceSlice."""
+    are 1.37 or newer and have the feature gate DRAListTypeAttributes."""
     handover_dir: Annotated[str, with_parser(build_absolute_path_check())] = "/run/nri-numa-claims"
     """Directory in which the agent requests claims from nri-numa publish and receives them; no
     other program may write there."""

@@ -60,8 +60,9 @@ _MIN_CDI_REREAD_INTERVAL_S: Final = 1.0
 _NETWORK_NOT_READ_TEXT: Final = "its network interfaces were not read yet: no hint"
 _NO_KUBELET_ANSWER_TEXT: Final = "the kubelet has not reported its devices yet: no hint"
 
-KUBELET_ANSWER_TIMEOUT_S: Final = 0.05
-"""Seconds for an answer; a later one would miss the pod's first container anyway."""
+KUBELET_ANSWER_TIMEOUT_S: Final = 1.0
+"""Seconds for an answer, for which only a thread waits. A busy kubelet took more than 0.05; a pod
+whose first container comes earlier still has the answer for its other containers and restarts."""
 MIN_KUBELET_QUERY_INTERVAL_S: Final = 0.02
 """Seconds between two queries: half the kubelet's rate limit, since others query it too."""
 RATE_LIMIT_RETRY_S: Final = 0.1

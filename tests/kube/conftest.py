@@ -44,11 +44,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     others = [item for item in items if item not in ours]
     modules = list(dict.fromkeys(item.path for item in ours))
 
-    def place_of(item: pytest.Item) -> tuple[int, str, bool]:
-        """What empties an emulated node comes last: its pods take minutes to come again."""
+    def place_of(item: pytest.Item) -> tuple[int, str, int]:
+        """What empties an emulated node comes last: its pods take minutes to come again.
+
+        And what starts its kubelet anew comes after that.
+        """
         parameters = getattr(getattr(item, "callspec", None), "params", {})
-        empties = "claims" in getattr(item, "fixturenames", ())
-        return modules.index(item.path), str(parameters.get("node", "")), empties
+        fixtures = getattr(item, "fixturenames", ())
+        last = next((i for i, name in enumerate(("claims", "devices"), 1) if name in fixtures), 0)
+        return modules.index(item.path), str(parameters.get("node", "")), last
 
     ours.sort(key=place_of)
     items[:] = [*others[:place], *ours, *others[place:]]

@@ -1,4 +1,4 @@
-"""A kubelet on two NUMA nodes, in an emulated machine: where pods begin, claims, and a reboot.
+"""A kubelet on two NUMA nodes, in an emulated machine: pods, claims, devices, and a reboot.
 
 Takes minutes. ``NRI_NUMA_VM`` with ``kube-node`` in it runs it, as CI does; with ``kube-systemd``
 the node has systemd as its first process and the systemd cgroup driver; ``all`` has both.
@@ -17,7 +17,13 @@ from nri_numa.model.cpuset import CPUSet
 from tests.beds.cri import poll
 from tests.beds.images import FIRST_LINE_SCRIPT
 from tests.beds.kube.build import find_programs
-from tests.beds.kube.client import Client, JsonObject, is_ready, unscheduled
+from tests.beds.kube.client import (
+    Client,
+    JsonObject,
+    is_ready,
+    unscheduled,
+    waiting_reason,
+)
 from tests.beds.kube.control_plane import ControlPlane
 from tests.beds.kube.dra import (
     CLAIMS,
@@ -31,6 +37,7 @@ from tests.beds.kube.dra import (
 )
 from tests.beds.kube.manifests import asks, container, pod
 from tests.beds.kube.namespaces import Namespaces
+from tests.beds.kube.numa_devices import CARD, GPU, NUMA_NODE_BY_DEVICE
 from tests.beds.kube.virtual_node import Look, VirtualNode, container_id
 from tests.beds.testbed import TestbedUnavailable, require_root, skip_or_fail
 from tests.beds.vm_bed import one_machine_at_a_time, prepare
@@ -82,12 +89,18 @@ def node(request: pytest.FixtureRequest) -> Iterator[VirtualNode]:
             Namespaces(Path(scratch)) as namespaces,
             ControlPlane(programs, namespaces, nodes=["virtual"], heartbeats=True) as control,
             VirtualNode(
-                control, parts, machine, lock, agent={"nodeName": "virtual", **sections()}
+                control, parts, machine, lock, agent={"nodeName": "virtual", **_agent_sections()}
             ) as node,
         ):
             yield node
     except TestbedUnavailable as error:
         skip_or_fail(error, "KUBE", "VM")  # it was asked for by name
+
+
+def _agent_sections() -> JsonObject:
+    both = sections()
+    here = {"enabled": True, "networkInterfaces": False}
+    return {**both, "devices": {**both["devices"], **here}}
 
 
 @pytest.fixture
@@ -123,6 +136,15 @@ def claims(node: VirtualNode) -> Iterator[Client]:
     yield client
     client.delete_pods()
     delete_claims(client)
+
+
+@pytest.fixture
+def devices(node: VirtualNode) -> Iterator[Client]:
+    """Calls the API server of `node`, which has no pods; a test starts its kubelet anew."""
+    client = node.control.client
+    client.delete_pods()
+    yield client
+    client.delete_pods()
 
 
 def own_words(client: Client, name: str) -> list[tuple[str, str]]:
@@ -226,6 +248,72 @@ def claimed(client: Client, node: VirtualNode, name: str, count: int) -> Look:
     said = poll(lambda: client.kubectl("logs", name), f"words of {name}", timeout_s=LIMIT_S)
     assert said.startswith(f"cpus={look.cpus} mems={look.mems} ")
     return look
+
+
+def with_devices(name: str = "main", *, gpus: int = 0, cards: int = 0) -> JsonObject:
+    """A container that requests so many devices of the bed's plugins."""
+    made = container(name)
+    wanted = {key: str(count) for key, count in ((GPU, gpus), (CARD, cards)) if count}
+    made["resources"] = {key: {**amounts, **wanted} for key, amounts in made["resources"].items()}
+    return made
+
+
+def strict(name: str, *containers: JsonObject) -> JsonObject:
+    keys = asks(policy="single-numa-node", cpus="shared", scope="pod")
+    return _in_the_bed(pod(name, *containers, annotations=keys))
+
+
+def test_without_a_topology_policy_the_kubelet_takes_devices_apart(
+    devices: Client, node: VirtualNode
+) -> None:
+    """As both plugins prefer; the strict pod is refused, though two pairs are free together."""
+    node.restart_kubelet({"topologyManagerPolicy": "none"})
+    devices.apply(strict("apart", with_devices(gpus=1, cards=1)))
+    refused = devices.wait_pod(
+        "apart",
+        lambda it: waiting_reason(it)[0] == "CreateContainerError",
+        "refused",
+        timeout_s=LIMIT_S,
+    )
+    assert node.devices(refused) == ["gpu-0", "nic-3"]
+    assert "DeviceAffinityError" in waiting_reason(refused)[1]
+
+
+def test_with_best_effort_a_pod_has_its_devices_cpus_and_memory_together(
+    devices: Client, node: VirtualNode
+) -> None:
+    """The recipe of docs/devices.md; the containers of a pod too, by the kubelet's scope."""
+    keys = {"topologyManagerPolicy": "best-effort", "topologyManagerScope": "pod"}
+    node.restart_kubelet(keys)
+    # Two GPUs of NUMA node 0 are taken, so that a pair cannot be there.
+    devices.apply(strict("taken", with_devices(gpus=2)))
+    beside(node, devices.wait_ready("taken", timeout_s=LIMIT_S), 0)
+    devices.apply(strict("pair", with_devices(gpus=1), with_devices("side", cards=1)))
+    beside(node, devices.wait_ready("pair", timeout_s=LIMIT_S), 1)
+
+
+def beside(node: VirtualNode, ready: JsonObject, numa: int) -> None:
+    """Insist that devices, CPUs and memory of each container of a pod are on one NUMA node."""
+    looks = node.look()
+    for status in ready["status"]["containerStatuses"]:
+        given = node.devices(ready, status["name"])
+        assert given
+        assert {NUMA_NODE_BY_DEVICE[each] for each in given} == {numa}
+        look = looks[status["containerID"].removeprefix("containerd://")]
+        assert CPUSet.parse(look.cpus) <= NODES[numa]
+        assert look.mems == str(numa)
+
+
+def test_with_restricted_a_pod_fails_where_its_devices_are_apart(
+    devices: Client, node: VirtualNode
+) -> None:
+    """For ever: a controller makes another one at once, and three of them in each second."""
+    node.restart_kubelet({"topologyManagerPolicy": "restricted"})
+    devices.apply(strict("apart", with_devices(gpus=1, cards=3)))
+    failed = devices.wait_pod(
+        "apart", lambda it: it["status"]["phase"] == "Failed", "failed", timeout_s=LIMIT_S
+    )
+    assert failed["status"]["reason"] == "TopologyAffinityError"
 
 
 def test_after_a_reboot_all_are_placed_again(client: Client, node: VirtualNode) -> None:

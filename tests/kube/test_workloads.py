@@ -256,7 +256,7 @@ def test_the_api_server_takes_every_example(client: Client) -> None:
     crd = f"crd/{_KUBEVIRT['metadata']['name']}"
     try:
         client.kubectl("wait", "--for=condition=Established", crd)
-        for folder in ("", "workloads"):
+        for folder in ("", "workloads", "claims"):
             client.kubectl(
                 "apply",
                 "--dry-run=server",

@@ -18,7 +18,8 @@ The document (``tests/vm/machines/*.yaml``)::
     unplugged: 14-15          # CPU sockets empty at boot, to be plugged while the machine runs
     nohz_full: 4-5            # CPUs without a timer tick while one thread runs, for the kernel
     pci:                      # devices behind a host bridge that belongs to a NUMA node: cards,
-                              # disks that hold zeros (and an IOMMU with them), generators
+                              # disks that hold zeros (and an IOMMU with them), generators of random
+                              # numbers as stand-ins; behind its second one with root: 1
       - {numa_node: 1, device: e1000e}
     containerd: "2.3"         # series of containerd in the guest: "1.7", "2.3" or "2.4"
     core: true                # part of the core set, which CI runs
@@ -93,6 +94,7 @@ class PciDevice(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
     numa_node: int
     device: Literal["e1000e", "igb", "nvme", "virtio-net-pci", "virtio-rng-pci"]
+    root: Literal[0, 1] = 0
 
 
 class Machine(
@@ -226,16 +228,17 @@ def qemu_options(machine: Machine) -> list[str]:
                     options += ["-numa", f"dist,src={i},dst={j},val={value_ij}"]
     if machine.iommu:
         options += ["-device", "intel-iommu"]  # before what is behind it
-    bridges = sorted({device.numa_node for device in machine.pci})
-    for numa_node in bridges:
+    bridges = sorted({(device.numa_node, device.root) for device in machine.pci})
+    for numa_node, root in bridges:
         # Bus numbers between bridges leave room for the buses below each of them.
-        bus = 0x40 + 0x10 * numa_node
+        bus = 0x40 + 0x10 * numa_node + 0x08 * root
+        bridge = f"host{numa_node}root{root}"
         options += [
             "-device",
-            f"pxb-pcie,id=host{numa_node},bus=pcie.0,bus_nr={bus},numa_node={numa_node}",
+            f"pxb-pcie,id={bridge},bus=pcie.0,bus_nr={bus},numa_node={numa_node}",
         ]
     for slot, device in enumerate(machine.pci):
-        port, disk = f"port{slot}", ""
+        port, bridge, disk = f"port{slot}", f"host{device.numa_node}root{device.root}", ""
         if device.device == "nvme":
             disk = f",drive=disk{slot},serial=disk{slot}"
             options += [
@@ -244,7 +247,7 @@ def qemu_options(machine: Machine) -> list[str]:
             ]
         options += [
             "-device",
-            f"pcie-root-port,id={port},bus=host{device.numa_node},chassis={slot + 1},slot={slot}",
+            f"pcie-root-port,id={port},bus={bridge},chassis={slot + 1},slot={slot}",
             "-device",
             f"{device.device},bus={port}{disk}",
         ]

@@ -14,7 +14,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -46,6 +46,8 @@ from tests.vm.scopes import systemd_agrees
 _DISK = Path("/mnt")
 SYSTEMD = Path("/run/systemd/system").is_dir()  # sd_booted(3)
 _START_LIMIT_S = 300.0
+_KUBELET_FILE = GUEST_BED / "kubelet.json"
+_DEVICE_PLUGINS = Path("/var/lib/kubelet/device-plugins")
 
 
 def _set_up() -> None:
@@ -109,13 +111,13 @@ class _Node:
         if SYSTEMD:
             configuration["cgroupDriver"] = "systemd"
         (GUEST_BED / "static").mkdir(exist_ok=True)
-        file = GUEST_BED / "kubelet.json"
-        file.write_text(json.dumps(configuration), encoding="utf-8")
+        self._configuration = configuration
+        self._configure_kubelet({})
         self.kubelet = Daemon(
             "kubelet",
             [
                 str(programs / "kubelet"),
-                f"--config={file}",
+                f"--config={_KUBELET_FILE}",
                 f"--kubeconfig={shared / 'kubeconfig'}",
                 f"--hostname-override={wanted.name}",
                 f"--node-ip={GUEST_ADDRESS}",
@@ -132,6 +134,12 @@ class _Node:
             plugin_environment(
                 {"KUBERNETES_SERVICE_HOST": ADDRESS, "KUBERNETES_SERVICE_PORT": "6443"}
             ),
+        )
+        self.devices = Daemon(
+            "devices",
+            [sys.executable, "-m", "tests.beds.kube.numa_devices", str(_DEVICE_PLUGINS)],
+            shared,
+            plugin_environment({}),
         )
 
     @property
@@ -154,6 +162,10 @@ class _Node:
                 systemd_agrees(self)
             case "publish":
                 self.publisher.start()
+            case "kubelet":
+                self._restart_kubelet(ask.kubelet)
+            case "devices":
+                return Answer(devices=_read_devices())
             case "kill":
                 self.plugin.kill()
                 self.plugin.start(timeout_s=_START_LIMIT_S)
@@ -165,8 +177,23 @@ class _Node:
         """Raise if one of the programs ended that nobody ended."""
         self.kubelet.check()
         self.publisher.check()
+        self.devices.check()
+
+    def _configure_kubelet(self, keys: Mapping[str, object]) -> None:
+        text = json.dumps({**self._configuration, **keys})
+        _KUBELET_FILE.write_text(text, encoding="utf-8")
+
+    def _restart_kubelet(self, keys: Mapping[str, object]) -> None:
+        self.devices.end(timeout_s=60)
+        self.kubelet.end(timeout_s=60)
+        # A kubelet takes every socket there away, also that of a plugin that was too early.
+        (_DEVICE_PLUGINS / "kubelet.sock").unlink(missing_ok=True)
+        self._configure_kubelet(keys)
+        self.kubelet.start()
+        self.devices.start()
 
     def _end(self) -> None:
+        self.devices.end(timeout_s=60)
         self.publisher.end(timeout_s=60)
         self.kubelet.end(timeout_s=60)
         self.plugin.terminate(60)
@@ -186,6 +213,16 @@ class _Node:
                     cgroup_mems=format_list(group.mems),
                 )
         return found
+
+
+def _read_devices() -> dict[str, list[str]]:
+    """Ids of the devices that the kubelet gave, by container as POD-UID/NAME."""
+    file = _DEVICE_PLUGINS / "kubelet_internal_checkpoint"
+    given: dict[str, list[str]] = {}
+    for entry in json.loads(file.read_text(encoding="utf-8"))["Data"]["PodDeviceEntries"] or ():
+        ids = [id for each in entry["DeviceIDs"].values() for id in each]
+        given.setdefault(f"{entry['PodUID']}/{entry['ContainerName']}", []).extend(ids)
+    return {key: sorted(ids) for key, ids in given.items()}
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -32,6 +32,7 @@ class ControlPlane(ProcessBed):
 
     Args:
         heartbeats: whether a node that does not report is tainted; not where nodes are objects.
+        gates: feature gates that are on in API server, controller manager and scheduler.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class ControlPlane(ProcessBed):
         nodes: Sequence[str] = (),
         heartbeats: bool = False,
         scheduler: Mapping[str, object] | None = None,
+        gates: Sequence[str] = (),
     ) -> None:
         self.programs = programs
         self.namespaces = namespaces
@@ -50,6 +52,9 @@ class ControlPlane(ProcessBed):
         self.log_directory = namespaces.directory / "logs"
         self._heartbeats = heartbeats
         self._scheduler = dict(scheduler or {})
+        self._gates = [f"--feature-gates={','.join(f'{gate}=true' for gate in gates)}"] * bool(
+            gates
+        )
         self._tokens = {
             user: secrets.token_hex(16)
             for user in (
@@ -90,7 +95,7 @@ class ControlPlane(ProcessBed):
         self._write_users()
         data = f"--data-dir={self.namespaces.tmpfs / 'etcd'}"
         self._start("etcd", data, "--unsafe-no-fsync", "--logger=zap", "--log-level=warn")
-        server = self._start("kube-apiserver", *self._api_server(key))
+        server = self._start("kube-apiserver", *self._api_server(key), *self._gates)
         both = list(self.daemons.values())
         wait_for(both, self.certificate.exists, "certificate")
         self._start("proxy", f"--unix-socket={self._proxy_socket}", program=("kubectl", "proxy"))
@@ -106,9 +111,10 @@ class ControlPlane(ProcessBed):
             "--use-service-account-credentials",
             f"--flex-volume-plugin-dir={self.directory / 'flex'}",  # default below /usr
             "--leader-elect=false",
+            *self._gates,
         )
         config = self.write_scheduler(self.directory, **self._scheduler)
-        self._start("kube-scheduler", f"--config={config}")
+        self._start("kube-scheduler", f"--config={config}", *self._gates)
         wait_for(
             list(self.daemons.values()),
             # Without it the API server refuses every pod.

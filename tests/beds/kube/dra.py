@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
+from nri_numa.publisher.slices import build_slice_devices
+from nri_numa.web.responses import NUMANodeExclusiveCPUSlots
 from tests.beds.cri import poll
+from tests.beds.http_view import FakeView
 from tests.beds.kube.bed import KubeBed
 from tests.beds.kube.client import Client, JsonObject
 from tests.beds.kube.control_plane import ControlPlane
@@ -104,6 +109,39 @@ def counted(client: Client) -> dict[int, int]:
         for each in slices(client)
         for one in each["spec"].get("devices", [])
     }
+
+
+def resource_slice(driver: str, node: str, devices: Sequence[JsonObject]) -> JsonObject:
+    """All devices of a driver on a Node, whose pool has its name."""
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceSlice",
+        "metadata": {"name": f"{node}-{driver}"},
+        "spec": {
+            "driver": driver,
+            "nodeName": node,
+            "pool": {"name": node, "generation": 1, "resourceSliceCount": 1},
+            "devices": list(devices),
+        },
+    }
+
+
+def numa_devices(roots: Mapping[int, Sequence[str]]) -> list[JsonObject]:
+    """What the publisher offers of NUMA nodes with these PCIe roots, 8 CPUs and 64 GiB each."""
+    view = FakeView()
+    zones = view.scheduler_zones_document()
+    (zone,) = zones.zones
+    size = 64 << 30
+    zones = replace(
+        zones,
+        zones=tuple(
+            replace(zone, id=i, pcie_roots=tuple(each), memory_allocatable_bytes=size)
+            for i, each in roots.items()
+        ),
+    )
+    counts = tuple(NUMANodeExclusiveCPUSlots(id=i, allocated=0, free=8) for i in roots)
+    slots = replace(view.slots_document(), numa_nodes=counts)
+    return build_slice_devices(zones, slots, DRIVER, lists=True)
 
 
 def wait_slice(client: Client, publisher: Publisher, *, other_than: str = "") -> JsonObject:

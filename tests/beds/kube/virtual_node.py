@@ -29,6 +29,7 @@ from tests.beds.debs import CNI_PLUGINS, DebCache
 from tests.beds.kube.client import JsonObject, takes_pods
 from tests.beds.kube.control_plane import ControlPlane
 from tests.beds.kube.namespaces import ADDRESS
+from tests.beds.kube.numa_devices import REGISTERED, RESOURCES
 from tests.beds.processes import ProcessBed
 from tests.beds.testbed import TestbedUnavailable, run
 from tests.beds.vm_bed import ARTIFACTS, GUEST_SHARED, Parts, booted, guest_variables, start_script
@@ -62,10 +63,14 @@ class Ask(msgspec.Struct, frozen=True):
     * ``agree``: insist that systemd, the kernel and nri-numa say the same of each;
     * ``publish``: have ``nri-numa publish`` run, with what `VirtualNode.publish` wrote;
     * ``kill`` nri-numa by SIGKILL and start it again;
+    * ``kubelet``: start it anew with keys of its configuration, and the device plugins of
+      ``tests.beds.kube.numa_devices`` beside it;
+    * ``devices``: say which of their devices the kubelet gave to whom;
     * ``end`` all programs in order.
     """
 
     what: str
+    kubelet: dict[str, object] = {}
 
 
 class Look(msgspec.Struct, frozen=True):
@@ -78,9 +83,10 @@ class Look(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """The guest's answer; looks by container id."""
+    """The guest's answer; looks by container id, ids of devices by POD-UID/CONTAINER."""
 
     looks: dict[str, Look] = {}
+    devices: dict[str, list[str]] = {}
     error: str = ""
 
 
@@ -193,6 +199,31 @@ class VirtualNode(ProcessBed):
         """End nri-numa by SIGKILL; returns when another is connected."""
         self._ask("kill")
 
+    def restart_kubelet(self, keys: Mapping[str, object]) -> None:
+        """Start the kubelet anew with these keys of its configuration, and device plugins.
+
+        Returns when it has their devices, which the Node has kept from its last life.
+        """
+        begin = self._registered()
+        self._ask("kubelet", keys)
+        kinds = len(RESOURCES)
+        poll(
+            lambda: self._registered() - begin >= kinds or None,
+            "device plugins registered",
+            timeout_s=_READY_LIMIT_S,
+        )
+
+        def allocatable() -> bool:
+            self._insist_on_running()
+            found = self.control.client.node(self.name)["status"]["allocatable"]
+            return all(int(found.get(resource, 0)) for resource in RESOURCES)
+
+        poll(lambda: allocatable() or None, "devices on the Node", timeout_s=_READY_LIMIT_S)
+
+    def _registered(self) -> int:
+        log = self.directory / "devices.log"
+        return log.read_text("utf-8").count(REGISTERED) if log.exists() else 0
+
     # -- looking ---------------------------------------------------------------------------
 
     def look(self) -> dict[str, Look]:
@@ -207,10 +238,15 @@ class VirtualNode(ProcessBed):
         """Everything nri-numa wrote so far, over all boots."""
         return (self.directory / "plugin.log").read_text(encoding="utf-8", errors="replace")
 
-    def _ask(self, what: str) -> Answer:
+    def devices(self, pod: JsonObject, name: str = "main") -> list[str]:
+        """Ids of the devices that the kubelet gave to a container, sorted."""
+        given = self._ask("devices").devices
+        return given.get(f"{pod['metadata']['uid']}/{name}", [])
+
+    def _ask(self, what: str, kubelet: Mapping[str, object] | None = None) -> Answer:
         self._asked += 1
         scratch = self.directory / "ask.tmp"
-        scratch.write_bytes(msgspec.json.encode(Ask(what=what)))
+        scratch.write_bytes(msgspec.json.encode(Ask(what=what, kubelet=dict(kubelet or {}))))
         scratch.replace(self.directory / f"ask-{self._asked:03}.json")
         file = self.directory / f"answer-{self._asked:03}.json"
 

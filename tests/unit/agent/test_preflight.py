@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -20,12 +23,14 @@ from nri_numa.agent import preflight
 from nri_numa.agent.preflight import Finding, FindingLevel, check_pod_level_resources
 from nri_numa.config import HTTP, AgentConfig, RuntimeLinkKind
 from nri_numa.config.sections import KubeletSection, RuntimeLinkSection
+from nri_numa.kubelet.pb import podresources_pb2
 from nri_numa.machine.sysfs import discover_topology
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import Topology
 from nri_numa.model.settings import IsolatedCPUs, NohzFullCPUs
 from nri_numa.publisher.traces import EXPORTER_LOGGER_NAME
 from tests.beds.certificates import make_certificate, make_expired
+from tests.beds.fake_kubelet import pod_resources
 from tests.machines import named as machines
 from tests.machines.named import write_sysfs, write_tree
 
@@ -578,3 +583,49 @@ def test_differences_are_warnings(tmp_path: Path) -> None:
     warnings = [f.message for f in found if f.level is FindingLevel.WARN]
     assert len(warnings) == 1
     assert "reservedCPUs is 0, and the kubelet's reservedSystemCPUs reserves 0-1" in warnings[0]
+
+
+@contextlib.contextmanager
+def devices_of(directory: Path, *resources: str) -> Iterator[None]:
+    """A kubelet with a device of each resource on either of two NUMA nodes."""
+
+    def allocatable(request: Any, context: Any) -> Any:
+        answer = podresources_pb2.AllocatableResourcesResponse()
+        for resource in resources:
+            for i in range(2):
+                entry = answer.devices.add(resource_name=resource, device_ids=[f"{resource}-{i}"])
+                entry.topology.nodes.add(ID=i)
+        return answer
+
+    def none(request: Any, context: Any) -> Any:
+        return podresources_pb2.ListPodResourcesResponse()
+
+    with pod_resources(directory, none, none, allocatable):
+        yield
+
+
+@pytest.mark.parametrize(
+    ("policy", "level", "words"),
+    [
+        ("none", FindingLevel.WARN, "is none: it chooses example.com/gpu and example.com/nic sep"),
+        ("best-effort", FindingLevel.OK, "scope container: it aligns example.com/gpu and example."),
+    ],
+)
+def test_devices_of_two_kinds_are_aligned_by_the_kubelet_or_by_chance(
+    tmp_path: Path, policy: str, level: FindingLevel, words: str
+) -> None:
+    write_tree(tmp_path, {"config.yaml": f"{HEAD}topologyManagerPolicy: {policy}\n"})
+    with devices_of(tmp_path, "example.com/nic", "example.com/gpu"):
+        _, finding = look(tmp_path)
+    assert finding.level is level
+    assert words in finding.message
+    assert ("best-effort" in finding.remedy) == (level is FindingLevel.WARN)
+
+
+def test_alignment_is_no_matter_for_devices_of_one_kind(tmp_path: Path) -> None:
+    write_tree(tmp_path, {"config.yaml": HEAD})
+    # What the device plugin of this project counts are CPUs.
+    with devices_of(tmp_path, "example.com/gpu", AgentConfig().device_plugin.resource_name):
+        assert [f.message for f in look(tmp_path)] == ["cpuManagerPolicy none"]
+    with devices_of(tmp_path, *(f"example.com/{i}" for i in range(11))):
+        assert "example.com/6 and 3 more" in look(tmp_path)[1].message

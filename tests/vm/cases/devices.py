@@ -17,11 +17,12 @@ from threading import Barrier
 from tests.beds.cri import Container, CRIError, Pod, poll
 from tests.machines.vm_machine import Machine
 from tests.vm import pod_cards, words
+from tests.vm.cases.memory import TOUCHED_MIB, touch, touched_pages
 from tests.vm.guest import Guest
 from tests.vm.registry import case
 
 _PCI = Path("/sys/bus/pci")
-_CARD, _DISK = "0x020000", "0x010802"
+_CARD, _DISK, _STAND_IN = "0x020000", "0x010802", "0x00ff00"
 """Classes of PCI devices."""
 _SOURCES = {"devices": {"enabled": True, "podResources": False}}
 _SINGLE = {"policy": "single-numa-node", "cpus": "shared"}
@@ -143,6 +144,36 @@ def card_and_disk_apart(guest: Guest) -> None:
         _looked_at(guest, pod)
         guest.pinned(guest.container(pod, "main", devices=[disk]))
         guest.notes.append(_why(guest, "placed"))
+
+
+@case(applies=lambda machine: machine.has_on_each_node("virtio-rng-pci"))
+def devices_of_two_roots(guest: Guest) -> None:
+    """CPUs and pages are beside two devices of a NUMA node, each behind a PCIe root of its own."""
+    with _sources(guest):
+        for numa_node in range(len(guest.machine.numa)):
+            stand_ins = [
+                address
+                for address, what in words.pci_devices().items()
+                if what == (numa_node, _STAND_IN)
+            ]
+            assert len({_root(address) for address in stand_ins}) == 2, stand_ins
+            names = ("PCIDEVICE_BED_EXAMPLE_COM_GPU", "PCIDEVICE_BED_EXAMPLE_COM_NIC")
+            container = guest.container(
+                guest.sandbox(f"roots-{numa_node}", _SINGLE),
+                "main",
+                memory_mib=128,
+                env=dict(zip(names, stand_ins, strict=True)),
+                command=touch(TOUCHED_MIB),
+            )
+            seen = words.allowed(guest.pid(container))
+            assert seen.cpus == guest.cpus_of(numa_node), seen
+            assert seen.mems == {numa_node}, seen
+            assert set(touched_pages(guest, container)) == {numa_node}
+
+
+def _root(address: str) -> str:
+    """The PCIe root of a device, such as pci0000:40."""
+    return os.path.realpath(_PCI / "devices" / address).split("/")[3]
 
 
 def _give(guest: Guest, pod: str, numa_node: int) -> None:

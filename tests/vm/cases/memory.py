@@ -31,7 +31,7 @@ from tests.vm.registry import case, skip
 from tests.vm.scopes import systemd_agrees
 
 _MIB = 1024 * 1024
-_TOUCHED_MIB = 64
+TOUCHED_MIB = 64
 _BALANCING = Path("/proc/sys/kernel/numa_balancing")
 _MOVED_MIB = 112
 """More than the mover leaves to the kernel."""
@@ -61,8 +61,9 @@ def _toucher(guest: Guest, container: Container, mib: int) -> int:
     return poll(look, f"{mib} MiB touched in {container.pod.name}", every_s=0.5)
 
 
-def _pages(guest: Guest, container: Container) -> dict[int, int]:
-    found = words.anonymous_memory(_toucher(guest, container, _TOUCHED_MIB))
+def touched_pages(guest: Guest, container: Container) -> dict[int, int]:
+    """Bytes by NUMA node of a container that runs `touch` with `TOUCHED_MIB`."""
+    found = words.anonymous_memory(_toucher(guest, container, TOUCHED_MIB))
     text = ", ".join(f"node {i}: {size // _MIB} MiB" for i, size in sorted(found.items()))
     guest.notes.append(f"{container.pod.name}: {text}")
     return found
@@ -72,12 +73,12 @@ def _pages(guest: Guest, container: Container) -> dict[int, int]:
 def memory_is_local(guest: Guest) -> None:
     """All of 64 MiB that a `single-numa-node` container touches lies on its own NUMA node."""
     container = guest.pod(
-        "local", {"policy": "single-numa-node"}, memory_mib=128, command=touch(_TOUCHED_MIB)
+        "local", {"policy": "single-numa-node"}, memory_mib=128, command=touch(TOUCHED_MIB)
     )
     seen = words.allowed(guest.pid(container))
     (numa_node,) = guest.nodes_of(seen.cpus)
     assert seen.mems == {numa_node}
-    assert set(_pages(guest, container)) == {numa_node}
+    assert set(touched_pages(guest, container)) == {numa_node}
 
 
 @case(applies=several_memory_nodes)
@@ -89,9 +90,9 @@ def memory_follows_the_list(guest: Guest) -> None:
             f"pages-{numa_node}",
             {"numacpu": cpu, "numamem": str(numa_node)},
             memory_mib=96,
-            command=touch(_TOUCHED_MIB),
+            command=touch(TOUCHED_MIB),
         )
-        assert set(_pages(guest, container)) == {numa_node}
+        assert set(touched_pages(guest, container)) == {numa_node}
         guest.containerd.cri.remove_pod(container.pod)
 
 
@@ -115,9 +116,9 @@ def _migrate(pid: int, source: int, target: int) -> None:
 def moved_memory_shows(guest: Guest) -> None:
     """Memory that somebody moves to another NUMA node is local no longer, by what the API says."""
     container = guest.pod(
-        "moved", {"policy": "single-numa-node"}, memory_mib=128, command=touch(_TOUCHED_MIB)
+        "moved", {"policy": "single-numa-node"}, memory_mib=128, command=touch(TOUCHED_MIB)
     )
-    pid = _toucher(guest, container, _TOUCHED_MIB)
+    pid = _toucher(guest, container, TOUCHED_MIB)
     (home,) = words.allowed(guest.pid(container)).mems
     away = max(guest.memory_nodes - {home}, key=lambda i: (words.numa_memory(i, "MemFree"), i))
 

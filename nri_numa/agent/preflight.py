@@ -902,12 +902,12 @@ def _check_device_alignment(config: AgentConfig, facts: KubeletFacts | None) -> 
     if facts is None or not os.path.exists(socket_path):
         return
     try:
-        counts = pod_resources.query_device_counts(config.kubelet_root)
+        devices = pod_resources.query_node_devices(config.kubelet_root)
     except ImportError:  # without grpc
         return
-    if isinstance(counts, str):
+    if isinstance(devices, str):
         return
-    node_count = Counter(count.resource for count in counts)
+    node_count = Counter(count.resource for count in pod_resources.count_devices(devices))
     del node_count[config.device_plugin.resource_name]  # its devices are CPUs
     resources = sorted(name for name, number in node_count.items() if number > 1)
     if len(resources) < 2:

@@ -115,7 +115,7 @@ def test_it_follows_what_pods_take_and_give_back(bed: KubeBed, defined: Client) 
         seen = time.time()
         (one,) = bed.node.plugin.json("/v1/assignments?pod=nrt-exclusive")["containers"]
         # For docs/kubernetes-objects.md; seen with -s.
-        print(f"\nfrom the decision on the node to the object: {seen - one['since']:.2f} s")
+        print(f"\nfrom the decision on the node to the object: {seen - one['assignedAt']:.2f} s")
         assert amounts(taken, "memory")[2] < amounts(first, "memory")[1]
         # In the same write as the charge.
         defined.wait_pod("nrt-exclusive", is_ready, "Ready")

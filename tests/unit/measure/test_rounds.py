@@ -122,5 +122,5 @@ def test_without_numpy_the_error_has_the_command_that_helps(
     monkeypatch.setattr(importlib.util, "find_spec", lambda n: None if n in missing else real(n))
     done = CliRunner().invoke(cli, ["measure"])
     assert done.exit_code == 1
-    assert "numpy, which is not installed here; expected it after: " in done.output
+    assert "numpy, which is not installed; to install it: " in done.output
     assert done.output.rstrip().endswith(helps)

@@ -140,6 +140,7 @@ class ClusterState:
         self._equal: dict[NodeResources, NodeResources] = {}
         self._holds: dict[str, AssumedPod] = {}
         self._by_node: dict[str, set[str]] = {}
+        self._nominations: dict[str, dict[str, tuple[int, ResourceCounts]]] = {}
 
     @classmethod
     def from_documents(cls, documents: Iterable[Mapping[str, Any]], reader: PodReader) -> Self:
@@ -205,6 +206,31 @@ class ClusterState:
             if resources is not None:
                 self._rooms[name] = resources
         return resources
+
+    def free_resources_for(self, name: str, request: PodRequest) -> NodeInfo | None:
+        """Return a node's free resources less those nominated for pods as important as this one."""
+        resources = self.free_resources(name)
+        charges = self.nominated_charges(name, request)
+        return resources.minus_pods(charges) if isinstance(resources, NodeResources) else resources
+
+    def nominated_charges(self, name: str, request: PodRequest) -> list[ResourceCounts]:
+        """Return what is reserved on a node for other pods that are as important as this one."""
+        return [
+            charge
+            for uid, (priority, charge) in self._nominations.get(name, {}).items()
+            if uid != request.uid and priority >= request.priority
+        ]
+
+    def nominate_pod(self, request: PodRequest, node: str, charge: ResourceCounts) -> None:
+        """Reserve resources for a pod whose victims leave the node."""
+        self._nominations.setdefault(node, {})[request.uid] = request.priority, charge
+
+    def withdraw_nomination(self, uid: str, node: str) -> None:
+        """End the reservation for a pod on a node."""
+        nominations = self._nominations.get(node, {})
+        nominations.pop(uid, None)
+        if not nominations:
+            self._nominations.pop(node, None)
 
     def _without_holds(self, name: str, room: NodeResources) -> NodeResources:
         assumed_pods = [self._holds[uid] for uid in sorted(self._by_node.get(name, ()))]

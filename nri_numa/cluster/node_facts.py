@@ -119,12 +119,13 @@ def _matches_term(facts: NodeFacts, term: Mapping[str, Any]) -> bool:
     fields = list_of_mappings(term.get("matchFields"))
     if not labels and not fields:
         return False
-    return all(_matches_expression(facts.labels, e) for e in labels) and all(
-        _matches_expression({"metadata.name": facts.name}, e) for e in fields
+    return all(matches_expression(facts.labels, e) for e in labels) and all(
+        matches_expression({"metadata.name": facts.name}, e) for e in fields
     )
 
 
-def _matches_expression(labels: Mapping[str, str], expression: Mapping[str, Any]) -> bool:
+def matches_expression(labels: Mapping[str, str], expression: Mapping[str, Any]) -> bool:
+    """Return True if labels match an expression of a selector."""
     value = labels.get(str(expression.get("key", "")))
     listed = expression.get("values")
     values = listed if isinstance(listed, list) else []

@@ -223,6 +223,67 @@ class NodeResources(Struct, frozen=True, kw_only=True, dict=True, cache_hash=Tru
             for c in request.plugin_aligned_requests
         )
 
+    def min_release_of_pod(
+        self, request: PodRequest, placed: Mapping[str, NUMASet]
+    ) -> ResourceCounts | None:
+        """Return what the end of a placed pod gives back at least; None for nothing.
+
+        A container on several NUMA nodes gives back on each what the others cannot hold: how it was
+        split is unknown.
+        """
+        exclusive, milli = [0] * len(self.ids), [0] * len(self.ids)
+        resources = {r.name: [0] * len(self.ids) for r in self.other_resources}
+        pod_nodes = next(iter(placed.values()), NO_NUMA_NODES)
+        for c in request.plugin_aligned_requests:
+            nodes = placed.get(c.container, NO_NUMA_NODES) if c.container else pod_nodes
+            positions = () if c.is_init else self.positions_of(nodes)
+            cpus, capacity = self.cpus_with_idle_siblings(c), self.exclusive.capacity
+            _add_min_shares(exclusive, cpus, positions, capacity)
+            cpu_milli = 1000 * c.exclusive_cpus + c.charged_milli
+            _add_min_shares(milli, cpu_milli, positions, self.cpu.capacity)
+            for name, amount in c.charged_amounts:
+                if name in resources:
+                    capacity = self.capacity_by_resource[name]
+                    _add_min_shares(resources[name], amount, positions, capacity)
+        columns = {name: tuple(column) for name, column in resources.items() if any(column)}
+        if not (columns or any(exclusive) or any(milli)):
+            return None
+        return ResourceCounts(tuple(exclusive), tuple(milli), columns)
+
+    def plus_pods(
+        self, charges: Iterable[ResourceCounts], movable_charges: Iterable[ResourceCounts] = ()
+    ) -> Self:
+        """Return the resources with those that pods give back, never above the capacity.
+
+        ``exclusive_after_moves`` may have the CPUs of movable pods already.
+        """
+        immovable, movable = list(charges), list(movable_charges)
+        if not (charges := immovable + movable):
+            return self
+
+        def add(resource: NodeResource, columns: Iterable[AmountByPosition]) -> NodeResource:
+            sums = map(sum, zip(resource.free, *columns, strict=True))
+            return replace(resource, free=tuple(map(min, sums, resource.capacity)))
+
+        exclusive = add(self.exclusive, (c.exclusive for c in charges))
+        after_moves: AmountByPosition = ()
+        if self.exclusive_after_moves:
+            moved = replace(self.exclusive, free=self.exclusive_after_moves)
+            column = add(moved, (c.exclusive for c in immovable)).free
+            after_moves = tuple(map(max, column, exclusive.free))
+        limit = self.exclusive_limit
+        return replace(
+            self,
+            cpu=add(self.cpu, (c.milli for c in charges)),
+            exclusive=exclusive,
+            exclusive_after_moves=after_moves if after_moves != exclusive.free else (),
+            exclusive_limit=None if limit is None else limit + _sum_exclusive_cpus(charges),
+            other_resources=tuple(
+                add(r, (c.other_resources[r.name] for c in charges if r.name in c.other_resources))
+                for r in self.other_resources
+            ),
+        )
+
     def minus_pods(self, charges: Iterable[ResourceCounts]) -> Self:
         """Return the resources less the charges of pods, never below zero."""
         if not (charges := list(charges)):
@@ -302,6 +363,15 @@ def _subtract_units(
             column[position] -= part * unit
             amount -= part
     column[positions[0]] -= amount * unit
+
+
+def _add_min_shares(
+    column: list[int], amount: int, positions: Sequence[int], capacity: AmountByPosition
+) -> None:
+    """Add the part of an amount that each position has at least."""
+    total = sum(capacity[position] for position in positions)
+    for position in positions:
+        column[position] += max(0, amount - (total - capacity[position]))
 
 
 def _shift_charge_to_other_nodes(

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+import msgspec
 from msgspec.structs import replace
 
 from nri_numa.cluster.manifests import ManifestError, read_pod
@@ -19,9 +20,16 @@ from nri_numa.cluster.pod_request import (
     PodRequest,
     peak_request,
 )
-from nri_numa.cluster.pods import ContainerRole, PodManifest, container_of, pod_sandbox
+from nri_numa.cluster.pods import (
+    ContainerRole,
+    PodManifest,
+    container_of,
+    pod_priority,
+    pod_sandbox,
+)
 from nri_numa.config.derived import derive_settings, slots_resource
 from nri_numa.config.sections import AgentConfig
+from nri_numa.engine.assigned import ASSIGNED_KEY
 from nri_numa.engine.place.memory import (
     MEMPOLICY_KEY,
     hugepages_resource_name,
@@ -132,6 +140,18 @@ class PodReader:
         text = written_annotation(annotations, prefix, SCHEDULED_NODES_KEY)
         return (parse_scheduled_nodes(text) if isinstance(text, str) else None) or {}
 
+    def assigned_numa_nodes(self, document: Mapping[str, Any]) -> dict[str, NUMASet]:
+        """Read the memory nodes by container that the publisher wrote; empty without them."""
+        text = annotations_of(document).get(f"{self._settings.prefix}/{ASSIGNED_KEY}")
+        try:
+            entries = mapping_or_empty(msgspec.json.decode(text)) if isinstance(text, str) else {}
+            return {
+                name: NUMASet.parse(str(mapping_or_empty(entry).get("mems", "")))
+                for name, entry in entries.items()
+            }
+        except (ValueError, RecursionError):
+            return {}
+
     def _decode_pod_request(
         self, document: Mapping[str, Any], metadata: Mapping[str, Any]
     ) -> PodRequest:
@@ -155,7 +175,7 @@ class PodReader:
                 invalid_reason=f"cannot be read: {str(error)[:300]}" if has_annotation else "",
                 has_placement_request=has_annotation,
             )
-        return self.build_pod_request(pod)
+        return replace(self.build_pod_request(pod), priority=pod_priority(document))
 
     def build_pod_request(self, pod: PodManifest) -> PodRequest:
         """Build the request of a manifest.
@@ -293,6 +313,7 @@ def _container_request(
         charged_amounts=_memory_amounts(demand.hugepages, memory[1]) if pins_memory else (),
         smt=requested.smt,
         on_failure=requested.effective_on_failure,
+        is_movable=requested.movable,
     )
 
 

@@ -28,6 +28,7 @@ class ContainerRequest(Struct, frozen=True, kw_only=True, gc=False, cache_hash=T
         amounts: amounts that must be on its NUMA nodes.
         charged_amounts: amounts of these that are charged.
         on_failure: action of the node if the container does not fit.
+        is_movable: the node may move it to other NUMA nodes later.
     """
 
     container: str
@@ -40,6 +41,7 @@ class ContainerRequest(Struct, frozen=True, kw_only=True, gc=False, cache_hash=T
     charged_amounts: AmountByResource = ()
     smt: SMT = SMT.SPREAD
     on_failure: OnFailure = OnFailure.REJECT
+    is_movable: bool = False
 
 
 class PodRequest(Struct, frozen=True, kw_only=True):
@@ -52,6 +54,7 @@ class PodRequest(Struct, frozen=True, kw_only=True):
             of a Guaranteed pod.
         invalid_reason: reason why every agent would reject the pod.
         has_placement_request: an annotation, a rule or a default sets a placement option.
+        priority: of the pod; a node reserved by preemption is free for higher ones only.
     """
 
     uid: str
@@ -62,6 +65,7 @@ class PodRequest(Struct, frozen=True, kw_only=True):
     kubelet_aligned: tuple[ContainerRequest, ...] = ()
     invalid_reason: str = ""
     has_placement_request: bool = False
+    priority: int = 0
 
     @property
     def plugin_aligned_requests(self) -> tuple[ContainerRequest, ...]:

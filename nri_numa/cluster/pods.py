@@ -174,6 +174,12 @@ def is_finished(document: Mapping[str, Any]) -> bool:
     return text_in_section(document, "status", "phase") in ENDED_POD_PHASES
 
 
+def pod_priority(document: Mapping[str, Any]) -> int:
+    """Return the priority of a pod; 0 without one, as in kube-scheduler."""
+    value = mapping_or_empty(document.get("spec")).get("priority")
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0
+
+
 def is_replaced_after_eviction(document: Mapping[str, Any]) -> bool:
     """Return True if a controller replaces a pod after its eviction, possibly on another node.
 

@@ -71,6 +71,7 @@ class Resource(Enum):
     NUMATOPOLOGIES = ("nodeinfo.volcano.sh", "v1alpha1", "numatopologies")
     LEASES = ("coordination.k8s.io", "v1", "leases")
     CLAIMS = ("resource.k8s.io", "v1", "resourceclaims")
+    DISRUPTION_BUDGETS = ("policy", "v1", "poddisruptionbudgets")
     SLICES = ("resource.k8s.io", "v1", "resourceslices")
 
     @property

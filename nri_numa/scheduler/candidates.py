@@ -236,7 +236,7 @@ class VerdictCache:
         # The nodes take turns at the front if not all of them are evaluated.
         first_position = min(self._first, len(names)) if sufficient_work < inf else 0
         for position in (*range(first_position, len(names)), *range(first_position)):
-            room = self._nodes.free_resources(names[position])
+            room = self._nodes.free_resources_for(names[position], request)
             if not isinstance(room, NodeResources) or (
                 room.agent_not_ready and request.has_placement_request
             ):

@@ -22,6 +22,7 @@ from nri_numa.observe.metrics import ServiceMetrics
 from nri_numa.scheduler import protocol
 from nri_numa.scheduler.binder import Binder
 from nri_numa.scheduler.candidates import VerdictCache
+from nri_numa.scheduler.preemption import Preemption
 from nri_numa.scheduler.watcher import (
     PENDING_BOUND_PODS_SELECTOR,
     PODS_PATH,
@@ -89,6 +90,18 @@ class SchedulerMetrics(ServiceMetrics):
         self.pod_wakeups = self.new_counter(
             "pod_wakeups_total",
             "Updates of a Node's annotation that make kube-scheduler retry rejected pods.",
+        )
+        self.preemption_nodes_left_out = self.new_counter(
+            "preemption_nodes_left_out_total",
+            "Nodes proposed for preemption that are left out.",
+        )
+        self.preemption_victims_changed = self.new_counter(
+            "preemption_victims_changed_total",
+            "Nodes for which other victims are selected than proposed.",
+        )
+        self.pods_evicted_in_vain = self.new_counter(
+            "pods_evicted_in_vain_total",
+            "Evicted pods whose node did not get the pod within 60 s.",
         )
         self.nodes = self.new_gauge("nodes", "Nodes with a NodeResourceTopology.")
         self.unreadable_nodes = self.new_gauge(
@@ -177,6 +190,18 @@ class Extender:
         self.binder = Binder(
             self.api, self.nodes, self.candidates, self.reader, self.pod_watcher, config, clock
         )
+        self.preemption = Preemption(
+            self.api,
+            self.nodes,
+            self.candidates,
+            self.reader,
+            config.strategy,
+            clock,
+            nodes_left_out=self.metrics.preemption_nodes_left_out,
+            victims_changed=self.metrics.preemption_victims_changed,
+            evicted_in_vain=self.metrics.pods_evicted_in_vain,
+            wake=self.activator.on_free_increased,
+        )
         topologies, pods = (self.metrics.event_age.labels(kind).observe for kind in WATCHED_KINDS)
         self.topologies = Watch(
             self.api, TOPOLOGIES_PATH, self.node_watcher, aged=topologies, clock=clock
@@ -209,6 +234,8 @@ class Extender:
         result = await service.run_in_turns(
             self.candidates.filter_steps(request, question.node_names)
         )
+        self.preemption.record_nomination(question.pod)
+        self.preemption.explain_rejections(request.uid, result)
         reasons = result.failed | result.unresolvable
         if reasons:
             self.metrics.nodes_filtered.inc(len(reasons))
@@ -265,12 +292,21 @@ class Extender:
         )
         return protocol.encode_priorities(scores)
 
+    async def preempt(self, body: bytes) -> bytes:
+        """Answer with the pods to evict by node; a node where no eviction helps is left out."""
+        question = protocol.parse_preemption_args(body)
+        if self._unsynced_problem():
+            return protocol.encode_victims({})
+        return protocol.encode_victims(await self.preemption.select_victims(question))
+
     async def bind(self, body: bytes) -> bytes:
         """Bind a pod to the node that was chosen."""
         self._require_rereads_after_idle()
         binding = protocol.parse_binding_args(body)
         problem = self.unready_reason() or await self.binder.bind(binding)
-        if problem:
+        if not problem:
+            self.preemption.on_bound(binding.uid, binding.node)
+        else:
             self.metrics.bind_failures.inc()
             log.info(
                 "pod not bound",
@@ -361,6 +397,7 @@ class Extender:
         verbs: dict[str, VerbHandler] = {
             "/filter": self.filter,
             "/prioritize": self.prioritize,
+            "/preempt": self.preempt,
             "/bind": self.bind,
         }
         certified, metrics = bool(self._section.client_ca), self.metrics
@@ -501,6 +538,7 @@ class Extender:
             await asyncio.sleep(TICK_INTERVAL_S)
             self.node_watcher.expire_topologies()
             self.pod_watcher.expire_assumed_pods()
+            self.preemption.expire()
             answered_before, answers = answers, not self.unready_reason()
             if answers and not answered_before:
                 # Other replicas may have rejected pods before.

@@ -14,6 +14,9 @@ import msgspec
 MAX_NODE_NAMES: Final = 20_000
 """Nodes in one question; four times the largest cluster that Kubernetes supports."""
 
+MAX_VICTIMS: Final = 100_000
+"""Pods that one question may name."""
+
 MAX_NODES_PER_REASON: Final = 500
 """Nodes that an answer names for one reason: kube-scheduler samples as many of 5,000."""
 
@@ -38,6 +41,22 @@ class BindingArgs:
     name: str
     uid: str
     node: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProposedVictims:
+    """MetaVictims: UIDs of pods to evict from a node, and evictions that no budget allows."""
+
+    uids: tuple[str, ...]
+    violations: int
+
+
+@dataclass(frozen=True, slots=True)
+class PreemptionArgs:
+    """ExtenderPreemptionArgs: a pod, and the victims that kube-scheduler proposes by node."""
+
+    pod: Mapping[str, Any]
+    victims_by_node: Mapping[str, ProposedVictims]
 
 
 def parse_extender_args(body: bytes) -> ExtenderArgs:
@@ -75,6 +94,41 @@ def parse_binding_args(body: bytes) -> BindingArgs:
     return BindingArgs(*values)
 
 
+def parse_preemption_args(body: bytes) -> PreemptionArgs:
+    """Read the body of preempt.
+
+    Raises:
+        BadRequest: it is not valid, or has pods instead of their UIDs.
+    """
+    keys = _decode_lowercase_keys(body, "ExtenderPreemptionArgs")
+    pod, nodes = keys.get("pod"), keys.get("nodenametometavictims")
+    if not isinstance(pod, Mapping):
+        raise BadRequest("Pod is not there, expected a v1 Pod")
+    if nodes is None:
+        raise BadRequest(
+            "NodeNameToMetaVictims is not there, expected UIDs: set nodeCacheCapable: true"
+        )
+    if not isinstance(nodes, Mapping) or len(nodes) > MAX_NODE_NAMES:
+        raise BadRequest(f"NodeNameToMetaVictims is no mapping of at most {MAX_NODE_NAMES} nodes")
+    victims_by_node = {name: _parse_victims(name, value) for name, value in nodes.items()}
+    if sum(len(victims.uids) for victims in victims_by_node.values()) > MAX_VICTIMS:
+        raise BadRequest(f"NodeNameToMetaVictims has more than {MAX_VICTIMS} pods")
+    return PreemptionArgs(pod, victims_by_node)
+
+
+def _parse_victims(node: str, value: object) -> ProposedVictims:
+    keys = _lowercase_keys(value)
+    pods, violations = keys.get("pods") or [], keys.get("numpdbviolations") or 0
+    uids = [_lowercase_keys(p).get("uid") for p in pods] if isinstance(pods, list) else [None]
+    if not all(isinstance(uid, str) for uid in uids) or not isinstance(violations, int):
+        raise BadRequest(f"NodeNameToMetaVictims, {node[:253]}: expected Pods with UID")
+    return ProposedVictims(tuple(map(str, uids)), violations)
+
+
+def _lowercase_keys(value: object) -> dict[str, Any]:
+    return {k.lower(): v for k, v in value.items()} if isinstance(value, Mapping) else {}
+
+
 def _decode_lowercase_keys(body: bytes, kind: str) -> dict[str, Any]:
     try:
         document = msgspec.json.decode(body)
@@ -82,7 +136,7 @@ def _decode_lowercase_keys(body: bytes, kind: str) -> dict[str, Any]:
         raise BadRequest(f"the body is no JSON: {str(error)[:200]}") from None
     if not isinstance(document, dict):
         raise BadRequest(f"the body is no object, expected {kind}")
-    return {key.lower(): value for key, value in document.items()}
+    return _lowercase_keys(document)
 
 
 def encode_filter_result(
@@ -116,6 +170,19 @@ def _drop_nodes_beyond_reason_limit(reasons: Mapping[str, str]) -> Mapping[str, 
 def encode_priorities(scores: Sequence[tuple[str, int]]) -> bytes:
     """Encode HostPriorityList."""
     return msgspec.json.encode([{"Host": name, "Score": score} for name, score in scores])
+
+
+def encode_victims(victims_by_node: Mapping[str, ProposedVictims]) -> bytes:
+    """Encode ExtenderPreemptionResult; a node without victims would be an error of the call."""
+    document = {
+        name: {
+            "Pods": [{"UID": uid} for uid in victims.uids],
+            "NumPDBViolations": victims.violations,
+        }
+        for name, victims in victims_by_node.items()
+        if victims.uids
+    }
+    return msgspec.json.encode({"NodeNameToMetaVictims": document})
 
 
 def encode_error(text: str) -> bytes:

@@ -57,6 +57,19 @@ class ExtenderBed:
         )
         return answer
 
+    async def preempt(self, pod: dict[str, Any], **victims: list[str]) -> dict[str, list[str]]:
+        """Names of the victims by node, of those that kube-scheduler proposes by node."""
+        proposed = {
+            node: {"Pods": [{"UID": f"uid-{name}"} for name in names], "NumPDBViolations": 0}
+            for node, names in victims.items()
+        }
+        body = json.dumps({"Pod": pod, "NodeNameToMetaVictims": proposed})
+        answer = json.loads(await self.extender.preempt(body.encode()))
+        return {
+            node: sorted(one["UID"].removeprefix("uid-") for one in found["Pods"])
+            for node, found in answer["NodeNameToMetaVictims"].items()
+        }
+
     async def bind(self, name: str = "p", node: str = "n1") -> str:
         """Bind a pod that was scheduled; the result is why not."""
         return await self.extender.binder.bind(BindingArgs("default", name, f"uid-{name}", node))

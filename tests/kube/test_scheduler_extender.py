@@ -8,9 +8,10 @@ import os
 import re
 import signal
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -547,6 +548,150 @@ def test_a_burst_in_trouble(trouble: str, fleet: Client, bed: KubeBed) -> None:
         last.wait_ready()
         records = last.process.records()
         assert len(records) < 10 * PODS, Counter(one["msg"] for one in records)
+
+
+# --- preemption ---------------------------------------------------------------------------------
+
+CROWDED = tuple(f"numa-crowded-{n}" for n in range(3))
+"""Nodes of 2 x 16 CPUs."""
+FILLS = int(os.environ.get("NRI_NUMA_PREEMPTION_FILLS", "0"))
+"""Random fills of the nodes, each with pods of three priorities; a fill takes 15 s."""
+PRIORITIES = {"numa-low": 10, "numa-middle": 500, "numa-high": 1000}
+
+
+Fill = list[tuple[str, int, int]]
+"""Pods of a node: the name of a priority, the NUMA node and the CPUs of each."""
+
+
+class Crowd:
+    """Running pods that fill nodes, and the agents that count them."""
+
+    def __init__(self, client: Client) -> None:
+        self.client, self.placed = client, dict[str, dict[str, tuple[int, int]]]()
+
+    def fill(self, pods: Mapping[str, Fill]) -> None:
+        """These pods run, by node."""
+        self.client.delete_pods()
+        documents: list[JsonObject] = []
+        for node, listed in pods.items():
+            self.placed[node] = {}
+            for number, (priority, numa_node, cpus) in enumerate(listed):
+                name = f"{node}-{number}"
+                marks = {**SINGLE, SCHEDULED_NUMA_NODES: json.dumps({"main": str(numa_node)})}
+                document = wanting(name, cpus, scheduler="nobody", annotations=marks)
+                document["spec"] |= {"nodeSelector": {"numa-crowded": "yes"}, "nodeName": node,
+                                     "priorityClassName": priority}  # fmt: skip
+                documents.append(document)
+                self.placed[node][name] = numa_node, cpus
+        self.client.apply(*documents)
+        for document in documents:
+            path = f"/api/v1/namespaces/default/pods/{document['metadata']['name']}/status"
+            self.client.ask("PATCH", path, {"status": {"phase": "Running"}})
+        self.count()
+
+    def count(self) -> set[str]:
+        """Objects of the nodes follow the pods that are there; the result is who was evicted."""
+        found = {it["metadata"]["name"]: it for it in self.client.pods()}
+        gone: set[str] = set()
+        for node, placed in self.placed.items():
+            left = {name: where for name, where in placed.items() if name in found}
+            gone |= placed.keys() - left.keys()
+            free = [16 - sum(n for i, n in left.values() if i == numa_node) for numa_node in (0, 1)]
+            names = encode_counted_container_hashes(
+                (found[name]["metadata"]["uid"], "main") for name in left
+            )
+            publish_topology(self.client, node, *free, charged=names)
+        return gone
+
+    def preempts(self, cpus: int, priority: str, *, starts: bool) -> None:
+        """A strict pod starts by evicting pods of its NUMA node alone, or evicts nobody."""
+        document = wanting("important", cpus, annotations=SINGLE, priorityClassName=priority)
+        document["spec"]["nodeSelector"] = {"numa-crowded": "yes"}
+        self.client.apply(document)
+
+        def has_node() -> JsonObject | None:
+            self.count()
+            found = self.client.pod("important")
+            assert found is not None
+            settled = bound(found) if starts else bool(unscheduled(found))
+            return found if settled else None
+
+        found = poll(has_node, f"{cpus} CPUs, {priority}: the decision")
+        evicted = self.count()
+        if not starts:
+            assert (bound(found), evicted) == (False, set())
+            return
+        node, numa_node = found["spec"]["nodeName"], int(placed(found)["main"])
+        where = {name: (node, i) for node, there in self.placed.items()
+                 for name, (i, _) in there.items()}  # fmt: skip
+        assert {where[name] for name in evicted} <= {(node, numa_node)}
+        freed = [self.placed[node][name][1] for name in evicted]
+        free = 16 - sum(n for i, n in self.placed[node].values() if i == numa_node)
+        assert free + sum(freed) >= cpus, "room"
+        assert not freed or free + sum(freed) - min(freed) < cpus, "one was evicted in vain"
+
+
+@pytest.fixture
+def crowd(there: Client, extender: Extender) -> Iterator[Crowd]:
+    classes = "/apis/scheduling.k8s.io/v1/priorityclasses"
+    for name, value in PRIORITIES.items():
+        there.ask("POST", classes, {"metadata": {"name": name}, "value": value})
+    for node in CROWDED:
+        there.add_node(node, labels={"numa-crowded": "yes"})
+        publish_topology(there, node, 16, 16)
+    try:
+        yield Crowd(there)
+    finally:
+        there.delete_pods()
+        paths = [f"{classes}/{name}" for name in PRIORITIES]
+        paths += [f"{path}/{node}" for node in CROWDED for path in ("/api/v1/nodes", NRT)]
+        for path in paths:
+            there.request("DELETE", path)
+
+
+def test_preemption_frees_one_numa_node(crowd: Crowd) -> None:
+    """The sum of each node lacks six CPUs; three pods of one NUMA node have them."""
+    pods = [("numa-low", n % 2, 2) for n in range(15)]
+    crowd.fill(dict.fromkeys(CROWDED, pods))
+    crowd.preempts(8, "numa-high", starts=True)
+    assert len(crowd.count()) == 3
+
+
+def random_fill(random: Random) -> Fill:
+    """Pods until a few CPUs are free."""
+    free, pods = [16, 16], Fill()
+    while sum(free) > random.choice((0, 2, 4)):
+        numa_node, cpus = random.randrange(2), random.choice((1, 2, 2, 4))
+        if free[numa_node] >= cpus:
+            free[numa_node] -= cpus
+            pods.append((random.choice(("numa-low", "numa-low", "numa-middle")), numa_node, cpus))
+    return pods
+
+
+def may_start(pods: Fill, cpus: int, priority: str) -> bool:
+    """Whether a node has room, or Kubernetes tries preemption and one of its NUMA nodes gets it.
+
+    Kubernetes does not try it where the sum suffices already.
+    """
+    free = [16 - sum(n for _, i, n in pods if i == numa_node) for numa_node in (0, 1)]
+    value = PRIORITIES[priority]
+    for numa_node in (0, 1):
+        lower = sum(n for name, i, n in pods if i == numa_node and PRIORITIES[name] < value)
+        if free[numa_node] >= cpus or (sum(free) < cpus and free[numa_node] + lower >= cpus):
+            return True
+    return False
+
+
+@pytest.mark.skipif(not FILLS, reason="set NRI_NUMA_PREEMPTION_FILLS to a number of fills")
+@pytest.mark.parametrize("seed", range(FILLS))
+def test_random_preemption(crowd: Crowd, seed: int) -> None:
+    random = Random(seed)
+    fills = {node: random_fill(random) for node in CROWDED}
+    for priority in PRIORITIES:
+        cpus = random.choice((6, 8, 12))
+        crowd.fill(fills)
+        starts = any(may_start(pods, cpus, priority) for pods in fills.values())
+        crowd.preempts(cpus, priority, starts=starts)
 
 
 # --- who only looks -----------------------------------------------------------------------------

@@ -57,6 +57,8 @@ RIGHTS = {
         ("noderesourcetopologies", "list", "watch"),
         ("pods", "get", "list", "watch"),
         ("pods/binding", "create"),
+        ("nodes", "get"),
+        ("poddisruptionbudgets", "list"),
         ("nodes", "patch"),
         ("leases", "create"),
         ("leases", "get", "update"),
@@ -162,6 +164,15 @@ def test_who_does_not_narrow_is_asked_for_scores() -> None:
         made = extender(charted(*ON["scheduler"], f"--set=config.scheduler.filterToBest={narrow}"))
         assert made.get("prioritizeVerb") == verb
         assert bool(made.get("weight")) == bool(verb)
+
+
+def test_without_preemption_the_extender_reads_no_budgets() -> None:
+    for enabled in (True, False):
+        made = charted(*ON["scheduler"], f"--set=scheduler.preemption={str(enabled).lower()}")
+        resources = [r for rule in made["ClusterRole", "nri-numa-scheduler"]["rules"]
+                     for r in rule["resources"]]  # fmt: skip
+        assert ("preemptVerb" in extender(made)) is enabled
+        assert ("poddisruptionbudgets" in resources) is enabled
 
 
 def test_the_default_scheduler_asks_a_service_with_certificates() -> None:

@@ -220,7 +220,8 @@ def test_the_extender_may_do_what_it_asks_for_and_no_more() -> None:
         "noderesourcetopologies": {"list", "watch"},
         "pods": {"get", "list", "watch"},
         "pods/binding": {"create"},
-        "nodes": {"patch"},
+        "nodes": {"get", "patch"},
+        "poddisruptionbudgets": {"list"},
         "leases": {"create", "get", "update"},
     }
 

@@ -25,7 +25,7 @@ KEYS = frozenset(
     registration_count remedy removed repair_count repairable repaired requested_cpus resource
     restored result retry_s setting slot_count slots socket source start_delay_ms state
     sums_node_count sysfs_root taken_by target tls token traceback unmigrated_bytes update_count
-    updated_containers verb version window_s withheld_mems yields_to
+    updated_containers verb version victim_node_count victims window_s withheld_mems yields_to
     """.split()  # noqa: SIM905 - a list of a hundred lines
 )
 """Keys of all lines. ``x`` is a thing or a list, ``x_count`` a number, a time ends in its unit."""

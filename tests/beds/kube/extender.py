@@ -71,6 +71,7 @@ class Extender(ProcessBed):
         asked = {
             "urlPrefix": url,
             "filterVerb": "filter",
+            "preemptVerb": "preempt",
             "bindVerb": "bind",
             "httpTimeout": "5s",
             "nodeCacheCapable": True,

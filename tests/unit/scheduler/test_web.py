@@ -107,6 +107,9 @@ async def test_who_does_not_lead_sends_to_the_leader_and_is_ready(tmp_path: Path
                 assert answer.headers["Location"] == f"http://127.0.0.1:{port}/filter"
             async with session.post(url, data=io.BytesIO(body)) as answer:
                 assert (await answer.json())["NodeNames"] == ["b"]
+            preempt = url.replace("filter", "preempt")
+            async with session.post(preempt, data=b"{}", allow_redirects=False) as answer:
+                assert answer.headers["Location"] == f"http://127.0.0.1:{port}/preempt"
         made.election.holder = "pod_1_"
         assert "says no address" in made.health_problem()
 
@@ -273,7 +276,7 @@ async def test_before_nodes_are_known_ordinary_pods_pass_and_ours_wait(ask: Ask)
 
 async def test_what_is_no_question_is_an_answer_too(ask: Ask) -> None:
     for body in (b"{", b"null", b'{"Pod":{},"Nodes":{"items":[]}}'):
-        for verb in ("/filter", "/prioritize", "/bind"):
+        for verb in ("/filter", "/prioritize", "/preempt", "/bind"):
             status, found = await ask(verb, body)
             assert (status, bool(found["Error"])) == (400, True)
     with contextlib.suppress(ClientError):  # it need not hear all of it

@@ -34,6 +34,10 @@ extenders:
     prioritizeVerb: prioritize
     weight: 5
     {{- end }}
+    {{- if .Values.scheduler.preemption }}
+    # Victims that free the NUMA nodes of a pod; without it they are chosen by the sums of Nodes.
+    preemptVerb: preempt
+    {{- end }}
     bindVerb: bind
     httpTimeout: 5s
     # Names instead of whole Nodes.

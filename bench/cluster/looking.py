@@ -173,7 +173,7 @@ def _refuse(client: Client, number: int) -> None:
     name = f"stuck-{number:03}"
     message = (
         f"failed to create container: rpc error: InsufficientCPU: pod default/{name}, "
-        "container main: needs 12 exclusive CPUs on one NUMA node; most free for exclusive use: 8"
+        "container main: needs 12 exclusive CPUs on one NUMA node; at most 8 free for exclusive use"
     )
     waiting = {"reason": "CreateContainerError", "message": message}
     one = {

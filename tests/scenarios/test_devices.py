@@ -435,3 +435,12 @@ def test_aligned_devices_say_nothing_and_count_what_is_free(world: World) -> Non
     text = "\n".join(explanation_sentences(document))
     assert "2 of 2 of example.com/gpu" in text
     assert "its example.com/gpu is elsewhere" in text
+
+
+def test_devices_apart_are_named_where_cpus_and_memory_do_not_go_together_either() -> None:
+    """CPUs are free on NUMA node 1 only, memory on NUMA node 0 only."""
+    world = two_nodes()
+    assert world.put("cpus", SINGLE | {"cpus": "exclusive"}, 3, 0.25)[0] == "0-2"
+    assert world.put("memory", SINGLE, 0.5, 7.5)[1] == "1"
+    of = pod("late", SINGLE)
+    says(world.reject(of, with_gpus(of, 3, g0=(0,), g1=(1,))), "", "2 needed, at most 1", "GPU")

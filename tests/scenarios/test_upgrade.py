@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from nri_numa.engine.old_records import with_new_names, with_old_names
 from nri_numa.engine.state import Allocation, ContainerKind
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
@@ -126,3 +127,9 @@ def test_an_annotation_of_a_newer_version_is_not_adopted() -> None:
     logs.setup_logging("debug", stream=output)
     world.restart()
     assert "is in format 3, expected at most 2: decided anew" in output.getvalue()
+
+
+def test_a_document_has_the_names_of_either_format() -> None:
+    document = {"podUID": "u", "numaNodes": "0", "exclusive": True, "cpus": "1"}
+    assert with_new_names(with_old_names(document)) == document
+    assert with_old_names(document) == {"pod_uid": "u", "numa": "0", "owned": True, "cpus": "1"}

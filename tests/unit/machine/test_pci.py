@@ -7,7 +7,12 @@ from pathlib import Path
 import pytest
 
 from nri_numa.cli.machine import write_capture as capture
-from nri_numa.machine.pci import kind_of_class, list_pci_devices, list_pcie_roots_by_node
+from nri_numa.machine.pci import (
+    kind_of_class,
+    list_pci_devices,
+    list_pcie_roots_by_node,
+    parse_cpu_list,
+)
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.machine.tree import DirectoryTree, open_tree
 from nri_numa.model.cpuset import CPUSet
@@ -93,3 +98,8 @@ def test_roots_are_told_by_numa_node(tmp_path: Path) -> None:
         0: ("pci0000:00", "pci10000:00"),
         1: ("pci0000:3a", "pci0000:3b", "pci0000:5d"),
     }
+
+
+@pytest.mark.parametrize("text", [None, "", "what"])
+def test_cpus_beside_a_device_are_unknown_without_a_list(text: str | None) -> None:
+    assert parse_cpu_list(text) == CPUSet()

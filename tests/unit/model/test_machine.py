@@ -6,6 +6,7 @@ from msgspec.structs import replace
 
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
+from nri_numa.model.machine import listed_words_text
 from tests.machines import named as machines
 
 
@@ -94,3 +95,8 @@ def test_id_changes_with_ids_siblings_and_membership_only() -> None:
         build_synthetic_topology(threads=1, cores_per_numa=8).fingerprint
         != build_synthetic_topology(threads=2).fingerprint
     )
+
+
+def test_a_sentence_lists_eight_words_and_the_number_of_the_others() -> None:
+    assert listed_words_text(["a", "b"]) == "a and b"
+    assert listed_words_text([*"abcdefghijk"]) == "a, b, c, d, e, f, g, h and 3 more"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from nri_numa.model.reasons import RejectionReason, RetryCondition, read_reason_and_detail
@@ -33,3 +34,9 @@ def test_what_is_no_rejection_of_this_container_is_none(text: str) -> None:
 def test_others_move_for_room_alone() -> None:
     for reason in RejectionReason:
         assert not reason.allows_moves or reason.retry is RetryCondition.ROOM
+
+
+def test_a_former_reason_is_read_by_its_new_name_and_another_text_is_none() -> None:
+    assert msgspec.convert("CPUOwned", RejectionReason) is RejectionReason.CPU_EXCLUSIVE
+    with pytest.raises(msgspec.ValidationError, match="Nonsense"):
+        msgspec.convert("Nonsense", RejectionReason)

@@ -84,6 +84,13 @@ def test_in_brief_it_is_what_happened_what_was_asked_for_and_why() -> None:
     assert "The rule:" not in rejected
 
 
+def test_the_choice_of_numa_nodes_can_be_told_alone() -> None:
+    document = ExplainingWorld().explain(SINGLE, resources(4, 8))
+    assert explain_text.choice_sentences(document)[0] == (
+        "NUMA node 0 was chosen: it has room for everything."
+    )
+
+
 def test_defaults_that_do_not_matter_are_not_told() -> None:
     node = ExplainingWorld(defaults={"smt": "spread", "on-failure": "reject"})
     assert "smt" not in told(node.explain({"numacpu": "1"}, name="a"))

@@ -18,6 +18,7 @@ from nri_numa.engine.request.annotations import (
     check_value,
     longest_list_chars,
     misspelt_prefix_sentences,
+    old_value_sentences,
     quote_value,
     resolve_placement_options,
     unknown_container_sentence,
@@ -588,3 +589,10 @@ def test_bad_text_is_an_error_that_says_what_was_expected(text: str, says: str) 
 def test_a_load_is_written_as_it_is_read(load: BusySchedule, text: str) -> None:
     assert format_load(load) == text
     assert parse_load(text) == load
+
+
+def test_an_old_value_of_an_existing_pod_is_named_with_the_new_one() -> None:
+    prefix = "numa.kubernetes.io"
+    old = {f"{prefix}/on-failure": "widen", f"{prefix}/on-failure.app": "best-effort", "x": "widen"}
+    (sentence,) = old_value_sentences(old, prefix)
+    assert "on-failure is 'widen', expected best-effort, the new name of widen" in sentence

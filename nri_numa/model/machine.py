@@ -35,7 +35,7 @@ class PCIDevice(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     vendor: str = ""
     device: str = ""
     numa_node: int | None = None
-    local_cpus: CPUSet = NO_CPUS
+    local_cpus: CPUSet = msgspec.field(default=NO_CPUS, name="localCPUs")
 
 
 class CoreKind(StrEnum):

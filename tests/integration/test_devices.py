@@ -78,7 +78,14 @@ def test_memory_and_cpus_are_where_the_device_file_is(directory: Path) -> None:
         said = str(node.plugin.json("/v1/explain/default/forged/app"))
         assert "names 0000:ff:00.0, which does not exist: no hint" in said
         assert node.plugin.json("/v1/topology")["devices"] == [
-            {"address": GPU, "kind": "GPU", "vendor": "", "device": "", "numaNode": 2}
+            {
+                "address": GPU,
+                "kind": "GPU",
+                "vendor": "",
+                "device": "",
+                "numaNode": 2,
+                "localCPUs": "",
+            }
         ]
         node.keep()
         before = node.connections

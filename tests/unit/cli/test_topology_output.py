@@ -122,7 +122,7 @@ def test_devices_are_told_by_kind_and_numa_node_and_only_where_somebody_looked()
         "vendor": "10de",
         "device": "2331",
         "numaNode": 1,
-        "localCpus": "",
+        "localCPUs": "",
     }
     assert document["devices"][-1]["numaNode"] is None
     assert "devices" not in topology_document(machine)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -158,9 +159,11 @@ def test_files_say_what_containers_have_while_they_run(cri: CRI, start_plugin: S
     show = ("/bin/sh", "-c", "exec 2>&1; cat /run/numa/*; touch /run/numa/x; sleep 3600")
     pod = cri.run_pod("shared", annotations={"numa.kubernetes.io/policy": "best-effort"})
     shared = cri.run(pod, resources=guaranteed(0.5), command=show)
-    poll(lambda: len(cri.logs(shared)) >= 3, "what it sees")
-    assert cri.logs(shared)[:2] == [str(MACHINE), "0"]
-    assert "Read-only" in cri.logs(shared)[2]
+    poll(lambda: len(cri.logs(shared)) >= 4, "what it sees")
+    by_node = {"0": {"cpus": str(MACHINE), "devices": {}}}
+    cpus, document, mems, refused = cri.logs(shared)[:4]
+    assert (cpus, json.loads(document), mems) == (str(MACHINE), by_node, "0")
+    assert "Read-only" in refused
 
     def seen() -> CPUSet:
         """As the container reads it now."""

@@ -772,7 +772,9 @@ def test_kubectl_has_the_controllers_verdict_by_the_role_and_the_uid(
     no_room(there, "asked", 12, 6)
     reason = "2 nodes (numa-fake-a, numa-fake-b): needs 12 exclusive CPUs on one NUMA node; at most"
     done = poll(
-        lambda: told if "evaluated" in (told := numa("why", "asked", "--as=asker")).stdout else None,
+        lambda: (
+            told if "evaluated" in (told := numa("why", "asked", "--as=asker")).stdout else None
+        ),
         "a verdict",
     )
     assert done.returncode == 1

@@ -15,7 +15,7 @@ ROOMS: Final = {
             f"tests/properties/test_{name}.py"
             for name in (
                 *("merge", "allocator", "holds", "accounting", "requested", "strict"),
-                *("tenants", "refusals", "strangers"),
+                *("tenants", "rejections", "strangers"),
                 *("kubelet_node", "agent_machine"),
             )
         ),

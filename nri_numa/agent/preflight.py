@@ -49,7 +49,7 @@ from nri_numa.machine.pci import list_pci_devices
 from nri_numa.machine.sysfs import discover_topology
 from nri_numa.machine.tree import open_tree
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, ListFormatError, NUMASet
-from nri_numa.model.machine import Topology, cpus_text, numa_text
+from nri_numa.model.machine import Topology, cpus_text, listed_words_text, numa_text
 from nri_numa.model.settings import IsolatedCPUs, NohzFullCPUs
 from nri_numa.model.workload import KubeletGrants
 from nri_numa.nri import crio_config
@@ -816,8 +816,6 @@ def worst_level(findings: list[Finding]) -> FindingLevel:
 
 # --- The kubelet on this node ---
 
-MAX_NAMED_RESOURCES: Final = 8
-
 _KUBELET_GUIDE_TEXT = (
     "docs/kubelet.md has two ways to combine them, and how to change between them."
 )
@@ -912,10 +910,7 @@ def _check_device_alignment(config: AgentConfig, facts: KubeletFacts | None) -> 
     resources = sorted(name for name, number in node_count.items() if number > 1)
     if len(resources) < 2:
         return
-    names = resources[:MAX_NAMED_RESOURCES]
-    if extra_count := len(resources) - len(names):
-        names.append(f"{extra_count} more")
-    text = f"{', '.join(names[:-1])} and {names[-1]}"
+    text = listed_words_text(resources)
     if facts.topology_policy == "none":
         yield _warning_finding(
             "kubelet",

@@ -40,13 +40,10 @@ from nri_numa.engine.align.hints import (
     unpreferred_rank,
 )
 from nri_numa.model.cpuset import NO_NUMA_NODES, NUMASet, ids_of
-from nri_numa.model.machine import Unit, count_text, join_words, numa_text
+from nri_numa.model.machine import Unit, count_text, join_words, listed_words_text, numa_text
 from nri_numa.model.reasons import DEVICE_REMEDY
 from nri_numa.model.workload import Policy
 from nri_numa.text import human_bytes
-
-MAX_NAMED_DEVICES: Final = 8
-"""Devices that a sentence names; the rest is a number."""
 
 MAX_SAMPLE_MASKS = 4
 """Hints and losing candidates that are listed."""
@@ -335,22 +332,17 @@ class MisalignedDevices(msgspec.Struct, frozen=True, kw_only=True):
         """``the kubelet gave a (NUMA node 0) and b (NUMA node 1); c would be on …``."""
         given = [f"{d.text} ({numa_text(d.numa_nodes)})" for d in self.given]
         giver = "the kubelet gave" if self.is_kubelet_choice else "it has"
-        clause = f"{giver} {_join_limited(given)}"
+        clause = f"{giver} {listed_words_text(given)}"
         if not self.alternative:
             none_text = ", and no free ones are better aligned"
             return clause if self.alternative is None else clause + none_text
         count = len(self.alternative)
         both_text = " both" if count == 2 else " all" if count > 2 else ""
-        names = _join_limited([d.text for d in self.alternative])
+        names = listed_words_text([d.text for d in self.alternative])
         return (
             f"{clause}; {names} would{both_text} be on {numa_text(self.numa_nodes)} "
             f"(the kubelet aligns devices with {self.remedy})"
         )
-
-
-def _join_limited(texts: Sequence[str]) -> str:
-    unlisted = len(texts) - MAX_NAMED_DEVICES
-    return join_words([*texts[:MAX_NAMED_DEVICES], *([f"{unlisted} more"] if unlisted > 0 else [])])
 
 
 _ResourceEntry = tuple[ResourceSummary, Hints, HintProvider]

@@ -459,7 +459,7 @@ class Preemption:
 
 
 class _Release:
-    """What the pods of one node give back when they end."""
+    """Resources that the pods of one node give back when they end."""
 
     def __init__(self, reader: PodReader, nodes: ClusterState, published: NodeResources) -> None:
         self._reader, self._assumed_pods, self._published = reader, nodes.assumed_pods, published

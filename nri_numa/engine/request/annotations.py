@@ -34,13 +34,13 @@ from typing import Any, Final, TypeAlias
 
 from msgspec.structs import replace
 
-from nri_numa.engine.request import options
-from nri_numa.engine.request.old_annotations import (
+from nri_numa.engine.old_records import (
     OLD_VALUES,
     OLD_WRITTEN_KEYS,
     old_value_expectation,
     old_value_sentence,
 )
+from nri_numa.engine.request import options
 from nri_numa.engine.request.options import (
     CONTRADICTIONS_BY_KEY,
     DEFAULT_SOURCE,

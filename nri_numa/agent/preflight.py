@@ -478,7 +478,9 @@ def _check_crio_nri(config: AgentConfig, root: Path) -> Iterator[Finding]:
         crio = crio_config.read_crio_config(root)
     except (OSError, ValueError) as error:
         problem = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else error
-        yield _failed_finding("runtime", str(problem), "Correct it: CRI-O does not start with it.")
+        is_denied = isinstance(error, PermissionError)
+        remedy = "Run as root." if is_denied else "Correct it: CRI-O does not start with it."
+        yield _failed_finding("runtime", str(problem), remedy)
         return
     yield from _check_crio_settings(crio, root)
     reason = crio_config.nri_disabled_reason(crio, root)
@@ -826,9 +828,8 @@ def check_kubelet(
 ) -> Iterator[Finding]:
     """Check if the kubelet's managers pin containers too, and if its settings agree."""
     directory = Path(config.kubelet_root)
-    if (
-        "KUBERNETES_SERVICE_HOST" in os.environ
-        and not (directory / STATE_FILE_NAMES["cpu"]).exists()
+    if "KUBERNETES_SERVICE_HOST" in os.environ and not os.path.exists(
+        directory / STATE_FILE_NAMES["cpu"]
     ):
         yield _warning_finding(
             "kubelet",

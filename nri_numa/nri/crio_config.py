@@ -6,6 +6,7 @@ drop-in directory in lexical order, whatever its name ends with; a key that is s
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -97,7 +98,7 @@ def nri_disabled_reason(config: CRIOConfig, root: Path = Path("/")) -> str:
 
 def is_written_by_openshift(root: Path = Path("/")) -> bool:
     """True if the Machine Config Operator of OpenShift writes CRI-O's files."""
-    return (root / _MACHINE_CONFIG_DIRECTORY).exists()
+    return os.path.exists(root / _MACHINE_CONFIG_DIRECTORY)
 
 
 OPENSHIFT_HINT: Final = (

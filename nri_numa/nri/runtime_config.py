@@ -79,10 +79,11 @@ def _find_runtime(
 ) -> FoundRuntime | None:
     if process_id := processes.get(files.program):
         return FoundRuntime(files, f"process {process_id}", is_running=True)
-    if (root / files.cri_socket[1:]).exists():
+    # os.path.exists(), unlike Path.exists(), answers in folders that this user may not enter.
+    if os.path.exists(root / files.cri_socket[1:]):
         return FoundRuntime(files, files.cri_socket, is_running=True)
-    program = next((d for d in _BINARY_DIRECTORIES if (root / d / files.program).exists()), "")
-    if program or (root / files.config[1:]).parent.exists():
+    program = next((d for d in _BINARY_DIRECTORIES if os.path.exists(root / d / files.program)), "")
+    if program or os.path.exists((root / files.config[1:]).parent):
         evidence = f"/{program}/{files.program}" if program else os.path.dirname(files.config)
         return FoundRuntime(files, evidence, is_running=False)
     return None
@@ -212,7 +213,7 @@ def find_containerd_distribution(root: Path = Path("/")) -> KubernetesDistributi
     """Find the distribution whose containerd runs here; None if containerd has its own package."""
     for name in ("k3s", "RKE2"):
         config = root / f"var/lib/rancher/{name.lower()}/agent/etc/containerd/config.toml"
-        if config.exists():
+        if os.path.exists(config):
             return KubernetesDistribution(name, config)
     return None
 

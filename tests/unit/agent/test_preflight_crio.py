@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -221,6 +222,34 @@ def test_a_socket_without_its_process_shows_a_runtime(tmp_path: Path) -> None:
     (tmp_path / "run/crio").mkdir(parents=True)
     with listening(tmp_path / "run/crio/crio.sock"):
         assert about("runtime", findings(tmp_path)).message.startswith("CRI-O, ")
+
+
+@contextmanager
+def as_another_user() -> Iterator[None]:
+    """Run as a user without rights, if the test runs as root."""
+    user = os.geteuid()
+    os.setresuid(user or 65534, user or 65534, user)
+    try:
+        yield
+    finally:
+        os.setresuid(user, user, user)
+
+
+@pytest.mark.parametrize(
+    "locked", ["run/containerd", "run/crio", "usr/local/bin", "var/lib/rancher", "etc/crio"]
+)
+def test_folders_that_this_user_may_not_enter_end_no_check(locked: str) -> None:
+    with tempfile.TemporaryDirectory() as name:  # pytest's own folders are for their user only
+        root = Path(name)
+        root.chmod(0o755)
+        crio_nodes.debian(root)
+        (root / locked).mkdir(parents=True, exist_ok=True)
+        (root / locked).chmod(0)
+        with as_another_user():
+            found = findings(root)
+        (root / locked).chmod(0o755)
+    assert found[-1].level is FAIL
+    assert (found[-1].remedy == "Run as root.") is (locked == "etc/crio")
 
 
 def greet(server: socket.socket) -> None:

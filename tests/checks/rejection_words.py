@@ -11,11 +11,10 @@ from nri_numa.engine.request.options import TABLE
 _WHO = re.compile(r"(?:resize rejected: )?pod \S+, container \S+: ")
 _RESOURCE = r"(?:cpu|memory|hugepages-\d+[KMG]i|[\w.-]+/[\w.-]+)"
 _SHORT = re.compile(rf"({_RESOURCE}): (.+?) needed, (.+)")
-_SEVERAL = re.compile(rf"{_RESOURCE}(?: and {_RESOURCE})+: (each fits, but|different numbers) .+")
+_RESOURCES = rf"{_RESOURCE}(?:(?:, | and ){_RESOURCE})*"
+_SEVERAL = re.compile(rf"{_RESOURCES}: (each fits, but|different numbers) .+")
 _TOGETHER = re.compile(r"policy [a-z-]+: its pod was placed on NUMA nodes? [\d,-]+, .+")
-_DEVICES = re.compile(
-    rf"{_RESOURCE}(?:(?:, | and ){_RESOURCE})*: (?:the kubelet gave|it has) .+ \(NUMA nodes? .+\).*"
-)
+_DEVICES = re.compile(rf"{_RESOURCES}: (?:the kubelet gave|it has) .+ \(NUMA nodes? .+\).*")
 _KEY = re.compile(rf"(?:{'|'.join((*TABLE.keys, SLOTS_KEY))}) is '.*?'.* \(.+?\)")
 _UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 

@@ -15,10 +15,11 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from nri_numa.agent.cgroup_updates import CgroupUpdates
+from nri_numa.agent.containers import LiveContainers
 from nri_numa.agent.current_state import CurrentState
 from nri_numa.agent.drift_table import DriftTable
 from nri_numa.agent.history import DecisionHistory
-from nri_numa.agent.loop import Clock, DeferredTasks
+from nri_numa.agent.loop import DeferredTasks
 from nri_numa.agent.reservations import PodReservations
 from nri_numa.agent.room_searches import DeferredRoomSearches
 from nri_numa.agent.starts import ContainerStarts
@@ -43,11 +44,7 @@ from nri_numa.engine.state import (
     state_invariant_violations,
     union_cpus,
 )
-from nri_numa.machine.cgroups import (
-    CgroupReader,
-    CgroupWrite,
-    has_sandbox_cgroup,
-)
+from nri_numa.machine.cgroups import CgroupReader, CgroupWrite, CgroupWriter, has_sandbox_cgroup
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.workload import (
     NO_CHANGED_IDS,
@@ -59,6 +56,7 @@ from nri_numa.model.workload import (
     PodTable,
     Resources,
 )
+from nri_numa.observe.metrics import Metrics
 
 
 class GrantSource(Protocol):
@@ -74,10 +72,13 @@ class GrantSource(Protocol):
 
 
 class Agent:
-    """Owns the state of the node.
+    """Owns the state of the node, and the parts that write, correct and record.
+
+    The keyword arguments are those of its parts.
 
     Attributes:
         current: the node state, which nothing else replaces.
+        metrics: metrics of the process.
         containers: facts of live containers beside their allocations.
         cgroups: writes their cgroups.
         history: traces, rejections and notices of decisions.
@@ -89,29 +90,30 @@ class Agent:
     def __init__(
         self,
         current: CurrentState,
+        writer: CgroupWriter,
+        metrics: Metrics,
         *,
-        cgroups: CgroupUpdates,
-        starts: ContainerStarts,
-        history: DecisionHistory,
-        drift: DriftTable,
-        tasks: DeferredTasks,
-        clock: Clock,
         kubelet: GrantSource | None = None,
+        moves_memory: bool = False,
+        sees_starts: bool = True,
+        max_decided_requests: int = 0,
     ) -> None:
-        self.current = current
-        self.containers = cgroups.containers
-        self.cgroups = cgroups
-        self._kubelet = kubelet
-        self.starts = starts
-        self.history = history
-        self.drift = drift
-        self._clock = clock
-        self._tasks = tasks
+        tasks = DeferredTasks(current.clock)
+        self.current, self.metrics, self._kubelet, self._tasks = current, metrics, kubelet, tasks
+        self.containers = LiveContainers(moves_memory=moves_memory)
+        self.cgroups = cgroups = CgroupUpdates(current, self.containers, writer, tasks, metrics)
+        self.history = history = DecisionHistory(
+            current, tasks, metrics, max_decided_requests=max_decided_requests
+        )
+        self.starts = ContainerStarts(
+            current, cgroups, history, tasks, metrics, sees_starts=sees_starts
+        )
+        self.drift = DriftTable(current, metrics)
         self._room_searches = DeferredRoomSearches(
             current, cgroups, history, tasks, self.move_for_newcomer
         )
         self.reservations = PodReservations(
-            current, cgroups, history, clock, self._replace_state, self._forget_container
+            current, cgroups, history, self._replace_state, self._forget_container
         )
         self._undecided: deque[tuple[PodSandbox, Container]] = deque()
 
@@ -356,7 +358,7 @@ class Agent:
         self, pods: PodTable | Iterable[PodSandbox], containers: Sequence[Container]
     ) -> tuple[ContainerUpdate, ...]:
         """Synchronize the node state with the runtime; see `nri_numa.engine.resync`."""
-        deadline = self._clock.monotonic() + self.current.synchronize_budget_s
+        deadline = self.current.clock.monotonic() + self.current.synchronize_budget_s
         pods = pods if isinstance(pods, PodTable) else PodTable.from_pods(pods)
         self.history.retain_rejections(lambda one: one.pod_id in pods.uids)
         if {c.id for c in containers} - self.current.state.allocations.keys():
@@ -366,7 +368,7 @@ class Agent:
         containers = [self.cgroups.with_mark(c) for c in containers]
         node = self.current.snapshot()
         outcome = rebuild_node_state(
-            node, pods, containers, in_time=lambda: self._clock.monotonic() < deadline
+            node, pods, containers, in_time=lambda: self.current.clock.monotonic() < deadline
         )
         state_before = self.current.state
         known_pods = state_before.pods if self.current.synchronized else {}
@@ -479,7 +481,9 @@ class Agent:
             self._forget_container(container_id)
             return ()
         self.starts.report_if_never_started(allocation)
-        released = admit.release_container(self.current.desired, container_id, self._clock.time())
+        released = admit.release_container(
+            self.current.desired, container_id, self.current.clock.time()
+        )
         self._replace_state(released.state, released.change)
         self._forget_container(container_id)
         self.history.record_released(allocation, released.state)

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from nri_numa.agent.confirmations import Confirmations, WriteTarget
 from nri_numa.agent.containers import LiveContainers
 from nri_numa.agent.current_state import CurrentState
-from nri_numa.agent.loop import TASK_BATCH, Clock, DeferredTasks
+from nri_numa.agent.loop import TASK_BATCH, DeferredTasks
 from nri_numa.engine.assigned import ASSIGNED_KEY, encode_assignment, is_signed
 from nri_numa.engine.decision import Resynced
 from nri_numa.engine.desired import Drift, NodeSnapshot, plan_corrections
@@ -77,10 +77,9 @@ class CgroupUpdates:
         writer: CgroupWriter,
         tasks: DeferredTasks,
         metrics: Metrics,
-        clock: Clock,
     ) -> None:
         self.containers, self.writer, self._current = containers, writer, current
-        self._tasks, self._metrics, self._clock = tasks, metrics, clock
+        self._tasks, self._metrics = tasks, metrics
         self.confirmations = {target: Confirmations() for target in WriteTarget}
 
     # --- moving -----------------------------------------------------------------------------------
@@ -139,7 +138,7 @@ class CgroupUpdates:
             cgroups = self.containers.cgroup_places
             ids = [i for i in container_ids if i in cgroups and cgroups[i].is_systemd_managed]
             if ids:
-                self.confirmations[WriteTarget.SYSTEMD].require(ids, self._clock.time())
+                self.confirmations[WriteTarget.SYSTEMD].require(ids, self._current.clock.time())
 
     def find_corrections(self, container_ids: Iterable[str]) -> tuple[Drift, ...]:
         """Return the running containers that differ from the node state."""
@@ -255,7 +254,9 @@ class CgroupUpdates:
     def request_check(self, container_ids: Collection[str]) -> None:
         """Request a check of these containers, whose update may not have arrived."""
         if not self._current.observe:
-            self.confirmations[WriteTarget.CGROUP].require(container_ids, self._clock.time())
+            self.confirmations[WriteTarget.CGROUP].require(
+                container_ids, self._current.clock.time()
+            )
 
     # --- marks ------------------------------------------------------------------------------------
 

@@ -11,7 +11,6 @@ from functools import partial
 from typing import Final, Protocol
 
 from nri_numa.agent.agent import Agent
-from nri_numa.agent.loop import Clock
 from nri_numa.engine.decision import Rejected
 from nri_numa.engine.state import Allocation
 from nri_numa.model.workload import (
@@ -25,7 +24,6 @@ from nri_numa.model.workload import (
     Resources,
 )
 from nri_numa.observe.logs import get_logger, operation
-from nri_numa.observe.metrics import Metrics
 from nri_numa.runtime import LinkState, PodObserver, RequestRejected, RuntimeInfo
 
 log = get_logger("nri")
@@ -82,7 +80,6 @@ class AgentHandler:
     def __init__(
         self,
         agent: Agent,
-        metrics: Metrics,
         link_observers: Sequence[LinkObserver] = (),
         *,
         rejects_on_error: Callable[[], bool] = lambda: False,
@@ -90,8 +87,7 @@ class AgentHandler:
         sources: Sequence[ContainerSource] = (),
         extensions: Sequence[AdjustmentExtension] = (),
     ) -> None:
-        self._agent = agent
-        self._metrics = metrics
+        self._agent, self._metrics = agent, agent.metrics
         self._link_observers = link_observers
         self._rejects_on_error = rejects_on_error
         self._observers, self._sources = observers, sources
@@ -299,8 +295,8 @@ class PendingPods(PodObserver):
     (docs/adr/0047-one-document-for-schedulers.md).
     """
 
-    def __init__(self, agent: Agent, clock: Clock) -> None:
-        self._agent, self._clock = agent, clock
+    def __init__(self, agent: Agent) -> None:
+        self._current, self._clock = agent.current, agent.current.clock
         # By sandbox: start time, namespace, name.
         self._pods: dict[str, tuple[float, str, str]] = {}
 
@@ -314,7 +310,7 @@ class PendingPods(PodObserver):
 
     def _notify_if_pending(self, sandbox: str) -> None:
         if sandbox in self._pods:
-            self._agent.current.notify()
+            self._current.notify()
 
     def on_decided(self, pod_id: str) -> None:
         """Drop the pod, since a container of it was decided about."""

@@ -12,7 +12,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from nri_numa.agent.current_state import CurrentState
-from nri_numa.agent.loop import Clock, DeferredTasks
+from nri_numa.agent.loop import DeferredTasks
 from nri_numa.engine.decision import Admitted, ContainerMove, DecisionTrace, Rejected, Resynced
 from nri_numa.engine.desired import NodeSnapshot
 from nri_numa.engine.explain.explanation import StoredExplanation, stored_explanation
@@ -59,15 +59,14 @@ class DecisionHistory:
         current: CurrentState,
         tasks: DeferredTasks,
         metrics: Metrics,
-        clock: Clock,
         *,
         max_decided_requests: int = 0,
     ) -> None:
         self._current, self._tasks, self._metrics = current, tasks, metrics
-        self._now = clock.time
-        self.notices = NoticeLog(clock.time, changed=current.notify)
+        self._now = current.clock.time
+        self.notices = NoticeLog(self._now, changed=current.notify)
         self.decided = RequestDecisions(
-            clock.time, limit=max_decided_requests, changed=current.notify
+            self._now, limit=max_decided_requests, changed=current.notify
         )
         self.reporter = DecisionReporter(metrics, self.notices, self.decided)
         self.rejected_count = 0

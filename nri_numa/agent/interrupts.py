@@ -21,7 +21,6 @@ import msgspec
 from msgspec.structs import replace
 
 from nri_numa.agent.current_state import CurrentState
-from nri_numa.agent.loop import Clock
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, ListFormatError
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.reports import ReportOnce
@@ -82,7 +81,7 @@ class InterruptSteering:
         """True if any list has to be restored."""
         return bool(self._kept.irqs or self._kept.banned)
 
-    async def run_steering(self, current: CurrentState, clock: Clock, *, active: bool) -> None:
+    async def run_steering(self, current: CurrentState, *, active: bool) -> None:
         """Steer interrupts while ``active``, and restore them when cancelled."""
         applied_sets, rounds = None, 0
         try:
@@ -94,7 +93,7 @@ class InterruptSteering:
                 if cpu_sets != applied_sets or rounds >= SCAN_INTERVAL_S:
                     await asyncio.to_thread(self.steer_from, *cpu_sets)
                     applied_sets, rounds = cpu_sets, 0
-                await clock.sleep(1.0)
+                await current.clock.sleep(1.0)
                 rounds += 1
         finally:
             self.restore_affinity()

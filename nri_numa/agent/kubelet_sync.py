@@ -18,8 +18,7 @@ from msgspec.structs import replace
 from nri_numa import config as configuration
 from nri_numa.agent.capacity import CapacityFactors
 from nri_numa.agent.current_state import CurrentState
-from nri_numa.agent.drift_table import DriftTable
-from nri_numa.agent.loop import Clock
+from nri_numa.agent.drift_table import DriftById
 from nri_numa.agent.reload import ApplySettings, ConfigInForce
 from nri_numa.config import AgentConfig
 from nri_numa.engine.cpus.index import build_allocator_index
@@ -55,18 +54,14 @@ class KubeletSync:
     def __init__(
         self,
         current: CurrentState,
-        drift: DriftTable,
         metrics: Metrics,
         files: KubeletStateFiles,
         configuration: KubeletConfigWatch,
-        clock: Clock,
     ) -> None:
         self._current = current
-        self._drift = drift
         self._metrics = metrics
         self._files = files
         self._watch = KubeletPinningReporter(metrics, files.directory)
-        self._clock = clock
         self._said: frozenset[str] = frozenset()
         self.configuration = configuration
         self.conflicts: Mapping[str, KubeletConflict] = MappingProxyType({})
@@ -76,9 +71,9 @@ class KubeletSync:
         """Problems of the kubelet's state files, as sentences."""
         return self._files.problems
 
-    def check_conflicts(self) -> None:
+    def check_conflicts(self, drift_by_id: DriftById) -> None:
         """Update the conflicts; called every second."""
-        self._check_cgroups()
+        self._check_cgroups(drift_by_id)
         self._forget_ended_conflicts()
 
     def refresh_kubelet_grants(self) -> KubeletGrants | None:
@@ -87,7 +82,9 @@ class KubeletSync:
         if not self._files.refresh_and_report_change(topology.possible, topology.numa_ids):
             return None
         prior, grants = self._current.state.kubelet, self._files.grants
-        self._clock.call_soon(partial(self._report_grants, prior, grants, self._files.problems))
+        self._current.clock.call_soon(
+            partial(self._report_grants, prior, grants, self._files.problems)
+        )
         return grants if grants != prior else None
 
     def _report_grants(
@@ -131,10 +128,10 @@ class KubeletSync:
         elif prior.kind not in (ContainerKind.FOREIGN, ContainerKind.UNPINNED):
             self._record_conflict(allocation, requested, "", "kubelet", "UpdateContainer")
 
-    def _check_cgroups(self) -> None:
+    def _check_cgroups(self, drift_by_id: DriftById) -> None:
         """Record a conflict for abandoned containers that the kubelet rewrites."""
         state = self._current.state
-        for container_id, status in self._drift.known.items():
+        for container_id, status in drift_by_id.items():
             allocation = state.allocations.get(container_id)
             if allocation is None or not status.repairs_abandoned:
                 continue
@@ -167,7 +164,7 @@ class KubeletSync:
                 actual_cpus=actual,
                 yields_to=yields_to,
                 detected_in=source,
-                first_time=self._clock.time(),
+                first_time=self._current.clock.time(),
                 count=1,
             )
         )

@@ -17,12 +17,11 @@ from typing import Final
 
 from nri_numa.agent.agent import Agent
 from nri_numa.agent.cgroup_updates import observe_cgroups
-from nri_numa.agent.loop import Clock
 from nri_numa.engine.state import ContainerKind
-from nri_numa.machine.cgroups import CgroupReader, CgroupWrite, read_text
+from nri_numa.machine.cgroups import CgroupWrite, read_text
 from nri_numa.observe.decisions import container_log_fields
 from nri_numa.observe.logs import get_logger
-from nri_numa.observe.metrics import LateStartMetrics, Metrics
+from nri_numa.observe.metrics import LateStartMetrics
 from nri_numa.observe.notices import NoticedEventKind, NoticeMessageReason
 
 log = get_logger("late")
@@ -37,11 +36,9 @@ MAX_MEASURED_DELAY_S: Final = 10.0
 class LateStarts:
     """Corrects late containers, measures their delay, and reports rejections over CRI."""
 
-    def __init__(self, agent: Agent, metrics: Metrics, reader: CgroupReader, clock: Clock) -> None:
-        self._agent = agent
-        self._counts = LateStartMetrics(metrics)
-        self._reader = reader
-        self._clock = clock
+    def __init__(self, agent: Agent) -> None:
+        self._agent, self._clock = agent, agent.current.clock
+        self._counts = LateStartMetrics(agent.metrics)
         self._known: dict[str, float] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -150,7 +147,10 @@ class LateStarts:
                 return
             try:
                 result = await asyncio.to_thread(
-                    observe_cgroups, self._reader, agent.current.desired, [(container_id, cgroup)]
+                    observe_cgroups,
+                    agent.cgroups.writer.reader,
+                    agent.current.desired,
+                    [(container_id, cgroup)],
                 )
             except OSError as error:
                 log.debug("cgroup not read", problem=str(error))

@@ -13,7 +13,6 @@ from msgspec import UNSET
 from nri_numa.agent.agent import Agent
 from nri_numa.agent.current_state import CurrentState
 from nri_numa.agent.handler import LinkObserver
-from nri_numa.agent.loop import Clock
 from nri_numa.agent.runtime_lock import RuntimeLock
 from nri_numa.config import AgentConfig, RuntimeLinkKind
 from nri_numa.errors import RuntimeBusy
@@ -71,17 +70,16 @@ class LinkStatus(LinkObserver):
         self,
         current: CurrentState,
         metrics: Metrics,
-        clock: Clock,
         sysfs_root: str,
         *,
         over_cri: bool,
         is_launched: bool,
     ) -> None:
-        self._current, self._metrics, self._time = current, metrics, clock.time
+        self._current, self._metrics, self._time = current, metrics, current.clock.time
         self._is_launched, self._sysfs_root = is_launched, Path(sysfs_root)
         self.over_cri = over_cri
         self.status: tuple[LinkState, str] = (LinkState.DISCONNECTED, "not dialled yet")
-        self.down_since: float | None = clock.time()
+        self.down_since: float | None = self._time()
         self.info: RuntimeInfo | None = None
         self.pending_registration = ""
 
@@ -182,12 +180,11 @@ class LinkReporter(LinkObserver):
         self,
         current: CurrentState,
         notifier: SystemdNotifier,
-        clock: Clock,
         start: float,
         allow_http: Callable[[], None],
     ) -> None:
         self._current, self._notifier, self._allow_http = current, notifier, allow_http
-        self._time, self._start = clock.time, start
+        self._start = start
         self._is_ready = False
 
     def on_link_changed(self, state: LinkState, detail: str) -> None:
@@ -204,7 +201,9 @@ class LinkReporter(LinkObserver):
             # systemd would kill a service that never gets ready.
             self._notifier.notify_ready(f"link {state.value}")
             if not self._is_ready and state is LinkState.ACTIVE:
-                log.info("agent ready", duration_s=round(self._time() - self._start, 3))
+                log.info(
+                    "agent ready", duration_s=round(self._current.clock.time() - self._start, 3)
+                )
             elif not self._is_ready:
                 log.info("runtime awaited")
             self._is_ready = True

@@ -11,7 +11,6 @@ from typing import Final, NamedTuple
 
 from nri_numa.agent.agent import Agent
 from nri_numa.agent.confirmations import WriteTarget
-from nri_numa.agent.loop import Clock
 from nri_numa.engine.rebalance import move_purpose_text
 from nri_numa.engine.state import Allocation
 from nri_numa.machine.cgroups import CgroupReader
@@ -20,7 +19,6 @@ from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.machine import numa_text
 from nri_numa.observe.decisions import container_log_fields
 from nri_numa.observe.logs import get_logger
-from nri_numa.observe.metrics import Metrics
 from nri_numa.observe.notices import NoticedEventKind, NoticeMessageReason
 from nri_numa.text import human_bytes
 
@@ -57,8 +55,8 @@ class _MigrationResult(NamedTuple):
 class MemoryMigrator:
     """Migrates the memory of moved containers, one after the other."""
 
-    def __init__(self, agent: Agent, metrics: Metrics, clock: Clock) -> None:
-        self._agent, self._metrics, self._clock = agent, metrics, clock
+    def __init__(self, agent: Agent) -> None:
+        self._agent, self._clock = agent, agent.current.clock
         self._confirmations = agent.cgroups.confirmations[WriteTarget.PAGES]
         agent.current.subscribe(self._confirmations.wake.set)
 
@@ -97,7 +95,7 @@ class MemoryMigrator:
                 cgroup = self._agent.containers.cgroup_of(container_id)
                 pages = migrate_pages(self._agent.cgroups.writer.reader, cgroup, sources, target)
                 while (batch := await asyncio.to_thread(next, pages, None)) is not None:
-                    self._metrics.memory_migrated_bytes.inc(batch.moved_bytes)
+                    self._agent.metrics.memory_migrated_bytes.inc(batch.moved_bytes)
                     total, unmoved, obstacle = (
                         total + batch.moved_bytes,
                         unmoved + batch.unmoved_bytes,

@@ -27,12 +27,10 @@ from typing import Final, Protocol
 
 import msgspec
 
-from nri_numa.agent.cgroup_updates import CgroupCheckResult, CgroupUpdates, observe_cgroups
-from nri_numa.agent.confirmations import TRY_COUNT_WINDOW_S, Confirmations, WriteTarget
-from nri_numa.agent.current_state import CurrentState
+from nri_numa.agent.agent import Agent
+from nri_numa.agent.cgroup_updates import CgroupCheckResult, observe_cgroups
+from nri_numa.agent.confirmations import TRY_COUNT_WINDOW_S, WriteTarget
 from nri_numa.agent.drift_policy import DriftRepairPlan, plan_repairs
-from nri_numa.agent.drift_table import DriftTable
-from nri_numa.agent.loop import Clock
 from nri_numa.agent.reload import ConfigInForce
 from nri_numa.agent.systemd_sync import SystemdSync
 from nri_numa.config import parse_duration
@@ -41,8 +39,7 @@ from nri_numa.engine.state import ContainerKind
 from nri_numa.machine.cpuset_watch import CpusetWatch
 from nri_numa.model.workload import ContainerUpdate
 from nri_numa.observe.logs import get_logger
-from nri_numa.observe.metrics import Metrics
-from nri_numa.observe.notices import NoticedEventKind, NoticeLog, NoticeMessageReason
+from nri_numa.observe.notices import NoticedEventKind, NoticeMessageReason
 from nri_numa.observe.reports import ReportOnce
 from nri_numa.runtime import PushResult
 
@@ -102,16 +99,10 @@ PushUpdates = Callable[[Sequence[ContainerUpdate]], Awaitable[PushResult]]
 class DriftReports:
     """Reports the results of rounds, each once while it stays the same."""
 
-    def __init__(
-        self,
-        current: CurrentState,
-        confirmations: Confirmations,
-        notices: NoticeLog,
-        metrics: Metrics,
-        clock: Clock,
-    ) -> None:
-        self._current, self._confirmations, self._notices = current, confirmations, notices
-        self._metrics, self._clock = metrics, clock
+    def __init__(self, agent: Agent) -> None:
+        self._current, self._clock = agent.current, agent.current.clock
+        self._notices, self._metrics = agent.history.notices, agent.metrics
+        self._confirmations = agent.cgroups.confirmations[WriteTarget.CGROUP]
 
     def report_failure(self) -> None:
         """Count and log the exception that ended a round."""
@@ -227,29 +218,20 @@ class Reconciler:
 
     def __init__(
         self,
-        current: CurrentState,
-        cgroups: CgroupUpdates,
+        agent: Agent,
         systemd: SystemdSync,
-        drift: DriftTable,
         runtime: RuntimeStatus,
         push_updates: PushUpdates,
-        *,
-        notices: NoticeLog,
-        metrics: Metrics,
-        clock: Clock,
     ) -> None:
-        self._current = current
-        self._cgroups = cgroups
-        self._systemd = systemd
-        self._drift = drift
+        self._current, self._clock = agent.current, agent.current.clock
+        self._cgroups, self._systemd, self._drift = agent.cgroups, systemd, agent.drift
         self._runtime, self._push_updates = runtime, push_updates
-        self._clock = clock
-        self._confirmations = cgroups.confirmations[WriteTarget.CGROUP]
-        self._reports = DriftReports(current, self._confirmations, notices, metrics, clock)
+        self._confirmations = agent.cgroups.confirmations[WriteTarget.CGROUP]
+        self._reports = DriftReports(agent)
         self._written: set[str] = set()
         self._problems = ReportOnce(log)
         self._blind = 0
-        if problem := cgroups.writer.unwritable_cpuset_reason():
+        if problem := agent.cgroups.writer.unwritable_cpuset_reason():
             log.warning(
                 "cgroups not writable",
                 problem=f"{problem}; the runtime is sent each correction, and no container moves",

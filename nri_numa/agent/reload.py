@@ -25,7 +25,6 @@ from nri_numa.agent.agent import Agent
 from nri_numa.agent.current_state import CurrentState
 from nri_numa.agent.handler import LinkObserver
 from nri_numa.agent.links import RuntimeOwnership
-from nri_numa.agent.loop import Clock
 from nri_numa.config import AgentConfig
 from nri_numa.engine.node_model import MeasuredFree, NodeModel
 from nri_numa.errors import ConfigError, TopologyError
@@ -34,7 +33,6 @@ from nri_numa.machine.sysfs import read_memory
 from nri_numa.model.machine import Topology
 from nri_numa.model.settings import Settings
 from nri_numa.observe import logs
-from nri_numa.observe.metrics import Metrics
 from nri_numa.observe.notify import SystemdNotifier
 from nri_numa.observe.reports import ReportOnce
 from nri_numa.runtime import RuntimeInfo
@@ -183,13 +181,11 @@ class Reloader(LinkObserver):
         source: SettingsSource,
         ownership: RuntimeOwnership,
         notifier: SystemdNotifier,
-        metrics: Metrics,
-        clock: Clock,
     ) -> None:
         self.config = config
         self._load, self._agent, self._source = load, agent, source
         self._ownership, self._notifier = ownership, notifier
-        self._metrics, self._clock = metrics, clock
+        self._metrics = agent.metrics
         self._drop_in, self._is_requested = "", False
         self._task: asyncio.Task[None] | None = None
 
@@ -240,7 +236,7 @@ class Reloader(LinkObserver):
             log.error(event, file=error.source, problem=problem)
 
     def _apply(self, prepared: PreparedConfig, event: str = "restart required") -> None:
-        self._metrics.record_config_reload(loaded_at=self._clock.time())
+        self._metrics.record_config_reload(loaded_at=self._agent.current.clock.time())
         for key in prepared.restart:
             log.warning(event, key=key)
         if prepared.live:
@@ -277,10 +273,8 @@ class MachineReloader:
         root: str,
         current: CurrentState,
         device_counts: Callable[[], CountsOrReason | None],
-        clock: Clock,
     ) -> None:
-        self._root, self._current = root, current
-        self._device_counts, self._clock = device_counts, clock
+        self._root, self._current, self._device_counts = root, current, device_counts
         self._logged_topology: Topology | None = None  # as last logged
         self._logged_at = -math.inf
         self._problems = ReportOnce(log)
@@ -329,7 +323,7 @@ class MachineReloader:
         """Log changes since the last line; of memory at most one line an hour."""
         self._logged_topology = prior
         changes = changed_texts_by_field(prior, topology) if topology is not prior else {}
-        time_s = self._clock.monotonic()
+        time_s = self._current.clock.monotonic()
         if prior.online != topology.online:
             log.warning("CPUs changed", **{"offline_cpus": "", "online_cpus": "", **changes})
         elif changes.keys() - FIELDS_LOGGED_HOURLY:

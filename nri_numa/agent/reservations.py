@@ -8,7 +8,6 @@ from typing import Final
 from nri_numa.agent.cgroup_updates import CgroupUpdates
 from nri_numa.agent.current_state import CurrentState
 from nri_numa.agent.history import DecisionHistory
-from nri_numa.agent.loop import Clock
 from nri_numa.engine import admit
 from nri_numa.engine.pod_reservation import (
     expired_reservations,
@@ -38,12 +37,11 @@ class PodReservations:
         current: CurrentState,
         cgroups: CgroupUpdates,
         history: DecisionHistory,
-        clock: Clock,
         replace_state: Callable[[NodeState, ChangedStateIds], None],
         forget_container: Callable[[str], None],
     ) -> None:
         self._current, self._containers = current, cgroups.containers
-        self._cgroups, self._history, self._clock = cgroups, history, clock
+        self._cgroups, self._history, self._clock = cgroups, history, current.clock
         self._replace_state, self._forget_container = replace_state, forget_container
 
     def stop_sandbox(self, uid: str, sandbox: str) -> None:

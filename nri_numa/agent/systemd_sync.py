@@ -13,7 +13,6 @@ from typing import Final
 from nri_numa.agent.cgroup_updates import CgroupUpdates
 from nri_numa.agent.confirmations import WriteTarget
 from nri_numa.agent.current_state import CurrentState
-from nri_numa.agent.loop import Clock
 from nri_numa.engine.desired import NodeSnapshot
 from nri_numa.engine.state import ContainerKind
 from nri_numa.machine.cgroups import SystemdScopes
@@ -34,10 +33,9 @@ class SystemdSync:
     """
 
     def __init__(
-        self, current: CurrentState, cgroups: CgroupUpdates, scopes: SystemdScopes, clock: Clock
+        self, current: CurrentState, cgroups: CgroupUpdates, scopes: SystemdScopes
     ) -> None:
-        self._current, self._cgroups = current, cgroups
-        self._scopes, self._clock = scopes, clock
+        self._current, self._cgroups, self._scopes = current, cgroups, scopes
         self._confirmations = cgroups.confirmations[WriteTarget.SYSTEMD]
         self._problems = ReportOnce(log)
         self._lock = asyncio.Lock()
@@ -52,7 +50,7 @@ class SystemdSync:
         wake = self._confirmations.wake
         while True:
             await wake.wait()
-            await self._clock.sleep(SYNC_DELAY_S)
+            await self._current.clock.sleep(SYNC_DELAY_S)
             wake.clear()
             await self.sync_systemd()
 

@@ -14,7 +14,6 @@ from math import inf
 from typing import Final
 
 from nri_numa.agent.agent import Agent
-from nri_numa.agent.loop import Clock
 from nri_numa.engine.request.annotations import (
     MAX_NAMED_CONTAINERS,
     annotated_container_names,
@@ -45,10 +44,9 @@ class _PendingNames:
 class UnmatchedAnnotations(PodObserver):
     """Matches the names in pods' annotations with containers."""
 
-    def __init__(self, agent: Agent, clock: Clock) -> None:
+    def __init__(self, agent: Agent) -> None:
         self._current, self._reporter = agent.current, agent.history.reporter
-        self._now = clock.monotonic
-        self._later = clock.call_soon
+        self._now, self._later = agent.current.clock.monotonic, agent.current.clock.call_soon
         self._pods: dict[str, _PendingNames] = {}
 
     def on_container(self, pod: PodSandbox, name: str) -> None:

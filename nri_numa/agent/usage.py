@@ -20,7 +20,6 @@ import msgspec
 from msgspec.structs import replace
 
 from nri_numa.agent.agent import Agent
-from nri_numa.agent.loop import Clock
 from nri_numa.config import AgentConfig
 from nri_numa.config.sections import UsageReadMode
 from nri_numa.config.values import parse_duration
@@ -74,21 +73,12 @@ class ContainerScan(ABC, Generic[ReadingT]):
     """1 if low values need attention, -1 if high ones do."""
 
     def __init__(
-        self,
-        agent: Agent,
-        mode: UsageReadMode,
-        interval: str | float,
-        cgroup_root: str,
-        clock: Clock,
-        *,
-        proc: str = "/proc",
+        self, agent: Agent, config: AgentConfig, mode: UsageReadMode, *, proc: str = "/proc"
     ) -> None:
-        self._agent = agent
+        self._agent, self._clock = agent, agent.current.clock
         self._has_metric = mode is UsageReadMode.METRIC
-        self._interval_s = parse_duration(interval)
-        self._cgroup_root = cgroup_root
-        self._proc = proc
-        self._clock = clock
+        self._interval_s = parse_duration(config.container_usage.interval)
+        self._cgroup_root, self._proc = config.cgroup_root, proc
         # A new object, since views compare it by identity.
         self.known: Mapping[str, ReadingT] = MappingProxyType({})
 
@@ -234,16 +224,9 @@ class WaitingWatch(ContainerScan[ContainerCPUPressure]):
     subject = "CPU pressure"
 
     def __init__(
-        self,
-        agent: Agent,
-        mode: UsageReadMode,
-        interval: str | float,
-        cgroup_root: str,
-        clock: Clock,
-        *,
-        proc: str = "/proc",
+        self, agent: Agent, config: AgentConfig, mode: UsageReadMode, *, proc: str = "/proc"
     ) -> None:
-        super().__init__(agent, mode, interval, cgroup_root, clock, proc=proc)
+        super().__init__(agent, config, mode, proc=proc)
         self._before: dict[str, tuple[float, Mapping[int, float]]] = {}
 
     def read_container_sample(
@@ -342,16 +325,11 @@ def _other_node_fraction(
 
 
 class UsageWatch:
-    """Stores samples of the last minutes, and measures containers.
+    """Stores samples of the last minutes, and measures containers."""
 
-    ``root`` has the sys/ and proc/ trees.
-    """
-
-    def __init__(self, agent: Agent, root: str, cgroup_root: str, clock: Clock) -> None:
-        self._agent = agent
-        self._root = root
-        self._cgroup_root = cgroup_root
-        self._now = clock.time
+    def __init__(self, agent: Agent, config: AgentConfig) -> None:
+        self._agent, self._now = agent, agent.current.clock.time
+        self._root, self._cgroup_root = config.sysfs_root, config.cgroup_root
         self._samples: deque[UsageSample] = deque(maxlen=SAMPLE_COUNT)
         self._last: tuple[float, MachineUsage] | None = None
         self._problem = "not read yet"
@@ -500,19 +478,18 @@ def _used_memory_percent(reading: NUMAMemoryReading | None) -> int | None:
 class UsageWatches(msgspec.Struct, frozen=True):
     """Watches that are switched on: usage of the machine; memory and waits of containers."""
 
-    usage: UsageWatch | None = None
+    usage: UsageWatch
     memory: MemoryWatch | None = None
     cpu_waiting: WaitingWatch | None = None
 
     @classmethod
-    def from_config(cls, config: AgentConfig, agent: Agent, clock: Clock) -> UsageWatches:
+    def from_config(cls, config: AgentConfig, agent: Agent) -> UsageWatches:
         """Build the watches by the configuration."""
-        cgroups, section, unread = config.cgroup_root, config.container_usage, UsageReadMode.OFF
-        memory, pressure, period = section.memory, section.cpu_pressure, section.interval
+        memory, pressure = config.container_usage.memory, config.container_usage.cpu_pressure
         return cls(
-            UsageWatch(agent, config.sysfs_root, cgroups, clock),
-            None if memory is unread else MemoryWatch(agent, memory, period, cgroups, clock),
-            None if pressure is unread else WaitingWatch(agent, pressure, period, cgroups, clock),
+            UsageWatch(agent, config),
+            None if memory is UsageReadMode.OFF else MemoryWatch(agent, config, memory),
+            None if pressure is UsageReadMode.OFF else WaitingWatch(agent, config, pressure),
         )
 
     def start_watches(self) -> list[asyncio.Task[None]]:

@@ -9,16 +9,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msgspec import UNSET, Struct, convert
 from msgspec.structs import replace
 
 from nri_numa.agent.agent import Agent
-from nri_numa.agent.drift_table import DriftById
 from nri_numa.agent.kubelet_sync import KubeletSync
-from nri_numa.agent.loop import Clock
 from nri_numa.agent.usage import (
     MEMORY_NOT_READ,
     WAITING_NOT_READ,
@@ -38,7 +35,7 @@ from nri_numa.engine.kubelet_grants import grant_holders
 from nri_numa.engine.node_model import NodeModel
 from nri_numa.engine.rebalance import movable_exclusive_by_node
 from nri_numa.engine.state import Allocation, ContainerKind, NodeState
-from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
+from nri_numa.model.cpuset import NO_CPUS, CPUSet
 from nri_numa.model.machine import (
     CoreKind,
     cpus_text,
@@ -108,14 +105,9 @@ class LiveView:
         runtime: LinkStatus,
         optional_parts: OptionalParts,
         watches: UsageWatches,
-        clock: Clock,
     ) -> None:
-        self._agent = agent
-        self._about = about
-        self._runtime = runtime
-        self._more = optional_parts
-        self._watches = watches
-        self._clock = clock
+        self._agent, self._about, self._runtime = agent, about, runtime
+        self._more, self._watches = optional_parts, watches
 
     def status_document(self) -> shown.Status:
         """Return the agent's status."""
@@ -342,23 +334,14 @@ class LiveView:
 
     def node_usage(self) -> shown.NodeUsage:
         """Return the measured usage of the machine."""
-        usage = self._watches.usage
-        if usage is None:
-            return shown.NodeUsage(
-                sampled_at=None, interval=0.0, problem="not measured", cpus={}, numa_nodes=()
-            )
-        return usage.usage_document()
+        return self._watches.usage.usage_document()
 
     async def container_use(
         self, namespace: str, pod: str, container: str
     ) -> list[shown.MeasuredContainer]:
         """Measure the usage of a container now."""
-        usage = self._watches.usage
-        if usage is None:
-            return []
-        state = self._agent.current.state
-        allocations = _sorted_allocations(state, namespace, pod, container)
-        return [await usage.measure_container(allocation) for allocation in allocations]
+        allocations = _sorted_allocations(self._agent.current.state, namespace, pod, container)
+        return [await self._watches.usage.measure_container(a) for a in allocations]
 
     def subscribe_to_changes(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Call ``listener`` after every change; returns a function that ends this."""
@@ -386,13 +369,7 @@ class LiveView:
         )
 
     def _state_snapshot(self) -> StateSnapshot:
-        agent, late_starts = self._agent, self._more.late_starts
-        drift_by_id = agent.drift.known
-        return StateSnapshot(
-            agent.current.machine, agent.current.state, drift_by_id, self._watches,
-            None if late_starts is None else late_starts.start_delays, agent.containers.migrating,
-            agent.current.soft_ids,
-        )  # fmt: skip
+        return StateSnapshot(self._agent, self._watches, self._more.late_starts)
 
 
 def _sorted_allocations(
@@ -409,25 +386,14 @@ def _sorted_allocations(
 
 
 class StateSnapshot:
-    """Decisions of one moment, and the actual cpusets of containers.
+    """Decisions of one moment, and the actual cpusets of containers."""
 
-    ``start_delays`` are seconds by container id; None if starts cannot be late. ``migrating`` is as
-    in `nri_numa.agent.containers.LiveContainers`.
-    """
-
-    def __init__(
-        self,
-        machine: NodeModel,
-        state: NodeState,
-        drift_by_id: DriftById,
-        watches: UsageWatches = UsageWatches(),  # noqa: B008 - a value
-        start_delays: Mapping[str, float] | None = None,
-        migrating: Mapping[str, tuple[NUMASet, int, int]] = MappingProxyType({}),
-        soft_ids: Collection[str] = (),
-    ) -> None:
-        self.machine, self.state, self.known, self.late = machine, state, drift_by_id, start_delays
-        self.moving, self.soft_ids = migrating, soft_ids
-        self.desired = NodeSnapshot(machine, state)
+    def __init__(self, agent: Agent, watches: UsageWatches, late_starts: LateStarts | None) -> None:
+        self.known = agent.drift.known
+        self.machine, self.state = agent.current.machine, agent.current.state
+        self.desired = NodeSnapshot(self.machine, self.state)
+        self.late = None if late_starts is None else late_starts.start_delays
+        self.moving, self.soft_ids = agent.containers.migrating, agent.current.soft_ids
         self.memory = None if watches.memory is None else watches.memory.known
         self.waiting = None if watches.cpu_waiting is None else watches.cpu_waiting.known
         self._owners: dict[int, str] | None = None

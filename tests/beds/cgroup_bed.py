@@ -152,17 +152,10 @@ class CgroupBed(Clock):
     def start_reconciler(self) -> None:
         """Begin to compare, with systemd as it is now."""
         agent = self.world.agent
-        self.systemd = SystemdSync(agent.current, agent.cgroups, self.scopes, self.timing)
+        agent.current.clock = self.timing
+        self.systemd = SystemdSync(agent.current, agent.cgroups, self.scopes)
         self.reconciler = Reconciler(
-            agent.current,
-            agent.cgroups,
-            self.systemd,
-            agent.drift,
-            self,
-            lambda updates: self.push_updates(updates),
-            notices=agent.history.notices,
-            metrics=self.world.metrics,
-            clock=self.timing,
+            agent, self.systemd, self, lambda updates: self.push_updates(updates)
         )
 
     def settle(self, container_id: str) -> None:

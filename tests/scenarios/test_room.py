@@ -511,7 +511,8 @@ def test_each_move_is_timed_by_itself() -> None:
         )
 
     async def live() -> None:
-        mover = MemoryMigrator(world.agent, world.metrics, clock)
+        world.agent.current.clock = clock
+        mover = MemoryMigrator(world.agent)
         world.agent.containers.moves_memory = True
         work = asyncio.create_task(mover.run())
         for over, name, cpus, where in (

@@ -80,7 +80,7 @@ async def test_the_time_that_the_runtime_tells_counts_for_its_synchronisation(
 ) -> None:
     """Each look at the clock costs 0.25 s; what is decided later follows after the answer."""
     agent, looks = bed.daemon.agent, itertools.count()
-    bed.daemon.node.clock.monotonic = lambda: next(looks) / 4  # type: ignore[method-assign]
+    bed.daemon.node.current.clock.monotonic = lambda: next(looks) / 4  # type: ignore[method-assign]
     bed.daemon.link.handler.on_runtime_configured(
         RuntimeInfo(
             name="containerd",

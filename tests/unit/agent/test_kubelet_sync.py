@@ -12,7 +12,6 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.agent.current_state import CurrentState
-from nri_numa.agent.drift_table import DriftTable
 from nri_numa.agent.kubelet_sync import KubeletConfigWatch, KubeletSync
 from nri_numa.agent.reload import apply_recomputed_settings
 from nri_numa.agent.view import kubelet_document
@@ -37,10 +36,10 @@ class KubeletBed(AgentBed):
         super().__init__(machines.single_no_smt(), settings, kubelet=self._beside)
         self.starts = self.ends_whole = True
 
-    def _beside(self, current: CurrentState, drift: DriftTable) -> KubeletSync:
+    def _beside(self, current: CurrentState) -> KubeletSync:
         files = KubeletStateFiles(str(self.directory))
         config = KubeletConfigWatch(str(self.directory))
-        self.beside = KubeletSync(current, drift, self.metrics, files, config, self.timing)
+        self.beside = KubeletSync(current, self.metrics, files, config)
         return self.beside
 
     def grant(self, **pods: str) -> None:
@@ -60,7 +59,7 @@ class KubeletBed(AgentBed):
     def look(self) -> None:
         """What happens every second."""
         self.agent.apply_grants(self.beside.refresh_kubelet_grants())
-        self.beside.check_conflicts()
+        self.beside.check_conflicts(self.agent.drift.known)
 
     def metric(self, name: str, **labels: str) -> float | None:
         return self.metrics.registry.get_sample_value(f"nri_numa_{name}", labels)

@@ -18,7 +18,7 @@ class PendingBed(AgentBed):
 
     def boot(self) -> Agent:
         agent = super().boot()
-        self.pending = PendingPods(agent, self.timing)
+        self.pending = PendingPods(agent)
         self.observe_with(self.pending)
         return agent
 

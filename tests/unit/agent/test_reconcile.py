@@ -423,15 +423,15 @@ def test_a_difference_is_shown_until_it_is_repaired(bed: ReconcilerBed) -> None:
 
 def test_seconds_on_owned_cpus_are_counted_while_they_pass(bed: ReconcilerBed) -> None:
     """Not when the overlap ends: it may last for hours."""
-    started = bed.clock
-    bed.world.timing.wall = lambda: 1_000_000.0 + bed.clock - started
+    started, bed.wall = bed.clock, bed.wall + 3600  # nobody is young
+    started_wall = bed.wall
     bed.world.agent.drift.accumulate_seconds()
-    bed.wall += 3600  # nobody is young
     bed.writer.problem, bed.failing = READ_ONLY, BUSY
     bed.drift("free-app", "0-7")
     counted: dict[float, float] = {}
 
     def tick() -> None:
+        bed.wall = started_wall + bed.clock - started
         counted[round(bed.clock - started)] = bed.count("exclusive_cpu_intrusion_seconds_total")
         if bed.clock >= started + 60:
             raise asyncio.CancelledError
@@ -445,7 +445,7 @@ def test_seconds_on_owned_cpus_are_counted_while_they_pass(bed: ReconcilerBed) -
     bed.on_sleep = lambda: None
     bed.round()
     ended = bed.count("exclusive_cpu_intrusion_seconds_total")
-    bed.clock += 100
+    bed.wall += 100
     bed.world.agent.drift.accumulate_seconds()
     assert bed.count("exclusive_cpu_intrusion_seconds_total") == ended
 

@@ -21,7 +21,7 @@ class UnmatchedBed(AgentBed):
 
     def boot(self) -> Agent:
         agent = super().boot()
-        self.watch = UnmatchedAnnotations(agent, self.timing)
+        self.watch = UnmatchedAnnotations(agent)
         return agent
 
     def said(self) -> list[str]:
@@ -46,9 +46,7 @@ def test_a_name_that_does_not_come_is_said_and_noted_once(bed: UnmatchedBed) -> 
     assert (bed.said(), bed.noted()) == ([], [])
     bed.quiet(1)
     bed.quiet()
-    bed.watch = UnmatchedAnnotations(
-        bed.agent, bed.timing
-    )  # nor after a restart, with the notices of before
+    bed.watch = UnmatchedAnnotations(bed.agent)  # nor after a restart, with the notices of before
     bed.watch.on_container(TYPO, "engine")
     bed.quiet()
     bed.watch.on_remove_pod("", TYPO.uid)
@@ -134,7 +132,7 @@ def test_a_misspelt_prefix_is_said_at_once_and_noticed_once(bed: UnmatchedBed) -
     one = pod("db")
     one = replace(one, annotations={"numa.kubernets.io/policy": "restricted"})
     for _ in range(2):  # the second after a restart, with the notices of the first
-        bed.watch = UnmatchedAnnotations(bed.agent, bed.timing)
+        bed.watch = UnmatchedAnnotations(bed.agent)
         bed.watch.on_container(one, "engine")
         assert "did you mean numa.kubernetes.io/policy?" in bed.noted(one)[0]
     assert bed.said() == [WITHOUT_EFFECT]

@@ -95,7 +95,6 @@ def test_a_neighbour_on_owned_cpus_is_counted_with_its_seconds(bed: DriftBed) ->
     bed.world.agent.cgroups.request_check(["plain-app"])
     bed.tree.write("/pods/plain-app", "0-7")
     bed.wall += 0.25
-    bed.world.timing.wall = lambda: bed.wall
     bed.check()
     assert bed.count("exclusive_cpu_intrusions_total") == 1
     assert bed.count("exclusive_cpu_intrusion_seconds_total") == pytest.approx(0.25)
@@ -208,7 +207,6 @@ def test_what_cannot_be_put_right_is_shown(bed: DriftBed) -> None:
     assert bed.lines("corrections not sent")
     bed.tree.write("/pods/plain-app", "3")  # wrong, and on nobody's CPU
     bed.wall += 2
-    bed.world.timing.wall = lambda: bed.wall
     asyncio.run(bed.reconciler.reconcile())
     assert not bed.world.agent.drift.known["plain-app"].on_exclusive_cpus
     assert bed.count("exclusive_cpu_intruders") == 0

@@ -14,7 +14,6 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
@@ -66,7 +65,7 @@ class SettingsSource(Protocol):
         """Return the settings; any thread may call this."""
 
 
-class PreparedConfig(msgspec.Struct, frozen=True, kw_only=True):
+class PreparedConfig(msgspec.Struct, frozen=True):
     """A configuration that can be applied.
 
     Attributes:
@@ -80,49 +79,6 @@ class PreparedConfig(msgspec.Struct, frozen=True, kw_only=True):
     live: tuple[str, ...]
     restart: tuple[str, ...]
     machine: NodeModel
-
-
-def prepare_config(
-    load: Callable[[], AgentConfig],
-    base: AgentConfig,
-    machine: NodeModel,
-    source: SettingsSource,
-) -> PreparedConfig:
-    """Read a configuration and prepare it; changes nothing that others use.
-
-    Raises:
-        ConfigError: with all problems.
-    """
-    loaded_config = load()
-    problems = configuration.validate_config(loaded_config, machine.topology)
-    if problems:
-        raise ConfigError("configuration", problems)
-    live, restart = configuration.changed_paths(base, loaded_config)
-    # A key that needs a restart has its old value, so the next reload names it again.
-    config = configuration.merge_reloadable(base, loaded_config) if live else base
-    return PreparedConfig(
-        config=config,
-        live=live,
-        restart=restart,
-        machine=build_tables(
-            replace(machine, settings=source.settings_with_kubelet_config(config, machine.topology))
-        ),
-    )
-
-
-async def prepare_in_thread(
-    load: Callable[[], AgentConfig],
-    base: AgentConfig,
-    machine: NodeModel,
-    source: SettingsSource,
-) -> PreparedConfig:
-    """Run `prepare_config` in a thread that yields to the loop."""
-    usual = sys.getswitchinterval()
-    sys.setswitchinterval(_YIELD_INTERVAL_S)
-    try:
-        return await asyncio.to_thread(prepare_config, load, base, machine, source)
-    finally:
-        sys.setswitchinterval(usual)
 
 
 async def apply_when_unchanged(agent: Agent, change: Callable[[NodeModel], NodeModel]) -> bool:
@@ -194,10 +150,9 @@ class Reloader(LinkObserver):
         if not info.config or info.config == self._drop_in:
             return
         self._drop_in = info.config
-        load = partial(self._load, info.config)
         try:
             # At once, since it applies to the containers that the runtime reports next.
-            prepared = prepare_config(load, self.config, self._agent.current.machine, self._source)
+            prepared = self._prepare_config(self._agent.current.machine)
             self._apply(prepared, event="drop-in key not applied")
         except ConfigError as error:
             self._report_unusable(error, "drop-in configuration not applied")
@@ -213,9 +168,10 @@ class Reloader(LinkObserver):
         self._notifier.notify_reloading()
         while self._is_requested:
             self._is_requested = False
-            load, machine = partial(self._load, self._drop_in), self._agent.current.machine
+            machine, usual_interval = self._agent.current.machine, sys.getswitchinterval()
+            sys.setswitchinterval(_YIELD_INTERVAL_S)
             try:
-                prepared = await prepare_in_thread(load, self.config, machine, self._source)
+                prepared = await asyncio.to_thread(self._prepare_config, machine)
             except ConfigError as error:
                 self._report_unusable(error, "configuration not reloaded")
             except Exception:
@@ -228,7 +184,26 @@ class Reloader(LinkObserver):
                     self._apply(prepared)
                 else:
                     self._is_requested = True
+            finally:
+                sys.setswitchinterval(usual_interval)
         self._notifier.notify_ready("reloaded")
+
+    def _prepare_config(self, machine: NodeModel) -> PreparedConfig:
+        """Read the configuration and prepare it; changes nothing that others use.
+
+        Raises:
+            ConfigError: with all problems.
+        """
+        config = self._load(self._drop_in)
+        if problems := configuration.validate_config(config, machine.topology):
+            raise ConfigError("configuration", problems)
+        live, restart = configuration.changed_paths(self.config, config)
+        # A key that needs a restart has its old value, so the next reload names it again.
+        config = configuration.merge_reloadable(self.config, config) if live else self.config
+        settings = self._source.settings_with_kubelet_config(config, machine.topology)
+        return PreparedConfig(
+            config, live, restart, build_tables(replace(machine, settings=settings))
+        )
 
     def _report_unusable(self, error: ConfigError, event: str) -> None:
         self._metrics.record_config_reload(loaded_at=None)

@@ -7,7 +7,6 @@ the agent on it, the link above the agent, and the loops around all of them. Not
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,7 @@ from nri_numa import config as configuration
 from nri_numa.agent.agent import Agent
 from nri_numa.agent.assigned_files import AssignedFiles
 from nri_numa.agent.capacity import CapacityFactors, ExternalCapacity, StealWatch
-from nri_numa.agent.claims import ClaimStore, build_claim_store, serve_claims_to_kubelet
+from nri_numa.agent.claims import ClaimStore, serve_claims_to_kubelet
 from nri_numa.agent.current_state import CurrentState
 from nri_numa.agent.handler import AgentHandler, PendingPods
 from nri_numa.agent.interrupts import InterruptSteering
@@ -47,13 +46,14 @@ from nri_numa.agent.systemd_sync import SystemdSync
 from nri_numa.agent.unmatched_annotations import UnmatchedAnnotations
 from nri_numa.config import AgentConfig, InternalErrorAnswer, parse_plugin_index
 from nri_numa.config.sections import StealTimeMode
+from nri_numa.dra.handover import ClaimFileRequester
 from nri_numa.engine.node_model import NodeModel
 from nri_numa.engine.state import NodeState
 from nri_numa.errors import ConfigError
 from nri_numa.kubelet.configuration import registered_node_name
 from nri_numa.kubelet.state_files import KubeletStateFiles
 from nri_numa.machine import hotplug
-from nri_numa.machine.cgroups import SystemdScopes
+from nri_numa.machine.cgroups import SystemdScopes, read_text_or_empty
 from nri_numa.machine.sysfs import discover_topology
 from nri_numa.model.machine import Topology
 from nri_numa.nri.link import LinkSettings, NRILink, PreinstalledConnection
@@ -135,9 +135,7 @@ def build_node(config: AgentConfig, metrics: Metrics, clock: Clock) -> NodeParts
 
 def checkpoint_identity(config: AgentConfig) -> dict[str, str]:
     """Return the fields that identify a valid checkpoint: this boot of this machine."""
-    boot = ""
-    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
-        boot = file.read().strip()
+    boot = read_text_or_empty("/proc/sys/kernel/random/boot_id")
     return {"version": __version__, "machine": config.sysfs_root, "boot": boot}
 
 
@@ -244,8 +242,10 @@ def build_link(
 
 def _build_pod_parts(config: AgentConfig, node: NodeParts, agent: Agent) -> PodParts:
     current = node.current
-    claims = build_claim_store(config, node.name, current)
-    if claims is not None:
+    claims = None
+    if config.dra.enabled:
+        requester = ClaimFileRequester(config.dra.handover_dir)
+        claims = ClaimStore(config, node.name, requester, current)
         claims.load()
     writes_files = config.assigned_files and current.store.trusted
     return PodParts(
@@ -305,7 +305,7 @@ def _build_view(
 ) -> LiveView:
     from nri_numa.agent import view
 
-    optional_parts = view.OptionalParts(
+    parts = view.ShownParts(
         kubelet=node.kubelet,
         devices=node.devices,
         measured=node.capacity.measured,
@@ -313,7 +313,7 @@ def _build_view(
         pods=pods.pending,
     )
     about = view.ProcessInfo(__version__, node.name, node.start)
-    return view.LiveView(agent, about, status, optional_parts, watches)
+    return view.LiveView(agent, about, status, parts, watches)
 
 
 # --- The loops ------------------------------------------------------------------------------------

@@ -47,11 +47,7 @@ from nri_numa.dra.claims import (
 from nri_numa.engine.accounting import max_exclusive_by_node
 from nri_numa.engine.node_model import NodeModel
 from nri_numa.engine.request.annotations import OptionsResolver
-from nri_numa.engine.request.demand import (
-    claim_result_text,
-    parse_claims,
-    with_slots,
-)
+from nri_numa.engine.request.demand import claim_result_text, parse_claims, with_slots
 from nri_numa.engine.request.options import PlacementOptions
 from nri_numa.engine.state import Allocation
 from nri_numa.errors import RuntimeUnavailable
@@ -89,19 +85,17 @@ class ClaimStore:
 
     def __init__(
         self,
-        driver: str,
+        config: AgentConfig,
         pool: str,
-        *,
-        records: str,
-        cdi: str,
         asker: handover.ClaimFileRequester,
         current: CurrentState,
+        *,
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
-        self._sleep = sleep
-        self._driver, self._pool = driver, pool
-        self._records, self._cdi, self._about = records, cdi, f"{records}-metadata"
-        self._asker, self._current = asker, current
+        self._driver, self._pool = config.dra.driver, pool
+        self._records = os.path.join(config.state_dir, "claims")
+        self._cdi, self._about = config.devices.cdi_spec_dirs[-1], f"{self._records}-metadata"
+        self._asker, self._current, self._sleep = asker, current, sleep
         self._turn = threading.Lock()
         self.claims: Mapping[str, Claim] = {}
 
@@ -354,20 +348,6 @@ def _results_text(claim: Claim) -> str:
     return ", ".join(
         f"{count_text(result.cpus, 'CPU')} of NUMA node {result.numa_node}"
         for result in claim.results
-    )
-
-
-def build_claim_store(config: AgentConfig, node: str, current: CurrentState) -> ClaimStore | None:
-    """Build the store by the configuration's section ``dra``; None if it is off."""
-    if not config.dra.enabled:
-        return None
-    return ClaimStore(
-        config.dra.driver,
-        node,
-        records=os.path.join(config.state_dir, "claims"),
-        cdi=config.devices.cdi_spec_dirs[-1],
-        asker=handover.ClaimFileRequester(config.dra.handover_dir),
-        current=current,
     )
 
 

@@ -267,10 +267,7 @@ class AgentHandler:
     def on_internal_error(self, event_name: str, error: Exception) -> None:
         """Count an internal error, log its traceback, and answer as configured."""
         self._metrics.internal_errors.inc()
-        try:
-            raise error
-        except Exception:
-            log.exception("request handling failed", event=event_name)
+        log.exception("request handling failed", event=event_name)
         if event_name in ("CreateContainer", "UpdateContainer") and self._rejects_on_error():
             raise RequestRejected(
                 f"InternalError: nri-numa failed in {event_name} ({error!r}); see its log"

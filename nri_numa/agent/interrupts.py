@@ -21,6 +21,7 @@ import msgspec
 from msgspec.structs import replace
 
 from nri_numa.agent.current_state import CurrentState
+from nri_numa.machine.cgroups import read_text
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, ListFormatError
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.reports import ReportOnce
@@ -158,7 +159,7 @@ class InterruptSteering:
         self._kept = replace(self._kept, irqs=originals)
         for number in irqs:
             try:
-                current = _read_text_file(self._affinity_path(number))
+                current = read_text(self._affinity_path(number))
                 original, written = originals.get(number, (current, current))
                 if current != written:
                     original = current  # another program decided meanwhile
@@ -190,7 +191,7 @@ class InterruptSteering:
         """Read the CPUs that an interrupt really goes to."""
         try:
             return CPUSet.parse(
-                _read_text_file(os.path.join(self._irqs, number, "effective_affinity_list"))
+                read_text(os.path.join(self._irqs, number, "effective_affinity_list"))
             )
         except (OSError, ListFormatError):
             return NO_CPUS
@@ -209,11 +210,6 @@ class InterruptSteering:
                 os.close(replace_file(self._file, data))
             except OSError as error:
                 log.warning("interrupt affinity not saved", file=self._file, problem=str(error))
-
-
-def _read_text_file(path: str) -> str:
-    with open(path, encoding="ascii", errors="replace") as file:
-        return file.read().strip()
 
 
 def _query_irqbalance(path: str, question: str) -> str:

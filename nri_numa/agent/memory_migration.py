@@ -7,7 +7,7 @@ Their CPUs changed before the new container started. The source memory nodes are
 from __future__ import annotations
 
 import asyncio
-from typing import Final, NamedTuple
+from typing import Final
 
 from nri_numa.agent.agent import Agent
 from nri_numa.agent.confirmations import WriteTarget
@@ -44,14 +44,6 @@ def can_move_memory(reader: CgroupReader) -> bool:
     return not problem
 
 
-class _MigrationResult(NamedTuple):
-    """Bytes that were moved and that could not be moved, and the obstacle."""
-
-    migrated_bytes: int
-    unmigrated_bytes: int
-    obstacle: str
-
-
 class MemoryMigrator:
     """Migrates the memory of moved containers, one after the other."""
 
@@ -85,8 +77,11 @@ class MemoryMigrator:
 
     async def _migrate_pages(
         self, container_id: str, sources: NUMASet, target: int
-    ) -> _MigrationResult:
-        """Move the pages of one container to ``target``, for as long as it is migrating."""
+    ) -> tuple[int, str]:
+        """Move the pages of one container to ``target``, for as long as it is migrating.
+
+        Returns the bytes that could not be moved, and the obstacle.
+        """
         total, unmoved, obstacle, migrating = 0, 0, "", self._agent.containers.migrating
         notified_at = self._clock.monotonic()
         try:
@@ -96,25 +91,22 @@ class MemoryMigrator:
                 pages = migrate_pages(self._agent.cgroups.writer.reader, cgroup, sources, target)
                 while (batch := await asyncio.to_thread(next, pages, None)) is not None:
                     self._agent.metrics.memory_migrated_bytes.inc(batch.moved_bytes)
-                    total, unmoved, obstacle = (
-                        total + batch.moved_bytes,
-                        unmoved + batch.unmoved_bytes,
-                        batch.obstacle or obstacle,
-                    )
+                    total, unmoved = total + batch.moved_bytes, unmoved + batch.unmoved_bytes
+                    obstacle = batch.obstacle or obstacle
                     migrating[container_id] = sources, target, total
                     if self._clock.monotonic() - notified_at >= 1.0:
                         notified_at = self._clock.monotonic()
                         self._agent.current.notify()
                     await self._clock.sleep(batch.moved_bytes / MAX_MIGRATION_BYTES_PER_S)
                     if self._allocation_if_migrating(container_id) is None:
-                        return _MigrationResult(total, unmoved, obstacle)
+                        return unmoved, obstacle
         except OSError as error:
-            return _MigrationResult(total, TOLERATED_REMOTE_BYTES + 1, error.strerror or str(error))
+            return TOLERATED_REMOTE_BYTES + 1, error.strerror or str(error)
         finally:
             migrating.pop(container_id, None)
         if unmoved > TOLERATED_REMOTE_BYTES:
             obstacle = f"{human_bytes(unmoved)} did not migrate ({obstacle or 'pinned'})"
-        return _MigrationResult(total, unmoved, obstacle)
+        return unmoved, obstacle
 
     async def _migrate_container(self, container_id: str) -> None:
         a = self._allocation_if_migrating(container_id)
@@ -124,15 +116,15 @@ class MemoryMigrator:
         (target,) = a.mems - a.migrating_from
         route = f"from {numa_text(a.migrating_from)} to {target}"
         nodes_change_text = f"{a.migrating_from} -> {target}"
-        result = await self._migrate_pages(container_id, a.migrating_from, target)
+        unmoved, obstacle = await self._migrate_pages(container_id, a.migrating_from, target)
         a = self._allocation_if_migrating(container_id)
         if a is None:
             return
-        if result.unmigrated_bytes > TOLERATED_REMOTE_BYTES:
+        if unmoved > TOLERATED_REMOTE_BYTES:
             entry = self._confirmations.entry(container_id)
             entry.not_before = self._clock.monotonic() + UNMOVED_RETRY_S
             self._clock.call_later(UNMOVED_RETRY_S, self._confirmations.wake.set)
-            message = f"partly moved {route}: {result.obstacle}"
+            message = f"partly moved {route}: {obstacle}"
             self._agent.history.notices.add_for_allocation(
                 a, NoticedEventKind.MOVED, message, reason=NoticeMessageReason.PARTLY_MIGRATED
             )
@@ -140,7 +132,7 @@ class MemoryMigrator:
                 "memory partly migrated",
                 **container_log_fields(a),
                 numa_nodes=nodes_change_text,
-                problem=result.obstacle,
+                problem=obstacle,
             )
             return
         cgroup_write = self._agent.finish_migration(container_id)
@@ -154,6 +146,6 @@ class MemoryMigrator:
             a, NoticedEventKind.MOVED, f"moved {route} in {seconds:.1f} s{move_purpose_text(a)}"
         )
         fields = {"numa_nodes": nodes_change_text, "duration_s": round(seconds, 3)}
-        if result.unmigrated_bytes >= MIN_REPORTED_UNMOVED_BYTES:
-            fields |= {"unmigrated_bytes": result.unmigrated_bytes, "problem": result.obstacle}
+        if unmoved >= MIN_REPORTED_UNMOVED_BYTES:
+            fields |= {"unmigrated_bytes": unmoved, "problem": obstacle}
         log.info("memory migrated", **container_log_fields(a), **fields)

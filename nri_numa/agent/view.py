@@ -70,8 +70,8 @@ class ProcessInfo(NamedTuple):
     start_time: float
 
 
-class OptionalParts(Struct, frozen=True, kw_only=True):
-    """Parts that may be switched off; None if so.
+class ShownParts(Struct, frozen=True, kw_only=True):
+    """Parts whose values are shown beside the agent's; None if switched off.
 
     Attributes:
         kubelet: the kubelet's grants, and conflicts with it.
@@ -81,9 +81,9 @@ class OptionalParts(Struct, frozen=True, kw_only=True):
         pods: Guaranteed pods that have no container yet.
     """
 
-    kubelet: KubeletSync | None = None
-    devices: NodeDevices | None = None
-    measured: StealWatch | None = None
+    kubelet: KubeletSync
+    devices: NodeDevices
+    measured: StealWatch
     late_starts: LateStarts | None = None
     pods: PendingPods | None = None
 
@@ -103,17 +103,17 @@ class LiveView:
         agent: Agent,
         about: ProcessInfo,
         runtime: LinkStatus,
-        optional_parts: OptionalParts,
+        parts: ShownParts,
         watches: UsageWatches,
     ) -> None:
         self._agent, self._about, self._runtime = agent, about, runtime
-        self._more, self._watches = optional_parts, watches
+        self._parts, self._watches = parts, watches
 
     def status_document(self) -> shown.Status:
         """Return the agent's status."""
         agent = self._agent
         drift_by_id = agent.drift.known
-        counts, kubelet = count_by_kind(agent.current.state), self._more.kubelet
+        counts = count_by_kind(agent.current.state)
         return shown.Status(
             version=self._about.version,
             node_name=self._about.node_name,
@@ -126,7 +126,7 @@ class LiveView:
             drifted=len(drift_by_id),
             on_exclusive_cpus=sum(status.on_exclusive_cpus for status in drift_by_id.values()),
             kubelet_cpus=str(agent.current.state.kubelet.granted_cpus),
-            kubelet_conflicts=len(kubelet.conflicts) if kubelet is not None else 0,
+            kubelet_conflicts=len(self._parts.kubelet.conflicts),
             link=self._runtime.link_document(),
             checkpoint=shown.Checkpoint(
                 written_at=agent.current.store.written_at, problem=agent.current.store.write_problem
@@ -149,7 +149,7 @@ class LiveView:
         return topology_document(
             self._agent.current.machine.topology,
             reserved=self._agent.current.machine.settings.reserved_cpus,
-            devices=None if self._more.devices is None else self._more.devices.pci,
+            devices=self._parts.devices.pci,
         )
 
     def numa_info(self) -> shown.MachineNUMAInfo:
@@ -284,7 +284,7 @@ class LiveView:
 
     def scheduler_zones_document(self) -> shown.Zones:
         """Return every NUMA node as schedulers count it."""
-        parts = self._more
+        parts = self._parts
         # Before the state, which then includes pods that are decided about in between.
         pending_pods = () if parts.pods is None else parts.pods.pod_names()
         agent, desired = self._agent, self._agent.current.schedulable
@@ -292,11 +292,11 @@ class LiveView:
             replace(desired, reading=agent.current.memory),
             immovable_ids=agent.cgroups.immovable_ids(),
             reason=self._unready_reason(),
-            measured=None if parts.measured is None else parts.measured.enforced_factors(),
-            devices=None if parts.devices is None else parts.devices.device_counts(),
-            roots_of_pcie=NO_PCIE_ROOTS if parts.devices is None else parts.devices.roots,
+            measured=parts.measured.enforced_factors(),
+            devices=parts.devices.device_counts(),
+            roots_of_pcie=parts.devices.roots,
             pending_pods=pending_pods,
-            kubelet=None if parts.kubelet is None else parts.kubelet.configuration.discovered.facts,
+            kubelet=parts.kubelet.configuration.discovered.facts,
         )
 
     def _unready_reason(self) -> str:
@@ -308,10 +308,7 @@ class LiveView:
 
     def kubelet_status_document(self) -> shown.KubeletDocument:
         """Return the kubelet's grants and conflicts."""
-        kubelet = self._more.kubelet
-        return (
-            shown.KubeletDocument() if kubelet is None else kubelet_document(self._agent, kubelet)
-        )
+        return kubelet_document(self._agent, self._parts.kubelet)
 
     def notices_document(self, last_number: int) -> shown.Notices:
         """Return the notices after a number of the sequence."""
@@ -369,7 +366,7 @@ class LiveView:
         )
 
     def _state_snapshot(self) -> StateSnapshot:
-        return StateSnapshot(self._agent, self._watches, self._more.late_starts)
+        return StateSnapshot(self._agent, self._watches, self._parts.late_starts)
 
 
 def _sorted_allocations(

@@ -21,6 +21,7 @@ from nri_numa.dra.handover import ClaimFileRequester, ClaimFileResponder
 from nri_numa.engine.node_model import NodeModel
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.settings import Settings
+from tests.beds.claim_bed import claim_config
 from tests.beds.fault_prelude import BrokenOS
 from tests.beds.resource_claims import DRIVER, UID, claim, result
 from tests.beds.world import agent_of
@@ -98,11 +99,9 @@ class Place:
             settings=Settings(),
             key=b"signs annotations",
         )
-        records, cdi, handover = map(str, self.folders)
-        asker = ClaimFileRequester(handover, sleep=self.answer)
-        book = ClaimStore(
-            DRIVER, "n1", records=records, cdi=cdi, asker=asker, current=agent_of(machine).current
-        )
+        records, cdi, handover = self.folders
+        asker = ClaimFileRequester(str(handover), sleep=self.answer)
+        book = ClaimStore(claim_config(records.parent, cdi), "n1", asker, agent_of(machine).current)
         told: list[Any] = []
         seen: list[str] = []
         patch = patched(BrokenOS(killing(number, moment, seen), STEPS))

@@ -18,7 +18,7 @@ from nri_numa.engine.node_model import NodeModel
 from nri_numa.model.settings import Settings
 from nri_numa.observe.metrics import Metrics
 from tests.beds.link_bed import eventually
-from tests.beds.views import Linked
+from tests.beds.views import live_view
 from tests.beds.world import agent_of
 from tests.machines import named as machines
 
@@ -29,9 +29,7 @@ def make(section: HTTP) -> tuple[HTTPThread, Metrics]:
     agent = agent_of(machine, metrics=metrics)
 
     def new_view(watches: UsageWatches) -> view.LiveView:
-        more = view.OptionalParts()
-        about, link = view.ProcessInfo("0", "", 0.0), Linked()
-        return view.LiveView(agent, about, link, more, watches)  # type: ignore[arg-type]
+        return live_view(agent, watches=watches)
 
     config = AgentConfig(http=section)
     return HTTPThread(config, agent, new_view, LoopMonitor()), metrics

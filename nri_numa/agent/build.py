@@ -328,10 +328,10 @@ def build_loops(
     apply_settings = partial(apply_recomputed_settings, agent, reloader, node.kubelet.configuration)
     read_machine = partial(node.machine.read_machine, agent)
     systemd = SystemdSync(current, agent.cgroups, SystemdScopes())
-    reconciler = Reconciler(agent, systemd, link.status, link.link.push_updates)
+    reconciler = Reconciler(agent, systemd, link.status, link.link.push_updates, reloader)
     loops: dict[str, LoopFunction] = {
-        "reconcile": partial(reconciler.run_periodic_rounds, reloader),
-        "looks": partial(reconciler.run_checks, reloader),
+        "reconcile": reconciler.run_periodic_rounds,
+        "looks": reconciler.run_checks,
         "systemd": systemd.run_systemd_sync,
         "mover": MemoryMigrator(agent).run,
         "kubelet's configuration": partial(

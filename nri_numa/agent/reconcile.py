@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Final, Protocol
 
 import msgspec
@@ -222,10 +221,11 @@ class Reconciler:
         systemd: SystemdSync,
         runtime: RuntimeStatus,
         push_updates: PushUpdates,
+        in_force: ConfigInForce,
     ) -> None:
-        self._current, self._clock = agent.current, agent.current.clock
-        self._cgroups, self._systemd, self._drift = agent.cgroups, systemd, agent.drift
+        self._current, self._cgroups, self._drift = agent.current, agent.cgroups, agent.drift
         self._runtime, self._push_updates = runtime, push_updates
+        self._systemd, self._in_force = systemd, in_force
         self._confirmations = agent.cgroups.confirmations[WriteTarget.CGROUP]
         self._reports = DriftReports(agent)
         self._written: set[str] = set()
@@ -239,39 +239,36 @@ class Reconciler:
 
     # --- schedule ---------------------------------------------------------------------------------
 
-    async def run_checks(self, in_force: ConfigInForce) -> None:
+    async def run_checks(self) -> None:
         """Check written cgroups and undelivered updates until cancelled.
 
         With ``reconcile.interval`` 0 writes of other programs are not checked.
         """
-        loop, confirmations = asyncio.get_running_loop(), self._confirmations
-        containers = self._cgroups.containers
+        loop, clock = asyncio.get_running_loop(), self._current.clock
+        confirmations, containers = self._confirmations, self._cgroups.containers
         with CpusetWatch(self._cgroups.writer.reader) as watch:
             if watch.fd >= 0:
                 loop.add_reader(watch.fd, self._on_watch_readable, watch)
             try:
                 while True:
                     await confirmations.wake.wait()
-                    await self._clock.sleep(
-                        WRITE_CHECK_INTERVAL_S
-                    )  # a writer of CPUs usually writes memory nodes, too
+                    # A writer of CPUs usually writes memory nodes, too.
+                    await clock.sleep(WRITE_CHECK_INTERVAL_S)
                     confirmations.wake.clear()
-                    start_time = self._clock.monotonic()
+                    start_time = clock.monotonic()
                     cgroups, starting = containers.cgroup_places, containers.starting
                     watch.watch_containers({i: p for i, p in cgroups.items() if i not in starting})
                     self._problems.report("cpusets not watched", watch.problem)
                     # A blocked write may still change what is read now.
                     if self._cgroups.writer.is_write_held_up:
-                        await self._clock.sleep(LOOP_POLL_INTERVAL_S)
+                        await clock.sleep(LOOP_POLL_INTERVAL_S)
                         confirmations.wake.set()
                         continue
                     written, self._written = self._written, set()
-                    drifts = parse_duration(in_force.config.reconcile.interval) > 0
-                    await self._run_round(
-                        in_force, {*confirmations.required(), *(written if drifts else ())}
-                    )
-                    cost_s = self._clock.monotonic() - start_time
-                    await self._clock.sleep(max(WRITE_CHECK_INTERVAL_S, CHECK_REST_RATIO * cost_s))
+                    drifts = parse_duration(self._in_force.config.reconcile.interval) > 0
+                    await self._run_round({*confirmations.required(), *(written if drifts else ())})
+                    cost_s = clock.monotonic() - start_time
+                    await clock.sleep(max(WRITE_CHECK_INTERVAL_S, CHECK_REST_RATIO * cost_s))
             finally:
                 loop.remove_reader(watch.fd)
 
@@ -279,48 +276,33 @@ class Reconciler:
         self._written |= watch.pop_written()
         self._confirmations.wake.set()
 
-    async def run_periodic_rounds(self, in_force: ConfigInForce) -> None:
+    async def run_periodic_rounds(self) -> None:
         """Check all containers every ``reconcile.interval`` until cancelled; 0 is never."""
         waited = pause_s = 0.0
         while True:
             # In small steps, so a reloaded interval applies at once.
-            await self._clock.sleep(pause_s)
+            await self._current.clock.sleep(pause_s)
             self._drift.accumulate_seconds()
-            interval = parse_duration(in_force.config.reconcile.interval)
+            interval = parse_duration(self._in_force.config.reconcile.interval)
             waited = waited + pause_s if interval > 0 else 0.0
             if interval > 0 and waited >= interval:
                 waited = 0.0
-                await self._run_round(in_force, None)
+                await self._run_round()
             pause_s = (
                 min(LOOP_POLL_INTERVAL_S, interval - waited)
                 if interval > 0
                 else LOOP_POLL_INTERVAL_S
             )
 
-    async def _run_round(self, in_force: ConfigInForce, targets: Collection[str] | None) -> None:
-        settings = in_force.config.reconcile
+    async def _run_round(self, targets: Collection[str] | None = None) -> None:
         try:
-            await self.reconcile(
-                max_repairs=settings.max_repairs,
-                repair_without_runtime=settings.repair_without_runtime,
-                targets=targets,
-            )
+            await self.reconcile(targets)
         except Exception:
             # Placement works without it.
             self._reports.report_failure()
 
-    async def reconcile(
-        self,
-        *,
-        max_repairs: int = 3,
-        repair_without_runtime: bool = False,
-        targets: Collection[str] | None = None,
-    ) -> RoundResult:
-        """Check every container once, or only ``targets``, and repair those that differ.
-
-        A container repaired ``max_repairs`` times within `TRY_COUNT_WINDOW_S` is left.
-        ``repair_without_runtime`` repairs drift while the runtime cannot be reached.
-        """
+    async def reconcile(self, targets: Collection[str] | None = None) -> RoundResult:
+        """Check every container once, or only ``targets``, and repair those that differ."""
         # Before the first Synchronize the restored state may be outdated.
         current, cgroups, containers = self._current, self._cgroups, self._cgroups.containers
         if not current.synchronized or cgroups.writer.is_write_held_up:
@@ -332,7 +314,7 @@ class Reconciler:
         confirmations = self._confirmations
         required = confirmations.take(tuple(confirmations.entries) if targets is None else targets)
         due_at = {i: required[i] for i in ids if i in required}
-        starts = dict.fromkeys(ids, self._clock.time()) | due_at
+        starts = dict.fromkeys(ids, current.clock.time()) | due_at
         result = await self._observe_cgroups(ids)
         if result is None:
             return RoundResult()
@@ -341,18 +323,15 @@ class Reconciler:
         if targets is None:
             containers.unconfirmed_ids.clear()
             self._report_blindness(result.cgroup_count)
-            now = self._clock.monotonic()
+            now = current.clock.monotonic()
             confirmations.retain_drifting(set(suspects), current.state.allocations, now)
         drifted, abandoned, writes = list[Drift](), list[Drift](), list[Drift]()
         drifts, unwritten = list[Drift](), list[Drift]()
         for start in range(0, len(suspects), WRITE_BATCH):
             if start:
-                await self._clock.sleep(0)
-            may_repair = self._runtime.is_synchronized or repair_without_runtime
+                await current.clock.sleep(0)
             batch = suspects[start : start + WRITE_BATCH]
-            plan, applied, failed = self._repair_batch(
-                batch, due_at, starts, max_repairs, may_repair
-            )
+            plan, applied, failed = self._repair_batch(batch, due_at, starts)
             drifted += plan.drifted
             abandoned += plan.abandoned
             writes += plan.writes
@@ -380,23 +359,22 @@ class Reconciler:
         container_ids: Sequence[str],
         undelivered: Collection[str],
         starts: Mapping[str, float],
-        max_repairs: int,
-        may_repair: bool,
     ) -> tuple[DriftRepairPlan, list[Drift], list[Drift]]:
         """Read some containers again and write them, without an await in between.
 
         Returns:
             The plan, the applied corrections, and those for the runtime.
         """
-        now, count_tries = self._clock.monotonic(), self._confirmations.count_tries
+        settings = self._in_force.config.reconcile
+        now, count_tries = self._current.clock.monotonic(), self._confirmations.count_tries
         drifts = self._cgroups.find_corrections(container_ids)
         plan = plan_repairs(
             drifts,
             undelivered=undelivered,
             updating=self._cgroups.containers.unconfirmed_ids | {self._systemd.target_id},
-            exhausted={i for i in container_ids if count_tries(i, now) >= max_repairs},
+            exhausted={i for i in container_ids if count_tries(i, now) >= settings.max_repairs},
             observe=self._current.observe,
-            may_repair=may_repair,
+            may_repair=self._runtime.is_synchronized or settings.repair_without_runtime,
         )
         abandoned = {c.container_id for c in plan.abandoned}
         self._drift.update_drift(container_ids, drifts, starts, abandoned)
@@ -409,9 +387,9 @@ class Reconciler:
         pairs = self._cgroups.containers.settled_places(ids)
         if not pairs:
             return CgroupCheckResult(0, ())
-        scan = partial(observe_cgroups, self._cgroups.writer.reader, self._current.desired, pairs)
+        reader, desired = self._cgroups.writer.reader, self._current.desired
         try:
-            return await asyncio.to_thread(scan)
+            return await asyncio.to_thread(observe_cgroups, reader, desired, pairs)
         except OSError as error:
             self._report_unreadable(f"{error.filename}: {error.strerror}")
             return None
@@ -444,8 +422,7 @@ class Reconciler:
             if outcome.problem and self._cgroups.writer.is_write_held_up:
                 continue
             if outcome.problem:
-                event = "cgroup not written"
-                self._problems.report(event, outcome.problem)
+                self._problems.report("cgroup not written", outcome.problem)
             if outcome.problem or correction.quota:
                 unwritten.append(correction)
             elif not outcome.missing:
@@ -460,7 +437,7 @@ class Reconciler:
         """
         if not corrections:
             return []
-        await self._clock.sleep(PUSH_DELAY_S)
+        await self._current.clock.sleep(PUSH_DELAY_S)
         pending = self._cgroups.find_corrections(c.container_id for c in corrections)
         sent: list[Drift] = []
         for start in range(0, len(pending), PUSH_BATCH):
@@ -474,7 +451,7 @@ class Reconciler:
         if any(correction.quota for correction in sent):
             await self._systemd.sync_systemd()  # crun leaves the quota of the scope
         if sent:
-            await self._clock.sleep(READ_BACK_DELAY_S)
+            await self._current.clock.sleep(READ_BACK_DELAY_S)
         drift_by_id = {
             c.container_id: c for c in self._cgroups.find_corrections(c.container_id for c in sent)
         }

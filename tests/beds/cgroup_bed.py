@@ -15,6 +15,7 @@ import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -85,6 +86,16 @@ class Writer(CgroupWriter):
         return done
 
 
+class ConfigInForce:
+    """The configuration in force, with some keys of the section ``reconcile``."""
+
+    def __init__(self, **keys: Any) -> None:
+        self.set_keys(**keys)
+
+    def set_keys(self, **keys: Any) -> None:
+        self.config = AgentConfig(reconcile=Reconcile(**keys))
+
+
 @dataclass
 class CgroupBed(Clock):
     """Base of the beds of those who read cgroups back; one container's cgroup is ``/pods/ID``.
@@ -108,6 +119,7 @@ class CgroupBed(Clock):
     deaf: bool = False
     before_push: Callable[[], None] = lambda: None
     on_sleep: Callable[[], None] = lambda: None
+    in_force: ConfigInForce = field(default_factory=ConfigInForce)
     scopes: SystemdScopes = field(default_factory=lambda: SystemdScopes("/nowhere", "/nowhere"))
 
     def __post_init__(self) -> None:
@@ -155,20 +167,13 @@ class CgroupBed(Clock):
         agent.current.clock = self.timing
         self.systemd = SystemdSync(agent.current, agent.cgroups, self.scopes)
         self.reconciler = Reconciler(
-            agent, self.systemd, self, lambda updates: self.push_updates(updates)
+            agent, self.systemd, self, lambda updates: self.push_updates(updates), self.in_force
         )
 
     def settle(self, container_id: str) -> None:
         """The runtime writes what its books say into the cgroup."""
         if container_id in self.world.live:
             self.tree.write(f"/pods/{container_id}", *self.world.has(container_id))
-
-
-class ConfigInForce:
-    """The configuration in force, with an interval of rounds."""
-
-    def __init__(self, interval: str) -> None:
-        self.config = AgentConfig(reconcile=Reconcile(interval=interval))
 
 
 @dataclass
@@ -210,11 +215,12 @@ class DriftBed(CgroupBed):
     def check(self) -> None:
         """Look at the containers for which a check is due."""
         late = tuple(self.checks.required())
-        asyncio.run(self.reconciler.reconcile(targets=late))
+        asyncio.run(self.reconciler.reconcile(late))
 
-    def round(self, **options: float) -> RoundResult:
+    def round(self, **keys: float) -> RoundResult:
         """Look at all containers, and tell systemd."""
-        done = asyncio.run(self.reconciler.reconcile(**options))  # type: ignore[arg-type]
+        self.in_force.set_keys(**keys)
+        done = asyncio.run(self.reconciler.reconcile())
         asyncio.run(self.systemd.sync_systemd())
         return done
 

@@ -7,6 +7,7 @@ import itertools
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from nri_numa.agent.agent import Agent
@@ -179,7 +180,9 @@ class RecordedAgent:
         )
         scopes = SystemdScopes(config.cgroup_root, "/nowhere")
         systemd = SystemdSync(current, self.agent.cgroups, scopes)
-        self.reconciler = Reconciler(self.agent, systemd, status, self.link.push_updates)
+        self.reconciler = Reconciler(
+            self.agent, systemd, status, self.link.push_updates, SimpleNamespace(config=config)
+        )
         self._task = asyncio.create_task(self.link.run())
 
     async def stop(self) -> None:

@@ -20,7 +20,6 @@ from nri_numa.model.workload import Container, ContainerUpdate, PodSandbox, QoSC
 from tests.beds.cgroup_bed import (
     READ_ONLY,
     CgroupBed,
-    ConfigInForce,
     DriftBed,
     Result,
     Writer,
@@ -437,8 +436,9 @@ def test_seconds_on_owned_cpus_are_counted_while_they_pass(bed: ReconcilerBed) -
             raise asyncio.CancelledError
 
     bed.on_sleep = tick
+    bed.in_force.set_keys(interval="5s")
     with pytest.raises(asyncio.CancelledError):
-        asyncio.run(bed.reconciler.run_periodic_rounds(ConfigInForce("5s")))
+        asyncio.run(bed.reconciler.run_periodic_rounds())
     assert counted[20] >= 10
     assert counted[60] - counted[20] == pytest.approx(40)
     bed.settle("free-app")
@@ -534,27 +534,27 @@ def test_a_plan_interrupted_anywhere_is_finished_by_the_next_round(
 
 
 def test_the_task_keeps_its_interval_and_survives_a_mistake(bed: ReconcilerBed) -> None:
-    now = ConfigInForce("1s")
+    bed.in_force.set_keys(interval="1s")
     rounds: list[float] = []
     started = bed.clock
 
     def tick() -> None:
         if bed.clock >= started + 4:
-            now.config = ConfigInForce("5s").config
+            bed.in_force.set_keys(interval="5s")
         if bed.clock >= started + 30:
-            now.config = ConfigInForce("0").config  # reloaded: off
+            bed.in_force.set_keys(interval="0")  # reloaded: off
         if bed.clock >= started + 100:
             raise asyncio.CancelledError
 
     bed.on_sleep = tick
 
-    async def mistaken(**options: float) -> RoundResult:
+    async def mistaken(targets: object) -> RoundResult:
         rounds.append(bed.clock - started)
         raise RuntimeError("a mistake")
 
     bed.reconciler.reconcile = mistaken  # type: ignore[method-assign]
     with pytest.raises(asyncio.CancelledError):
-        asyncio.run(bed.reconciler.run_periodic_rounds(now))
+        asyncio.run(bed.reconciler.run_periodic_rounds())
     assert rounds == [1, 2, 3, 8, 13, 18, 23, 28]
     assert bed.count("internal_errors_total") == len(rounds)
     assert bed.log.count("a mistake") >= len(rounds)

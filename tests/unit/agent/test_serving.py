@@ -69,7 +69,7 @@ def test_a_mistake_is_counted_once_and_tried_again(monkeypatch: pytest.MonkeyPat
             raise RuntimeError("a bug")
         return real(*given, **more)
 
-    monkeypatch.setattr(view, "LiveView", broken)
+    monkeypatch.setattr("tests.beds.views.LiveView", broken)
     made, metrics = make(HTTP(address="127.0.0.1:0"))
     during(made, lambda: value(metrics, "nri_numa_http_up") == 1)
     assert len(tries) == 4

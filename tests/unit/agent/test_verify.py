@@ -13,7 +13,7 @@ from nri_numa.agent.loop import Clock
 from nri_numa.engine.assigned import ASSIGNED_KEY
 from nri_numa.machine.cgroups import CgroupPlace
 from nri_numa.model.workload import Resources
-from tests.beds.cgroup_bed import READ_ONLY, ConfigInForce, DriftBed, blocked, tree
+from tests.beds.cgroup_bed import READ_ONLY, DriftBed, blocked, tree
 from tests.beds.cgroup_tree import CgroupTree
 from tests.beds.link_bed import eventually
 from tests.beds.systemd_bus import SystemdBus, systemd
@@ -110,7 +110,7 @@ def test_an_update_cannot_bring_back_what_the_runtime_remembers(bed: DriftBed) -
     answer = agent.update_container(of, remembers, Resources(memory_limit=1 << 30))
     assert answer.container_update.cpus == "2-7"  # type: ignore[union-attr]
     bed.tree.write("/pods/plain-app", "0-7")  # answered before the owner came, written after it
-    asyncio.run(bed.reconciler.reconcile(targets=["plain-app"]))
+    asyncio.run(bed.reconciler.reconcile(["plain-app"]))
     assert bed.has("plain-app") == "2-7"
     bed.tree.write("/pods/plain-app", "0-7")
     agent.post_update_container("plain-app")
@@ -252,11 +252,12 @@ def test_hundreds_of_late_containers_are_said_in_a_few_lines(bed: DriftBed) -> N
 @pytest.mark.parametrize("interval", ["1h", "0"])
 def test_what_somebody_writes_is_put_right_at_once(bed: DriftBed, interval: str) -> None:
     """Without waiting for the round, which comes in an hour; and not where drift is left alone."""
-    bed.reconciler._clock = Clock()
+    bed.world.agent.current.clock = Clock()
+    bed.in_force.set_keys(interval=interval)
     bed.own()
 
     async def scenario() -> None:
-        task = asyncio.create_task(bed.reconciler.run_checks(ConfigInForce(interval)))
+        task = asyncio.create_task(bed.reconciler.run_checks())
         await eventually(lambda: not list(bed.checks.required()))
         if interval != "0":
             mistake, bed.reconciler.reconcile = bed.reconciler.reconcile, None  # type: ignore[method-assign]

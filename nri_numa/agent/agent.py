@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -59,11 +58,12 @@ from nri_numa.model.workload import (
 from nri_numa.observe.metrics import Metrics
 
 
-class GrantSource(Protocol):
-    """Source of the grants of a kubelet with static managers."""
+class GrantSource:
+    """Source of the grants of a kubelet with static managers; this one has none."""
 
     def refresh_kubelet_grants(self) -> KubeletGrants | None:
         """Read the kubelet's state files if changed; None if they agree with the node state."""
+        return None
 
     def on_cpuset_rewritten(
         self, prior: Allocation, allocation: Allocation, requested: str, effective: str
@@ -93,7 +93,7 @@ class Agent:
         writer: CgroupWriter,
         metrics: Metrics,
         *,
-        kubelet: GrantSource | None = None,
+        kubelet: GrantSource = GrantSource(),  # noqa: B008 - without any state
         moves_memory: bool = False,
         sees_starts: bool = True,
         max_decided_requests: int = 0,
@@ -122,8 +122,7 @@ class Agent:
     def create_container(self, pod: PodSandbox, container: Container) -> Admitted | Rejected | None:
         """Decide about a container before it exists; None leaves it as it is."""
         allocations_before = self.current.state.allocations
-        if self._kubelet is not None:
-            self.apply_grants(self._kubelet.refresh_kubelet_grants())
+        self.apply_grants(self._kubelet.refresh_kubelet_grants())
         decision = pod_admission.admit_pod(self.current.snapshot(), pod, container)
         if isinstance(decision, Rejected):
             decision = self._admit_by_releasing(decision)
@@ -175,32 +174,31 @@ class Agent:
                 return decision
             outcome = next(iter(problems.values()))
         else:
-            self._replace_state(decision.state, decision.change, rejected.trace.pod)
-            outcome = self._apply_moves(node.state, decision)
+            outcome = self._apply_moves(decision, rejected.trace.pod)
         if isinstance(outcome, str):
             return replace(rejected, room_text=f"no container could be moved: {outcome}")
         return replace(decision, updates=outcome)
 
     def move_for_newcomer(self, decision: Admitted) -> str:
         """Move containers for an expected one; returns the problem, or an empty text."""
-        state_before = self.current.state
-        self._replace_state(decision.state, decision.change)
-        outcome = self._apply_moves(state_before, decision)
+        outcome = self._apply_moves(decision)
         if isinstance(outcome, str):
             return outcome
         self.cgroups.request_check_of_unsent(outcome)
         return ""
 
     def _apply_moves(
-        self, state_before: NodeState, decision: Admitted
+        self, decision: Admitted, pod: PodSandbox | None = None
     ) -> tuple[ContainerUpdate, ...] | str:
-        """Write the moves in an order that never overlaps containers, or undo all of them.
+        """Apply a decision with moves, or undo all of it if one cannot be written.
 
-        Returns the updates for the runtime, or the problem.
+        Returns the updates for the runtime, or the problem. Containers never overlap on the way:
 
-        Other containers first lose the CPUs that are needed, then the moves are written, and only
+        other containers first lose the CPUs that are needed, then the moves are written, and only
         then the vacated CPUs return to the containers that share them.
         """
+        state_before = self.current.state
+        self._replace_state(decision.state, decision.change, pod)
         move_by_id = {m.after.container_id: m for m in reversed(decision.moves)}
         vacated_cpus = union_cpus(m.before.cpus for m in decision.moves if m.before.exclusive)
         updates = {u.container_id: u for u in decision.updates}
@@ -265,8 +263,7 @@ class Agent:
         self, pod: PodSandbox, container: Container, requested: Resources
     ) -> Resized | Rejected:
         """Decide about new resources of a live container."""
-        if self._kubelet is not None:
-            self.apply_grants(self._kubelet.refresh_kubelet_grants())
+        self.apply_grants(self._kubelet.refresh_kubelet_grants())
         prior = self.current.state.allocations.get(container.id)
         outcome = resize_container(self.current.snapshot(), pod, container, requested)
         if isinstance(outcome, Rejected):
@@ -283,20 +280,13 @@ class Agent:
             self.history.check_overlaps_of(prior)
             self.history.check_overlaps_of(allocation)
         effective = outcome.container_update.cpus if outcome.container_update is not None else ""
-        if requested.cpus and prior is not None and self._kubelet is not None:
+        if requested.cpus and prior is not None:
             allocation_after = self.current.state.allocations[container.id]
             rewritten = self._kubelet.on_cpuset_rewritten
             self._tasks.add(partial(rewritten, prior, allocation_after, requested.cpus, effective))
         if requested.cpus and effective:
-            self._tasks.add(
-                partial(
-                    self.history.reporter.log_requested_cpuset_overridden,
-                    pod,
-                    container,
-                    requested.cpus,
-                    effective,
-                )
-            )
+            report = self.history.reporter.log_requested_cpuset_overridden
+            self._tasks.add(partial(report, pod, container, requested.cpus, effective))
         if self.current.observe:
             return Resized(state=outcome.state, container_update=None, trace=outcome.trace)
         self.containers.unconfirmed_ids.add(container.id)
@@ -383,22 +373,12 @@ class Agent:
         updates, outcome = self.cgroups.write_synchronized(
             reclassify_repaired_as_missed_starts(outcome, unseen_starts)
         )
-        state, topology, settings = (
-            outcome.state,
-            self.current.machine.topology,
-            self.current.machine.settings,
-        )
-        self._tasks.add(
-            lambda: self.history.reporter.log_invariant_violations(
-                state_invariant_violations(state, topology, settings)
-            )
-        )
+        self._tasks.add(partial(self._check_invariants, outcome.state, self.current.machine))
         self.history.record_synchronized(outcome, state_before.allocations)
         for container_id in outcome.removed:
             self._forget_container(container_id)
-        if (
-            not self.current.synchronized
-        ):  # an earlier process may have been killed before it told systemd
+        if not self.current.synchronized:
+            # An earlier process may have been killed before it told systemd.
             self.cgroups.queue_systemd_sync(self.containers.cgroup_places)
         self.current.set_synchronized()
         self._undecided = deque(outcome.undecided)
@@ -524,10 +504,13 @@ class Agent:
             self.history.hold_trace(self.current.state.allocations[container.id], trace)
         self._tasks.add(partial(self.cgroups.write_mark, container.id))
 
+    def _check_invariants(self, state: NodeState, machine: NodeModel) -> None:
+        violations = state_invariant_violations(state, machine.topology, machine.settings)
+        self.history.reporter.log_invariant_violations(violations)
+
     def _forget_container(self, container_id: str) -> None:
         self.history.drop_trace(container_id)
-        if container_id in self.drift.known:
-            self.drift.remove_repaired(container_id)
+        self.drift.remove_repaired(container_id)
         self.containers.drop(container_id)
 
 

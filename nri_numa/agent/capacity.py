@@ -58,6 +58,10 @@ FILE_CHECK_INTERVAL_S: Final = 1.0
 """Seconds between two reads of the file; one `open` of a missing file costs 5 µs."""
 
 
+def _factors_text(factors: Mapping[int, float]) -> str:
+    return " ".join(f"{i}:{f:g}" for i, f in sorted(factors.items())) or "all 1"
+
+
 class CapacityMonitor(ABC):
     """Reads capacity factors periodically; they apply to new containers, nothing is moved.
 
@@ -130,12 +134,14 @@ class ExternalCapacity(CapacityMonitor):
                 f"{topology.numa_ids}"
             )
             factors = {i: f for i, f in factors.items() if i not in absent}
-        self._report_problems(frozenset(problems))
+        for problem in sorted(problems - self._said):
+            log.warning("external capacity not applied", file=self._path, problem=problem)
+        self._said = frozenset(problems)
         if factors == self.factors:
             return False
         log.info(
             "external capacity applied",
-            capacity_factors=" ".join(f"{i}:{f:g}" for i, f in sorted(factors.items())) or "all 1",
+            capacity_factors=_factors_text(factors),
             source=capacity.source,
             drained_numa_nodes=format_id_list(self._drained),
         )
@@ -164,11 +170,6 @@ class ExternalCapacity(CapacityMonitor):
             except BadCapacity as error:
                 problems.add(f"{key}: {error}")
         return problems
-
-    def _report_problems(self, problems: frozenset[str]) -> None:
-        for problem in sorted(problems - self._said):
-            log.warning("external capacity not applied", file=self._path, problem=problem)
-        self._said = problems
 
 
 # --- Measured ---
@@ -227,8 +228,7 @@ class StealWatch(CapacityMonitor):
             self.factors = dict(self._smoothed.factors)
             log.info(
                 "capacity measured",
-                capacity_factors=" ".join(f"{i}:{f:g}" for i, f in sorted(self.factors.items()))
-                or "all 1",
+                capacity_factors=_factors_text(self.factors),
                 cpu_steal=" ".join(f"{i}:{s:.3f}" for i, s in sorted(steal.items())),
                 source=STEAL_SOURCE,
                 effective=self._acts,

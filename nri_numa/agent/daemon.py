@@ -241,18 +241,12 @@ def run_daemon(config: AgentConfig, load: Callable[[str], AgentConfig]) -> int:
     """
     loop, gaps = new_monitored_loop()
     with asyncio.Runner(loop_factory=lambda: loop) as runner:
-        return runner.run(_run_new_daemon(config, load, gaps))
-
-
-async def _run_new_daemon(
-    config: AgentConfig, load: Callable[[str], AgentConfig], gaps: LoopMonitor
-) -> int:
-    try:
-        daemon = build_daemon(config, load, gaps)
-    except StateDirectoryBusy as error:
-        log.error("agent not started", problem=str(error))
-        return EXIT_UNAVAILABLE
-    except TopologyError as error:
-        log.error("machine unreadable", problem=str(error))
-        return EXIT_UNAVAILABLE
-    return await daemon.run()
+        try:
+            daemon = build_daemon(config, load, gaps)
+        except StateDirectoryBusy as error:
+            log.error("agent not started", problem=str(error))
+            return EXIT_UNAVAILABLE
+        except TopologyError as error:
+            log.error("machine unreadable", problem=str(error))
+            return EXIT_UNAVAILABLE
+        return runner.run(daemon.run())

@@ -25,6 +25,7 @@ from nri_numa.model.workload import (
 )
 from nri_numa.observe.logs import get_logger, operation
 from nri_numa.runtime import LinkState, PodObserver, RequestRejected, RuntimeInfo
+from nri_numa.text import escape_unprintable
 
 log = get_logger("nri")
 
@@ -161,11 +162,7 @@ class AgentHandler:
             outcome = self._agent.update_container(pod, container, requested)
             if isinstance(outcome, Rejected):
                 raise _rejection_error(outcome)
-            return (
-                outcome.updates
-                if outcome.container_update is None
-                else (outcome.container_update, *outcome.updates)
-            )
+            return tuple(filter(None, (outcome.container_update, *outcome.updates)))
 
     def post_update_container(self, container_id: str) -> None:
         """Repair its cgroup, which may have the runtime's older record."""
@@ -276,10 +273,7 @@ class AgentHandler:
 
 def _rejection_error(rejected: Rejected) -> RequestRejected:
     """Build the error that the pod's author will read: one printable line."""
-    text = f"{rejected.reason}: {rejected.message}"
-    if not text.isprintable():
-        text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
-    return RequestRejected(text)
+    return RequestRejected(escape_unprintable(f"{rejected.reason}: {rejected.message}"))
 
 
 class PendingPods(PodObserver):

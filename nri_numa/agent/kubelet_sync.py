@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 
 from nri_numa import config as configuration
+from nri_numa.agent.agent import GrantSource
 from nri_numa.agent.capacity import CapacityFactors
 from nri_numa.agent.current_state import CurrentState
 from nri_numa.agent.drift_table import DriftById
 from nri_numa.agent.reload import ApplySettings, ConfigInForce
 from nri_numa.config import AgentConfig
-from nri_numa.engine.cpus.index import build_allocator_index
 from nri_numa.engine.foreign_pins import parse_foreign_cpuset
 from nri_numa.engine.state import Allocation, ContainerKind
 from nri_numa.kubelet.configuration import CONFIG_AUTO, DiscoveredConfig, read_kubelet_config
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 log = get_logger("kubelet")
 
 
-class KubeletSync:
+class KubeletSync(GrantSource):
     """Reads the kubelet's grants, and records conflicts with it.
 
     Attributes:
@@ -58,9 +58,7 @@ class KubeletSync:
         files: KubeletStateFiles,
         configuration: KubeletConfigWatch,
     ) -> None:
-        self._current = current
-        self._metrics = metrics
-        self._files = files
+        self._current, self._metrics, self._files = current, metrics, files
         self._watch = KubeletPinningReporter(metrics, files.directory)
         self._said: frozenset[str] = frozenset()
         self.configuration = configuration
@@ -72,9 +70,23 @@ class KubeletSync:
         return self._files.problems
 
     def check_conflicts(self, drift_by_id: DriftById) -> None:
-        """Update the conflicts; called every second."""
-        self._check_cgroups(drift_by_id)
-        self._forget_ended_conflicts()
+        """Record conflicts for abandoned containers that the kubelet rewrites, and forget others.
+
+        Called every second.
+        """
+        state = self._current.state
+        for container_id, status in drift_by_id.items():
+            allocation = state.allocations.get(container_id)
+            if allocation is None or not status.repairs_abandoned:
+                continue
+            actual, desired = status.drift.actual.effective_cpus, status.drift.desired_cpus
+            granted = state.kubelet.cpus_of(allocation.pod_uid, allocation.container, container_id)
+            is_by_kubelet = actual and (actual == granted or actual in state.kubelet.shared)
+            if is_by_kubelet and container_id not in self.conflicts:
+                self._record_conflict(allocation, str(actual), str(desired), "kubelet", "cgroup")
+        live = {i: c for i, c in self.conflicts.items() if i in state.allocations}
+        if len(live) < len(self.conflicts):
+            self._replace_conflicts(live)
 
     def refresh_kubelet_grants(self) -> KubeletGrants | None:
         """Return the kubelet's grants if they changed; costs two ``stat`` calls."""
@@ -128,20 +140,6 @@ class KubeletSync:
         elif prior.kind not in (ContainerKind.FOREIGN, ContainerKind.UNPINNED):
             self._record_conflict(allocation, requested, "", "kubelet", "UpdateContainer")
 
-    def _check_cgroups(self, drift_by_id: DriftById) -> None:
-        """Record a conflict for abandoned containers that the kubelet rewrites."""
-        state = self._current.state
-        for container_id, status in drift_by_id.items():
-            allocation = state.allocations.get(container_id)
-            if allocation is None or not status.repairs_abandoned:
-                continue
-            actual, desired = status.drift.actual.effective_cpus, status.drift.desired_cpus
-            granted = state.kubelet.cpus_of(allocation.pod_uid, allocation.container, container_id)
-            if actual and (actual == granted or actual in state.kubelet.shared):
-                if container_id in self.conflicts:
-                    continue
-                self._record_conflict(allocation, str(actual), str(desired), "kubelet", "cgroup")
-
     def _record_conflict(
         self, allocation: Allocation, requested: str, actual: str, yields_to: str, source: str
     ) -> None:
@@ -180,17 +178,12 @@ class KubeletSync:
             remedy="docs/kubelet.md",
         )
 
-    def _store_conflict(self, contest: KubeletConflict) -> None:
-        self.conflicts = MappingProxyType({**self.conflicts, contest.container_id: contest})
-        self._current.notify()
+    def _store_conflict(self, conflict: KubeletConflict) -> None:
+        self._replace_conflicts({**self.conflicts, conflict.container_id: conflict})
 
-    def _forget_ended_conflicts(self) -> None:
-        live = self._current.state.allocations
-        if any(i not in live for i in self.conflicts):
-            self.conflicts = MappingProxyType(
-                {i: c for i, c in self.conflicts.items() if i in live}
-            )
-            self._current.notify()
+    def _replace_conflicts(self, conflicts: dict[str, KubeletConflict]) -> None:
+        self.conflicts = MappingProxyType(conflicts)
+        self._current.notify()
 
 
 # --- Settings that follow from the kubelet's configuration ---
@@ -214,9 +207,7 @@ class KubeletConfigWatch:
         *,
         read: Callable[[str, str, str], DiscoveredConfig] = read_kubelet_config,
     ) -> None:
-        self._root = kubelet_root
-        self._read = read
-        self._capacity = capacity
+        self._root, self._read, self._capacity = kubelet_root, read, capacity
         self._said: frozenset[str] = frozenset()
         self.discovered = DiscoveredConfig()
         self.adopted: AdoptedSettings | None = None
@@ -237,21 +228,16 @@ class KubeletConfigWatch:
 
     def settings_with_kubelet_config(self, config: AgentConfig, topology: Topology) -> Settings:
         """Return the settings with the inherited ones; any thread may call this."""
-        base_settings = configuration.derive_settings(config)
+        settings = configuration.derive_settings(config)
         facts = self.discovered.facts
         self.adopted = (
-            None
-            if facts is None
-            else adopt_kubelet_settings(
-                base_settings, config, facts, topology, build_allocator_index(topology)
-            )
+            None if facts is None else adopt_kubelet_settings(settings, config, facts, topology)
         )
-        settings = base_settings if self.adopted is None else self.adopted.settings
-        return (
-            settings
-            if self._capacity is None
-            else self._capacity.apply_to_settings(settings, topology)
-        )
+        if self.adopted is not None:
+            settings = self.adopted.settings
+        if self._capacity is not None:
+            settings = self._capacity.apply_to_settings(settings, topology)
+        return settings
 
     def report_config(self) -> None:
         """Log inherited settings, differences and problems, each once."""

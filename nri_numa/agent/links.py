@@ -189,9 +189,7 @@ class LinkReporter(LinkObserver):
 
     def on_link_changed(self, state: LinkState, detail: str) -> None:
         """The link stands somewhere else."""
-        level = log.info if state in (LinkState.ACTIVE, LinkState.CONFIGURED) else log.warning
-        if state in (LinkState.REGISTERING, LinkState.STOPPED):
-            level = log.info
+        level = log.warning if state is LinkState.DISCONNECTED else log.info
         level("link changed", state=state.value, detail=detail)
         if state not in (LinkState.REGISTERING, LinkState.CONFIGURED):
             self._allow_http()
@@ -255,18 +253,14 @@ def supported_memory_policies(
     info: RuntimeInfo, kernel: str, *, over_cri: bool, sysfs_root: Path = Path("/")
 ) -> MemoryPolicies:
     """Return the supported memory policies; an unreadable kernel release counts as new."""
+    obstacle = ""
     if over_cri:
-        clause = (
-            f"{info.name} {info.version} is used over CRI, which has no memory policies; "
-            "expected NRI"
-        )
-        return MemoryPolicies(dict.fromkeys(MemoryPolicy, clause))
-    if not profile_of(info).has_memory_policies:
-        clause = (
-            f"{info.name} {info.version} cannot set memory policies (its NRI is older than "
-            f"0.12); expected "
-            f"{MIN_RUNTIMES_TEXT}"
-        )
+        obstacle = "is used over CRI, which has no memory policies; expected NRI"
+    elif not profile_of(info).has_memory_policies:
+        obstacle = "cannot set memory policies (its NRI is older than 0.12); expected "
+        obstacle += MIN_RUNTIMES_TEXT
+    if obstacle:
+        clause = f"{info.name} {info.version} {obstacle}"
         return MemoryPolicies(dict.fromkeys(MemoryPolicy, clause))
     release = parse_version(kernel)
     return MemoryPolicies(

@@ -17,12 +17,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 from importlib import import_module
+from itertools import groupby
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from nri_numa.agent.interrupts import HOST_IRQ_DIRECTORY, IRQBALANCE_SOCKETS
+from nri_numa.agent.kubelet_sync import KubeletConfigWatch
 from nri_numa.agent.links import runtime_lock_socket
 from nri_numa.agent.runtime_lock import RuntimeLock, find_lock_holder
 from nri_numa.config import (
@@ -34,7 +36,6 @@ from nri_numa.config import (
 )
 from nri_numa.config.sections import config_keys
 from nri_numa.config.values import parse_duration
-from nri_numa.engine.cpus.index import build_allocator_index
 from nri_numa.engine.desired import NodeSnapshot
 from nri_numa.engine.node_model import NodeModel
 from nri_numa.engine.state import NodeState
@@ -49,8 +50,8 @@ from nri_numa.machine.pci import list_pci_devices
 from nri_numa.machine.sysfs import discover_topology
 from nri_numa.machine.tree import open_tree
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, ListFormatError, NUMASet
-from nri_numa.model.machine import Topology, cpus_text, listed_words_text, numa_text
-from nri_numa.model.settings import IsolatedCPUs, NohzFullCPUs
+from nri_numa.model.machine import Topology, count_text, cpus_text, listed_words_text, numa_text
+from nri_numa.model.settings import IsolatedCPUs, NohzFullCPUs, Settings
 from nri_numa.model.workload import KubeletGrants
 from nri_numa.nri import crio_config
 from nri_numa.nri.runtime_config import (
@@ -142,21 +143,23 @@ def run_checks(config: AgentConfig, root: Path = Path("/")) -> Iterator[Finding]
 
 def read_config_in_effect(config: AgentConfig) -> AgentConfig:
     """Return the configuration with the settings inherited from the kubelet, if readable."""
-    from nri_numa.agent.kubelet_sync import KubeletConfigWatch
-
-    watch = KubeletConfigWatch(config.kubelet_root)
-    watch.read_config(config)
     try:
-        settings = watch.settings_with_kubelet_config(config, discover_topology(config.sysfs_root))
+        settings = _settings_in_effect(config, discover_topology(config.sysfs_root))
     except TopologyError:
         return config
     return with_inherited_settings(config, settings)
 
 
+def _settings_in_effect(config: AgentConfig, topology: Topology) -> Settings:
+    watch = KubeletConfigWatch(config.kubelet_root)
+    watch.read_config(config)
+    return watch.settings_with_kubelet_config(config, topology)
+
+
 def check_machine(topology: Topology) -> Iterator[Finding]:
     """Report the machine and its oddities."""
     counts = ", ".join(
-        f"{count} {noun}{'s' if count != 1 else ''}"
+        count_text(count, noun)
         for count, noun in (
             (len(topology.sockets), "socket"),
             (len(topology.numa_nodes), "NUMA node"),
@@ -183,18 +186,17 @@ def check_machine(topology: Topology) -> Iterator[Finding]:
 
 def check_devices(config: AgentConfig) -> Iterator[Finding]:
     """Report the devices that can be aligned with containers, by NUMA node."""
+    texts: list[str] = []
     # Order: by NUMA node, unknown ones last, then kind.
-    counts = Counter(
-        ("unknown NUMA node" if pci.numa_node is None else f"NUMA node {pci.numa_node}", pci.kind)
-        for pci in sorted(
-            list_pci_devices(open_tree(config.sysfs_root)),
-            key=lambda d: (d.numa_node is None, d.numa_node, d.kind),
-        )
+    devices = sorted(
+        list_pci_devices(open_tree(config.sysfs_root)),
+        key=lambda d: (d.numa_node is None, d.numa_node, d.kind),
     )
-    texts: dict[str, list[str]] = {}
-    for (numa_node, kind), count in counts.items():
-        texts.setdefault(numa_node, []).append(f"{count} {kind}{'s' if count > 1 else ''}")
-    text = "; ".join(f"{numa_node}: {', '.join(names)}" for numa_node, names in texts.items())
+    for numa_node, node_devices in groupby(devices, key=lambda d: d.numa_node):
+        counts = Counter(device.kind for device in node_devices)
+        place = "unknown NUMA node" if numa_node is None else f"NUMA node {numa_node}"
+        texts.append(f"{place}: {', '.join(count_text(n, kind) for kind, n in counts.items())}")
+    text = "; ".join(texts)
     use = "" if config.devices.enabled else " (devices.enabled is off: placement ignores devices)"
     yield _passed_finding("devices", f"{text}{use}" if text else "no PCI devices for containers")
 
@@ -352,11 +354,7 @@ _HOST_PROCESSES_SUBJECT = "host processes"
 
 def check_host_processes(config: AgentConfig, topology: Topology) -> Iterator[Finding]:
     """Check that processes outside of pods cannot run on exclusive CPUs."""
-    from nri_numa.agent.kubelet_sync import KubeletConfigWatch
-
-    watch = KubeletConfigWatch(config.kubelet_root)
-    watch.read_config(config)
-    reserved = watch.settings_with_kubelet_config(config, topology).reserved_cpus & topology.online
+    reserved = _settings_in_effect(config, topology).reserved_cpus & topology.online
     if not reserved:
         yield _warning_finding(
             _HOST_PROCESSES_SUBJECT,
@@ -735,15 +733,13 @@ def _who_listens(host: str, port: int, *, tls: bool) -> str:
         socket.create_connection((target, port), timeout=_CONNECT_TIMEOUT_S).close()
     except OSError:
         return "none"
-    connection: http.client.HTTPConnection
+    connection = http.client.HTTPConnection(target, port, timeout=_CONNECT_TIMEOUT_S)
     if tls:
         # Only the name in the answer matters, so a private authority is accepted.
         context = ssl._create_unverified_context()  # noqa: S323
         connection = http.client.HTTPSConnection(
             target, port, timeout=_CONNECT_TIMEOUT_S, context=context
         )
-    else:
-        connection = http.client.HTTPConnection(target, port, timeout=_CONNECT_TIMEOUT_S)
     try:
         connection.request("GET", "/healthz")
         server = connection.getresponse().getheader("Server", "")
@@ -756,10 +752,8 @@ def _who_listens(host: str, port: int, *, tls: bool) -> str:
 
 def check_numa_balancing(root: Path = Path("/")) -> Iterator[Finding]:
     """Report automatic NUMA balancing by the kernel."""
-    if (_read_text_or_none(root / "proc/sys/kernel/numa_balancing") or "0").strip() not in (
-        "",
-        "0",
-    ):
+    mode = (_read_text_or_none(root / "proc/sys/kernel/numa_balancing") or "").strip()
+    if mode not in ("", "0"):
         yield _passed_finding(
             "kernel",
             "automatic NUMA balancing is on; kernel.numa_balancing=0 saves pinned containers its "
@@ -773,9 +767,7 @@ def check_interrupt_steering(config: AgentConfig, root: Path = Path("/")) -> Ite
         return
     lists = [*(root / HOST_IRQ_DIRECTORY[1:]).glob("*/smp_affinity_list")]
     lists = lists or [*(root / "proc/irq").glob("*/smp_affinity_list")]
-    tunables = (
-        dict(_read_unit_settings(root)).get("ProtectKernelTunables", "no").lower() in _SYSTEMD_TRUE
-    )
+    protection = dict(_read_unit_settings(root)).get("ProtectKernelTunables", "no")
     if any(root.glob(IRQBALANCE_SOCKETS[1:])):
         yield _passed_finding("interrupts", "irqbalance runs, and exclusive CPUs are banned there")
     elif any(
@@ -788,7 +780,7 @@ def check_interrupt_steering(config: AgentConfig, root: Path = Path("/")) -> Ite
             "interrupts back",
             "Give the agent /run/irqbalance, or stop irqbalance.",
         )
-    elif tunables or not any(os.access(path, os.W_OK) for path in lists):
+    elif protection.lower() in _SYSTEMD_TRUE or not any(os.access(path, os.W_OK) for path in lists):
         yield _warning_finding(
             "interrupts",
             "interruptsOffExclusiveCPUs has no effect: /proc/irq cannot be written",
@@ -951,9 +943,7 @@ def _check_settings_against_kubelet(
     if topology is None or kubelet_config.facts is None:
         return
     settings = derive_settings(config)
-    adopted = adopt_kubelet_settings(
-        settings, config, kubelet_config.facts, topology, build_allocator_index(topology)
-    )
+    adopted = adopt_kubelet_settings(settings, config, kubelet_config.facts, topology)
     for difference in adopted.differences:
         yield _warning_finding(
             "kubelet",

@@ -201,17 +201,15 @@ def _plan_container_release(
         had_mems=resources.mems,
         cgroup=CgroupPlace(container.cgroups_path, container.pid),
     )
-    lifted: int | None
-    if allocation is not None:
-        kind, lifted = allocation.kind, allocation.lifted_quota
-    else:
-        kind, lifted = _kind_from_annotation(machine, pool, container, placed)
+    kind, lifted = (
+        _kind_from_annotation(machine, pool, container, placed)
+        if allocation is None
+        else (allocation.kind, allocation.lifted_quota)
+    )
     if kind is ContainerKind.FOREIGN:
         return entry
-    cpus, mems = (
-        _parse_list_or_none(CPUSet, resources.cpus),
-        _parse_list_or_none(NUMASet, resources.mems),
-    )
+    cpus = _parse_list_or_none(CPUSet, resources.cpus)
+    mems = _parse_list_or_none(NUMASet, resources.mems)
     quota, note = None, ""
     if lifted is not None and (resources.cpu_quota or 0) <= 0:
         milli = cpu_request_milli(resources, []) if pod.qos is QoSClass.GUARANTEED else 0
@@ -369,10 +367,11 @@ async def _send_release(
         planned = plan_release(machine, prior, [pods[pod_id] for pod_id in pods.uids], actual)
         return [] if dry_run else [c.release_update for c in planned if c.has_changes]
 
+    over_cri = is_reached_over_cri(config)
     timer = asyncio.get_running_loop().call_later(1.0, on_delay)
     try:
         async with asyncio.timeout(seconds):
-            if is_reached_over_cri(config):
+            if over_cri:
                 from nri_numa.cri.link import plan_and_send_updates_once
 
                 detail = await plan_and_send_updates_once(
@@ -386,11 +385,8 @@ async def _send_release(
                     index=configuration.parse_plugin_index(config.runtime.plugin_index),
                 )
     except TimeoutError:
-        detail = (
-            f"the runtime did not answer within {seconds:g} s"
-            if is_reached_over_cri(config)
-            else f"the runtime did not synchronise the second registration within {seconds:g} s"
-        )
+        missing = "answer" if over_cri else "synchronise the second registration"
+        detail = f"the runtime did not {missing} within {seconds:g} s"
     finally:
         timer.cancel()
     if detail:

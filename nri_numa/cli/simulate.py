@@ -323,7 +323,6 @@ def _build_node_model(
     """
     from nri_numa import config as configuration
     from nri_numa.config.derived import slots_resource
-    from nri_numa.engine.cpus.index import build_allocator_index
     from nri_numa.engine.node_model import NodeModel
     from nri_numa.kubelet.configuration import CONFIG_OFF, read_kubelet_config
     from nri_numa.kubelet.inherited_settings import AdoptedSettings, adopt_kubelet_settings
@@ -339,9 +338,7 @@ def _build_node_model(
         section.config if is_local else CONFIG_OFF, section.config_dir, config.kubelet_root
     )
     if kubelet.facts is not None:
-        adopted = adopt_kubelet_settings(
-            adopted.settings, config, kubelet.facts, topology, build_allocator_index(topology)
-        )
+        adopted = adopt_kubelet_settings(adopted.settings, config, kubelet.facts, topology)
     machine = NodeModel(topology=topology, settings=adopted.settings)
     notes = (*adopted.adopted, *kubelet.problems)
     return machine, slots_resource(config), config.devices.enabled, notes

@@ -260,7 +260,7 @@ class World:
         machine = NodeModel(topology=self.topology, settings=self.settings, key=self.key)
         current = CurrentState(machine, self.store, self.timing, observe=self._observe)
         writer = _Cgroups(self, self._write)
-        kubelet = self._kubelet(current) if self._kubelet else None
+        kubelet = self._kubelet(current) if self._kubelet else GrantSource()
         self.agent = Agent(current, writer, self.metrics, kubelet=kubelet)
         self.history = self.agent.history
         state, problems = state_from(self.store.documents)

@@ -192,10 +192,10 @@ class Agent:
     ) -> tuple[ContainerUpdate, ...] | str:
         """Apply a decision with moves, or undo all of it if one cannot be written.
 
-        Returns the updates for the runtime, or the problem. Containers never overlap on the way:
+        Containers never overlap: others first lose the CPUs that are needed, then the moves are
+        written, and only then the vacated CPUs return to the containers that share them.
 
-        other containers first lose the CPUs that are needed, then the moves are written, and only
-        then the vacated CPUs return to the containers that share them.
+        Returns the updates for the runtime, or the problem.
         """
         state_before = self.current.state
         self._replace_state(decision.state, decision.change, pod)
@@ -404,10 +404,8 @@ class Agent:
             self.history.record_rejected(decision, running=True)
             return
         self._replace_state(decision.state, decision.change, pod)
-        is_missed_start = decision.allocation.kind not in (
-            ContainerKind.UNPINNED,
-            ContainerKind.FOREIGN,
-        )
+        kind = decision.allocation.kind
+        is_missed_start = kind not in (ContainerKind.UNPINNED, ContainerKind.FOREIGN)
         if is_missed_start:
             self.history.count_missed_start()
         self.history.record_admitted(decision, missed_start=is_missed_start)

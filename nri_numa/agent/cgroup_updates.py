@@ -153,13 +153,11 @@ class CgroupUpdates:
 
     def apply_corrections(self, corrections: Iterable[Drift]) -> dict[str, WriteOutcome]:
         """Write the desired lists of these containers; quotas are left to runtime and systemd."""
-        corrections = tuple(corrections)
+        corrections, places = tuple(corrections), self.containers.cgroup_places
         self.queue_systemd_sync(c.container_id for c in corrections if c.quota)
         return self.write_cgroups(
             {
-                c.container_id: CgroupWrite(
-                    self.containers.cgroup_places[c.container_id], str(c.cpus), str(c.mems)
-                )
+                c.container_id: CgroupWrite(places[c.container_id], str(c.cpus), str(c.mems))
                 for c in corrections
             }
         )
@@ -335,9 +333,7 @@ def observe_cgroup_batch(
     drifts = list[Drift]()
     for drift in plan_corrections(desired, observed):
         blocker = partial(reader.blocking_cgroup_text, by_id[drift.container_id])
-        drifts.append(
-            drift.without_blocked_lists(
-                blocker("cpuset.cpus", str(drift.cpus)), blocker("cpuset.mems", str(drift.mems))
-            )
-        )
+        cpus_obstacle = blocker("cpuset.cpus", str(drift.cpus))
+        mems_obstacle = blocker("cpuset.mems", str(drift.mems))
+        drifts.append(drift.without_blocked_lists(cpus_obstacle, mems_obstacle))
     return CgroupCheckResult(len(observed), tuple(drifts))

@@ -230,8 +230,8 @@ class ClaimStore:
         claim = parse_claim(document, driver=self._driver, pool=self._pool)
         if (claim.namespace, claim.name, claim.uid) != (namespace, name, uid):
             raise InvalidClaim(
-                f"claim {namespace}/{name} has UID {claim.uid} now, expected {uid}: it was "
-                f"recreated"
+                f"claim {namespace}/{name} has UID {claim.uid} now, expected {uid}: "
+                "it was recreated"
             )
         return claim
 
@@ -277,11 +277,8 @@ class ClaimStore:
             results.append((uid, number, claim.results[number]))
         key = self._current.machine.slots_annotation_key
         text = ",".join(claim_result_text(d.numa_node, u, n, d.cpus) for u, n, d in results)
-        container = replace(
-            container,
-            annotations={**container.annotations, key: "" if problem else text},
-            claim_problem=problem,
-        )
+        annotations = {**container.annotations, key: "" if problem else text}
+        container = replace(container, annotations=annotations, claim_problem=problem)
         devices = [d for _, _, d in results]
         return with_claim_parameters(self._current.machine, pod, container, devices), container
 
@@ -391,8 +388,7 @@ def validate_claim(machine: NodeModel, claim: Claim) -> None:
         if node is None or not node.cpus:
             raise InvalidClaim(
                 f"{subject}: NUMA node {item.numa_node} does not exist or has no CPUs, expected "
-                f"one "
-                f"of {machine.topology.cpu_nodes}"
+                f"one of {machine.topology.cpu_nodes}"
             )
         usable = len(machine.allowed_cpus_by_node[item.numa_node] - machine.settings.reserved_cpus)
         memory = item.capacity.get(MEMORY_CAPACITY, 0)

@@ -48,7 +48,6 @@ class LiveContainers:
         widening: containers whose cgroups may get more CPUs.
         migrating: by container id, source and target of its migration, and bytes moved so far.
         moves_memory: True if pages of containers can be moved from here.
-        creations: number of pods and containers whose creation began.
     """
 
     def __init__(self, *, moves_memory: bool = False) -> None:
@@ -82,8 +81,7 @@ class LiveContainers:
     def on_created(self, container: Container, cpus: str, mems: str) -> None:
         """Record the lists that its cgroup will be made with."""
         self.record_place(container)
-        if container.id in self.ended:
-            del self.ended[container.id]
+        self.ended.pop(container.id, None)
         self.starting[container.id] = StartingCpuset(cpus, mems)
 
     def on_unreported_start(self, container: Container) -> None:

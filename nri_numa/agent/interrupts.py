@@ -135,11 +135,9 @@ class InterruptSteering:
             mask = _query_irqbalance(path, "setup").rpartition("BANNED ")[2].replace(",", "")
             self._kept.banned[path] = str(CPUSet.from_bits(int(mask, 16)))
             self._save_original_lists()
-        text = (
-            str(CPUSet.parse(self._kept.banned[path]) | exclusive)
-            if exclusive
-            else _CLEAR_BAN_LIST_WORD
-        )
+        text = _CLEAR_BAN_LIST_WORD
+        if exclusive:
+            text = str(CPUSet.parse(self._kept.banned[path]) | exclusive)
         if len(text) > _MAX_SENT_BAN_LIST_BYTES:
             raise ValueError(
                 f"takes no list of {len(text)} bytes, expected at most {_MAX_SENT_BAN_LIST_BYTES}"

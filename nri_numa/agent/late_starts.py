@@ -78,16 +78,13 @@ class LateStarts:
 
     def _desired_lists(self, container_id: str) -> tuple[str, str] | None:
         """Return the desired CPU and memory node lists; None if it is not pinned."""
-        allocation = self._agent.current.state.allocations.get(container_id)
-        if (
-            self._agent.current.observe
-            or allocation is None
-            or allocation.kind is ContainerKind.FOREIGN
-        ):
+        current = self._agent.current
+        allocation = current.state.allocations.get(container_id)
+        if allocation is None or allocation.kind is ContainerKind.FOREIGN or current.observe:
             return None
         if container_id not in self._agent.containers.cgroup_places:
             return None
-        cpus, mems = self._agent.current.cpus_of(allocation), str(allocation.mems)
+        cpus, mems = current.cpus_of(allocation), str(allocation.mems)
         return (cpus, mems) if cpus or mems else None
 
     def on_started_despite_rejection(
@@ -146,11 +143,9 @@ class LateStarts:
             if cgroup is None or container_id not in agent.current.state.allocations:
                 return
             try:
+                reader, desired = agent.cgroups.writer.reader, agent.current.desired
                 result = await asyncio.to_thread(
-                    observe_cgroups,
-                    agent.cgroups.writer.reader,
-                    agent.current.desired,
-                    [(container_id, cgroup)],
+                    observe_cgroups, reader, desired, [(container_id, cgroup)]
                 )
             except OSError as error:
                 log.debug("cgroup not read", problem=str(error))

@@ -114,12 +114,9 @@ class LinkStatus(LinkObserver):
 
         NRI before 0.7 sends plugins that it launched neither the running containers nor their stop.
         """
-        return (
-            self._is_launched
-            and self.is_synchronized
-            and self.info is not None
-            and not profile_of(self.info).synchronizes_launched
-        )
+        if not (self._is_launched and self.is_synchronized) or self.info is None:
+            return False
+        return not profile_of(self.info).synchronizes_launched
 
     def link_document(self) -> RuntimeLinkStatus:
         """Return the link's status; any thread may call this."""

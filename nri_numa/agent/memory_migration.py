@@ -66,13 +66,10 @@ class MemoryMigrator:
                     await self._migrate_container(container_id)
 
     def _allocation_if_migrating(self, container_id: str) -> Allocation | None:
-        agent = self._agent
-        a = agent.current.state.allocations.get(container_id)
-        is_movable = (
-            agent.current.synchronized
-            and agent.containers.is_settled(container_id)
-            and not agent.current.observe
-        )
+        current, containers = self._agent.current, self._agent.containers
+        a = current.state.allocations.get(container_id)
+        is_movable = current.synchronized and not current.observe
+        is_movable = is_movable and containers.is_settled(container_id)
         return a if is_movable and a is not None and a.migrating_from else None
 
     async def _migrate_pages(

@@ -14,7 +14,7 @@ import struct
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from importlib import import_module
 from itertools import groupby
@@ -52,7 +52,6 @@ from nri_numa.machine.tree import open_tree
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, ListFormatError, NUMASet
 from nri_numa.model.machine import Topology, count_text, cpus_text, listed_words_text, numa_text
 from nri_numa.model.settings import IsolatedCPUs, NohzFullCPUs, Settings
-from nri_numa.model.workload import KubeletGrants
 from nri_numa.nri import crio_config
 from nri_numa.nri.runtime_config import (
     FoundRuntime,
@@ -158,15 +157,13 @@ def _settings_in_effect(config: AgentConfig, topology: Topology) -> Settings:
 
 def check_machine(topology: Topology) -> Iterator[Finding]:
     """Report the machine and its oddities."""
-    counts = ", ".join(
-        count_text(count, noun)
-        for count, noun in (
-            (len(topology.sockets), "socket"),
-            (len(topology.numa_nodes), "NUMA node"),
-            (len(topology.cores), "core"),
-            (len(topology.online), "CPU"),
-        )
-    )
+    parts = {
+        "socket": len(topology.sockets),
+        "NUMA node": len(topology.numa_nodes),
+        "core": len(topology.cores),
+        "CPU": len(topology.online),
+    }
+    counts = ", ".join(count_text(count, noun) for noun, count in parts.items())
     if len(topology.numa_nodes) > 1:
         yield _passed_finding("machine", counts)
     else:
@@ -663,11 +660,9 @@ def check_libraries(config: AgentConfig) -> Iterator[Finding]:
         try:
             import_module(module)
         except ImportError as error:
-            package = (
-                "nri-numa[otel]"
-                if key == "publish.otlpEndpoint"
-                else "everything that nri-numa needs"
-            )
+            package = "everything that nri-numa needs"
+            if key == "publish.otlpEndpoint":
+                package = "nri-numa[otel]"
             problem = f"{key} is on, but has no effect: {error}"
             yield _failed_finding(
                 key.partition(".")[0], problem, f"Install {package}, or switch it off."
@@ -801,11 +796,7 @@ def _read_text_or_none(path: Path) -> str | None:
 
 def worst_level(findings: list[Finding]) -> FindingLevel:
     """Return the worst level among the findings."""
-    return max(
-        (finding.level for finding in findings),
-        key=list(FindingLevel).index,
-        default=FindingLevel.OK,
-    )
+    return max((f.level for f in findings), key=list(FindingLevel).index, default=FindingLevel.OK)
 
 
 # --- The kubelet on this node ---
@@ -881,7 +872,7 @@ def _check_kubelet_policies(
             f"{files.state_file_path('memory')} and restart the kubelet. {_KUBELET_GUIDE_TEXT}",
         )
     if facts is not None:
-        yield from _check_next_kubelet_start(files, grants, facts)
+        yield from _check_next_kubelet_start(files, facts)
     if cpu != "static" and memory != "Static":
         policy = "cpuManagerPolicy none" if cpu or memory else "its configuration cannot be read"
         yield _passed_finding("kubelet", policy)
@@ -920,14 +911,11 @@ def _check_device_alignment(config: AgentConfig, facts: KubeletFacts | None) -> 
         )
 
 
-def _check_next_kubelet_start(
-    files: KubeletStateFiles, grants: KubeletGrants, facts: KubeletFacts
-) -> Iterator[Finding]:
-    policies: Mapping[str, tuple[str, str]] = {
-        "cpu": (grants.cpu_policy, facts.cpu_policy),
-        "memory": (grants.memory_policy, facts.memory_policy),
-    }
-    for manager, (last_policy, next_policy) in policies.items():
+def _check_next_kubelet_start(files: KubeletStateFiles, facts: KubeletFacts) -> Iterator[Finding]:
+    for manager, last_policy, next_policy in (
+        ("cpu", files.grants.cpu_policy, facts.cpu_policy),
+        ("memory", files.grants.memory_policy, facts.memory_policy),
+    ):
         if last_policy and last_policy != next_policy:
             yield _warning_finding(
                 "kubelet",

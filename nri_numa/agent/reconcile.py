@@ -21,6 +21,7 @@ repair follows later. A container that is rewritten repeatedly is reported and l
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final, Protocol
 
@@ -288,11 +289,7 @@ class Reconciler:
             if interval > 0 and waited >= interval:
                 waited = 0.0
                 await self._run_round()
-            pause_s = (
-                min(LOOP_POLL_INTERVAL_S, interval - waited)
-                if interval > 0
-                else LOOP_POLL_INTERVAL_S
-            )
+            pause_s = min(LOOP_POLL_INTERVAL_S, interval - waited if interval > 0 else math.inf)
 
     async def _run_round(self, targets: Collection[str] | None = None) -> None:
         try:

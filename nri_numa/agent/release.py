@@ -247,15 +247,11 @@ def _kind_from_annotation(
     marker = container.annotations.get(f"{machine.settings.prefix}/{ASSIGNED_KEY}")
     if marker is None:
         cpus = _parse_list_or_none(CPUSet, container.resources.cpus)
-        is_subset = (
-            placed is not None
-            and placed.yields_to_exclusive
-            and cpus is not None
-            and cpus <= placed.cpus
-        )
-        if placed is not None and placed.cpus and (is_subset or placed.cpus == cpus):
-            lifted = placed.exclusive and container.resources.cpu_quota == NO_CFS_QUOTA
-            return placed.kind, 0 if lifted else None
+        if placed is not None and placed.cpus and cpus is not None:
+            is_subset = placed.yields_to_exclusive and cpus <= placed.cpus
+            if is_subset or placed.cpus == cpus:
+                lifted = placed.exclusive and container.resources.cpu_quota == NO_CFS_QUOTA
+                return placed.kind, 0 if lifted else None
         return (ContainerKind.UNPINNED if cpus == pool else ContainerKind.FOREIGN), None
     try:
         document = decode_assignment_fields(marker)

@@ -106,12 +106,9 @@ class DeferredRoomSearches:
         if isinstance(outcome, Rejected):
             text = outcome.room_text
         elif immovable.isdisjoint(m.after.container_id for m in outcome.moves):
-            problem = self._move(outcome)
-            text = (
-                f"no container could be moved: {problem}"
-                if problem
-                else fits_after_moves_text(outcome.moves)
-            )
+            text = fits_after_moves_text(outcome.moves)
+            if problem := self._move(outcome):
+                text = f"no container could be moved: {problem}"
         else:
             text = ""
         if text:

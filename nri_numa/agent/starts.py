@@ -106,8 +106,5 @@ class ContainerStarts:
         if written.changed:
             self._metrics.start_corrections.inc()
         if written.changed or written.problem:
-            self._tasks.add(
-                partial(
-                    self._history.reporter.log_start_correction, allocation, cpus, written.problem
-                )
-            )
+            report = self._history.reporter.log_start_correction
+            self._tasks.add(partial(report, allocation, cpus, written.problem))

@@ -193,17 +193,12 @@ class MemoryWatch(ContainerScan[ContainerMemory]):
     ) -> ContainerMemory:
         """Read one container's memory by NUMA node."""
         cgroup = self._agent.containers.cgroup_places.get(allocation.container_id)
-        memory_nodes = (
-            ContainerMemoryNodes(because="the agent does not know its cgroup")
-            if cgroup is None
-            else read_container_memory(
-                reader,
-                cgroup,
-                self._cgroup_root,
-                proc=self._proc,
-                page_size=os.sysconf("SC_PAGE_SIZE"),
+        memory_nodes = ContainerMemoryNodes(because="the agent does not know its cgroup")
+        if cgroup is not None:
+            root, page = self._cgroup_root, os.sysconf("SC_PAGE_SIZE")
+            memory_nodes = read_container_memory(
+                reader, cgroup, root, proc=self._proc, page_size=page
             )
-        )
         return container_memory(allocation, memory_nodes, self._clock.time())
 
     def metric_values(self, reading: ContainerMemory) -> Sequence[float | None]:
@@ -436,16 +431,13 @@ class UsageWatch:
         used = None
         if first_usage.cpu_seconds is not None and second_usage.cpu_seconds is not None:
             used = max(0.0, second_usage.cpu_seconds - first_usage.cpu_seconds) / seconds
-        memory = container_memory(
-            allocation,
-            ContainerMemoryNodes(second_usage.memory, NUMA_STAT)
-            if second_usage.memory
+        memory_nodes = ContainerMemoryNodes(second_usage.memory, NUMA_STAT)
+        if not second_usage.memory:
             # Without the file each process has to be read, which is slow.
-            else await asyncio.to_thread(
+            memory_nodes = await asyncio.to_thread(
                 read_container_memory, reader, cgroup, self._cgroup_root, page_size=page
-            ),
-            self._now(),
-        )
+            )
+        memory = container_memory(allocation, memory_nodes, self._now())
         problem = "" if used is not None else "its cgroup does not count CPU time"
         if not memory.by_numa_node:
             problem = "; ".join(filter(None, (problem, memory.problem)))

@@ -16,11 +16,7 @@ from msgspec.structs import replace
 
 from nri_numa.agent.agent import Agent
 from nri_numa.agent.kubelet_sync import KubeletSync
-from nri_numa.agent.usage import (
-    MEMORY_NOT_READ,
-    WAITING_NOT_READ,
-    UsageWatches,
-)
+from nri_numa.agent.usage import MEMORY_NOT_READ, WAITING_NOT_READ, UsageWatches
 from nri_numa.engine.accounting import max_exclusive_by_node, slot_capacity, total_free_exclusive
 from nri_numa.engine.desired import NodeSnapshot
 from nri_numa.engine.explain.explanation import explain_allocation, explain_rejection
@@ -35,7 +31,7 @@ from nri_numa.engine.kubelet_grants import grant_holders
 from nri_numa.engine.node_model import NodeModel
 from nri_numa.engine.rebalance import movable_exclusive_by_node
 from nri_numa.engine.state import Allocation, ContainerKind, NodeState
-from nri_numa.model.cpuset import NO_CPUS, CPUSet
+from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import (
     CoreKind,
     cpus_text,
@@ -146,11 +142,9 @@ class LiveView:
 
     def machine_topology_document(self) -> shown.TopologyDocument:
         """Return the machine's topology."""
-        return topology_document(
-            self._agent.current.machine.topology,
-            reserved=self._agent.current.machine.settings.reserved_cpus,
-            devices=self._parts.devices.pci,
-        )
+        machine, devices = self._agent.current.machine, self._parts.devices.pci
+        reserved = machine.settings.reserved_cpus
+        return topology_document(machine.topology, reserved=reserved, devices=devices)
 
     def numa_info(self) -> shown.MachineNUMAInfo:
         """Return the machine in short, with CPUs listed one by one, without ranges."""
@@ -437,15 +431,12 @@ class StateSnapshot:
 
     def migration_text(self, a: Allocation) -> str:
         """Describe a container's migration and its progress; empty without one."""
-        migration = self.moving.get(a.container_id)
-        if migration is None:
-            return (
-                f"from {numa_text(a.migrating_from)} to {a.mems - a.migrating_from}"
-                if a.migrating_from
-                else ""
-            )
-        sources, target, moved_bytes = migration
-        return f"from {numa_text(sources)} to {target}, {human_bytes(moved_bytes)} so far"
+        if (migration := self.moving.get(a.container_id)) is not None:
+            sources, target, moved_bytes = migration
+            return f"from {numa_text(sources)} to {target}, {human_bytes(moved_bytes)} so far"
+        if a.migrating_from:
+            return f"from {numa_text(a.migrating_from)} to {a.mems - a.migrating_from}"
+        return ""
 
     def drift_of(self, container_id: str) -> shown.ActualCpuset | None:
         """Return the actual cpuset if it differs, or overlaps exclusive CPUs of others."""
@@ -490,12 +481,8 @@ class StateSnapshot:
 
         ``cpus`` are the container's desired CPUs.
         """
-        ceded = (
-            allocation.cpus & self.state.unavailable_cpus
-            if allocation.yields_to_exclusive
-            else NO_CPUS
-        )
-        if not ceded:
+        ceded = allocation.cpus & self.state.unavailable_cpus
+        if not (ceded and allocation.yields_to_exclusive):
             return ""
         names = list(self._holder_names(ceded, allocation.container_id))
         names += [f"{name} (by the kubelet)" for name in grant_holders(self.state, ceded)]
@@ -648,10 +635,8 @@ def zones_document(
     empty = desired.with_state(NodeState())
     cpu_left, memory_left = desired.free_cpu_milli, desired.free_memory
     free_cpus, totals = max_exclusive_by_node(desired), max_exclusive_by_node(empty)
-    movable, limit = (
-        movable_exclusive_by_node(desired, immovable_ids),
-        total_free_exclusive(desired),
-    )
+    movable = movable_exclusive_by_node(desired, immovable_ids)
+    limit = total_free_exclusive(desired)
     sizes = sorted({size for node in topology.numa_nodes.values() for size in node.hugepages})
     capacity = {size: machine.hugepages_capacity(size) for size in sizes}
     free_hugepages = {size: desired.free_hugepages(size) for size in sizes}
@@ -760,16 +745,12 @@ def kubelet_document(agent: Agent, kubelet: KubeletSync) -> shown.KubeletDocumen
 
     Any thread may call this, since all inputs are replaced as a whole.
     """
-    state, settings, configuration = (
-        agent.current.state,
-        agent.current.machine.settings,
-        kubelet.configuration,
-    )
-    grants, adopted = state.kubelet, configuration.adopted
+    grants, configuration = agent.current.state.kubelet, kubelet.configuration
+    adopted = configuration.adopted
     return shown.KubeletDocument(
         cpu_policy=grants.cpu_policy,
         memory_policy=grants.memory_policy,
-        override=settings.kubelet_override.value,
+        override=agent.current.machine.settings.kubelet_override.value,
         shared_cpus=str(grants.shared[0]) if grants.shared else "",
         granted_cpus=str(grants.granted_cpus),
         grants=tuple(_list_kubelet_grants(agent)),

@@ -8,7 +8,7 @@ or none.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from msgspec.structs import replace
@@ -40,7 +40,6 @@ from nri_numa.engine.state import (
     ContainerKind,
     NodeState,
     PodRecord,
-    state_invariant_violations,
     union_cpus,
 )
 from nri_numa.machine.cgroups import CgroupReader, CgroupWrite, CgroupWriter, has_sandbox_cgroup
@@ -345,11 +344,10 @@ class Agent:
         self.cgroups.request_check_of_unsent(self.cgroups.schedule_cpu_return(released.updates))
 
     def synchronize(
-        self, pods: PodTable | Iterable[PodSandbox], containers: Sequence[Container]
+        self, pods: PodTable, containers: Sequence[Container]
     ) -> tuple[ContainerUpdate, ...]:
         """Synchronize the node state with the runtime; see `nri_numa.engine.resync`."""
         deadline = self.current.clock.monotonic() + self.current.synchronize_budget_s
-        pods = pods if isinstance(pods, PodTable) else PodTable.from_pods(pods)
         self.history.retain_rejections(lambda one: one.pod_id in pods.uids)
         if {c.id for c in containers} - self.current.state.allocations.keys():
             self.reservations.release_of_stopped()
@@ -373,7 +371,7 @@ class Agent:
         updates, outcome = self.cgroups.write_synchronized(
             reclassify_repaired_as_missed_starts(outcome, unseen_starts)
         )
-        self._tasks.add(partial(self._check_invariants, outcome.state, self.current.machine))
+        self._tasks.add(partial(self.history.check_invariants, outcome.state, self.current.machine))
         self.history.record_synchronized(outcome, state_before.allocations)
         for container_id in outcome.removed:
             self._forget_container(container_id)
@@ -407,7 +405,7 @@ class Agent:
         kind = decision.allocation.kind
         is_missed_start = kind not in (ContainerKind.UNPINNED, ContainerKind.FOREIGN)
         if is_missed_start:
-            self.history.count_missed_start()
+            self.metrics.missed_starts.inc()
         self.history.record_admitted(decision, missed_start=is_missed_start)
         self.cgroups.request_check_of_unsent(self.cgroups.write_updates(admission.updates))
         self.cgroups.write_mark(container.id)
@@ -490,7 +488,7 @@ class Agent:
         self._replace_state(admission.state, admission.change, pod)
         if not self.current.observe:  # else it was not really rejected, and is no missed start
             self.containers.on_unreported_start(container)
-            self.history.count_missed_start()
+            self.metrics.missed_starts.inc()
         self.cgroups.request_check_of_unsent(self.cgroups.write_updates(admission.updates))
         record = self.history.rejections[-1] if self.history.rejections else None
         if isinstance(admission.decision, Admitted):
@@ -501,10 +499,6 @@ class Agent:
             trace = replace(admission.decision.trace, decision_steps=(record.message,))
             self.history.hold_trace(self.current.state.allocations[container.id], trace)
         self._tasks.add(partial(self.cgroups.write_mark, container.id))
-
-    def _check_invariants(self, state: NodeState, machine: NodeModel) -> None:
-        violations = state_invariant_violations(state, machine.topology, machine.settings)
-        self.history.reporter.log_invariant_violations(violations)
 
     def _forget_container(self, container_id: str) -> None:
         self.history.drop_trace(container_id)

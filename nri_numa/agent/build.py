@@ -264,15 +264,13 @@ def _build_handler(
     reloader: Reloader,
     reporter: LinkReporter,
 ) -> AgentHandler:
-    devices = [pods.device_watch] if pods.device_watch else []
-    claims = [pods.claims] if pods.claims else []
     return AgentHandler(
         agent,
         (status, reloader, reporter),
         rejects_on_error=lambda: reloader.config.on_internal_error is InternalErrorAnswer.REJECT,
-        observers=[*([pods.pending] if pods.pending else []), pods.unmatched, *devices],
-        sources=[*devices, *claims],
-        extensions=[*claims, *([pods.files] if pods.files else [])],
+        observers=tuple(filter(None, (pods.pending, pods.unmatched, pods.device_watch))),
+        sources=tuple(filter(None, (pods.device_watch, pods.claims))),
+        extensions=tuple(filter(None, (pods.claims, pods.files))),
     )
 
 

@@ -307,9 +307,7 @@ class PendingPods(PodObserver):
         """Drop the pod, since a container of it was decided about."""
         self._pods.pop(pod_id, None)
 
-    def on_stop_pod(self, pod_id: str) -> None:
-        """Drop a stopped pod."""
-        self.on_decided(pod_id)
+    on_stop_pod = on_decided
 
     def on_remove_pod(self, pod_id: str, uid: str) -> None:
         """Drop a removed pod; over CRI no stop was reported."""

@@ -17,8 +17,15 @@ from nri_numa.engine.decision import Admitted, ContainerMove, DecisionTrace, Rej
 from nri_numa.engine.desired import NodeSnapshot
 from nri_numa.engine.explain.explanation import StoredExplanation, stored_explanation
 from nri_numa.engine.foreign_pins import foreign_overlaps
+from nri_numa.engine.node_model import NodeModel
 from nri_numa.engine.rebalance import move_purpose_text, move_text
-from nri_numa.engine.state import Allocation, ContainerKind, NodeState, union_cpus
+from nri_numa.engine.state import (
+    Allocation,
+    ContainerKind,
+    NodeState,
+    state_invariant_violations,
+    union_cpus,
+)
 from nri_numa.model.cpuset import NO_CPUS, CPUSet
 from nri_numa.observe import logs
 from nri_numa.observe.decisions import REJECTED_RUNNING_TEXT, DecisionReporter
@@ -222,9 +229,10 @@ class DecisionHistory:
             self.reporter.log_room_found(rejected.trace, text)
             self._current.notify()
 
-    def count_missed_start(self) -> None:
-        """Count a container that started without the agent."""
-        self._metrics.missed_starts.inc()
+    def check_invariants(self, state: NodeState, machine: NodeModel) -> None:
+        """Log violated invariants of a whole state."""
+        violations = state_invariant_violations(state, machine.topology, machine.settings)
+        self.reporter.log_invariant_violations(violations)
 
     # --- forgetting -------------------------------------------------------------------------------
 

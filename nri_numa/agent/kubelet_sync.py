@@ -49,6 +49,7 @@ class KubeletSync(GrantSource):
     Attributes:
         conflicts: by container id; replaced as a whole, never changed.
         configuration: the kubelet's configuration.
+        files: its state files.
     """
 
     def __init__(
@@ -58,16 +59,11 @@ class KubeletSync(GrantSource):
         files: KubeletStateFiles,
         configuration: KubeletConfigWatch,
     ) -> None:
-        self._current, self._metrics, self._files = current, metrics, files
+        self._current, self._metrics, self.files = current, metrics, files
         self._watch = KubeletPinningReporter(metrics, files.directory)
         self._said: frozenset[str] = frozenset()
         self.configuration = configuration
         self.conflicts: Mapping[str, KubeletConflict] = MappingProxyType({})
-
-    @property
-    def state_file_problems(self) -> tuple[str, ...]:
-        """Problems of the kubelet's state files, as sentences."""
-        return self._files.problems
 
     def check_conflicts(self, drift_by_id: DriftById) -> None:
         """Record conflicts for abandoned containers that the kubelet rewrites, and forget others.
@@ -91,11 +87,11 @@ class KubeletSync(GrantSource):
     def refresh_kubelet_grants(self) -> KubeletGrants | None:
         """Return the kubelet's grants if they changed; costs two ``stat`` calls."""
         topology = self._current.machine.topology
-        if not self._files.refresh_and_report_change(topology.possible, topology.numa_ids):
+        if not self.files.refresh_and_report_change(topology.possible, topology.numa_ids):
             return None
-        prior, grants = self._current.state.kubelet, self._files.grants
+        prior, grants = self._current.state.kubelet, self.files.grants
         self._current.clock.call_soon(
-            partial(self._report_grants, prior, grants, self._files.problems)
+            partial(self._report_grants, prior, grants, self.files.problems)
         )
         return grants if grants != prior else None
 

@@ -157,7 +157,7 @@ class AgentIsRunning(CheckpointError):
 def plan_release(
     machine: NodeModel,
     prior: NodeState,
-    pods: Iterable[PodSandbox],
+    pods: PodTable,
     containers: Iterable[Container],
 ) -> tuple[ReleasedContainer, ...]:
     """Plan the release of each container, by namespace, pod, container and id.
@@ -166,15 +166,14 @@ def plan_release(
     annotation, and those with exactly the shared pool, since unpinned containers that were created
     without the agent have no annotation. All others are left alone.
     """
-    by_pod = PodTable.from_pods(pods)
-    live = [container for container in containers if container.pod_id in by_pod.uids]
+    live = [container for container in containers if container.pod_id in pods.uids]
     node = NodeSnapshot(machine, prior)
-    outcome = rebuild_node_state(node, by_pod, live)
+    outcome = rebuild_node_state(node, pods, live)
     allocations = [outcome.state.allocations[i] for i in outcome.adopted]
     pool = node.with_state(build_node_state(allocations, kubelet=prior.kubelet)).pool
     placed = outcome.state.allocations
     entries = [
-        _plan_container_release(machine, prior, pool, by_pod[c.pod_id], c, placed.get(c.id))
+        _plan_container_release(machine, prior, pool, pods[c.pod_id], c, placed.get(c.id))
         for c in live
     ]
     return tuple(sorted(entries, key=lambda r: (r.namespace, r.pod, r.container, r.container_id)))
@@ -360,7 +359,7 @@ async def _send_release(
     ) -> Sequence[ContainerUpdate]:
         nonlocal planned
         actual = [_with_actual_cgroup(reader, machine.topology.allowed, c) for c in containers]
-        planned = plan_release(machine, prior, [pods[pod_id] for pod_id in pods.uids], actual)
+        planned = plan_release(machine, prior, pods, actual)
         return [] if dry_run else [c.release_update for c in planned if c.has_changes]
 
     over_cri = is_reached_over_cri(config)

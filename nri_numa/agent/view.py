@@ -197,7 +197,7 @@ class LiveView:
     def _allocation_explanation(
         self, allocation: Allocation, moment: StateSnapshot, rejection: Rejection | None
     ) -> shown.Explanation:
-        effective = moment.cpus_of(allocation)
+        effective = moment.desired.cpuset_of(allocation)
         explanation = self._agent.history.explanation_of(allocation.container_id)
         document = explain_allocation(allocation, explanation, str(effective))
         notes = [f"since then rejected: {rejection.message}"] if rejection is not None else []
@@ -389,13 +389,14 @@ class StateSnapshot:
         self.waiting = None if watches.cpu_waiting is None else watches.cpu_waiting.known
         self._owners: dict[int, str] | None = None
 
-    def cpus_of(self, a: Allocation) -> CPUSet:
-        """Return the CPUs that a container should be able to use."""
-        return self.desired.cpuset_of(a)
-
     def assignment_document(self, a: Allocation) -> shown.Assignment:
         """Return the assignment of one container."""
-        i, cpus, memory, pressures = a.container_id, self.cpus_of(a), self.memory, self.waiting
+        i, cpus, memory, pressures = (
+            a.container_id,
+            self.desired.cpuset_of(a),
+            self.memory,
+            self.waiting,
+        )
         yielded_text = self.yielded_text(a, cpus)
         return shown.Assignment(
             id=i,
@@ -507,20 +508,13 @@ class StateSnapshot:
 
 # --- Numbers of containers ---
 
-_FOREIGN_COUNT_KEYS = frozenset((ContainerKind.FOREIGN, aligned) for aligned in (False, True))
-
 
 def count_by_kind(state: NodeState) -> dict[tuple[str, bool], int]:
     """Count containers by kind, and by aligned (True) or misaligned."""
-    live = [a for a in state.allocations.values() if not a.reserved_at]
-    kind_counts = Counter((a.kind, a.aligned) for a in live)
-    counts = {(k.value, p): kind_counts[k, p] for k in ContainerKind for p in (False, True)}
-    counts |= {(KUBELET_KIND, p): 0 for p in (False, True)}
-    for a in live if kind_counts.keys() & _FOREIGN_COUNT_KEYS else ():
-        if shown_kind(state, a) == KUBELET_KIND:
-            counts[a.kind.value, a.aligned] -= 1
-            counts[KUBELET_KIND, a.aligned] += 1
-    return counts
+    live = (a for a in state.allocations.values() if not a.reserved_at)
+    counts = Counter((shown_kind(state, a), a.aligned) for a in live)
+    kinds = *(kind.value for kind in ContainerKind), KUBELET_KIND
+    return {(kind, aligned): counts[kind, aligned] for kind in kinds for aligned in (False, True)}
 
 
 # --- NUMA nodes ---
@@ -755,7 +749,7 @@ def kubelet_document(agent: Agent, kubelet: KubeletSync) -> shown.KubeletDocumen
         granted_cpus=str(grants.granted_cpus),
         grants=tuple(_list_kubelet_grants(agent)),
         conflicts=tuple(conflict for _, conflict in sorted(kubelet.conflicts.items())),
-        problems=(*kubelet.state_file_problems, *configuration.discovered.problems),
+        problems=(*kubelet.files.problems, *configuration.discovered.problems),
         configuration=configuration.discovered.path,
         inherited=adopted.adopted if adopted else (),
         differences=adopted.differences if adopted else (),

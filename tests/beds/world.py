@@ -39,6 +39,7 @@ from nri_numa.model.workload import (
     ContainerUpdate,
     KubeletGrants,
     PodSandbox,
+    PodTable,
     QoSClass,
     Resources,
 )
@@ -317,7 +318,9 @@ class World:
     def synchronize(self) -> tuple[ContainerUpdate, ...]:
         later, after = self.timing.later, list[Callable[[], object]]()
         self.timing.later = after.append
-        updates = self.agent.synchronize(tuple(self.pods.values()), tuple(self.live.values()))
+        updates = self.agent.synchronize(
+            PodTable.from_pods(self.pods.values()), tuple(self.live.values())
+        )
         self.timing.later = later
         self.apply(updates)
         for function in after:

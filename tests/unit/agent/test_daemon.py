@@ -23,6 +23,7 @@ from nri_numa.demo.runtime import PodOperationFailed
 from nri_numa.engine.state import ContainerKind
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.settings import Settings
+from nri_numa.model.workload import PodTable
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.observe import logs
 from nri_numa.runtime import RuntimeInfo
@@ -93,7 +94,9 @@ async def test_the_time_that_the_runtime_tells_counts_for_its_synchronisation(
         )
     )
     pods = [pod(f"p{n}", {"policy": "single-numa-node"}) for n in range(4)]
-    agent.synchronize(pods, [container(of, wants=resources(2, 1)) for of in pods])
+    agent.synchronize(
+        PodTable.from_pods(pods), [container(of, wants=resources(2, 1)) for of in pods]
+    )
     kinds = [allocation.kind for allocation in agent.current.state.allocations.values()]
     assert kinds.count(ContainerKind.EXCLUSIVE) == decided
     bed.daemon.node.current.store.close()

@@ -173,7 +173,7 @@ def test_a_damaged_state_file_is_said_once_and_changes_nothing(bed: KubeletBed) 
     assert len(bed.log("kubelet state unreadable")) == 1
     assert bed.metric("kubelet_state_file_errors") == 1
     assert str(bed.agent.current.state.kubelet.granted_cpus) == "2-3"
-    assert bed.beside.state_file_problems
+    assert bed.beside.files.problems
     bed.grant()
     bed.look()
     assert bed.metric("kubelet_state_file_errors") == 0

@@ -130,7 +130,7 @@ class Agent:
                 if self.current.observe:
                     return None
                 if decision.is_search_spent:
-                    self._room_searches.add(decision)
+                    self._room_searches.add_rejected(decision)
                 return decision
         else:
             allocation = decision.allocation
@@ -328,7 +328,7 @@ class Agent:
         """Release what a stopped sandbox no longer needs; the pod may get another sandbox."""
         allocations = self.current.state.allocations_of_pod(uid)
         unstarted = [a for a in allocations if a.container_id in self.containers.starting]
-        self.reservations.release([a for a in unstarted if a.pod_id == sandbox])
+        self.reservations.release_reservations([a for a in unstarted if a.pod_id == sandbox])
         self.reservations.stop_sandbox(uid, sandbox)
 
     def remove_pod(self, uid: str, sandbox: str) -> None:
@@ -503,7 +503,7 @@ class Agent:
     def _forget_container(self, container_id: str) -> None:
         self.history.drop_trace(container_id)
         self.drift.remove_repaired(container_id)
-        self.containers.drop(container_id)
+        self.containers.drop_container(container_id)
 
 
 def with_sandbox_cgroup(state: NodeState, pod: PodSandbox, reader: CgroupReader) -> NodeState:

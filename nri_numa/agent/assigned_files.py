@@ -77,9 +77,9 @@ class AssignedFiles:
     def _schedule_refresh(self) -> None:
         if not self._due:
             self._due = True
-            self._current.clock.call_soon(self.refresh)
+            self._current.clock.call_soon(self.refresh_files)
 
-    def refresh(self) -> None:
+    def refresh_files(self) -> None:
         """Update all files, and remove those of ended containers."""
         self._due = False
         if not self._current.synchronized:

@@ -246,7 +246,7 @@ def _build_pod_parts(config: AgentConfig, node: NodeParts, agent: Agent) -> PodP
     if config.dra.enabled:
         requester = ClaimFileRequester(config.dra.handover_dir)
         claims = ClaimStore(config, node.name, requester, current)
-        claims.load()
+        claims.load_records()
     writes_files = config.assigned_files and current.store.trusted
     return PodParts(
         claims,

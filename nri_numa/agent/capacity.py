@@ -120,10 +120,10 @@ class ExternalCapacity(CapacityMonitor):
             problems = {"cannot be read: is not UTF-8"}
         except OSError as error:
             problems = {f"cannot be read: {error.strerror or error}"}
-        now, capacity = self._now(), self._capacity
-        if capacity.zones and capacity.expires_at > now + MAX_CAPACITY_VALIDITY_S:
+        time_s, capacity = self._now(), self._capacity
+        if capacity.zones and capacity.expires_at > time_s + MAX_CAPACITY_VALIDITY_S:
             problems.add("until is more than 7 days away: it does not count")
-        counts = now < capacity.expires_at <= now + MAX_CAPACITY_VALIDITY_S
+        counts = time_s < capacity.expires_at <= time_s + MAX_CAPACITY_VALIDITY_S
         factors = {
             **({i: f for i, f in sorted(capacity.zones.items()) if f < 1} if counts else {}),
             **dict.fromkeys(sorted(self._drained), 0.0),
@@ -205,7 +205,7 @@ class StealWatch(CapacityMonitor):
 
     def refresh_capacity(self, topology: Topology) -> bool:
         """Read once; True if settings differ. An unreadable file changes nothing."""
-        now = self._clock.monotonic()
+        time_s = self._clock.monotonic()
         try:
             tree = open_tree(self._root)
             times = parse_steal_and_wait_times(
@@ -216,11 +216,11 @@ class StealWatch(CapacityMonitor):
         if not times.steal:
             return self._report_unreadable(f"{self._root.rstrip('/')}/proc/stat reports no steal")
         self._problems.report(UNKNOWN_STEAL_EVENT, "", "CPU steal measured again")
-        last_reading, self._last = self._last, (now, topology, times)
+        last_reading, self._last = self._last, (time_s, topology, times)
         # CPUs that changed their NUMA node since would be counted on the new one.
-        if last_reading is None or last_reading[1] is not topology or now <= last_reading[0]:
+        if last_reading is None or last_reading[1] is not topology or time_s <= last_reading[0]:
             return False
-        seconds = now - last_reading[0]
+        seconds = time_s - last_reading[0]
         steal = steal_by_node(last_reading[2], times, topology)
         self._smoothed.retain_nodes(set(topology.numa_nodes))
         changed = self._smoothed.update_steal(steal, seconds)

@@ -138,7 +138,9 @@ class CgroupUpdates:
             cgroups = self.containers.cgroup_places
             ids = [i for i in container_ids if i in cgroups and cgroups[i].is_systemd_managed]
             if ids:
-                self.confirmations[WriteTarget.SYSTEMD].require(ids, self._current.clock.time())
+                self.confirmations[WriteTarget.SYSTEMD].require_confirmation(
+                    ids, self._current.clock.time()
+                )
 
     def find_corrections(self, container_ids: Iterable[str]) -> tuple[Drift, ...]:
         """Return the running containers that differ from the node state."""
@@ -252,7 +254,7 @@ class CgroupUpdates:
     def request_check(self, container_ids: Collection[str]) -> None:
         """Request a check of these containers, whose update may not have arrived."""
         if not self._current.observe:
-            self.confirmations[WriteTarget.CGROUP].require(
+            self.confirmations[WriteTarget.CGROUP].require_confirmation(
                 container_ids, self._current.clock.time()
             )
 

@@ -99,7 +99,7 @@ class ClaimStore:
         self._turn = threading.Lock()
         self.claims: Mapping[str, Claim] = {}
 
-    def load(self) -> None:
+    def load_records(self) -> None:
         """Read the records, and repair the CDI files."""
         try:
             os.makedirs(self._records, mode=0o700, exist_ok=True)

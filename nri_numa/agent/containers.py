@@ -111,7 +111,7 @@ class LiveContainers:
         """Forget pending writes, since all cgroups are compared now."""
         self.unconfirmed_ids, self.widening = set(), {}
 
-    def drop(self, container_id: str) -> None:
+    def drop_container(self, container_id: str) -> None:
         """Forget an ended container, except for its id."""
         self.cgroup_places.pop(container_id, None)
         self.unconfirmed_ids.discard(container_id)

@@ -107,8 +107,8 @@ class DriftTable:
 
     def accumulate_seconds(self) -> None:
         """Count the seconds that intruders were on exclusive CPUs since the last call."""
-        now = self._current.clock.time()
-        seconds, self._counted = max(0.0, now - self._counted), now
+        time_s = self._current.clock.time()
+        seconds, self._counted = max(0.0, time_s - self._counted), time_s
         self._metrics.exclusive_cpu_intrusion_seconds.inc(
             seconds * sum(d.on_exclusive_cpus for d in self.known.values())
         )

@@ -135,7 +135,7 @@ class AgentHandler:
             for observer in self._observers:
                 observer.on_container(pod, container.name)
             try:
-                answer = self._agent.create_container(*self._complete(pod, container))
+                answer = self._agent.create_container(*self._complete_container(pod, container))
             except Exception:
                 # Whatever the answer is, its start must not be that of an unknown container.
                 self._failed.add(container.id)
@@ -158,7 +158,7 @@ class AgentHandler:
     ) -> Sequence[ContainerUpdate]:
         """Decide about new resources."""
         with operation():
-            pod, container = self._complete(pod, container)
+            pod, container = self._complete_container(pod, container)
             outcome = self._agent.update_container(pod, container, requested)
             if isinstance(outcome, Rejected):
                 raise _rejection_error(outcome)
@@ -186,14 +186,14 @@ class AgentHandler:
         if container.id not in self._failed:
             with operation():
                 self._pod_uids.setdefault(pod.id, pod.uid)
-                self._agent.start_container(*self._complete(pod, container))
+                self._agent.start_container(*self._complete_container(pod, container))
 
     def post_start_container(self, pod: PodSandbox, container: Container) -> None:
         """Record that it runs, and can be updated from now on."""
         if container.id not in self._failed:
             with operation():
                 self._pod_uids.setdefault(pod.id, pod.uid)
-                self._agent.post_start_container(*self._complete(pod, container))
+                self._agent.post_start_container(*self._complete_container(pod, container))
 
     def run_pod(self, pod: PodSandbox) -> None:
         """Reserve the resources of a pod with scope `pod`."""
@@ -222,7 +222,9 @@ class AgentHandler:
             for observer in self._observers:
                 observer.on_remove_pod(pod.id, uid)
 
-    def _complete(self, pod: PodSandbox, container: Container) -> tuple[PodSandbox, Container]:
+    def _complete_container(
+        self, pod: PodSandbox, container: Container
+    ) -> tuple[PodSandbox, Container]:
         """Complete pod and container from the sources."""
         for source in self._sources:
             pod, container = source.complete(pod, container)
@@ -236,7 +238,7 @@ class AgentHandler:
         completed_containers: list[Container] = []
         for container in containers:
             if container.pod_id in by_id:
-                by_id[container.pod_id], container = self._complete(
+                by_id[container.pod_id], container = self._complete_container(
                     by_id[container.pod_id], container
                 )
             completed_containers.append(container)

@@ -70,9 +70,9 @@ class DecisionHistory:
         max_decided_requests: int = 0,
     ) -> None:
         self._current, self._tasks, self._metrics = current, tasks, metrics
-        now, changed = current.clock.time, current.notify
-        self.notices = NoticeLog(now, changed=changed)
-        self.decided = RequestDecisions(now, limit=max_decided_requests, changed=changed)
+        time, changed = current.clock.time, current.notify
+        self.notices = NoticeLog(time, changed=changed)
+        self.decided = RequestDecisions(time, limit=max_decided_requests, changed=changed)
         self.reporter = DecisionReporter(metrics, self.notices, self.decided)
         self.rejected_count = 0
         self._rejections: dict[tuple[str, str, str, str], Rejection] = {}
@@ -107,7 +107,9 @@ class DecisionHistory:
             if isinstance(trace, PackedTrace) and i in live
         }
 
-    def restore(self, traces: Mapping[str, PackedTrace], rejections: Iterable[Rejection]) -> None:
+    def restore_records(
+        self, traces: Mapping[str, PackedTrace], rejections: Iterable[Rejection]
+    ) -> None:
         """Restore the history of an earlier run; only before the first event."""
         self._traces |= traces
         self._rejections.update((r.key, r) for r in rejections)

@@ -58,11 +58,11 @@ class MemoryMigrator:
         while True:
             await confirmations.wake.wait()
             confirmations.wake.clear()
-            now, allocations = self._clock.monotonic(), self._agent.current.state.allocations
+            time_s, allocations = self._clock.monotonic(), self._agent.current.state.allocations
             for removed_id in confirmations.entries.keys() - allocations.keys():
                 del confirmations.entries[removed_id]
             for container_id in [i for i, a in allocations.items() if a.migrating_from]:
-                if confirmations.entry(container_id).not_before <= now:
+                if confirmations.get_entry(container_id).not_before <= time_s:
                     await self._migrate_container(container_id)
 
     def _allocation_if_migrating(self, container_id: str) -> Allocation | None:
@@ -109,7 +109,7 @@ class MemoryMigrator:
         a = self._allocation_if_migrating(container_id)
         if a is None:
             return
-        self._confirmations.require([container_id], self._clock.monotonic())
+        self._confirmations.require_confirmation([container_id], self._clock.monotonic())
         (target,) = a.mems - a.migrating_from
         route = f"from {numa_text(a.migrating_from)} to {target}"
         nodes_change_text = f"{a.migrating_from} -> {target}"
@@ -118,7 +118,7 @@ class MemoryMigrator:
         if a is None:
             return
         if unmoved > TOLERATED_REMOTE_BYTES:
-            entry = self._confirmations.entry(container_id)
+            entry = self._confirmations.get_entry(container_id)
             entry.not_before = self._clock.monotonic() + UNMOVED_RETRY_S
             self._clock.call_later(UNMOVED_RETRY_S, self._confirmations.wake.set)
             message = f"partly moved {route}: {obstacle}"
@@ -136,7 +136,7 @@ class MemoryMigrator:
         # In a thread: the kernel visits every page once more.
         await asyncio.to_thread(self._agent.cgroups.writer.write_cgroup, cgroup_write)
         self._agent.post_update_container(container_id)
-        start_time = self._confirmations.take([container_id])[container_id]
+        start_time = self._confirmations.take_required([container_id])[container_id]
         self._confirmations.entries.pop(container_id, None)
         seconds = self._clock.monotonic() - start_time
         self._agent.history.notices.add_for_allocation(

@@ -118,7 +118,7 @@ class DriftReports:
                 self._notices.add_for_allocation(
                     record, NoticedEventKind.UNDELIVERED_UPDATE, f"{correction.finding}; repaired"
                 )
-        now = self._clock.time()
+        time_s = self._clock.time()
         _log_each(
             log.warning,
             "undelivered update repaired",
@@ -126,7 +126,7 @@ class DriftReports:
             drifts,
             lambda c: {
                 "on_exclusive_cpus": c.rank == 0,
-                "duration_s": round(now - times[c.container_id], 3),
+                "duration_s": round(time_s - times[c.container_id], 3),
             },
         )
 
@@ -162,7 +162,7 @@ class DriftReports:
             if entry := self._confirmations.entries.get(written.container_id):
                 entry.is_abandoned = False
         for correction in abandoned:
-            entry = self._confirmations.entry(correction.container_id)
+            entry = self._confirmations.get_entry(correction.container_id)
             if entry.is_abandoned:
                 continue
             entry.is_abandoned = True
@@ -182,10 +182,10 @@ class DriftReports:
     def report_repaired(self, drifts: Sequence[Drift]) -> None:
         """Count and log repaired drift."""
         self._metrics.drift_repaired.inc(len(drifts))
-        now = self._clock.monotonic()
+        time_s = self._clock.monotonic()
         for repaired in drifts:
-            entry = self._confirmations.entry(repaired.container_id)
-            entry.tries = (*entry.recent_tries(now), now)
+            entry = self._confirmations.get_entry(repaired.container_id)
+            entry.tries = (*entry.recent_tries(time_s), time_s)
             entry.finding, entry.is_without_effect = "", False
         _log_each(log.info, "drift repaired", "more drift repaired", drifts)
 
@@ -196,7 +196,7 @@ class DriftReports:
         """
         new_corrections = list[Drift]()
         for correction in corrections:
-            entry = self._confirmations.entry(correction.container_id)
+            entry = self._confirmations.get_entry(correction.container_id)
             if entry.is_without_effect:
                 continue
             entry.is_without_effect = True
@@ -265,9 +265,11 @@ class Reconciler:
                         await clock.sleep(LOOP_POLL_INTERVAL_S)
                         confirmations.wake.set()
                         continue
-                    written, self._written = self._written, set()
-                    drifts = parse_duration(self._in_force.config.reconcile.interval) > 0
-                    await self._run_round({*confirmations.required(), *(written if drifts else ())})
+                    targets, written = set(confirmations.required_ids()), self._written
+                    self._written = set()
+                    if parse_duration(self._in_force.config.reconcile.interval) > 0:
+                        targets |= written
+                    await self._run_round(targets)
                     cost_s = clock.monotonic() - start_time
                     await clock.sleep(max(WRITE_CHECK_INTERVAL_S, CHECK_REST_RATIO * cost_s))
             finally:
@@ -309,7 +311,8 @@ class Reconciler:
             if containers.is_settled(i)
         ]  # fmt: skip
         confirmations = self._confirmations
-        required = confirmations.take(tuple(confirmations.entries) if targets is None else targets)
+        taken_ids = confirmations.entries if targets is None else targets
+        required = confirmations.take_required(tuple(taken_ids))
         due_at = {i: required[i] for i in ids if i in required}
         starts = dict.fromkeys(ids, current.clock.time()) | due_at
         result = await self._observe_cgroups(ids)
@@ -320,8 +323,8 @@ class Reconciler:
         if targets is None:
             containers.unconfirmed_ids.clear()
             self._report_blindness(result.cgroup_count)
-            now = current.clock.monotonic()
-            confirmations.retain_drifting(set(suspects), current.state.allocations, now)
+            time_s = current.clock.monotonic()
+            confirmations.retain_drifting(set(suspects), current.state.allocations, time_s)
         drifted, abandoned, writes = list[Drift](), list[Drift](), list[Drift]()
         drifts, unwritten = list[Drift](), list[Drift]()
         for start in range(0, len(suspects), WRITE_BATCH):
@@ -363,13 +366,13 @@ class Reconciler:
             The plan, the applied corrections, and those for the runtime.
         """
         settings = self._in_force.config.reconcile
-        now, count_tries = self._current.clock.monotonic(), self._confirmations.count_tries
+        time_s, count_tries = self._current.clock.monotonic(), self._confirmations.count_tries
         drifts = self._cgroups.find_corrections(container_ids)
         plan = plan_repairs(
             drifts,
             undelivered=undelivered,
             updating=self._cgroups.containers.unconfirmed_ids | {self._systemd.target_id},
-            exhausted={i for i in container_ids if count_tries(i, now) >= settings.max_repairs},
+            exhausted={i for i in container_ids if count_tries(i, time_s) >= settings.max_repairs},
             observe=self._current.observe,
             may_repair=self._runtime.is_synchronized or settings.repair_without_runtime,
         )

@@ -153,7 +153,7 @@ class Reloader(LinkObserver):
         try:
             # At once, since it applies to the containers that the runtime reports next.
             prepared = self._prepare_config(self._agent.current.machine)
-            self._apply(prepared, event="drop-in key not applied")
+            self._apply_config(prepared, event="drop-in key not applied")
         except ConfigError as error:
             self._report_unusable(error, "drop-in configuration not applied")
 
@@ -161,10 +161,10 @@ class Reloader(LinkObserver):
         """Reload the configuration, or repeat a running reload; returns its task."""
         self._is_requested = True
         if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._reload(), name="reload")
+            self._task = asyncio.create_task(self._reload_config(), name="reload")
         return self._task
 
-    async def _reload(self) -> None:
+    async def _reload_config(self) -> None:
         self._notifier.notify_reloading()
         while self._is_requested:
             self._is_requested = False
@@ -181,7 +181,7 @@ class Reloader(LinkObserver):
             else:
                 # If the machine has changed since, capacity factors may have changed, too.
                 if self._agent.current.machine is machine:
-                    self._apply(prepared)
+                    self._apply_config(prepared)
                 else:
                     self._is_requested = True
             finally:
@@ -210,7 +210,7 @@ class Reloader(LinkObserver):
         for problem in error.problems:
             log.error(event, file=error.source, problem=problem)
 
-    def _apply(self, prepared: PreparedConfig, event: str = "restart required") -> None:
+    def _apply_config(self, prepared: PreparedConfig, event: str = "restart required") -> None:
         self._metrics.record_config_reload(loaded_at=self._agent.current.clock.time())
         for key in prepared.restart:
             log.warning(event, key=key)

@@ -103,7 +103,7 @@ class PodReservations:
         failures = [a for a in unstarted if a.assigned_at <= latest_start or a.pod_uid in uids]
         for uid in sorted(uids):
             self.stop_sandbox(uid, state.pods[uid].pod_id)
-        self.release(expired_reservations(self._current.snapshot()) + failures)
+        self.release_reservations(expired_reservations(self._current.snapshot()) + failures)
         self._update_soft_ids()
         self.allow_late_starts(failures)
 
@@ -111,9 +111,9 @@ class PodReservations:
         """Release reservations of pods without a sandbox, for grants or running containers."""
         state = self._current.state
         reservations = [a for a in state.allocations.values() if a.reserved_at]
-        self.release([a for a in reservations if state.pods[a.pod_uid].stopped_at])
+        self.release_reservations([a for a in reservations if state.pods[a.pod_uid].stopped_at])
 
-    def release(self, reservations: Sequence[Allocation]) -> None:
+    def release_reservations(self, reservations: Sequence[Allocation]) -> None:
         """Release these reservations."""
         if not reservations:
             return

@@ -52,7 +52,7 @@ class DeferredRoomSearches:
         self._about: tuple[object, ...] = ()
         self._beginnings = 0
 
-    def add(self, rejected: Rejected) -> None:
+    def add_rejected(self, rejected: Rejected) -> None:
         """Continue the search for a rejected container, once for all its rejections."""
         was_empty = not self._waiting
         self._waiting[rejected.trace.pod.uid, rejected.trace.container.name] = rejected

@@ -45,7 +45,7 @@ class ContainerStarts:
         if not self._current.observe:
             if container_id in self._containers.starting:
                 self._containers.started_cgroups[container_id] = None
-            self.correct(container_id)
+            self.correct_cgroup(container_id)
 
     def on_running(self, container_id: str) -> None:
         """Record that it runs, and check its cgroup."""
@@ -79,9 +79,9 @@ class ContainerStarts:
     def correct_all(self) -> None:
         """Correct each starting container whose cgroup exists."""
         for container_id in tuple(self._containers.started_cgroups):
-            self.correct(container_id)
+            self.correct_cgroup(container_id)
 
-    def correct(self, container_id: str) -> None:
+    def correct_cgroup(self, container_id: str) -> None:
         """Write the cgroup of a starting container whose desired CPUs have changed."""
         containers = self._containers
         start = containers.starting.get(container_id)

@@ -66,7 +66,7 @@ class SystemdSync:
     async def _sync_pending_scopes(self) -> None:
         cgroups, confirmations = self._cgroups, self._confirmations
         containers = cgroups.containers
-        while (container_id := next(confirmations.required(), None)) is not None:
+        while (container_id := next(confirmations.required_ids(), None)) is not None:
             if cgroups.writer.is_write_held_up:  # their cpusets are not known yet
                 confirmations.wake.set()
                 break
@@ -79,7 +79,10 @@ class SystemdSync:
                 problem = await asyncio.to_thread(sync)
             except Exception as error:  # D-Bus errors are of several kinds
                 error_text = getattr(error, "strerror", None) or error
-                for unanswered_id in (container_id, *confirmations.take(confirmations.entries)):
+                for unanswered_id in (
+                    container_id,
+                    *confirmations.take_required(confirmations.entries),
+                ):
                     finding = f"no answer over D-Bus: {error_text}"  # each would wait as long
                     confirmations.record_finding(unanswered_id, finding)
                 break

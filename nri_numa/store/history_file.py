@@ -74,7 +74,9 @@ class RecordedDecisions(Protocol):
     def packed_traces(self) -> dict[str, tuple[PackedTrace, Allocation]]:
         """Return traces by container id, with the allocations that they explain."""
 
-    def restore(self, traces: Mapping[str, PackedTrace], rejections: tuple[Rejection, ...]) -> None:
+    def restore_records(
+        self, traces: Mapping[str, PackedTrace], rejections: tuple[Rejection, ...]
+    ) -> None:
         """Restore the records of an earlier run; only before the first event."""
 
 
@@ -203,7 +205,7 @@ class HistoryFile:
         instance, number = contents.head.get("instance"), contents.head.get("number", "")
         if instance and number.isdecimal() and int(number) <= MAX_JSON_INTEGER:
             self._notices.restore_notices(instance, notices, int(number))
-        self._history.restore(traces, tuple(reversed(rejections)))
+        self._history.restore_records(traces, tuple(reversed(rejections)))
         return damaged
 
     # --- writing ----------------------------------------------------------------------------------

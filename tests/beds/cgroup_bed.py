@@ -205,7 +205,7 @@ class DriftBed(CgroupBed):
             for container_id in self.world.live:
                 self.settle(container_id)
             self.clock += 3600
-            self.checks.take(list(self.checks.required()))
+            self.checks.take_required(list(self.checks.required_ids()))
 
     def own(self, name: str = "own", cpus: float = 2) -> None:
         """A pod with exclusive CPUs."""
@@ -214,7 +214,7 @@ class DriftBed(CgroupBed):
 
     def check(self) -> None:
         """Look at the containers for which a check is due."""
-        late = tuple(self.checks.required())
+        late = tuple(self.checks.required_ids())
         asyncio.run(self.reconciler.reconcile(late))
 
     def round(self, **keys: float) -> RoundResult:

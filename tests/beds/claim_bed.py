@@ -64,7 +64,7 @@ class ClaimBed:
             self.world.agent.current,
             sleep=self.wait,
         )
-        self.book.load()
+        self.book.load_records()
         return self.book
 
     def wait(self, seconds: float) -> None:

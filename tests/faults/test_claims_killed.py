@@ -108,7 +108,7 @@ class Place:
         try:
             for step in steps:
                 if step == "load":
-                    book.load()
+                    book.load_records()
                     told.append(sorted(book.claims))
                 elif step == "unprepare":
                     book.unprepare_claim(UID)

@@ -45,10 +45,10 @@ def test_files_follow_resizes_and_survive_processes(world: World, tmp_path: Path
     agent.current.synchronized = False  # as in a process that has just begun
     again = AssignedFiles(str(tmp_path), agent.current)
     (directory / "assigned.cpuset").write_text("stale")
-    again.refresh()
+    again.refresh_files()
     assert texts(directory)[0] == "stale"
     agent.current.synchronized = True
-    again.refresh()
+    again.refresh_files()
     assert texts(directory) == [world.has("own-app")[0] + "\n", "0\n"]
     remove_assigned_files(str(tmp_path))
     assert [*directory.iterdir()] == []
@@ -87,7 +87,7 @@ def test_a_rank_finds_the_cpus_beside_its_device(tmp_path: Path) -> None:
         "1": {"cpus": "4", "devices": devices[1]},
     }
     file.write_text("{")
-    AssignedFiles(str(tmp_path), world.agent.current).refresh()
+    AssignedFiles(str(tmp_path), world.agent.current).refresh_files()
     assert json.loads(file.read_text("utf-8"))["1"] == {"cpus": "4", "devices": {}}
 
 

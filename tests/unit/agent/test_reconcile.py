@@ -261,7 +261,7 @@ class KernelBed(CgroupBed):
         self.world.place(of, made)
         self.world.agent.post_start_container(of, made)
         self.clock += 3600
-        self.checks.take(list(self.checks.required()))
+        self.checks.take_required(list(self.checks.required_ids()))
 
     def drifts(self, name: str, said: str) -> None:
         """Round after round: found, named, not counted as repaired, and nobody blamed."""

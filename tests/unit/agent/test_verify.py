@@ -258,7 +258,7 @@ def test_what_somebody_writes_is_put_right_at_once(bed: DriftBed, interval: str)
 
     async def scenario() -> None:
         task = asyncio.create_task(bed.reconciler.run_checks())
-        await eventually(lambda: not list(bed.checks.required()))
+        await eventually(lambda: not list(bed.checks.required_ids()))
         if interval != "0":
             mistake, bed.reconciler.reconcile = bed.reconciler.reconcile, None  # type: ignore[method-assign]
             bed.tree.write("/pods/plain-app", "0-7")

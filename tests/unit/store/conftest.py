@@ -41,7 +41,9 @@ class NoticesOnly:
     def packed_traces(self) -> dict[str, tuple[PackedTrace, Allocation]]:
         return {}
 
-    def restore(self, traces: Mapping[str, PackedTrace], rejections: tuple[Rejection, ...]) -> None:
+    def restore_records(
+        self, traces: Mapping[str, PackedTrace], rejections: tuple[Rejection, ...]
+    ) -> None:
         assert not traces
         assert not rejections
 

@@ -365,7 +365,6 @@ class Agent:
         self._replace_state(state_after, outcome.change)
         unseen_starts = self.containers.replace_all(containers)
         self.starts.on_synchronized(containers)
-        self.containers.clear_pending_writes()
         if outcome.adopted:  # their pool may have been narrowed for a holder that is gone
             self.current.record_narrower_pool()
         updates, outcome = self.cgroups.write_synchronized(

@@ -48,12 +48,7 @@ MAX_LOGGED_IDS: Final = 20
 
 
 class CgroupCheckResult(msgspec.Struct, frozen=True):
-    """Result of comparing some containers with the node state.
-
-    Attributes:
-        cgroup_count: number of containers with a cgroup.
-        corrections: containers that differ from the node state.
-    """
+    """Number of containers with a cgroup, and those of them that differ from the node state."""
 
     cgroup_count: int
     corrections: tuple[Drift, ...]
@@ -61,9 +56,6 @@ class CgroupCheckResult(msgspec.Struct, frozen=True):
 
 class CgroupUpdates:
     """Writes cgroups by the node state, and requests checks of updates that may be lost.
-
-    Args:
-        writer: writes cgroups, and marks them.
 
     Attributes:
         containers: the live containers and their cgroups.

@@ -96,7 +96,7 @@ class LiveContainers:
         self.started_cgroups.pop(container_id, None)
 
     def replace_all(self, containers: Iterable[Container]) -> frozenset[str]:
-        """Replace all containers by those that run.
+        """Replace all containers by those that run, whose cgroups are all compared now.
 
         Returns:
             Containers whose creation was decided and whose start was not seen: the answer may not
@@ -105,11 +105,8 @@ class LiveContainers:
         unseen_starts = frozenset(self.starting)
         self.cgroup_places = {c.id: CgroupPlace(c.cgroups_path, c.pid) for c in containers}
         self.starting, self.started_cgroups = {}, {}
-        return unseen_starts
-
-    def clear_pending_writes(self) -> None:
-        """Forget pending writes, since all cgroups are compared now."""
         self.unconfirmed_ids, self.widening = set(), {}
+        return unseen_starts
 
     def drop_container(self, container_id: str) -> None:
         """Forget an ended container, except for its id."""

@@ -415,7 +415,7 @@ class Reconciler:
         """Write cgroups; returns the applied corrections, and those for the runtime."""
         applied, unwritten = list[Drift](), list[Drift]()
         # systemd may still undo a write, and that would not be another program's drift.
-        pending_ids = self._systemd.pending_ids()
+        pending_ids = set(self._cgroups.confirmations[WriteTarget.SYSTEMD].entries)
         outcomes = self._cgroups.apply_corrections(corrections)
         for correction in corrections:
             outcome = outcomes[correction.container_id]

@@ -86,9 +86,9 @@ class ContainerStarts:
         containers = self._containers
         start = containers.starting.get(container_id)
         allocation = self._current.state.allocations.get(container_id)
-        if start is None or container_id not in containers.started_cgroups or allocation is None:
+        if start is None or container_id not in containers.started_cgroups:
             return
-        if allocation.kind is ContainerKind.FOREIGN:
+        if allocation is None or allocation.kind is ContainerKind.FOREIGN:
             return
         desired_cpus = self._current.desired.cpuset_with_pool_restored(
             allocation, has_cpuset=bool(start.cpus)

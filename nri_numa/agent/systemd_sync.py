@@ -41,10 +41,6 @@ class SystemdSync:
         self._lock = asyncio.Lock()
         self.target_id = ""
 
-    def pending_ids(self) -> set[str]:
-        """Return containers for which systemd may have other lists than their cgroups."""
-        return set(self._confirmations.entries)
-
     async def run_systemd_sync(self) -> None:
         """Synchronize systemd until cancelled; no request waits for it."""
         wake = self._confirmations.wake

@@ -354,15 +354,12 @@ class UsageWatch:
         except (TopologyError, OSError) as error:
             self._last, self._problem = None, str(error)
             return cost
-        if not usage.cpus:
-            self._problem = f"{self._root.rstrip('/')}/proc/stat lists no CPU"
-        else:
-            self._problem = ""
-            if self._last is not None and read_at > self._last[0]:
-                seconds = read_at - self._last[0]
-                self._samples.append(
-                    sample_between(self._last[1], usage, sampled_at=self._now(), seconds=seconds)
-                )
+        self._problem = "" if usage.cpus else f"{self._root.rstrip('/')}/proc/stat lists no CPU"
+        if usage.cpus and self._last is not None and read_at > self._last[0]:
+            seconds = read_at - self._last[0]
+            self._samples.append(
+                sample_between(self._last[1], usage, sampled_at=self._now(), seconds=seconds)
+            )
         self._last = read_at, usage
         return cost
 

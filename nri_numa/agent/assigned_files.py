@@ -57,7 +57,7 @@ class AssignedFiles:
         self._nodes: dict[str, Mapping[int, AssignedNode]] = {}
         current.subscribe(self._schedule_refresh)
 
-    def extend(
+    def extend_adjustment(
         self, allocation: Allocation, container: Container, adjustment: ContainerAdjustment
     ) -> ContainerAdjustment:
         """Add the mount of a pinned container's files."""

@@ -331,7 +331,7 @@ def build_loops(
         "reconcile": reconciler.run_periodic_rounds,
         "looks": reconciler.run_checks,
         "systemd": systemd.run_systemd_sync,
-        "mover": MemoryMigrator(agent).run,
+        "mover": MemoryMigrator(agent).run_migrations,
         "kubelet's configuration": partial(
             node.kubelet.configuration.watch_config, reloader, apply_settings
         ),
@@ -343,9 +343,9 @@ def build_loops(
     if is_enabled or steering.needs_restore:
         loops["interrupts"] = partial(steering.run_steering, current, active=is_enabled)
     if config.offline_capacity.file:
-        loops["capacity from outside"] = partial(outside.run, current, apply_settings)
+        loops["capacity from outside"] = partial(outside.run_monitor, current, apply_settings)
     if link.pods.claims is not None:
         loops["DRA"] = partial(serve_claims_to_kubelet, config, link.pods.claims)
     if config.measured_capacity.mode is not StealTimeMode.OFF:
-        loops["steal"] = partial(steal.run, current, apply_settings)
+        loops["steal"] = partial(steal.run_monitor, current, apply_settings)
     return loops

@@ -77,7 +77,7 @@ class CapacityMonitor(ABC):
     def refresh_capacity(self, topology: Topology) -> bool:
         """Read the factors; True if settings differ now. Called in a thread."""
 
-    async def run(self, current: CurrentState, apply_settings: ApplySettings) -> None:
+    async def run_monitor(self, current: CurrentState, apply_settings: ApplySettings) -> None:
         """Read and apply factors until cancelled."""
         while True:
             await self.apply_capacity(current, apply_settings)

@@ -256,7 +256,9 @@ class ClaimStore:
 
     # --- the runtime's containers -----------------------------------------------------------------
 
-    def complete(self, pod: PodSandbox, container: Container) -> tuple[PodSandbox, Container]:
+    def complete_container(
+        self, pod: PodSandbox, container: Container
+    ) -> tuple[PodSandbox, Container]:
         """Add the results of its claims to a container; one without claims is unchanged."""
         named = parse_claim_variable_names(container.mentions.claims)
         if not named:
@@ -282,7 +284,7 @@ class ClaimStore:
         devices = [d for _, _, d in results]
         return with_claim_parameters(self._current.machine, pod, container, devices), container
 
-    def extend(
+    def extend_adjustment(
         self, allocation: Allocation, container: Container, base: ContainerAdjustment
     ) -> ContainerAdjustment:
         """Add files with a container's CPUs, and a variable if it has only one claim."""

@@ -43,14 +43,16 @@ FIRST_CONTAINER_DELAY_S: Final = 0.5
 class ContainerSource(Protocol):
     """Source of facts that the runtime does not report."""
 
-    def complete(self, pod: PodSandbox, container: Container) -> tuple[PodSandbox, Container]:
+    def complete_container(
+        self, pod: PodSandbox, container: Container
+    ) -> tuple[PodSandbox, Container]:
         """Return pod and container with these facts."""
 
 
 class AdjustmentExtension(Protocol):
     """Addition to the adjustment of a placed container."""
 
-    def extend(
+    def extend_adjustment(
         self, allocation: Allocation, container: Container, adjustment: ContainerAdjustment
     ) -> ContainerAdjustment:
         """Return the extended adjustment."""
@@ -150,7 +152,7 @@ class AgentHandler:
                 raise _rejection_error(answer)
             adjustment = answer.adjustment
             for extension in self._extensions:
-                adjustment = extension.extend(answer.allocation, container, adjustment)
+                adjustment = extension.extend_adjustment(answer.allocation, container, adjustment)
             return adjustment, answer.updates
 
     def update_container(
@@ -227,7 +229,7 @@ class AgentHandler:
     ) -> tuple[PodSandbox, Container]:
         """Complete pod and container from the sources."""
         for source in self._sources:
-            pod, container = source.complete(pod, container)
+            pod, container = source.complete_container(pod, container)
         return pod, container
 
     def _complete_all(

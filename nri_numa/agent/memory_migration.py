@@ -52,7 +52,7 @@ class MemoryMigrator:
         self._confirmations = agent.cgroups.confirmations[WriteTarget.PAGES]
         agent.current.subscribe(self._confirmations.wake.set)
 
-    async def run(self) -> None:
+    async def run_migrations(self) -> None:
         """Move memory until cancelled."""
         confirmations = self._confirmations
         while True:

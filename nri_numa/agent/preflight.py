@@ -45,7 +45,7 @@ from nri_numa.kubelet.configuration import DiscoveredConfig, KubeletFacts, read_
 from nri_numa.kubelet.inherited_settings import adopt_kubelet_settings, with_inherited_settings
 from nri_numa.kubelet.state_files import STATE_FILE_NAMES, KubeletStateFiles
 from nri_numa.machine.allowed import partition_sentence
-from nri_numa.machine.cgroups import CgroupReader, CgroupWriter
+from nri_numa.machine.cgroups import CgroupReader, CgroupWriter, read_text_or_empty
 from nri_numa.machine.pci import list_pci_devices
 from nri_numa.machine.sysfs import discover_topology
 from nri_numa.machine.tree import open_tree
@@ -294,10 +294,8 @@ def check_cgroup_controllers(mount: Path, root: Path = Path("/")) -> Iterator[Fi
     version = "v1" if unified is None else "v2"
     missing = [name for name in _REQUIRED_CONTROLLERS if name not in controllers]
     if unified is None and len(missing) == len(_REQUIRED_CONTROLLERS):
-        kernel_controllers = {
-            line.split("\t")[0]
-            for line in (_read_text_or_none(root / "proc/cgroups") or "").splitlines()
-        }
+        lines = read_text_or_empty(str(root / "proc/cgroups")).splitlines()
+        kernel_controllers = {line.split("\t")[0] for line in lines}
         absent = [name for name in _REQUIRED_CONTROLLERS if name not in kernel_controllers]
         yield _failed_finding(
             "cgroups",
@@ -391,7 +389,7 @@ def check_host_processes(config: AgentConfig, topology: Topology) -> Iterator[Fi
 
 def _read_effective_cpus(directory: Path) -> CPUSet:
     try:
-        return CPUSet.parse((_read_text_or_none(directory / "cpuset.cpus.effective") or "").strip())
+        return CPUSet.parse(read_text_or_empty(str(directory / "cpuset.cpus.effective")))
     except ListFormatError:
         return NO_CPUS
 
@@ -571,7 +569,7 @@ def _check_runtime_socket(
 def _read_serving_program(sock: socket.socket, root: Path) -> str:
     """Read the name of the process that listens; empty if it is unknown. See unix(7)."""
     process_id = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
-    return (_read_text_or_none(root / f"proc/{process_id}/comm") or "").strip()
+    return read_text_or_empty(str(root / f"proc/{process_id}/comm"))
 
 
 def _sends_first(sock: socket.socket) -> bool:
@@ -747,8 +745,7 @@ def _who_listens(host: str, port: int, *, tls: bool) -> str:
 
 def check_numa_balancing(root: Path = Path("/")) -> Iterator[Finding]:
     """Report automatic NUMA balancing by the kernel."""
-    mode = (_read_text_or_none(root / "proc/sys/kernel/numa_balancing") or "").strip()
-    if mode not in ("", "0"):
+    if read_text_or_empty(str(root / "proc/sys/kernel/numa_balancing")) not in ("", "0"):
         yield _passed_finding(
             "kernel",
             "automatic NUMA balancing is on; kernel.numa_balancing=0 saves pinned containers its "
@@ -765,10 +762,7 @@ def check_interrupt_steering(config: AgentConfig, root: Path = Path("/")) -> Ite
     protection = dict(_read_unit_settings(root)).get("ProtectKernelTunables", "no")
     if any(root.glob(IRQBALANCE_SOCKETS[1:])):
         yield _passed_finding("interrupts", "irqbalance runs, and exclusive CPUs are banned there")
-    elif any(
-        (_read_text_or_none(comm) or "").strip() == "irqbalance"
-        for comm in root.glob("proc/[0-9]*/comm")
-    ):
+    elif any(read_text_or_empty(str(p)) == "irqbalance" for p in root.glob("proc/[0-9]*/comm")):
         yield _warning_finding(
             "interrupts",
             f"irqbalance runs without a socket at /{IRQBALANCE_SOCKETS[1:]}, and moves "
@@ -998,9 +992,8 @@ def _check_network_namespaces(lines: list[tuple[str, str]], root: Path) -> Itera
         remedy = "systemctl edit nri-numa, with [Service] CapabilityBoundingSet=CAP_SYS_ADMIN "
         remedy += "RestrictNamespaces=net on lines of their own"
     else:
-        status = dict(
-            _PROC_STATUS_PATTERN.findall(_read_text_or_none(root / "proc/self/status") or "")
-        )
+        text = read_text_or_empty(str(root / "proc/self/status"))
+        status = dict(_PROC_STATUS_PATTERN.findall(text))
         # For another user than root, what the agent may do is not known.
         allowed = status.get("Uid") != "0" or bool(int(status["CapEff"], 16) >> _CAP_SYS_ADMIN & 1)
         subject = "this container"

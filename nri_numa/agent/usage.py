@@ -116,7 +116,7 @@ class ContainerScan(ABC, Generic[ReadingT]):
             },
         )
 
-    async def run(self) -> None:
+    async def run_watch(self) -> None:
         """Run rounds until cancelled."""
         while True:
             start = self._clock.monotonic()
@@ -330,7 +330,7 @@ class UsageWatch:
         self._problem = "not read yet"
         self._turn = asyncio.Semaphore(MAX_MEASUREMENTS)
 
-    async def run(self) -> None:
+    async def run_watch(self) -> None:
         """Sample until cancelled."""
         while True:
             cost = await self.take_sample()
@@ -484,4 +484,4 @@ class UsageWatches(msgspec.Struct, frozen=True):
     def start_watches(self) -> list[asyncio.Task[None]]:
         """Start the watches in the running loop."""
         running = (self.usage, self.memory, self.cpu_waiting)
-        return [asyncio.create_task(watch.run()) for watch in running if watch is not None]
+        return [asyncio.create_task(watch.run_watch()) for watch in running if watch is not None]

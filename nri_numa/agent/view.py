@@ -342,7 +342,6 @@ class LiveView:
         """Return the node for a scrape; `nri_numa.observe.metrics.Metrics.snapshot`."""
         node = self._agent.current.snapshot()
         state, topology = node.state, node.machine.topology
-        written = self._agent.current.store.written_at
         memory, cpu_waiting = self._watches.memory, self._watches.cpu_waiting
         return MetricsSnapshot(
             numa_nodes=numa_node_samples(node),
@@ -351,7 +350,7 @@ class LiveView:
             state=state,
             shared_pool_cpus=len(node.pool),
             offline_cpus=len(topology.present - topology.online),
-            checkpoint_written=written,
+            checkpoint_written=self._agent.current.store.written_at,
             checkpoint_failing=bool(self._agent.current.store.write_problem),
             ready=self.readiness().ready,
             observe=self._agent.current.observe,

@@ -217,7 +217,9 @@ class DeviceWatch(PodObserver):
         """Forget a removed pod."""
         self._pods.pop(pod_id, None)
 
-    def complete(self, pod: PodSandbox, container: Container) -> tuple[PodSandbox, Container]:
+    def complete_container(
+        self, pod: PodSandbox, container: Container
+    ) -> tuple[PodSandbox, Container]:
         """Return the container with its known devices."""
         devices = self.known_container_devices(pod.id, container.name, container.mentions)
         return pod, devices.apply_to(container)

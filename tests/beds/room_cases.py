@@ -66,7 +66,7 @@ def migrated_notices(
         world.agent.current.clock = clock
         mover = MemoryMigrator(world.agent)
         world.agent.containers.moves_memory = True
-        work = asyncio.create_task(mover.run())
+        work = asyncio.create_task(mover.run_migrations())
         for _ in range(100):
             world.agent.current.notify()
             await asyncio.sleep(0.002)

@@ -35,7 +35,7 @@ def test_files_follow_resizes_and_survive_processes(world: World, tmp_path: Path
     files = AssignedFiles(str(tmp_path), agent.current)
     world.place(pod("own", OWN), wants=resources(2, 1))
     own = world.allocation("own-app")
-    mounts = files.extend(own, world.live["own-app"], NO_ADJUSTMENT).mounts
+    mounts = files.extend_adjustment(own, world.live["own-app"], NO_ADJUSTMENT).mounts
     directory = Path(dict(mounts)[CONTAINER_MOUNT_PATH])
     assert texts(directory) == ["0-1\n", "0\n"]
     assert directory.stat().st_mode & 0o777 == 0o755, "any user of the container may look"
@@ -73,7 +73,7 @@ def test_a_rank_finds_the_cpus_beside_its_device(tmp_path: Path) -> None:
     made = replace(container(of, wants=resources(4, 1)), devices=(gpus,))
     world.place(of, made)
     files = AssignedFiles(str(tmp_path), world.agent.current)
-    mounts = files.extend(world.allocation("job-app"), made, NO_ADJUSTMENT).mounts
+    mounts = files.extend_adjustment(world.allocation("job-app"), made, NO_ADJUSTMENT).mounts
     file = Path(dict(mounts)[CONTAINER_MOUNT_PATH]) / "assigned.json"
     devices = [{"nvidia.com/gpu": ["GPU-a", "GPU-ä"]}, {"nvidia.com/gpu": ["GPU-b", "GPU-ä"]}]
     assert json.loads(file.read_text("utf-8")) == {
@@ -100,4 +100,4 @@ def test_who_is_not_pinned_or_has_no_place_starts_without(world: World, tmp_path
     world.place(outside, container(outside, wants=resources(1, 1), id="../odd"))
     for allocation in world.agent.current.state.allocations.values():
         made = world.live[allocation.container_id]
-        assert files.extend(allocation, made, NO_ADJUSTMENT) is NO_ADJUSTMENT
+        assert files.extend_adjustment(allocation, made, NO_ADJUSTMENT) is NO_ADJUSTMENT

@@ -161,7 +161,7 @@ def test_a_round_rests_for_what_it_costs_and_keeps_its_interval(
     monkeypatch.setattr(bed.timing, "sleep", sleep)
     monkeypatch.setattr(bed.timing, "cpu_time", lambda: next(looks) * cost)
     with pytest.raises(asyncio.CancelledError):
-        asyncio.run(bed.memory.run())
+        asyncio.run(bed.memory.run_watch())
     assert taken == pytest.approx(rests)
 
 

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from nri_numa import config as configuration
 from nri_numa.agent.agent import GrantSource
 from nri_numa.agent.capacity import CapacityFactors
 from nri_numa.agent.current_state import CurrentState
@@ -206,7 +205,7 @@ class KubeletConfigWatch:
         self._root, self._read, self._capacity = kubelet_root, read, capacity
         self._said: frozenset[str] = frozenset()
         self.discovered = DiscoveredConfig()
-        self.adopted: AdoptedSettings | None = None
+        self.adopted = AdoptedSettings(settings=Settings())
 
     def read_config(self, config: AgentConfig) -> bool:
         """Read the kubelet's configuration; True if it changed.
@@ -224,23 +223,15 @@ class KubeletConfigWatch:
 
     def settings_with_kubelet_config(self, config: AgentConfig, topology: Topology) -> Settings:
         """Return the settings with the inherited ones; any thread may call this."""
-        settings = configuration.derive_settings(config)
-        facts = self.discovered.facts
-        self.adopted = (
-            None if facts is None else adopt_kubelet_settings(settings, config, facts, topology)
-        )
-        if self.adopted is not None:
-            settings = self.adopted.settings
-        if self._capacity is not None:
-            settings = self._capacity.apply_to_settings(settings, topology)
-        return settings
+        self.adopted = adopted = adopt_kubelet_settings(config, self.discovered.facts, topology)
+        if self._capacity is None:
+            return adopted.settings
+        return self._capacity.apply_to_settings(adopted.settings, topology)
 
     def report_config(self) -> None:
         """Log inherited settings, differences and problems, each once."""
-        adopted = self.adopted
-        inherited = adopted.adopted if adopted else ()
-        problems = (*(adopted.differences if adopted else ()), *self.discovered.problems)
-        file = self.discovered.path
+        inherited, file = self.adopted.adopted, self.discovered.path
+        problems = (*self.adopted.differences, *self.discovered.problems)
         for sentence in dict.fromkeys(inherited):
             if sentence not in self._said:
                 log.info("kubelet setting inherited", setting=sentence, file=file)

@@ -922,10 +922,9 @@ def _check_next_kubelet_start(files: KubeletStateFiles, facts: KubeletFacts) -> 
 def _check_settings_against_kubelet(
     config: AgentConfig, topology: Topology | None, kubelet_config: DiscoveredConfig
 ) -> Iterator[Finding]:
-    if topology is None or kubelet_config.facts is None:
+    if topology is None:
         return
-    settings = derive_settings(config)
-    adopted = adopt_kubelet_settings(settings, config, kubelet_config.facts, topology)
+    adopted = adopt_kubelet_settings(config, kubelet_config.facts, topology)
     for difference in adopted.differences:
         yield _warning_finding(
             "kubelet",

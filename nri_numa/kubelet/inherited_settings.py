@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import msgspec
 from msgspec.structs import replace
 
-from nri_numa.config import AgentConfig, derive_kubelet_rules
+from nri_numa.config import AgentConfig, derive_kubelet_rules, derive_settings
 from nri_numa.engine.cpus.index import build_allocator_index
 from nri_numa.engine.cpus.orders import take_packed
 from nri_numa.engine.place.memory import hugepages_resource_name
@@ -80,9 +80,15 @@ class AdoptedSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def adopt_kubelet_settings(
-    settings: Settings, config: AgentConfig, facts: KubeletFacts, topology: Topology
+    config: AgentConfig, facts: KubeletFacts | None, topology: Topology
 ) -> AdoptedSettings:
-    """Inherit settings from the kubelet's configuration where ``config`` does not set them."""
+    """Derive settings, inherited from the kubelet's configuration where ``config`` has none.
+
+    None is inherited without ``facts``.
+    """
+    settings = derive_settings(config)
+    if facts is None:
+        return AdoptedSettings(settings=settings)
     inherited: list[str] = []
     differences: list[str] = list(_double_pinning_problems(config, facts))
     reserved_cpus, source = _kubelet_reserved_cpus(facts, topology)

@@ -230,15 +230,15 @@ class KubeletConfigWatch:
 
     def report_config(self) -> None:
         """Log inherited settings, differences and problems, each once."""
-        inherited, file = self.adopted.adopted, self.discovered.path
-        problems = (*self.adopted.differences, *self.discovered.problems)
-        for sentence in dict.fromkeys(inherited):
+        adopted, file = self.adopted, self.discovered.path
+        problems = (*adopted.differences, *self.discovered.problems)
+        for sentence in dict.fromkeys(adopted.adopted):
             if sentence not in self._said:
                 log.info("kubelet setting inherited", setting=sentence, file=file)
         for problem in dict.fromkeys(problems):
             if problem not in self._said:
                 log.warning("kubelet configuration problem found", problem=problem, file=file)
-        self._said = frozenset((*inherited, *problems))
+        self._said = frozenset((*adopted.adopted, *problems))
 
     async def watch_config(self, in_force: ConfigInForce, apply_settings: ApplySettings) -> None:
         """Read it every few seconds and apply changes, until cancelled."""

@@ -739,6 +739,7 @@ def kubelet_document(agent: Agent, kubelet: KubeletSync) -> shown.KubeletDocumen
     Any thread may call this, since all inputs are replaced as a whole.
     """
     grants, configuration = agent.current.state.kubelet, kubelet.configuration
+    adopted = configuration.adopted
     return shown.KubeletDocument(
         cpu_policy=grants.cpu_policy,
         memory_policy=grants.memory_policy,
@@ -749,8 +750,8 @@ def kubelet_document(agent: Agent, kubelet: KubeletSync) -> shown.KubeletDocumen
         conflicts=tuple(conflict for _, conflict in sorted(kubelet.conflicts.items())),
         problems=(*kubelet.files.problems, *configuration.discovered.problems),
         configuration=configuration.discovered.path,
-        inherited=configuration.adopted.adopted,
-        differences=configuration.adopted.differences,
+        inherited=adopted.adopted,
+        differences=adopted.differences,
     )
 
 

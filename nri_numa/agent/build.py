@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -31,7 +31,7 @@ from nri_numa.agent.links import (
     runtime_lock_socket,
 )
 from nri_numa.agent.loop import Clock, LoopMonitor
-from nri_numa.agent.memory_migration import MemoryMigrator
+from nri_numa.agent.memory_migration import MemoryMigrator, can_move_memory
 from nri_numa.agent.reconcile import Reconciler
 from nri_numa.agent.reload import (
     MachineReloader,
@@ -53,7 +53,7 @@ from nri_numa.errors import ConfigError
 from nri_numa.kubelet.configuration import registered_node_name
 from nri_numa.kubelet.state_files import KubeletStateFiles
 from nri_numa.machine import hotplug
-from nri_numa.machine.cgroups import SystemdScopes, read_text_or_empty
+from nri_numa.machine.cgroups import CgroupReader, CgroupWriter, SystemdScopes, read_text_or_empty
 from nri_numa.machine.sysfs import discover_topology
 from nri_numa.model.machine import Topology
 from nri_numa.nri.link import LinkSettings, NRILink, PreinstalledConnection
@@ -161,6 +161,26 @@ def _load_checkpoint(
         metrics.checkpoint_errors.inc()
         log.warning("checkpoint problem found", problem=problem)
     return state, key
+
+
+# --- The agent ------------------------------------------------------------------------------------
+
+MAX_DECIDED_REQUESTS: Final = 1024
+"""Requests stored for spans, about a megabyte: `nri-numa publish` reads them within 2 s."""
+
+
+def build_agent(config: AgentConfig, node: NodeParts, metrics: Metrics, *, over_cri: bool) -> Agent:
+    """Build the agent over the node's state; over CRI short starts are not reported."""
+    writer = CgroupWriter(CgroupReader(config.cgroup_root))
+    return Agent(
+        node.current,
+        writer,
+        metrics,
+        kubelet=node.kubelet,
+        moves_memory=can_move_memory(writer.reader),
+        sees_starts=not over_cri,
+        max_decided_requests=MAX_DECIDED_REQUESTS if config.publish.otlp_endpoint else 0,
+    )
 
 
 def restore_history(config: AgentConfig, node: NodeParts, agent: Agent) -> HistoryFile:

@@ -173,31 +173,32 @@ class Agent:
                 return decision
             outcome = next(iter(problems.values()))
         else:
-            outcome = self._apply_moves(decision, rejected.trace.pod)
+            self._replace_state(decision.state, decision.change, rejected.trace.pod)
+            outcome = self._apply_moves(node.state, decision)
         if isinstance(outcome, str):
             return replace(rejected, room_text=f"no container could be moved: {outcome}")
         return replace(decision, updates=outcome)
 
     def move_for_newcomer(self, decision: Admitted) -> str:
         """Move containers for an expected one; returns the problem, or an empty text."""
-        outcome = self._apply_moves(decision)
+        state_before = self.current.state
+        self._replace_state(decision.state, decision.change)
+        outcome = self._apply_moves(state_before, decision)
         if isinstance(outcome, str):
             return outcome
         self.cgroups.request_check_of_unsent(outcome)
         return ""
 
     def _apply_moves(
-        self, decision: Admitted, pod: PodSandbox | None = None
+        self, state_before: NodeState, decision: Admitted
     ) -> tuple[ContainerUpdate, ...] | str:
-        """Apply a decision with moves, or undo all of it if one cannot be written.
+        """Write the moves of a decision, or undo all of it if one cannot be written.
 
         Containers never overlap: others first lose the CPUs that are needed, then the moves are
         written, and only then the vacated CPUs return to the containers that share them.
 
         Returns the updates for the runtime, or the problem.
         """
-        state_before = self.current.state
-        self._replace_state(decision.state, decision.change, pod)
         move_by_id = {m.after.container_id: m for m in reversed(decision.moves)}
         vacated_cpus = union_cpus(m.before.cpus for m in decision.moves if m.before.exclusive)
         updates = {u.container_id: u for u in decision.updates}

@@ -1,15 +1,15 @@
 """The composition root: functions that build and return the parts of the agent.
 
 What a part needs is an argument of its function, so the order is what the types allow: the node,
-the agent on it, the link above the agent, and the loops around all of them. Nothing runs yet;
-`nri_numa.agent.daemon` does that.
+the history of the agent on it, the link above the agent, and the loops around all of them. Nothing
+runs yet; `nri_numa.agent.daemon` does that, and the agent builds its own parts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -20,7 +20,7 @@ from nri_numa.agent.assigned_files import AssignedFiles
 from nri_numa.agent.capacity import CapacityFactors, ExternalCapacity, StealWatch
 from nri_numa.agent.claims import ClaimStore, serve_claims_to_kubelet
 from nri_numa.agent.current_state import CurrentState
-from nri_numa.agent.handler import AgentHandler, PendingPods
+from nri_numa.agent.handler import AgentHandler
 from nri_numa.agent.interrupts import InterruptSteering
 from nri_numa.agent.kubelet_sync import KubeletConfigWatch, KubeletSync
 from nri_numa.agent.links import (
@@ -31,7 +31,8 @@ from nri_numa.agent.links import (
     runtime_lock_socket,
 )
 from nri_numa.agent.loop import Clock, LoopMonitor
-from nri_numa.agent.memory_migration import MemoryMigrator, can_move_memory
+from nri_numa.agent.memory_migration import MemoryMigrator
+from nri_numa.agent.pod_observers import PendingPods, UnmatchedAnnotations
 from nri_numa.agent.reconcile import Reconciler
 from nri_numa.agent.reload import (
     MachineReloader,
@@ -43,7 +44,6 @@ from nri_numa.agent.reload import (
 from nri_numa.agent.runtime_lock import RuntimeLock
 from nri_numa.agent.serving import HTTPThread
 from nri_numa.agent.systemd_sync import SystemdSync
-from nri_numa.agent.unmatched_annotations import UnmatchedAnnotations
 from nri_numa.config import AgentConfig, InternalErrorAnswer, parse_plugin_index
 from nri_numa.config.sections import StealTimeMode
 from nri_numa.dra.handover import ClaimFileRequester
@@ -53,7 +53,7 @@ from nri_numa.errors import ConfigError
 from nri_numa.kubelet.configuration import registered_node_name
 from nri_numa.kubelet.state_files import KubeletStateFiles
 from nri_numa.machine import hotplug
-from nri_numa.machine.cgroups import CgroupReader, CgroupWriter, SystemdScopes, read_text_or_empty
+from nri_numa.machine.cgroups import SystemdScopes, read_text_or_empty
 from nri_numa.machine.sysfs import discover_topology
 from nri_numa.model.machine import Topology
 from nri_numa.nri.link import LinkSettings, NRILink, PreinstalledConnection
@@ -161,26 +161,6 @@ def _load_checkpoint(
         metrics.checkpoint_errors.inc()
         log.warning("checkpoint problem found", problem=problem)
     return state, key
-
-
-# --- The agent ------------------------------------------------------------------------------------
-
-MAX_DECIDED_REQUESTS: Final = 1024
-"""Requests stored for spans, about a megabyte: `nri-numa publish` reads them within 2 s."""
-
-
-def build_agent(config: AgentConfig, node: NodeParts, metrics: Metrics, *, over_cri: bool) -> Agent:
-    """Build the agent over the node's state; over CRI short starts are not reported."""
-    writer = CgroupWriter(CgroupReader(config.cgroup_root))
-    return Agent(
-        node.current,
-        writer,
-        metrics,
-        kubelet=node.kubelet,
-        moves_memory=can_move_memory(writer.reader),
-        sees_starts=not over_cri,
-        max_decided_requests=MAX_DECIDED_REQUESTS if config.publish.otlp_endpoint else 0,
-    )
 
 
 def restore_history(config: AgentConfig, node: NodeParts, agent: Agent) -> HistoryFile:

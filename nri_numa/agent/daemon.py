@@ -20,7 +20,6 @@ from nri_numa.agent.build import (
     LinkParts,
     LoopFunction,
     NodeParts,
-    build_agent,
     build_link,
     build_loops,
     build_node,
@@ -34,8 +33,10 @@ from nri_numa.agent.loop import (
     collect_generation,
     new_monitored_loop,
 )
+from nri_numa.agent.memory_migration import can_move_memory
 from nri_numa.config import AgentConfig, parse_duration
 from nri_numa.errors import StateDirectoryBusy, TopologyError
+from nri_numa.machine.cgroups import CgroupReader, CgroupWriter
 from nri_numa.nri.link import preinstalled_from_environment
 from nri_numa.observe import logs
 from nri_numa.observe.metrics import Metrics
@@ -53,6 +54,8 @@ ROUNDS_BETWEEN_HISTORY_SAVES: Final = 10
 """Rounds between two saves of new history."""
 LOOP_GAP_SAMPLES: Final = 120
 """Rounds that the recent longest gap of the event loop is taken over."""
+MAX_DECIDED_REQUESTS: Final = 1024
+"""Requests stored for spans, about a megabyte: `nri-numa publish` reads them within 2 s."""
 ROUNDS_BETWEEN_RESYNCHRONIZES: Final = 15
 """Rounds between two one-shot synchronizations if launched plugins get none."""
 
@@ -201,7 +204,16 @@ def build_daemon(
     launched = preinstalled_from_environment(os.environ)
     over_cri = is_reached_over_cri(config, launched=launched is not None)
     restored_count = len(node.current.state.allocations)
-    agent = build_agent(config, node, metrics, over_cri=over_cri)
+    writer = CgroupWriter(CgroupReader(config.cgroup_root))
+    agent = Agent(
+        node.current,
+        writer,
+        metrics,
+        kubelet=node.kubelet,
+        moves_memory=can_move_memory(writer.reader),
+        sees_starts=not over_cri,
+        max_decided_requests=MAX_DECIDED_REQUESTS if config.publish.otlp_endpoint else 0,
+    )
     history_file = restore_history(config, node, agent)
     link = build_link(config, load, node, agent, gaps, launched=launched, over_cri=over_cri)
     loops = build_loops(config, node, agent, link)

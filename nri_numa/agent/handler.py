@@ -7,7 +7,6 @@ operator chose.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Final, Protocol
 
 from nri_numa.agent.agent import Agent
@@ -20,7 +19,6 @@ from nri_numa.model.workload import (
     ContainerUpdate,
     PodSandbox,
     PodTable,
-    QoSClass,
     Resources,
 )
 from nri_numa.observe.logs import get_logger, operation
@@ -31,13 +29,6 @@ log = get_logger("nri")
 
 SLOW_ANSWER_S: Final = 0.5
 """Seconds above which an answer is logged as slow."""
-
-PENDING_POD_TIMEOUT_S: Final = 300.0
-"""Seconds for which a pending pod is named: one whose image cannot be pulled must not keep its
-node's numbers from the scheduler without limit."""
-
-FIRST_CONTAINER_DELAY_S: Final = 0.5
-"""Seconds in which the first container follows if its image is present."""
 
 
 class ContainerSource(Protocol):
@@ -278,52 +269,3 @@ class AgentHandler:
 def _rejection_error(rejected: Rejected) -> RequestRejected:
     """Build the error that the pod's author will read: one printable line."""
     return RequestRejected(escape_unprintable(f"{rejected.reason}: {rejected.message}"))
-
-
-class PendingPods(PodObserver):
-    """Guaranteed pods on this node without a created container.
-
-    A scheduler that works by a NodeResourceTopology drops what it reserved for pods of a node when
-    the object names the pods that it counts itself, and it counts none that is still Pending. A pod
-    whose image is being pulled is charged nowhere: if it were not named either, its CPUs would be
-    allocated twice. Its sandbox runs before images are pulled, so from then on it is named
-    (docs/adr/0047-one-document-for-schedulers.md).
-    """
-
-    def __init__(self, agent: Agent) -> None:
-        self._current, self._clock = agent.current, agent.current.clock
-        # By sandbox: start time, namespace, name.
-        self._pods: dict[str, tuple[float, str, str]] = {}
-
-    def on_run_pod(self, pod: PodSandbox) -> None:
-        """Add the pod if it is Guaranteed."""
-        if pod.qos is QoSClass.GUARANTEED:
-            self._pods[pod.id] = self._clock.monotonic(), pod.namespace, pod.name
-            self._clock.call_later(
-                FIRST_CONTAINER_DELAY_S, partial(self._notify_if_pending, pod.id)
-            )
-
-    def _notify_if_pending(self, sandbox: str) -> None:
-        if sandbox in self._pods:
-            self._current.notify()
-
-    def on_decided(self, pod_id: str) -> None:
-        """Drop the pod, since a container of it was decided about."""
-        self._pods.pop(pod_id, None)
-
-    on_stop_pod = on_decided
-
-    def on_remove_pod(self, pod_id: str, uid: str) -> None:
-        """Drop a removed pod; over CRI no stop was reported."""
-        self.on_decided(pod_id)
-
-    def on_synchronize(self, pods: PodTable, containers: Sequence[Container]) -> None:
-        """Drop sandboxes that are gone."""
-        for pod_id in self._pods.keys() - pods.uids.keys():
-            self.on_decided(pod_id)
-
-    def pod_names(self) -> list[tuple[str, str]]:
-        """Return namespace and name of each pod; any thread may call this."""
-        oldest = self._clock.monotonic() - PENDING_POD_TIMEOUT_S
-        # A copy in one step: the runtime's requests change it meanwhile.
-        return [(space, name) for t, space, name in tuple(self._pods.values()) if t > oldest]

@@ -48,9 +48,9 @@ from nri_numa.web import responses as shown
 
 if TYPE_CHECKING:
     from nri_numa.agent.capacity import StealWatch
-    from nri_numa.agent.handler import PendingPods
     from nri_numa.agent.late_starts import LateStarts
     from nri_numa.agent.links import LinkStatus, NodeDevices
+    from nri_numa.agent.pod_observers import PendingPods
     from nri_numa.devices.counts import CountsOrReason
     from nri_numa.kubelet.configuration import KubeletFacts
 

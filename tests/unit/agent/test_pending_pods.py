@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nri_numa.agent.agent import Agent
-from nri_numa.agent.handler import PENDING_POD_TIMEOUT_S, PendingPods
+from nri_numa.agent.pod_observers import PENDING_POD_TIMEOUT_S, PendingPods
 from nri_numa.agent.view import zones_document
 from nri_numa.engine.desired import NodeSnapshot
 from nri_numa.model.workload import Container, PodSandbox, PodTable, QoSClass

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.agent import unmatched_annotations
+from nri_numa.agent import pod_observers
 from nri_numa.agent.agent import Agent
-from nri_numa.agent.unmatched_annotations import SETTLED_AFTER_S, UnmatchedAnnotations
+from nri_numa.agent.pod_observers import SETTLED_AFTER_S, UnmatchedAnnotations
 from nri_numa.model.workload import PodSandbox, PodTable
 from tests.beds.agent_bed import AgentBed
 from tests.beds.world import PREFIX, pod
@@ -100,7 +100,7 @@ def test_pods_whose_names_all_come_are_no_news(
 
 
 def test_there_is_an_end_of_pods(bed: UnmatchedBed, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unmatched_annotations, "_MAX_PODS_WITH_PENDING_NAMES", 3)
+    monkeypatch.setattr(pod_observers, "_MAX_PODS_WITH_PENDING_NAMES", 3)
     pods = [pod(f"p{n}", {"numacpu.x": "1"}) for n in range(5)]
     for one in pods:
         bed.watch.on_container(one, "app")

@@ -51,7 +51,7 @@ from nri_numa.engine.request.demand import (
 )
 from nri_numa.engine.request.options import PlacementOptions
 from nri_numa.engine.state import NO_CHARGE, Charge
-from nri_numa.kube.requests import annotations_of, mapping_or_empty
+from nri_numa.kube.requests import annotations_of, mapping_or_empty, section_of
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.reasons import Rejection
 from nri_numa.model.workload import (
@@ -83,23 +83,19 @@ class PodReader:
     """
 
     def __init__(self, config: AgentConfig) -> None:
+        self.prefix = config.annotation_prefix
         self._settings, self._counted = derive_settings(config), slots_resource(config)
         self._claims = config.dra.enabled
         self._known: dict[str, tuple[str, PodRequest]] = {}
 
-    @property
-    def prefix(self) -> str:
-        """Prefix of annotations and attributes, as on the nodes."""
-        return self._settings.prefix
-
     def read_pod_request(self, document: Mapping[str, Any]) -> PodRequest:
         """Read a pod's request; an unreadable pod has an empty or an invalid one."""
-        metadata = mapping_or_empty(document.get("metadata"))
+        metadata = section_of(document, "metadata")
         uid, version = str(metadata.get("uid", "")), str(metadata.get("resourceVersion", ""))
         entry = self._known.get(uid)
         if entry is not None and version and entry[0] == version:
             return entry[1]
-        request = self._decode_pod_request(document, metadata)
+        request = self._decode_pod_request(document)
         if uid:
             if len(self._known) >= _MAX_CACHED_PODS:
                 self._known.clear()
@@ -120,12 +116,9 @@ class PodReader:
 
         Without exclusive CPUs it has one shared CPU; the policy is one of `POLICY_NAMES`.
         """
-        prefix = self._settings.prefix
         amounts = {"cpu": str(cpus or 1), **({"memory": str(memory)} if memory else {})}
-        annotations = {
-            f"{prefix}/policy": policy,
-            **({f"{prefix}/cpus": "exclusive"} if cpus else {}),
-        }
+        exclusive = {f"{self.prefix}/cpus": "exclusive"} if cpus else {}
+        annotations = {f"{self.prefix}/policy": policy, **exclusive}
         resources = {"requests": amounts, "limits": amounts}
         return self.read_pod_request(
             {
@@ -136,13 +129,12 @@ class PodReader:
 
     def scheduled_numa_nodes(self, document: Mapping[str, Any]) -> dict[str, NUMASet]:
         """Read the NUMA nodes by container from a pod's annotation; empty without one."""
-        annotations, prefix = annotations_of(document), self._settings.prefix
-        text = written_annotation(annotations, prefix, SCHEDULED_NODES_KEY)
+        text = written_annotation(annotations_of(document), self.prefix, SCHEDULED_NODES_KEY)
         return (parse_scheduled_nodes(text) if isinstance(text, str) else None) or {}
 
     def assigned_numa_nodes(self, document: Mapping[str, Any]) -> dict[str, NUMASet]:
         """Read the memory nodes by container that the publisher wrote; empty without them."""
-        text = annotations_of(document).get(f"{self._settings.prefix}/{ASSIGNED_KEY}")
+        text = annotations_of(document).get(f"{self.prefix}/{ASSIGNED_KEY}")
         try:
             entries = mapping_or_empty(msgspec.json.decode(text)) if isinstance(text, str) else {}
             return {
@@ -152,11 +144,9 @@ class PodReader:
         except (ValueError, RecursionError):
             return {}
 
-    def _decode_pod_request(
-        self, document: Mapping[str, Any], metadata: Mapping[str, Any]
-    ) -> PodRequest:
+    def _decode_pod_request(self, document: Mapping[str, Any]) -> PodRequest:
         try:
-            spec = mapping_or_empty(document.get("spec"))
+            spec = section_of(document, "spec")
             listed = [spec.get(key) for key in ("containers", "initContainers")]
             count = sum(len(c) for c in listed if isinstance(c, list))
             if count > _MAX_POD_CONTAINERS:
@@ -164,10 +154,9 @@ class PodReader:
                 raise ManifestError((problem,))
             pod = read_pod(document, slots_resource=self._counted)
         except (ManifestError, RecursionError, OverflowError) as error:
-            prefix = f"{self._settings.prefix}/"
-            has_annotation = any(
-                prefix in str(name) for name in mapping_or_empty(metadata.get("annotations"))
-            )
+            metadata = section_of(document, "metadata")
+            names = map(str, annotations_of(document))
+            has_annotation = any(f"{self.prefix}/" in name for name in names)
             return PodRequest(
                 uid=str(metadata.get("uid", "")),
                 namespace=str(metadata.get("namespace", "")),
@@ -191,7 +180,7 @@ class PodReader:
         for manifest in pod.containers[:MAX_EXPECTED_CONTAINERS]:
             if self._claims and manifest.claims:
                 continue
-            container = container_of(pod, manifest, 0, f"{settings.prefix}/{SLOTS_KEY}")
+            container = container_of(pod, manifest, 0, f"{self.prefix}/{SLOTS_KEY}")
             is_init, memory = manifest.role is ContainerRole.INIT, manifest.requests.memory or 0
             requested = resolve_placement_options(settings, sandbox, container)
             requested = complete_options(settings, sandbox, container, requested)

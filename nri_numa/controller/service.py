@@ -236,7 +236,7 @@ class ControllerService:
         self.lease = Lease(
             LEASE_NAME,
             read_pod_namespace(section.credentials_dir),
-            self._api.execute,
+            self._api.execute_request,
             address=reachable_address(self._address),
             clock=clock,
         )
@@ -352,7 +352,7 @@ class ControllerService:
                     group.create_task(query.run())
         finally:
             await self.server.stop()
-            await self.lease.release()
+            await self.lease.release_lease()
             await self._api.close()
 
     def unfinished_work_fields(self) -> dict[str, object]:

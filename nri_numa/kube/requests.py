@@ -80,7 +80,7 @@ class Resource(Enum):
         return self.value[0]
 
     @property
-    def plural(self) -> str:
+    def plural_name(self) -> str:
         """Name in RBAC rules."""
         return self.value[2]
 
@@ -122,13 +122,15 @@ class APIRequest:
     @property
     def target_text(self) -> str:
         """Object of the request, for log lines."""
-        return "/".join(part for part in (self.resource.plural, self.namespace, self.name) if part)
+        return "/".join(
+            part for part in (self.resource.plural_name, self.namespace, self.name) if part
+        )
 
     @property
     def url_path(self) -> str:
         """Path and parameters."""
         # A new object is named in its body, a subresource in the path.
-        named = self.verb is not Verb.CREATE or "/" in self.resource.plural
+        named = self.verb is not Verb.CREATE or "/" in self.resource.plural_name
         path = self.resource.object_or_list_path(self.namespace, self.name if named else "")
         return f"{path}?{urlencode({'force': 'true'})}" if self.force else path
 
@@ -206,7 +208,7 @@ def classify_error(request: APIRequest, error: KubeError) -> Outcome:
         else:
             remedy = (
                 f"; a ClusterRole of its service account lacks apiGroups "
-                f"[{request.resource.api_group!r}], resources [{request.resource.plural}], "
+                f"[{request.resource.api_group!r}], resources [{request.resource.plural_name}], "
                 f"verbs [{request.verb}]"
             )
     elif (
@@ -301,7 +303,7 @@ class KubeClient(Protocol):
     async def close(self) -> None:
         """Close the connections; the next request reads the credentials again."""
 
-    async def execute(self, request: APIRequest) -> Outcome:
+    async def execute_request(self, request: APIRequest) -> Outcome:
         """Execute one request; every failure is a value."""
         path = request.url_path
         try:
@@ -342,7 +344,7 @@ class KubeClient(Protocol):
         while True:
             url = f"{path}?{urlencode(query)}"
             page = await self.request_json("GET", url, accept=accept, seconds=LIST_PAGE_TIMEOUT_S)
-            metadata = mapping_or_empty(page.get("metadata"))
+            metadata = section_of(page, "metadata")
             yield metadata, _decode_items(page)
             if not metadata.get("continue"):
                 return
@@ -359,14 +361,21 @@ def _decode_items(document: Mapping[str, Any]) -> list[dict[str, Any]]:
 # --- documents ------------------------------------------------------------------------------------
 
 
+def section_of(document: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
+    """Return the mapping below keys, one in the other; empty if there is none."""
+    for key in keys:
+        document = mapping_or_empty(document.get(key))
+    return document
+
+
 def annotations_of(document: Mapping[str, Any]) -> Mapping[str, str]:
     """Return the annotations of an object."""
-    return mapping_or_empty(mapping_or_empty(document.get("metadata")).get("annotations"))
+    return section_of(document, "metadata", "annotations")
 
 
 def text_in_section(document: Mapping[str, Any], section: str, key: str) -> str:
     """Return a text in a section; empty if it is no text."""
-    value = mapping_or_empty(document.get(section)).get(key)
+    value = section_of(document, section).get(key)
     return value if isinstance(value, str) else ""
 
 

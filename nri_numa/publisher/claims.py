@@ -58,7 +58,7 @@ class ClaimRequestAnswerer:
         namespace, name = question.get("namespace"), question.get("name")
         if not (isinstance(namespace, str) and isinstance(name, str) and namespace and name):
             return {"problem": "the question names no claim"}
-        outcome = await self._api.execute(
+        outcome = await self._api.execute_request(
             APIRequest(
                 output="claims",
                 verb=Verb.GET,

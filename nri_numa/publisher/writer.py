@@ -91,7 +91,7 @@ class Writer:
                     async with asyncio.timeout(pause_s if pause_s < float("inf") else None):
                         await self.wake.wait()
                 continue
-            outcome = await self._api.execute(request)
+            outcome = await self._api.execute_request(request)
             self.queue.on_outcome(request, outcome, self._clock(), self._jitter())
             self.record_outcome(request, outcome)
             self.written(request, outcome)
@@ -114,7 +114,7 @@ class Writer:
         log.debug(
             "request sent", target=request.target_text, verb=request.verb.value, result=result.value
         )
-        key = request.verb.value, request.resource.plural
+        key = request.verb.value, request.resource.plural_name
         if result in (OutcomeKind.SUCCEEDED, OutcomeKind.EXISTS):
             self._said.discard(key)
         elif result in (OutcomeKind.FORBIDDEN, OutcomeKind.INVALID, OutcomeKind.FAILED) or (

@@ -165,7 +165,7 @@ class Extender:
             Lease(
                 section.lease_name,
                 read_pod_namespace(section.credentials_dir),
-                self.lease_api.execute,
+                self.lease_api.execute_request,
                 address=reachable_address(split_address(section.address)),
                 clock=clock,
             )
@@ -486,7 +486,7 @@ class Extender:
             await server.stop()
             await self.binder.wait_for_bindings()  # the next leader must find them written
             if self.election is not None:
-                await self.election.release()
+                await self.election.release_lease()
             await self.lease_api.close()
             await self.api.close()
 

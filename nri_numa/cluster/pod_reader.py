@@ -21,6 +21,7 @@ from nri_numa.cluster.pod_request import (
     peak_request,
 )
 from nri_numa.cluster.pods import (
+    ContainerManifest,
     ContainerRole,
     PodManifest,
     container_of,
@@ -181,16 +182,14 @@ class PodReader:
             if self._claims and manifest.claims:
                 continue
             container = container_of(pod, manifest, 0, f"{self.prefix}/{SLOTS_KEY}")
-            is_init, memory = manifest.role is ContainerRole.INIT, manifest.requests.memory or 0
+            is_init = manifest.role is ContainerRole.INIT
             requested = resolve_placement_options(settings, sandbox, container)
             requested = complete_options(settings, sandbox, container, requested)
             if isinstance(requested, Rejection):
                 return _invalid_request(request, requested)
             cpus = _static_policy_cpus(sandbox, container, whole_milli)
             if cpus:
-                kubelets.append(
-                    _kubelet_request(container, is_init, memory, cpus, manifest.devices)
-                )
+                kubelets.append(_kubelet_request(container, manifest, cpus))
                 if not is_init:
                     whole_milli = whole_milli.add(Charge(cpu_milli=1000 * cpus))
             # The kubelet may pin whole CPUs, and its pins are left to it.
@@ -205,15 +204,7 @@ class PodReader:
             if isinstance(demand, Rejection):
                 return _invalid_request(request, demand)
             scopes.add(requested.scope)
-            amounts = _required_and_charged_memory(sandbox.qos, memory, demand)
-            need = _container_request(container, is_init, requested, demand, amounts)
-            if manifest.devices and requested.devices is DeviceAlignmentMode.ALIGN:
-                devices = _device_amounts(manifest.devices)
-                need = replace(
-                    need,
-                    amounts=need.amounts + devices,
-                    charged_amounts=need.charged_amounts + devices,
-                )
+            need = _container_request(sandbox.qos, manifest, requested, demand)
             containers.append(need)
             if not is_init:
                 milli = 1000 * need.exclusive_cpus or min(need.shared_milli, need.charged_milli)
@@ -258,12 +249,13 @@ def _static_policy_cpus(pod: PodSandbox, container: Container, charge: Charge) -
 
 
 def _kubelet_request(
-    container: Container, is_init: bool, memory: int, cpus: int, devices: Mapping[str, int]
+    container: Container, manifest: ContainerManifest, cpus: int
 ) -> ContainerRequest:
-    amounts = _memory_amounts(container.resources.hugepages, memory) + _device_amounts(devices)
+    memory = _memory_amounts(container.resources.hugepages, manifest.requests.memory or 0)
+    amounts = memory + _device_amounts(manifest.devices)
     return ContainerRequest(
-        container=container.name,
-        is_init=is_init,
+        container=manifest.name,
+        is_init=manifest.role is ContainerRole.INIT,
         policy=Policy.BEST_EFFORT,
         exclusive_cpus=cpus,
         amounts=amounts,
@@ -284,22 +276,25 @@ def _required_and_charged_memory(qos: QoSClass, requested: int, demand: Demand) 
 
 
 def _container_request(
-    container: Container,
-    is_init: bool,
-    requested: PlacementOptions,
-    demand: Demand,
-    memory: tuple[int, int],
+    qos: QoSClass, manifest: ContainerManifest, requested: PlacementOptions, demand: Demand
 ) -> ContainerRequest:
-    pins_memory = requested.bind is Bind.CPU_MEM and requested.numamem is None
+    aligns_devices = requested.devices is DeviceAlignmentMode.ALIGN
+    amounts = charged_amounts = _device_amounts(manifest.devices) if aligns_devices else ()
+    if requested.bind is Bind.CPU_MEM and requested.numamem is None:
+        required_bytes, charged_bytes = _required_and_charged_memory(
+            qos, manifest.requests.memory or 0, demand
+        )
+        amounts = _memory_amounts(demand.hugepages, required_bytes) + amounts
+        charged_amounts = _memory_amounts(demand.hugepages, charged_bytes) + charged_amounts
     return ContainerRequest(
-        container=container.name,
-        is_init=is_init,
+        container=manifest.name,
+        is_init=manifest.role is ContainerRole.INIT,
         policy=requested.effective_policy,
         exclusive_cpus=demand.exclusive_cpus,
         shared_milli=0 if demand.exclusive_cpus else demand.cpu_milli,
         charged_milli=0 if demand.exclusive_cpus else demand.cpu_requested_milli,
-        amounts=_memory_amounts(demand.hugepages, memory[0]) if pins_memory else (),
-        charged_amounts=_memory_amounts(demand.hugepages, memory[1]) if pins_memory else (),
+        amounts=amounts,
+        charged_amounts=charged_amounts,
         smt=requested.smt,
         on_failure=requested.effective_on_failure,
         is_movable=requested.movable,
@@ -307,11 +302,8 @@ def _container_request(
 
 
 def _memory_amounts(hugepages: Mapping[int, int], memory: int) -> AmountByResource:
-    amounts = [("memory", memory)] if memory else []
-    return (
-        *amounts,
-        *((hugepages_resource_name(size), n) for size, n in sorted(hugepages.items()) if n),
-    )
+    amounts = [(hugepages_resource_name(size), n) for size, n in sorted(hugepages.items())]
+    return tuple([(name, amount) for name, amount in [("memory", memory), *amounts] if amount])
 
 
 def _device_amounts(devices: Mapping[str, int]) -> AmountByResource:

@@ -274,7 +274,7 @@ class Overview:
         }
 
     def _drained_numa_nodes(self, name: str) -> frozenset[int]:
-        facts = self._nodes.facts(name)
+        facts = self._nodes.node_facts(name)
         return facts.drained if facts is not None else frozenset()
 
     def _node_state(self, name: str) -> str:
@@ -303,7 +303,7 @@ class Overview:
         )
 
     def _node_page_url(self, name: str) -> str:
-        facts = self._nodes.facts(name)
+        facts = self._nodes.node_facts(name)
         address = facts.address if facts is not None else ""
         if not self._page or ("{address}" in self._page and not address):
             return ""

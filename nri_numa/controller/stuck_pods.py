@@ -322,7 +322,7 @@ class StuckPodEvictor(Evictor[StuckPod]):
                 yield
             if work.done >= MAX_QUESTION_WORK:
                 break
-            facts = self._nodes.facts(name)
+            facts = self._nodes.node_facts(name)
             if name == pod.node or facts is None or node_admits(facts, pod.spec) is not None:
                 continue
             if not isinstance(self._nodes.free_resources(name), NodeResources):
@@ -337,7 +337,7 @@ class StuckPodEvictor(Evictor[StuckPod]):
 
         A node that does not count all of these devices gives no verdict.
         """
-        room, facts = self._nodes.free_resources(pod.node), self._nodes.facts(pod.node)
+        room, facts = self._nodes.free_resources(pod.node), self._nodes.node_facts(pod.node)
         devices = pod.unstarted_request.device_amounts
         if (
             not isinstance(room, NodeResources)

@@ -187,7 +187,7 @@ class PodVerdicts:
     def _judge_node(
         self, pod: PendingPod, name: str, work: WorkBudget, findings: _Findings
     ) -> None:
-        facts = self._cluster.facts(name)
+        facts = self._cluster.node_facts(name)
         if facts is None:
             return  # without a Node object kube-scheduler does not know it
         reason = node_admits(facts, pod.constraints) or self._topology_problem(pod, name)

@@ -30,7 +30,7 @@ from nri_numa.model.offline_capacity import (
     encode_offline_capacity,
     format_id_list,
     parse_capacity_factor,
-    parse_id_list,
+    parse_ids_or_empty,
     parse_offline_capacity,
     parse_zone_factors,
     parse_zone_id,
@@ -292,19 +292,15 @@ class NodeCapacity:
     def is_write_due(self, now_s: float, wall: float) -> bool:
         """Return True if the annotation must be written now."""
         desired, written = self.desired_annotation(now_s, wall), self.written
-        if desired is None or written is None:
-            different = (desired is None) != (written is None)
-        else:
-            different = desired.zones != written.zones
-            if not different:
-                # A later expiry is written only when the written one is near. An earlier expiry is
-                # not written: the annotation is removed when the values expire.
-                remaining_s = written.expires_at - wall
-                return (
-                    remaining_s < self.rules.validity * REWRITE_VALIDITY_FRACTION
-                    and desired.expires_at > written.expires_at + 1
-                )
-        return different and now_s >= self._changed_at + self.rules.min_update_interval
+        if desired is None and written is None:
+            return False
+        if desired is not None and written is not None and desired.zones == written.zones:
+            # A later expiry is written only when the written one is near. An earlier expiry is
+            # not written: the annotation is removed when the values expire.
+            remaining_s = written.expires_at - wall
+            is_near = remaining_s < self.rules.validity * REWRITE_VALIDITY_FRACTION
+            return is_near and desired.expires_at > written.expires_at + 1
+        return now_s >= self._changed_at + self.rules.min_update_interval
 
     def record_written(self, annotation: OfflineCapacity | None, now_s: float) -> None:
         """Record the value that was written now; None for a removed annotation."""
@@ -332,10 +328,8 @@ class OfflineCapacityAnnotationOutput(Output):
 
     def __init__(self, prefix: str, rules: CapacityRules) -> None:
         super().__init__("offline-capacity")
-        self._key, self._ids_key = (
-            f"{prefix}/{OFFLINE_CAPACITY_ANNOTATION}",
-            f"{prefix}/{NODE_EXISTING_NUMA_IDS_ANNOTATION}",
-        )
+        self._key = f"{prefix}/{OFFLINE_CAPACITY_ANNOTATION}"
+        self._ids_key = f"{prefix}/{NODE_EXISTING_NUMA_IDS_ANNOTATION}"
         self._rules = rules
         self._ids: dict[str, frozenset[int] | None] = {}
         self._capacity: dict[str, NodeCapacity] = {}
@@ -348,13 +342,7 @@ class OfflineCapacityAnnotationOutput(Output):
     def on_node_updated(self, name: str, document: Mapping[str, Any], now_s: float) -> None:
         """Read NUMA nodes and annotation of a new or changed Node."""
         annotations = annotations_of(document)
-        ids: frozenset[int] | None = None
-        if text := annotations.get(self._ids_key):
-            try:
-                ids = parse_id_list(text)
-            except BadCapacity:
-                ids = None
-        self._ids[name] = ids
+        self._ids[name] = parse_ids_or_empty(annotations.get(self._ids_key)) or None
         text = annotations.get(self._key)
         if text is None and name not in self._capacity:
             return
@@ -399,8 +387,8 @@ class OfflineCapacityAnnotationOutput(Output):
         if ids is None:
             return (
                 f"Node {measured.node} does not publish its NUMA nodes (annotation "
-                f"{self._ids_key}): is offlineCapacity.file "
-                "set there, and does nri-numa publish run?"
+                f"{self._ids_key}): is offlineCapacity.file set there, and does nri-numa publish "
+                "run?"
             )
         return ""
 

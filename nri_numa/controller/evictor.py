@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
 from nri_numa.cluster.pods import controller_uid, is_replaced_after_eviction
+from nri_numa.config.sections import EvictionSection
 from nri_numa.kube.requests import (
     APIRequest,
     Outcome,
@@ -53,36 +54,22 @@ MAX_EVICTION_RECORDS: Final = 65536
 """Evicted pods, and workloads; far more than are evicted in `WORKLOAD_WINDOW_S`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvictionRules:
-    """Limits for all evictors together.
-
-    Attributes:
-        max_per_minute: evictions in the whole cluster, one at a time: its replacement shows if
-            another pod fits.
-        max_per_workload_per_hour: evictions of one workload's pods; drains are not counted.
-        dry_run: the API server checks the eviction and does not evict.
-    """
-
-    max_per_minute: float = 6.0
-    max_per_workload_per_hour: int = 3
-    dry_run: bool = False
-
-
 class EvictionBudget:
-    """Evictions that the rules still allow.
+    """Evictions that the limits for all evictors together still allow.
+
+    Evictions are one at a time: the replacement of a pod shows if another one fits.
 
     Attributes:
         next_at: time at which the next pod may be evicted.
     """
 
-    def __init__(self, rules: EvictionRules, now_s: float) -> None:
-        self.rules, self.next_at = rules, now_s
+    def __init__(self, limits: EvictionSection, now_s: float) -> None:
+        self.limits, self.next_at = limits, now_s
         self._evictions: dict[str, deque[float]] = {}
 
-    def spend(self, now_s: float) -> None:
+    def spend_eviction(self, now_s: float) -> None:
         """Count a requested eviction."""
-        self.next_at = now_s + 60 / self.rules.max_per_minute
+        self.next_at = now_s + 60 / self.limits.max_per_minute
 
     def workload_allowed_at(self, workload: str, now_s: float) -> float:
         """Return when a workload's next pod may be evicted; the limit prevents eviction loops."""
@@ -93,7 +80,7 @@ class EvictionBudget:
             evictions.popleft()
         if not evictions:
             del self._evictions[workload]
-        is_allowed = len(evictions) < self.rules.max_per_workload_per_hour
+        is_allowed = len(evictions) < self.limits.max_per_workload_per_hour
         return now_s if is_allowed else evictions[0] + WORKLOAD_WINDOW_S
 
     def record_workload(self, workload: str, now_s: float) -> None:
@@ -101,7 +88,7 @@ class EvictionBudget:
         if len(self._evictions) >= MAX_EVICTION_RECORDS:
             for key in list(self._evictions):
                 self.workload_allowed_at(key, now_s)
-        max_evictions = self.rules.max_per_workload_per_hour
+        max_evictions = self.limits.max_per_workload_per_hour
         self._evictions.setdefault(workload, deque(maxlen=max_evictions)).append(now_s)
 
 
@@ -233,7 +220,7 @@ class Evictor(Output, Generic[CandidateT]):
         if request.resource is Resource.PODS:
             self._on_pod_list(request, outcome, now_s, jitter)
             return
-        self._budget.spend(now_s)
+        self._budget.spend_eviction(now_s)
         self._not_before = now_s + self.min_interval_s
         pod = self._asked
         assert pod is not None  # noqa: S101  # the request was made from it
@@ -243,9 +230,9 @@ class Evictor(Output, Generic[CandidateT]):
                 del self._evicted[next(iter(self._evicted))]
             self._evicted[pod.uid] = None
             self._record_eviction(pod, now_s)
-            action_text = DRY_RUN_TEXT if self._budget.rules.dry_run else "evicted"
+            action_text = DRY_RUN_TEXT if self._budget.limits.dry_run else "evicted"
             note = f"{action_text}: {self._eviction_reason(pod, now_s)}"
-            self._events.append(self._event_request(pod, self._event_reason(pod), note))
+            self._add_event(pod, self._event_reason(pod), note, self.event_suffix)
         elif outcome.result is OutcomeKind.MISSING:
             self.pods.pop(pod.uid, None)
         else:  # the pod has changed, or a disruption budget protects it
@@ -268,7 +255,7 @@ class Evictor(Output, Generic[CandidateT]):
         if pod.version:
             conditions["resourceVersion"] = pod.version
         options: dict[str, Any] = {"preconditions": conditions}
-        if self._budget.rules.dry_run:
+        if self._budget.limits.dry_run:
             options["dryRun"] = ["All"]
         body = {
             "apiVersion": "policy/v1",
@@ -282,14 +269,12 @@ class Evictor(Output, Generic[CandidateT]):
         """Return the reason of the Event about an eviction."""
         return self.reason
 
-    def _event_request(
-        self, pod: CandidateT, reason: str, note: str, *, suffix: str = ""
-    ) -> APIRequest:
+    def _add_event(self, pod: CandidateT, reason: str, note: str, suffix: str) -> None:
         body = pod_event(
             pod.namespace,
             pod.name,
             pod.uid,
-            id=f"{pod.uid[:8]}.{suffix or self.event_suffix}",
+            id=f"{pod.uid[:8]}.{suffix}",
             event_time=self._wall,
             text=note,
             reportingController=f"{self._prefix}/nri-numa-controller",
@@ -298,7 +283,7 @@ class Evictor(Output, Generic[CandidateT]):
             reason=reason,
             type="Normal",
         )
-        return self._create_request(Resource.EVENTS, body)
+        self._events.append(self._create_request(Resource.EVENTS, body))
 
     def _create_request(self, resource: Resource, body: Mapping[str, Any]) -> APIRequest:
         metadata = body["metadata"]
@@ -353,14 +338,11 @@ class _NUMANodeEvictor(Evictor[NUMANodePod]):
     def on_node_updated(self, name: str, document: Mapping[str, Any], now_s: float) -> None:
         """Read the CPUs of a Node's NUMA nodes, which its publisher may add later."""
         annotations = annotations_of(document)
-        ids = parse_ids_or_empty(
-            annotations.get(f"{self._prefix}/{NODE_EXISTING_NUMA_IDS_ANNOTATION}", "")
-        )
+        key = f"{self._prefix}/{NODE_EXISTING_NUMA_IDS_ANNOTATION}"
+        ids = sorted(parse_ids_or_empty(annotations.get(key)))
         fields = annotations.get(f"{self._prefix}/numacpu", "").split("|")
-        self._cpus[name] = {}
-        if len(ids) == len(fields):
-            pairs = zip(sorted(ids), fields, strict=True)
-            self._cpus[name] = {i: parse_ids_or_empty(cpus, CPU_ID_LIMIT) for i, cpus in pairs}
+        pairs = zip(ids, fields, strict=True) if len(ids) == len(fields) else ()
+        self._cpus[name] = {i: parse_ids_or_empty(cpus, CPU_ID_LIMIT) for i, cpus in pairs}
 
     def on_node_removed(self, name: str) -> None:
         """Drop a Node that no longer exists."""
@@ -438,10 +420,8 @@ class NUMANodeDrainEvictor(_NUMANodeEvictor):
     def on_node_updated(self, name: str, document: Mapping[str, Any], now_s: float) -> None:
         """Read the drained NUMA nodes of a Node; an unreadable list drains none."""
         super().on_node_updated(name, document, now_s)
-        named = parse_ids_or_empty(
-            annotations_of(document).get(f"{self._prefix}/{DRAINED_ANNOTATION}", "")
-        )
-        self._set_draining(name, named, now_s + self._delay_s)
+        text = annotations_of(document).get(f"{self._prefix}/{DRAINED_ANNOTATION}")
+        self._set_draining(name, parse_ids_or_empty(text), now_s + self._delay_s)
 
     def _eviction_reason(self, pod: NUMANodePod, now_s: float) -> str:
         return f"NUMA node {format_id_list(pod.numa_nodes)} of node {pod.node} is drained"

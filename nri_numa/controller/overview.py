@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Final
 from urllib.parse import quote
 
@@ -194,11 +194,7 @@ class Overview:
     """The published resources of all nodes, as documents for the page."""
 
     def __init__(
-        self,
-        config: AgentConfig,
-        nodes: ClusterState,
-        candidates: VerdictCache,
-        reader: PodReader,
+        self, config: AgentConfig, nodes: ClusterState, candidates: VerdictCache, reader: PodReader
     ) -> None:
         self._nodes, self._candidates, self._reader = nodes, candidates, reader
         self._page = config.controller.page.node_url
@@ -228,27 +224,22 @@ class Overview:
             fits = await self._score_nodes(request, names, verdicts)
             names = [name for name in names if name in fits or not query.fitting_only]
         by_fit = request is not None
-        cells: dict[str, NodeCell] = {}
-        for start in range(0, len(names), _YIELD_EVERY_NODES):
-            for name in names[start : start + _YIELD_EVERY_NODES]:
-                cells[name] = self._node_cell(name, states[name], name in fits if by_fit else None)
-            await asyncio.sleep(0)
+        cells = {
+            name: self._node_cell(name, states[name], name in fits if by_fit else None)
+            async for name in _yield_in_turns(names)
+        }
         # Nodes that fit first; then by sort key, the highest score and the name.
         rank = CELL_SORT_KEYS[query.sort_key]
         names.sort(key=lambda n: (by_fit and n not in fits, rank(cells[n]), -fits.get(n, 0), n))
         page_names = names[query.offset : query.offset + query.limit]
         if query.node:
             page_names = [name for name in names if name == query.node]
-        entries: list[NodeOverviewEntry] = []
-        for name in page_names:
-            entries.append(self._node_entry(name, request, verdicts.get(name)))
-            if len(entries) % _YIELD_EVERY_NODES == 0:
-                await asyncio.sleep(0)
-        rooms = [
-            t
-            for name in nodes
-            if isinstance(t := self._nodes.published_resources(name), NodeResources)
+        entries = [
+            self._node_entry(name, request, verdicts.get(name))
+            async for name in _yield_in_turns(page_names)
         ]
+        published = map(self._nodes.published_resources, nodes)
+        rooms = [room for room in published if isinstance(room, NodeResources)]
         return {
             "revision": revision,
             "total": {
@@ -256,7 +247,7 @@ class Overview:
                 "unknownNodes": len(nodes) - len(rooms),
                 "exclusiveCpus": sum(sum(r.exclusive.capacity) for r in rooms),
                 "freeExclusiveCpus": sum(sum(r.exclusive.free) for r in rooms),
-                "maxExclusiveRequest": max((max(t.exclusive.free) for t in rooms), default=0),
+                "maxExclusiveRequest": max((max(r.exclusive.free) for r in rooms), default=0),
                 "fragmentation": fragmentation_ratio(
                     sum(max(r.exclusive.free) for r in rooms),
                     sum(map(_max_unfragmented_request, rooms)),
@@ -336,17 +327,17 @@ class Overview:
         self, name: str, request: PodRequest | None, reason: str | None
     ) -> NodeOverviewEntry:
         room = self._nodes.published_resources(name)
+        cell = self._node_cell(name, "", None if request is None else reason == "")
         drained_numa_nodes = self._drained_numa_nodes(name)
-        numa_nodes = ""
+        numa_nodes = problem = ""
         if request is not None and not request.is_unconstrained and reason == "":
             verdict = self._candidates.evaluate_node(request, name)
             if isinstance(verdict, Fit) and verdict.numa_nodes:
                 numa_nodes = str(verdict.numa_nodes[0][1])
+        zones: list[NUMANodeEntry] = []
         if not isinstance(room, NodeResources):
             problem = self._candidates.unreadable_reason(name) or NO_TOPOLOGY_TEXT
-            zones: list[NUMANodeEntry] = []
         else:
-            problem = ""
             memory = next((r for r in room.other_resources if r.name == "memory"), None)
             zones = [
                 NUMANodeEntry(
@@ -367,16 +358,20 @@ class Overview:
             agent_ready=isinstance(room, NodeResources) and not room.agent_not_ready,
             drained_numa_nodes=",".join(map(str, sorted(drained_numa_nodes))),
             zones=zones,
-            max_exclusive_request=max((z.free_exclusive_cpus for z in zones), default=0),
-            fragmentation=(
-                fragmentation_ratio(max(room.exclusive.free), _max_unfragmented_request(room))
-                if isinstance(room, NodeResources)
-                else 0.0
-            ),
-            feasible=None if request is None else reason == "",
+            max_exclusive_request=cell.max_exclusive_request,
+            fragmentation=cell.fragmentation,
+            feasible=cell.feasible,
             numa_nodes=numa_nodes,
             reason=reason or "",
         )
+
+
+async def _yield_in_turns(names: Iterable[str]) -> AsyncIterator[str]:
+    """Yield names; other tasks may run after each `_YIELD_EVERY_NODES`."""
+    for number, name in enumerate(names, 1):
+        yield name
+        if number % _YIELD_EVERY_NODES == 0:
+            await asyncio.sleep(0)
 
 
 def fragmentation_ratio(max_request: int, max_unfragmented: int) -> float:
@@ -399,10 +394,8 @@ class ClusterPage:
     """
 
     def __init__(self, config: AgentConfig, overview: Overview, topologies: Watch) -> None:
-        section = config.controller
-        self._overview = overview
-        self._topologies = topologies
-        file = section.page.token_file
+        self._overview, self._topologies = overview, topologies
+        file = config.controller.page.token_file
         self._token = TokenFile(file, setting="controller.page") if file else None
         # A revision belongs to one process of one replica.
         self._life = uuid.uuid4().hex[:12]

@@ -280,9 +280,7 @@ class StuckPodEvictor(Evictor[StuckPod]):
                 "after all evictions that its workload may have; the kubelet aligns devices with "
                 f"{DEVICE_REMEDY}"
             )
-            self._events.append(
-                self._event_request(pod, MISALIGNED_EVENT_REASON, note, suffix="misaligned")
-            )
+            self._add_event(pod, MISALIGNED_EVENT_REASON, note, "misaligned")
         pod.has_rest_event = allowed_at > now_s
         return allowed_at
 
@@ -348,9 +346,8 @@ class StuckPodEvictor(Evictor[StuckPod]):
             or not devices.keys() <= room.capacity_by_resource.keys()
         ):
             return None
-        verdict = self._candidates.evaluate_room(
-            pod.unstarted_request, room.with_devices_freed(devices)
-        )
+        freed_room = room.with_devices_freed(devices)
+        verdict = self._candidates.evaluate_room(pod.unstarted_request, freed_room)
         if isinstance(verdict, Unfit) or verdict.requires_moves or verdict.by_sums:
             return None
         return verdict
@@ -393,8 +390,7 @@ class StuckPodEvictor(Evictor[StuckPod]):
             )
         return (
             f"node {pod.node} has rejected it for {now_s - pod.stuck_since:.0f} s, and {node} has "
-            "room; "
-            f"{pod.rejection_text}"
+            f"room; {pod.rejection_text}"
         )
 
 
@@ -431,10 +427,8 @@ def unstarted_request(request: PodRequest, document: Mapping[str, Any]) -> PodRe
         return request
     return structs.replace(
         request,
-        containers=tuple(need for need in request.containers if need.container not in running),
-        kubelet_aligned=tuple(
-            need for need in request.kubelet_aligned if need.container not in running
-        ),
+        containers=tuple(c for c in request.containers if c.container not in running),
+        kubelet_aligned=tuple(c for c in request.kubelet_aligned if c.container not in running),
         pod_scope_request=None,
     )
 

@@ -168,9 +168,6 @@ def truncate_problems(problems: Iterable[str]) -> list[str]:
     return [*texts[:MAX_NAMED_PROBLEMS], f"and {surplus} more"] if surplus > 0 else texts
 
 
-# --- one Node -------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapacityRules:
     """Rules for the values of sources.
@@ -309,8 +306,6 @@ class NodeCapacity:
             self._changed_at = now_s
         self.written = annotation
 
-
-# --- all Nodes ------------------------------------------------------------------------------------
 
 _UNREADABLE_CAPACITY: Final = OfflineCapacity({}, 0.0, "unreadable")
 """Stands for an unreadable annotation: it differs from every desired value."""

@@ -246,7 +246,6 @@ class Evictor(Output, Generic[CandidateT]):
         return self._budget.workload_allowed_at(pod.workload, now_s)
 
     def _record_eviction(self, pod: CandidateT, now_s: float) -> None:
-        """Record an eviction."""
         if self.counts_workload:
             self._budget.record_workload(pod.workload, now_s)
 
@@ -266,7 +265,6 @@ class Evictor(Output, Generic[CandidateT]):
         return self._create_request(Resource.EVICTIONS, body)
 
     def _event_reason(self, pod: CandidateT) -> str:
-        """Return the reason of the Event about an eviction."""
         return self.reason
 
     def _add_event(self, pod: CandidateT, reason: str, note: str, suffix: str) -> None:
@@ -290,9 +288,6 @@ class Evictor(Output, Generic[CandidateT]):
         return self._new_request(
             Verb.CREATE, resource, metadata["name"], namespace=metadata["namespace"], body=body
         )
-
-
-# --- draining NUMA nodes --------------------------------------------------------------------------
 
 
 @dataclass(slots=True, kw_only=True)
@@ -359,7 +354,6 @@ class _NUMANodeEvictor(Evictor[NUMANodePod]):
             self._replace_pods(node, {})
 
     def _replace_pods(self, node: str, pods: Mapping[str, NUMANodePod]) -> None:
-        """Replace the pods to evict from a node."""
         for uid in [uid for uid, pod in self.pods.items() if pod.node == node and uid not in pods]:
             del self.pods[uid]
         self.pods.update(pods)

@@ -209,8 +209,6 @@ class Overview:
         """True if the address of a Node is needed, beside its metadata."""
         return "{address}" in self._page
 
-    # --- documents --------------------------------------------------------------------------------
-
     async def overview_document(self, query: OverviewQuery) -> dict[str, Any]:
         """Answer a query; other tasks may run while it evaluates thousands of nodes."""
         revision = self.revision

@@ -263,7 +263,6 @@ class ControllerService:
         )
 
     def _build_watches(self, config: AgentConfig) -> list[Watch]:
-        """Build the watches of the enabled features."""
         watches: list[Watch] = []
 
         def add_watch(path: str, objects: WatchHandler, **more: Any) -> Watch:
@@ -344,7 +343,6 @@ class ControllerService:
 
     @contextlib.contextmanager
     def _count_report_outcome(self, source: str) -> Iterator[None]:
-        """Count a source's report about one Node."""
         try:
             yield
         except (BadCapacity, UnknownNode):
@@ -521,7 +519,6 @@ def _not_ready_error(problem: str) -> APIError:
 
 @contextlib.contextmanager
 def _translate_api_errors() -> Iterator[None]:
-    """Translate errors of a request into API errors."""
     try:
         yield
     except BadCapacity as error:

@@ -331,9 +331,6 @@ def _decode_watch_event(line: bytes) -> tuple[str, dict[str, Any]]:
     return event.type, event.object
 
 
-# --- watches --------------------------------------------------------------------------------------
-
-
 class WatchHandler:
     """Objects of one kind, kept up to date by a `Watch`."""
 

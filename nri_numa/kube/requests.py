@@ -80,6 +80,11 @@ class Resource(Enum):
         return self.value[0]
 
     @property
+    def api_version(self) -> str:
+        """The ``apiVersion`` of its objects."""
+        return "/".join(part for part in self.value[:2] if part)
+
+    @property
     def plural_name(self) -> str:
         """Name in RBAC rules."""
         return self.value[2]

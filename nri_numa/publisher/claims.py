@@ -47,9 +47,8 @@ class ClaimRequestAnswerer:
             try:
                 self._handover.write_answer_if_still_asked(id, answer)
             except OSError as error:
-                self._report_problem(
-                    f"dra.handoverDir: {error.filename}: {error.strerror or error}"
-                )
+                problem = f"{error.filename}: {error.strerror or error}"
+                self._report_problem(f"dra.handoverDir: {problem}")
             else:
                 if "problem" not in answer:
                     self._said = ""

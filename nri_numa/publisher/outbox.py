@@ -223,11 +223,6 @@ class SingleObjectOutput(Output):
         self.hold_until = now_s + BLOCKED_RETRY_S * (0.8 + 0.4 * jitter)
 
 
-def node_owner_reference(node: str, uid: str) -> dict[str, Any]:
-    """Return a reference to the current Node; with an old uid the object would be collected."""
-    return {"apiVersion": "v1", "kind": "Node", "name": node, "uid": uid}
-
-
 class AppliedObjectOutput(SingleObjectOutput):
     """An object that the Node owns, written by server-side apply.
 
@@ -235,12 +230,13 @@ class AppliedObjectOutput(SingleObjectOutput):
     unless `force` is set.
 
     Attributes:
+        kind: kind of the object.
         missing_definition_hint: remedy if the cluster has no such kind.
         alternative: remedy if another field manager owns the fields.
     """
 
     resource: Resource
-    missing_definition_hint = alternative = ""
+    kind = missing_definition_hint = alternative = ""
 
     def __init__(self, name: str, node: str, *, force: bool = False) -> None:
         super().__init__(name, node)
@@ -250,7 +246,17 @@ class AppliedObjectOutput(SingleObjectOutput):
         self._owner_uid = ""
 
     def _build_object(self) -> dict[str, Any]:
-        """Build the whole object."""
+        # With the uid of an earlier Node the object would be collected.
+        owner = {"apiVersion": "v1", "kind": "Node", "name": self._node, "uid": self._owner_uid}
+        return {
+            "apiVersion": self.resource.api_version,
+            "kind": self.kind,
+            "metadata": {"name": self._object, "ownerReferences": [owner]},
+            **self._build_contents(),
+        }
+
+    def _build_contents(self) -> dict[str, Any]:
+        """Build the fields beside the metadata."""
         raise NotImplementedError
 
     def pending_count(self) -> int:
@@ -290,16 +296,14 @@ class AppliedObjectOutput(SingleObjectOutput):
             case OutcomeKind.UNKNOWN:
                 self._mark_blocked(f"{outcome.text}; {self.missing_definition_hint}", now_s, jitter)
             case OutcomeKind.CONFLICT if self.alternative:
-                self._block_on_field_owners(
-                    re.findall(r'with "([^"]*)"', outcome.text), now_s, jitter
-                )
+                owners = re.findall(r'with "([^"]*)"', outcome.text)
+                self._block_on_field_owners(owners, now_s, jitter)
             case OutcomeKind.INVALID if self.missing_definition_hint:
                 text = f"{outcome.text}; is its definition another one?"
                 self._mark_blocked(text, now_s, jitter)
             case OutcomeKind.FAILED | OutcomeKind.FORBIDDEN:
-                self._mark_failed(
-                    now_s, jitter
-                )  # retry unchanged: the Node is not known to be another one
+                # Retry unchanged: the Node is not known to be another one.
+                self._mark_failed(now_s, jitter)
             case _:
                 # The Node is not registered yet, or the object was deleted at this moment.
                 self._owner_uid = ""

@@ -11,7 +11,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from nri_numa.kube.requests import APIRequest, Outcome, OutcomeKind, Resource, Verb
+from nri_numa.kube.requests import (
+    APIRequest,
+    Outcome,
+    OutcomeKind,
+    Resource,
+    Verb,
+    annotations_of,
+    section_of,
+)
 from nri_numa.model.offline_capacity import (
     DRAINED_ANNOTATION,
     MAX_CAPACITY_DOCUMENT_BYTES,
@@ -101,20 +109,17 @@ class NodeMetadataOutput(NodePatchOutput):
             "annotations": {f"{prefix}/{key}" for key in desired_objects.NODE_ANNOTATIONS},
             "labels": {f"{prefix}/{key}" for key in desired_objects.NODE_LABELS},
         }
-        self._wanted: dict[str, dict[str, str]] = {"annotations": {}, "labels": {}}
+        self._wanted: dict[str, Mapping[str, str]] = {"annotations": {}, "labels": {}}
         self._there = self._wanted
 
     def set_desired(self, annotations: Mapping[str, str], labels: Mapping[str, str]) -> None:
         """Set the desired annotations and labels of the machine."""
         machine = {"annotations": annotations, "labels": labels}
-        self._wanted = {
-            part: dict(machine[part]) if flag else {} for part, flag in self._with.items()
-        }
+        self._wanted = {part: machine[part] if flag else {} for part, flag in self._with.items()}
         self._active = True
 
     def _record_node_state(self, document: Mapping[str, Any]) -> None:
-        metadata = document.get("metadata", {})
-        self._there = {part: metadata.get(part) or {} for part in self._with}
+        self._there = {part: section_of(document, "metadata", part) for part in self._with}
 
     def _patch_request(self) -> APIRequest | None:
         changes: dict[str, dict[str, str | None]] = {}
@@ -144,8 +149,7 @@ class NodeCapacityOutput(NodePatchOutput):
         self._wanted, self._active = str(count), True
 
     def _record_node_state(self, document: Mapping[str, Any]) -> None:
-        capacity = (document.get("status") or {}).get("capacity") or {}
-        self._there = capacity.get(self._resource)
+        self._there = section_of(document, "status", "capacity").get(self._resource)
 
     def _patch_request(self) -> APIRequest | None:
         if self._there == self._wanted:
@@ -190,7 +194,7 @@ class AgentOfflineCapacityOutput(Output):
             return
         self._failures = 0
         self.hold_until = now_s + self._interval * (0.9 + 0.2 * jitter)
-        annotations = outcome.documents[0].get("metadata", {}).get("annotations") or {}
+        annotations = annotations_of(outcome.documents[0])
         texts = {
             key: str(annotations.get(f"{self._prefix}/{key}", ""))
             for key in (OFFLINE_CAPACITY_ANNOTATION, DRAINED_ANNOTATION)
@@ -201,8 +205,7 @@ class AgentOfflineCapacityOutput(Output):
             # The agent would reject the document, too, and keep its last one.
             self.problem = (
                 f"the annotations {OFFLINE_CAPACITY_ANNOTATION} and {DRAINED_ANNOTATION} have "
-                f"{len(document)} bytes "
-                f"together, expected {MAX_CAPACITY_DOCUMENT_BYTES} at most"
+                f"{len(document)} bytes together, expected {MAX_CAPACITY_DOCUMENT_BYTES} at most"
             )
         else:
             self.document = document
@@ -280,7 +283,7 @@ class PodAnnotationOutput(Output):
         for document in documents:
             metadata = document["metadata"]
             name = (metadata["namespace"], metadata["name"])
-            annotation = (metadata.get("annotations") or {}).get(self._key)
+            annotation = annotations_of(document).get(self._key)
             item = self._shelf.get(name)
             if item is not None and item.sent is not None and item.sent[1] != annotation:
                 item.sent = None
@@ -333,17 +336,12 @@ class EventOutput(Output):
         for key in self._shelf.due_keys(now_s):
             item, notice = self._shelf[key], self._known[key].notice
             if not self._known[key].exists:
-                if (
-                    pause_s := self._pod_token_bucket(notice.pod_uid, now_s).seconds_until_token(
-                        now_s
-                    )
-                ) > 0:
+                bucket = self._pod_token_bucket(notice.pod_uid, now_s)
+                if (pause_s := bucket.seconds_until_token(now_s)) > 0:
                     item.retry_at = now_s + pause_s
                     continue
-                verb, body = (
-                    Verb.CREATE,
-                    desired_objects.build_event(notice, self._prefix, self._node),
-                )
+                verb = Verb.CREATE
+                body = desired_objects.build_event(notice, self._prefix, self._node)
             elif notice.count < 2:
                 item.mark_sent(notice.count)
                 continue
@@ -382,11 +380,8 @@ class EventOutput(Output):
                 if request.verb is Verb.CREATE:
                     self._pod_token_bucket(progress.notice.pod_uid, now_s).take_token(now_s)
                 progress.written_count += 1
-                interval_s = (
-                    EVENT_UPDATE_INTERVALS_S[progress.written_count]
-                    if progress.written_count < len(EVENT_UPDATE_INTERVALS_S)
-                    else MAX_EVENT_UPDATE_INTERVAL_S
-                )
+                intervals_s = EVENT_UPDATE_INTERVALS_S[progress.written_count :]
+                interval_s = intervals_s[0] if intervals_s else MAX_EVENT_UPDATE_INTERVAL_S
                 item.mark_sent(request.version, now_s + interval_s)
             case OutcomeKind.EXISTS:
                 # An earlier publisher created it, or the answer was lost.

@@ -20,12 +20,11 @@ from nri_numa.dra.claims import (
     numa_node_device_name,
 )
 from nri_numa.kube.requests import APIRequest, Resource
-from nri_numa.publisher.outbox import AppliedObjectOutput, node_owner_reference
+from nri_numa.publisher.outbox import AppliedObjectOutput
 from nri_numa.publisher.topology import hugepages_resource_name
 from nri_numa.text import HUGEPAGES_PREFIX
 from nri_numa.web.responses import ExclusiveCPUSlotsDocument, Zone, Zones
 
-RESOURCE_SLICE_API_VERSION: Final = "resource.k8s.io/v1"
 PCIE_ROOT_ATTRIBUTE: Final = "resource.kubernetes.io/pcieRoot"
 """Standard; a list of them needs DRAListTypeAttributes (KEP-5491, alpha)."""
 MAX_SLICE_DEVICES: Final = 128
@@ -111,7 +110,7 @@ def _bytes_capacity(size: int) -> dict[str, Any]:
 class SliceOutput(AppliedObjectOutput):
     """The ResourceSlice of one Node; no other process writes this driver's devices."""
 
-    resource = Resource.SLICES
+    resource, kind = Resource.SLICES, "ResourceSlice"
     failure_text = "ResourceSlice without effect"
 
     def __init__(self, node: str, driver: str) -> None:
@@ -142,15 +141,12 @@ class SliceOutput(AppliedObjectOutput):
         return max(self.hold_until, min(self._checks, default=float("inf")))
 
     def _build_object(self) -> dict[str, Any]:
+        document = super()._build_object()
+        document["metadata"]["ownerReferences"][0]["controller"] = True
+        return document
+
+    def _build_contents(self) -> dict[str, Any]:
         return {
-            "apiVersion": RESOURCE_SLICE_API_VERSION,
-            "kind": "ResourceSlice",
-            "metadata": {
-                "name": self._object,
-                "ownerReferences": [
-                    {**node_owner_reference(self._node, self._owner_uid), "controller": True}
-                ],
-            },
             "spec": {
                 "driver": self._driver,
                 "nodeName": self._node,

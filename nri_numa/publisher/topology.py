@@ -24,14 +24,12 @@ from nri_numa.model.counted_containers import (
     encode_counted_container_hashes,
 )
 from nri_numa.publisher.desired_objects import micro_time_text
-from nri_numa.publisher.outbox import AppliedObjectOutput, node_owner_reference
+from nri_numa.publisher.outbox import AppliedObjectOutput
 from nri_numa.text import HUGEPAGES_PREFIX
 from nri_numa.web.responses import Zone, Zones
 
 Object = dict[str, Any]
 
-TOPOLOGY_API_VERSION: Final = "topology.node.k8s.io/v1alpha2"
-TOPOLOGY_KIND: Final = "NodeResourceTopology"
 RELEASE_COUNTER_ANNOTATION: Final = "release-counter"
 """Annotation below the prefix that counts releases of CPUs; see `RELEASE_TOUCH_DELAY_S`."""
 RENEWED_AT_ANNOTATION: Final = "renewed-at"
@@ -197,10 +195,7 @@ def _zone_resources(zone: Zone, *, defaults_to_shared: bool) -> Iterable[Object]
         yield _resource_amounts("cpu", zone.cpus, allocatable, available)
     if zone.memory_bytes:
         yield _resource_amounts(
-            "memory",
-            zone.memory_bytes,
-            zone.memory_allocatable_bytes,
-            zone.memory_available_bytes,
+            "memory", zone.memory_bytes, zone.memory_allocatable_bytes, zone.memory_available_bytes
         )
         for pages in zone.huge_pages:
             yield _resource_amounts(
@@ -238,23 +233,13 @@ def hugepages_resource_name(size: int) -> str:
     return f"{HUGEPAGES_PREFIX}{size}{_BINARY_SUFFIXES[power]}"
 
 
-def build_topology_object(node: str, uid: str, annotations: dict[str, str], body: Object) -> Object:
-    """Build the whole object to apply; `uid` is the current Node's."""
-    metadata = {
-        "name": node,
-        "annotations": annotations,
-        "ownerReferences": [node_owner_reference(node, uid)],
-    }
-    return {"apiVersion": TOPOLOGY_API_VERSION, "kind": TOPOLOGY_KIND, "metadata": metadata, **body}
-
-
-def has_more_available(before: Object | None, after: Object) -> bool:
-    """Return True if more of any resource is available than before, or before is None."""
-    if before is None:
+def has_more_available(old_contents: Object | None, contents: Object) -> bool:
+    """Return True if more of any resource is available than before, also if that is None."""
+    if old_contents is None:
         return True
-    amounts = _available_by_resource(before)
+    amounts = _available_by_resource(old_contents)
     return any(
-        amount > amounts.get(key, 0) for key, amount in _available_by_resource(after).items()
+        amount > amounts.get(key, 0) for key, amount in _available_by_resource(contents).items()
     )
 
 
@@ -278,7 +263,7 @@ class TopologyOutput(AppliedObjectOutput):
         touch: change the object again after a release, see `RELEASE_TOUCH_DELAY_S`.
     """
 
-    resource = Resource.TOPOLOGIES
+    resource, kind = Resource.TOPOLOGIES, "NodeResourceTopology"
     failure_text = "NodeResourceTopology not written"
     missing_definition_hint = "apply config/kubernetes/publish-topology/crd.yaml"
     alternative = (
@@ -318,10 +303,8 @@ class TopologyOutput(AppliedObjectOutput):
         self._silent = zones is None
         if zones is None:
             if self._wanted is not None:
-                self._wanted, self._steady = (
-                    contents_with_agent_not_ready(self._prefix, self._wanted),
-                    None,
-                )
+                self._wanted = contents_with_agent_not_ready(self._prefix, self._wanted)
+                self._steady = None
         elif (steady_zones := without_volatile_amounts(zones)) != self._steady:
             self._steady, self._wanted = steady_zones, build_topology_contents(self._prefix, zones)
 
@@ -330,7 +313,12 @@ class TopologyOutput(AppliedObjectOutput):
         if self._validity:
             annotations[f"{self._prefix}/{RENEWED_AT_ANNOTATION}"] = self._renewed
             annotations[f"{self._prefix}/{VALIDITY_ANNOTATION}"] = f"{self._validity:.0f}"
-        return build_topology_object(self._node, self._owner_uid, annotations, self._wanted)
+        document = super()._build_object()
+        document["metadata"]["annotations"] = annotations
+        return document
+
+    def _build_contents(self) -> Object:
+        return dict(self._wanted)
 
     def pending_count(self) -> int:
         """Return 1 while the object or its field managers are not known to be as desired."""
@@ -339,9 +327,9 @@ class TopologyOutput(AppliedObjectOutput):
 
     def next_due_at(self) -> float:
         """Return when the next request may be made."""
-        return (
-            super().next_due_at() if self.pending_count() else max(self.hold_until, self._touch_at)
-        )
+        if self.pending_count():
+            return super().next_due_at()
+        return max(self.hold_until, self._touch_at)
 
     def _next_request(self, now_s: float) -> APIRequest | None:
         """Return a read of the Node's UID first, then of the field managers, then the apply."""
@@ -362,12 +350,8 @@ class TopologyOutput(AppliedObjectOutput):
         self, request: APIRequest, outcome: Outcome, now_s: float, jitter: float
     ) -> None:
         result = outcome.result
-        about = request.resource is self.resource
-        if (
-            about
-            and request.verb is Verb.GET
-            and result in (OutcomeKind.SUCCEEDED, OutcomeKind.MISSING)
-        ):
+        is_object_read = request.resource is self.resource and request.verb is Verb.GET
+        if is_object_read and result in (OutcomeKind.SUCCEEDED, OutcomeKind.MISSING):
             self._on_object_read(outcome.documents[0] if outcome.documents else {}, now_s, jitter)
         elif result is OutcomeKind.SUCCEEDED and request.form is ContentType.JSON:
             self._reset = False

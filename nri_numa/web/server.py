@@ -363,7 +363,6 @@ class Server:
         self.on_connection_count(len(self._limiter), crowded=self._limiter.has_reserve_connections)
 
     def _assign_slot(self, sock: socket.socket, peer: str) -> None:
-        """Assign a slot to a connection."""
         sock.setblocking(False)
         slot = self._limiter.acquire_slot(peer)
         slot.close_connection = partial(self._close_unserved, sock, slot)
@@ -453,7 +452,6 @@ class Server:
         return self._certificate is not None and slot.peer != UNIX_PEER
 
     async def _serve_connection(self, sock: socket.socket, slot: ConnectionSlot) -> None:
-        """Serve one connection from its first byte to its end."""
         writer: asyncio.StreamWriter | None = None
         try:
             async with asyncio.timeout_at(_first_request_deadline(slot)) as limit:
@@ -658,7 +656,6 @@ def unix_listener(path: str) -> socket.socket:
 
 
 def _can_be_probe(data: bytes) -> bool:
-    """Return True if this may be the start of a probe."""
     return any(start[: len(data)] == data[: len(start)] for start in _PROBE_STARTS)
 
 

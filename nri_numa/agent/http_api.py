@@ -399,7 +399,7 @@ class AgentServer(Server):
 
     def on_request_answered(self, request: HTTPRequest | None, status: int) -> None:
         """Count a request by the pattern of its path, so labels are bounded."""
-        routes = self.routes.routes_for_path(request) if request is not None else []
+        routes = protocol.routes_for_path(self.routes, request) if request is not None else []
         route = routes[0].path if routes else "other"
         label = "page" if route in self._open - PROBE_PATHS else route
         self._metrics.http_requests.labels(label, str(status)).inc()

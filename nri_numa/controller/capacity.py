@@ -321,8 +321,10 @@ class OfflineCapacityAnnotationOutput(Output):
     It is written as a merge patch of that one key, which changes no other field.
     """
 
+    name = "offline-capacity"
+
     def __init__(self, prefix: str, rules: CapacityRules) -> None:
-        super().__init__("offline-capacity")
+        super().__init__()
         self._key = f"{prefix}/{OFFLINE_CAPACITY_ANNOTATION}"
         self._ids_key = f"{prefix}/{NODE_EXISTING_NUMA_IDS_ANNOTATION}"
         self._rules = rules
@@ -414,15 +416,12 @@ class OfflineCapacityAnnotationOutput(Output):
     def update_due_nodes(self, now_s: float, wall: float) -> None:
         """Update which annotations must be written; called once a second."""
         self._wall = wall
-        self._ready = sorted(
-            (
-                node
-                for node, capacity in self._capacity.items()
-                if self._failures.get(node, (0, 0.0))[1] <= now_s
-                and capacity.is_write_due(now_s, wall)
-            ),
-            reverse=True,
-        )
+        due_nodes = [
+            node
+            for node, capacity in self._capacity.items()
+            if self._failures.get(node, (0, 0.0))[1] <= now_s and capacity.is_write_due(now_s, wall)
+        ]
+        self._ready = sorted(due_nodes, reverse=True)
 
     def _next_request(self, now_s: float) -> APIRequest | None:
         while self._ready:

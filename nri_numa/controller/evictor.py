@@ -132,10 +132,8 @@ class Evictor(Output, Generic[CandidateT]):
     counts_workload = True
     min_interval_s = 0.0
 
-    def __init__(
-        self, name: str, prefix: str, budget: EvictionBudget, delay_s: float, now_s: float
-    ) -> None:
-        super().__init__(name)
+    def __init__(self, prefix: str, budget: EvictionBudget, delay_s: float, now_s: float) -> None:
+        super().__init__()
         self.pods: dict[str, CandidateT] = {}
         self._prefix, self._budget, self._delay_s = prefix, budget, delay_s
         self._not_before = now_s
@@ -319,10 +317,8 @@ def parse_assigned_numa_nodes(text: str, cpus: Mapping[int, frozenset[int]]) -> 
 class _NUMANodeEvictor(Evictor[NUMANodePod]):
     """Evicts pods from NUMA nodes that are emptied."""
 
-    def __init__(
-        self, name: str, prefix: str, budget: EvictionBudget, delay_s: float, now_s: float
-    ) -> None:
-        super().__init__(name, prefix, budget, delay_s, now_s)
+    def __init__(self, prefix: str, budget: EvictionBudget, delay_s: float, now_s: float) -> None:
+        super().__init__(prefix, budget, delay_s, now_s)
         self._emptied: dict[str, _DrainingNUMANodes] = {}
         self._cpus: dict[str, dict[int, frozenset[int]]] = {}
 
@@ -405,11 +401,8 @@ class NUMANodeDrainEvictor(_NUMANodeEvictor):
     know it first, or the replacement is placed on the same NUMA nodes.
     """
 
-    reason, event_suffix = "NUMANodeDrained", "drained"
+    name, reason, event_suffix = "drain", "NUMANodeDrained", "drained"
     counts_workload = False
-
-    def __init__(self, prefix: str, budget: EvictionBudget, delay_s: float, now_s: float) -> None:
-        super().__init__("drain", prefix, budget, delay_s, now_s)
 
     def on_node_updated(self, name: str, document: Mapping[str, Any], now_s: float) -> None:
         """Read the drained NUMA nodes of a Node; an unreadable list drains none."""
@@ -444,7 +437,7 @@ class HostStealEvictor(_NUMANodeEvictor):
         max_fraction: of the cluster's NUMA nodes; if more are degraded, no pod is evicted.
     """
 
-    reason, event_suffix = "NUMANodeStolen", "stolen"
+    name, reason, event_suffix = "steal", "NUMANodeStolen", "stolen"
     min_interval_s = 60.0  # a measurement may err
 
     def __init__(
@@ -457,7 +450,7 @@ class HostStealEvictor(_NUMANodeEvictor):
         below: float,
         max_fraction: float,
     ) -> None:
-        super().__init__("steal", prefix, budget, delay_s, now_s)
+        super().__init__(prefix, budget, delay_s, now_s)
         self._below, self._at_most = below, max_fraction
         self._attribute = f"{prefix}/{MEASURED_CAPACITY_FACTOR_ATTRIBUTE}"
         self._measured: dict[str, dict[int, _MeasuredCapacityFactor]] = {}

@@ -33,6 +33,7 @@ from nri_numa.web.protocol import (
     HTTPRequest,
     Response,
     Route,
+    not_ready_error,
     page_routes,
 )
 from nri_numa.web.security import TokenFile
@@ -416,9 +417,7 @@ class ClusterPage:
             self._token.check_request_token(request)
         problem = self._topologies.problem
         if not self._topologies.synced.is_set():
-            raise APIError(
-                503, "NotReady", problem or "the nodes are not known yet", [("Retry-After", "2")]
-            )
+            raise not_ready_error(problem or "the nodes are not known yet")
         query_text = repr((sorted(request.query.items()), problem))
         query_hash = hashlib.sha256(query_text.encode()).hexdigest()[:12]
         tag = f'"{self._life}-{self._overview.revision}-{query_hash}"'

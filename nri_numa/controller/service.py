@@ -53,7 +53,7 @@ from nri_numa.observe.logs import get_logger
 from nri_numa.publisher.writer import Writer, WriterMetrics
 from nri_numa.scheduler.candidates import VerdictCache
 from nri_numa.scheduler.watcher import PODS_PATH, TOPOLOGIES_PATH
-from nri_numa.web.protocol import APIError, Handler, HTTPRequest, Response, Route
+from nri_numa.web.protocol import APIError, Handler, HTTPRequest, Response, Route, not_ready_error
 from nri_numa.web.security import Certificate, TokenFile
 from nri_numa.web.server import MetricsAndProbeServer
 
@@ -372,7 +372,7 @@ class ControllerService:
         if request.header_value(FORWARDED_HEADER.encode()) and not self.lease.is_leader:
             problem = "this replica is no longer the leader"
         if problem:
-            raise _not_ready_error(problem)
+            raise not_ready_error(problem)
 
     def _forward_to_leader(self, answer: Callable[[HTTPRequest], Response]) -> Handler:
         """Build a handler that forwards to the leader, which alone keeps the PUT reports.
@@ -386,7 +386,7 @@ class ControllerService:
             try:
                 return await forward_to_replica(request, leader, self._certificate)
             except (aiohttp.ClientError, OSError, ValueError) as error:
-                raise _not_ready_error(f"{leader}, the leader, does not answer: {error}") from error
+                raise not_ready_error(f"{leader}, the leader, does not answer: {error}") from error
 
         return handle
 
@@ -511,10 +511,6 @@ async def forward_to_replica(
         ) as answer,
     ):
         return Response(answer.status, await answer.read(), answer.content_type)
-
-
-def _not_ready_error(problem: str) -> APIError:
-    return APIError(503, "NotReady", problem, [("Retry-After", "2")])
 
 
 @contextlib.contextmanager

@@ -146,7 +146,7 @@ class StuckPodEvictor(Evictor[StuckPod]):
         reader: reads the requests of pods.
     """
 
-    reason, event_suffix = "NUMAPodMoved", "moved"
+    name, reason, event_suffix = "stuck", "NUMAPodMoved", "moved"
 
     def __init__(
         self,
@@ -158,7 +158,7 @@ class StuckPodEvictor(Evictor[StuckPod]):
         reader: PodReader,
         now_s: float,
     ) -> None:
-        super().__init__("stuck", prefix, budget, delay_s, now_s)
+        super().__init__(prefix, budget, delay_s, now_s)
         self._nodes, self._candidates, self._reader = nodes, candidates, reader
         self._suspects: dict[tuple[str, str], _Suspect] = {}
         self._looking: StuckPod | None = None

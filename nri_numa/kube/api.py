@@ -379,11 +379,8 @@ class Watch:
         self._key = key or name_of
         self._what = path.rpartition("/")[2]
         self._parameters = {"fieldSelector": fields} if fields else {}
-        self._accept = (
-            (ACCEPT_METADATA, ACCEPT_METADATA_LIST)
-            if metadata
-            else (ACCEPT_WHOLE_OBJECT, ACCEPT_WHOLE_OBJECT)
-        )
+        self._accept = ACCEPT_METADATA if metadata else ACCEPT_WHOLE_OBJECT
+        self._accept_list = ACCEPT_METADATA_LIST if metadata else ACCEPT_WHOLE_OBJECT
         self._log = get_logger("kube")
         self._keys: set[str] = set()
         self._token, self._found = "", set[str]()
@@ -404,7 +401,7 @@ class Watch:
                 query = {
                     **self._parameters, "resourceVersion": version, "allowWatchBookmarks": "true",
                 }  # fmt: skip
-                followed = self._api.watch_events(self._path, query, accept=self._accept[0])
+                followed = self._api.watch_events(self._path, query, accept=self._accept)
                 async with aclosing(followed) as events:
                     async for event, document in events:
                         self._mark_healthy()
@@ -439,7 +436,7 @@ class Watch:
     async def _list_objects(self) -> str:
         version = ""
         query = {**self._parameters, **({"continue": self._token} if self._token else {})}
-        pages = self._api.list_pages(self._path, query, accept=self._accept[1])
+        pages = self._api.list_pages(self._path, query, accept=self._accept_list)
         async for metadata, items in pages:
             version = str(metadata.get("resourceVersion") or version)
             for number, document in enumerate(items):

@@ -57,15 +57,10 @@ class ClaimRequestAnswerer:
         namespace, name = question.get("namespace"), question.get("name")
         if not (isinstance(namespace, str) and isinstance(name, str) and namespace and name):
             return {"problem": "the question names no claim"}
-        outcome = await self._api.execute_request(
-            APIRequest(
-                output="claims",
-                verb=Verb.GET,
-                resource=Resource.CLAIMS,
-                namespace=namespace,
-                name=name,
-            )
+        request = APIRequest(
+            output="claims", verb=Verb.GET, resource=Resource.CLAIMS, namespace=namespace, name=name
         )
+        outcome = await self._api.execute_request(request)
         if outcome.result is not OutcomeKind.SUCCEEDED:
             self._report_problem(outcome.text)
             return {"problem": outcome.text}

@@ -57,11 +57,8 @@ def node_annotations(prefix: str, info: MachineNUMAInfo) -> dict[str, str]:
 
 def numa_ids_annotation(prefix: str, topology: Mapping[str, Any]) -> dict[str, str]:
     """Return the ids of the NUMA nodes; they also mark that offline capacity counts here."""
-    return {
-        f"{prefix}/{NODE_EXISTING_NUMA_IDS_ANNOTATION}": format_id_list(
-            {node["id"] for node in topology["numaNodes"]}
-        )
-    }
+    ids = format_id_list({node["id"] for node in topology["numaNodes"]})
+    return {f"{prefix}/{NODE_EXISTING_NUMA_IDS_ANNOTATION}": ids}
 
 
 def node_labels(prefix: str, topology: Mapping[str, Any]) -> dict[str, str]:
@@ -167,9 +164,8 @@ def event_series(notice: Notice) -> Object:
     """Return the changed fields of a repeated Event; empty the first time."""
     if notice.count < 2:
         return {}
-    return {
-        "series": {"count": notice.count, "lastObservedTime": micro_time_text(notice.last_time)}
-    }
+    last_time = micro_time_text(notice.last_time)
+    return {"series": {"count": notice.count, "lastObservedTime": last_time}}
 
 
 def _truncate_note(text: str) -> str:

@@ -117,13 +117,10 @@ def stale_spec(spec: Object) -> Object:
 class NumatopologyOutput(AppliedObjectOutput):
     """The Numatopology of one Node; fields of Volcano's own exporter are not overwritten."""
 
-    resource, kind = Resource.NUMATOPOLOGIES, "Numatopology"
+    name, resource, kind = "numatopology", Resource.NUMATOPOLOGIES, "Numatopology"
     failure_text = "Numatopology not written"
     missing_definition_hint = "Volcano brings its definition"
     alternative = "stop that, or leave publish.numatopology off"
-
-    def __init__(self, node: str) -> None:
-        super().__init__("numatopology", node)
 
     def set_desired(self, spec: Object | None) -> None:
         """Set the desired spec; None if the agent no longer answers."""

@@ -134,10 +134,10 @@ class Output:
         failure_text: text of the problem's log line.
     """
 
+    name: str
     failure_text = "output not written"
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self) -> None:
         self.dropped = 0
         self.hold_until = 0.0
         self.problem = ""
@@ -195,8 +195,8 @@ class Output:
 class SingleObjectOutput(Output):
     """One object, or a part of it, retried with backoff until it is as desired."""
 
-    def __init__(self, name: str, node: str) -> None:
-        super().__init__(name)
+    def __init__(self, node: str) -> None:
+        super().__init__()
         self._node = node
         self._failures, self._not_before = 0, 0.0
 
@@ -238,8 +238,8 @@ class AppliedObjectOutput(SingleObjectOutput):
     resource: Resource
     kind = missing_definition_hint = alternative = ""
 
-    def __init__(self, name: str, node: str, *, force: bool = False) -> None:
-        super().__init__(name, node)
+    def __init__(self, node: str, *, force: bool = False) -> None:
+        super().__init__(node)
         self._object, self._force = node, force
         self._wanted: Any = None
         self._sent: Any = None

@@ -52,8 +52,8 @@ EVENT_BURST_PER_POD: Final = 25
 class NodePatchOutput(SingleObjectOutput):
     """Keeps a part of the Node as desired: reads it first, then writes the difference."""
 
-    def __init__(self, name: str, node: str) -> None:
-        super().__init__(name, node)
+    def __init__(self, node: str) -> None:
+        super().__init__(node)
         self._active = self._node_read = False
 
     def _record_node_state(self, document: Mapping[str, Any]) -> None:
@@ -74,9 +74,6 @@ class NodePatchOutput(SingleObjectOutput):
 
     def _next_request(self, now_s: float) -> APIRequest | None:
         return self._patch_request() if self._node_read else self._node_read_request()
-
-    def _new_patch_request(self, resource: Resource, body: dict[str, Any]) -> APIRequest:
-        return self._new_request(Verb.PATCH, resource, self._node, body=body)
 
     def _on_outcome(
         self, request: APIRequest, outcome: Outcome, now_s: float, jitter: float
@@ -102,8 +99,10 @@ class NodePatchOutput(SingleObjectOutput):
 class NodeMetadataOutput(NodePatchOutput):
     """Annotations and labels of the Node; the publisher's own ones are removed if disabled."""
 
+    name = "node"
+
     def __init__(self, node: str, prefix: str, *, annotations: bool, labels: bool) -> None:
-        super().__init__("node", node)
+        super().__init__(node)
         self._with = {"annotations": annotations, "labels": labels}
         self._ours = {
             "annotations": {f"{prefix}/{key}" for key in desired_objects.NODE_ANNOTATIONS},
@@ -128,7 +127,12 @@ class NodeMetadataOutput(NodePatchOutput):
             keys = sorted(own_keys | desired.keys())
             if changed := {k: desired.get(k) for k in keys if desired.get(k) != actual.get(k)}:
                 changes[part] = changed
-        return self._new_patch_request(Resource.NODES, {"metadata": changes}) if changes else None
+        body = {"metadata": changes}
+        return (
+            self._new_request(Verb.PATCH, Resource.NODES, self._node, body=body)
+            if changes
+            else None
+        )
 
 
 class NodeCapacityOutput(NodePatchOutput):
@@ -139,8 +143,10 @@ class NodeCapacityOutput(NodePatchOutput):
     ``kubelet_node_status.go``), so it is read again at every resync.
     """
 
+    name = "capacity"
+
     def __init__(self, node: str, resource: str) -> None:
-        super().__init__("capacity", node)
+        super().__init__(node)
         self._resource, self._wanted = resource, ""
         self._there: str | None = None
 
@@ -154,8 +160,8 @@ class NodeCapacityOutput(NodePatchOutput):
     def _patch_request(self) -> APIRequest | None:
         if self._there == self._wanted:
             return None
-        capacity = {self._resource: self._wanted}
-        return self._new_patch_request(Resource.NODE_STATUS, {"status": {"capacity": capacity}})
+        body = {"status": {"capacity": {self._resource: self._wanted}}}
+        return self._new_request(Verb.PATCH, Resource.NODE_STATUS, self._node, body=body)
 
 
 class AgentOfflineCapacityOutput(Output):
@@ -169,10 +175,10 @@ class AgentOfflineCapacityOutput(Output):
         problem: sentence saying why a text is not passed on.
     """
 
-    failure_text = "capacity not handed to agent"
+    name, failure_text = "handover", "capacity not handed to agent"
 
     def __init__(self, node: str, prefix: str, interval: float) -> None:
-        super().__init__("handover")
+        super().__init__()
         self.document = ""
         self._node, self._prefix, self._interval = node, prefix, interval
         self._failures = 0
@@ -211,16 +217,15 @@ class AgentOfflineCapacityOutput(Output):
             self.document = document
 
 
-_PodName = tuple[str, str]
-
-
 class PodAnnotationOutput(Output):
     """The ``assigned`` annotation of the node's pods."""
 
+    name = "pods"
+
     def __init__(self, node: str, prefix: str) -> None:
-        super().__init__("pods")
+        super().__init__()
         self._node, self._key = node, f"{prefix}/assigned"
-        self._shelf: VersionedQueue[_PodName] = VersionedQueue(MAX_ITEMS_PER_OUTPUT)
+        self._shelf: VersionedQueue[tuple[str, str]] = VersionedQueue(MAX_ITEMS_PER_OUTPUT)
         self._list_due = False
 
     def set_desired(self, assignments: Iterable[Assignment]) -> None:
@@ -311,8 +316,10 @@ class EventOutput(Output):
         expired_count: notices that were an hour old when they were first read.
     """
 
+    name = "events"
+
     def __init__(self, node: str, prefix: str) -> None:
-        super().__init__("events")
+        super().__init__()
         self.expired_count = 0
         self._node, self._prefix = node, prefix
         self._shelf: VersionedQueue[str] = VersionedQueue(MAX_ITEMS_PER_OUTPUT)

@@ -278,10 +278,7 @@ class Publisher:
             tasks.append(self._run_zone_refreshes())
         if self._bound is not None:
             tasks.append(self._bound.watch.run())
-        if self._claims is not None:
-            tasks.append(self._claims.run())
-        if self._spans is not None:
-            tasks.append(self._spans.run())
+        tasks += [part.run() for part in (self._claims, self._spans) if part is not None]
         try:
             async with asyncio.TaskGroup() as group:
                 for task in tasks:

@@ -110,12 +110,12 @@ def _bytes_capacity(size: int) -> dict[str, Any]:
 class SliceOutput(AppliedObjectOutput):
     """The ResourceSlice of one Node; no other process writes this driver's devices."""
 
-    resource, kind = Resource.SLICES, "ResourceSlice"
+    name, resource, kind = "slices", Resource.SLICES, "ResourceSlice"
     failure_text = "ResourceSlice without effect"
 
     def __init__(self, node: str, driver: str) -> None:
         # Applying an equal object changes nothing, so it is not read first.
-        super().__init__("slices", node, force=True)
+        super().__init__(node, force=True)
         self._driver = driver
         self._object = f"00000-{driver}-{node}"[:253].rstrip("-.")
         self._checks: list[float] = []

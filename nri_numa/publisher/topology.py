@@ -263,7 +263,7 @@ class TopologyOutput(AppliedObjectOutput):
         touch: change the object again after a release, see `RELEASE_TOUCH_DELAY_S`.
     """
 
-    resource, kind = Resource.TOPOLOGIES, "NodeResourceTopology"
+    name, resource, kind = "topology", Resource.TOPOLOGIES, "NodeResourceTopology"
     failure_text = "NodeResourceTopology not written"
     missing_definition_hint = "apply config/kubernetes/publish-topology/crd.yaml"
     alternative = (
@@ -280,7 +280,7 @@ class TopologyOutput(AppliedObjectOutput):
         validity: float = 0.0,
         touch: bool = True,
     ) -> None:
-        super().__init__("topology", node, force=force)
+        super().__init__(node, force=force)
         self._touch = touch
         self._prefix, self._validity, self._renewed = prefix, validity, ""
         self._key = f"{prefix}/{RELEASE_COUNTER_ANNOTATION}"
@@ -400,14 +400,12 @@ class TopologyOutput(AppliedObjectOutput):
 
 def other_field_managers(managed: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return the other managers of zones or attributes, from ``metadata.managedFields``."""
-    return sorted(
-        {
-            str(entry.get("manager", ""))
-            for entry in managed
-            if entry.get("manager") != FIELD_MANAGER
-            and any(field in (entry.get("fieldsV1") or {}) for field in _OWNED_FIELD_KEYS)
-        }
-    )
+    managers = {
+        str(entry.get("manager", ""))
+        for entry in managed
+        if any(field in (entry.get("fieldsV1") or {}) for field in _OWNED_FIELD_KEYS)
+    }
+    return sorted(managers - {FIELD_MANAGER})
 
 
 def pods_fingerprint(pods: Iterable[tuple[str, str]]) -> str:

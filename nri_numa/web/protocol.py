@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import resources
@@ -103,6 +103,11 @@ class APIError(Exception):
         return Response(self.status, body + b"\n", headers=self.headers)
 
 
+def not_ready_error(problem: str) -> APIError:
+    """Return the error for a request that can be answered soon."""
+    return APIError(503, "NotReady", problem, [("Retry-After", "2")])
+
+
 def too_many_open_error(items: str) -> APIError:
     """Return the error for a limit that is reached."""
     return APIError(503, "Busy", f"too many {items} are open", [("Retry-After", "5")])
@@ -137,34 +142,27 @@ class Route:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Routes:
-    """All routes of a server."""
+def routes_for_path(routes: Iterable[Route], request: HTTPRequest) -> list[Route]:
+    """Return the routes of the request's path, for all methods."""
+    return [route for route in routes if route.matches_path(request.segments)]
 
-    every_route: tuple[Route, ...]
 
-    def routes_for_path(self, request: HTTPRequest) -> list[Route]:
-        """Return the routes of the request's path, for all methods."""
-        return [route for route in self.every_route if route.matches_path(request.segments)]
-
-    def resolve_route(self, request: HTTPRequest) -> Route:
-        """Return the route of a request; `APIError` if there is none."""
-        routes = self.routes_for_path(request)
-        if not routes:
-            raise APIError(404, "NotFound", "there is no such path")
-        method = "GET" if request.method == "HEAD" else request.method
-        for route in routes:
-            if route.method == method:
-                break
-        else:
-            allowed = ", ".join("GET, HEAD" if r.method == "GET" else r.method for r in routes)
-            raise APIError(405, "MethodNotAllowed", f"expected {allowed}", [("Allow", allowed)])
-        for name in request.query if route.query is not None else ():
-            if name not in (names := route.query or ()):
-                hint = f"expected {' or '.join(names)}" if names else "this path has none"
-                problem = f"unknown query parameter {name[:80]!r}; {hint}"
-                raise APIError(400, "BadRequest", problem)
-        return route
+def resolve_route(routes: Iterable[Route], request: HTTPRequest) -> Route:
+    """Return the route of a request; `APIError` if there is none."""
+    candidates = routes_for_path(routes, request)
+    if not candidates:
+        raise APIError(404, "NotFound", "there is no such path")
+    method = "GET" if request.method == "HEAD" else request.method
+    route = next((route for route in candidates if route.method == method), None)
+    if route is None:
+        allowed = ", ".join("GET, HEAD" if r.method == "GET" else r.method for r in candidates)
+        raise APIError(405, "MethodNotAllowed", f"expected {allowed}", [("Allow", allowed)])
+    for name in request.query if route.query is not None else ():
+        if name not in (names := route.query or ()):
+            hint = f"expected {' or '.join(names)}" if names else "this path has none"
+            problem = f"unknown query parameter {name[:80]!r}; {hint}"
+            raise APIError(400, "BadRequest", problem)
+    return route
 
 
 _FILE_CONTENT_TYPES: Final = {

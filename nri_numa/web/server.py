@@ -45,7 +45,6 @@ from nri_numa.web.protocol import (
     HTTPRequest,
     Response,
     Route,
-    Routes,
 )
 from nri_numa.web.security import Certificate, is_expected_host
 
@@ -245,7 +244,7 @@ class Server:
     ) -> None:
         self._host, self._certificate = host, certificate
         self._name = f"nri-numa/{version}"
-        self.routes = Routes(tuple(routes))
+        self.routes = tuple(routes)
         self._limiter = ConnectionLimiter(
             max_connections or MAX_ORDINARY_CONNECTIONS,
             MAX_TLS_RESERVE_CONNECTIONS if certificate else MAX_RESERVE_CONNECTIONS,
@@ -544,7 +543,7 @@ class Server:
             problem = "this server is only reachable as localhost or by its address"
             raise APIError(421, "MisdirectedRequest", problem)
         self.check_request_allowed(request)
-        route = self.routes.resolve_route(request)
+        route = protocol.resolve_route(self.routes, request)
         if route.method != "GET" and (origin := request.header_value(b"origin")):
             # Browsers send such requests for foreign pages; the agent's own page never does.
             page = origin[:80].decode("latin-1")
@@ -623,7 +622,8 @@ class MetricsAndProbeServer(Server):
 
     def on_request_answered(self, request: HTTPRequest | None, status: int) -> None:
         """Count the request."""
-        for route in self.routes.routes_for_path(request)[:1] if request is not None else ():
+        routes = protocol.routes_for_path(self.routes, request) if request is not None else ()
+        for route in routes[:1]:
             self._count_request(route.path, status)
 
 

@@ -384,8 +384,8 @@ def _has_more_free(old_info: NodeInfo | None, new_info: NodeInfo | None) -> bool
         return False
     if not isinstance(old_info, NodeResources) or old_info.ids != new_info.ids:
         return True
-    is_ready_again = old_info.agent_not_ready and not new_info.agent_not_ready
-    if is_ready_again or (old_info.exclusive_limit or 0) < (new_info.exclusive_limit or 0):
+    agent_became_ready = old_info.agent_not_ready and not new_info.agent_not_ready
+    if agent_became_ready or (old_info.exclusive_limit or 0) < (new_info.exclusive_limit or 0):
         return True
     amounts = {r.name: r.free for r in old_info.other_resources}
     pairs = [

@@ -208,9 +208,9 @@ class NodeResources(Struct, frozen=True, kw_only=True, dict=True, cache_hash=Tru
         self, request: PodRequest, placed: Mapping[str, NUMASet]
     ) -> ResourceCounts | None:
         """Return the charge of a pod by the NUMA nodes of its containers' annotation."""
-        return self.charge_of_containers(self._placements(request, placed))
+        return self.charge_of_containers(self._placed_requests(request, placed))
 
-    def _placements(
+    def _placed_requests(
         self, request: PodRequest, placed: Mapping[str, NUMASet]
     ) -> Iterator[tuple[ContainerRequest, Sequence[int]]]:
         """Yield what the plugin places, and its positions by the NUMA nodes of containers."""
@@ -229,7 +229,7 @@ class NodeResources(Struct, frozen=True, kw_only=True, dict=True, cache_hash=Tru
         """
         exclusive, milli = [0] * len(self.ids), [0] * len(self.ids)
         resources = {r.name: [0] * len(self.ids) for r in self.other_resources}
-        for c, positions in self._placements(request, placed):
+        for c, positions in self._placed_requests(request, placed):
             if c.is_init:
                 continue
             cpus, capacity = self.cpus_with_idle_siblings(c), self.exclusive.capacity

@@ -33,7 +33,6 @@ from nri_numa.config.sections import AgentConfig
 from nri_numa.engine.assigned import ASSIGNED_KEY
 from nri_numa.engine.place.memory import (
     MEMPOLICY_KEY,
-    hugepages_resource_name,
     unpinned_memory_policy_rejection,
 )
 from nri_numa.engine.pod_admission import MAX_EXPECTED_CONTAINERS
@@ -66,6 +65,7 @@ from nri_numa.model.workload import (
     QoSClass,
     Scope,
 )
+from nri_numa.text import hugepages_resource_name
 
 POLICY_NAMES: Final = tuple(str(policy) for policy in Policy)
 _MAX_POD_CONTAINERS: Final = 500
@@ -211,12 +211,11 @@ class PodReader:
                 allocated = allocated.add(
                     Charge(milli, dict(need.charged_amounts).get("memory", 0))
                 )
+        has_pod_scope = Scope.POD in scopes and len(containers) > 1
         return replace(
             request,
             containers=tuple(containers),
-            pod_scope_request=peak_request(containers)
-            if Scope.POD in scopes and len(containers) > 1
-            else None,
+            pod_scope_request=peak_request(containers) if has_pod_scope else None,
             kubelet_aligned=tuple(kubelets),
             has_placement_request=bool(containers),
         )

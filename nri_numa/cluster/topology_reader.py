@@ -46,7 +46,7 @@ class _InvalidTopology(Exception):
     """An invalid object; the text has the path, the value and what was expected."""
 
 
-def _unexpected(subject: str, value: object, expectation: str) -> _InvalidTopology:
+def _unexpected_value(subject: str, value: object, expectation: str) -> _InvalidTopology:
     return _InvalidTopology(f"{subject} is {_value_text(value)}, expected {expectation}")
 
 
@@ -60,11 +60,11 @@ def decode_topology(document: Mapping[str, Any], prefix: str) -> NodeResources |
 
 def _read_resources(document: Mapping[str, Any], prefix: str) -> NodeResources:
     if document.get("apiVersion") not in (None, "topology.node.k8s.io/v1alpha2"):
-        raise _unexpected("apiVersion", document["apiVersion"], "v1alpha2")
+        raise _unexpected_value("apiVersion", document["apiVersion"], "v1alpha2")
     zones: dict[int, Mapping[str, Any]] = {}
     for number, zone in enumerate(_require_list(document.get("zones"), "zones")):
         if not isinstance(zone, Mapping):
-            raise _unexpected(f"zones[{number}]", zone, "a zone")
+            raise _unexpected_value(f"zones[{number}]", zone, "a zone")
         if zone.get("type") != NODE_ZONE_TYPE:
             continue
         numa_node = _parse_numa_id(zone.get("name"), f"zones[{number}].name")
@@ -127,7 +127,7 @@ def _parse_policy(attributes: Mapping[str, str]) -> Policy:
     try:
         return Policy(text)
     except ValueError:
-        raise _unexpected(f"attribute {name}", text, f"one of {', '.join(Policy)}") from None
+        raise _unexpected_value(f"attribute {name}", text, f"one of {', '.join(Policy)}") from None
 
 
 def _resources_by_name(
@@ -166,9 +166,9 @@ def _parse_amount(resource: Mapping[str, Any], key: str, path: str, factor: int)
     try:
         amount = int(parse_exact_quantity(value) * factor)
     except BadQuantity as error:
-        raise _unexpected(f"{path}: {key}", value, str(error)) from None
+        raise _unexpected_value(f"{path}: {key}", value, str(error)) from None
     if amount > _MAX_AMOUNT:
-        raise _unexpected(f"{path}: {key}", value, "what some machine has")
+        raise _unexpected_value(f"{path}: {key}", value, "what some machine has")
     return amount
 
 
@@ -177,10 +177,10 @@ def _parse_distance_row(value: object, me: int, ids: tuple[int, ...]) -> AmountB
     for number, cost in enumerate(_require_list(value, f"zone {_ZONE_NAME_PREFIX}{me}, costs")):
         path = f"zone {_ZONE_NAME_PREFIX}{me}, costs[{number}]"
         if not isinstance(cost, Mapping):
-            raise _unexpected(path, cost, "name and value")
+            raise _unexpected_value(path, cost, "name and value")
         amount = cost.get("value")
         if isinstance(amount, bool) or not isinstance(amount, int) or not 0 <= amount <= 10_000:
-            raise _unexpected(f"{path}: value", amount, "a distance such as 21")
+            raise _unexpected_value(f"{path}: value", amount, "a distance such as 21")
         name = cost.get("name")
         if isinstance(name, str) and name.startswith(_ZONE_NAME_PREFIX):
             distances.setdefault(_parse_numa_id(name, f"{path}: name"), amount)
@@ -206,7 +206,7 @@ def _parse_integer_attribute(
     if text is None:
         return default
     if not (text.isascii() and text.isdigit() and len(text) <= 9):
-        raise _unexpected(f"{path}: attribute {name}", text, "a whole number")
+        raise _unexpected_value(f"{path}: attribute {name}", text, "a whole number")
     return int(text)
 
 
@@ -218,7 +218,7 @@ def _parse_capacity_factor(text: str | None, path: str) -> int:
     except BadQuantity:
         factor = None
     if factor is None or factor > 1:
-        raise _unexpected(f"{path}: capacity-factor", text, "a number from 0 to 1")
+        raise _unexpected_value(f"{path}: capacity-factor", text, "a number from 0 to 1")
     return int(factor * 1000)
 
 
@@ -226,7 +226,7 @@ def _parse_numa_id(name: object, path: str) -> int:
     digits = name.removeprefix(_ZONE_NAME_PREFIX) if isinstance(name, str) else ""
     is_number = digits.isascii() and digits.isdigit() and len(digits) <= 6 and digits != name
     if not is_number or int(digits) >= NUMASet.LIMIT:
-        raise _unexpected(path, name, f"{_ZONE_NAME_PREFIX}0 and so on")
+        raise _unexpected_value(path, name, f"{_ZONE_NAME_PREFIX}0 and so on")
     return int(digits)
 
 
@@ -234,7 +234,7 @@ def _require_list(value: object, path: str) -> list[Any]:
     if value is None:
         return []
     if not isinstance(value, list) or len(value) > _MAX_LIST_ITEMS:
-        raise _unexpected(path, value, f"a list of at most {_MAX_LIST_ITEMS}")
+        raise _unexpected_value(path, value, f"a list of at most {_MAX_LIST_ITEMS}")
     return value
 
 

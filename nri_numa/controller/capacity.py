@@ -295,8 +295,8 @@ class NodeCapacity:
             # A later expiry is written only when the written one is near. An earlier expiry is
             # not written: the annotation is removed when the values expire.
             remaining_s = written.expires_at - wall
-            is_near = remaining_s < self.rules.validity * REWRITE_VALIDITY_FRACTION
-            return is_near and desired.expires_at > written.expires_at + 1
+            expires_soon = remaining_s < self.rules.validity * REWRITE_VALIDITY_FRACTION
+            return expires_soon and desired.expires_at > written.expires_at + 1
         return now_s >= self._changed_at + self.rules.min_update_interval
 
     def record_written(self, annotation: OfflineCapacity | None, now_s: float) -> None:

@@ -29,10 +29,10 @@ from nri_numa.scheduler.fit import Fit
 from nri_numa.text import BadQuantity, whole_bytes
 from nri_numa.web.protocol import (
     TEXT_CONTENT_TYPE,
-    APIError,
     HTTPRequest,
     Response,
     Route,
+    bad_request_error,
     not_ready_error,
     page_routes,
 )
@@ -49,10 +49,6 @@ SHARED_PAGE_FILES: Final = ("page.css", "theme.js", "small.js", "icon.svg")
 DEFAULT_TOPOLOGY_MANAGER_POLICY: Final = "single-numa-node"
 FULL_CAPACITY_FACTOR_MILLI: Final = 1000
 """A capacity factor of 1, in thousandths."""
-
-
-class BadQuery(Exception):
-    """An invalid query; the text names the key, the value and what was expected."""
 
 
 class OverviewQuery(Struct, frozen=True):
@@ -141,36 +137,42 @@ def parse_query(parameters: Mapping[str, str]) -> OverviewQuery:
     """Parse a query string.
 
     Raises:
-        BadQuery: a key is unknown or its value is invalid.
+        APIError: a key is unknown or its value is invalid.
     """
     keys = sorted(OverviewQuery.__struct_encode_fields__)
     for key in parameters:
         if key not in keys:
-            raise BadQuery(f"{ascii(key)[:40]}: unknown, expected one of {', '.join(keys)}")
+            raise bad_request_error(
+                f"{ascii(key)[:40]}: unknown, expected one of {', '.join(keys)}"
+            )
 
     def parse_integer(key: str, default: int, maximum: int) -> int:
         text = parameters.get(key, "")
         if not text:
             return default
         if not (text.isascii() and text.isdigit() and len(text) <= 9) or int(text) > maximum:
-            raise BadQuery(f"{key} is {ascii(text)[:40]}, expected a whole number up to {maximum}")
+            raise bad_request_error(
+                f"{key} is {ascii(text)[:40]}, expected a whole number up to {maximum}"
+            )
         return int(text)
 
     try:
         memory = whole_bytes(parameters.get("memory") or "0")
     except BadQuantity as error:
         text = ascii(parameters["memory"])[:40]
-        raise BadQuery(f"memory is {text}, expected {error}, such as 8Gi") from None
+        raise bad_request_error(f"memory is {text}, expected {error}, such as 8Gi") from None
 
     def parse_choice(key: str, default: str, choices: Sequence[str]) -> str:
         text = parameters.get(key) or default
         if text and text not in choices:
-            raise BadQuery(f"{key} is {ascii(text)[:40]}, expected one of {', '.join(choices)}")
+            raise bad_request_error(
+                f"{key} is {ascii(text)[:40]}, expected one of {', '.join(choices)}"
+            )
         return text
 
     def parse_name(key: str) -> str:
         if len(text := parameters.get(key, "")) > 253:
-            raise BadQuery(f"{key} has {len(text)} characters, expected at most 253")
+            raise bad_request_error(f"{key} has {len(text)} characters, expected at most 253")
         return text
 
     def parse_switch(key: str) -> bool:
@@ -423,11 +425,7 @@ class ClusterPage:
         tag = f'"{self._life}-{self._overview.revision}-{query_hash}"'
         if request.header_value(b"if-none-match") == tag.encode():
             return Response(304, b"", headers=[("ETag", tag)])
-        try:
-            query = parse_query(request.query)
-        except BadQuery as error:
-            raise APIError(400, "BadRequest", str(error)) from error
-        document: dict[str, Any] = await self._overview.overview_document(query)
+        document = await self._overview.overview_document(parse_query(request.query))
         if problem:
             document["stale"] = problem
         return Response(200, msgspec.json.encode(document), headers=[("ETag", tag)])

@@ -269,9 +269,10 @@ class ControllerService:
             watches.append(Watch(self._api, path, objects, **more))
             return watches[-1]
 
-        cluster, overview, stolen, stuck = self._cluster, self._overview, self.stolen, self.stuck
+        cluster, overview = self._cluster, self._overview
+        steal, stuck = self.stolen, self.stuck
         nodes, topologies, pods, events = (_ObjectEventFanout(self._clock) for _ in range(4))
-        for output in (self.capacity, self.drained, stolen):
+        for output in (self.capacity, self.drained, steal):
             if output is not None:
                 nodes.parts.append((output.on_node_updated, output.on_node_removed))
         judges_pods = stuck is not None or self._verdicts is not None
@@ -280,8 +281,8 @@ class ControllerService:
                 (lambda name, node, _: cluster.update_node(name, node), cluster.remove_node)
             )
             topologies.parts.append((cluster.update_topology, cluster.remove_topology))
-        if stolen is not None:
-            topologies.parts.append((stolen.on_topology_updated, stolen.on_topology_removed))
+        if steal is not None:
+            topologies.parts.append((steal.on_topology_updated, steal.on_topology_removed))
         # Metadata is enough without these: specs of nodes, and the addresses of their pages.
         full_objects = judges_pods or (overview is not None and overview.needs_node_addresses)
         self._nodes = add_watch(NODES_PATH, nodes, metadata=not full_objects)
@@ -319,7 +320,7 @@ class ControllerService:
             async with asyncio.TaskGroup() as group:
                 for watch in self._watches:
                     group.create_task(watch.run())
-                group.create_task(self.lease.run())
+                group.create_task(self.lease.run_election())
                 group.create_task(self._writer.run())
                 group.create_task(self._run_ticks())
                 if section.capacity_file:

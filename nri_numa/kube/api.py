@@ -93,10 +93,8 @@ class KubeAPI(KubeClient):
         service: name in the audit log, and field manager of written objects.
     """
 
-    def __init__(
-        self, credentials: str, service: str, *, wall: Callable[[], float] = time.time
-    ) -> None:
-        self._directory, self._service, self._wall = Path(credentials), service, wall
+    def __init__(self, credentials: str, service: str) -> None:
+        self._directory, self._service = Path(credentials), service
         self._session: aiohttp.ClientSession | None = None
         self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
         self._server = self._bearer = ""
@@ -106,7 +104,7 @@ class KubeAPI(KubeClient):
 
     def server_time(self) -> float:
         """Return the server's time in seconds since the epoch, at most a second off."""
-        return self._wall() - self._ahead
+        return time.time() - self._ahead
 
     async def request_json(
         self,
@@ -246,7 +244,7 @@ class KubeAPI(KubeClient):
     def _compare_clocks(self, answer: aiohttp.ClientResponse) -> None:
         with contextlib.suppress(ValueError):
             server = parsedate_to_datetime(answer.headers.get("Date", "")).timestamp()
-            self._ahead = self._wall() - server
+            self._ahead = time.time() - server
 
     def _read_token(self) -> str:
         return f"Bearer {(self._directory / 'token').read_text('utf-8').strip()}"

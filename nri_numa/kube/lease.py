@@ -16,12 +16,12 @@ import socket
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
-from datetime import UTC, datetime
 from typing import Any, Final
 
 from nri_numa.config.values import is_loopback
 from nri_numa.kube.requests import APIRequest, Outcome, OutcomeKind, Resource, Verb, section_of
 from nri_numa.observe.logs import get_logger
+from nri_numa.text import micro_time_text
 
 log = get_logger("lease")
 
@@ -112,7 +112,7 @@ class Lease:
             return "no replica leads yet"
         return f"another replica leads, and says no address: {self.holder}"
 
-    async def run(self) -> None:
+    async def run_election(self) -> None:
         """Take part in the election until cancelled."""
         while True:
             pause_s = await self.run_step()
@@ -211,9 +211,7 @@ class Lease:
     def _new_write_request(
         self, verb: Verb, document: dict[str, Any], transitions: int
     ) -> APIRequest:
-        # Six digits must follow the seconds; zeros could be dropped.
-        wall = datetime.fromtimestamp(self._wall(), UTC)
-        moment = wall.replace(microsecond=wall.microsecond or 1).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        moment = micro_time_text(self._wall())
         spec, metadata = section_of(document, "spec"), section_of(document, "metadata")
         is_holder = spec.get("holderIdentity") == self._identity
         body = {

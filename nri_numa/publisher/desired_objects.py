@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime
 from typing import Any, Final
 
 from nri_numa.model.offline_capacity import (
@@ -19,7 +18,7 @@ from nri_numa.model.offline_capacity import (
     parse_id_list,
 )
 from nri_numa.observe.notices import Notice
-from nri_numa.text import escape_unprintable
+from nri_numa.text import escape_unprintable, micro_time_text
 from nri_numa.web.responses import Assignment, MachineNUMAInfo
 
 Object = dict[str, Any]
@@ -174,8 +173,3 @@ def _truncate_note(text: str) -> str:
     if len(data) <= MAX_EVENT_NOTE_BYTES:
         return data.decode()
     return data[: MAX_EVENT_NOTE_BYTES - 3].decode(errors="ignore") + "…"
-
-
-def micro_time_text(seconds: float) -> str:
-    """Format seconds since the epoch as Kubernetes' MicroTime."""
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

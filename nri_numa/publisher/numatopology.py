@@ -85,9 +85,11 @@ def _parse_cpu_list(text: str) -> frozenset[int]:
     return parse_id_list(text, CPU_ID_LIMIT)  # CPUs are listed in the same form
 
 
-def _cpus_of_kinds(containers: Iterable[Assignment], kinds: Container[str]) -> frozenset[int]:
-    """Return the CPUs of containers of these kinds, and their idle siblings."""
-    assignments = [c for c in containers if c.kind in kinds]
+def _cpus_of_kinds(
+    containers: Iterable[Assignment], container_kinds: Container[str]
+) -> frozenset[int]:
+    """Return the CPUs of containers of these container_kinds, and their idle siblings."""
+    assignments = [c for c in containers if c.kind in container_kinds]
     texts = [text for c in assignments for text in (c.cpus, c.foreign_cpus, c.idle_siblings)]
     return frozenset[int]().union(*map(_parse_cpu_list, texts))
 

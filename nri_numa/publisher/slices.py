@@ -21,8 +21,7 @@ from nri_numa.dra.claims import (
 )
 from nri_numa.kube.requests import APIRequest, Resource
 from nri_numa.publisher.outbox import AppliedObjectOutput
-from nri_numa.publisher.topology import hugepages_resource_name
-from nri_numa.text import HUGEPAGES_PREFIX
+from nri_numa.text import HUGEPAGES_PREFIX, hugepages_resource_name
 from nri_numa.web.responses import ExclusiveCPUSlotsDocument, Zone, Zones
 
 PCIE_ROOT_ATTRIBUTE: Final = "resource.kubernetes.io/pcieRoot"

@@ -23,9 +23,8 @@ from nri_numa.model.counted_containers import (
     COUNTED_CONTAINERS_NRT_ATTRIBUTE,
     encode_counted_container_hashes,
 )
-from nri_numa.publisher.desired_objects import micro_time_text
 from nri_numa.publisher.outbox import AppliedObjectOutput
-from nri_numa.text import HUGEPAGES_PREFIX
+from nri_numa.text import hugepages_resource_name, micro_time_text
 from nri_numa.web.responses import Zone, Zones
 
 Object = dict[str, Any]
@@ -68,7 +67,6 @@ SERVER_PRUNE_ERROR_TEXT: Final = "failed to prune fields"
 Every apply fails until the entries are removed."""
 _FINGERPRINT_VERSION: Final = "pfp0v001"
 _OWNED_FIELD_KEYS: Final = ("f:zones", "f:attributes")
-_BINARY_SUFFIXES: Final = ("", "Ki", "Mi", "Gi", "Ti")
 
 
 def build_topology_contents(prefix: str, document: Zones) -> Object:
@@ -223,14 +221,6 @@ def _resource_amounts(resource: str, capacity: int, allocatable: int, available:
         "allocatable": str(allocatable),
         "available": str(min(max(0, available), allocatable)),
     }
-
-
-def hugepages_resource_name(size: int) -> str:
-    """Return the Kubernetes name of huge pages of a size in bytes: ``hugepages-2Mi``."""
-    power = 0
-    while power < len(_BINARY_SUFFIXES) - 1 and size and size % 1024 == 0:
-        size, power = size // 1024, power + 1
-    return f"{HUGEPAGES_PREFIX}{size}{_BINARY_SUFFIXES[power]}"
 
 
 def has_more_available(old_contents: Object | None, contents: Object) -> bool:

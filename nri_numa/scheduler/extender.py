@@ -477,7 +477,7 @@ class Extender:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._run_watches())
                 if self.election is not None:
-                    group.create_task(self.election.run())
+                    group.create_task(self.election.run_election())
                 group.create_task(self.activator.run(self.is_leader))
                 group.create_task(self.run_ticks())
                 group.create_task(self._run_sampled_wakeups())

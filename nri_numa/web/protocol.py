@@ -65,13 +65,13 @@ class HTTPRequest:
         text = target.decode("latin-1")
         path, _, query = text.partition("?")
         if not path.startswith("/") or len(text) > 4096:
-            raise APIError(400, "BadRequest", "expected a path of at most 4096 characters")
+            raise bad_request_error("expected a path of at most 4096 characters")
         try:
             segments = tuple(unquote(s, errors="strict") for s in path.split("/")[1:])
             pairs = parse_qsl(query, keep_blank_values=True, errors="strict", max_num_fields=16)
         except ValueError as error:
             problem = "path or query is not valid UTF-8, or has more than 16 parameters"
-            raise APIError(400, "BadRequest", problem) from error
+            raise bad_request_error(problem) from error
         return cls(method, path, segments, dict(pairs), **fields)  # type: ignore[arg-type]
 
     def header_value(self, name: bytes) -> bytes:
@@ -101,6 +101,11 @@ class APIError(Exception):
         """Return the response, an `Error` document."""
         body = msgspec.json.encode(Error(error=ErrorBody(reason=self.reason, message=self.message)))
         return Response(self.status, body + b"\n", headers=self.headers)
+
+
+def bad_request_error(problem: str) -> APIError:
+    """Return the error for a request that no client should send."""
+    return APIError(400, "BadRequest", problem)
 
 
 def not_ready_error(problem: str) -> APIError:
@@ -161,7 +166,7 @@ def resolve_route(routes: Iterable[Route], request: HTTPRequest) -> Route:
         if name not in (names := route.query or ()):
             hint = f"expected {' or '.join(names)}" if names else "this path has none"
             problem = f"unknown query parameter {name[:80]!r}; {hint}"
-            raise APIError(400, "BadRequest", problem)
+            raise bad_request_error(problem)
     return route
 
 
@@ -245,7 +250,7 @@ class HTTPConnection:
             raise APIError(431, "BadRequest", problem)
         if b"content-length" in self._head and b"transfer-encoding" in self._head:
             # A proxy may use the other length and so see two requests (RFC 9112, section 6.1).
-            raise APIError(400, "BadRequest", "Content-Length and Transfer-Encoding, expected one")
+            raise bad_request_error("Content-Length and Transfer-Encoding, expected one")
         certified = bool(self._writer.get_extra_info("peercert"))
         method = event.method.decode("ascii", "replace")
         return HTTPRequest.from_method_and_target(

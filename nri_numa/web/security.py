@@ -88,10 +88,8 @@ class Certificate:
         try:
             self._refresh_context()
         except OSError as error:
-            raise ConfigError(
-                "configuration",
-                [f"{setting}.tlsCert: {' and '.join(self._files)} cannot be used: {error}"],
-            ) from error
+            problem = f"{setting}.tlsCert: {' and '.join(self._files)} cannot be used: {error}"
+            raise ConfigError("configuration", [problem]) from error
 
     def current_context(self) -> ssl.SSLContext:
         """Return the context for the next connection; changed files are loaded if usable."""

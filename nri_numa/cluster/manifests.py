@@ -309,9 +309,8 @@ class PodManifestReader:
                 )
         if not quantities.hugepages.items() <= limits.hugepages.items():
             resources["requests"].add_problem("has huge pages that differ from the limits")
-        if (quantities.hugepages or limits.hugepages) and not any(
-            a.cpu_milli or a.memory for a in (quantities, limits)
-        ):
+        has_other_resources = any(a.cpu_milli or a.memory for a in (quantities, limits))
+        if (quantities.hugepages or limits.hugepages) and not has_other_resources:
             resources.add_problem("has huge pages alone, expected cpu or memory beside them")
         requests = quantities.with_defaults(limits)
         return replace(requests, hugepages={**limits.hugepages, **quantities.hugepages}), limits

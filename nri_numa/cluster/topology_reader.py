@@ -137,22 +137,20 @@ def _resources_by_name(
     capacity: dict[str, list[int]] = {}
     available: dict[str, list[int]] = {}
     for position, i in enumerate(ids):
-        for number, resource in enumerate(
-            _require_list(zones[i]["resources"], f"zone {_ZONE_NAME_PREFIX}{i}")
-        ):
-            path = f"zone {_ZONE_NAME_PREFIX}{i}, resources[{number}]"
+        zone_path = f"zone {_ZONE_NAME_PREFIX}{i}"
+        for number, resource in enumerate(_require_list(zones[i]["resources"], zone_path)):
+            path = f"{zone_path}, resources[{number}]"
             name = resource.get("name") if isinstance(resource, Mapping) else None
             if not isinstance(name, str):
                 raise _InvalidTopology(f"{path} has no name")
-            path = f"zone {_ZONE_NAME_PREFIX}{i}, {_printable_name(name)}"
+            path = f"{zone_path}, {_printable_name(name)}"
             factor = 1000 if name == "cpu" else 1
             allocatable = _parse_amount(resource, "allocatable", path, factor)
+            free_amount = _parse_amount(resource, "available", path, factor)
             if name not in capacity:
                 capacity[name], available[name] = [0] * len(ids), [0] * len(ids)
             capacity[name][position] = allocatable
-            available[name][position] = min(
-                allocatable, _parse_amount(resource, "available", path, factor)
-            )
+            available[name][position] = min(allocatable, free_amount)
     return {
         name: NodeResource(name, tuple(capacity[name]), tuple(available[name])) for name in capacity
     }

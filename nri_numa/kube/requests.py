@@ -125,6 +125,11 @@ class APIRequest:
     version: Any = None
 
     @property
+    def reads_node(self) -> bool:
+        """True if it reads one Node."""
+        return self.verb is Verb.GET and self.resource is Resource.NODES
+
+    @property
     def target_text(self) -> str:
         """Object of the request, for log lines."""
         return "/".join(
@@ -202,6 +207,7 @@ def classify_error(request: APIRequest, error: KubeError) -> Outcome:
     if not code:
         return Outcome(result=OutcomeKind.UNREACHABLE, text=api_text)
     result, remedy = _OUTCOME_BY_STATUS.get(code, OutcomeKind.FAILED), ""
+    names_object = f'"{request.name}"' in api_text
     if "ValidatingAdmissionPolicy" in api_text:
         result = OutcomeKind.FORBIDDEN
         remedy = "; an admission policy refused it: does the token name this node?"
@@ -216,11 +222,7 @@ def classify_error(request: APIRequest, error: KubeError) -> Outcome:
                 f"[{request.resource.api_group!r}], resources [{request.resource.plural_name}], "
                 f"verbs [{request.verb}]"
             )
-    elif (
-        code == 404
-        and request.resource in _RESOURCES_NEEDING_CRD
-        and f'"{request.name}"' not in api_text
-    ):
+    elif code == 404 and request.resource in _RESOURCES_NEEDING_CRD and not names_object:
         # The message about a missing object names it; otherwise its definition is missing.
         result, remedy = OutcomeKind.UNKNOWN, "; no such kind of object"
     elif code == 409 and request.verb is Verb.CREATE:
@@ -329,22 +331,14 @@ class KubeClient(Protocol):
         return Outcome(result=OutcomeKind.SUCCEEDED, documents=tuple(documents))
 
     async def list_objects(self, path: str, fields: str = "") -> list[dict[str, Any]]:
-        """Read a list by a field selector.
-
-        Raises:
-            KubeError: see `request_json`.
-        """
+        """Read a list by a field selector; errors are those of `request_json`."""
         pages = self.list_pages(path, {"fieldSelector": fields} if fields else {})
         return [document async for _, items in pages for document in items]
 
     async def list_pages(
         self, path: str, parameters: Mapping[str, str], *, accept: str = ACCEPT_WHOLE_OBJECT
     ) -> AsyncIterator[tuple[Mapping[str, Any], list[dict[str, Any]]]]:
-        """Read a long list: metadata and objects of each page.
-
-        Raises:
-            KubeError: see `request_json`.
-        """
+        """Yield metadata and objects of each page; errors are those of `request_json`."""
         query = {**parameters, "limit": str(LIST_PAGE_SIZE)}
         while True:
             url = f"{path}?{urlencode(query)}"

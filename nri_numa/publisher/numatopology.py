@@ -7,7 +7,7 @@ ones, and the containers that have the others.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Iterable
 from typing import Any, Final
 
 from nri_numa.kube.requests import Resource
@@ -38,8 +38,8 @@ def build_numatopology_spec(
     """
     containers = sorted(assignments, key=lambda c: (c.namespace, c.pod, c.container))
     reserved = _parse_cpu_list(topology["cpus"]["reserved"])
-    exclusive_cpus = reserved | _cpus_of_kinds(containers, _EXCLUSIVE_KINDS)
-    named = _cpus_of_kinds(containers, _POSSIBLY_SHARED_KINDS)
+    exclusive_cpus = reserved | _cpus_of_kinds(containers, *_EXCLUSIVE_KINDS)
+    named = _cpus_of_kinds(containers, *_POSSIBLY_SHARED_KINDS)
     free_cpus = _free_cpus(topology, exclusive_cpus, named, zones)
     cpus = _parse_cpu_list(topology["cpus"]["online"])
     allocates_whole_cpus = zones.ready and not zones.defaults_to_shared
@@ -85,11 +85,9 @@ def _parse_cpu_list(text: str) -> frozenset[int]:
     return parse_id_list(text, CPU_ID_LIMIT)  # CPUs are listed in the same form
 
 
-def _cpus_of_kinds(
-    containers: Iterable[Assignment], container_kinds: Container[str]
-) -> frozenset[int]:
-    """Return the CPUs of containers of these container_kinds, and their idle siblings."""
-    assignments = [c for c in containers if c.kind in container_kinds]
+def _cpus_of_kinds(containers: Iterable[Assignment], *kinds: str) -> frozenset[int]:
+    """Return the CPUs of containers of some kinds, and their idle siblings."""
+    assignments = [c for c in containers if c.kind in kinds]
     texts = [text for c in assignments for text in (c.cpus, c.foreign_cpus, c.idle_siblings)]
     return frozenset[int]().union(*map(_parse_cpu_list, texts))
 

@@ -365,8 +365,8 @@ class OutputQueue:
         self.failures = 0
         (output,) = (o for o in self.outputs if o.name == request.output)
         output.on_outcome(request, outcome, now_s, jitter)
-        is_node_read = request.verb is Verb.GET and request.resource is Resource.NODES
-        if is_node_read and not request.metadata and outcome.result is OutcomeKind.SUCCEEDED:
+        is_succeeded = outcome.result is OutcomeKind.SUCCEEDED
+        if request.reads_node and not request.metadata and is_succeeded:
             for other_output in self.outputs:
                 if other_output is not output and other_output.is_node_read_due(now_s):
                     other_output.on_outcome(request, outcome, now_s, jitter)

@@ -127,12 +127,9 @@ class NodeMetadataOutput(NodePatchOutput):
             keys = sorted(own_keys | desired.keys())
             if changed := {k: desired.get(k) for k in keys if desired.get(k) != actual.get(k)}:
                 changes[part] = changed
-        body = {"metadata": changes}
-        return (
-            self._new_request(Verb.PATCH, Resource.NODES, self._node, body=body)
-            if changes
-            else None
-        )
+        if not changes:
+            return None
+        return self._new_request(Verb.PATCH, Resource.NODES, self._node, body={"metadata": changes})
 
 
 class NodeCapacityOutput(NodePatchOutput):

@@ -341,15 +341,12 @@ class TopologyOutput(AppliedObjectOutput):
     ) -> None:
         result = outcome.result
         is_object_read = request.resource is self.resource and request.verb is Verb.GET
+        is_prune_error = result is OutcomeKind.FAILED and SERVER_PRUNE_ERROR_TEXT in outcome.text
         if is_object_read and result in (OutcomeKind.SUCCEEDED, OutcomeKind.MISSING):
             self._on_object_read(outcome.documents[0] if outcome.documents else {}, now_s, jitter)
         elif result is OutcomeKind.SUCCEEDED and request.form is ContentType.JSON:
             self._reset = False
-        elif (
-            result is OutcomeKind.FAILED
-            and SERVER_PRUNE_ERROR_TEXT in outcome.text
-            and not self._cured
-        ):
+        elif is_prune_error and not self._cured:
             self._reset = self._cured = True
         else:
             if result not in (OutcomeKind.SUCCEEDED, OutcomeKind.FAILED, OutcomeKind.FORBIDDEN):

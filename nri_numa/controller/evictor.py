@@ -73,21 +73,17 @@ class EvictionBudget:
 
     def workload_allowed_at(self, workload: str, now_s: float) -> float:
         """Return when a workload's next pod may be evicted; the limit prevents eviction loops."""
-        evictions = self._evictions.get(workload)
-        if evictions is None:
-            return now_s
-        while evictions and evictions[0] + WORKLOAD_WINDOW_S <= now_s:
-            evictions.popleft()
-        if not evictions:
-            del self._evictions[workload]
+        evictions = self._evictions.get(workload, deque[float]())
         is_allowed = len(evictions) < self.limits.max_per_workload_per_hour
-        return now_s if is_allowed else evictions[0] + WORKLOAD_WINDOW_S
+        return now_s if is_allowed else max(now_s, evictions[0] + WORKLOAD_WINDOW_S)
 
     def record_workload(self, workload: str, now_s: float) -> None:
         """Record the eviction of a workload's pod."""
         if len(self._evictions) >= MAX_EVICTION_RECORDS:
-            for key in list(self._evictions):
-                self.workload_allowed_at(key, now_s)
+            min_at = now_s - WORKLOAD_WINDOW_S
+            self._evictions = {
+                w: times for w, times in self._evictions.items() if times[-1] > min_at
+            }
         max_evictions = self.limits.max_per_workload_per_hour
         self._evictions.setdefault(workload, deque(maxlen=max_evictions)).append(now_s)
 

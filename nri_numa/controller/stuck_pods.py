@@ -116,25 +116,21 @@ class DeviceTries:
     def __init__(self) -> None:
         self._tries: dict[str, tuple[int, float]] = {}
 
-    def count(self, workload: str, now_s: float) -> int:
-        """Count a workload's tries; after a rest there are none."""
-        count, last_at = self._tries.get(workload, (0, 0.0))
-        if count and last_at + DEVICE_REST_S <= now_s:
-            del self._tries[workload]
-            return 0
-        return count
+    def count_tries(self, workload: str, now_s: float) -> int:
+        """Return the number of a workload's tries; after a rest there are none."""
+        count, rest_ends_at = self._tries.get(workload, (0, 0.0))
+        return count if now_s < rest_ends_at else 0
 
     def allowed_at(self, workload: str, now_s: float) -> float:
         """Return when the next try of a workload is allowed; not after ``now_s`` for now."""
-        is_allowed = self.count(workload, now_s) < MAX_DEVICE_TRIES
-        return now_s if is_allowed else self._tries[workload][1] + DEVICE_REST_S
+        is_allowed = self.count_tries(workload, now_s) < MAX_DEVICE_TRIES
+        return now_s if is_allowed else self._tries[workload][1]
 
-    def record(self, workload: str, now_s: float) -> None:
+    def record_try(self, workload: str, now_s: float) -> None:
         """Record a try."""
         if len(self._tries) >= MAX_EVICTION_RECORDS:
-            for key in list(self._tries):
-                self.count(key, now_s)
-        self._tries[workload] = self.count(workload, now_s) + 1, now_s
+            self._tries = {w: tries for w, tries in self._tries.items() if now_s < tries[1]}
+        self._tries[workload] = self.count_tries(workload, now_s) + 1, now_s + DEVICE_REST_S
 
 
 class StuckPodEvictor(Evictor[StuckPod]):
@@ -365,7 +361,7 @@ class StuckPodEvictor(Evictor[StuckPod]):
     def _record_eviction(self, pod: StuckPod, now_s: float) -> None:
         super()._record_eviction(pod, now_s)
         if pod.has_misaligned_devices:
-            self._device_tries.record(pod.workload, now_s)
+            self._device_tries.record_try(pod.workload, now_s)
         assert pod.target is not None  # noqa: S101  # `_may` says so
         node, fits = pod.target
         self._nodes.assume_pod(
@@ -382,7 +378,7 @@ class StuckPodEvictor(Evictor[StuckPod]):
     def _eviction_reason(self, pod: StuckPod, now_s: float) -> str:
         node = pod.target[0] if pod.target else ""
         if pod.has_misaligned_devices:
-            tries = self._device_tries.count(pod.workload, now_s)
+            tries = self._device_tries.count_tries(pod.workload, now_s)
             return (
                 f"the kubelet chose misaligned devices on {pod.node}, and chooses anew for its "
                 f"successor (try {tries} of {MAX_DEVICE_TRIES}); {node} has room; "

@@ -30,6 +30,7 @@ from nri_numa.kube.requests import (
     text_in_section,
 )
 from nri_numa.observe.logs import get_logger
+from nri_numa.observe.reports import ReportOnce
 from nri_numa.publisher import desired_objects, numatopology, slices
 from nri_numa.publisher.claims import ClaimRequestAnswerer
 from nri_numa.publisher.numatopology import NumatopologyOutput
@@ -201,7 +202,7 @@ class Publisher:
         self._instance, self._number, self._serial = "", 0, -1
         self._machine_read = self._number_known = self._counted = False
         self._agent_problem = "the agent was not asked yet"
-        self._unlisted_said = self._skew_said = False
+        self._unlisted_said, self._problems = False, ReportOnce(log)
         self._address = split_address(publish.address)
         self.probes = MetricsAndProbeServer(
             self._address[0] if self._address else "",
@@ -441,15 +442,13 @@ class Publisher:
 
     def _report_clock_skew(self, seconds: float) -> None:
         self.metrics.clock_skew.set(round(seconds))
-        is_skewed = abs(seconds) > CLOCK_SKEW_LIMIT_S
-        if is_skewed and not self._skew_said:
-            log.warning(
-                "node clock skewed",
-                clock_skew_s=round(seconds),
-                remedy="set the clock of the node: tokens, certificates and the times of Events "
-                "depend on it",
-            )
-        self._skew_said = is_skewed
+        self._problems.report(
+            "node clock skewed",
+            "skewed" if abs(seconds) > CLOCK_SKEW_LIMIT_S else "",
+            clock_skew_s=round(seconds),
+            remedy="set the clock of the node: tokens, certificates and the times of Events depend "
+            "on it",
+        )
 
     async def _run_resyncs(self) -> None:
         period = parse_duration(self._publish.resync_interval)

@@ -617,5 +617,5 @@ def test_tries_are_forgotten_when_there_are_too_many(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("nri_numa.controller.stuck_pods.MAX_EVICTION_RECORDS", 2)
     tries = DeviceTries()
     for n in range(4):
-        tries.record(f"w{n}", n * DEVICE_REST_S)
-    assert [tries.count(f"w{n}", 3 * DEVICE_REST_S) for n in range(4)] == [0, 0, 0, 1]
+        tries.record_try(f"w{n}", n * DEVICE_REST_S)
+    assert [tries.count_tries(f"w{n}", 3 * DEVICE_REST_S) for n in range(4)] == [0, 0, 0, 1]

@@ -201,10 +201,13 @@ class NodeCapacity:
 
     Attributes:
         written: last known value of the annotation; None for no annotation.
+        failures, retry_at: failed writes one after another, and the time of the next attempt.
     """
 
     rules: CapacityRules
     written: OfflineCapacity | None = None
+    failures: int = 0
+    retry_at: float = -math.inf
     _values: dict[tuple[str, int], _SmoothedCapacityFactor] = field(default_factory=dict)
     _changed_at: float = -math.inf
     _last_effective: OfflineCapacity | None = None
@@ -289,7 +292,7 @@ class NodeCapacity:
     def is_write_due(self, now_s: float, wall: float) -> bool:
         """Return True if the annotation must be written now."""
         desired, written = self.desired_annotation(now_s, wall), self.written
-        if desired is None and written is None:
+        if now_s < self.retry_at or (desired is None and written is None):
             return False
         if desired is not None and written is not None and desired.zones == written.zones:
             # A later expiry is written only when the written one is near. An earlier expiry is
@@ -304,7 +307,7 @@ class NodeCapacity:
         old_zones = self.written.zones if self.written is not None else None
         if old_zones != (annotation.zones if annotation is not None else None):
             self._changed_at = now_s
-        self.written = annotation
+        self.written, self.failures, self.retry_at = annotation, 0, -math.inf
 
 
 _UNREADABLE_CAPACITY: Final = OfflineCapacity({}, 0.0, "unreadable")
@@ -331,7 +334,6 @@ class OfflineCapacityAnnotationOutput(Output):
         self._ids: dict[str, frozenset[int] | None] = {}
         self._capacity: dict[str, NodeCapacity] = {}
         self._ready: list[str] = []
-        self._failures: dict[str, tuple[int, float]] = {}
         self._wall = 0.0
 
     # --- Nodes ------------------------------------------------------------------------------------
@@ -353,7 +355,6 @@ class OfflineCapacityAnnotationOutput(Output):
         """Drop a Node that no longer exists."""
         self._ids.pop(name, None)
         self._capacity.pop(name, None)
-        self._failures.pop(name, None)
 
     def node_names(self) -> frozenset[str]:
         """Return the names of all Nodes."""
@@ -416,11 +417,7 @@ class OfflineCapacityAnnotationOutput(Output):
     def update_due_nodes(self, now_s: float, wall: float) -> None:
         """Update which annotations must be written; called once a second."""
         self._wall = wall
-        due_nodes = [
-            node
-            for node, capacity in self._capacity.items()
-            if self._failures.get(node, (0, 0.0))[1] <= now_s and capacity.is_write_due(now_s, wall)
-        ]
+        due_nodes = [n for n, c in self._capacity.items() if c.is_write_due(now_s, wall)]
         self._ready = sorted(due_nodes, reverse=True)
 
     def _next_request(self, now_s: float) -> APIRequest | None:
@@ -442,16 +439,14 @@ class OfflineCapacityAnnotationOutput(Output):
     def _on_outcome(
         self, request: APIRequest, outcome: Outcome, now_s: float, jitter: float
     ) -> None:
-        node, annotation = request.name, request.version
-        if outcome.result is OutcomeKind.SUCCEEDED:
-            self._failures.pop(node, None)
-            if node in self._capacity:
-                self._capacity[node].record_written(annotation, now_s)
-        elif outcome.result is OutcomeKind.MISSING:
-            self.on_node_removed(node)
-        else:
-            failures = self._failures.get(node, (0, 0.0))[0] + 1
-            self._failures[node] = failures, now_s + backoff_seconds(failures, jitter)
+        capacity = self._capacity.get(request.name)
+        if outcome.result is OutcomeKind.MISSING:
+            self.on_node_removed(request.name)
+        elif capacity is not None and outcome.result is OutcomeKind.SUCCEEDED:
+            capacity.record_written(request.version, now_s)
+        elif capacity is not None:
+            capacity.failures += 1
+            capacity.retry_at = now_s + backoff_seconds(capacity.failures, jitter)
 
     def pending_count(self) -> int:
         """Return the number of Nodes whose annotation must be written now."""

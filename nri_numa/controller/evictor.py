@@ -175,11 +175,9 @@ class Evictor(Output, Generic[CandidateT]):
         """Return the earliest time of the next request."""
         if self._events:
             return self.hold_until
-        evictions = min(
-            (max(pod.retry_at, self._next_eviction_at()) for pod in self.pods.values()),
-            default=float("inf"),
-        )
-        return max(self.hold_until, min(self._next_list_at(), evictions))
+        retry_at = min((pod.retry_at for pod in self.pods.values()), default=float("inf"))
+        eviction_at = max(retry_at, self._next_eviction_at())
+        return max(self.hold_until, min(self._next_list_at(), eviction_at))
 
     def _next_eviction_at(self) -> float:
         return max(self._budget.next_at, self._not_before)

@@ -259,12 +259,10 @@ class NodeResources(Struct, frozen=True, kw_only=True, dict=True, cache_hash=Tru
             exclusive = replace(self.exclusive, free=self.exclusive_after_moves)
             column = _release_columns(exclusive, [c.exclusive for c in immovable]).free
             exclusive_after_moves = tuple(map(max, column, free_cpus))
-        limit = self.exclusive_limit
+        is_more, limit = exclusive_after_moves != free_cpus, self.exclusive_limit
         return replace(
             resources,
-            exclusive_after_moves=exclusive_after_moves
-            if exclusive_after_moves != free_cpus
-            else (),
+            exclusive_after_moves=exclusive_after_moves if is_more else (),
             exclusive_limit=None if limit is None else limit + _sum_exclusive_cpus(charges),
         )
 

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
 from nri_numa.cluster.pods import controller_uid, is_replaced_after_eviction
-from nri_numa.config.sections import EvictionSection
+from nri_numa.config.sections import CPUStealEviction, EvictionSection
+from nri_numa.config.values import parse_duration
 from nri_numa.kube.requests import (
     APIRequest,
     Outcome,
@@ -425,27 +426,16 @@ class HostStealEvictor(_NUMANodeEvictor):
     A NUMA node whose factor is low for the delay is *degraded* until `RECOVERED_FACTOR`, so a
     factor that wavers about the limit does not restart the delay. If too many are degraded at the
     same time, no pod is evicted: no node is better, or the measurement is wrong.
-
-    Args:
-        below: a factor below this is low.
-        max_fraction: of the cluster's NUMA nodes; if more are degraded, no pod is evicted.
     """
 
     name, reason, event_suffix = "steal", "NUMANodeStolen", "stolen"
     min_interval_s = 60.0  # a measurement may err
 
     def __init__(
-        self,
-        prefix: str,
-        budget: EvictionBudget,
-        delay_s: float,
-        now_s: float,
-        *,
-        below: float,
-        max_fraction: float,
+        self, prefix: str, budget: EvictionBudget, config: CPUStealEviction, now_s: float
     ) -> None:
-        super().__init__(prefix, budget, delay_s, now_s)
-        self._below, self._at_most = below, max_fraction
+        super().__init__(prefix, budget, parse_duration(config.delay), now_s)
+        self._config = config
         self._attribute = f"{prefix}/{MEASURED_CAPACITY_FACTOR_ATTRIBUTE}"
         self._measured: dict[str, dict[int, _MeasuredCapacityFactor]] = {}
 
@@ -468,7 +458,8 @@ class HostStealEvictor(_NUMANodeEvictor):
         for zones in self._measured.values():
             for zone in zones.values():
                 self._update_degraded(zone, now_s)
-        excess = self.degraded_count() > self._at_most * sum(map(len, self._measured.values()))
+        max_degraded = self._config.max_affected_fraction * sum(map(len, self._measured.values()))
+        excess = self.degraded_count() > max_degraded
         for node, zones in self._measured.items():
             numa_ids = frozenset(i for i, zone in zones.items() if zone.is_degraded and not excess)
             self._set_draining(node, numa_ids, now_s)
@@ -476,7 +467,7 @@ class HostStealEvictor(_NUMANodeEvictor):
     def _update_degraded(self, zone: _MeasuredCapacityFactor, now_s: float) -> None:
         if zone.factor >= RECOVERED_FACTOR:
             zone.degraded_since, zone.is_degraded = None, False
-        elif zone.factor < self._below:
+        elif zone.factor < self._config.below_factor:
             zone.degraded_since = now_s if zone.degraded_since is None else zone.degraded_since
             zone.is_degraded = zone.is_degraded or now_s >= zone.degraded_since + self._delay_s
         elif not zone.is_degraded:
@@ -493,7 +484,8 @@ class HostStealEvictor(_NUMANodeEvictor):
         )
         return (
             f"the host steals CPU time of NUMA node {format_id_list(pod.numa_nodes)} of node "
-            f"{pod.node} (measured factor {factors or 'unknown'}, limit {self._below:g})"
+            f"{pod.node} (measured factor {factors or 'unknown'}, limit "
+            f"{self._config.below_factor:g})"
         )
 
 

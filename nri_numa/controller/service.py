@@ -155,8 +155,7 @@ class ControllerService:
     ) -> None:
         section, prefix = config.controller, config.annotation_prefix
         self._section, self._clock = section, clock
-        self._metrics = ControllerMetrics(__version__)
-        self._api = api
+        self._api, self._metrics = api, ControllerMetrics(__version__)
         self.capacity = OfflineCapacityAnnotationOutput(
             prefix,
             CapacityRules(
@@ -175,34 +174,20 @@ class ControllerService:
             Overview(config, self._cluster, candidates, reader) if section.page.enabled else None
         )
         self._watches: list[Watch] = []
-        self._verdicts = (
-            PodVerdicts(self._cluster, candidates, reader, self._watches, clock)
-            if section.verdicts.enabled
-            else None
-        )
+        self._verdicts: PodVerdicts | None = None
+        if section.verdicts.enabled:
+            self._verdicts = PodVerdicts(self._cluster, candidates, reader, self._watches, clock)
         self.drained = self.stolen = self.stuck = None
         evictions = section.evictions
         budget = EvictionBudget(evictions, now_s)
         if (drains := evictions.drained_numa_nodes).evict:
             self.drained = NUMANodeDrainEvictor(prefix, budget, parse_duration(drains.delay), now_s)
         if (steal := evictions.cpu_steal).evict:
-            self.stolen = HostStealEvictor(
-                prefix,
-                budget,
-                parse_duration(steal.delay),
-                now_s,
-                below=steal.below_factor,
-                max_fraction=steal.max_affected_fraction,
-            )
+            self.stolen = HostStealEvictor(prefix, budget, steal, now_s)
         if (stuck := evictions.stuck_pods).evict:
+            delay_s = parse_duration(stuck.delay)
             self.stuck = StuckPodEvictor(
-                prefix,
-                budget,
-                parse_duration(stuck.delay),
-                self._cluster,
-                candidates,
-                reader,
-                now_s,
+                prefix, budget, delay_s, self._cluster, candidates, reader, now_s
             )
         self._evictors = [
             evictor for evictor in (self.drained, self.stolen, self.stuck) if evictor is not None
@@ -219,23 +204,17 @@ class ControllerService:
         )
         self._writer.may, self._writer.written = self._may_write, self._log_written
         self._address = split_address(section.address)
-        self.lease = Lease(
-            LEASE_NAME,
-            read_pod_namespace(section.credentials_dir),
-            self._api.execute_request,
-            address=reachable_address(self._address),
-            clock=clock,
-        )
+        namespace = read_pod_namespace(section.credentials_dir)
+        address = reachable_address(self._address)
+        self.lease = Lease(LEASE_NAME, namespace, api.execute_request, address=address, clock=clock)
         self.lease.answered, self.lease.changed = self._writer.record_outcome, self._writer.wake.set
         self._watches += self._build_watches(config)
         self._token = (
             TokenFile(section.token_file, setting="controller") if section.token_file else None
         )
-        self._certificate = (
-            Certificate(section.tls_cert, section.tls_key, setting="controller")
-            if section.tls_cert
-            else None
-        )
+        self._certificate: Certificate | None = None
+        if section.tls_cert:
+            self._certificate = Certificate(section.tls_cert, section.tls_key, setting="controller")
         self.server = MetricsAndProbeServer(
             self._address[0] if self._address else "",
             version=__version__,

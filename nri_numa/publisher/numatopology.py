@@ -64,16 +64,12 @@ def build_numatopology_spec(
 def _free_cpus(
     topology: TopologyDocument, exclusive_cpus: frozenset[int], named: frozenset[int], zones: Zones
 ) -> set[int]:
-    cpus_by_node = {
-        node["id"]: sorted(
-            _parse_cpu_list(node["cpus"]) - exclusive_cpus, key=lambda cpu: (cpu in named, cpu)
-        )
-        for node in topology["numaNodes"]
-    }
-    for zone in zones.zones:
-        del cpus_by_node.get(zone.id, [])[zone.free_exclusive_cpus :]
-    zone_ids = {zone.id for zone in zones.zones}
-    free_by_node = {i: cpus for i, cpus in cpus_by_node.items() if i in zone_ids}
+    max_cpus_by_node = {zone.id: zone.free_exclusive_cpus for zone in zones.zones}
+    free_by_node: dict[int, list[int]] = {}
+    for node in topology["numaNodes"]:
+        cpus = _parse_cpu_list(node["cpus"]) - exclusive_cpus
+        candidates = sorted(cpus, key=lambda cpu: (cpu in named, cpu))
+        free_by_node[node["id"]] = candidates[: max_cpus_by_node.get(node["id"], 0)]
     total = zones.free_exclusive_cpus
     while total is not None and sum(map(len, free_by_node.values())) > max(0, total):
         # From the NUMA node with the most free CPUs, of equal ones the last.

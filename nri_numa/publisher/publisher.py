@@ -220,13 +220,7 @@ class Publisher:
         self._slices = self._claims = self._events = self._handover = self._bound = None
         self._spans: SpanSender | None = None
         if publish.node_resource_topology:
-            self._topology = TopologyOutput(
-                node,
-                prefix,
-                force=publish.node_resource_topology_force,
-                validity=parse_duration(publish.node_resource_topology_validity),
-                touch=publish.node_resource_topology_touch_on_release,
-            )
+            self._topology = TopologyOutput(node, prefix, publish)
             self._topology.renew_validity(self._wall())
         if publish.node_annotations or publish.node_labels:
             self._node = NodeMetadataOutput(
@@ -243,11 +237,8 @@ class Publisher:
         if config.dra.enabled:
             self._driver, self._lists = config.dra.driver, config.dra.list_attributes
             self._slices = slices.SliceOutput(node, self._driver)
-            self._claims = ClaimRequestAnswerer(
-                ClaimFileResponder(config.dra.handover_dir),
-                self._api,
-                self._schedule_slice_rechecks,
-            )
+            handover = ClaimFileResponder(config.dra.handover_dir)
+            self._claims = ClaimRequestAnswerer(handover, self._api, self._schedule_slice_rechecks)
         if publish.events:
             self._events = EventOutput(node, prefix)
         if publish.otlp_endpoint:

@@ -50,13 +50,13 @@ def build_slice_devices(
     with claims. It excludes those of containers that request CPUs by annotation.
     """
     cpus_by_node = {n.id: n.allocated + (n.free if slots.ready else 0) for n in slots.numa_nodes}
+    # Without CPUs its capacity would be below its own minimum request, which is invalid.
+    offered_zones = [zone for zone in zones.zones if cpus_by_node.get(zone.id, 0) > 0]
+    max_devices = MAX_SLICE_DEVICES_WITH_LISTS if lists else MAX_SLICE_DEVICES
     return [
-        _build_device(zone, cpus_by_node.get(zone.id, 0), zones.threads_per_core, driver, lists)
-        for zone in sorted(zones.zones, key=lambda z: z.id)
-        # A NUMA node without CPUs offers nothing, and a capacity below its own minimum request is
-        # invalid.
-        if cpus_by_node.get(zone.id, 0) > 0
-    ][: MAX_SLICE_DEVICES_WITH_LISTS if lists else MAX_SLICE_DEVICES]
+        _build_device(zone, cpus_by_node[zone.id], zones.threads_per_core, driver, lists)
+        for zone in sorted(offered_zones, key=lambda z: z.id)[:max_devices]
+    ]
 
 
 def _build_device(zone: Zone, cpus: int, threads: int, driver: str, lists: bool) -> dict[str, Any]:

@@ -18,6 +18,8 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
+from nri_numa.config.sections import Publish
+from nri_numa.config.values import parse_duration
 from nri_numa.kube.requests import APIRequest, ContentType, Outcome, OutcomeKind, Resource, Verb
 from nri_numa.model.counted_containers import (
     COUNTED_CONTAINERS_NRT_ATTRIBUTE,
@@ -246,11 +248,6 @@ class TopologyOutput(AppliedObjectOutput):
 
     Another field manager of its zones (NFD's topology updater, the resource topology exporter,
     koordlet, an editor) is reported once, and its fields stay.
-
-    Args:
-        force: take the fields from other field managers.
-        validity: seconds after which an object that was not renewed has expired; 0 for none.
-        touch: change the object again after a release, see `RELEASE_TOUCH_DELAY_S`.
     """
 
     name, resource, kind = "topology", Resource.TOPOLOGIES, "NodeResourceTopology"
@@ -261,18 +258,11 @@ class TopologyOutput(AppliedObjectOutput):
         "publish.nodeResourceTopologyForce"
     )
 
-    def __init__(
-        self,
-        node: str,
-        prefix: str,
-        *,
-        force: bool = False,
-        validity: float = 0.0,
-        touch: bool = True,
-    ) -> None:
-        super().__init__(node, force=force)
-        self._touch = touch
-        self._prefix, self._validity, self._renewed = prefix, validity, ""
+    def __init__(self, node: str, prefix: str, config: Publish) -> None:
+        super().__init__(node, force=config.node_resource_topology_force)
+        self._touch = config.node_resource_topology_touch_on_release
+        self._validity_s = parse_duration(config.node_resource_topology_validity)
+        self._prefix, self._renewed = prefix, ""
         self._key = f"{prefix}/{RELEASE_COUNTER_ANNOTATION}"
         self._steady: Zones | None = None
         self._applied_last: Object | None = None
@@ -300,9 +290,9 @@ class TopologyOutput(AppliedObjectOutput):
 
     def _build_object(self) -> Object:
         annotations = {self._key: str(self._freed)}
-        if self._validity:
+        if self._validity_s:
             annotations[f"{self._prefix}/{RENEWED_AT_ANNOTATION}"] = self._renewed
-            annotations[f"{self._prefix}/{VALIDITY_ANNOTATION}"] = f"{self._validity:.0f}"
+            annotations[f"{self._prefix}/{VALIDITY_ANNOTATION}"] = f"{self._validity_s:.0f}"
         document = super()._build_object()
         document["metadata"]["annotations"] = annotations
         return document

@@ -13,6 +13,7 @@ from jsonschema import Draft202012Validator
 
 from nri_numa import config as configuration
 from nri_numa.config.layers import config_path_by_environment_name
+from nri_numa.config.sections import Publish
 from nri_numa.kube.requests import Resource
 from nri_numa.publisher import desired_objects, topology
 from tests.beds.http_view import FakeView
@@ -117,7 +118,7 @@ def test_the_definition_is_of_the_version_that_keeps_attributes() -> None:
     approved = "https://github.com/kubernetes/enhancements/pull/1870"
     assert definition["metadata"]["annotations"] == {"api-approved.kubernetes.io": approved}
     schema = version["schema"]["openAPIV3Schema"]
-    bed = ObjectBed(topology.TopologyOutput("n1", "x.io"), Resource.TOPOLOGIES)
+    bed = ObjectBed(topology.TopologyOutput("n1", "x.io", Publish()), Resource.TOPOLOGIES)
     bed.output.set_desired(FakeView().scheduler_zones_document())
     bed.later()
     whole = bed.requests[-1].body

@@ -10,7 +10,12 @@ from typing import Any
 import pytest
 
 from nri_numa.config import AgentConfig
-from nri_numa.config.sections import Controller, DrainEviction, EvictionSection
+from nri_numa.config.sections import (
+    Controller,
+    CPUStealEviction,
+    DrainEviction,
+    EvictionSection,
+)
 from nri_numa.controller.evictor import (
     POD_LIST_INTERVAL_S,
     EvictionBudget,
@@ -200,7 +205,8 @@ class StealBed(DrainBed):
     ) -> None:
         super().__init__(*pods)
         budget = budget or EvictionBudget(EvictionSection(max_per_workload_per_hour=most), 0.0)
-        self.output = HostStealEvictor(PREFIX, budget, 60.0, 0.0, below=0.7, max_fraction=0.5)
+        config = CPUStealEviction(delay=60.0, below_factor=0.7, max_affected_fraction=0.5)
+        self.output = HostStealEvictor(PREFIX, budget, config, 0.0)
         self.see(NODE_ANNOTATIONS)
 
     def says(self, *factors: object) -> None:

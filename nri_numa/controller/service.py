@@ -217,7 +217,6 @@ class ControllerService:
             self._certificate = Certificate(section.tls_cert, section.tls_key, setting="controller")
         self.server = MetricsAndProbeServer(
             self._address[0] if self._address else "",
-            version=__version__,
             metrics=self.render_metrics,
             unready_reason=self.unready_reason,
             certificate=self._certificate,

@@ -206,7 +206,6 @@ class Publisher:
         self._address = split_address(publish.address)
         self.probes = MetricsAndProbeServer(
             self._address[0] if self._address else "",
-            version=__version__,
             metrics=self.metrics.render_metrics,
             unready_reason=lambda: self.problem,
         )

@@ -436,7 +436,6 @@ class Extender:
 
         return MetricsAndProbeServer(
             host,
-            version=__version__,
             metrics=self.render_metrics,
             unready_reason=self.health_problem,
             certificate=self._certificate,

@@ -14,6 +14,7 @@ from urllib.parse import parse_qsl, unquote
 import h11
 import msgspec
 
+from nri_numa import __version__
 from nri_numa.web.responses import Error, ErrorBody
 
 JSON_CONTENT_TYPE: Final = "application/json"
@@ -308,15 +309,13 @@ class HTTPConnection:
         self._idle = False
         self._limit.reschedule(asyncio.get_running_loop().time() + REQUEST_TIMEOUT_S)
 
-    async def send_response(
-        self, response: Response, server: str, *, head: bool, shutdown: bool
-    ) -> None:
+    async def send_response(self, response: Response, *, head: bool, shutdown: bool) -> None:
         """Write a response; after a broken request or with ``shutdown`` it is the last one."""
         if self._h11.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             return
         body = response.body
         headers = {
-            "Server": server,
+            "Server": f"nri-numa/{__version__}",
             "Content-Type": response.content_type,
             "X-Content-Type-Options": "nosniff",
             "Cache-Control": "no-store",

@@ -238,12 +238,10 @@ class Server:
         host: str,
         routes: Iterable[Route],
         *,
-        version: str,
         certificate: Certificate | None = None,
         max_connections: int | None = None,
     ) -> None:
         self._host, self._certificate = host, certificate
-        self._name = f"nri-numa/{version}"
         self.routes = tuple(routes)
         self._limiter = ConnectionLimiter(
             max_connections or MAX_ORDINARY_CONNECTIONS,
@@ -533,7 +531,7 @@ class Server:
         slot.answered += 1
         shutdown = slot.is_reserve or slot.answered >= MAX_REQUESTS_PER_CONNECTION
         head = request is not None and request.method == "HEAD"
-        await connection.send_response(response, self._name, head=head, shutdown=shutdown)
+        await connection.send_response(response, head=head, shutdown=shutdown)
         slot.answered_at = time.monotonic()
         return connection.prepare_next_request()
 
@@ -591,7 +589,6 @@ class MetricsAndProbeServer(Server):
         host: str,
         routes: Iterable[Route] = (),
         *,
-        version: str,
         metrics: Callable[[], bytes],
         unready_reason: Callable[[], str],
         certificate: Certificate | None = None,
@@ -610,9 +607,7 @@ class MetricsAndProbeServer(Server):
             Route("GET", "/healthz", lambda request: Response(200, b"ok\n", TEXT_CONTENT_TYPE)),
             Route("GET", "/readyz", serve_readyz),
         ]
-        super().__init__(
-            host, routes, version=version, certificate=certificate, max_connections=max_connections
-        )
+        super().__init__(host, routes, certificate=certificate, max_connections=max_connections)
         self._count_request = count_request
 
     def error_response(self, error: APIError) -> Response:

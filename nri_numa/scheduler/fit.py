@@ -181,14 +181,14 @@ def evaluate_fit(
     evaluation_cost.begin_node()
     verdict = _evaluate_without_moves(room, request, strategy, evaluation_cost)
     if isinstance(verdict, Unfit) and room.exclusive_after_moves:
-        after_moves = _evaluate_without_moves(
+        moved_verdict = _evaluate_without_moves(
             room.with_exclusive_after_moves, request, strategy, evaluation_cost
         )
         # A movable container can make room only once.
-        if isinstance(after_moves, Fit) and (
-            after_moves.by_sums or [len(p) for _, p in after_moves.assigned_nodes] == [1]
+        if isinstance(moved_verdict, Fit) and (
+            moved_verdict.by_sums or [len(p) for _, p in moved_verdict.assigned_nodes] == [1]
         ):
-            return replace(after_moves, room=room, score_key=0, requires_moves=True)
+            return replace(moved_verdict, room=room, score_key=0, requires_moves=True)
     return verdict
 
 

@@ -305,37 +305,11 @@ class Extender:
             "/preempt": self.preempt,
             "/bind": self.bind,
         }
-        certified, metrics = bool(self._section.client_ca), self.metrics
-        scheme = "https://" if self._certificate is not None else "http://"
-
-        def require_client_certificate(request: HTTPRequest) -> None:
-            if certified and not request.certified:
-                raise APIError(
-                    403, "Forbidden", "a client certificate is expected (scheduler.clientCA)"
-                )
-
-        def build_handler(path: str, answer: VerbHandler) -> Handler:
-            # One lookup, which is the expensive part.
-            seconds = metrics.call_duration.labels(path[1:])
-
-            async def handle_request(request: HTTPRequest) -> Response:
-                # The leader alone knows the assumed pods. The redirect keeps the body.
-                if self.election is not None and (leader := self.election.leader_address):
-                    return Response(307, b"", headers=[("Location", f"{scheme}{leader}{path}")])
-                start_time = time.perf_counter()
-                try:
-                    return Response(200, await answer(request.body))
-                except protocol.BadRequest as error:
-                    return Response(400, protocol.encode_error(str(error)))
-                finally:
-                    seconds.observe(time.perf_counter() - start_time)
-
-            return handle_request
 
         def count_call(path: str, status: int) -> None:
             if path in verbs:
                 result = "answered" if status == 200 else str(status)
-                metrics.calls.labels(path[1:], result).inc()
+                self.metrics.calls.labels(path[1:], result).inc()
 
         return MetricsAndProbeServer(
             host,
@@ -347,15 +321,43 @@ class Extender:
                 Route(
                     "POST",
                     path,
-                    build_handler(path, verb),
+                    self._build_handler(path, verb),
                     MAX_QUESTION_BYTES,
-                    require_client_certificate,
+                    self._require_client_certificate,
                 )
                 for path, verb in verbs.items()
             ],
             count_request=count_call,
             max_connections=MAX_EXTENDER_CONNECTIONS,
         )
+
+    def _require_client_certificate(self, request: HTTPRequest) -> None:
+        if self._section.client_ca and not request.certified:
+            raise APIError(
+                403, "Forbidden", "a client certificate is expected (scheduler.clientCA)"
+            )
+
+    def _build_handler(self, path: str, answer: VerbHandler) -> Handler:
+        """Build the handler of a verb: followers redirect to the leader, with the body.
+
+        The leader alone knows the assumed pods.
+        """
+        # One lookup, which is the expensive part.
+        seconds = self.metrics.call_duration.labels(path[1:])
+        scheme = "https://" if self._certificate is not None else "http://"
+
+        async def handle_request(request: HTTPRequest) -> Response:
+            if self.election is not None and (leader := self.election.leader_address):
+                return Response(307, b"", headers=[("Location", f"{scheme}{leader}{path}")])
+            start_time = time.perf_counter()
+            try:
+                return Response(200, await answer(request.body))
+            except protocol.BadRequest as error:
+                return Response(400, protocol.encode_error(str(error)))
+            finally:
+                seconds.observe(time.perf_counter() - start_time)
+
+        return handle_request
 
     # --- life -------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Final
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from nri_numa.cluster.node_resources import NodeResources, ResourceCounts
 from nri_numa.cluster.pod_request import PodRequest
@@ -44,13 +44,13 @@ class EvictablePod(Struct, frozen=True, kw_only=True):
     """
 
     uid: str
-    full_name: str = ""
-    priority: int = 0
-    released: ResourceCounts | None = None
-    is_movable: bool = False
-    sums: Counter[str] = field(default_factory=Counter)
-    budgets: tuple[int, ...] = ()
-    repels_others: bool = False
+    full_name: str
+    priority: int
+    released: ResourceCounts | None
+    is_movable: bool
+    sums: Counter[str]
+    budgets: tuple[int, ...]
+    repels_others: bool
 
 
 class CandidateNode(Struct, frozen=True, kw_only=True):
@@ -68,10 +68,10 @@ class CandidateNode(Struct, frozen=True, kw_only=True):
     room: NodeResources
     request: PodRequest
     pods: tuple[EvictablePod, ...]
-    missing: Mapping[str, int] = {}
-    allowed: tuple[int, ...] = ()
-    proposed: tuple[EvictablePod, ...] = ()
-    may_change: bool = True
+    missing: Mapping[str, int]
+    allowed: tuple[int, ...]
+    proposed: tuple[EvictablePod, ...]
+    may_change: bool
 
     def eviction_cost(self, pods: Sequence[EvictablePod]) -> EvictionCost:
         """Return the cost of an eviction; lower is better."""

@@ -47,6 +47,8 @@ class PlacedPod:
         )
         return EvictablePod(
             uid=self.uid,
+            full_name=self.uid,
+            is_movable=False,
             priority=self.priority,
             released=released if self.known else None,
             sums=Counter(self.sums()),

@@ -68,7 +68,9 @@ def victim(
 
     released = ResourceCounts(column(cpus), column(1000 * cpus), {"memory": column(gib * GIB)})
     sums = Counter({"cpu": 1000 * cpus, "memory": gib * GIB, "pods": 1})
-    return EvictablePod(**{"uid": name, "released": released, "sums": sums, **fields})
+    ordinary = {"uid": name, "full_name": name, "released": released, "sums": sums, "priority": 0,
+                "is_movable": False, "budgets": (), "repels_others": False}  # fmt: skip
+    return EvictablePod(**ordinary | fields)
 
 
 def candidate(
@@ -80,11 +82,12 @@ def candidate(
     **fields: Any,
 ) -> CandidateNode:
     document = wanted or single(cpus, memory="1Gi")
+    ordinary = {"missing": {}, "allowed": (), "proposed": (), "may_change": True}
     return CandidateNode(
-        room=room or table(*free, of=16, memory=(64 * GIB // GIB,) * 2),
+        room=room or table(*free, of=16, memory=(64, 64)),
         request=PodReader(AgentConfig()).read_pod_request(document),
         pods=pods,
-        **fields,
+        **ordinary | fields,
     )
 
 
@@ -169,19 +172,56 @@ def distinct(count: int) -> list[EvictablePod]:
     return [victim(f"v{n:02}", 1, n % 2, gib=1 + n % 5, priority=n % 7) for n in range(count)]
 
 
-@pytest.mark.parametrize(("cpus", "most_work"), [(2, 49), (4, 178), (8, MAX_SEARCH_WORK)])
-def test_the_work_is_bounded(cpus: int, most_work: int) -> None:
+@pytest.mark.parametrize(("cpus", "units"), [(2, 49), (4, 178), (8, MAX_SEARCH_WORK)])
+def test_the_work_is_bounded(cpus: int, units: int) -> None:
     work = WorkBudget()
     outcome = select_victims(candidate(*distinct(30), cpus=cpus), Strategy.PACK, work)
     assert len(names_of(outcome)) == cpus
-    assert work.done <= most_work
+    assert work.done == units
+
+
+@pytest.mark.parametrize(
+    ("pods", "victims"),
+    [
+        ([victim("a", 8, priority=0), victim("b", 8, priority=1)], ["a"]),
+        ([victim("a", 8, priority=0, budgets=(0,)), victim("b", 8, priority=1)], ["b"]),
+        ([victim("a", 8, priority=0, budgets=(1,)), victim("b", 8, priority=1)], ["a"]),
+        ([victim("a", 4), victim("b", 4), victim("c", 8)], ["c"]),
+        ([victim("a", 8, gib=2), victim("b", 8, gib=1)], ["b"]),
+        ([victim("b", 8), victim("a", 8)], ["a"]),
+    ],
+)
+def test_the_first_set_spares_those_that_cost_most(
+    pods: list[EvictablePod], victims: list[str]
+) -> None:
+    """Spent budgets, high priorities, few CPUs, much memory; the work ends then."""
+    node = candidate(*pods, allowed=(0, 1))
+    assert evict(node, limit=4 + 2 * len(pods)) == victims
+
+
+def test_one_more_pod_of_the_lowest_priority_costs_no_less_than_none() -> None:
+    pods = [victim("one", 8, 0), victim("two", 4, 1), victim("three", 4, 1, priority=-(2**31))]
+    assert evict(candidate(*pods)) == ["one"]
+
+
+def test_shared_cpus_of_a_numa_node_are_freed() -> None:
+    shared = pod(container("a", "4", "1Gi"), policy="single-numa-node", cpus="shared")
+    pods = [victim("a", 4, 0, priority=1), victim("b", 2, 1), victim("c", 2, 1)]
+    assert evict(candidate(*pods, wanted=shared)) == ["b", "c"]
+
+
+def test_a_numa_node_that_lacks_memory_alone() -> None:
+    """It has the CPUs, so one pod without any may suffice; the other NUMA node needs two."""
+    pods = [victim("a", 4, 1), victim("b", 4, 1), victim("memory", 0, 0, gib=30)]
+    room = table(8, 0, of=16, memory=(0, 32))
+    assert evict(candidate(*pods, room=room)) == ["memory"]
 
 
 def test_equal_pods_take_little_work() -> None:
     work = WorkBudget()
     pods = [victim(f"v{n:02}", 1, n % 2) for n in range(30)]
     assert len(names_of(select_victims(candidate(*pods), Strategy.PACK, work))) == 8
-    assert work.done <= 33
+    assert work.done == 33
 
 
 @pytest.mark.parametrize("limit", [0, 1, 2, 10, 30])

@@ -132,7 +132,8 @@ class PendingEvictions:
         if not (nodes or hopeless_reason):
             return None
         if len(self._pending) >= _MAX_PENDING_PODS:
-            self._forget_pod(next(iter(self._pending)))
+            # The oldest; those without victims first.
+            self._forget_pod(min(self._pending, key=lambda uid: bool(self._pending[uid].nodes)))
         now_s = self._clock()
         self._pending[request.uid] = PendingEviction(
             request=request,

@@ -83,6 +83,8 @@ class ReleaseReader:
             containers = [c for c in containers if c.amounts]
         elif not _is_movable(request):  # it may have left the NUMA nodes of its Binding
             placed = self._reader.scheduled_numa_nodes(document)
+        if request.pod_scope_request is not None and len(containers) < len(request.containers):
+            return None
         for number, device in enumerate(self._claimed_devices(document)):
             # Memory is not given back: a claim does not say on which NUMA nodes it is charged.
             name = f"claim/{number}"
@@ -90,8 +92,6 @@ class ReleaseReader:
                 ContainerRequest(container=name, exclusive_cpus=device.cpus, smt=SMT.ANY)
             )
             placed[name] = NUMASet([device.numa_node])
-        if request.pod_scope_request is not None and len(containers) < len(request.containers):
-            return None
         request = replace(request, containers=tuple(containers))
         return self._published.min_release_of_pod(request, placed) if placed else None
 

@@ -15,7 +15,7 @@ from nri_numa.scheduler.preemption import MAX_LISTED_NODES
 from nri_numa.scheduler.protocol import BadRequest
 from tests.beds.cluster_objects import Document
 from tests.beds.extender_bed import ExtenderBed
-from tests.beds.objects import PREFIX, single, topology
+from tests.beds.objects import PREFIX, container, pod, single, topology
 from tests.beds.stepped_loop import step
 
 LOW = tuple(f"low-{n}" for n in range(15))
@@ -40,6 +40,11 @@ def high(cpus: int = 8, name: str = "high", priority: int = 1000) -> Document:
 def node_object(name: str = "n1", cpus: int = 32) -> Document:
     allocatable = {"cpu": str(cpus), "memory": "64Gi", "pods": "110"}
     return {"metadata": {"name": name}, "status": {"allocatable": allocatable}}
+
+
+def with_priority(document: Document, priority: int = 0) -> Document:
+    document["spec"]["priority"] = priority
+    return document
 
 
 def claiming(name: str, uses: list[Document]) -> Document:
@@ -181,6 +186,33 @@ async def test_pods_of_which_nothing_is_known_give_nothing_back(bed: PreemptionB
         annotations = {"metadata": {"annotations": {f"{PREFIX}/assigned": text}}}
         bed.cluster.patch(Resource.PODS, f"low-{number}", annotations, "default")
     assert await bed.preempt(high(), n1=["low-0"]) == {"n1": ["low-0", "low-2", "low-4", "low-6"]}
+
+
+async def test_a_pod_that_no_object_counts_gives_back_its_reservation() -> None:
+    bed = PreemptionBed()
+    bed.cluster.put(Resource.NODES, node_object())
+    bed.publish(topology(12, 2, charged=[]))
+    assert await bed.filter_and_bind(with_priority(single(12, name="bound"))) == ""
+    assert await bed.preempt(high(14), n1=["bound"]) == {}
+    assert await bed.preempt(high(12, "h"), n1=["bound"]) == {"n1": ["bound"]}
+    bed.publish(topology(2, 2, 2, charged=[]))
+    answer = await bed.preempt(high(12, "i", 1001), n1=["bound"])
+    assert answer == {}, "its charge is of two NUMA nodes, and the node has three by now"
+
+
+async def test_a_pod_of_one_scope_gives_back_all_or_nothing() -> None:
+    bed = PreemptionBed()
+    document = pod(
+        *(container(name, "4", "1Gi") for name in "ab"),
+        name="both", node="n1", phase="Running", scheduled_numa_nodes='{"a":"0","b":"0"}',
+        scope="pod", policy="single-numa-node", cpus="exclusive",
+    )  # fmt: skip
+    bed.cluster.put(Resource.NODES, node_object(cpus=12))
+    bed.cluster.put(Resource.PODS, with_priority(document))
+    bed.publish(topology(2, 2, charged=[("uid-both", "a")]))
+    assert await bed.preempt(high(), n1=["both"]) == {}
+    bed.publish(topology(2, 2, charged=[("uid-both", "a"), ("uid-both", "b")]))
+    assert await bed.preempt(high(), n1=["both"]) == {"n1": ["both"]}
 
 
 @pytest.mark.parametrize(("movable_cpus", "victim_count"), [(0, 4), (4, 2)])

@@ -162,7 +162,7 @@ class _Search:
 
     def _eviction_order(self, pod: EvictablePod) -> tuple[object, ...]:
         """Order pods without a spent budget first, then by priority, most CPUs, memory and uid."""
-        has_spent_budget = any(self._node.allowed[budget] <= 0 for budget in pod.budgets)
+        has_spent_budget = any(self._node.allowed[budget] == 0 for budget in pod.budgets)
         cpu_milli, memory = pod.sums["cpu"], pod.sums["memory"]
         return has_spent_budget, pod.priority, -cpu_milli, memory, pod.uid
 

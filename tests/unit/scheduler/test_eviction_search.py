@@ -217,6 +217,12 @@ def test_a_numa_node_that_lacks_memory_alone() -> None:
     assert evict(candidate(*pods, room=room)) == ["memory"]
 
 
+def test_free_cpus_of_a_numa_node_make_one_victim_enough() -> None:
+    """The first set is of the other NUMA node, because these two have less memory."""
+    pods = [victim("b", 4, 1), victim("c", 4, 1), victim("a", 4, 0, gib=9)]
+    assert evict(candidate(*pods, free=(4, 0))) == ["a"]
+
+
 def test_equal_pods_take_little_work() -> None:
     work = WorkBudget()
     pods = [victim(f"v{n:02}", 1, n % 2) for n in range(30)]

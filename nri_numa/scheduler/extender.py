@@ -313,7 +313,6 @@ class Extender:
 
         return MetricsAndProbeServer(
             host,
-            version=__version__,
             metrics=self.render_metrics,
             unready_reason=self.health_problem,
             certificate=self._certificate,
@@ -382,7 +381,7 @@ class Extender:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._run_watches())
                 if self.election is not None:
-                    group.create_task(self.election.run())
+                    group.create_task(self.election.run_election())
                 group.create_task(self.activator.run(self.is_leader))
                 group.create_task(self.run_ticks())
                 group.create_task(_run_repeatedly(self.wake_sampled_pods))
@@ -392,7 +391,7 @@ class Extender:
             await server.stop()
             await self.binder.wait_for_bindings()  # the next leader must find them written
             if self.election is not None:
-                await self.election.release()
+                await self.election.release_lease()
             await self.lease_api.close()
             await self.api.close()
 
@@ -459,7 +458,7 @@ def _create_lease(section: Scheduling, api: KubeClient, clock: Callable[[], floa
     return Lease(
         section.lease_name,
         read_pod_namespace(section.credentials_dir),
-        api.execute,
+        api.execute_request,
         address=reachable_address(split_address(section.address)),
         clock=clock,
     )

@@ -110,6 +110,10 @@ class PendingEvictions:
             and any(map(self._may_count_victims, pending.nodes, pending.nodes.values()))
         )
 
+    def eviction_nodes(self, uid: str) -> list[str]:
+        """Return the nodes of the last answer for a pod; one once its choice is known."""
+        return list(self._pending[uid].nodes) if uid in self._pending else []
+
     def _may_count_victims(self, node: str, eviction: NodeEviction) -> bool:
         """Return True unless the numbers of a node count no victim any more."""
         published = self._nodes.published_resources(node)

@@ -127,7 +127,11 @@ class Preemption:
             return proposed
         self._pending.record_nomination(question.pod)
         victims: dict[str, ProposedVictims] = {}
-        if not (request.invalid_reason or self._pending.waits_for_eviction(request.uid)):
+        if not (
+            request.invalid_reason
+            or self._pending.waits_for_eviction(request.uid)
+            or self._fits_freed_node(request)
+        ):
             names, victims = self._select_nodes(request, proposed)
             listing = await self._list_objects(names)
             evictions, reason = await run_in_turns(self._answer_steps(question, request, listing))
@@ -143,6 +147,11 @@ class Preemption:
             )
         self._metrics.preemption_nodes_left_out.inc(len(proposed.keys() - victims.keys()))
         return victims
+
+    def _fits_freed_node(self, request: PodRequest) -> bool:
+        """Return True if the pod fits where its victims have ended: it was filtered before."""
+        nodes = self._pending.eviction_nodes(request.uid)
+        return any(isinstance(self._candidates.evaluate_node(request, n), Fit) for n in nodes)
 
     def _select_nodes(
         self, request: PodRequest, proposed: Mapping[str, ProposedVictims]

@@ -315,6 +315,20 @@ async def test_nobody_is_evicted_twice_for_one_pod(bed: PreemptionBed) -> None:
     assert "nri_numa_scheduler_pods_evicted_in_vain_total 0.0" in bed.metrics()
 
 
+async def test_nobody_is_evicted_after_the_node_is_free(bed: PreemptionBed) -> None:
+    """The pod was filtered before the victims had ended, and is asked about after it."""
+    bed.fill(*(low(f"other-{n}", n % 2, node="n2") for n in range(15)), node="n2")
+    proposed = {"n1": ["low-0"], "n2": ["other-0"]}
+    victims = (await bed.preempt(high(), **proposed))["n1"]
+    nominated = {**high(), "status": {"nominatedNodeName": "n1"}}
+    await bed.filter(nominated, "n1", "n2")
+    bed.kill(*victims)
+    bed.count()
+    assert await bed.preempt(nominated, n2=["other-0"]) == {}
+    bed.fill(low("newcomer", 1, 6), node="n1")
+    assert set(await bed.preempt(nominated, n2=["other-0"])) == {"n2"}
+
+
 async def test_after_a_minute_it_is_tried_again(bed: PreemptionBed) -> None:
     victims = await bed.preempt(high(), n1=["low-1"])
     assert await bed.preempt(high(), n1=["low-1"]) == {}

@@ -215,9 +215,7 @@ class Option(msgspec.Struct, frozen=True):
 class PlacementOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of one container, resolved from annotations, rules and defaults.
 
-    The sources are resolved by
-    `nri_numa.engine.request.annotations.resolve_placement_options`. First the keys, then what is
-    known about the request besides.
+    First the keys, then what is known about the request besides.
 
     Attributes:
         numacpu, numamem: explicit kernel lists as they were written, checked for form only; None
@@ -356,6 +354,11 @@ class PlacementOptions(msgspec.Struct, frozen=True, kw_only=True):
         return self.sources.get(key, DEFAULT_SOURCE).kind is SourceKind.ANNOTATION
 
     @property
+    def requires_whole_cores(self) -> bool:
+        """True if it is set that CPUs are whole cores, which shared CPUs cannot guarantee."""
+        return "smt" in self.explicit_keys and self.smt in (SMT.FULL_CORE, SMT.ISOLATE)
+
+    @property
     def effective_policy(self) -> Policy:
         """Policy to align by: best-effort if none is set, except for exclusive CPUs."""
         if self.policy is Policy.NONE and self.cpus is not CPUMode.EXCLUSIVE:
@@ -380,7 +383,7 @@ class PlacementOptions(msgspec.Struct, frozen=True, kw_only=True):
             self.policy is Policy.NONE
             and self.cpus is not CPUMode.EXCLUSIVE
             and "bind" not in self.explicit_keys
-            and not ("smt" in self.explicit_keys and self.smt in (SMT.FULL_CORE, SMT.ISOLATE))
+            and not self.requires_whole_cores
         )
 
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
-from types import MappingProxyType
-from typing import TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -25,11 +23,9 @@ from nri_numa.engine.state import (
     shared_group_key,
     withheld_isolated_bits,
 )
-from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, ListFormatError, NUMASet
+from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
 from nri_numa.model.machine import NO_CFS_QUOTA, ActualCgroup
 from nri_numa.model.workload import Container, ContainerUpdate, Resources
-
-_IdSetT = TypeVar("_IdSetT", CPUSet, NUMASet)
 
 
 class NodeSnapshot(msgspec.Struct, frozen=True, dict=True):
@@ -190,12 +186,14 @@ class NodeSnapshot(msgspec.Struct, frozen=True, dict=True):
 def _free_amounts(
     total: Mapping[int, int],
     charges: Mapping[int, int],
-    granted: Mapping[int, int] = MappingProxyType({}),
-    limits: Mapping[int, int] = MappingProxyType({}),
+    granted: Mapping[int, int],
+    limits: Mapping[int, int],
 ) -> dict[int, int]:
     """Subtract charges and grants from totals by NUMA node, at most the ``limits``."""
-    amounts = {i: max(0, n - charges.get(i, 0) - granted.get(i, 0)) for i, n in total.items()}
-    return {i: min(n, limits.get(i, n)) for i, n in amounts.items()} if limits else amounts
+    return {
+        i: min(max(0, n - charges.get(i, 0) - granted.get(i, 0)), limits.get(i, n))
+        for i, n in total.items()
+    }
 
 
 class Drift(msgspec.Struct, frozen=True, kw_only=True):
@@ -253,17 +251,12 @@ class Drift(msgspec.Struct, frozen=True, kw_only=True):
                 texts.append(f"cpuset.cpus is {actual.cpus or 'empty'}, desired {desired}")
             else:
                 above = f" ({actual.above})" if actual.above else ""
-                texts.append(
-                    _limited_by_parent_cgroup_text("cpus", actual.cpus, actual.effective_cpus)
-                    + above
-                )
+                texts.append(_limited_text("cpus", actual.cpus, actual.effective_cpus) + above)
         if mems := self.desired_mems:
             if self.mems or self.blocked_mems:
                 texts.append(f"cpuset.mems is {actual.mems or 'empty'}, desired {mems}")
             else:
-                texts.append(
-                    _limited_by_parent_cgroup_text("mems", actual.mems, actual.effective_mems)
-                )
+                texts.append(_limited_text("mems", actual.mems, actual.effective_mems))
         if self.quota:
             texts.append(f"the CFS quota is {actual.quota} µs, desired none")
         return "; ".join((*texts, *self._blocked_texts))
@@ -292,9 +285,8 @@ class Drift(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def _limited_by_parent_cgroup_text(
-    name: str, written: CPUSet | NUMASet, effective: CPUSet | NUMASet
-) -> str:
+def _limited_text(name: str, written: CPUSet | NUMASet, effective: CPUSet | NUMASet) -> str:
+    """Clause about a list that a parent cgroup limits."""
     clause = f"but a parent cgroup leaves {effective or 'none'} of it"
     return f"cpuset.{name} is {written} as desired, {clause}"
 
@@ -365,23 +357,16 @@ def recorded_actual(
     cpus: str, mems: str, quota: int | None, period: int | None = None
 ) -> ActualCgroup:
     """Build actual values from a runtime's record or request; an invalid list counts as empty."""
-    has_cpus = _parse_list(CPUSet, cpus) if cpus else NO_CPUS
-    has_mems = _parse_list(NUMASet, mems) if mems else NO_NUMA_NODES
+    cpu_set = CPUSet.parse_or_none(cpus) or NO_CPUS
+    mem_set = NUMASet.parse_or_none(mems) or NO_NUMA_NODES
     return ActualCgroup(
-        cpus=has_cpus,
-        mems=has_mems,
-        effective_cpus=has_cpus,
-        effective_mems=has_mems,
+        cpus=cpu_set,
+        mems=mem_set,
+        effective_cpus=cpu_set,
+        effective_mems=mem_set,
         quota=quota,
         cfs_period=period or None,
     )
-
-
-def _parse_list(kind: type[_IdSetT], text: str) -> _IdSetT:
-    try:
-        return kind.parse(text)
-    except ListFormatError:
-        return kind()
 
 
 def answer_to_update(

@@ -27,7 +27,7 @@ import msgspec
 from msgspec.structs import replace
 
 from nri_numa.machine.tree import Tree
-from nri_numa.model.cpuset import NO_CPUS, CPUSet, ListFormatError, NUMASet
+from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
 from nri_numa.model.machine import CgroupPartitionKind, Partition, cpus_text
 
 _IdSetT = TypeVar("_IdSetT", CPUSet, NUMASet)
@@ -127,12 +127,8 @@ def _cgroup_and_ancestors(path: str) -> Iterator[str]:
 
 
 def _parse_ids(kind: type[_IdSetT], text: str | None) -> _IdSetT | None:
-    if text is None:
-        return None
-    try:
-        return kind.parse(text.strip())
-    except ListFormatError:
-        return None  # unknown, which counts as no limit
+    # None is unknown, which counts as no limit.
+    return None if text is None else kind.parse_or_none(text.strip())
 
 
 # --- cpuset partitions: CPUs of one cgroup that no pod can have -----------------------------------

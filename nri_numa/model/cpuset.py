@@ -111,6 +111,14 @@ class _IdSet:
             bits |= (1 << (high_id + 1)) - (1 << low_id)
         return cls.from_bits(bits)
 
+    @classmethod
+    def parse_or_none(cls, text: str) -> Self | None:
+        """Read the list format as `parse` does; None for a text that is not in it."""
+        try:
+            return cls.parse(text)
+        except ListFormatError:
+            return None
+
     def __str__(self) -> str:
         return _format_id_list(self.bits)
 

@@ -29,7 +29,7 @@ from nri_numa.cluster.pods import ContainerRole, PodManifest
 from nri_numa.devices.lookup import DeviceHints, build_hints
 from nri_numa.devices.sysfs import LocatedDevice
 from nri_numa.machine.pci import PCI_ADDRESS
-from nri_numa.model.cpuset import ListFormatError, NUMASet
+from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.machine import PCIDevice, Topology, numa_text
 from nri_numa.model.workload import Device, KnownContainerDevices
 from nri_numa.simulate.manifests import load_yaml_documents, read_input_text
@@ -196,10 +196,7 @@ def _parse_numa_nodes(item: ManifestValue, online: NUMASet) -> NUMASet | None:
     text = _scalar_text(item.value)
     if text == NO_NUMA_NODE_WORD:
         return NUMASet()
-    try:
-        nodes = NUMASet.parse(text)
-    except ListFormatError:
-        nodes = None
+    nodes = NUMASet.parse_or_none(text)
     if text == "-1":
         item.add_problem("is -1, by which a kernel says that it knows none, expected the word none")
     elif not nodes:

@@ -230,14 +230,9 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def distance(self, a: int, b: int) -> int:
         """Return the SLIT distance from ``a`` to ``b``; if unknown, 10 to itself, else 20."""
         try:
-            return self._distances_by_node[a][b]
+            return self.numa_nodes[a].distances[b]
         except KeyError:
             return 10 if a == b else 20
-
-    @cached_property
-    def _distances_by_node(self) -> dict[int, Mapping[int, int]]:
-        """Distances of the NUMA nodes, cached because every decision reads some."""
-        return {i: n.distances for i, n in self.numa_nodes.items()}
 
     @cached_property
     def fingerprint(self) -> str:
@@ -297,10 +292,8 @@ def cpus_text(ids: IdSetOrText, *verb: str) -> str:
 def numa_text(ids: IdSetOrText, *verb: str) -> str:
     """``NUMA node 1``, ``NUMA nodes 0-1``; with a verb's two forms as `cpus_text`."""
     # Digits alone mean one node: this is on the path of every request, so nothing is counted.
-    text = str(ids)
-    if not text:
-        text = "no NUMA node"
-    else:
+    text = str(ids) or "no NUMA node"
+    if ids:
         text = f"NUMA node {text}" if text.isdigit() else f"NUMA nodes {text}"
     return f"{text} {inflect_for_ids(ids, *verb)}" if verb else text
 
@@ -319,12 +312,10 @@ MAX_LISTED_WORDS: Final = 8
 """Items of a list that a sentence names."""
 
 
-def listed_words_text(parts: Sequence[str]) -> str:
-    """``a, b and c``; after eight items ``and 3 more``."""
-    unlisted = len(parts) - MAX_LISTED_WORDS
-    if unlisted <= 0:
-        return join_words(parts)
-    return join_words([*parts[:MAX_LISTED_WORDS], f"{unlisted} more"])
+def listed_words_text(parts: Sequence[str], max_words: int = MAX_LISTED_WORDS) -> str:
+    """``a, b and c``; after eight items (``max_words``) ``and 3 more``."""
+    unlisted = len(parts) - max_words
+    return join_words([*parts[:max_words], f"{unlisted} more"] if unlisted > 0 else parts)
 
 
 def human_cpu_number(milli: int) -> str:

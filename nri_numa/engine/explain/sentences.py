@@ -26,6 +26,7 @@ from nri_numa.model.machine import (
     cpus_text,
     inflect_for_ids,
     join_words,
+    listed_words_text,
     numa_text,
 )
 from nri_numa.text import escape_unprintable, human_bytes, page_bytes_of_resource
@@ -72,11 +73,8 @@ def render_text(document: ExplanationDocument, width: int = 80, *, brief: bool =
 
 
 def _brief_sentences(document: ExplanationDocument) -> list[str]:
-    outcome = [
-        sentence for sentence in _outcome_sentences(document) if sentence != _PREFERRED_PLACE_TEXT
-    ]
-    if document["outcome"] == REJECTED_OUTCOME:
-        outcome = [text for text in outcome if not text.startswith(_REJECTION_RULE_SENTENCE_PREFIX)]
+    left_out = (_PREFERRED_PLACE_TEXT, _REJECTION_RULE_SENTENCE_PREFIX)
+    outcome = [text for text in _outcome_sentences(document) if not text.startswith(left_out)]
     parts = [" ".join(outcome)]
     if document["traced"]:
         parts += [*islice(_request_sentences(document), 1), *islice(_choice_sentences(document), 1)]
@@ -183,11 +181,9 @@ def _pinned_sentences(document: ExplanationDocument) -> Iterator[str]:
     memory = f", with memory of {numa_text(result['mems'])}" if result["mems"] else ""
     yield f"It runs on {cpus}{sharing}{memory}."
     if result["idleSiblings"]:
-        yield (
-            f"{cpus_text(result['idleSiblings'], 'stays', 'stay')} idle, so nothing else runs on "
-            f"its cores."
-        )
-    if document["result"].get("shortfall"):
+        idle_text = cpus_text(result["idleSiblings"], "stays", "stay")
+        yield f"{idle_text} idle, so nothing else runs on its cores."
+    if result.get("shortfall"):
         yield "Its last resize gave it less than it requests, because no more was free there."
     elif document["outcome"] == MISALIGNED_OUTCOME:
         yield "It is misaligned: on an empty machine it would need fewer NUMA nodes."
@@ -239,8 +235,7 @@ def _is_explicit_placement_option(option: ExplanationDocument) -> bool:
 
 def _option_meaning(key: str, value: str) -> str:
     """Meaning of a value as the end of a sentence; other versions may store other values."""
-    option = options.TABLE.by_key.get(key)
-    meanings = {} if option is None else option.meanings
+    meanings = options.TABLE.by_key[key].meanings if key in options.TABLE.by_key else {}
     return meanings.get(value, meanings.get("", "not known to this version"))
 
 
@@ -558,11 +553,8 @@ def _resource_label(resource: str) -> str:
 
 
 def _truncate_value(value: str) -> str:
-    return (
-        value
-        if len(value) <= _MAX_EXTERNAL_VALUE_CHARS
-        else f"{value[:_MAX_EXTERNAL_VALUE_CHARS]}…"
-    )
+    shown = value[:_MAX_EXTERNAL_VALUE_CHARS]
+    return shown if shown == value else f"{shown}…"
 
 
 def _strip_subject(document: ExplanationDocument, message: str) -> str:
@@ -599,20 +591,11 @@ def displaced_text(cpus: str) -> str:
     return f"displaced, because {offline_text} offline; on the shared pool until {online} online"
 
 
-_MAX_NAMED_HOLDERS = 3  # that are named
-
-
 def drift_text(text: str, time_text: str, owners: Sequence[str], *, is_abandoned: bool) -> str:
     """``desired 4-7, actual 0-7 since 12 s, on exclusive CPUs of shop/db/server``.
 
     ``time_text`` is a duration or a start time; ``is_abandoned`` means no further repairs.
     """
-    parts = [f"{text} since {time_text}"]
-    if owners:
-        named = list(owners[:_MAX_NAMED_HOLDERS])
-        if len(owners) > _MAX_NAMED_HOLDERS:
-            named.append(f"{len(owners) - _MAX_NAMED_HOLDERS} more")
-        parts.append(f", on exclusive CPUs of {join_words(named)}")
-    if is_abandoned:
-        parts.append("; repairs are abandoned, because another program rewrites it")
-    return "".join(parts)
+    holders_text = f", on exclusive CPUs of {listed_words_text(owners, 3)}" if owners else ""
+    end = "; repairs are abandoned, because another program rewrites it" if is_abandoned else ""
+    return f"{text} since {time_text}{holders_text}{end}"

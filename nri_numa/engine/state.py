@@ -26,7 +26,7 @@ import msgspec
 from msgspec.structs import replace
 
 from nri_numa.engine.captions import RESERVATION_CAPTION
-from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
+from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet, union_cpus
 from nri_numa.model.machine import Topology, cpus_text
 from nri_numa.model.reasons import RejectionReason
 from nri_numa.model.settings import IsolatedCPUs, Settings
@@ -181,8 +181,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_pinned(self) -> bool:
         """True if the agent writes its CPUs or memory nodes."""
-        is_foreign_or_unpinned = self.kind in (ContainerKind.UNPINNED, ContainerKind.FOREIGN)
-        return not is_foreign_or_unpinned or bool(self.mems)
+        return bool(self.mems) or self.kind not in (ContainerKind.UNPINNED, ContainerKind.FOREIGN)
 
     @property
     def blocks_exclusive(self) -> bool:
@@ -309,7 +308,6 @@ class PodRecord(msgspec.Struct, frozen=True, kw_only=True):
         return self.pending_milli >= 1000 or self.may_be_init
 
 
-NO_CONTAINER_IDS: frozenset[str] = frozenset()
 POD_RESERVATION_NAME = "*"
 """Name of what is kept for all containers of a pod that are still to come."""
 STRICT_POLICIES = (Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE)
@@ -401,20 +399,16 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
 
     def requested_memory_of_pod(self, uid: str, excluded_id: str) -> Charge:
         """Sum the memory of a pod's live containers except one, pinned or not."""
-        live = (a for a in self.allocations_of_pod(uid) if not a.reserved_at)
-        return Charge(
-            memory=sum(
-                a.unpinned_memory + sum(charge.memory for charge in a.charges.values())
-                for a in live
-                if a.container_id != excluded_id
-            )
-        )
+        memory = 0
+        for a in self.allocations_of_pod(uid):
+            if not a.reserved_at and a.container_id != excluded_id:
+                memory += a.unpinned_memory + sum(c.memory for c in a.charges.values())
+        return Charge(memory=memory)
 
-    def cpu_sharers(self, allocation: Allocation) -> tuple[Allocation, ...]:
-        """Other containers of the pod with the same exclusive CPUs."""
-        mine, id = allocation.exclusive_owners_key, allocation.container_id
-        members = self.allocations_of_pod(allocation.pod_uid) if mine else ()
-        return tuple(a for a in members if a.exclusive_owners_key == mine and a.container_id != id)
+    def has_cpu_sharer(self, allocation: Allocation) -> bool:
+        """True if another container of the pod has the same exclusive CPUs."""
+        record = self.pods[allocation.pod_uid]
+        return allocation.exclusive and _is_list_shared_in_pod(self.allocations, record, allocation)
 
     def with_allocation(self, *allocations: Allocation) -> NodeState:
         """Add allocations; their containers must not have one."""
@@ -465,10 +459,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
 
     def without_pod(self, uid: str) -> NodeState:
         """Drop a pod without containers."""
-        if uid not in self.pods:
-            return self
-        pods = dict(self.pods)
-        del pods[uid]
+        pods = {i: record for i, record in self.pods.items() if i != uid}
         return replace(self, serial=self.serial + 1, pods=pods)
 
 
@@ -614,14 +605,6 @@ def withheld_isolated_bits(topology: Topology, settings: Settings) -> int:
     return isolated if bits & ~isolated else 0
 
 
-def union_cpus(sets: Iterable[CPUSet]) -> CPUSet:
-    """All CPUs of several sets."""
-    bits = 0
-    for cpus in sets:
-        bits |= cpus.bits
-    return CPUSet.from_bits(bits)
-
-
 def charges_with_cpu_removed(charges: Mapping[int, Charge]) -> dict[int, Charge]:
     """Remove CPUs from charges of a container whose list is counted already."""
     return {i: replace(charge, cpu_milli=0) for i, charge in charges.items()}
@@ -667,9 +650,8 @@ def build_node_state(
     for a in allocations:
         members.setdefault(a.pod_uid, set()).add(a.container_id)
     for p in pods:
-        containers = members.get(p.uid, NO_CONTAINER_IDS)
-        is_current = p.containers == containers
-        builder.pods[p.uid] = p if is_current else replace(p, containers=frozenset(containers))
+        containers = frozenset(members.get(p.uid, ()))
+        builder.pods[p.uid] = p if p.containers == containers else replace(p, containers=containers)
     for a in allocations:
         builder.add_allocation(a)
     return builder.build_state()

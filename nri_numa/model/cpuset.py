@@ -192,5 +192,13 @@ class NUMASet(_IdSet):
         return iter(_cached_ids_of_bits(self.bits))
 
 
+def union_cpus(sets: Iterable[CPUSet]) -> CPUSet:
+    """All CPUs of several sets."""
+    bits = 0
+    for cpus in sets:
+        bits |= cpus.bits
+    return CPUSet.from_bits(bits)
+
+
 NO_CPUS = CPUSet()
 NO_NUMA_NODES = NUMASet()

@@ -130,7 +130,6 @@ def build_synthetic_topology(
     online = present - offline
 
     cores: dict[int, Core] = {}
-    key_of: dict[int, tuple[int, int, int]] = {}
     shared: dict[tuple[int, int, int], CPUSet] = {}
     for (n, index, kind), ids_of_core in zip(plan, members, strict=True):
         siblings = CPUSet(ids_of_core) & online
@@ -140,17 +139,10 @@ def build_synthetic_topology(
         core = Core(id=siblings.first_id, socket=socket, numa_node=ids[n], cpus=siblings, kind=kind)
         cores[core.id] = core
         key = (n, socket, 0 if cores_per_l3 is None else index // max(cores_per_l3, 1))
-        key_of[core.id] = key
         shared[key] = shared.get(key, NO_CPUS) | siblings
     groups = {} if cores_per_l3 == 0 else shared
     cpus = {
-        i: CPU(
-            id=i,
-            core=core.id,
-            socket=core.socket,
-            numa_node=core.numa_node,
-            l3=groups[key_of[core.id]].first_id if groups else None,
-        )
+        i: CPU(id=i, core=core.id, socket=core.socket, numa_node=core.numa_node)
         for core in cores.values()
         for i in core.cpus
     }

@@ -164,16 +164,9 @@ class _Discovery:
         cores = self._read_cores(online, node_by_cpu)
         core_of = {i: core for core in cores.values() for i in core.cpus}
         groups = self._read_l3_groups(online, cores)
-        l3_of = {i: group.id for group in groups.values() for i in group.cpus}
         cpus = {
-            i: CPU(
-                id=i,
-                core=core_of[i].id,
-                socket=core_of[i].socket,
-                numa_node=node_by_cpu.get(i),
-                l3=l3_of.get(i),
-            )
-            for i in online
+            i: CPU(id=i, core=core.id, socket=core.socket, numa_node=node_by_cpu.get(i))
+            for i, core in sorted(core_of.items())
         }
         memory_nodes = NUMASet(i for i, claim in claims.items() if claim.memory_bytes)
         limits = read_usable_ids(self._tree, isolated)

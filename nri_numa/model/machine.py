@@ -54,14 +54,12 @@ class CPU(msgspec.Struct, frozen=True, kw_only=True):
         core: id of its `Core` (unique over the machine; the lowest CPU id among its threads).
         socket: the kernel's physical package id.
         numa_node: its NUMA node, or None if the kernel reports none.
-        l3: id of its `L3Group` (the lowest CPU id that shares the cache), or None.
     """
 
     id: int
     core: int
     socket: int
     numa_node: int | None
-    l3: int | None
 
 
 class Core(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -75,7 +73,7 @@ class Core(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class L3Group(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """CPUs that share one last level cache (the kubelet's *uncore cache*)."""
+    """CPUs that share one last level cache (the kubelet's *uncore cache*), the lowest its id."""
 
     id: int
     cpus: CPUSet

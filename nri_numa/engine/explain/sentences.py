@@ -523,11 +523,10 @@ def _free_of_capacity_text(
     n: Mapping[str, Any], resource: Mapping[str, Any], adjective: str = ""
 ) -> str:
     """``7 of 8 CPUs for exclusive use``, ``512 MiB of 16 GiB of memory``."""
-    amounts_text = _part_text(Unit(resource["unit"]), n["free"], n["capacity"])
-    name = resource["resource"]
+    unit, name = Unit(resource["unit"]), resource["resource"]
     label = "" if name == "cpu" else f" of {_resource_label(name)}"
-    use_text = " for exclusive use" if resource["unit"] == "cpus" else ""
-    return f"{amounts_text}{label}{adjective}{use_text}"
+    amounts_text = _part_text(unit, n["free"], n["capacity"])
+    return f"{amounts_text}{label}{adjective}{unit.use_text}"
 
 
 def _part_text(unit: Unit, free: int, capacity: int) -> str:

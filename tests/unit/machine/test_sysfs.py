@@ -212,8 +212,8 @@ ODD: dict[str, tuple[Callable[[], Topology], Change, Callable[[Topology], object
     "CPUs without topology are cores of socket 0": (
         machines.dual_adjacent,
         _without("/topology/", "/cache/"),
-        lambda m: (len(m.cores), list(m.sockets), m.l3_groups, m.cpus[0].l3),
-        (16, [0], {}, None),
+        lambda m: (len(m.cores), list(m.sockets), m.l3_groups),
+        (16, [0], {}),
         "CPUs 0-15 report no siblings; each is taken for a core\n"
         "CPUs 0-15 report no socket; socket 0 is assumed",
     ),

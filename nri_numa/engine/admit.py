@@ -1,8 +1,6 @@
-"""Admission and release of containers.
+"""Admission and release of containers: machine, state and request in, decision out. Pure.
 
-All functions are pure: machine, state and request in, decision out. A decision takes effect when
-the agent swaps its state in. `nri_numa.engine.resize` and `nri_numa.engine.resync` are the other
-entry points of the engine, built from the same parts.
+`nri_numa.engine.resize` and `nri_numa.engine.resync` are the engine's other entry points.
 """
 
 from __future__ import annotations

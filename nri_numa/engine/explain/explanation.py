@@ -1,9 +1,6 @@
 """The explanation of a placement or a refusal, as a plain document.
 
-The document holds what was asked for and where each value came from, what the container needs and
-how that was worked out, what each resource could have had, the best places and what separated the
-winner from the losers, the shared pool before and after, and for a refusal the rule that refused.
-`nri_numa.engine.explain.sentences` says the same in sentences.
+`nri_numa.engine.explain.sentences` makes its sentences.
 
 Keys are camelCase, id sets are texts in the kernel's list format, CPU amounts are thousandths of a
 CPU where the key ends in ``Milli``, sizes are bytes. Everything in it is text, number, truth value,
@@ -17,7 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from nri_numa.engine.align.policies import Alignment, NamedDevice, RejectedMask, ResourceSummary
+from nri_numa.engine.align.policies import Alignment, RejectedMask, ResourceSummary
 from nri_numa.engine.decision import DecisionTrace
 from nri_numa.engine.foreign_pins import RESERVATION_KIND
 from nri_numa.engine.request import options
@@ -27,13 +24,11 @@ from nri_numa.model.workload import MemoryPolicy, QoSClass, Scope
 
 ExplanationDocument = dict[str, Any]
 
-PLACED_OUTCOME, MISALIGNED_OUTCOME, UNPINNED_OUTCOME, REJECTED_OUTCOME = (
-    "placed",
-    "misaligned",
-    "unpinned",
-    "rejected",
-)
-"""Outcomes; an unpinned container started without a pin because its demand did not fit."""
+PLACED_OUTCOME = "placed"
+MISALIGNED_OUTCOME = "misaligned"
+UNPINNED_OUTCOME = "unpinned"
+"""It started without a pin, because its demand did not fit."""
+REJECTED_OUTCOME = "rejected"
 
 
 class DemandSource(msgspec.Struct, array_like=True, frozen=True):
@@ -232,15 +227,8 @@ def _misaligned_devices_document(alignment: Alignment | None) -> ExplanationDocu
     devices = None if alignment is None else alignment.misaligned_devices
     if devices is None:
         return None
-    return {
-        "given": _as_documents(devices.given),
-        "apart": devices.apart,
-        "isKubeletChoice": devices.is_kubelet_choice,
-        "alternative": None if devices.alternative is None else _as_documents(devices.alternative),
-        "numaNodes": str(devices.numa_nodes),
-        "remedy": devices.remedy,
-        "text": devices.clause,
-    }
+    fields = msgspec.to_builtins(devices, enc_hook=str)
+    return {**fields, "remedy": devices.remedy, "text": devices.clause}
 
 
 # --- options -------------------------------------------------------------------------------
@@ -316,7 +304,7 @@ def _cpu_mode_reason(
 
 
 def _as_documents(
-    values: Iterable[ResourceSummary | RejectedMask | NamedDevice],
+    values: Iterable[ResourceSummary | RejectedMask],
 ) -> list[ExplanationDocument]:
     documents: list[ExplanationDocument] = msgspec.to_builtins([*values], enc_hook=str)
     return documents

@@ -12,16 +12,10 @@ CPUs although the pod has a policy, and may opt out of it with ``bind: none``).
 Whether CPUs and NUMA nodes exist, are online and free is not asked here but in
 `nri_numa.engine.admit`, which knows the machine.
 
-Users who may create pods decide how long annotations are: Kubernetes lets those of one pod be 256
-KiB long together, in any number of pieces, and every container of the pod reads them, on the way of
-a request that the runtime waits two seconds for. So what no machine and no pod can need is refused
-before it is looked at. The operator's permissions say who may ask for what; NRI shows of a pod its
-namespace, labels, annotations and QoS class, and nothing of who created it or of its service
-account. Rules and defaults of the operator need no permission.
-
-The annotation ``scheduled-numa-nodes``, the NUMA nodes that the scheduler held for each container,
-is JSON (``{"main":"1","helper":"0-1"}``) and a preference among NUMA nodes that suit equally well,
-so that a pod that carries it of its own accord gets nothing that it could not get otherwise.
+Users who may create pods decide how long annotations are: 256 KiB for one pod, in any number of
+pieces, and every container of the pod reads them while the runtime waits two seconds. So what no
+machine and no pod can need is refused unread. The operator's permissions say who may ask for what,
+by namespace, labels, annotations and QoS class, which are all that NRI shows of a pod's author.
 """
 
 from __future__ import annotations
@@ -163,7 +157,9 @@ def check_value_length(key: str, value: str, list_limit: int) -> str | None:
 
 
 SCHEDULED_NODES_KEY: Final = "scheduled-numa-nodes"
-"""The annotation's key, below the prefix."""
+"""Key, below the prefix, of the annotation with the NUMA nodes that the scheduler held for each
+container: JSON (``{"main":"1","helper":"0-1"}``), and a preference among NUMA nodes that suit
+equally well. So a pod that carries it of its own accord gets nothing more."""
 MAX_SCHEDULED_NODES_CHARS: Final = 16_384
 """Characters that are read; 100 containers with the longest names take less."""
 

@@ -286,7 +286,6 @@ class Drift(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _limited_text(name: str, written: CPUSet | NUMASet, effective: CPUSet | NUMASet) -> str:
-    """Clause about a list that a parent cgroup limits."""
     clause = f"but a parent cgroup leaves {effective or 'none'} of it"
     return f"cpuset.{name} is {written} as desired, {clause}"
 

@@ -114,11 +114,9 @@ def expired_reservations(node: NodeSnapshot) -> list[Allocation]:
 
 def reserved_text(reservation: Allocation) -> str:
     """Clause that names a reservation's pod and its CPUs, or its memory if it has no CPUs."""
-    subject = (
-        cpus_text(reservation.cpus)
-        if reservation.cpus
-        else f"memory of {numa_text(reservation.numa_nodes)}"
-    )
+    subject = f"memory of {numa_text(reservation.numa_nodes)}"
+    if reservation.cpus:
+        subject = cpus_text(reservation.cpus)
     pod = f"{reservation.namespace}/{reservation.pod}"
     if not reservation.reserved_at:
         return f"{subject} of {pod}, whose container was not created,"
@@ -457,7 +455,6 @@ def _count_owned_cpus_once(
 
 
 def _sum_charges(allocations: Iterable[Allocation]) -> Charge:
-    """Sum CPUs and memory of allocations."""
     cpu_milli = memory = 0
     for a in allocations:
         for charge in a.charges.values():

@@ -573,7 +573,6 @@ def _reclassify_other_cpuset(
 
 
 def _overrides_grant(node: NodeSnapshot, pod: PodSandbox, container: Container) -> bool:
-    """True if the container's options override the kubelet's grant."""
     machine, allocation = node.machine, node.state.allocations[container.id]
     requested = _options_with_held_slots(
         machine, pod, container, allocation, machine.options_resolver(pod, container)
@@ -629,7 +628,6 @@ def _reclassified_outcome(
     own_update: ContainerUpdate | None,
     decision_steps: tuple[str, ...],
 ) -> Resized:
-    """Build the outcome for a container reclassified by another program's cpuset."""
     container_id, state, change = allocation.container_id, node.state, NO_CHANGED_IDS
     if allocation is not state.allocations[container_id]:
         state = state.without_allocation(container_id).with_allocation(allocation)

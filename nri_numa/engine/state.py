@@ -193,11 +193,9 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_reservable(self) -> bool:
         """True if the pod keeps this allocation after the container has ended."""
-        is_sharing = (
-            self.kind in (ContainerKind.SHARED, ContainerKind.UNPINNED)
-            and self.policy in STRICT_POLICIES
-        )
-        return self.exclusive or (is_sharing and bool(self.charges))
+        is_sharing = self.kind in (ContainerKind.SHARED, ContainerKind.UNPINNED)
+        is_strict = self.policy in STRICT_POLICIES
+        return self.exclusive or (is_sharing and is_strict and bool(self.charges))
 
     @property
     def with_migration_finished(self) -> Allocation:
@@ -582,7 +580,6 @@ def _add_amount(amounts: dict[int, int], key: int, amount: int) -> None:
 def _is_list_shared_in_pod(
     allocations: Mapping[str, Allocation], record: PodRecord, allocation: Allocation
 ) -> bool:
-    """True if another container of the pod shares the same exclusive CPUs."""
     return any(
         i in allocations and allocations[i].exclusive_owners_key == allocation.exclusive_owners_key
         for i in record.containers

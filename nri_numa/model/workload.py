@@ -412,23 +412,6 @@ class DeviceRequest(msgspec.Struct, frozen=True, kw_only=True):
     stock: DeviceStock | None = None
 
 
-class KnownContainerDevices(msgspec.Struct, frozen=True):
-    """Known devices of a container at one moment."""
-
-    devices: tuple[DeviceRequest, ...] = ()
-    pod_devices: tuple[DeviceRequest, ...] = ()
-    notes: tuple[str, ...] = ()
-
-    def apply_to(self, container: Container) -> Container:
-        """Return the container with these devices in place of its own."""
-        return replace(
-            container,
-            devices=self.devices,
-            pod_devices=self.pod_devices,
-            device_notes=self.notes,
-        )
-
-
 GrantHolder = tuple[str, str]
 """Pod UID and container name; for kubelets before 1.18 the empty text and the container's id."""
 

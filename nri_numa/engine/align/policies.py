@@ -304,7 +304,7 @@ class NamedDevice(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
         return self.id if is_named else f"{self.resource} {self.id}"
 
 
-class MisalignedDevices(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class MisalignedDevices(msgspec.Struct, frozen=True, kw_only=True):
     """Devices of a container that keep it from a preferred place.
 
     Attributes:

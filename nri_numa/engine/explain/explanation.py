@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from nri_numa.engine.align.policies import Alignment, RejectedMask, ResourceSummary
+from nri_numa.engine.align.policies import Alignment, NamedDevice, RejectedMask, ResourceSummary
 from nri_numa.engine.decision import DecisionTrace
 from nri_numa.engine.foreign_pins import RESERVATION_KIND
 from nri_numa.engine.request import options
@@ -227,8 +227,15 @@ def _misaligned_devices_document(alignment: Alignment | None) -> ExplanationDocu
     devices = None if alignment is None else alignment.misaligned_devices
     if devices is None:
         return None
-    fields = msgspec.to_builtins(devices, enc_hook=str)
-    return {**fields, "remedy": devices.remedy, "text": devices.clause}
+    return {
+        "given": _as_documents(devices.given),
+        "apart": devices.apart,
+        "isKubeletChoice": devices.is_kubelet_choice,
+        "alternative": None if devices.alternative is None else _as_documents(devices.alternative),
+        "numaNodes": str(devices.numa_nodes),
+        "remedy": devices.remedy,
+        "text": devices.clause,
+    }
 
 
 # --- options -------------------------------------------------------------------------------
@@ -304,7 +311,7 @@ def _cpu_mode_reason(
 
 
 def _as_documents(
-    values: Iterable[ResourceSummary | RejectedMask],
+    values: Iterable[ResourceSummary | RejectedMask | NamedDevice],
 ) -> list[ExplanationDocument]:
     documents: list[ExplanationDocument] = msgspec.to_builtins([*values], enc_hook=str)
     return documents

@@ -275,7 +275,6 @@ def _known_keys_text(key: str) -> str:
 
 
 def _closest_key(text: str) -> str | None:
-    """Find the key that a word resembles; None without one."""
     words = () if len(text) > MAX_SUGGESTION_CHARS else options.TABLE.keys
     return next(iter(get_close_matches(text, words, n=1)), None)
 

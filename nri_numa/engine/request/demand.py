@@ -246,7 +246,6 @@ def compute_demand(
 
 
 def _cpu_demand(pod: PodSandbox, resources: Resources, share: PodShare, notes: list[str]) -> Demand:
-    """Compute a container's size and its CPU request."""
     request = cpu_request_milli(resources, notes)
     limit = cpu_limit_milli(resources, notes)
     cpu_shares = resources.cpu_shares or 0

@@ -402,6 +402,8 @@ class Contradiction(NamedTuple):
 _BIND_NONE_TEXT = "bind: none changes nothing"
 _BIND_CPU_TEXT = "bind: cpu does not pin memory"
 _NUMACPU_FIXED_TEXT = "the CPUs of numacpu are used as listed"
+_NUMACPU_NODES_FIXED_TEXT = f"{_NUMACPU_FIXED_TEXT}, without other NUMA nodes"
+_NUMAMEM_FIXED_TEXT = "the NUMA nodes of numamem are used as listed"
 
 # Promises that cannot both be kept. A preference without effect (smt: spread or pair beside
 # shared CPUs, scope without a policy, load without pair) is no contradiction.
@@ -413,20 +415,8 @@ _OPTION_CONTRADICTIONS: Final = (
     ("smt", {"full-core", "isolate"}, "bind", {"none"}, _BIND_NONE_TEXT),
     ("numacpu", None, "policy", set(Policy) - {"none"}, _NUMACPU_FIXED_TEXT),
     ("numacpu", None, "smt", {"full-core", "isolate"}, _NUMACPU_FIXED_TEXT),
-    (
-        "numacpu",
-        None,
-        "on-failure",
-        {"best-effort"},
-        _NUMACPU_FIXED_TEXT + ", without other NUMA nodes",
-    ),
-    (
-        "numamem",
-        None,
-        "on-failure",
-        {"best-effort"},
-        "the NUMA nodes of numamem are used as listed",
-    ),
+    ("numacpu", None, "on-failure", {"best-effort"}, _NUMACPU_NODES_FIXED_TEXT),
+    ("numamem", None, "on-failure", {"best-effort"}, _NUMAMEM_FIXED_TEXT),
     ("mempolicy", set(MemoryPolicy) - {"default"}, "bind", {"none"}, _BIND_NONE_TEXT),
     ("mempolicy", set(MemoryPolicy) - {"default"}, "bind", {"cpu"}, _BIND_CPU_TEXT),
     ("smt", {"full-core", "isolate"}, "cpus", {"shared"}, "shared CPUs are not exclusive"),

@@ -18,7 +18,6 @@ from nri_numa.model.machine import (
     Core,
     CoreKind,
     L3Group,
-    MachineMemoryReading,
     NUMAMemoryReading,
     NUMANode,
     Socket,
@@ -205,7 +204,7 @@ def sockets_from(cores: Iterable[Core]) -> dict[int, Socket]:
 
 
 def synthetic_sysfs_files(
-    topology: Topology, memory: MachineMemoryReading | None = None
+    topology: Topology, memory: Mapping[int, NUMAMemoryReading] = {}
 ) -> dict[str, str]:
     """Build the files of /sys and /proc that the kernel would show for a machine, by relative path.
 
@@ -231,7 +230,7 @@ def synthetic_sysfs_files(
         files[f"sys/devices/virtual/memory_tiering/memory_tier{tier}/nodelist"] = f"{nodes}\n"
     total_kib = free_kib = reclaimable_kib = 0
     for i, numa_node in topology.numa_nodes.items():
-        reading = None if memory is None else memory.numa_nodes.get(i)
+        reading = memory.get(i)
         if reading is None:
             pages_bytes = sum(numa_node.hugepages.values())
             reading = NUMAMemoryReading(

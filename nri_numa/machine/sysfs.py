@@ -26,7 +26,6 @@ from nri_numa.model.machine import (
     Core,
     CoreKind,
     L3Group,
-    MachineMemoryReading,
     NUMAMemoryReading,
     NUMANode,
     Topology,
@@ -72,8 +71,8 @@ def read_online(root: Path | str) -> CPUSet:
     return _Discovery(open_tree(root)).read_online_cpus()
 
 
-def read_memory(root: Path | str, topology: Topology) -> MachineMemoryReading:
-    """Read the current use of each NUMA node's memory; a few files per NUMA node.
+def read_memory(root: Path | str, topology: Topology) -> dict[int, NUMAMemoryReading]:
+    """Read the current memory of each NUMA node, by id; a few files per NUMA node.
 
     A removed NUMA node reads as all zero.
 
@@ -92,7 +91,7 @@ def read_memory(root: Path | str, topology: Topology) -> MachineMemoryReading:
             reclaimable_bytes=_reclaimable_bytes(info, node_watermark),
             free_hugepages=_read_hugepage_bytes(tree, directory, "free_hugepages"),
         )
-    return MachineMemoryReading(numa_nodes=readings)
+    return readings
 
 
 def read_memory_totals(tree: Tree, topology: Topology) -> dict[int, tuple[int, dict[int, int]]]:

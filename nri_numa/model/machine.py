@@ -262,12 +262,6 @@ class NUMAMemoryReading(msgspec.Struct, frozen=True, kw_only=True):
         return self.free_bytes + self.reclaimable_bytes
 
 
-class MachineMemoryReading(msgspec.Struct, frozen=True, kw_only=True):
-    """Memory of all NUMA nodes at one moment, by NUMA node id."""
-
-    numa_nodes: Mapping[int, NUMAMemoryReading]
-
-
 # --- Numbers and lists in sentences: one CPU or several, one NUMA node or several -----------------
 
 

@@ -245,7 +245,7 @@ def _place_with_fallback(
     """Place a container, or leave it unpinned if that fails and ``on-failure`` allows it."""
     if isinstance(grant, Rejection):
         return grant
-    placement = demand_rejection or _place(case, grant, reservation)
+    placement = demand_rejection or _choose_placement(case, grant, reservation)
     if isinstance(placement, Rejection):
         if case.on_failure is not OnFailure.UNPINNED:
             return placement
@@ -259,7 +259,7 @@ def _place_with_fallback(
     return placement
 
 
-def _place(
+def _choose_placement(
     case: PlacementRequest, grant: KeepGrant | OverrideGrant | None, reservation: PodReservation
 ) -> Placement | Rejection:
     """Place a container: by the kubelet's grant, unpinned, in the pod pool or by itself."""
@@ -302,10 +302,7 @@ def _place_unpinned_after(case: PlacementRequest, rejection: Rejection) -> Place
 
 
 def _book_placement(
-    case: PlacementRequest,
-    placement: Placement,
-    reservation: PodReservation,
-    prior: NodeSnapshot,
+    case: PlacementRequest, placement: Placement, reservation: PodReservation, prior: NodeSnapshot
 ) -> Admitted:
     """Allocate a placement, restore the pod's reservation, and update changed containers."""
     uid, container_id = case.pod.uid, case.container.id
@@ -471,7 +468,7 @@ def release_reservations(node: NodeSnapshot, reserved: Iterable[Allocation]) -> 
     """Release reservations of pods."""
     uids = {a.container_id: a.pod_uid for a in reserved}
     state = node.state.without_allocation(*uids)
-    return _released(node, state, ChangedStateIds(tuple(uids), tuple({*uids.values()})))
+    return _released_outcome(node, state, ChangedStateIds(tuple(uids), tuple({*uids.values()})))
 
 
 def forget_pod(node: NodeSnapshot, uid: str, sandbox: str = "") -> Released:
@@ -488,10 +485,10 @@ def forget_pod(node: NodeSnapshot, uid: str, sandbox: str = "") -> Released:
     result = state.without_allocation(*ids)
     if len(ids) == len(allocations):
         result = result.without_pod(uid)
-    return _released(node, result, ChangedStateIds(tuple(ids), (uid,)))
+    return _released_outcome(node, result, ChangedStateIds(tuple(ids), (uid,)))
 
 
-def _released(node: NodeSnapshot, state: NodeState, change: ChangedStateIds) -> Released:
+def _released_outcome(node: NodeSnapshot, state: NodeState, change: ChangedStateIds) -> Released:
     updates = updates_between(node, node.with_state(state))
     return Released(state=state, change=change, updates=updates)
 

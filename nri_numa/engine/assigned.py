@@ -135,10 +135,7 @@ def _decode_document(text: str) -> _Document | str:
 
 
 def encode_assignment(allocation: Allocation, cpus: str, key: bytes) -> str:
-    """The annotation of one container: a short JSON object, enough to adopt the container again.
-
-    ``cpus`` is the kernel list it starts with; empty when it is left alone.
-    """
+    """The annotation of a container that starts with ``cpus``, which are empty if left alone."""
     is_migrating = allocation.movable and bool(allocation.migrating_from)
     document = _Document(
         format=ASSIGNED_FORMAT,
@@ -185,10 +182,7 @@ def assignment_signature(key: bytes, container_id: str, text: str) -> str:
 def adopt_assignment(
     machine: NodeModel, text: str, pod: PodSandbox, container: Container
 ) -> Allocation | str:
-    """Read one annotation.
-
-    Returns what the container has, or why the annotation is not believed, as the end of a sentence.
-    """
+    """Read an annotation: what the container has, or why it does not count, as a sentence's end."""
     decoded = _decode_allocation(machine, text, pod, container)
     if isinstance(decoded, str):
         return decoded

@@ -145,8 +145,12 @@ class NodeSnapshot(msgspec.Struct, frozen=True, dict=True):
             return NO_CPUS
         key = shared_group_key(a)
         if key is None:
-            own = a.cpus.bits & self.machine.topology.online.bits
-            return self.pool if not own and self.has_all_cpus_offline(a) else CPUSet.from_bits(own)
+            own_bits = a.cpus.bits & self.machine.topology.online.bits
+            return (
+                self.pool
+                if not own_bits and self.has_all_cpus_offline(a)
+                else CPUSet.from_bits(own_bits)
+            )
         if key == UNPINNED_GROUP_KEY and self.is_pool_whole:
             return NO_CPUS
         return self.group_cpuset(key)
@@ -314,7 +318,9 @@ def drift_of_container(
     is_throttled = a.lifted_quota is not None and (actual.quota or 0) > 0
     if not (cpus.bits or mems.bits or is_throttled):
         return None
-    intrudes = actual.effective_cpus.bits and _intrudes(desired.state, a, actual.effective_cpus)
+    intrudes = actual.effective_cpus.bits and _uses_cpus_of_others(
+        desired.state, a, actual.effective_cpus
+    )
     return Drift(
         container_id=a.container_id,
         pod=f"{a.namespace}/{a.pod}",
@@ -329,7 +335,7 @@ def drift_of_container(
     )
 
 
-def _intrudes(state: NodeState, a: Allocation, cpus: CPUSet) -> bool:
+def _uses_cpus_of_others(state: NodeState, a: Allocation, cpus: CPUSet) -> bool:
     """True if some of these CPUs are exclusive to another container."""
     own_cpus = a.cpus | a.idle_siblings if a.exclusive else NO_CPUS
     own_cpus = own_cpus | state.kubelet.cpus_of(a.pod_uid, a.container, a.container_id)
@@ -417,23 +423,23 @@ def updates_between(
     remains the whole machine, unpinned containers get an update only if they may have been narrowed
     and CPUs were added.
     """
-    prior, new, same_machine = base.state, node.state, base.machine is node.machine
+    prior, state, same_machine = base.state, node.state, base.machine is node.machine
     if (
         same_machine
-        and prior.exclusive is new.exclusive
-        and prior.idle_siblings is new.idle_siblings
-        and prior.kubelet is new.kubelet
+        and prior.exclusive is state.exclusive
+        and prior.idle_siblings is state.idle_siblings
+        and prior.kubelet is state.kubelet
     ):
         return ()  # nothing that the pool is made of
-    updates = [ContainerUpdate(i, str(node.cpuset_of(new.allocations[i]))) for i in resized]
+    updates = [ContainerUpdate(i, str(node.cpuset_of(state.allocations[i]))) for i in resized]
     if (
         not same_machine
         or base.pool.bits != node.pool.bits
-        or prior.unavailable_bits != new.unavailable_bits
+        or prior.unavailable_bits != state.unavailable_bits
     ):
         updates += _group_updates(base, node, skip)
-        offline = (new.exclusive.bits | new.listed_cpus.bits) & ~node.machine.topology.online.bits
-        if offline or not same_machine:
+        own_bits = state.exclusive.bits | state.listed_cpus.bits
+        if own_bits & ~node.machine.topology.online.bits or not same_machine:
             updates += _own_cpuset_updates(base, node, skip)
     return tuple(updates)
 

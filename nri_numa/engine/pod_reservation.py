@@ -370,10 +370,7 @@ def pod_pool_cpus(state: NodeState, uid: str, total_milli: int) -> int:
 
 
 def by_core(topology: Topology, cpus: CPUSet) -> list[int]:
-    """Sort CPUs by core, then by id, so a pool is cut between cores.
-
-    An offline CPU counts as a core.
-    """
+    """Sort CPUs by core, then by id, so a pool is cut between cores; an offline CPU is a core."""
     cores = {cpu: entry.core for cpu, entry in topology.cpus.items()}
     return sorted(cpus, key=lambda cpu: (cores.get(cpu, cpu), cpu))
 

@@ -24,12 +24,7 @@ from nri_numa.engine.accounting import (
 from nri_numa.engine.admit import new_allocation
 from nri_numa.engine.align.policies import byte_shortage_clause, shortage_clause
 from nri_numa.engine.captions import SHORTFALL_TEXT, with_outcome
-from nri_numa.engine.cpus.allocator import (
-    ChosenCPUs,
-    NotEnoughCPUs,
-    SMTMisaligned,
-    TakeRequest,
-)
+from nri_numa.engine.cpus.allocator import ChosenCPUs, NotEnoughCPUs, SMTMisaligned, TakeRequest
 from nri_numa.engine.decision import DecisionTrace, Placement, PlacementRequest, Rejected, Resized
 from nri_numa.engine.desired import NodeSnapshot, answer_to_update, updates_between
 from nri_numa.engine.foreign_pins import (

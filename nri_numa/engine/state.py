@@ -87,9 +87,7 @@ class Charge(msgspec.Struct, frozen=True, array_like=True):
                 merged[size] = merged.get(size, 0) + sign * amount
             hugepages = {size: amount for size, amount in merged.items() if amount}
         return Charge(
-            self.cpu_milli + sign * charge.cpu_milli,
-            self.memory + sign * charge.memory,
-            hugepages,
+            self.cpu_milli + sign * charge.cpu_milli, self.memory + sign * charge.memory, hugepages
         )
 
     def subtract(self, charge: Charge) -> Charge:
@@ -553,10 +551,7 @@ class StateBuilder:
     def _update_owned_and_listed_cpus(
         self, a: Allocation, sign: int, *, is_list_counted: bool
     ) -> None:
-        """Update exclusive CPUs with their idle siblings, and CPUs of lists.
-
-        With ``is_list_counted`` another container of its pod has the same exclusive list.
-        """
+        """Update exclusive CPUs that no other of its pod shares, idle siblings, and listed CPUs."""
         if a.exclusive:
             if not is_list_counted:
                 self._owned = self._owned | a.cpus if sign > 0 else self._owned - a.cpus
@@ -608,10 +603,7 @@ def charges_with_cpu_removed(charges: Mapping[int, Charge]) -> dict[int, Charge]
 
 
 def shared_group_key(allocation: Allocation) -> int | None:
-    """Key of the group whose CPUs follow the shared pool; None for a container with own CPUs.
-
-    None also for a container that does not run.
-    """
+    """Key of the group whose CPUs follow the shared pool; None with own CPUs, or if not running."""
     if allocation.reserved_at:
         return None
     if allocation.kind is ContainerKind.SHARED:

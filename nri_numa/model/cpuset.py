@@ -143,14 +143,14 @@ class _IdSet:
     def __eq__(self, value: object) -> bool:
         return self.bits == value.bits if isinstance(value, type(self)) else NotImplemented
 
-    def __and__(self, other: Self) -> Self:
-        return self.from_bits(self.bits & other.bits)
+    def __and__(self, ids: Self) -> Self:
+        return self.from_bits(self.bits & ids.bits)
 
-    def __or__(self, other: Self) -> Self:
-        return self.from_bits(self.bits | other.bits)
+    def __or__(self, ids: Self) -> Self:
+        return self.from_bits(self.bits | ids.bits)
 
-    def __sub__(self, other: Self) -> Self:
-        return self.from_bits(self.bits & ~other.bits)
+    def __sub__(self, ids: Self) -> Self:
+        return self.from_bits(self.bits & ~ids.bits)
 
     def __le__(self, superset: Self) -> bool:
         return not self.bits & ~superset.bits

@@ -394,10 +394,7 @@ class ActualCgroup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def topology_document(
-    topology: Topology,
-    *,
-    reserved: CPUSet = NO_CPUS,
-    devices: Sequence[PCIDevice] | None = None,
+    topology: Topology, *, reserved: CPUSet = NO_CPUS, devices: Sequence[PCIDevice] | None = None
 ) -> dict[str, Any]:
     """Describe a machine with field names that stay the same over versions.
 

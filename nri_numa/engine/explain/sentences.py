@@ -353,10 +353,10 @@ def _alignment_sentences(
         reason = f"{inflect_for_ids(nodes, 'it has', 'they have')} room for everything"
     scope_text = " for the whole pod" if alignment["scope"] == "pod" else ""
     though = "" if alignment["preferred"] else ", though misaligned"
-    chosen = inflect_for_ids(nodes, "was chosen", "were chosen")
+    choice_text = inflect_for_ids(nodes, "was chosen", "were chosen")
     if document["outcome"] == REJECTED_OUTCOME:
-        chosen = "would have been chosen"
-    yield _to_sentence(f"{numa_text(nodes)} {chosen}{scope_text}{though}: {reason}")
+        choice_text = "would have been chosen"
+    yield _to_sentence(f"{numa_text(nodes)} {choice_text}{scope_text}{though}: {reason}")
 
 
 def _step_sentences(document: ExplanationDocument) -> Iterator[str]:
@@ -464,13 +464,10 @@ def _missing_resource_text(resources: Sequence[Mapping[str, Any]], numa_node: st
 def _rejected_mask_predicate(
     document: ExplanationDocument, mask: Mapping[str, Any]
 ) -> tuple[str, str]:
-    """Predicate of a sentence about a rejected mask, for one and for several.
-
-    It has the numbers that decided.
-    """
+    """Predicate about a rejected mask with the numbers that decided, for one and for several."""
     winner, loser = document["alignment"]["numaNodes"], mask["numaNodes"]
     if mask["separatedBy"] == "preferred":
-        return _not_chosen(_missing_resource_text(document["resources"], loser))
+        return _rejection_predicate(_missing_resource_text(document["resources"], loser))
     demand = document["demand"]
     if mask["separatedBy"] == "rank" and (
         demand["cpuMilli"] or demand["memoryBytes"] or demand["hugePages"]
@@ -487,7 +484,7 @@ def _rejected_mask_predicate(
             if not is_fuller and any(
                 "of the opposite load" in text for text in document["decisionSteps"]
             ):
-                return _not_chosen("too few CPUs beside containers of the opposite load")
+                return _rejection_predicate("too few CPUs beside containers of the opposite load")
             use = f"{winner_measure[1]}, {numa_text(winner)} {measure[1]}"
             if measure[1] == winner_measure[1]:  # less than is shown
                 degree = f"slightly {'fuller' if is_fuller else 'emptier'} than {numa_text(winner)}"
@@ -497,10 +494,10 @@ def _rejected_mask_predicate(
         if winner.isdigit() and loser.isdigit() and int(winner) < int(loser):
             rule = "equally well; the lowest number is taken"
             return f"fits {rule}", f"fit {rule}"
-    return _not_chosen(str(mask["text"]))
+    return _rejection_predicate(str(mask["text"]))
 
 
-def _not_chosen(problem: str) -> tuple[str, str]:
+def _rejection_predicate(problem: str) -> tuple[str, str]:
     return f"was not chosen: {problem}", f"were not chosen: {problem}"
 
 
@@ -529,9 +526,9 @@ def _free_of_capacity_text(
     return f"{amounts_text}{label}{adjective}{unit.use_text}"
 
 
-def _part_text(unit: Unit, free: int, capacity: int) -> str:
+def _part_text(unit: Unit, free_amount: int, capacity: int) -> str:
     """``7 of 8 CPUs``, ``12 of 16 GiB``, ``512 MiB of 16 GiB``."""
-    free_text = unit.amount_text_without_cpu_noun(free, free=True)
+    free_text = unit.amount_text_without_cpu_noun(free_amount, free=True)
     capacity_text = unit.amount_text(capacity)
     if free_text.partition(" ")[2] == capacity_text.partition(" ")[2]:
         free_text = free_text.partition(" ")[0]
@@ -566,9 +563,9 @@ def _strip_subject(document: ExplanationDocument, message: str) -> str:
 
 
 def _to_sentence(clause: str) -> str:
-    first_word = clause.partition(" ")[0]
+    subject_word = clause.partition(" ")[0]
     # Code words stay as they are.
-    if "/" not in first_word and first_word.removesuffix(":") not in _CODE_WORDS:
+    if "/" not in subject_word and subject_word.removesuffix(":") not in _CODE_WORDS:
         clause = clause[:1].upper() + clause[1:]
     return clause if clause.endswith((".", "!", "?")) else clause + "."
 

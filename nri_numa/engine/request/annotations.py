@@ -430,10 +430,7 @@ def _read_annotations(
     permission: AnnotationPermission,
     ignored: list[str],
 ) -> tuple[_OptionLevel, _OptionLevel] | Rejection:
-    """Sort the agent's annotations into the container's level and the pod's level.
-
-    Annotations that are ignored for want of a permission are added to ``ignored``.
-    """
+    """Sort the agent's annotations into levels of container and pod, or into ``ignored``."""
     if len(names) > MAX_ANNOTATIONS:
         name = min(names)
         remedy = f"at most {MAX_ANNOTATIONS} annotations with {marker}, not {len(names)}"

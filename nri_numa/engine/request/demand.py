@@ -411,10 +411,7 @@ def _unknown_cpus_rejection(pod: PodSandbox) -> Rejection:
 
 
 def cpu_limit_milli(resources: Resources, notes: list[str]) -> int:
-    """Thousandths of a CPU from quota and period; 0 without a limit.
-
-    What had to be disregarded is added to ``notes``.
-    """
+    """Thousandths of a CPU from quota and period, 0 without; disregarded values get ``notes``."""
     quota = resources.cpu_quota
     if quota is None or quota in (0, -1):
         return 0
@@ -434,9 +431,7 @@ def cpu_limit_milli(resources: Resources, notes: list[str]) -> int:
 
 
 def cpu_request_milli(resources: Resources, notes: list[str]) -> int:
-    """Thousandths of a CPU from shares; 0 without a request.
-
-    What had to be disregarded is added to ``notes``.
+    """Thousandths of a CPU from shares, 0 without; disregarded values get ``notes``.
 
     The kubelet rounds ``milli * 1024 / 1000`` down, so rounding up gives the exact request back.
     """
@@ -487,11 +482,7 @@ def own_request_milli(qos: QoSClass, resources: Resources) -> int:
 
 
 def requested_memory(
-    pod: PodSandbox,
-    container: Container,
-    capacity_bytes: int,
-    need: int,
-    pod_share: PodShare,
+    pod: PodSandbox, container: Container, capacity_bytes: int, need: int, pod_share: PodShare
 ) -> int:
     """Bytes of a container's need that it requests.
 
@@ -631,10 +622,7 @@ _SLOT_ID_PATTERN: Final = re.compile(r"(?:numa([0-9]{1,4})-)?slot-[0-9]{1,6}", r
 
 
 def parse_slots(text: str) -> HeldCPUSlots | str:
-    """Parse a container's slot ids.
-
-    Return what was expected, as the end of a sentence, if they are not valid.
-    """
+    """Parse a container's slot ids; a text says what was expected instead."""
     if CLAIM_SLOT_MARK in text and (claimed := parse_claims(text)) is not None:
         return claimed
     ids = text.split(",") if len(text) <= _MAX_CLAIM_CHARS else []

@@ -375,13 +375,12 @@ def unpinned_allocation(
     Only its memory request affects other containers, so a node full of such containers can be
     admitted without one decision after the other.
     """
-    if container.resources.cpus:
+    if container.resources.cpus or node.state.kubelet.cpus_of(
+        pod.uid, container.name, container.id
+    ):
         return None
-    grants = node.state.kubelet
     requested = complete_options(node.machine.settings, pod, container, resolved)
     if isinstance(requested, Rejection) or not requested.is_unpinned:
-        return None
-    if not grants.is_empty and grants.cpus_of(pod.uid, container.name, container.id):
         return None
     case = PlacementRequest(node, pod, container, requested)
     return new_allocation(case, _place_unpinned(case))

@@ -142,21 +142,17 @@ class _Rebuild:
         exclusive_bits = listed_bits = 0
         usable = self.node.with_state(NodeState(kubelet=self.prior.kubelet)).pool.bits
         allocations: list[Allocation] = []
-        lists: set[tuple[str, CPUSet] | None] = set()
+        lists: set[tuple[str, CPUSet] | None] = set()  # exclusive ones
         for allocation in candidates:
             claimed_bits = allocation.cpus.bits | allocation.idle_siblings.bits
-            if (
-                allocation.yields_to_exclusive
-                or not (claimed_bits or allocation.exclusive)  # a shared one is in no other's way
-                or (own_list := allocation.exclusive_owners_key)
-                in lists  # its pod's containers share it
-            ):
+            own_list = allocation.exclusive_owners_key
+            # A shared container is in no other's way, and containers of a pod share a list.
+            is_shared = allocation.yields_to_exclusive or not (claimed_bits or own_list)
+            if is_shared or own_list in lists:
                 allocations.append(allocation)
                 continue
             claim = ""
-            if clash := claimed_bits & (
-                exclusive_bits | listed_bits if own_list else exclusive_bits
-            ):
+            if clash := claimed_bits & (exclusive_bits | (listed_bits if own_list else 0)):
                 claim = f"exclusive {cpus_text(CPUSet.from_bits(clash))} of another container"
             elif missing_cpus := allocation.cpus - self.machine.topology.possible:
                 claim = f"{cpus_text(missing_cpus)}, which the machine does not have"

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
-from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
+from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet, union_cpus
 from nri_numa.text import human_bytes
 
 
@@ -218,12 +218,7 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def siblings_of(self, cpus: CPUSet) -> CPUSet:
         """Return all online threads of the cores of these CPUs, these CPUs included."""
-        bits = 0
-        for i in cpus:
-            cpu = self.cpus.get(i)
-            if cpu is not None:
-                bits |= self.cores[cpu.core].cpus.bits
-        return CPUSet.from_bits(bits)
+        return union_cpus(self.cores[self.cpus[i].core].cpus for i in cpus if i in self.cpus)
 
     def distance(self, a: int, b: int) -> int:
         """Return the SLIT distance from ``a`` to ``b``; if unknown, 10 to itself, else 20."""

@@ -70,11 +70,8 @@ def parse_zone_id(name: object) -> int:
     Raises:
         BadCapacity: the name is neither.
     """
-    if isinstance(name, int) and not isinstance(name, bool) and 0 <= name < NUMA_NODE_ID_LIMIT:
-        return name
-    match = (
-        _ZONE_NAME_PATTERN.fullmatch(name) if isinstance(name, str) and len(name) <= 16 else None
-    )
+    is_readable = isinstance(name, int | str) and not isinstance(name, bool)
+    match = _ZONE_NAME_PATTERN.fullmatch(str(name)) if is_readable else None
     if match is None or int(match[1]) >= NUMA_NODE_ID_LIMIT:
         raise BadCapacity(
             f"{_value_text(name)} names no NUMA node, expected 0 to {NUMA_NODE_ID_LIMIT - 1}, or "

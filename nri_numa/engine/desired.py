@@ -267,6 +267,8 @@ class Drift(msgspec.Struct, frozen=True, kw_only=True):
 
     def without_blocked_lists(self, cpus: str, mems: str) -> Drift:
         """Remove the lists that the kernel would refuse, for the reasons given."""
+        if not (cpus or mems):
+            return self
         return replace(
             self,
             cpus=NO_CPUS if cpus else self.cpus,

@@ -299,10 +299,10 @@ def _expected_containers(
             f"{CONTAINER_RESOURCES_KEY} is {quote_value(text)} (annotation {key}), expected "
             f"{_EXPECTED_CONTAINERS_TEXT}"
         )
-    # Init containers one after the other, the others at once.
+    init = [c for c in members.values() if c.is_init]
     main = [c for c in members.values() if not c.is_init]
-    milli = max([sum(c.milli for c in main), *(c.milli for c in members.values())])
-    memory = max([sum(c.memory for c in main), *(c.memory for c in members.values())])
+    milli = max([sum(c.milli for c in main), *(c.milli for c in init)])
+    memory = max([sum(c.memory for c in main), *(c.memory for c in init)])
     total_memory = pod.resources.memory_limit or 0
     if milli > total or memory > total_memory:
         return None, (

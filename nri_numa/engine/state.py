@@ -179,7 +179,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_pinned(self) -> bool:
         """True if the agent writes its CPUs or memory nodes."""
-        return bool(self.mems) or self.kind not in (ContainerKind.UNPINNED, ContainerKind.FOREIGN)
+        return self.kind not in (ContainerKind.UNPINNED, ContainerKind.FOREIGN) or bool(self.mems)
 
     @property
     def blocks_exclusive(self) -> bool:
@@ -575,11 +575,12 @@ def _add_amount(amounts: dict[int, int], key: int, amount: int) -> None:
 def _is_list_shared_in_pod(
     allocations: Mapping[str, Allocation], record: PodRecord, allocation: Allocation
 ) -> bool:
-    return any(
-        i in allocations and allocations[i].exclusive_owners_key == allocation.exclusive_owners_key
+    keys = [
+        allocations[i].exclusive_owners_key
         for i in record.containers
-        if i != allocation.container_id
-    )
+        if i in allocations and i != allocation.container_id
+    ]
+    return allocation.exclusive_owners_key in keys
 
 
 def withheld_isolated_bits(topology: Topology, settings: Settings) -> int:

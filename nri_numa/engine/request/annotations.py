@@ -46,7 +46,7 @@ from nri_numa.engine.request.options import (
     PlacementOptions,
     SourceKind,
 )
-from nri_numa.model.cpuset import NO_NUMA_NODES, CPUSet, ListFormatError, NUMASet
+from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, ListFormatError, NUMASet
 from nri_numa.model.machine import listed_words_text
 from nri_numa.model.reasons import Rejection, RejectionReason
 from nri_numa.model.settings import (
@@ -399,9 +399,11 @@ class OptionsResolver:
         """The same as `resolve_placement_options`."""
         settings, marker = self._settings, self._marker
         annotations = tuple([item for item in pod.annotations.items() if marker in item[0]])
-        rules = tuple(
-            [n for n, rule in enumerate(settings.rules) if _rule_matches(rule, pod, container)]
-        )
+        rules: tuple[int, ...] = ()
+        if settings.rules:
+            rules = tuple(
+                [n for n, rule in enumerate(settings.rules) if _rule_matches(rule, pod, container)]
+            )
         if not annotations and not rules and not settings.defaults:
             return options.TABLE.nothing_requested
         permission = permission_of(settings.permissions, pod)
@@ -535,8 +537,8 @@ def _build_placement_options(
         reserved_cpus=permission.allow_reserved_cpus,
         ignores_denied=permission.on_denied is OnDenied.IGNORE,
         permission=permission.name,
-        listed_cpus=CPUSet.parse(values.get("numacpu", "")),
-        listed_mems=NUMASet.parse(values.get("numamem", "")),
+        listed_cpus=CPUSet.parse(values["numacpu"]) if "numacpu" in values else NO_CPUS,
+        listed_mems=NUMASet.parse(values["numamem"]) if "numamem" in values else NO_NUMA_NODES,
         list_is_pods=pods_list,
         scheduled_nodes=scheduled,
     )

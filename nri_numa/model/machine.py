@@ -440,7 +440,5 @@ def topology_document(
 
 
 def _documents_sorted_by_id(by_id: Mapping[int, object]) -> list[dict[str, Any]]:
-    documents: list[dict[str, Any]] = msgspec.to_builtins(
-        [value for _, value in sorted(by_id.items())], enc_hook=str
-    )
-    return documents
+    values = [value for _, value in sorted(by_id.items())]
+    return list(msgspec.to_builtins(values, enc_hook=str))

@@ -313,5 +313,4 @@ def _cpu_mode_reason(
 def _as_documents(
     values: Iterable[ResourceSummary | RejectedMask | NamedDevice],
 ) -> list[ExplanationDocument]:
-    documents: list[ExplanationDocument] = msgspec.to_builtins([*values], enc_hook=str)
-    return documents
+    return list(msgspec.to_builtins([*values], enc_hook=str))

@@ -524,12 +524,12 @@ def unpinned_memory_request(
 def _memory_demand(
     pod: PodSandbox, container: Container, capacity_bytes: int, notes: list[str]
 ) -> tuple[int, str]:
-    limit = container.resources.memory_limit
-    if limit is not None and limit > 0:
-        if limit < _MIN_UNLIMITED_BYTES:
-            return limit, "limit"
+    limit = container.resources.memory_limit or 0
+    if 0 < limit < _MIN_UNLIMITED_BYTES:
+        return limit, "limit"
+    if limit > 0:
         notes.append(f"memory limit {limit} is above any machine and counts as no limit")
-    elif limit is not None and limit < -1:
+    elif limit < -1:
         notes.append(f"memory limit {limit} is negative and counts as no limit")
     request = _bytes_requested_by_oom_score(pod, container, capacity_bytes)
     return (request, "request") if request else (0, "none")

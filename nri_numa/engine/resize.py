@@ -80,7 +80,6 @@ from nri_numa.model.machine import cpus_text, human_milli, numa_text
 from nri_numa.model.reasons import Rejection, RejectionReason
 from nri_numa.model.workload import (
     NO_CHANGED_IDS,
-    SMT,
     ChangedStateIds,
     Container,
     ContainerUpdate,
@@ -136,7 +135,12 @@ class _Resize:
         self.is_misaligned = not allocation.aligned and (
             not self.had_shortfall or allocation.is_misaligned
         )
-        self.distribution = device_distribution(case, self._own_nodes())
+        # It may grow on its own NUMA nodes, and on those of its pod's affinity.
+        record, self.home = case.pod_record, allocation.numa_nodes
+        if record is not None and record.affinity is not None:
+            self.home |= record.affinity
+        self.smt = allocation.smt if allocation.exclusive else case.effective_smt
+        self.distribution = device_distribution(case, self.home)
 
     def check_pod_sum(self) -> Rejection | None:
         """Reject a size beyond its part of the pod's sum, unless it may run with less."""
@@ -215,7 +219,7 @@ class _Resize:
             self.steps += distribution.sentences(topology, choice.cpus)
             if distribution.shortfalls(topology, choice.cpus):
                 self.is_misaligned = True
-        if not numa_nodes <= self._own_nodes():
+        if not numa_nodes <= self.home:
             self.is_misaligned = True
         elif numa_nodes < self.prior.numa_nodes and len(numa_nodes | self.prior.mems) == 1:
             self.is_misaligned = False  # no longer
@@ -252,13 +256,6 @@ class _Resize:
             return True
         return 1000 * len(prior.cpus) <= case.demand.cpu_requested_milli
 
-    def _own_nodes(self) -> NUMASet:
-        """NUMA nodes that it may grow on: its own, and those of its pod's affinity."""
-        record = self.case.node.state.pods.get(self.prior.pod_uid)
-        if record is None or record.affinity is None:
-            return self.prior.numa_nodes
-        return self.prior.numa_nodes | record.affinity
-
     def _resize_cpus(self) -> ChosenCPUs | Rejection:
         case, cpus = self.case, self.prior.cpus
         count = case.demand.exclusive_cpus
@@ -280,7 +277,7 @@ class _Resize:
             pool_choice = self._grow_from_pod_pool()
             if isinstance(pool_choice, ChosenCPUs):
                 return pool_choice
-        home, smt = self._own_nodes(), self._effective_smt()
+        home, smt = self.home, self.smt
         limits = count_free_exclusive_by_node(node, free_cpus | own_cpus, smt, node.free_cpu_milli)
         room = sum(limits.get(i, 0) for i in home)
         choice: ChosenCPUs | NotEnoughCPUs | SMTMisaligned | None = None
@@ -306,33 +303,28 @@ class _Resize:
         return check_exclusive_limits(case, f"cpu: {need}", choice.cpus, choice.idle) or choice
 
     def _grow_from_pod_pool(self) -> ChosenCPUs | NotEnoughCPUs | SMTMisaligned:
-        node, smt = self.case.node, self._effective_smt()
-        cpus = self.offered | self.prior.cpus
-        limits = count_free_exclusive_by_node(node, cpus, smt, node.free_cpu_milli)
+        node, cpus = self.case.node, self.offered | self.prior.cpus
+        limits = count_free_exclusive_by_node(node, cpus, self.smt, node.free_cpu_milli)
         return self._take_cpus(self.offered, limits, strict=True)
 
     def _milli_to_allocate(self) -> int:
         """Thousandths of a CPU to charge for shared CPUs: at most the request."""
         return min(self.case.demand.cpu_milli, self.case.demand.cpu_requested_milli)
 
-    def _effective_smt(self) -> SMT:
-        return self.prior.smt if self.prior.exclusive else self.case.effective_smt
-
     def _take_cpus(
         self, available: CPUSet, limits: Mapping[int, int], *, strict: bool
     ) -> ChosenCPUs | NotEnoughCPUs | SMTMisaligned:
-        case, nodes = self.case, self._own_nodes()
-        cpus = available | self.prior.cpus
+        case, cpus = self.case, available | self.prior.cpus
         return take_avoiding_contended(
             case,
             TakeRequest(
                 count=case.demand.exclusive_cpus,
                 free_cpus=available,
                 current_cpus=self.prior.cpus,
-                affinity=nodes,
-                parts=parts_for_devices(case, self.distribution, nodes, cpus, limits),
+                affinity=self.home,
+                parts=parts_for_devices(case, self.distribution, self.home, cpus, limits),
                 strict=strict,
-                smt=self._effective_smt(),
+                smt=self.smt,
                 load=case.requested.load if self.prior.load is None else self.prior.load,
                 # The rest of its sockets are not the NUMA nodes it is on.
                 settings=case.node.machine.settings.without_socket_alignment,
@@ -342,7 +334,7 @@ class _Resize:
 
     def _smt_rejection(self, shortage: NotEnoughCPUs | SMTMisaligned) -> Rejection:
         text = (
-            smt_misaligned_text(self.case, shortage, self._effective_smt())
+            smt_misaligned_text(self.case, shortage, self.smt)
             if isinstance(shortage, SMTMisaligned)
             else cpu_shortage_text(self.case.node.machine, shortage, None)
         )

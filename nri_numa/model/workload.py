@@ -78,7 +78,6 @@ MIN_KERNEL_VERSIONS: Final = {
 EVERY_MEMORY_POLICY: Final = MemoryPolicies()
 """Every policy is supported, as far as known."""
 
-
 ENDED_POD_PHASES: Final = frozenset({"Succeeded", "Failed"})
 """Phases of pods that no longer use resources."""
 
@@ -200,7 +199,6 @@ BUILT_IN_PERMISSION_NAME = "the built-in permission"
 
 ALWAYS_BUSY_SCHEDULE = BusySchedule(((0, 1440),))
 NEVER_BUSY_SCHEDULE = BusySchedule(())
-
 
 MAX_CONTAINER_DEVICES: Final = 64
 """Devices that are read of one container; one with more has all of the machine's."""

@@ -238,9 +238,6 @@ def _misaligned_devices_document(alignment: Alignment | None) -> ExplanationDocu
     }
 
 
-# --- options -------------------------------------------------------------------------------
-
-
 def _requested_options(requested: PlacementOptions) -> dict[str, tuple[str, str]]:
     """Value and source by key, in the annotations' grammar, without built-in defaults."""
     sources = requested.sources
@@ -249,9 +246,6 @@ def _requested_options(requested: PlacementOptions) -> dict[str, tuple[str, str]
         for key, option in options.TABLE.by_key.items()
         if key in sources and (value := getattr(requested, option.field)) is not None
     }
-
-
-# --- what it needs ----------------------------------------------------------------------------
 
 
 def _demand_document(

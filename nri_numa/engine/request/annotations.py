@@ -285,7 +285,6 @@ def _closest_key(text: str) -> str | None:
 # Key to value and source.
 _OptionLevel: TypeAlias = dict[str, tuple[str, OptionSource]]
 
-
 _SAME_PLACE_SOURCE: Final = OptionSource(SourceKind.DEFAULT, "same place")
 
 

@@ -209,10 +209,7 @@ class PlacementOptions(msgspec.Struct, frozen=True, kw_only=True):
     First the keys, then what is known about the request besides.
 
     Attributes:
-        numacpu, numamem: explicit kernel lists as they were written, checked for form only; None
-            when not asked for.
-        cpus: None when not asked for: then a Guaranteed whole-number container that has a policy
-            is exclusive and everything else is shared, as in the kubelet's static policy.
+        numacpu, numamem: kernel lists as they were written, checked for form only.
         explicit_keys: keys that came from an annotation or a rule, not from the defaults.
         sources: by key, where its value came from; without keys that nobody set.
         list_is_pods: ``numacpu`` is given for its whole pod, not for this container.

@@ -1,6 +1,7 @@
-"""Admission and release of containers: machine, state and request in, decision out. Pure.
+"""Admission and release of containers.
 
-`nri_numa.engine.resize` and `nri_numa.engine.resync` are the engine's other entry points.
+Machine, state and request in, decision out. `nri_numa.engine.resize` and `nri_numa.engine.resync`
+are the engine's other entry points.
 """
 
 from __future__ import annotations

@@ -43,8 +43,8 @@ from nri_numa.engine.foreign_pins import (
     yielding_list_cpus,
 )
 from nri_numa.engine.node_model import NodeModel
-from nri_numa.engine.state import Allocation, NodeState, union_cpus
-from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
+from nri_numa.engine.state import Allocation, NodeState
+from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet, union_cpus
 from nri_numa.model.machine import count_text, numa_text
 from nri_numa.model.reasons import Rejection, RejectionReason
 from nri_numa.model.settings import (

@@ -22,17 +22,14 @@ from nri_numa.engine.state import (
     ContainerKind,
     NodeState,
 )
-from nri_numa.model.cpuset import NO_CPUS, CPUSet, ListFormatError, NUMASet
+from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
 from nri_numa.model.machine import Topology, cpus_text, human_milli, join_words
 from nri_numa.model.settings import Settings
 
 
 def parse_foreign_cpuset(text: str) -> CPUSet:
     """CPUs of a cpuset that another program wrote; empty when it cannot be read."""
-    try:
-        return CPUSet.parse(text)
-    except ListFormatError:
-        return NO_CPUS
+    return CPUSet.parse_or_none(text) or NO_CPUS
 
 
 def is_shared_pool_cpuset(text: str, pool: CPUSet, shared: Collection[CPUSet] = ()) -> bool:

@@ -308,6 +308,7 @@ def test_any_leaves_whole_cores_whole(case: Case) -> None:
         if c.cpus <= request.free_cpus and c.cpus & taken and not c.cpus <= taken
     ]
     assert len(broken) <= 1
+    l3_of = {i: group.id for group in topology.l3_groups.values() for i in group.cpus}
     for core in broken:
         cpu = topology.cpus[core.cpus.first_id]
         near = [
@@ -315,7 +316,7 @@ def test_any_leaves_whole_cores_whole(case: Case) -> None:
             for i in request.free_cpus - taken - core.cpus
             if topology.cpus[i].numa_node == cpu.numa_node
             and topology.cpus[i].socket == cpu.socket  # no cache reaches over two of them
-            and topology.cpus[i].l3 == cpu.l3  # None where the machine tells none
+            and l3_of.get(i) == l3_of.get(cpu.id)  # None where the machine tells none
         ]
         half_used = [i for i in near if not topology.siblings_of(CPUSet([i])) <= request.free_cpus]
         if request.affinity is None:
@@ -333,7 +334,7 @@ def test_default_uses_the_fewest_numa_nodes_and_one_l3_group_where_one_suffices(
     assert len(topology.numa_of(taken)) == fewest(topology, free, count)
     groups, nodes = topology.l3_groups.values(), topology.numa_nodes.values()
     if any(len(g.cpus & n.cpus & free) >= count for g in groups for n in nodes):
-        assert len({topology.cpus[i].l3 for i in taken}) <= 1
+        assert any(taken <= g.cpus for g in groups)
 
 
 @_SLOW

@@ -95,14 +95,8 @@ from nri_numa.engine.place.needs import (
     pod_demand,
     smt_misaligned_text,
 )
-from nri_numa.engine.state import (
-    STRICT_POLICIES,
-    ContainerKind,
-    PodRecord,
-    shared_group_cpus,
-    union_cpus,
-)
-from nri_numa.model.cpuset import NO_NUMA_NODES, NUMASet
+from nri_numa.engine.state import STRICT_POLICIES, ContainerKind, PodRecord, shared_group_cpus
+from nri_numa.model.cpuset import NO_NUMA_NODES, NUMASet, union_cpus
 from nri_numa.model.machine import (
     Topology,
     cpus_text,

@@ -121,7 +121,7 @@ def _partly_without_numa() -> Topology:
     online = CPUSet(ids)
     node = {i: 0 if i < 4 else None for i in ids}
     return Topology(
-        cpus={i: CPU(id=i, core=i, socket=0, numa_node=node[i], l3=None) for i in ids},
+        cpus={i: CPU(id=i, core=i, socket=0, numa_node=node[i]) for i in ids},
         cores={
             i: Core(id=i, socket=0, numa_node=node[i], cpus=CPUSet([i]), kind=CoreKind.STANDARD)
             for i in ids

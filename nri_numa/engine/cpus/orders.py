@@ -5,10 +5,9 @@ machine really has, never by averages. `select_cpus` goes down level by level: w
 which L3 groups in each, and there a *filler* says which CPUs.
 
 *The kubelet's* follows the static policy of the CPU manager (KEP-3570 and its successors KEP-2902
-and KEP-4800),
-averages included: a core or a socket counts as free when it has as many free CPUs as the machine's
-average says. Where the kubelet would then hand out CPUs that are not free (a core larger than the
-average), we hand out the free ones only; see docs/adr/0010-cpu-order.md.
+and KEP-4800), averages included: a core or a socket counts as free when it has as many free CPUs as
+the machine's average says. Where the kubelet would then hand out CPUs that are not free (a core
+larger than the average), we hand out the free ones only; see docs/adr/0010-cpu-order.md.
 
 CPU sets are plain integers, see `nri_numa.engine.cpus.index`.
 """
@@ -21,7 +20,7 @@ from math import comb, floor, sqrt
 
 import msgspec
 
-from nri_numa.engine.cpus.index import NO_UNIT, AllocatorIndex, NUMAUnit, TopologyUnit
+from nri_numa.engine.cpus.index import NO_UNIT, AllocatorIndex, TopologyUnit
 from nri_numa.model.cpuset import ids_of
 
 # Up to this many combinations of NUMA nodes are all compared (C(12, 6) is 924). Beyond, one
@@ -105,25 +104,18 @@ def whole_cores_first_filler(index: AllocatorIndex, current: int) -> CPUFiller:
         if candidates.bit_count() <= n:
             return candidates
         touched = index.cores_touched(candidates)
-        mine = index.cores_touched(current) & touched if current else 0
+        mine = index.cores_touched(current) if current else 0
         whole_cores = index.whole_cores(candidates | current) & touched
+        half_used = touched & ~whole_cores
         cpus = 0
         counts = index.cores_by_thread_count(candidates)
-        for completes in (True, False):
-            group = whole_cores & mine if completes else whole_cores & ~mine
-            for size in range(index.threads, 0, -1):
+        for group in (whole_cores & mine, whole_cores & ~mine, half_used):
+            for size in reversed(sizes):
                 for first_id in ids_of(group & counts[size]):
                     if size > n:
                         break
                     cpus |= index.core_bits[first_id] & candidates
                     n -= size
-        half_used = touched & ~whole_cores
-        for size in range(index.threads, 0, -1):
-            for first_id in ids_of(half_used & counts[size]):
-                if size > n:
-                    break
-                cpus |= index.core_bits[first_id] & candidates
-                n -= size
         if not n:
             return cpus
         # Every core that is left has more threads free than are needed.
@@ -558,9 +550,7 @@ def _are_sockets_in_numa_nodes(index: AllocatorIndex) -> bool:
     return len(index.sockets) >= len(index.numa)
 
 
-def _positions_by_free_cpus(
-    units: Sequence[TopologyUnit] | Sequence[NUMAUnit], free_cpus: int
-) -> list[int]:
+def _positions_by_free_cpus(units: Sequence[TopologyUnit], free_cpus: int) -> list[int]:
     """Positions of units with something free: fewest free CPUs first, then id."""
     counts = [(free_cpus & u.bits).bit_count() for u in units]
     return sorted((i for i, c in enumerate(counts) if c), key=lambda i: (counts[i], units[i].id))
@@ -584,10 +574,9 @@ def _sockets_by_free_cpus(index: AllocatorIndex, free_cpus: int) -> list[int]:
     )
 
 
-_Units = Sequence[TopologyUnit] | Sequence[NUMAUnit]
-
-
-def _nested_unit_positions(units: _Units, outer: _Units, free_cpus: int) -> list[int]:
+def _nested_unit_positions(
+    units: Sequence[TopologyUnit], outer: Sequence[TopologyUnit], free_cpus: int
+) -> list[int]:
     order = _positions_by_free_cpus(units, free_cpus)
     nested = (
         i

@@ -26,13 +26,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from nri_numa.engine.cpus.allocator import (
-    ChosenCPUs,
-    NotEnoughCPUs,
-    SMTMisaligned,
-    TakeRequest,
-    take_cpus,
-)
+from nri_numa.engine.cpus.allocator import ChosenCPUs, TakeRequest, TakeResult, take_cpus
 from nri_numa.engine.cpus.index import AllocatorIndex
 from nri_numa.engine.decision import PlacementRequest
 from nri_numa.engine.desired import NodeSnapshot
@@ -133,7 +127,7 @@ def loads_by_cpu(state: NodeState) -> dict[int, BusySchedule]:
 
 def take_avoiding_contended(
     case: PlacementRequest, request: TakeRequest, limits: Mapping[int, int]
-) -> ChosenCPUs | NotEnoughCPUs | SMTMisaligned:
+) -> TakeResult:
     """Take CPUs within the limits of each NUMA node, contended ones last.
 
     CPUs of yielding lists are avoided if others on the same NUMA nodes are equivalent. The
@@ -146,18 +140,18 @@ def take_avoiding_contended(
         loads=loads_by_cpu(state) if request.smt is SMT.PAIR else {},
         unavailable_cpus=state.unavailable_cpus,
         contended_cpus=foreign_or_grantable_cpus(state, machine.topology, machine.settings),
-        listed=yielding_list_cpus(state, machine.topology),
     )
+    listed_cpus = yielding_list_cpus(state, machine.topology)
     chosen_cpus = _take_within_node_limits(machine, request, limits)
     if (
         not isinstance(chosen_cpus, ChosenCPUs)
-        or not (chosen_cpus.cpus - request.current_cpus) & request.listed
+        or not (chosen_cpus.cpus - request.current_cpus) & listed_cpus
         or request.prefer
         or request.smt is SMT.PAIR
         or request.settings.kubelet.cpu_order
     ):
         return chosen_cpus
-    unlisted = replace(request, free_cpus=request.free_cpus - request.listed)
+    unlisted = replace(request, free_cpus=request.free_cpus - listed_cpus)
     unlisted_cpus = _take_within_node_limits(machine, unlisted, limits)
     is_equivalent = isinstance(unlisted_cpus, ChosenCPUs) and _cpu_choice_key(
         machine, unlisted_cpus
@@ -179,37 +173,32 @@ def _cpu_choice_key(machine: NodeModel, chosen_cpus: ChosenCPUs) -> tuple[object
 
 def _take_within_node_limits(
     machine: NodeModel, request: TakeRequest, limits: Mapping[int, int]
-) -> ChosenCPUs | NotEnoughCPUs | SMTMisaligned:
-    topology = machine.topology
-    chosen_cpus = take_cpus(topology, request, machine.allocator_index)
+) -> TakeResult:
+    index = machine.allocator_index
+    chosen_cpus = take_cpus(index, request)
     for _ in limits:
-        numa_node = (
-            _first_exceeded_node(machine, request, chosen_cpus, limits)
-            if isinstance(chosen_cpus, ChosenCPUs)
-            else None
-        )
+        if not isinstance(chosen_cpus, ChosenCPUs):
+            return chosen_cpus
+        numa_node = _first_exceeded_node(machine, request, chosen_cpus, limits)
         if numa_node is None:
             return chosen_cpus
         # Keep the CPUs of that NUMA node that the allocator would take first.
         node_cpus = machine.allowed_cpus_by_node[numa_node]
         current_here = request.current_cpus & node_cpus
-        within_limit = take_cpus(
-            topology,
-            replace(
-                request,
-                count=max(limits[numa_node], len(current_here)),
-                free_cpus=request.free_cpus & node_cpus,
-                prefer=request.prefer & node_cpus,
-                current_cpus=current_here,
-                affinity=None,
-            ),
-            machine.allocator_index,
+        request_here = replace(
+            request,
+            count=max(limits[numa_node], len(current_here)),
+            free_cpus=request.free_cpus & node_cpus,
+            prefer=request.prefer & node_cpus,
+            current_cpus=current_here,
+            affinity=None,
         )
+        within_limit = take_cpus(index, request_here)
         free_cpus = request.free_cpus - node_cpus
         if isinstance(within_limit, ChosenCPUs):
             free_cpus = free_cpus | within_limit.cpus | within_limit.idle
         request = replace(request, free_cpus=free_cpus)
-        chosen_cpus = take_cpus(topology, request, machine.allocator_index)
+        chosen_cpus = take_cpus(index, request)
     return chosen_cpus
 
 

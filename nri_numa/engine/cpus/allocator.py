@@ -19,10 +19,12 @@ docs/adr/0010-cpu-order.md tells why.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import reduce
+from itertools import accumulate, product
 
 import msgspec
 
-from nri_numa.engine.cpus.index import NO_UNIT, AllocatorIndex, build_allocator_index
+from nri_numa.engine.cpus.index import NO_UNIT, AllocatorIndex
 from nri_numa.engine.cpus.orders import (
     MAX_DISTRIBUTED_NUMA_NODES,
     CPUFiller,
@@ -36,7 +38,7 @@ from nri_numa.engine.cpus.orders import (
     whole_cores_first_filler,
 )
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
-from nri_numa.model.machine import Topology, count_text, cpus_text, numa_text
+from nri_numa.model.machine import count_text, cpus_text, numa_text
 from nri_numa.model.settings import NohzFullCPUs, PreferredCores, Settings
 from nri_numa.model.workload import ALWAYS_BUSY_SCHEDULE, SMT, BusySchedule
 
@@ -50,14 +52,12 @@ class TakeRequest(msgspec.Struct, frozen=True, kw_only=True):
         prefer: take these first: a restarted container's old CPUs, CPUs of finished init
             containers. When they are exactly as many as wanted, all free and inside the affinity,
             they are taken as they are.
-        current_cpus: CPUs that the container owns already; all of them stay, unless they went
-        offline.
+        current_cpus: CPUs that the container owns already; all stay, unless they went offline.
         affinity: take from these NUMA nodes first; None is anywhere.
         parts: CPUs with a number; in this order, so many of them come before anything else.
         load: of this container, for ``pair``; None counts as high.
         contended_cpus: CPUs to take when there are no others: another program pinned containers to
-        them.
-        listed: CPUs of yielding lists: equivalent other CPUs are preferred.
+            them.
     """
 
     count: int
@@ -72,7 +72,6 @@ class TakeRequest(msgspec.Struct, frozen=True, kw_only=True):
     loads: Mapping[int, BusySchedule] = msgspec.field(default_factory=dict)
     unavailable_cpus: CPUSet = NO_CPUS
     contended_cpus: CPUSet = NO_CPUS
-    listed: CPUSet = NO_CPUS
     settings: Settings = msgspec.field(default_factory=Settings)
 
 
@@ -115,6 +114,9 @@ class SMTMisaligned(msgspec.Struct, frozen=True, kw_only=True):
     threads_per_core: int
     available: CPUSet
     fitting: tuple[int, ...] = ()
+
+
+TakeResult = ChosenCPUs | NotEnoughCPUs | SMTMisaligned
 
 
 class SiblingLoads(msgspec.Struct, frozen=True, kw_only=True):
@@ -192,10 +194,7 @@ def fitting_core_counts(classes: Sequence[CoreClass], n: int) -> list[int] | Non
     None when whole cores cannot make ``n``.
     """
     # reach[i]: bit s is set when classes i and later can make s CPUs.
-    reach = [1]
-    for c in reversed(classes):
-        reach.append(_extend_reachable_cpu_counts(reach[-1], c))
-    reach.reverse()
+    reach = [*accumulate(reversed(classes), _extend_reachable_cpu_counts, initial=1)][::-1]
     if not reach[0] >> n & 1:
         return None
     counts = []
@@ -210,9 +209,7 @@ def fitting_core_counts(classes: Sequence[CoreClass], n: int) -> list[int] | Non
 
 def nearest_whole_core_counts(classes: Sequence[CoreClass], n: int) -> tuple[int, ...]:
     """The next lower and the next higher number of CPUs that whole cores make, where there are."""
-    reach = 1
-    for c in classes:
-        reach = _extend_reachable_cpu_counts(reach, c)
+    reach = reduce(_extend_reachable_cpu_counts, classes, 1)
     lower = (reach & ((1 << n) - 1)).bit_length() - 1
     higher = reach >> n + 1
     counts = (lower,) if lower > 0 else ()
@@ -252,17 +249,13 @@ def cpus_clause(cpus: int, *verb: str) -> str:
     return cpus_text(CPUSet.from_bits(cpus), *verb)
 
 
-def take_cpus(
-    topology: Topology, request: TakeRequest, tables: AllocatorIndex | None = None
-) -> ChosenCPUs | NotEnoughCPUs | SMTMisaligned:
-    """Choose CPUs.
+def take_cpus(ix: AllocatorIndex, request: TakeRequest) -> TakeResult:
+    """Choose CPUs, the same for equal arguments, whatever was decided before.
 
-    The same for equal arguments, whatever was decided before. Building the tables anew costs more
-    than the choice itself. A negative count is a bug in the caller: ValueError.
+    A negative count is a bug in the caller: ValueError.
     """
     if request.count < 0:
         raise ValueError(f"{request.count} CPUs were asked for; expected 0 or more")
-    ix = build_allocator_index(topology) if tables is None else tables
     current = request.current_cpus.bits & ix.all_cpus
     if request.count < current.bit_count():
         return _shrink_held_cpus(ix, request, current)
@@ -401,7 +394,7 @@ class _CPUAccumulator:
                     inside |= socket.bits
         return inside
 
-    def take_requested_cpus(self) -> ChosenCPUs | NotEnoughCPUs | SMTMisaligned:
+    def take_requested_cpus(self) -> TakeResult:
         request, smt = self.request, self.request.smt
         if (
             smt is SMT.FULL_CORE
@@ -430,10 +423,11 @@ class _CPUAccumulator:
             or prefer & ~self.regions[0]
         ):
             return False
-        for cpus, count in self.request.parts:
-            count = min(count, (self.free & cpus.bits).bit_count())
-            if (prefer & cpus.bits).bit_count() < count:
-                return False
+        if any(
+            (prefer & cpus.bits).bit_count() < min(count, (self.free & cpus.bits).bit_count())
+            for cpus, count in self.request.parts
+        ):
+            return False
         cores = self.ix.cores_touched(prefer)
         if self.request.smt is SMT.FULL_CORE:
             return self.ix.threads_of(cores) == prefer
@@ -484,11 +478,11 @@ class _CPUAccumulator:
 
     def _candidate_regions(self, region: int) -> Iterator[int]:
         yield region & self.prefer
-        for zone in self._zones_uncontended_first():
-            for isolation in (self.good_isolation, ~self.good_isolation):
-                for tick in self.ticks:
-                    for kind in (self.good_kind, ~self.good_kind):
-                        yield region & zone & isolation & tick & kind
+        isolations = (self.good_isolation, ~self.good_isolation)
+        kinds = (self.good_kind, ~self.good_kind)
+        zones = self._zones_uncontended_first()
+        for zone, isolation, tick, kind in product(zones, isolations, self.ticks, kinds):
+            yield region & zone & isolation & tick & kind
 
     def _split_to_save_numa_nodes(self, region: int, candidates: int) -> tuple[int, ...]:
         """A region, split where the preferred tick would cost another NUMA node."""

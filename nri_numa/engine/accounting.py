@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from itertools import accumulate
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -240,7 +240,7 @@ def check_exclusive_limits(
 ) -> Rejection | None:
     """Reject exclusive CPUs that violate a pool floor or a quota."""
     withheld = cpus | idle_siblings
-    return check_pool_floor(case.node, subject, withheld) or _check_quotas(
+    return check_pool_floor(case.node, subject, withheld) or _check_exclusive_quotas(
         case, subject, withheld, idle_siblings
     )
 
@@ -257,7 +257,7 @@ def exclusive_candidate_cpus(node: NodeSnapshot, count: int = 1) -> CPUSet:
     return CPUSet.from_bits(bits & ~excluded_bits & ~machine.avoided_isolated_cpus(count).bits)
 
 
-def max_exclusive_above_pool_floor(node: NodeSnapshot, smt: SMT, count: int = 1) -> int:
+def max_exclusive_above_pool_floor(node: NodeSnapshot, smt: SMT, count: int) -> int:
     """Count the CPUs that a container of ``count`` could have exclusively above the pool floor.
 
     For ``isolate`` the count may be too low if cores have different numbers of threads.
@@ -293,9 +293,7 @@ def cpus_above_floors(
     return free_cpus - _group_floor_cpus(node, free_cpus, own_cpus, pair=pair)
 
 
-def _cpus_withheld_for_pool_floor(
-    node: NodeSnapshot, free: CPUSet, own_cpus: CPUSet = NO_CPUS
-) -> CPUSet:
+def _cpus_withheld_for_pool_floor(node: NodeSnapshot, free: CPUSet, own_cpus: CPUSet) -> CPUSet:
     """Select free CPUs that cannot become exclusive, so each NUMA node keeps its pool floor.
 
     If isolated CPUs may be exclusive instead, CPUs are also kept for the machine's floor and for
@@ -343,17 +341,11 @@ def check_pool_floor(node: NodeSnapshot, subject: str, withheld: CPUSet) -> Reje
             continue
         nodes_text = "" if numa_nodes is None else f" of {numa_text(numa_nodes)}"
         key = "sharedPool.minCPUs" if numa_nodes is None else "sharedPool.minCPUsPerNUMANode"
-        pool_text = f"the shared pool{nodes_text or ' of the machine'}"
-        reason, rule = (
-            RejectionReason.SHARED_POOL_FLOOR,
-            f"{pool_text} keeps {count_text(floor, 'CPU')}",
-        )
+        reason = RejectionReason.SHARED_POOL_FLOOR
+        rule = f"the shared pool{nodes_text or ' of the machine'} keeps {count_text(floor, 'CPU')}"
         if numa_nodes is None and not remainder:
-            reason, rule, key = (
-                RejectionReason.SHARED_POOL_EMPTY,
-                "the shared pool is never empty",
-                "",
-            )
+            reason, rule = RejectionReason.SHARED_POOL_EMPTY, "the shared pool is never empty"
+            key = ""
         return Rejection(
             reason=reason,
             detail=f"{subject} would leave {remainder} of the {count_text(len(cpus), 'CPU')} in "
@@ -369,55 +361,60 @@ def check_pool_floor(node: NodeSnapshot, subject: str, withheld: CPUSet) -> Reje
 # --- quotas ---------------------------------------------------------------------------------------
 
 
-def _check_quotas(
+class _Quota(NamedTuple):
+    """A quota and its use.
+
+    Attributes:
+        used: CPUs that count against it now.
+        scope_text: whose quota it is; empty for that of all namespaces.
+    """
+
+    key: str
+    noun: str
+    amount: CPUAmount
+    used: int
+    holders: Iterable[Allocation]
+    scope_text: str = ""
+
+
+def _check_quota(machine: NodeModel, subject: str, quota: _Quota, count: int) -> Rejection | None:
+    """Reject ``count`` CPUs if the quota has fewer left."""
+    limit, used = quota.amount.cpus_of_total(machine.cpu_count), quota.used
+    if quota.amount == ALL_CPUS_AMOUNT or used + count <= limit:
+        return None
+    quota_text = f"{count_text(limit, quota.noun)}{quota.scope_text}"
+    return Rejection(
+        reason=RejectionReason.QUOTA_EXCEEDED,
+        detail=f"{subject} would exceed the quota of {quota_text} ({quota.key}): {used} used, "
+        f"{count} requested; expected at most {max(0, limit - used)} "
+        f"more{holder_list_text(quota.holders)}",
+        rule=f"{quota.key} allows {quota_text}",
+    )
+
+
+def _check_exclusive_quotas(
     case: PlacementRequest, subject: str, withheld: CPUSet, idle_siblings: CPUSet
 ) -> Rejection | None:
     machine, state, namespace = case.node.machine, case.node.state, case.pod.namespace
     limits, allocations = machine.settings.limits, state.allocations.values()
-    used, need = len(state.exclusive | state.idle_siblings), len(withheld)
-
-    def check_quota_limit(
-        name: str,
-        noun: str,
-        amount: CPUAmount,
-        used: int,
-        need: int,
-        holders: Iterable[Allocation],
-        scope_text: str = "",
-    ) -> Rejection | None:
-        limit = amount.cpus_of_total(machine.cpu_count)
-        if not need or amount == ALL_CPUS_AMOUNT or used + need <= limit:
-            return None
-        quota_text = f"{count_text(limit, noun)}{scope_text}"
-        return _quota_rejection(subject, name, quota_text, limit, used, need, holders)
-
-    idlers, owners = (
-        (a for a in allocations if a.idle_siblings),
-        (a for a in allocations if a.exclusive),
-    )
-    amount = limits.quota.exclusive
-    rejection = check_quota_limit(
-        "quotas.idleSiblings",
-        "idle sibling",
-        limits.idle_siblings,
-        len(state.idle_siblings),
-        len(idle_siblings),
-        idlers,
-    ) or check_quota_limit("quotas.exclusiveCPUs", "exclusive CPU", amount, used, need, owners)
+    rejection, noun = None, "exclusive CPU"
+    if idle_siblings:
+        amount, used = limits.idle_siblings, len(state.idle_siblings)
+        holders = (a for a in allocations if a.idle_siblings)
+        quota = _Quota("quotas.idleSiblings", "idle sibling", amount, used, holders)
+        rejection = _check_quota(machine, subject, quota, len(idle_siblings))
+    amount, used = limits.quota.exclusive, len(state.exclusive | state.idle_siblings)
+    holders = (a for a in allocations if a.exclusive)
+    quota = _Quota("quotas.exclusiveCPUs", noun, amount, used, holders)
+    rejection = rejection or _check_quota(machine, subject, quota, len(withheld))
     entry = _namespace_quota(machine, case.pod)
     if rejection is not None or entry is None:
         return rejection
     mine = [a for a in allocations if a.exclusive and a.namespace == namespace]
     used = len(union_cpus(a.cpus | a.idle_siblings for a in mine))
-    return check_quota_limit(
-        f"{entry.name}.exclusiveCPUs",
-        "exclusive CPU",
-        entry.quota.exclusive,
-        used,
-        need,
-        mine,
-        f" of namespace {namespace}",
-    )
+    key, scope_text = f"{entry.name}.exclusiveCPUs", f" of namespace {namespace}"
+    quota = _Quota(key, noun, entry.quota.exclusive, used, mine, scope_text)
+    return _check_quota(machine, subject, quota, len(withheld))
 
 
 def check_listed_cpus_quota(case: PlacementRequest, subject: str, cpus: CPUSet) -> Rejection | None:
@@ -437,68 +434,43 @@ def check_listed_cpus_quota(case: PlacementRequest, subject: str, cpus: CPUSet) 
         mine = [a for a in allocations if a.namespace == pod.namespace]
         scope_text = f" of namespace {pod.namespace}"
         quotas.append((f"{entry.name}.listedCPUs", scope_text, entry.quota.listed, mine))
-    for name, scope_text, amount, holders in quotas:
+    for key, scope_text, amount, holders in quotas:
         used = union_cpus(a.cpus for a in holders) - reserved
-        limit, count = _listed_quota_cpu_count(machine, amount), len(cpus - reserved - used)
-        if len(used) + count > limit:
-            quota_text = f"{count_text(limit, 'listed CPU')}{scope_text}"
-            return _quota_rejection(subject, name, quota_text, limit, len(used), count, holders)
+        if amount.percent:  # at least one core and two CPUs
+            limit = amount.cpus_of_total(machine.cpu_count)
+            amount = CPUAmount(max(limit, 2, machine.topology.threads_per_core))
+        quota = _Quota(key, "listed CPU", amount, len(used), holders, scope_text)
+        rejection = _check_quota(machine, subject, quota, len(cpus - reserved - used))
+        if rejection is not None:
+            return rejection
     return None
 
 
-def _listed_quota_cpu_count(machine: NodeModel, amount: CPUAmount) -> int:
-    """CPUs of a quota on lists; a percentage is at least one core and two CPUs."""
-    count = amount.cpus_of_total(machine.cpu_count)
-    return max(count, 2, machine.topology.threads_per_core) if amount.percent else count
-
-
 def _namespace_quota(machine: NodeModel, pod: PodSandbox) -> NamespacePatternQuota | None:
-    return next(
-        (
-            entry
-            for entry in machine.settings.limits.namespaces
-            if any(fnmatchcase(pod.namespace, p) for p in entry.namespaces)
-        ),
-        None,
-    )
-
-
-def _quota_rejection(
-    subject: str,
-    name: str,
-    quota_text: str,
-    limit: int,
-    used: int,
-    count: int,
-    holders: Iterable[Allocation],
-) -> Rejection:
-    return Rejection(
-        reason=RejectionReason.QUOTA_EXCEEDED,
-        detail=f"{subject} would exceed the quota of {quota_text} ({name}): {used} used, "
-        f"{count} requested; expected at most {max(0, limit - used)} "
-        f"more{holder_list_text(holders)}",
-        rule=f"{name} allows {quota_text}",
-    )
+    for entry in machine.settings.limits.namespaces:
+        if any(fnmatchcase(pod.namespace, pattern) for pattern in entry.namespaces):
+            return entry
+    return None
 
 
 def _group_floor_cpus(
-    node: NodeSnapshot, free: CPUSet, own_cpus: CPUSet = NO_CPUS, *, pair: bool = False
+    node: NodeSnapshot, free_cpus: CPUSet, own_cpus: CPUSet, *, pair: bool
 ) -> CPUSet:
     """Select free CPUs to keep, so every group of shared containers has a CPU on its NUMA nodes.
 
     One CPU for each group that has only free CPUs there; one CPU may serve several groups. With
     ``pair`` the container prefers threads of cores in use, so a thread of a whole core is kept.
     """
-    machine, floor_bits = node.machine, 0
+    index, topology, floor_bits = node.machine.allocator_index, node.machine.topology, 0
     for key in sorted(node.state.shared_groups):
         if key < 0:
             continue
-        group_bits = node.pool.bits & machine.topology.cpu_bits_of(key)
+        group_bits = node.pool.bits & topology.cpu_bits_of(key)
         spare = group_bits & ~own_cpus.bits
-        if not spare or group_bits & ~free.bits or spare & floor_bits:
+        if not spare or group_bits & ~free_cpus.bits or spare & floor_bits:
             continue
         # A thread of a core in use, or with `pair` one of a whole core; then the highest number.
-        cores = machine.allocator_index.threads_of(machine.allocator_index.whole_cores(free.bits))
+        cores = index.threads_of(index.whole_cores(free_cpus.bits))
         bits = spare & (cores if pair else ~cores) or spare
         floor_bits |= 1 << bits.bit_length() - 1
     return CPUSet.from_bits(floor_bits)
@@ -589,9 +561,6 @@ def _free_in_machine_exclusive_quota(node: NodeSnapshot, smt: SMT) -> int:
         threads = machine.topology.threads_per_core
         count //= threads
         if threads > 1:
-            count = min(
-                count,
-                (limits.idle_siblings.cpus_of_total(total) - len(state.idle_siblings))
-                // (threads - 1),
-            )
+            idle_count = limits.idle_siblings.cpus_of_total(total) - len(state.idle_siblings)
+            count = min(count, idle_count // (threads - 1))
     return count

@@ -107,13 +107,11 @@ class MovePlan(msgspec.Struct, frozen=True):
         state: state with the newcomer, and the movers at their targets.
         admitted: decision about the rejected container on the state without the movers.
         moves: moves in the order of placement.
-        targets: NUMA node of each container, the newcomer first.
     """
 
     state: NodeState
     admitted: Admitted
     moves: tuple[ContainerMove, ...]
-    targets: _Places
 
 
 def plan_moves(
@@ -146,7 +144,7 @@ def plan_moves(
     yield _MOVER_WORK * len(movers)
     search = _PlanSearch(node, demand, movers, max_moves, running=running)
     while (targets := (yield from search.next_plan())) is not None:
-        yield _verification_work(node, rejected, len(targets) - 1)
+        yield _verification_work(node, rejected, len(targets))
         plan = _verify_plan(node, rejected, targets, purpose, running=running)
         if plan is not None:
             return plan
@@ -183,7 +181,7 @@ def continued_move_search(
 def _make_room_by_moving(
     node: NodeSnapshot,
     rejected: Rejected,
-    exempt: Collection[str] = (),
+    exempt: Collection[str],
     *,
     is_deferred: bool = False,
     must_move: bool = False,
@@ -399,6 +397,7 @@ class _MoveItem(NamedTuple):
         released: amounts that it frees on its current NUMA node.
         bytes: bytes that migrate with it.
         current_node: its current NUMA node; -1 for the newcomer.
+        container_id: id of a mover.
     """
 
     needs: ResourceVector
@@ -406,13 +405,8 @@ class _MoveItem(NamedTuple):
     released: ResourceVector
     bytes: int = 0
     current_node: int = -1
+    container_id: str = ""
     mover: Allocation | None = None
-
-    @property
-    def container_id(self) -> str:
-        """Id of a mover."""
-        assert self.mover is not None  # noqa: S101
-        return self.mover.container_id
 
     def fits_on(self, i: int, amounts: ResourceVector) -> bool:
         """True if free amounts suffice on a NUMA node; on its own, its charge that stays counts."""
@@ -443,6 +437,7 @@ class _PartialPlan(NamedTuple):
         cleared_node: NUMA node that is being cleared for the next one; None if none is chosen.
         first_mover_index: index of the first mover there that may still be displaced.
         fits_unmoved: the sums sufficed before, so movers may stay there on other CPUs.
+        targets: movers that are placed, with their NUMA nodes.
     """
 
     pending: tuple[_MoveItem, ...]
@@ -451,10 +446,10 @@ class _PartialPlan(NamedTuple):
     first_mover_index: int = 0
     fits_unmoved: bool = False
     displaced_ids: tuple[str, ...] = ()
-    placed: _Places = ()
+    targets: _MoverTargets = ()
 
 
-_Places = tuple[tuple[_MoveItem, int], ...]
+_MoverTargets = tuple[tuple[Allocation, int], ...]
 PlanCost = tuple[int, int, tuple[str, ...]]
 _Child = tuple[PlanCost, PlanCost, _PartialPlan]
 """Minimum cost of a plan, its cost so far, and the plan."""
@@ -542,7 +537,8 @@ class _PlanSearch:
         size = (1000 * cpus or a.cpu_milli, owned, a.memory_bytes if a.mems else 0, *pages)
         charge = (base_charge.cpu_milli, owned, base_charge.memory, *booked_pages)
         released = (*charge[:2], *(0 for _ in charge[2:])) if self._running else charge
-        return _MoveItem(size, charge, released, _migrated_bytes(a), next(iter(a.numa_nodes)), a)
+        current_node, migrated_bytes = a.numa_nodes.first_id, _migrated_bytes(a)
+        return _MoveItem(size, charge, released, migrated_bytes, current_node, a.container_id, a)
 
     def freed_by_node(self) -> dict[int, int]:
         """Count by NUMA node the exclusive CPUs that its movers free, the largest movers first."""
@@ -558,8 +554,8 @@ class _PlanSearch:
                     budget -= 1
         return counts
 
-    def next_plan(self) -> SearchSteps[_Places | None]:
-        """Find the next plan: NUMA nodes of all, the newcomer first; None if there is none."""
+    def next_plan(self) -> SearchSteps[_MoverTargets | None]:
+        """Find the next plan: movers in the order of placement; None if there is none."""
         while self._heap:
             _, _, cost, partial, siblings = heappop(self._heap)
             work_before = self._used
@@ -568,7 +564,7 @@ class _PlanSearch:
                 self._push_children(children)
             yield _PARTIAL_WORK + self._used - work_before
             if not partial.pending:
-                return partial.placed
+                return partial.targets
         return None
 
     def _push_children(self, children: Iterator[_Child]) -> None:
@@ -631,12 +627,12 @@ class _PlanSearch:
                 (bytes_so_far, len(displaced_ids), displaced_ids),
                 _PartialPlan(
                     (p.pending[0], *pending),
-                    {**p.free_by_node, i: _add_amounts(p.free_by_node[i], mover.released)},
+                    {**p.free_by_node, i: tuple(map(add, p.free_by_node[i], mover.released))},
                     i,
                     position + 1,
                     fits,
                     displaced_ids,
-                    p.placed,
+                    p.targets,
                 ),
             )
 
@@ -674,7 +670,7 @@ class _PlanSearch:
                 free_by_node={**p.free_by_node, i: _subtract_amounts(p.free_by_node[i], charge)},
                 cleared_node=None,
                 first_mover_index=0,
-                placed=(*p.placed, (item, i)),
+                targets=p.targets if item.mover is None else (*p.targets, (item.mover, i)),
             ),
         )
 
@@ -691,10 +687,6 @@ def _round_down_to_leading_bits(amount: int) -> int:
 
 def _covers_needs(demand: ResourceVector, amounts: ResourceVector) -> bool:
     return all(map(le, demand, amounts))
-
-
-def _add_amounts(total: ResourceVector, amounts: ResourceVector) -> ResourceVector:
-    return tuple(map(add, total, amounts))
 
 
 def _subtract_amounts(total: ResourceVector, amounts: ResourceVector) -> ResourceVector:
@@ -720,28 +712,22 @@ def _demand_of(a: Allocation) -> Demand:
 def _verification_work(node: NodeSnapshot, rejected: Rejected, movers: int) -> int:
     """Units of work of a `_verify_plan`: admissions of a pod's named containers, and movers."""
     admission = admission_work(node)
-    return (
-        admission * max(1, count_expected_containers(node.machine, rejected.trace.pod))
-        + admission * movers // 2
-    )
+    containers = max(1, count_expected_containers(node.machine, rejected.trace.pod))
+    return admission * containers + admission * movers // 2
 
 
 def _verify_plan(
     node: NodeSnapshot,
     rejected: Rejected,
-    targets: _Places,
-    purpose: str = "",
+    targets: _MoverTargets,
+    purpose: str,
     *,
     running: bool,
 ) -> MovePlan | None:
     """Place the newcomer and then each mover with the engine; None if one is rejected."""
-    _, *mover_targets = targets
-    movers = [(m.mover, i) for m, i in mover_targets if m.mover is not None]
-    base, reading = (
-        node.state.without_allocation(*(a.container_id for a, _ in movers)),
-        node.reading,
-    )
-    for a, i in movers:
+    base = node.state.without_allocation(*(a.container_id for a, _ in targets))
+    reading = node.reading
+    for a, i in targets:
         if running and i not in a.numa_nodes:
             base = base.with_allocation(_allocation_without_cpus(a))
         elif reading is not None:
@@ -753,7 +739,7 @@ def _verify_plan(
     if not isinstance(decision, Admitted):
         return None
     state, moves, placed = decision.state, [], decision.allocation
-    for a, i in movers:
+    for a, i in targets:
         reading = None if reading is None else reading.with_own_charges_added(placed, -1)
         target = _place_mover(replace(node, state=state, reading=reading), a, i)
         if target is None or _has_same_place(a, target):
@@ -767,7 +753,7 @@ def _verify_plan(
         target = replace(target, reason=moved_caption(target.reason, purpose), moved_for=purpose)
         state, placed = state.with_allocation(target), target.with_migration_finished
         moves.append(ContainerMove(a, target))
-    return MovePlan(_state_with_moves(node.state, state, moves), decision, tuple(moves), targets)
+    return MovePlan(_state_with_moves(node.state, state, moves), decision, tuple(moves))
 
 
 def _has_same_place(a: Allocation, b: Allocation) -> bool:

@@ -272,11 +272,9 @@ class MaskRequirement(msgspec.Struct, frozen=True, kw_only=True):
         Order: least distance first (with ``distances``), then ``order``.
         """
         if len(order.nodes) > EXACT_MERGE_MAX_NODES:
-            nodes, choose = (
-                order.nodes_of(self.allowed_mask & ~self.required),
-                self.required.bit_count(),
-            )
-            return self._search_mask(nodes, width - choose, distances, budget)
+            nodes = order.nodes_of(self.allowed_mask & ~self.required)
+            choose = width - self.required.bit_count()
+            return self._search_mask(nodes, choose, distances, budget)
         masks = [
             m for m in self._sufficient_masks() if m.bit_count() == width and self._is_acceptable(m)
         ]
@@ -303,11 +301,8 @@ class MaskRequirement(msgspec.Struct, frozen=True, kw_only=True):
                 return mask
             if budget.used > SEARCH_STEP_LIMIT:
                 break
-        return (
-            self.allowed_mask
-            if self.allowed_mask and self.satisfied_by(self.allowed_mask)
-            else None
-        )
+        has_mask = self.allowed_mask and self.satisfied_by(self.allowed_mask)
+        return self.allowed_mask if has_mask else None
 
     def satisfying_masks(self) -> list[int]:
         """Every mask that has everything, on a machine with few NUMA nodes."""
@@ -634,9 +629,8 @@ class ResourceDemand(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         for d in joint_providers:
             if d.groups is not None:
                 groups = {i: g.bits for i, g in d.groups.items() if universe >> i & 1}
-                hints.single_node_mask &= ~_mask_of_nodes(
-                    i for i, g in groups.items() if g & (g - 1)
-                )
+                larger_groups = _mask_of_nodes(i for i, g in groups.items() if g & (g - 1))
+                hints.single_node_mask &= ~larger_groups
                 # A NUMA node with assignments and no group is a group of its own.
                 hints.groups = {i: groups.get(i, 1 << i) for i in d.assigned if universe >> i & 1}
                 break
@@ -686,17 +680,13 @@ class ResourceDemand(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     def obstacle(self, amounts: Sequence[NodeAmount]) -> Obstacle:
         """The machine has too little, too little is free, or it is not together."""
-        unit, capacity, free_amount = self.amount_unit, 0, 0
-        for node in amounts:
-            capacity, free_amount = capacity + node.capacity, free_amount + node.free
+        unit = self.amount_unit
+        capacity, free_amount = sum(n.capacity for n in amounts), sum(n.free for n in amounts)
         if capacity < self.need:
-            text = (
-                "this machine has "
-                f"{unit.amount_text_without_cpu_noun(capacity, free=True)} for containers"
-                if self.resource == "cpu"
-                else "all NUMA nodes that may serve it have "
-                f"{unit.amount_text(capacity, free=True)}"
-            )
+            text = f"all NUMA nodes that may serve it have {unit.amount_text(capacity, free=True)}"
+            if self.resource == "cpu":
+                count = unit.amount_text_without_cpu_noun(capacity, free=True)
+                text = f"this machine has {count} for containers"
             return Obstacle(ObstacleKind.CAPACITY, text)
         free_text = unit.free_text(free_amount)
         if free_amount < self.need:
@@ -935,9 +925,8 @@ class HintMerge(msgspec.Struct, frozen=True, kw_only=True):
                 f.prefers_width(mask) and f.allows_mask_by_group_rule(mask) for f in lists
             )
 
-        cover = self._merged_requirement(
-            lists, None if has_plain_hints else accept
-        )  # of plain ones the width decides
+        # Of plain ones the width decides.
+        cover = self._merged_requirement(lists, None if has_plain_hints else accept)
         for width in () if self.single else widths or range(2, cover.allowed_mask.bit_count() + 1):
             mask = cover.best_mask_of_width(width, self.order, self.distances, self.budget)
             if mask is not None:

@@ -138,11 +138,6 @@ class RejectedMask(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     text: str
 
 
-def numa_node_count_text(count: int) -> str:
-    """``1 NUMA node``, ``2 NUMA nodes``."""
-    return count_text(count, "NUMA node")
-
-
 def free_by_node_text(numa_nodes: Sequence[NodeAmount], unit: Unit) -> str:
     """``NUMA node 0: 2 of 8 CPUs free for exclusive use; NUMA node 1: …``."""
     parts = [
@@ -222,7 +217,7 @@ def _summary_text(summary: ResourceSummary, provider: HintProvider) -> str:
     free_text = free_by_node_text(summary.numa_nodes, summary.unit)
     if summary.state is HintState.IMPOSSIBLE:
         return f"{need} needed, {provider.obstacle(summary.numa_nodes).text} ({free_text})"
-    nodes_text = numa_node_count_text(summary.narrowest_width)
+    nodes_text = count_text(summary.narrowest_width, "NUMA node")
     if summary.narrowest_width == summary.preferred_width:
         return f"{need} needed, fits on {nodes_text} ({free_text})"
     return (
@@ -244,9 +239,9 @@ def _explain_ranking(winner: int, loser: int, neediest: int, merge: HintMerge) -
     loser_width, winner_width, distances = loser.bit_count(), winner.bit_count(), merge.distances
     if loser_width != winner_width:
         if loser_width < neediest:
-            min_width = f"the {numa_node_count_text(neediest)} that the neediest resource takes"
+            min_width = f"the {count_text(neediest, 'NUMA node')} that the neediest resource takes"
             return "width", f"fewer than {min_width}"
-        return "width", f"{numa_node_count_text(loser_width)} instead of {winner_width}"
+        return "width", f"{count_text(loser_width, 'NUMA node')} instead of {winner_width}"
     if distances is not None and distances.total_distance(winner) != distances.total_distance(
         loser
     ):
@@ -361,7 +356,7 @@ def _shortage_at_width(
             f"at most {summary.unit.free_text(max_free)} on {_numa_node_width_text(width)}"
         )
         if not single:
-            nodes_text = numa_node_count_text(summary.narrowest_width)
+            nodes_text = count_text(summary.narrowest_width, "NUMA node")
             text += f"; fits on {nodes_text}, on an empty machine on {summary.preferred_width}"
         return _single_shortage(summary, text)
     if len(group) > 1:
@@ -424,7 +419,7 @@ def _resource_nodes_text(provider: HintProvider, numa_ids: NUMASet) -> str:
     if single_nodes:
         return numa_text(single_nodes)
     widths = (width for width in range(2, len(numa_ids)) if suffices(numa_ids, width))
-    return numa_node_count_text(next(widths, len(numa_ids)))
+    return count_text(next(widths, len(numa_ids)), "NUMA node")
 
 
 def _preferred_nodes_text(
@@ -459,7 +454,7 @@ def _single_shortage(summary: ResourceSummary, available: str) -> Shortage:
 
 def _width_conflict_shortage(summaries: Sequence[ResourceSummary]) -> Shortage:
     widths = ", ".join(
-        f"{_need_text(s)} on {numa_node_count_text(s.preferred_width)}" for s in summaries
+        f"{_need_text(s)} on {count_text(s.preferred_width, 'NUMA node')}" for s in summaries
     )
     names = join_words([s.resource for s in summaries])
     return Shortage(f"{names}: {DIFFERENT_WIDTHS_TEXT}: {widths}", width_conflict=True)

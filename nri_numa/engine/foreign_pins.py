@@ -35,7 +35,7 @@ def parse_foreign_cpuset(text: str) -> CPUSet:
         return NO_CPUS
 
 
-def is_shared_pool_cpuset(text: str, pool: CPUSet, shared: Collection[CPUSet] = ()) -> bool:
+def is_shared_pool_cpuset(text: str, pool: CPUSet, shared: Collection[CPUSet]) -> bool:
     """True if a cpuset pins nothing.
 
     Such is an empty one, one that holds the whole shared pool, and one that the kubelet's static
@@ -48,28 +48,24 @@ def is_shared_pool_cpuset(text: str, pool: CPUSet, shared: Collection[CPUSet] = 
 
 
 def reclassify_cpuset(
-    allocation: Allocation, text: str, pool: CPUSet, shared: Collection[CPUSet] = ()
+    allocation: Allocation, text: str, pool: CPUSet, shared: Collection[CPUSet]
 ) -> Allocation:
     """Reclassify a foreign or unpinned container whose cpuset another program changed.
 
     Return the same object if nothing is different.
     """
+    cpus = parse_foreign_cpuset(text)
     if is_shared_pool_cpuset(text, pool, shared):
         if allocation.kind is ContainerKind.UNPINNED:
             return allocation
-        holds_pool = bool(pool) and pool <= parse_foreign_cpuset(text)
-        cpuset_text = (
-            "holds the whole shared pool"
-            if holds_pool or not text
-            else "is the kubelet's shared one"
-        )
+        holds_pool = not text or (pool and pool <= cpus)
+        cpuset_text = "holds the whole shared pool" if holds_pool else "is the kubelet's shared one"
         return replace(
             allocation,
             kind=ContainerKind.UNPINNED,
             foreign_cpus=NO_CPUS,
             reason=unpinned_caption(f"its cpuset {cpuset_text}"),
         )
-    cpus = parse_foreign_cpuset(text)
     if allocation.kind is ContainerKind.FOREIGN and (allocation.foreign_cpus == cpus or not cpus):
         return allocation
     return replace(
@@ -155,6 +151,12 @@ def _charged_milli(a: Allocation) -> int:
     return sum([charge.cpu_milli for charge in a.charges.values()])
 
 
+def _held_milli(a: Allocation) -> int:
+    """Return the CPUs that it keeps from others in thousandths; else those that it requests."""
+    withheld = 0 if a.yields_to_exclusive else (a.cpus.bits | a.idle_siblings.bits).bit_count()
+    return 1000 * withheld or _charged_milli(a)
+
+
 def holder_list_text(allocations: Iterable[Allocation]) -> str:
     """Name the holders among some containers."""
     holders = [*allocations]
@@ -162,19 +164,7 @@ def holder_list_text(allocations: Iterable[Allocation]) -> str:
         return ""
     # By number of CPUs, most first, then by name, then by id.
     largest_holders = nsmallest(
-        _MAX_NAMED_HOLDERS,
-        holders,
-        key=lambda a: (
-            -(
-                (
-                    not a.yields_to_exclusive
-                    and 1000 * (a.cpus.bits | a.idle_siblings.bits).bit_count()
-                )
-                or _charged_milli(a)
-            ),
-            a.full_name,
-            a.container_id,
-        ),
+        _MAX_NAMED_HOLDERS, holders, key=lambda a: (-_held_milli(a), a.full_name, a.container_id)
     )
     parts = [_holder_text(a) for a in largest_holders]
     if len(holders) > _MAX_NAMED_HOLDERS:

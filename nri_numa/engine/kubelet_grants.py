@@ -115,14 +115,11 @@ def keep_or_override_grant(
 
 
 def _resolve_list_conflict(
-    settings: Settings,
-    requested: PlacementOptions,
-    grant: _Grant,
-    keys: Sequence[str],
+    settings: Settings, requested: PlacementOptions, grant: _Grant, keys: Sequence[str]
 ) -> KeepGrant | OverrideGrant | Rejection:
     """Resolve lists that differ from the kubelet's grant."""
     key = keys[0]
-    by_pod = all(requested.is_from_annotation(key) for key in keys)
+    by_pod = all(map(requested.is_from_annotation, keys))
     if by_pod and settings.kubelet_override is KubeletGrantOverriders.ANNOTATED:
         lists = " and ".join(f"{key} {getattr(requested, key)}" for key in keys)
         warning = (

@@ -53,7 +53,7 @@ from nri_numa.engine.foreign_pins import (
     foreign_or_grantable_cpus,
     yielding_list_cpus,
 )
-from nri_numa.engine.node_model import NodeModel, tier_text
+from nri_numa.engine.node_model import NodeModel, closest_nodes, tier_text
 from nri_numa.engine.place.distribution import (
     device_distribution,
     local_cpu_sentences,
@@ -227,9 +227,8 @@ def _uncharged_densities(case: PlacementRequest, ids: Collection[int]) -> list[i
         usable_count = (topology.cpu_bits_of(nodes) & pool).bit_count()
         return count * USED_FRACTION_SCALE // max(1, usable_count)
 
-    densities = {
-        key: density(key, count) for key, count in case.node.state.uncharged_counts.items()
-    }
+    counts = case.node.state.uncharged_counts
+    densities = {key: density(key, count) for key, count in counts.items()}
     return [
         density(1 << i, 1) + sum(n for key, n in densities.items() if key >> i & 1) for i in ids
     ]
@@ -284,7 +283,7 @@ def strategy_keys(
     else:
         rows = [tuple(sorted(row, reverse=True)) for row in zip(*columns, strict=True)]
     if strategy is Strategy.PACK:
-        return [tuple([-used_share for used_share in row]) for row in rows]
+        return [tuple([-share for share in row]) for row in rows]
     return rows
 
 
@@ -425,7 +424,7 @@ def choose_memory(
     attached_nodes = machine.memory_only_nodes.attached_to(numa_nodes)
     mems = numa_nodes & usable_nodes
     if not mems:
-        mems = memory_nodes_for(topology, numa_nodes, attached_nodes or usable_nodes)
+        mems = _nearest_memory_node(topology, numa_nodes, attached_nodes or usable_nodes)
     byte_needs = [(demand.memory_bytes, table.free_memory)]
     byte_needs += [(n, table.free_hugepages[size]) for size, n in demand.hugepages.items()]
     near_mems = widen_for_memory(mems, byte_needs, topology.distance, attached_nodes)
@@ -438,9 +437,8 @@ def choose_memory(
         note = f"memory extended from {numa_text(mems)} to {numa_text(wide_mems)}, so that it fits"
         return wide_mems, True, (note,)
     excluded = machine.memory_only_nodes.excluded
-    lacking = memory_shortage_text(
-        demand, table, usable_nodes, "on all NUMA nodes that may be used"
-    )
+    nodes_text = "on all NUMA nodes that may be used"
+    lacking = memory_shortage_text(demand, table, usable_nodes, nodes_text)
     if not excluded:
         # Nothing holds it: a pin would only bring the OOM killer sooner.
         return usable_nodes, True, (f"{lacking}, so its memory may come from all of them",)
@@ -458,16 +456,10 @@ def _memory_only_note(machine: NodeModel, mems: NUMASet, numa_nodes: NUMASet) ->
     return (f"{tier_text(machine.topology, nodes)} {verb} attached to {numa_text(numa_nodes)}",)
 
 
-def memory_nodes_for(topology: Topology, numa_nodes: NUMASet, usable: NUMASet) -> NUMASet:
-    """Memory nodes for CPUs on ``numa_nodes``: their own, or the nearest when they have none."""
-    own_nodes = numa_nodes & usable
-    if own_nodes or not usable:
-        return own_nodes
-    # Distance, then id: of equally near NUMA nodes the lowest.
-    nearest_node = min(
-        usable, key=lambda m: (min((topology.distance(i, m) for i in numa_nodes), default=0), m)
-    )
-    return NUMASet([nearest_node])
+def _nearest_memory_node(topology: Topology, numa_nodes: NUMASet, usable: NUMASet) -> NUMASet:
+    """The usable memory node nearest to CPUs, of equally near ones the lowest; none without any."""
+    distances = {m: min((topology.distance(i, m) for i in numa_nodes), default=0) for m in usable}
+    return NUMASet(sorted(closest_nodes(distances))[:1])
 
 
 def place_computed(case: PlacementRequest) -> Placement | Rejection:
@@ -649,9 +641,7 @@ def _missing_cpu_holders(case: PlacementRequest) -> str:
     """Name holders of the missing CPUs, unless no empty NUMA node would have enough."""
     count = case.demand.exclusive_cpus
     capacity = max(case.node.machine.exclusive_capacity_for(count).values(), default=0)
-    if not count:
-        return ""
-    if case.policy is Policy.SINGLE_NUMA_NODE and count > capacity:
+    if not count or (case.policy is Policy.SINGLE_NUMA_NODE and count > capacity):
         return ""
     return _obstacles_text(case)
 
@@ -779,11 +769,10 @@ def _take_rejection(
 ) -> Rejection:
     text, holders = free_resources_text(case, table), _obstacles_text(case)
     if isinstance(failed, SMTMisaligned):
+        clause = smt_misaligned_text(case, failed, case.effective_smt)
         return RejectionWithAlignment(
             reason=RejectionReason.SMT_ALIGNMENT,
-            detail=(
-                f"{smt_misaligned_text(case, failed, case.effective_smt)}; free: {text}{holders}"
-            ),
+            detail=f"{clause}; free: {text}{holders}",
             rule="smt: full-core gives whole cores only",
             alignment=placement.alignment,
         )
@@ -945,9 +934,7 @@ def _charged_milli_by_node(
 ) -> dict[int, int]:
     """Thousandths of a CPU to allocate on each NUMA node."""
     if placement.cpus:
-        return {
-            i: 1000 * n
-            for i, n in case.node.machine.topology.cpu_count_by_node(placement.cpus).items()
-        }
+        counts = case.node.machine.topology.cpu_count_by_node(placement.cpus)
+        return {i: 1000 * count for i, count in counts.items()}
     milli = min(case.demand.cpu_milli, case.demand.cpu_requested_milli)
     return split_cpu_milli(milli, placement.numa_nodes, table.free_cpu_milli)

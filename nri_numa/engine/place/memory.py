@@ -60,18 +60,15 @@ def widen_for_memory(
     node. None when not even all candidates hold it.
     """
     allowed_nodes = mask | candidates
+    quantities = [
+        ResourceNeed(need, {i: v for i, v in free_amounts.items() if v > 0})
+        for need, free_amounts in demands
+        if need > 0
+    ]
     cover = MaskRequirement(
-        allowed_mask=allowed_nodes.bits,
-        required=mask.bits,
-        quantities=tuple(
-            [
-                ResourceNeed(need, {i: v for i, v in free_amounts.items() if v > 0})
-                for need, free_amounts in demands
-                if need > 0
-            ]
-        ),
+        allowed_mask=allowed_nodes.bits, required=mask.bits, quantities=tuple(quantities)
     )
-    if not cover.quantities or (mask and cover.satisfied_by(mask.bits)):
+    if not quantities or (mask and cover.satisfied_by(mask.bits)):
         return mask
     order, distances = MaskOrder(allowed_nodes), DistanceSums(distance)
     bits = cover.narrowest_mask(order, distances, SearchBudget())
@@ -380,12 +377,12 @@ def with_memory_policy(case: PlacementRequest, placed: Placement) -> Placement |
         )
     missing = case.node.machine.memory_policies.refused.get(mode)
     if missing is None:
-        placed = replace(
-            placed, charges=interleaved_charges(case, mode, placed.mems, placed.charges)
-        )
+        charges = interleaved_charges(case, mode, placed.mems, placed.charges)
         setting = MemoryPolicySetting(mode, _memory_policy_nodes(mode, placed))
-        note = f"mempolicy: {mode}{_nodes_suffix(setting.nodes)}, from its first instruction"
-        return replace(placed, memory_policy=setting, decision_steps=(*placed.decision_steps, note))
+        nodes_text = f" on {numa_text(setting.nodes)}" if setting.nodes else ""
+        note = f"mempolicy: {mode}{nodes_text}, from its first instruction"
+        steps = (*placed.decision_steps, note)
+        return replace(placed, charges=charges, memory_policy=setting, decision_steps=steps)
     if case.on_failure is OnFailure.BEST_EFFORT:
         placement = _memory_policy_without_effect(placed, mode, missing.partition(";")[0])
         return replace(placement, warnings=(*placed.warnings, placement.decision_steps[-1]))
@@ -445,23 +442,18 @@ def unpinned_memory_policy_rejection(requested: PlacementOptions) -> Rejection:
     return Rejection(
         reason=RejectionReason.MEMORY_POLICY_NEEDS_NODES,
         detail=f"{_memory_policy_text(requested)}, but nothing pins the memory of the "
-        "container; "
-        "expected numamem, or a policy that pins its memory",
+        "container; expected numamem, or a policy that pins its memory",
         rule="a memory policy applies to pinned memory only",
     )
 
 
 def _memory_policy_nodes(mode: MemoryPolicy, placed: Placement) -> NUMASet:
     if not mode.needs_nodes:
-        return NUMASet()
+        return NO_NUMA_NODES
     if mode is not MemoryPolicy.PREFERRED:
         return placed.mems
     # The kernel would take the first of several: of those beside its CPUs, if there are such.
     return NUMASet([(placed.numa_nodes & placed.mems or placed.mems).first_id])
-
-
-def _nodes_suffix(nodes: NUMASet) -> str:
-    return f" on {numa_text(nodes)}" if nodes else ""
 
 
 def _memory_policy_without_effect(placed: Placement, mode: MemoryPolicy, reason: str) -> Placement:

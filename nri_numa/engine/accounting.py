@@ -41,12 +41,7 @@ from nri_numa.engine.state import Allocation, NodeState, union_cpus
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
 from nri_numa.model.machine import count_text, numa_text
 from nri_numa.model.reasons import Rejection, RejectionReason
-from nri_numa.model.settings import (
-    ALL_CPUS_AMOUNT,
-    CPUAmount,
-    IsolatedCPUs,
-    NamespacePatternQuota,
-)
+from nri_numa.model.settings import ALL_CPUS_AMOUNT, CPUAmount, IsolatedCPUs, NamespacePatternQuota
 from nri_numa.model.workload import SMT, BusySchedule, PodSandbox
 
 MANY_CPUS: Final = 2

@@ -12,11 +12,7 @@ from nri_numa.engine.cpus.index import AllocatorIndex, build_allocator_index
 from nri_numa.engine.request.annotations import OptionsResolver, longest_list_chars
 from nri_numa.engine.request.demand import SLOTS_KEY
 from nri_numa.engine.request.options import PlacementOptions
-from nri_numa.engine.state import (
-    NO_CHARGE,
-    Allocation,
-    withheld_isolated_bits,
-)
+from nri_numa.engine.state import NO_CHARGE, Allocation, withheld_isolated_bits
 from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
 from nri_numa.model.machine import Topology, numa_text
 from nri_numa.model.settings import IsolatedCPUs, Settings

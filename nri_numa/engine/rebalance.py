@@ -226,9 +226,7 @@ def _with_moves(
     node_after = node.with_state(state)
     move_updates = tuple(
         ContainerUpdate(
-            m.after.container_id,
-            cpus=str(node_after.cpuset_of(m.after)),
-            mems=str(m.after.mems),
+            m.after.container_id, cpus=str(node_after.cpuset_of(m.after)), mems=str(m.after.mems)
         )
         for m in moves
     )
@@ -717,12 +715,7 @@ def _verification_work(node: NodeSnapshot, rejected: Rejected, movers: int) -> i
 
 
 def _verify_plan(
-    node: NodeSnapshot,
-    rejected: Rejected,
-    targets: _MoverTargets,
-    purpose: str,
-    *,
-    running: bool,
+    node: NodeSnapshot, rejected: Rejected, targets: _MoverTargets, purpose: str, *, running: bool
 ) -> MovePlan | None:
     """Place the newcomer and then each mover with the engine; None if one is rejected."""
     base = node.state.without_allocation(*(a.container_id for a, _ in targets))

@@ -262,8 +262,7 @@ def _grow_node_set(
     for radius in sorted({row[p] for p in room}):
         # Roomiest first, then closest, then by position.
         candidates = sorted(
-            (p for p in room if p != seed and row[p] <= radius),
-            key=lambda p: (-room[p], row[p], p),
+            (p for p in room if p != seed and row[p] <= radius), key=lambda p: (-room[p], row[p], p)
         )[: size - 1]
         if room[seed] + sum(room[p] for p in candidates) >= n and len(candidates) == size - 1:
             return tuple(sorted([seed, *candidates]))

@@ -113,14 +113,7 @@ from nri_numa.model.machine import (
 )
 from nri_numa.model.reasons import Rejection, RejectionReason
 from nri_numa.model.settings import Settings
-from nri_numa.model.workload import (
-    SMT,
-    Bind,
-    Policy,
-    QoSClass,
-    Scope,
-    Strategy,
-)
+from nri_numa.model.workload import SMT, Bind, Policy, QoSClass, Scope, Strategy
 from nri_numa.text import human_bytes
 
 USED_FRACTION_SCALE = 1 << 40
@@ -336,10 +329,7 @@ def _pod_affinity_misfit(
     restricted = case.policy is Policy.RESTRICTED
     misfits = (
         (not restricted and len(affinity) > 1, "more than one"),
-        (
-            restricted and not record.affinity_is_preferred,
-            "more than an empty machine would need",
-        ),
+        (restricted and not record.affinity_is_preferred, "more than an empty machine would need"),
         (
             not _is_nested_near_listed_memory(case, table, affinity),
             f"not near the memory of numamem {table.listed_mems}",

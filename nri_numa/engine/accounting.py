@@ -513,21 +513,13 @@ def slot_capacity(node: NodeSnapshot) -> SlotCapacity:
 
 
 def max_exclusive_by_node(node: NodeSnapshot) -> dict[int, int]:
-    """Count by NUMA node the exclusive CPUs of one more container on that NUMA node alone.
-
-    `slot_capacity` splits the machine's total over NUMA nodes; here each NUMA node is counted
-    independently of the others.
-    """
+    """Count by NUMA node, each by itself, the exclusive CPUs of one more container there."""
     counts, total = _free_exclusive_with_total(node)
     return {i: max(0, min(count, total)) for i, count in counts.items()}
 
 
 def total_free_exclusive(node: NodeSnapshot) -> int:
-    """Count the exclusive CPUs that containers could still have in all.
-
-    This is less than the sum of `max_exclusive_by_node` if a pool floor or a quota of the whole
-    machine is the limit.
-    """
+    """Count the exclusive CPUs that containers could still have in all, by machine limits, too."""
     counts, total = _free_exclusive_with_total(node)
     return max(0, min(sum(counts.values()), total))
 

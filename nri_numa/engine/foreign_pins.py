@@ -50,10 +50,7 @@ def is_shared_pool_cpuset(text: str, pool: CPUSet, shared: Collection[CPUSet]) -
 def reclassify_cpuset(
     allocation: Allocation, text: str, pool: CPUSet, shared: Collection[CPUSet]
 ) -> Allocation:
-    """Reclassify a foreign or unpinned container whose cpuset another program changed.
-
-    Return the same object if nothing is different.
-    """
+    """Reclassify a foreign or unpinned container by its new cpuset; itself if nothing differs."""
     cpus = parse_foreign_cpuset(text)
     if is_shared_pool_cpuset(text, pool, shared):
         if allocation.kind is ContainerKind.UNPINNED:

@@ -204,10 +204,7 @@ class NodeModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def shared_pool_milli_by_node(self) -> Mapping[int, int]:
-        """By NUMA node, milli-CPUs that an empty machine has to share, overcommit included.
-
-        Without the NUMA nodes that have none.
-        """
+        """By NUMA node that has any, milli-CPUs to share when empty, overcommit included."""
         shared = {
             i: self.shared_milli_of(len(cpus - self.withheld_isolated_cpus))
             for i, cpus in self.allowed_cpus_by_node.items()

@@ -72,10 +72,7 @@ class AlignmentRequest(msgspec.Struct, frozen=True, dict=True):
     one_width: bool = False
 
     def build_merge(self, distances: DistanceSums | None = None) -> HintMerge:
-        """The hints of each provider, with a fresh budget to look for a mask.
-
-        Who merges often for one machine hands in its distances.
-        """
+        """The hints of each provider, with a fresh budget; distances of a machine may be kept."""
         single, budget = self.policy is Policy.SINGLE_NUMA_NODE, SearchBudget()
         return HintMerge(
             hint_lists=compute_hints(
@@ -659,10 +656,7 @@ def _sort_unpreferred(masks: list[int], neediest: int, merge: HintMerge) -> list
 
 
 def align_demands(problem: AlignmentRequest, distances: DistanceSums | None = None) -> Alignment:
-    """Merge what the hint providers prefer and judge it by the policy.
-
-    The result does not depend on the order of the providers.
-    """
+    """Merge what the hint providers, in any order, prefer, and judge it by the policy."""
     merge = problem.build_merge(distances)
     mask, preferred = merge.best_affinity()
     return Alignment(

@@ -189,10 +189,7 @@ def whole_core_classes_by_tier(
 
 
 def fitting_core_counts(classes: Sequence[CoreClass], n: int) -> list[int] | None:
-    """Numbers of cores of each class that make exactly ``n`` CPUs, most of earlier ones.
-
-    None when whole cores cannot make ``n``.
-    """
+    """Number of cores of each class that make exactly ``n`` CPUs, most of earlier ones, or None."""
     # reach[i]: bit s is set when classes i and later can make s CPUs.
     reach = [*accumulate(reversed(classes), _extend_reachable_cpu_counts, initial=1)][::-1]
     if not reach[0] >> n & 1:
@@ -250,10 +247,7 @@ def cpus_clause(cpus: int, *verb: str) -> str:
 
 
 def take_cpus(ix: AllocatorIndex, request: TakeRequest) -> TakeResult:
-    """Choose CPUs, the same for equal arguments, whatever was decided before.
-
-    A negative count is a bug in the caller: ValueError.
-    """
+    """Choose CPUs, the same for equal arguments; ValueError for a negative count."""
     if request.count < 0:
         raise ValueError(f"{request.count} CPUs were asked for; expected 0 or more")
     current = request.current_cpus.bits & ix.all_cpus
@@ -619,7 +613,7 @@ class _CPUAccumulator:
     def _fewest_nodes_first(self, region: int) -> Iterator[int]:
         """A region, split where half-used cores would spare it another NUMA node.
 
-        ChosenCPUs kind by kind, the last wholly free cores would be collected from all over the
+        Taken kind by kind, the last wholly free cores would be collected from all over the
         machine. So the fewest NUMA nodes that have one thread on as many cores as are needed come
         first, whatever is on the other threads; for ``pair``, cores that are busy at the same hours
         do not count.
@@ -678,9 +672,7 @@ class _CPUAccumulator:
                 current=self.taken,
                 weight=weight,
                 fill=fill,
-                align_l3=self.settings.align_l3,
-                align_by_socket=self.settings.kubelet.align_by_socket,
-                distribute=self.settings.kubelet.distribute_cpus_across_numa,
+                settings=self.settings,
                 hint=self.hint,
             ),
             n,

@@ -22,6 +22,7 @@ import msgspec
 
 from nri_numa.engine.cpus.index import NO_UNIT, AllocatorIndex, TopologyUnit
 from nri_numa.model.cpuset import ids_of
+from nri_numa.model.settings import Settings
 
 # Up to this many combinations of NUMA nodes are all compared (C(12, 6) is 924). Beyond, one
 # candidate set grows around each NUMA node: 64 nodes cost 64 sets instead of 10^18.
@@ -39,9 +40,8 @@ class SelectionPool(msgspec.Struct, frozen=True, kw_only=True):
         free: every CPU that is free now, candidates or not; tells how used a unit is.
         current: CPUs the container has already: the rest is taken next to them.
         weight: CPUs that one candidate stands for (a lowest thread stands for its whole core).
-        align_by_socket: more NUMA nodes of one socket rather than fewer of several.
-        hint: positions of the NUMA nodes that the policy chose, as bits; with ``distribute`` all
-            that have a candidate are used, since devices may be on any of them.
+        hint: positions of the NUMA nodes that the policy chose, as bits; if CPUs are distributed,
+            all that have a candidate are used, since devices may be on any of them.
     """
 
     index: AllocatorIndex
@@ -50,10 +50,8 @@ class SelectionPool(msgspec.Struct, frozen=True, kw_only=True):
     current: int
     weight: int
     fill: CPUFiller
-    align_l3: bool
-    align_by_socket: bool
-    distribute: bool
-    hint: int = 0
+    settings: Settings
+    hint: int
 
 
 def select_cpus(pool: SelectionPool, n: int) -> int:
@@ -134,7 +132,7 @@ def _split_cpu_count_by_node(
 ) -> dict[int, int]:
     """Numbers of candidates to take, by position of the NUMA node."""
     nodes = _choose_numa_nodes(pool, room, n, current)
-    if pool.distribute:
+    if pool.settings.kubelet.distribute_cpus_across_numa:
         candidates = {*nodes, *(p for p in room if pool.hint >> p & 1)}
         nodes = sorted(candidates) if len(candidates) <= n else nodes
         if len(nodes) > 1:
@@ -192,7 +190,8 @@ def _choose_numa_nodes(
             )
 
         return [min(fits, key=numa_node_key)]
-    if pool.align_by_socket:
+    if pool.settings.kubelet.align_by_socket:
+        # More NUMA nodes of one socket rather than fewer of several.
         room = _room_in_tightest_socket(index, room, n)
     return min(
         _smallest_node_sets(index, room, n),
@@ -201,10 +200,7 @@ def _choose_numa_nodes(
 
 
 def _room_in_tightest_socket(index: AllocatorIndex, room: dict[int, int], n: int) -> dict[int, int]:
-    """The NUMA nodes of the socket with the least room that suffices, then the lowest id.
-
-    All of them when no socket suffices.
-    """
+    """NUMA nodes of the socket with the least room that suffices, then the lowest id; or all."""
     inside = [
         {p: count for p, count in room.items() if index.numa[p].sockets >> i & 1}
         for i in range(len(index.sockets))
@@ -271,7 +267,7 @@ def _grow_node_set(
 
 def _l3_groups_needed(pool: SelectionPool, p: int, n: int) -> int:
     """The fewest L3 groups of a NUMA node with room for ``n``: the roomiest ones."""
-    if not pool.align_l3:
+    if not pool.settings.align_l3:
         return 1
     groups = pool.index.numa[p].l3_groups
     groups_needed = 0
@@ -285,7 +281,7 @@ def _l3_groups_needed(pool: SelectionPool, p: int, n: int) -> int:
 
 def _select_in_node(pool: SelectionPool, p: int, candidates: int, n: int) -> int:
     groups = pool.index.numa[p].l3_groups
-    if len(groups) == 1 or not pool.align_l3 or candidates.bit_count() == n:
+    if len(groups) == 1 or not pool.settings.align_l3 or candidates.bit_count() == n:
         return pool.fill(candidates, n)
     cpus = 0
     while True:
@@ -361,11 +357,11 @@ def take_packed(
 
 
 def take_distributed(
-    index: AllocatorIndex, free_cpus: int, n: int, group: int, min_nodes: int = 0
+    index: AllocatorIndex, free_cpus: int, n: int, group: int, min_nodes: int
 ) -> int:
     """Take ``n`` CPUs of ``free`` in groups, evenly from the fewest NUMA nodes that allow it.
 
-    From no fewer than ``least`` where that many have any: the width of the hint, whose devices
+    From no fewer than ``min_nodes`` where that many have any: the width of the hint, whose devices
     may be on all of them (kubernetes#139456). Packed when ``n`` is no multiple of the group size
     and when nothing works out evenly. For at most `MAX_DISTRIBUTED_NUMA_NODES`: it compares all
     combinations.

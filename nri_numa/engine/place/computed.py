@@ -520,7 +520,7 @@ def _place_aligned(
 ) -> Placement | Rejection:
     """Ask the policy for NUMA nodes, once for each pod under scope ``pod``.
 
-    The demand of ``case`` is the pod's then, of which ``own`` exclusive CPUs are the container's.
+    The demand of ``case`` is the pod's then; ``own_count`` exclusive CPUs are the container's.
     """
     record = case.pod_record if case.requested.scope is Scope.POD else None
     if record is not None and record.affinity is not None:
@@ -810,7 +810,6 @@ def _complete_placement(
         topology = case.node.machine.topology
         cpus = shared_group_cpus(placed.numa_nodes.bits, case.node.pool, topology, 0)
         warnings = isolated_list_warnings(case.node.machine, cpus)
-    is_pods = case.requested.scope is Scope.POD and policy is not Policy.NONE
     return replace(
         placed,
         charges=charges,
@@ -819,9 +818,7 @@ def _complete_placement(
         reason=with_outcome(_placement_caption(placed), is_misaligned=not placed.aligned),
         decision_steps=placed.decision_steps + warnings,
         warnings=placed.warnings + warnings,
-        pod_affinity=_affinity_to_record_for_pod(case.node.machine, placed.affinity)
-        if is_pods
-        else None,
+        pod_affinity=_affinity_to_record_for_pod(case, placed.affinity),
     )
 
 
@@ -912,11 +909,12 @@ def _with_near_memory(
     )
 
 
-def _affinity_to_record_for_pod(machine: NodeModel, affinity: NUMASet | None) -> NUMASet | None:
-    """Affinity of a whole pod; on a machine with one NUMA node none means that one."""
-    if affinity is None and len(machine.alignable_nodes) == 1:
-        return machine.alignable_nodes
-    return affinity
+def _affinity_to_record_for_pod(case: PlacementRequest, affinity: NUMASet | None) -> NUMASet | None:
+    """Affinity of a pod that is placed as a whole; without any the only NUMA node of a machine."""
+    if case.requested.scope is not Scope.POD or case.policy is Policy.NONE:
+        return None
+    nodes = case.node.machine.alignable_nodes
+    return nodes if affinity is None and len(nodes) == 1 else affinity
 
 
 def _charged_milli_by_node(

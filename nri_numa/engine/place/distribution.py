@@ -110,10 +110,8 @@ def parts_for_devices(
     has_own_cores = case.effective_smt in (SMT.SPREAD, SMT.PAIR)
     parts: list[tuple[CPUSet, int]] = []
     for i, count in sorted(counts.items()):
-        node_cpus, limited = (
-            machine.topology.cpus_of(NUMASet([i])),
-            min(count, limits.get(i, count)),
-        )
+        node_cpus = machine.topology.cpus_of(NUMASet([i]))
+        limited = min(count, limits.get(i, count))
         local_cpus = _local_cpus(case, i)
         if local_cpus and local_cpus != node_cpus:
             cores = machine.allocator_index.whole_cores((free_cpus & local_cpus).bits)

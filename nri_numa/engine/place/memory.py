@@ -123,11 +123,8 @@ class MemoryTable(msgspec.Struct, frozen=True, kw_only=True):
         return NUMASet(self.groups)
 
     def memory_demands(self, bytes_needed: Mapping[str, int]) -> list[ResourceDemand]:
-        """Providers of a Guaranteed container's memory, judged as the kubelet does.
-
-        A type the machine does not have cannot be met.
-        """
-        nothing = dict.fromkeys(self.groups, 0)
+        """Providers of a Guaranteed container's memory, judged as the kubelet does."""
+        nothing = dict.fromkeys(self.groups, 0)  # a type the machine does not have cannot be met
         return [
             ResourceDemand(
                 resource=resource,
@@ -280,7 +277,7 @@ def cpu_and_memory_charges(
     hugepages: Mapping[int, int],
     hugepages_left: Mapping[int, Mapping[int, int]],
     *,
-    kubelet_memory: bool = False,
+    kubelet_memory: bool,
     weights: Mapping[int, int] | None = None,
 ) -> dict[int, Charge]:
     """Book a grant on its NUMA nodes, bytes node by node in id order, as the kubelet does.

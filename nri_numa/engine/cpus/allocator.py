@@ -18,7 +18,7 @@ docs/adr/0010-cpu-order.md tells why.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from itertools import accumulate, product
 
@@ -167,18 +167,18 @@ def _cores_of_best_class(cores: int, classes: Iterable[int]) -> int:
 
 
 def whole_core_classes_by_tier(
-    index: AllocatorIndex, free_cpus: int, current: int, tiers: Sequence[Callable[[int], int]]
+    index: AllocatorIndex, free_cpus: int, current: int, tiers: Iterable[int]
 ) -> list[CoreClass]:
     """Cores that would belong wholly to the container, best classes first.
 
-    Order: cores that the container has a part of; then tier by tier (each tier says which of some
-    cores are good, and is compared before the next); then larger before smaller.
+    Order: cores that the container has a part of; then tier by tier (each has the cores that are
+    good, and is compared before the next); then larger before smaller.
     """
     whole_cores = index.whole_cores(free_cpus | current) & index.cores_touched(free_cpus)
     mine = whole_cores & index.cores_touched(current)
     groups = [mine, whole_cores & ~mine]
-    for tier_cores in tiers:
-        groups = [part for g in groups for part in (tier_cores(g), g & ~tier_cores(g)) if part]
+    for good_cores in tiers:
+        groups = [part for g in groups for part in (g & good_cores, g & ~good_cores) if part]
     adds = index.cores_by_thread_count(free_cpus)
     return [
         CoreClass(cores, size)
@@ -686,25 +686,17 @@ class _CPUAccumulator:
                 self._take_cpus(cpus)
                 return None
         classes: list[CoreClass] = []
-        whole_cores = (
-            0 if len(self.ticks) == 1 else ix.threads_of(ix.whole_cores(self.free | self.held))
+        whole_cores = ix.threads_of(ix.whole_cores(self.free | self.held)) & self.free
+        tiers = (
+            ix.cores_touched(self.prefer),
+            ~ix.cores_touched(self.last),
+            ~ix.cores_touched(self.free & ~self.good_isolation),
+            ~ix.cores_touched(self.free & ~self.good_tick),
+            ix.cores_touched(self.good_kind),
         )
-        for region in (
-            zone
-            for outer in self.regions
-            for zone in self._split_to_save_numa_nodes(outer, whole_cores & self.free)
-        ):
-            tiers: list[Callable[[int], int]] = [
-                lambda cores: cores & ix.cores_touched(self.prefer),
-                lambda cores: cores & ~ix.cores_touched(self.last),
-                lambda cores: cores & ~ix.cores_touched(self.free & ~self.good_isolation),
-                lambda cores: cores & ix.cores_touched(self.good_kind),
-            ]
-            if len(self.ticks) > 1:
-                tiers.insert(
-                    -1, lambda cores: cores & ~ix.cores_touched(self.free & ~self.good_tick)
-                )
-            classes += whole_core_classes_by_tier(ix, self.free & region, self.held, tiers)
+        for outer in self.regions:
+            for region in self._split_to_save_numa_nodes(outer, whole_cores):
+                classes += whole_core_classes_by_tier(ix, self.free & region, self.held, tiers)
         counts = fitting_core_counts(classes, self.needed)
         if counts is None:
             maximum = sum(c.cores.bit_count() * c.size for c in classes)

@@ -587,12 +587,10 @@ def _overrides_grant(
     requested = _options_with_held_slots(
         machine, pod, container, allocation, machine.options_resolver(pod, container)
     )
-    return not isinstance(requested, Rejection) and isinstance(
-        keep_or_override_grant(
-            machine.topology, machine.settings, node.state.kubelet, pod, container, requested
-        ),
-        OverrideGrant,
-    )
+    if isinstance(requested, Rejection):
+        return False
+    case = PlacementRequest(node, pod, container, requested)
+    return isinstance(keep_or_override_grant(case), OverrideGrant)
 
 
 def _options_with_held_slots(

@@ -327,22 +327,17 @@ def _pod_affinity_misfit(
 ) -> str:
     """Clause about the pod's NUMA nodes if the policy does not allow them; else empty."""
     restricted = case.policy is Policy.RESTRICTED
-    misfits = (
-        (not restricted and len(affinity) > 1, "more than one"),
-        (restricted and not record.affinity_is_preferred, "more than an empty machine would need"),
-        (
-            not _is_nested_near_listed_memory(case, table, affinity),
-            f"not near the memory of numamem {table.listed_mems}",
-        ),
-        (
-            # Its first container had a fraction, so these CPUs were not known then.
-            restricted
-            and _has_exclusive_by_kubelet_rules(case)
-            and not _is_preferred_affinity(case, table, affinity),
-            "more than its CPUs need on an empty machine",
-        ),
-    )
-    return next((text for is_misfit, text in misfits if is_misfit), "")
+    if not restricted and len(affinity) > 1:
+        return "more than one"
+    if restricted and not record.affinity_is_preferred:
+        return "more than an empty machine would need"
+    if not _is_nested_near_listed_memory(case, table, affinity):
+        return f"not near the memory of numamem {table.listed_mems}"
+    # Its first container had a fraction, so these CPUs were not known then.
+    has_new_cpus = restricted and _has_exclusive_by_kubelet_rules(case)
+    if has_new_cpus and not _is_preferred_affinity(case, table, affinity):
+        return "more than its CPUs need on an empty machine"
+    return ""
 
 
 def _pod_affinity_shortage(case: PlacementRequest, table: FreeResources, affinity: NUMASet) -> str:

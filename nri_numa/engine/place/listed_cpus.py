@@ -59,9 +59,8 @@ def place_listed(case: PlacementRequest) -> Placement | Rejection:
     if not cpu_list.is_exclusive:
         warnings += isolated_list_warnings(machine, cpus)
     # Sets instead of the annotation's texts, which may be long.
-    listed = join_words(
-        [f"{key} {ids}" for key, ids in (("numacpu", cpus), ("numamem", mems)) if ids]
-    )
+    lists = (("numacpu", cpus), ("numamem", mems))
+    listed = join_words([f"{key} {ids}" for key, ids in lists if ids])
     return replace(
         case.initial_placement,
         kind=ContainerKind.LISTED if cpus else ContainerKind.UNPINNED,
@@ -98,9 +97,8 @@ def _resolve_cpu_list(case: PlacementRequest) -> _CPUList | Rejection:
     if exclusive and not may_be_exclusive(requested, cpus, demand):
         if not (requested.ignores_denied and requested.is_from_annotation("cpus")):
             return unpaid_cpus_rejection(case, cpus)
-        ignored = (
-            f"cpus: exclusive is ignored, because {_requested_text(requested, cpus, demand)}",
-        )
+        cause = _requested_text(requested, cpus, demand)
+        ignored = (f"cpus: exclusive is ignored, because {cause}",)
         exclusive = False
     if exclusive:
         rejection = _check_exclusive_list(case, cpus)
@@ -281,9 +279,8 @@ def _check_exclusive_list(case: PlacementRequest, cpus: CPUSet) -> Rejection | N
         remedy = "CPUs that no other container lists"
         rule = "exclusive CPUs must not be listed by another container"
         return _list_rejection(RejectionReason.CPU_LISTED, text, problem, remedy, rule)
-    return check_exclusive_limits(
-        case, f"{text}, which", cpus, NO_CPUS
-    ) or _check_strict_shared_containers(case.node, text, cpus)
+    rejection = check_exclusive_limits(case, f"{text}, which", cpus, NO_CPUS)
+    return rejection or _check_strict_shared_containers(case.node, text, cpus)
 
 
 def _check_strict_shared_containers(
@@ -334,10 +331,8 @@ def check_numamem(case: PlacementRequest) -> Rejection | None:
         return _list_rejection(RejectionReason.NUMA_NODE_NOT_ALLOWED, text, problem, remedy, rule)
     if bad_nodes := mems - topology.memory_nodes:
         problem = f"{numa_text(bad_nodes, 'has', 'have')} no memory"
-        rule, reason = (
-            "listed NUMA nodes must have memory",
-            RejectionReason.NUMA_NODE_WITHOUT_MEMORY,
-        )
+        rule = "listed NUMA nodes must have memory"
+        reason = RejectionReason.NUMA_NODE_WITHOUT_MEMORY
         return _list_rejection(reason, text, problem, remedy, rule)
     if requested.bind is Bind.CPU:
         return None

@@ -369,9 +369,8 @@ def with_memory_policy(case: PlacementRequest, placed: Placement) -> Placement |
     if mode.needs_nodes and not placed.mems:
         if case.requested.is_from_annotation(MEMPOLICY_KEY):
             return unpinned_memory_policy_rejection(case.requested)
-        return _memory_policy_without_effect(
-            placed, mode, "nothing pins the memory of the container"
-        )
+        reason = "nothing pins the memory of the container"
+        return _memory_policy_without_effect(placed, mode, reason)
     missing = case.node.machine.memory_policies.refused.get(mode)
     if missing is None:
         charges = interleaved_charges(case, mode, placed.mems, placed.charges)

@@ -416,11 +416,9 @@ def alignment_shortage_text(
             "kubelet's does (kubeletCompatibility: memory); waiting does not help, best-effort "
             f"does; free: {free_text}"
         )
-    limit = (
-        "one NUMA node"
-        if policy is Policy.SINGLE_NUMA_NODE
-        else "no more NUMA nodes than an empty machine would need"
-    )
+    limit = "no more NUMA nodes than an empty machine would need"
+    if policy is Policy.SINGLE_NUMA_NODE:
+        limit = "one NUMA node"
     outside = excluded_memory_nodes_text(case, table)
     return f"{needs_text} on {limit} (policy {policy}); free: {free_text}{outside}"
 

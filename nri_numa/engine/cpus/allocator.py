@@ -366,11 +366,7 @@ class _CPUAccumulator:
         self.ticks = (ix.all_cpus,) if uniform else (self.good_tick, ix.all_cpus & ~self.good_tick)
         # The kubelet's order takes no notice of others either.
         self.last = 0 if self.kubelet else request.contended_cpus.bits & ix.all_cpus
-        self.partners = (
-            classify_cpus_by_load_overlap(request.load, request.loads)
-            if request.smt is SMT.PAIR
-            else SiblingLoads()
-        )
+        self.partners = classify_cpus_by_load_overlap(request.load, request.loads)
         affinity = 0 if request.affinity is None else request.affinity.bits
         self.hint = sum(1 << p for p, u in enumerate(ix.numa) if u.id >= 0 and affinity >> u.id & 1)
         inside = self._affinity_cpus()
@@ -426,10 +422,8 @@ class _CPUAccumulator:
         if self.request.smt is SMT.FULL_CORE:
             return self.ix.threads_of(cores) == prefer
         if self.request.smt is SMT.ISOLATE:
-            return (
-                cores.bit_count() == prefer.bit_count()
-                and not self.ix.threads_of(cores) & ~self.free
-            )
+            has_own_cores = cores.bit_count() == prefer.bit_count()
+            return has_own_cores and not self.ix.threads_of(cores) & ~self.free
         return True
 
     # -- the ways to take ------------------------------------------------------------------------
@@ -511,9 +505,8 @@ class _CPUAccumulator:
     def _select_as_kubelet(self, free_cpus: int, n: int, group: int) -> int:
         if self.settings.kubelet.distribute_cpus_across_numa:
             if len(self.ix.numa) > MAX_DISTRIBUTED_NUMA_NODES:
-                return self._select_cpus(
-                    free_cpus, n, fill=whole_cores_first_filler(self.ix, self.taken)
-                )
+                fill = whole_cores_first_filler(self.ix, self.taken)
+                return self._select_cpus(free_cpus, n, fill=fill)
             min_nodes = sum(
                 1 for p, u in enumerate(self.ix.numa) if self.hint >> p & 1 and u.bits & free_cpus
             )
@@ -602,9 +595,8 @@ class _CPUAccumulator:
     def _cores_by_sibling_load(self) -> Sequence[int]:
         ix, occupied, partners = self.ix, self._occupied_cpus(), self.partners
         same_cores = ix.cores_touched(occupied & partners.same_hours)
-        unknown = ix.cores_touched(
-            occupied & ~partners.same_hours & ~partners.opposite & ~partners.unloaded
-        )
+        known_cpus = partners.same_hours | partners.opposite | partners.unloaded
+        unknown = ix.cores_touched(occupied & ~known_cpus)
         usable = ix.first_threads & ~same_cores & ~unknown
         opposite = usable & ix.cores_touched(occupied & partners.opposite)
         empty = ix.first_threads & ~ix.cores_touched(occupied)

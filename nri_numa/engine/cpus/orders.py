@@ -426,9 +426,8 @@ class _PackedTake:
 
     def _take_remainder_in_group(self, group: TopologyUnit) -> None:
         threads = threads_per_core(self.index)
-        cores = select_lowest_ids(
-            self.index.cores_touched(self.free & group.bits), -(-self.needed // threads)
-        )
+        count = -(-self.needed // threads)
+        cores = select_lowest_ids(self.index.cores_touched(self.free & group.bits), count)
         cpus = self.free & self.index.threads_of(cores)
         if self.needed % 2 and threads > 1 and cpus.bit_count() > self.needed:
             cpus ^= 1 << cpus.bit_length() - 1
@@ -557,16 +556,14 @@ def _units_by_free_cpus(units: Sequence[TopologyUnit], free_cpus: int) -> list[T
 
 def _numa_nodes_by_free_cpus(index: AllocatorIndex, free_cpus: int) -> list[int]:
     """Positions of NUMA nodes with something free, nested in sockets where these are larger."""
-    return _nested_unit_positions(
-        index.numa, () if _are_sockets_in_numa_nodes(index) else index.sockets, free_cpus
-    )
+    outer = () if _are_sockets_in_numa_nodes(index) else index.sockets
+    return _nested_unit_positions(index.numa, outer, free_cpus)
 
 
 def _sockets_by_free_cpus(index: AllocatorIndex, free_cpus: int) -> list[int]:
     """Positions of sockets with something free, nested in NUMA nodes where these are larger."""
-    return _nested_unit_positions(
-        index.sockets, index.numa if _are_sockets_in_numa_nodes(index) else (), free_cpus
-    )
+    outer = index.numa if _are_sockets_in_numa_nodes(index) else ()
+    return _nested_unit_positions(index.sockets, outer, free_cpus)
 
 
 def _nested_unit_positions(

@@ -298,10 +298,8 @@ def _cpus_withheld_for_pool_floor(node: NodeSnapshot, free: CPUSet, own_cpus: CP
     machine, pool = node.machine, node.pool - own_cpus
     if not (machine.node_pool_floors or machine.withheld_isolated_cpus):
         return NO_CPUS
-    topology, floor_bits = machine.topology, 0
-    in_use = machine.allocator_index.threads_of(
-        machine.allocator_index.cores_touched(topology.allowed.bits & ~free.bits)
-    )
+    topology, index, floor_bits = machine.topology, machine.allocator_index, 0
+    in_use = index.threads_of(index.cores_touched(topology.allowed.bits & ~free.bits))
 
     def select_floor_bits(cpus: CPUSet, count: int) -> int:
         order = sorted(cpus, key=lambda i: (not in_use >> i & 1, -topology.cpus[i].core, -i))
@@ -533,11 +531,8 @@ def _free_exclusive_with_total(node: NodeSnapshot) -> tuple[dict[int, int], int]
     free_cpus = exclusive_candidate_cpus(node, MANY_CPUS)
     free_cpus = cpus_above_floors(node, free_cpus, pair=smt is SMT.PAIR)
     counts = count_free_exclusive_by_node(node, free_cpus, smt, node.free_cpu_milli)
-    total = min(
-        max_exclusive_above_pool_floor(node, smt, MANY_CPUS),
-        _free_in_machine_exclusive_quota(node, smt),
-    )
-    return counts, total
+    total = max_exclusive_above_pool_floor(node, smt, MANY_CPUS)
+    return counts, min(total, _free_in_machine_exclusive_quota(node, smt))
 
 
 def _free_in_machine_exclusive_quota(node: NodeSnapshot, smt: SMT) -> int:

@@ -99,9 +99,8 @@ def foreign_pinned_cpus(state: NodeState, topology: Topology) -> CPUSet:
 
 def yielding_list_cpus(state: NodeState, topology: Topology) -> CPUSet:
     """CPUs of yielding lists, as in `foreign_pinned_cpus`."""
-    return _cpus_of_narrow_sets(
-        (~key for key in state.shared_groups if key < UNPINNED_GROUP_KEY), topology
-    )
+    lists = (~key for key in state.shared_groups if key < UNPINNED_GROUP_KEY)
+    return _cpus_of_narrow_sets(lists, topology)
 
 
 def _cpus_of_narrow_sets(sets: Iterable[int], topology: Topology) -> CPUSet:

@@ -78,10 +78,8 @@ def keep_or_override_grant(
     """
     grants, pod, container = case.node.state.kubelet, case.pod, case.container
     requested = case.requested
-    grant = _Grant(
-        grants.cpus_of(pod.uid, container.name, container.id),
-        grants.mems_of(pod.uid, container.name),
-    )
+    cpus = grants.cpus_of(pod.uid, container.name, container.id)
+    grant = _Grant(cpus, grants.mems_of(pod.uid, container.name))
     if not grant.cpus and not grant.mems:
         return None
     if requested.is_unpinned:
@@ -90,14 +88,11 @@ def keep_or_override_grant(
         return _resolve_claim_grant(case, requested.slots, grant)
     if requested.numacpu is None and requested.numamem is None:
         return _resolve_grant_without_list(grant, requested)
-    conflicts = [
-        key
-        for key, granted, listed in (
-            ("numacpu", grant.cpus, requested.listed_cpus),
-            ("numamem", grant.mems, requested.listed_mems),
-        )
-        if getattr(requested, key) is not None and granted and listed != granted
-    ]
+    conflicts = []
+    if requested.numacpu is not None and grant.cpus and requested.listed_cpus != grant.cpus:
+        conflicts.append("numacpu")
+    if requested.numamem is not None and grant.mems and requested.listed_mems != grant.mems:
+        conflicts.append("numamem")
     if not conflicts:
         return _resolve_grant_with_matching_list(grant, requested)
     return _resolve_list_conflict(case, grant, conflicts)
@@ -115,9 +110,8 @@ def _resolve_list_conflict(
             f"{lists} overrides the kubelet: the kubelet granted it {grant.text} and still "
             "assumes so"
         )
-        return OverrideGrant(
-            requested=_with_granted_cpus_listed(requested, grant), warnings=(warning,)
-        )
+        requested = _with_granted_cpus_listed(requested, grant)
+        return OverrideGrant(requested=requested, warnings=(warning,))
     remedy = (
         "kubelet.overrideGrants: annotated" if by_pod else f"annotation {key} of the pod itself"
     )

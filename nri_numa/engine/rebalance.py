@@ -159,9 +159,8 @@ def admit_by_moving(
     Containers in ``exempt`` do not move. If `MAX_SEARCH_WORK` does not suffice, the container is
     rejected, and `continued_move_search` may continue.
     """
-    decision = StepwiseSearch(_make_room_by_moving(node, rejected, exempt)).run_steps(
-        MAX_SEARCH_WORK
-    )
+    search = StepwiseSearch(_make_room_by_moving(node, rejected, exempt))
+    decision = search.run_steps(MAX_SEARCH_WORK)
     return replace(rejected, is_search_spent=True) if decision is None else decision
 
 
@@ -269,9 +268,8 @@ def state_after_migration(decision: Admitted) -> NodeState:
     """Return the state after the memory of moved containers has migrated."""
     state = decision.state
     for move in decision.moves:
-        state = state.without_allocation(move.after.container_id).with_allocation(
-            move.after.with_migration_finished
-        )
+        migrated = move.after.with_migration_finished
+        state = state.without_allocation(migrated.container_id).with_allocation(migrated)
     return state
 
 
@@ -336,21 +334,17 @@ def _plan_if_movable(
 def _mover_text(move: ContainerMove) -> str:
     allocation = move.before
     memory = f", {human_bytes(_migrated_bytes(allocation))}" if allocation.mems else ""
-    cpus = (
-        exclusive_cpu_count_text(len(allocation.cpus))
-        if allocation.exclusive
-        else human_milli(allocation.cpu_milli)
-    )
+    cpus = human_milli(allocation.cpu_milli)
+    if allocation.exclusive:
+        cpus = exclusive_cpu_count_text(len(allocation.cpus))
     return f"{allocation.full_name} ({cpus}{memory})"
 
 
 def _displaced_container_text(move: ContainerMove) -> str:
-    source, target = move.before, move.after
+    source, target, text = move.before, move.after, _mover_text(move)
     if source.numa_nodes == target.numa_nodes:
-        return f"{_mover_text(move)} had {cpus_text(target.cpus)} instead of {source.cpus}"
-    return (
-        f"{_mover_text(move)} were on {numa_text(target.numa_nodes)} instead of {source.numa_nodes}"
-    )
+        return f"{text} had {cpus_text(target.cpus)} instead of {source.cpus}"
+    return f"{text} were on {numa_text(target.numa_nodes)} instead of {source.numa_nodes}"
 
 
 def _immovable_ids(state: NodeState, exempt: Collection[str]) -> set[str]:

@@ -694,11 +694,9 @@ class ResourceDemand(msgspec.Struct, frozen=True, kw_only=True, tag=True):
             if self.confinement:
                 nodes_text = f"{numa_text(self.confinement)}, near the listed memory"
             return Obstacle(ObstacleKind.FREE_AMOUNT, f"{free_text} on {nodes_text}")
-        rule = (
-            "not together with what it has already or with its other resources"
-            if self.groups is None
-            else "other containers tie its NUMA nodes to groups"
-        )
+        rule = "other containers tie its NUMA nodes to groups"
+        if self.groups is None:
+            rule = "not together with what it has already or with its other resources"
         return Obstacle(ObstacleKind.SPREAD, f"{free_text}, but {rule}")
 
 

@@ -156,12 +156,8 @@ def _sample_masks(hints: Hints, merge: HintMerge) -> tuple[list[int], int | None
     """
     if len(merge.order.nodes) > EXACT_MERGE_MAX_NODES:
         mask = hints.mask_requirement().narrowest_mask(merge.order, None, merge.budget)
-        return (
-            [] if mask is None else [mask],
-            None,
-            None,
-            _is_every_node_set_sufficient(hints, mask or 0),
-        )
+        all_sets_fit = _is_every_node_set_sufficient(hints, mask or 0)
+        return [] if mask is None else [mask], None, None, all_sets_fit
     masks = hints.mask_requirement().satisfying_masks()
     masks.sort(key=int.bit_count)
     min_width, max_width = masks[0].bit_count(), masks[:MAX_SAMPLE_MASKS][-1].bit_count()
@@ -605,16 +601,13 @@ class Alignment(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             and any(f.nil is None for f in merge.hint_lists)
         ):
             masks, neediest = merge.reachable_masks()
-            unpreferred = _sort_unpreferred(
-                [m for m in masks if m not in told_masks], neediest, merge
-            )
+            untold_masks = [m for m in masks if m not in told_masks]
+            unpreferred = _sort_unpreferred(untold_masks, neediest, merge)
             wide_text = "more NUMA nodes than an empty machine would need, or not the same for all"
             for mask in unpreferred[: MAX_SAMPLE_MASKS - len(rejected)]:
-                ranking = (
-                    ("preferred", wide_text)
-                    if preferred
-                    else _explain_ranking(winner, mask, neediest, merge)
-                )
+                ranking = "preferred", wide_text
+                if not preferred:
+                    ranking = _explain_ranking(winner, mask, neediest, merge)
                 rejected.append(_rejected_mask(mask, False, ranking))
         return tuple(rejected)
 

@@ -49,7 +49,7 @@ MANY_CPUS: Final = 2
 
 
 def count_free_exclusive_by_node(
-    node: NodeSnapshot, free: CPUSet, smt: SMT, free_milli: Mapping[int, int]
+    node: NodeSnapshot, free_cpus: CPUSet, smt: SMT, free_milli: Mapping[int, int]
 ) -> dict[int, int]:
     """Count by NUMA node the CPUs that one more container could have exclusively.
 
@@ -58,13 +58,14 @@ def count_free_exclusive_by_node(
     cores, each of which takes all of its threads from the pool.
     """
     machine, pool = node.machine, node.pool.bits
-    sizes = _free_core_sizes_by_node(machine, free) if smt in (SMT.FULL_CORE, SMT.ISOLATE) else {}
+    counts_cores = smt in (SMT.FULL_CORE, SMT.ISOLATE)
+    sizes = _free_core_sizes_by_node(machine, free_cpus) if counts_cores else {}
     counts: dict[int, int] = {}
     milli_of_cpu = max(1, machine.shared_milli_of(1))
     for i, cpus in machine.allowed_cpus_by_node.items():
         pool_count = (cpus.bits & pool).bit_count()
         promised = -(-node.state.shared_milli(i, cpus) // milli_of_cpu)
-        isolated_count = (cpus.bits & free.bits & ~pool).bit_count()
+        isolated_count = (cpus.bits & free_cpus.bits & ~pool).bit_count()
         spare = max(0, pool_count - promised) + isolated_count
         if smt is SMT.ISOLATE:
             # The number of cores that the pool can lose, whichever are taken.
@@ -75,7 +76,7 @@ def count_free_exclusive_by_node(
             if cores and min(cores) == max(cores):
                 count -= count % cores[0]
         else:
-            count = min((cpus.bits & free.bits).bit_count(), spare)
+            count = min((cpus.bits & free_cpus.bits).bit_count(), spare)
         counts[i] = min(count, free_milli.get(i, 0) // 1000)
     return counts
 
@@ -288,7 +289,9 @@ def cpus_above_floors(
     return free_cpus - _group_floor_cpus(node, free_cpus, own_cpus, pair=pair)
 
 
-def _cpus_withheld_for_pool_floor(node: NodeSnapshot, free: CPUSet, own_cpus: CPUSet) -> CPUSet:
+def _cpus_withheld_for_pool_floor(
+    node: NodeSnapshot, free_cpus: CPUSet, own_cpus: CPUSet
+) -> CPUSet:
     """Select free CPUs that cannot become exclusive, so each NUMA node keeps its pool floor.
 
     If isolated CPUs may be exclusive instead, CPUs are also kept for the machine's floor and for
@@ -299,7 +302,7 @@ def _cpus_withheld_for_pool_floor(node: NodeSnapshot, free: CPUSet, own_cpus: CP
     if not (machine.node_pool_floors or machine.withheld_isolated_cpus):
         return NO_CPUS
     topology, index, floor_bits = machine.topology, machine.allocator_index, 0
-    in_use = index.threads_of(index.cores_touched(topology.allowed.bits & ~free.bits))
+    in_use = index.threads_of(index.cores_touched(topology.allowed.bits & ~free_cpus.bits))
 
     def select_floor_bits(cpus: CPUSet, count: int) -> int:
         order = sorted(cpus, key=lambda i: (not in_use >> i & 1, -topology.cpus[i].core, -i))
@@ -311,9 +314,10 @@ def _cpus_withheld_for_pool_floor(node: NodeSnapshot, free: CPUSet, own_cpus: CP
         if machine.withheld_isolated_cpus:
             promised = -(-node.state.shared_milli(i, cpus) // max(1, machine.shared_milli_of(1)))
             floor_here = max(floor_here, promised)
-        floor_bits |= select_floor_bits(pool_here & free, floor_here - len(pool_here - free))
+        count = floor_here - len(pool_here - free_cpus)
+        floor_bits |= select_floor_bits(pool_here & free_cpus, count)
     if machine.withheld_isolated_cpus:
-        pool_rest = CPUSet.from_bits(floor_bits) | (pool - free)
+        pool_rest = CPUSet.from_bits(floor_bits) | (pool - free_cpus)
         floor_bits |= select_floor_bits(pool - pool_rest, machine.pool_floor - len(pool_rest))
     return CPUSet.from_bits(floor_bits)
 

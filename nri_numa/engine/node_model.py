@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 
 import msgspec
@@ -205,11 +205,13 @@ class NodeModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def shared_pool_milli_by_node(self) -> Mapping[int, int]:
         """By NUMA node that has any, milli-CPUs to share when empty, overcommit included."""
-        shared = {
-            i: self.shared_milli_of(len(cpus - self.withheld_isolated_cpus))
-            for i, cpus in self.allowed_cpus_by_node.items()
-        }
-        return {i: n for i, n in shared.items() if n}
+        isolated = self.withheld_isolated_cpus
+        return self._positive_by_node(lambda cpus: self.shared_milli_of(len(cpus - isolated)))
+
+    def _positive_by_node(self, amount_of: Callable[[CPUSet], int]) -> dict[int, int]:
+        """By NUMA node, an amount that its allowed CPUs make; without those where it is 0."""
+        amounts = {i: amount_of(cpus) for i, cpus in self.allowed_cpus_by_node.items()}
+        return {i: amount for i, amount in amounts.items() if amount}
 
     @cached_property
     def usable_cpu_count_by_node(self) -> Mapping[int, int]:
@@ -239,9 +241,8 @@ class NodeModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def node_pool_floors(self) -> Mapping[int, int]:
         """By NUMA node, CPUs that stay in the shared pool there; without those where none do."""
-        of, isolated = self.settings.limits.numa_pool.cpus_of_total, self.withheld_isolated_cpus
-        floors = {i: of(len(cpus - isolated)) for i, cpus in self.allowed_cpus_by_node.items()}
-        return {i: count for i, count in floors.items() if count}
+        floor, isolated = self.settings.limits.numa_pool, self.withheld_isolated_cpus
+        return self._positive_by_node(lambda cpus: floor.cpus_of_total(len(cpus - isolated)))
 
     def avoided_isolated_cpus(self, count: int) -> CPUSet:
         """Isolated CPUs that a container of so many exclusive CPUs does not get.
@@ -256,19 +257,14 @@ class NodeModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def exclusive_capacity(self) -> Mapping[int, int]:
         """Maximum exclusive CPUs by NUMA node, without those that have none."""
         isolated = self.settings.isolated is IsolatedCPUs.ONLY and self.withheld_isolated_cpus
-        counts = {
-            i: len(cpus & isolated if isolated else cpus)
-            for i, cpus in self.allowed_cpus_by_node.items()
-        }
-        return {i: count for i, count in counts.items() if count}
+        return self._positive_by_node(lambda cpus: len(cpus & isolated if isolated else cpus))
 
     def exclusive_capacity_for(self, count: int) -> Mapping[int, int]:
         """`exclusive_capacity` for a container of so many CPUs."""
         avoided = self.avoided_isolated_cpus(count)
         if not avoided:
             return self.exclusive_capacity
-        counts = {i: len(cpus - avoided) for i, cpus in self.allowed_cpus_by_node.items()}
-        return {i: count for i, count in counts.items() if count}
+        return self._positive_by_node(lambda cpus: len(cpus - avoided))
 
     def shared_milli_of(self, cpus: int) -> int:
         """Thousandths of a CPU that so many CPUs of the shared pool can be promised as."""

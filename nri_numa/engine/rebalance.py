@@ -572,7 +572,7 @@ class _PlanSearch:
         self._used += _LOOK_WORK * len(numa_nodes)
         fitting = [i for i in numa_nodes if item.fits_on(i, p.free_by_node[i])]
         if item.mover is not None and not is_cleared and fitting:
-            for i in self._destinations(p, fitting):
+            for i in self._target_nodes(p, fitting):
                 yield self._place_item(p, cost, i)
             return
         if p.cleared_node in fitting:
@@ -580,9 +580,9 @@ class _PlanSearch:
         for i in numa_nodes:
             if i != item.current_node and i in self._max_released:
                 fits_newcomer = item.mover is None and not is_cleared and i in fitting
-                yield self._displacements(p, cost, i, fits=p.fits_unmoved or fits_newcomer)
+                yield self._displacing_plans(p, cost, i, fits=p.fits_unmoved or fits_newcomer)
 
-    def _destinations(self, p: _PartialPlan, fitting: Collection[int]) -> set[int]:
+    def _target_nodes(self, p: _PartialPlan, fitting: Collection[int]) -> set[int]:
         """Select the fullest that fits, then the lowest id; and the mover's own if it may stay."""
         fullest = min(fitting, key=lambda i: (p.free_by_node[i], i))
         current_node = p.pending[0].current_node
@@ -590,7 +590,7 @@ class _PlanSearch:
             return {fullest, current_node}
         return {fullest}
 
-    def _displacements(
+    def _displacing_plans(
         self, p: _PartialPlan, cost: PlanCost, i: int, *, fits: bool
     ) -> Iterator[_Child]:
         """Yield plans in which one mover leaves NUMA node ``i`` for the first pending container.

@@ -217,8 +217,8 @@ class _Resize:
         self.steps += choice.notes
         distribution, topology = self.distribution, self.case.node.machine.topology
         if distribution is not None:
-            self.steps += distribution.sentences(topology, choice.cpus)
-            if distribution.shortfalls(topology, choice.cpus):
+            self.steps += distribution.proportion_sentences(topology, choice.cpus)
+            if distribution.cpu_shortfalls(topology, choice.cpus):
                 self.is_misaligned = True
         if not numa_nodes <= self._own_nodes():
             self.is_misaligned = True

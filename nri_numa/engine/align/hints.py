@@ -530,7 +530,7 @@ class HintProvider(Protocol):
     ) -> Hints:
         """The hints on a machine's NUMA nodes, the same list for all of ``joint_providers``."""
 
-    def amounts(self, numa_ids: NUMASet) -> list[NodeAmount]:
+    def amounts_by_node(self, numa_ids: NUMASet) -> list[NodeAmount]:
         """Amount by NUMA node, for texts."""
 
     def max_amount_on(self, numa_ids: NUMASet, width: int, *, empty: bool) -> int | None:
@@ -545,7 +545,7 @@ class HintProvider(Protocol):
     def no_hint_text(self) -> str:
         """Say, as the end of a clause, why any placement suits although something is needed."""
 
-    def obstacle(self, amounts: Sequence[NodeAmount]) -> Obstacle:
+    def find_obstacle(self, amounts: Sequence[NodeAmount]) -> Obstacle:
         """Say why no mask suits."""
 
 
@@ -648,7 +648,7 @@ class ResourceDemand(msgspec.Struct, frozen=True, kw_only=True, tag=True):
                 masks[socket] = masks.get(socket, 0) | 1 << i
         return tuple(masks.values())
 
-    def amounts(self, numa_ids: NUMASet) -> list[NodeAmount]:
+    def amounts_by_node(self, numa_ids: NUMASet) -> list[NodeAmount]:
         """NUMA nodes without CPUs that serve others stand there for themselves."""
         return [
             NodeAmount(
@@ -678,7 +678,7 @@ class ResourceDemand(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         """The kubelet's memory manager answers so, see ``empty_is_nil``."""
         return "which no set of NUMA nodes has; its allocation decides"
 
-    def obstacle(self, amounts: Sequence[NodeAmount]) -> Obstacle:
+    def find_obstacle(self, amounts: Sequence[NodeAmount]) -> Obstacle:
         """The machine has too little, too little is free, or it is not together."""
         unit = self.amount_unit
         capacity, free_amount = sum(n.capacity for n in amounts), sum(n.free for n in amounts)
@@ -749,7 +749,7 @@ class DeviceDemand(msgspec.Struct, frozen=True, kw_only=True, tag=True):
             hints.nil = False
         return hints
 
-    def amounts(self, numa_ids: NUMASet) -> list[NodeAmount]:
+    def amounts_by_node(self, numa_ids: NUMASet) -> list[NodeAmount]:
         """Devices that the kubelet could give, or the container's own; only these suffice."""
         counts = [(i, sum(1 for d in self.request.devices if i in d.numa_nodes)) for i in numa_ids]
         if (stock := self.request.stock) is None:
@@ -782,7 +782,7 @@ class DeviceDemand(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         """Nobody knows where they are."""
         return "of devices that belong to no NUMA node"
 
-    def obstacle(self, amounts: Sequence[NodeAmount]) -> Obstacle:
+    def find_obstacle(self, amounts: Sequence[NodeAmount]) -> Obstacle:
         """Without a NUMA node, or too few at all."""
         count = len(self.request.devices)
         if count < self.need:
@@ -918,13 +918,13 @@ class HintMerge(msgspec.Struct, frozen=True, kw_only=True):
                 return 1 << node_ids[self_distances.index(min(self_distances))]
         has_plain_hints = not excluded and all(f.groups is None and not f.sockets for f in lists)
 
-        def accept(mask: int) -> bool:
+        def accept_mask(mask: int) -> bool:
             return mask not in excluded and all(
                 f.prefers_width(mask) and f.allows_mask_by_group_rule(mask) for f in lists
             )
 
         # Of plain ones the width decides.
-        cover = self._merged_requirement(lists, None if has_plain_hints else accept)
+        cover = self._merged_requirement(lists, None if has_plain_hints else accept_mask)
         for width in () if self.single else widths or range(2, cover.allowed_mask.bit_count() + 1):
             mask = cover.best_mask_of_width(width, self.order, self.distances, self.budget)
             if mask is not None:

@@ -209,7 +209,7 @@ def _summary_text(summary: ResourceSummary, provider: HintProvider) -> str:
         return f"{need} needed, {provider.no_hint_text()}"
     free_text = free_by_node_text(summary.numa_nodes, summary.unit)
     if summary.state is HintState.IMPOSSIBLE:
-        return f"{need} needed, {provider.obstacle(summary.numa_nodes).text} ({free_text})"
+        return f"{need} needed, {provider.find_obstacle(summary.numa_nodes).text} ({free_text})"
     nodes_text = count_text(summary.narrowest_width, "NUMA node")
     if summary.narrowest_width == summary.preferred_width:
         return f"{need} needed, fits on {nodes_text} ({free_text})"
@@ -318,9 +318,9 @@ class MisalignedDevices(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def clause(self) -> str:
         """``the kubelet gave a (NUMA node 0) and b (NUMA node 1); c would be on …``."""
-        given = [f"{d.text} ({numa_text(d.numa_nodes)})" for d in self.given]
+        device_texts = [f"{d.text} ({numa_text(d.numa_nodes)})" for d in self.given]
         giver = "the kubelet gave" if self.is_kubelet_choice else "it has"
-        clause = f"{giver} {listed_words_text(given)}"
+        clause = f"{giver} {listed_words_text(device_texts)}"
         if not self.alternative:
             none_text = ", and no free ones are better aligned"
             return clause if self.alternative is None else clause + none_text
@@ -405,13 +405,13 @@ def _no_common_nodes_shortage(
 def _resource_nodes_text(provider: HintProvider, numa_ids: NUMASet) -> str:
     """NUMA nodes, or how many, that one resource fits on whose list others share."""
 
-    def suffices(nodes: NUMASet, width: int) -> bool:
+    def has_enough(nodes: NUMASet, width: int) -> bool:
         return (provider.max_amount_on(nodes, width, empty=False) or 0) >= provider.need
 
-    single_nodes = NUMASet(i for i in numa_ids if suffices(NUMASet([i]), 1))
+    single_nodes = NUMASet(i for i in numa_ids if has_enough(NUMASet([i]), 1))
     if single_nodes:
         return numa_text(single_nodes)
-    widths = (width for width in range(2, len(numa_ids)) if suffices(numa_ids, width))
+    widths = (width for width in range(2, len(numa_ids)) if has_enough(numa_ids, width))
     return count_text(next(widths, len(numa_ids)), "NUMA node")
 
 
@@ -511,11 +511,11 @@ class Alignment(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         if not alignment.preferred:
             return replace(misaligned, alternative=())
         nodes = problem.numa_ids if alignment.affinity is None else alignment.affinity
-        held = frozenset((device.resource, device.id) for device in misaligned.given)
+        held_ids = frozenset((device.resource, device.id) for device in misaligned.given)
         return replace(
             misaligned,
             numa_nodes=nodes,
-            alternative=_list_devices(choices, frozenset(nodes), preferred=held),
+            alternative=_list_devices(choices, frozenset(nodes), preferred=held_ids),
         )
 
     @cached_property
@@ -529,7 +529,7 @@ class Alignment(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         merge = problem.build_merge()
         entries = list(zip(self.resource_summaries, merge.hint_lists, problem.demands, strict=True))
         impossible = [
-            (provider.obstacle(summary.numa_nodes), summary, provider)
+            (provider.find_obstacle(summary.numa_nodes), summary, provider)
             for summary, _, provider in entries
             if summary.state is HintState.IMPOSSIBLE
         ]
@@ -560,7 +560,7 @@ class Alignment(msgspec.Struct, frozen=True, kw_only=True, dict=True):
                 need=provider.need,
                 unit=provider.amount_unit,
                 state=HintState.NO_HINT if hints.nil else HintState.IMPOSSIBLE,
-                numa_nodes=provider.amounts(problem.numa_ids),
+                numa_nodes=provider.amounts_by_node(problem.numa_ids),
             )
             if hints.nil is None:
                 masks, count, narrowest_count, all_sets_fit = _sample_masks(hints, merge)

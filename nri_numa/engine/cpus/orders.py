@@ -525,8 +525,8 @@ def _take_round_robin(
 
 def _standard_deviation(counts: Sequence[int]) -> float:
     """Population standard deviation; mean and result rounded to three decimals, as ties need."""
-    mean = _round3(sum(counts) / len(counts))
-    return _round3(sqrt(sum((x - mean) * (x - mean) for x in counts) / len(counts)))
+    average = _round3(sum(counts) / len(counts))
+    return _round3(sqrt(sum((x - average) * (x - average) for x in counts) / len(counts)))
 
 
 def _round3(x: float) -> float:

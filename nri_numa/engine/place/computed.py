@@ -216,14 +216,14 @@ def _uncharged_densities(case: PlacementRequest, ids: Collection[int]) -> list[i
     """By NUMA node, containers without charges for each usable CPU, with one more there."""
     pool, topology = case.node.pool.bits, case.node.machine.topology
 
-    def density(nodes: int, count: int) -> int:
+    def density_on(nodes: int, count: int) -> int:
         usable_count = (topology.cpu_bits_of(nodes) & pool).bit_count()
         return count * USED_FRACTION_SCALE // max(1, usable_count)
 
     counts = case.node.state.uncharged_counts
-    densities = {key: density(key, count) for key, count in counts.items()}
+    densities = {key: density_on(key, count) for key, count in counts.items()}
     return [
-        density(1 << i, 1) + sum(n for key, n in densities.items() if key >> i & 1) for i in ids
+        density_on(1 << i, 1) + sum(n for key, n in densities.items() if key >> i & 1) for i in ids
     ]
 
 
@@ -526,7 +526,7 @@ def _place_aligned(
             aligned=record.affinity_is_preferred,
             decision_steps=(note,),
         )
-    alignment = _align(case, table)
+    alignment = _align_resources(case, table)
     if alignment.admitted:
         return _affinity_placement(case, alignment)
     if case.demand.exclusive_cpus > own_count and case.uses_kubelet_rules:
@@ -538,7 +538,7 @@ def _place_aligned(
     return _alignment_rejection(case, table, alignment)
 
 
-def _align(case: PlacementRequest, table: FreeResources) -> Alignment:
+def _align_resources(case: PlacementRequest, table: FreeResources) -> Alignment:
     """Merge the hints of all resources; near listed memory, if the policy is strict."""
     machine, settings, policy = case.node.machine, case.node.machine.settings, case.policy
     providers, ranks = hint_providers(case, table), rank_numa_nodes(case, table)
@@ -668,8 +668,8 @@ def _place_exclusive(
         affinity is None or numa_nodes <= _nodes_giving_cpus(request.settings, machine, affinity)
     )
     if distribution is not None:
-        sentences += distribution.sentences(machine.topology, chosen_cpus.cpus)
-        aligned = aligned and not distribution.shortfalls(machine.topology, chosen_cpus.cpus)
+        sentences += distribution.proportion_sentences(machine.topology, chosen_cpus.cpus)
+        aligned = aligned and not distribution.cpu_shortfalls(machine.topology, chosen_cpus.cpus)
     sentences += local_cpu_sentences(case, numa_nodes, chosen_cpus.cpus)
     return _complete_placement(
         case,

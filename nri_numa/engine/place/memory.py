@@ -329,8 +329,9 @@ def _split_bytes(
     split = _split_bytes_by_weight(count, {i: weights[i] for i in units_free}, units_free)
     by_weight = {i: n * unit for i, n in split.items() if n}
     remaining = {i: free_amounts.get(i, 0) - by_weight.get(i, 0) for i in mems}
-    rest = _split_bytes_in_id_order(mems, amount - count * unit, remaining)
-    return {i: by_weight.get(i, 0) + rest.get(i, 0) for i in by_weight.keys() | rest.keys()}
+    for i, part in _split_bytes_in_id_order(mems, amount - count * unit, remaining).items():
+        by_weight[i] = by_weight.get(i, 0) + part
+    return by_weight
 
 
 def _split_bytes_in_id_order(

@@ -368,7 +368,9 @@ class _CPUAccumulator:
         self.last = 0 if self.kubelet else request.contended_cpus.bits & ix.all_cpus
         self.partners = classify_cpus_by_load_overlap(request.load, request.loads)
         affinity = 0 if request.affinity is None else request.affinity.bits
-        self.hint = sum(1 << p for p, u in enumerate(ix.numa) if u.id >= 0 and affinity >> u.id & 1)
+        self.hint = sum(
+            [1 << p for p, u in enumerate(ix.numa) if u.id >= 0 and affinity >> u.id & 1]
+        )
         inside = self._affinity_cpus()
         outside_cpus = 0 if request.strict else ix.all_cpus & ~inside
         self.regions = (inside, outside_cpus) if outside_cpus else (inside,)
@@ -377,7 +379,7 @@ class _CPUAccumulator:
     def _affinity_cpus(self) -> int:
         if self.request.affinity is None:
             return self.ix.all_cpus
-        inside = sum(u.bits for p, u in enumerate(self.ix.numa) if self.hint >> p & 1)
+        inside = sum([u.bits for p, u in enumerate(self.ix.numa) if self.hint >> p & 1])
         if self.settings.kubelet.align_by_socket:
             for socket in self.ix.sockets:
                 if socket.bits & inside:
@@ -481,7 +483,7 @@ class _CPUAccumulator:
         tick_nodes = self._sufficient_numa_nodes(candidates & self.good_tick)
         if not nodes or (tick_nodes and tick_nodes.bit_count() <= nodes.bit_count()):
             return (region,)
-        inside = sum(u.bits for p, u in enumerate(self.ix.numa) if nodes >> p & 1)
+        inside = sum([u.bits for p, u in enumerate(self.ix.numa) if nodes >> p & 1])
         return region & inside, region & ~inside
 
     def _zones_uncontended_first(self) -> tuple[int, ...]:
@@ -632,7 +634,7 @@ class _CPUAccumulator:
         nodes = self._sufficient_numa_nodes(any_thread)
         kind = self._sufficient_numa_nodes(threads)
         if nodes and (not kind or nodes.bit_count() < kind.bit_count()):
-            inside = sum(u.bits for p, u in enumerate(ix.numa) if nodes >> p & 1)
+            inside = sum([u.bits for p, u in enumerate(ix.numa) if nodes >> p & 1])
             yield region & inside
             yield region & ~inside
         else:
@@ -643,7 +645,7 @@ class _CPUAccumulator:
         if candidates.bit_count() < self.needed:
             return 0
         cpus = self._select_cpus(candidates, self.needed, fill=select_lowest_ids)
-        return sum(1 << p for p, u in enumerate(self.ix.numa) if cpus & u.bits)
+        return sum([1 << p for p, u in enumerate(self.ix.numa) if cpus & u.bits])
 
     def _select_in_configured_order(self, candidates: int, n: int, weight: int = 1) -> int:
         if not self.kubelet or self.settings.kubelet.distribute_cpus_across_numa:

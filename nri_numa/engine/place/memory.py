@@ -289,7 +289,9 @@ def cpu_and_memory_charges(
     widened past what is free) is allocated on the first memory node, so that nothing goes
     unaccounted.
     """
-    weights_of_mems = {} if kubelet_memory else {i: (weights or {}).get(i, 0) for i in mems}
+    weights_of_mems = {}
+    if weights and not kubelet_memory:
+        weights_of_mems = {i: weights.get(i, 0) for i in mems}
     memory_split = _split_bytes(mems, memory, memory_left, weights_of_mems)
     pages: dict[int, dict[int, int]] = {}
     for size, amount in sorted(hugepages.items()):

@@ -147,10 +147,10 @@ def _charged_milli(a: Allocation) -> int:
     return sum([charge.cpu_milli for charge in a.charges.values()])
 
 
-def _held_milli(a: Allocation) -> int:
-    """Return the CPUs that it keeps from others in thousandths; else those that it requests."""
+def _holder_sort_key(a: Allocation) -> tuple[int, str, str]:
+    """Most CPUs that it keeps from others, else requests, first; then by name, then by id."""
     withheld = 0 if a.yields_to_exclusive else (a.cpus.bits | a.idle_siblings.bits).bit_count()
-    return 1000 * withheld or _charged_milli(a)
+    return -(1000 * withheld or _charged_milli(a)), a.full_name, a.container_id
 
 
 def holder_list_text(allocations: Iterable[Allocation]) -> str:
@@ -158,10 +158,7 @@ def holder_list_text(allocations: Iterable[Allocation]) -> str:
     holders = [*allocations]
     if not holders:
         return ""
-    # By number of CPUs, most first, then by name, then by id.
-    largest_holders = nsmallest(
-        _MAX_NAMED_HOLDERS, holders, key=lambda a: (-_held_milli(a), a.full_name, a.container_id)
-    )
+    largest_holders = nsmallest(_MAX_NAMED_HOLDERS, holders, key=_holder_sort_key)
     parts = [_holder_text(a) for a in largest_holders]
     if len(holders) > _MAX_NAMED_HOLDERS:
         parts.append(f"{len(holders) - _MAX_NAMED_HOLDERS} more")

@@ -289,13 +289,9 @@ class NodeModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         settings = self.settings
         if settings.strict_cpu_reservation:
             isolated = isolated | settings.reserved_cpus
+        overcommit, factors = settings.cpu_overcommit, settings.capacity_factor
         return {
-            i: int(
-                len(cpus - isolated)
-                * 1000
-                * settings.cpu_overcommit
-                * settings.capacity_factor.get(i, 1.0)
-            )
+            i: int(len(cpus - isolated) * 1000 * overcommit * factors.get(i, 1.0))
             for i, cpus in self.allowed_cpus_by_node.items()
         }
 

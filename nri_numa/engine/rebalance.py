@@ -404,9 +404,7 @@ class _MoveItem(NamedTuple):
         """True if free amounts suffice on a NUMA node; on its own, its charge that stays counts."""
         demand = self.needs
         if i == self.current_node:
-            demand = tuple(
-                n - b + g for n, b, g in zip(demand, self.charge, self.released, strict=True)
-            )
+            demand = _subtract_amounts(demand, _subtract_amounts(self.charge, self.released))
         return _covers_needs(demand, amounts)
 
     def equivalence_key(self, *, on_same_node: bool) -> tuple[object, ...]:
@@ -488,14 +486,9 @@ class _PlanSearch:
     def _free_by_node(self, node: NodeSnapshot) -> dict[int, ResourceVector]:
         machine, cpus, memory = node.machine, node.free_cpu_milli, node.free_memory
         pages = [node.free_hugepages(size) for size in self._sizes]
-        candidates = exclusive_candidate_cpus(node)
+        candidates, allowed = exclusive_candidate_cpus(node), machine.allowed_cpus_by_node
         return {
-            i: (
-                cpus[i],
-                len(candidates & machine.allowed_cpus_by_node[i]),
-                memory[i],
-                *(p[i] for p in pages),
-            )
+            i: (cpus[i], len(candidates & allowed[i]), memory[i], *(p[i] for p in pages))
             for i in sorted(machine.alignable_nodes)
         }
 

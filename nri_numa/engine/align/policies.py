@@ -273,9 +273,8 @@ def shortage_clause(resource: str, need: str, available: str) -> str:
 
 def byte_shortage_clause(resource: str, need: int, free_bytes: int, nodes_text: str) -> str:
     """The same of memory or huge pages; ``nodes_text`` goes on after ``3 GiB free``."""
-    return shortage_clause(
-        resource, human_bytes(need), f"{human_bytes(free_bytes, free=True)} free{nodes_text}"
-    )
+    available = f"{human_bytes(free_bytes, free=True)} free{nodes_text}"
+    return shortage_clause(resource, human_bytes(need), available)
 
 
 class NamedDevice(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -421,10 +420,8 @@ def _preferred_nodes_text(
     """NUMA nodes that one resource would prefer by itself."""
     if hints.width == 1 or problem.policy is Policy.SINGLE_NUMA_NODE:
         return numa_text(NUMASet(i for i in order.nodes if hints.prefers_mask(1 << i)))
-    preferred = [h.affinity for h in summary.hints if h.preferred]
-    return numa_node_sets_text(
-        [str(a) for a in preferred], summary.all_sets_fit, summary.narrowest_count
-    )
+    sets = [str(h.affinity) for h in summary.hints if h.preferred]
+    return numa_node_sets_text(sets, summary.all_sets_fit, summary.narrowest_count)
 
 
 def _need_text(summary: ResourceSummary) -> str:
@@ -439,10 +436,8 @@ def _quantity_text(need: int, unit: Unit) -> str:
 
 def _single_shortage(summary: ResourceSummary, available: str) -> Shortage:
     need = _quantity_text(summary.need, summary.unit)
-    return Shortage(
-        shortage_clause(summary.resource, need, available),
-        free_by_node_text(summary.numa_nodes, summary.unit),
-    )
+    clause = shortage_clause(summary.resource, need, available)
+    return Shortage(clause, free_by_node_text(summary.numa_nodes, summary.unit))
 
 
 def _width_conflict_shortage(summaries: Sequence[ResourceSummary]) -> Shortage:
@@ -485,9 +480,8 @@ class Alignment(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             text = f"{numa_text(affinity, 'has', 'have')} room for everything"
         if self.exact:
             return text
-        return (
-            f"{text} (the search ended after {self.search_steps} steps; a better choice may exist)"
-        )
+        steps_text = f"the search ended after {self.search_steps} steps; a better choice may exist"
+        return f"{text} ({steps_text})"
 
     @cached_property
     def misaligned_devices(self) -> MisalignedDevices | None:

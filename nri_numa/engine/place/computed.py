@@ -284,9 +284,8 @@ def _opposite_load_cpus(case: PlacementRequest) -> int:
     """CPUs of cores that run opposite loads only; for ``smt: pair``."""
     index = case.node.machine.allocator_index
     loads = classify_cpus_by_load_overlap(case.requested.load, loads_by_cpu(case.node.state))
-    return index.threads_of(
-        index.cores_touched(loads.opposite) & ~index.cores_touched(loads.same_hours)
-    )
+    cores = index.cores_touched(loads.opposite) & ~index.cores_touched(loads.same_hours)
+    return index.threads_of(cores)
 
 
 def check_pod_affinity(
@@ -373,9 +372,8 @@ def _is_nested_near_listed_memory(
 def _is_preferred_affinity(case: PlacementRequest, table: FreeResources, affinity: NUMASet) -> bool:
     """True if the kubelet's CPU Manager would prefer these NUMA nodes for the pod's whole CPUs."""
     pod_case = replace(case, demand=pod_demand(case.pod, case.demand))
-    (hints,) = compute_hints(
-        [cpu_provider(pod_case, table)], case.node.machine.alignable_nodes, SearchBudget()
-    )
+    providers, nodes = [cpu_provider(pod_case, table)], case.node.machine.alignable_nodes
+    (hints,) = compute_hints(providers, nodes, SearchBudget())
     return hints.prefers_width(affinity.bits)
 
 
@@ -505,9 +503,8 @@ def _place_shared(
             reason=unpinned_caption(cause),
             decision_steps=(cause,),
         )
-    return _complete_placement(
-        case, table, replace(placement, kind=ContainerKind.SHARED, numa_nodes=numa_nodes)
-    )
+    placement = replace(placement, kind=ContainerKind.SHARED, numa_nodes=numa_nodes)
+    return _complete_placement(case, table, placement)
 
 
 def _place_aligned(

@@ -68,9 +68,7 @@ class _Grant(msgspec.Struct, frozen=True):
         return f"the kubelet granted it {self.text} by its static policy"
 
 
-def keep_or_override_grant(
-    case: PlacementRequest,
-) -> KeepGrant | OverrideGrant | Rejection | None:
+def keep_or_override_grant(case: PlacementRequest) -> KeepGrant | OverrideGrant | Rejection | None:
     """Decide whether a container stays as the kubelet has it.
 
     None for a container that the kubelet granted nothing relevant: it is like any other. A

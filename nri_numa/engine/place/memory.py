@@ -18,6 +18,7 @@ process from outside. So a container that runs already goes without.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
@@ -331,9 +332,8 @@ def _split_bytes(
     split = _split_bytes_by_weight(count, {i: weights[i] for i in units_free}, units_free)
     by_weight = {i: n * unit for i, n in split.items() if n}
     remaining = {i: free_amounts.get(i, 0) - by_weight.get(i, 0) for i in mems}
-    for i, part in _split_bytes_in_id_order(mems, amount - count * unit, remaining).items():
-        by_weight[i] = by_weight.get(i, 0) + part
-    return by_weight
+    in_id_order = _split_bytes_in_id_order(mems, amount - count * unit, remaining)
+    return Counter(by_weight) + Counter(in_id_order)
 
 
 def _split_bytes_in_id_order(

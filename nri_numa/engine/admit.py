@@ -197,14 +197,7 @@ def _resolve_kubelet_grant(case: PlacementRequest) -> tuple[PlacementRequest, _G
     grants, pod, container = case.node.state.kubelet, case.pod, case.container
     if grants.is_empty:  # on most nodes
         return case, None
-    grant = keep_or_override_grant(
-        case.node.machine.topology,
-        case.node.machine.settings,
-        grants,
-        pod,
-        container,
-        case.requested,
-    )
+    grant = keep_or_override_grant(case)
     if not isinstance(grant, OverrideGrant):
         return case, grant
     # The kubelet's grant is unavailable to other containers, but not to this one.

@@ -216,8 +216,8 @@ class _Resize:
         self.steps += choice.notes
         distribution, topology = self.distribution, self.case.node.machine.topology
         if distribution is not None:
-            self.steps += distribution.sentences(topology, choice.cpus)
-            if distribution.shortfalls(topology, choice.cpus):
+            self.steps += distribution.proportion_sentences(topology, choice.cpus)
+            if distribution.cpu_shortfalls(topology, choice.cpus):
                 self.is_misaligned = True
         if not numa_nodes <= self.home:
             self.is_misaligned = True
@@ -564,12 +564,10 @@ def _overrides_grant(node: NodeSnapshot, pod: PodSandbox, container: Container) 
     requested = _options_with_held_slots(
         machine, pod, container, allocation, machine.options_resolver(pod, container)
     )
-    return not isinstance(requested, Rejection) and isinstance(
-        keep_or_override_grant(
-            machine.topology, machine.settings, node.state.kubelet, pod, container, requested
-        ),
-        OverrideGrant,
-    )
+    if isinstance(requested, Rejection):
+        return False
+    case = PlacementRequest(node, pod, container, requested)
+    return isinstance(keep_or_override_grant(case), OverrideGrant)
 
 
 def _options_with_held_slots(

@@ -32,7 +32,6 @@ from nri_numa.engine.align.hints import EXACT_MERGE_MAX_NODES, ResourceDemand
 from nri_numa.engine.align.policies import (
     AlignmentRequest,
     align_demands,
-    numa_node_count_text,
 )
 from nri_numa.engine.place.computed import strategy_keys
 from nri_numa.model.cpuset import NUMASet
@@ -523,7 +522,7 @@ def _resolve_requirements(
             # As many NUMA nodes as an empty machine would need.
             width = 1 if single else _required_node_count(capacity, amount)
         if width == 1 or width < len(capacity):
-            limit = "one NUMA node" if width == 1 else numa_node_count_text(width)
+            limit = "one NUMA node" if width == 1 else count_text(width, "NUMA node")
             need += f" on {limit}"
         texts[-1] = need, unit, width
         if unfit is None and (total := _max_sum_over_nodes(capacity, width)) < max(1, amount):

@@ -40,10 +40,9 @@ from nri_numa.engine.state import (
     ContainerKind,
     NodeState,
     PodRecord,
-    union_cpus,
 )
 from nri_numa.machine.cgroups import CgroupReader, CgroupWrite, CgroupWriter, has_sandbox_cgroup
-from nri_numa.model.cpuset import CPUSet
+from nri_numa.model.cpuset import CPUSet, union_cpus
 from nri_numa.model.workload import (
     NO_CHANGED_IDS,
     ChangedStateIds,

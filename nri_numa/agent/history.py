@@ -24,9 +24,8 @@ from nri_numa.engine.state import (
     ContainerKind,
     NodeState,
     state_invariant_violations,
-    union_cpus,
 )
-from nri_numa.model.cpuset import NO_CPUS, CPUSet
+from nri_numa.model.cpuset import NO_CPUS, CPUSet, union_cpus
 from nri_numa.observe import logs
 from nri_numa.observe.decisions import REJECTED_RUNNING_TEXT, DecisionReporter
 from nri_numa.observe.metrics import Metrics

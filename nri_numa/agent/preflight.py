@@ -49,7 +49,7 @@ from nri_numa.machine.cgroups import CgroupReader, CgroupWriter, read_text_or_em
 from nri_numa.machine.pci import list_pci_devices
 from nri_numa.machine.sysfs import discover_topology
 from nri_numa.machine.tree import open_tree
-from nri_numa.model.cpuset import NO_CPUS, CPUSet, ListFormatError, NUMASet
+from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
 from nri_numa.model.machine import Topology, count_text, cpus_text, listed_words_text, numa_text
 from nri_numa.model.settings import IsolatedCPUs, NohzFullCPUs, Settings
 from nri_numa.nri import crio_config
@@ -388,10 +388,8 @@ def check_host_processes(config: AgentConfig, topology: Topology) -> Iterator[Fi
 
 
 def _read_effective_cpus(directory: Path) -> CPUSet:
-    try:
-        return CPUSet.parse(read_text_or_empty(str(directory / "cpuset.cpus.effective")))
-    except ListFormatError:
-        return NO_CPUS
+    text = read_text_or_empty(str(directory / "cpuset.cpus.effective"))
+    return CPUSet.parse_or_none(text) or NO_CPUS
 
 
 # --- the runtime --------------------------------------------------------------------------------

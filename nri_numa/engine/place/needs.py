@@ -38,8 +38,8 @@ from nri_numa.engine.request.demand import (
     cpu_request_milli,
     hugepage_demand,
 )
-from nri_numa.engine.state import POD_RESERVATION_NAME, union_cpus
-from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
+from nri_numa.engine.state import POD_RESERVATION_NAME
+from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet, union_cpus
 from nri_numa.model.machine import (
     Topology,
     Unit,

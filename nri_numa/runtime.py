@@ -104,23 +104,19 @@ class RuntimeHandler(Protocol):
     @property
     def reads_mentions(self) -> bool:
         """True if ``mentions`` and ``network_namespace`` are used; reading them takes time."""
-        ...
 
     def on_runtime_configured(self, info: RuntimeInfo) -> None:
         """Handle the runtime's Configure. A rejection here ends `RuntimeLink.run`."""
-        ...
 
     def synchronize(
         self, pods: PodTable, containers: Sequence[Container]
     ) -> Sequence[ContainerUpdate]:
         """Synchronize with all pods and live containers; return at most one update for each."""
-        ...
 
     def create_container(
         self, pod: PodSandbox, container: Container
     ) -> tuple[ContainerAdjustment, Sequence[ContainerUpdate]]:
         """Place a container that is about to be created; updates are for others."""
-        ...
 
     def update_container(
         self, pod: PodSandbox, container: Container, requested: Resources
@@ -129,62 +125,48 @@ class RuntimeHandler(Protocol):
 
         The container's own update comes first; without one the request is applied unchanged.
         """
-        ...
 
     def post_update_container(self, container_id: str) -> None:
         """Handle the end of an update of a container, successful or not."""
-        ...
 
     def stop_container(self, container_id: str) -> Sequence[ContainerUpdate]:
         """Release a container that ends; return updates for others. The id may be unknown."""
-        ...
 
     def remove_container(self, container_id: str) -> None:
         """Handle the removal of a container; the id may be unknown."""
-        ...
 
     def start_container(self, pod: PodSandbox, container: Container) -> None:
         """Handle a container whose cgroup exists and whose program does not run yet."""
-        ...
 
     def post_start_container(self, pod: PodSandbox, container: Container) -> None:
         """Handle a container whose program runs."""
-        ...
 
     def run_pod(self, pod: PodSandbox) -> None:
         """Handle a started pod sandbox. A rejection here leaks sandboxes on older runtimes."""
-        ...
 
     def update_pod(self, pod: PodSandbox, total: Resources) -> None:
         """Handle a new sum of a pod's resources; ``pod`` may still have the previous one."""
-        ...
 
     def stop_pod(self, pod: PodSandbox) -> None:
         """Handle a stopped pod sandbox; only its id may be known."""
-        ...
 
     def remove_pod(self, pod: PodSandbox) -> None:
         """Handle the removal of a pod sandbox; only its id may be known."""
-        ...
 
     def on_request_answered(self, event_name: str, seconds: float) -> None:
         """Do slow work such as logging, after the answer to a request.
 
         ``seconds`` are those from the parsed request to the written answer.
         """
-        ...
 
     def on_link_changed(self, state: LinkState, detail: str) -> None:
         """Handle a new state of the link."""
-        ...
 
     def on_protocol_broken(self) -> None:
         """Handle a connection that was closed because the runtime broke the protocol."""
-        ...
 
     def on_internal_error(self, event_name: str, error: Exception) -> None:
         """Handle a method's exception; the answer is empty, or this raises `RequestRejected`."""
-        ...
 
 
 class CallTimer:

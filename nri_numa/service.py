@@ -30,11 +30,9 @@ class Service(Protocol):
         Raises:
             OSError: the address cannot be used.
         """
-        ...
 
     def unfinished_work_fields(self) -> Mapping[str, object]:
         """Return the work that a stop would leave unfinished, as fields of a log line."""
-        ...
 
 
 def run_service(new_service: Callable[[], Service], log: Logger, *, address: str) -> int:

@@ -301,7 +301,6 @@ class LifecycleCallbacks(Protocol):
         self, namespace: str, pod: str, uid: str, container: str, message: str, /
     ) -> None:
         """Handle the start of a container that was rejected with this message."""
-        ...
 
     def on_start(self, container_id: str, start_time: float, updated_at: float | None, /) -> None:
         """Handle the start of a container.
@@ -309,15 +308,12 @@ class LifecycleCallbacks(Protocol):
         ``start_time`` is the time of the start, ``updated_at`` the time when the runtime accepted
         its update (None if it has not), both as Unix time.
         """
-        ...
 
     def on_start_update_applied(self, container_id: str, start_time: float, /) -> None:
         """Handle the applied update of a container that started at ``start_time``."""
-        ...
 
     def on_rejected_resize_in_force(self, container_id: str, quota: int, /) -> None:
         """Handle a rejected resize whose CFS quota is in force nevertheless."""
-        ...
 
 
 class CRIConnection:

@@ -55,15 +55,12 @@ class ClaimPreparer(Protocol):
 
     def prepare_claim(self, namespace: str, name: str, uid: str) -> Sequence[PreparedDevice]:
         """Prepare a claim; idempotent."""
-        ...
 
     def unprepare_claim(self, uid: str) -> None:
         """Drop a claim; unknown claims are not an error."""
-        ...
 
     def pool_and_device_health(self) -> tuple[str, Mapping[str, str]]:
         """Return the pool, and the problem of each device by name; empty for none."""
-        ...
 
 
 class KubeletPlugin:

@@ -255,12 +255,10 @@ class SessionBase(ABC, Generic[EventT]):
     @abstractmethod
     def _event_from_call(self, call: ttrpc.Call) -> EventT | None:
         """Turn a call into an event, or answer it here and return None."""
-        ...
 
     @abstractmethod
     def _event_from_reply(self, reply: ttrpc.CallReply) -> EventT:
         """Turn the answer to an own call into an event."""
-        ...
 
     def _parse_request(
         self, call: ttrpc.Call, service: str, methods: Mapping[str, type[RequestT]]

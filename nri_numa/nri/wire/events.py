@@ -86,12 +86,10 @@ class UpdateContainersAnswered(msgspec.Struct, frozen=True):
 
     Attributes:
         stream: as returned by `PluginSession.update_containers`.
-        failed: updates that the runtime could not apply; containerd and CRI-O leave it empty.
         status: error of a failed call; None on success.
     """
 
     stream: int
-    failed: Sequence[pb.ContainerUpdate]
     status: CallStatus | None
 
 

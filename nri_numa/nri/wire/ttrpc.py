@@ -137,11 +137,8 @@ class Trunk:
 
     def data_to_send(self) -> bytes:
         """Return the queued bytes, in order, and drop them; empty if nothing is queued."""
-        messages = self._queued_messages
-        if not messages:
-            return b""
-        data = messages[0] if len(messages) == 1 else b"".join(messages)
-        messages.clear()
+        data = b"".join(self._queued_messages)
+        self._queued_messages.clear()
         return data
 
 
@@ -166,7 +163,6 @@ MAX_STATUS_TEXT_CHARS: Final = 16 << 10
 MAX_STREAM_ID: Final = (1 << 32) - 1
 
 _MESSAGE_HEADER: Final = struct.Struct(">IIBB")
-_EMPTY_BODY: Final = b""
 
 
 class MessageType(enum.IntEnum):
@@ -201,7 +197,6 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     """Request to answer on ``stream``.
 
     Attributes:
-        timeout_nano: remaining nanoseconds; 0 without a deadline, negative after it.
         traceparent: the caller's span in W3C Trace Context; empty from a runtime without tracing.
     """
 
@@ -209,7 +204,6 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     service: str
     method: str
     payload: bytes
-    timeout_nano: int
     traceparent: str = ""
 
 
@@ -241,7 +235,7 @@ class MessageReader:
     """
 
     def __init__(self, max_body: int = MAX_MESSAGE_BODY_BYTES) -> None:
-        self._buffer: bytes | bytearray = _EMPTY_BODY
+        self._buffer: bytes | bytearray = b""
         self._start = 0
         self._max_body = max_body
 
@@ -280,7 +274,7 @@ class MessageReader:
         payload = bytes(memoryview(self._buffer)[body:message_end])
         if message_end == len(self._buffer):
             # Free the buffer: some requests have megabytes, and the next one may come much later.
-            self._buffer, self._start = _EMPTY_BODY, 0
+            self._buffer, self._start = b"", 0
         else:
             self._start = message_end
         return stream, message_type, payload
@@ -343,7 +337,6 @@ class TTRPCServer:
                         service=request.service,
                         method=request.method,
                         payload=request.payload,
-                        timeout_nano=request.timeout_nano,
                         traceparent=metadata.get("traceparent", ""),
                     )
             self._send_status(stream, Code.INVALID_ARGUMENT, problem)
@@ -358,7 +351,7 @@ class TTRPCServer:
         """
         self._check_stream_unanswered(stream)
         # An empty payload has an empty body, as in captures of successful calls.
-        body = ttrpc_pb2.Response(payload=payload).SerializeToString() if payload else _EMPTY_BODY
+        body = ttrpc_pb2.Response(payload=payload).SerializeToString() if payload else b""
         self._trunk.queue_message(
             self._connection, encode_message(stream, MessageType.RESPONSE, body)
         )

@@ -632,8 +632,7 @@ class NRILink(RuntimeLink):
         session, connection = self._session, self._connection
         if session is None or connection is None:
             return "the link broke"
-        request = pb.UpdateContainersRequest()
-        conversion.add_updates(request, updates)
+        request = pb.UpdateContainersRequest(update=conversion.update_messages(updates))
         stream = session.update_containers(request, timeout=self._settings.push_timeout)
         answer = asyncio.get_running_loop().create_future()
         self._updates[stream] = answer

@@ -221,8 +221,8 @@ def find_added_cpus_source(
     key = f"{CRI_O_SHARED_CPUS_ANNOTATION}/{container.name}"
     if "enable" in (pod.annotations.get(key), container.annotations.get(key)):
         return f"annotation {key}"
-    is_set = any(v.startswith(f"{CRI_O_SHARED_CPUS_VARIABLE}=") for v in environment)
-    return f"variable {CRI_O_SHARED_CPUS_VARIABLE}" if is_set else ""
+    has_variable = any(v.startswith(f"{CRI_O_SHARED_CPUS_VARIABLE}=") for v in environment)
+    return f"variable {CRI_O_SHARED_CPUS_VARIABLE}" if has_variable else ""
 
 
 def _allows_all_devices(rule: pb.LinuxDeviceCgroup) -> bool:

@@ -65,7 +65,6 @@ from nri_numa.runtime_profile import PushPath, profile_of
 # The owner of the link logs state changes and failed pushes.
 logger = get_logger("nri")
 
-DEFAULT_NRI_SOCKET: Final = "/var/run/nri/nri.sock"
 DEFAULT_REQUEST_TIMEOUT_S: Final = 2.0
 """Seconds that a runtime waits for an answer if it does not report them (NRI before 0.7)."""
 
@@ -166,8 +165,6 @@ async def push_one_shot(
             case ev.RegistrationAnswered(status):
                 if status is not None:
                     answered.set_result(f"the second registration was refused: {status}")
-            case ev.UpdateContainersAnswered():
-                pass
             case ev.ConfigureRequested(stream):
                 # One harmless bit: zero would mean all events, the validator's included.
                 mask = Event.REMOVE_POD_SANDBOX.mask_bit
@@ -180,7 +177,7 @@ async def push_one_shot(
             case _:
                 session.reply(event.stream)
 
-    connection: SessionTransport[ev.PluginSessionEvent] = SessionTransport(session, on_event)
+    connection = SessionTransport(session, on_event)
     try:
         await loop.create_unix_connection(lambda: connection, socket_path)
         session.register_plugin(name, index)
@@ -219,7 +216,7 @@ class LinkSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     index: str
-    socket_path: str = DEFAULT_NRI_SOCKET
+    socket_path: str
     descriptor: int | None = None
     events: int = ALL_EVENTS
     delays: Callable[[], Iterator[float]] = partial(backoff_delays, random.random)
@@ -315,25 +312,18 @@ class NRILink(RuntimeLink):
         """Serve one connection until it ends."""
         loop = asyncio.get_running_loop()
         session = PluginSession()
-        connection: SessionTransport[ev.PluginSessionEvent] = SessionTransport(
-            session, self._on_event
-        )
+        connection = SessionTransport(session, self._on_event)
+        path = self._settings.socket_path if sock is None else None
         try:
-            if sock is None:
-                await loop.create_unix_connection(lambda: connection, self._settings.socket_path)
-            else:
-                await loop.create_unix_connection(lambda: connection, sock=sock)
+            await loop.create_unix_connection(lambda: connection, path, sock=sock)
         except OSError as error:
             self._is_runtime_listening = False
             self.watch.end_call(REGISTRATION_STEP)
-            return ConnectionEnding(
-                detail=f"{self._settings.socket_path}: {error.strerror or error}", error=error
-            )
+            problem = f"{self._settings.socket_path}: {error.strerror or error}"
+            return ConnectionEnding(detail=problem, error=error)
         self._is_runtime_listening = True
         self._session, self._connection = session, connection
-        self._set_link_state(
-            LinkState.REGISTERING, self._settings.socket_path if sock is None else "inherited"
-        )
+        self._set_link_state(LinkState.REGISTERING, path or "inherited")
         self._registration_timer = loop.call_later(
             self._settings.registration_wait,
             connection.close_or_abort,
@@ -508,12 +498,9 @@ class NRILink(RuntimeLink):
             )
             return
         self._active_since = asyncio.get_running_loop().time()
-        self._set_link_state(
-            LinkState.ACTIVE,
-            f"{count_text(len(event.pods), 'pod')} and "
-            f"{count_text(len(event.containers), 'container')} "
-            "at the registration",
-        )
+        pods, containers = len(event.pods), len(event.containers)
+        counts = f"{count_text(pods, 'pod')} and {count_text(containers, 'container')}"
+        self._set_link_state(LinkState.ACTIVE, f"{counts} at the registration")
 
     def _close_connection(self, detail: str) -> None:
         if self._connection is not None:
@@ -622,10 +609,8 @@ class NRILink(RuntimeLink):
         # The task goes on: an answer, however late, distinguishes a slow runtime from one that
         # hangs.
         overdue, self._unanswered_push = True, task
-        return (
-            "the runtime did not synchronise the second registration within "
-            f"{settings.push_timeout:g} s"
-        )
+        limit = f"{settings.push_timeout:g} s"
+        return f"the runtime did not synchronise the second registration within {limit}"
 
     async def _push_by_update_call(self, updates: Sequence[ContainerUpdate]) -> str:
         """Call UpdateContainers; return the reason of a failure."""

@@ -25,7 +25,6 @@ from nri_numa.runtime_profile import (
     profile_of_version,
 )
 
-CONTAINERD_CONFIG_PATH: Final = CONTAINERD_FILES.config
 NRI_PLUGIN_NAME: Final = "io.containerd.nri.v1.nri"
 VERSION_QUERY_TIMEOUT_S: Final = 2.0
 _NRI_SECTION_PATTERN = re.compile(
@@ -33,7 +32,6 @@ _NRI_SECTION_PATTERN = re.compile(
 )
 _TOML_TABLE_HEADER_PATTERN = re.compile(r"^[ \t]*\[")
 _DISABLE_KEY_PATTERN = re.compile(r"^[ \t]*(disable|disable_connections)[ \t]*=")
-NRI_SECTION: Final = CONTAINERD_FILES.nri_section
 
 
 # --- which runtime ---
@@ -104,7 +102,7 @@ def choose_runtime(runtimes: Sequence[FoundRuntime], kubelet_endpoint: str) -> R
 def nri_disabled_reason(root: Path = Path("/")) -> str | None:
     """Return the reason why containerd does not serve NRI, by its configuration files."""
     distribution = find_containerd_distribution(root)
-    path = root / CONTAINERD_CONFIG_PATH[1:] if distribution is None else distribution.config
+    path = root / CONTAINERD_FILES.config[1:] if distribution is None else distribution.config
     try:
         version, table, files = read_containerd_nri_config(path, root)
     except OSError as error:
@@ -296,7 +294,7 @@ def plan_fix(path: Path) -> FileChange | None:
 
 
 def _plan_new_file(path: Path, version: int) -> FileChange:
-    text = f"version = {version}\n\n{NRI_SECTION}"
+    text = f"version = {version}\n\n{CONTAINERD_FILES.nri_section}"
     return FileChange(path, text, text)
 
 
@@ -313,7 +311,8 @@ def _enable_nri(path: Path, text: str, document: Mapping[str, Any]) -> FileChang
     start = next((i for i, line in enumerate(lines) if _NRI_SECTION_PATTERN.match(line)), None)
     if start is None:
         tail = "" if not text or text.endswith("\n") else "\n"
-        change = FileChange(path, f"{text}{tail}\n{NRI_SECTION}", NRI_SECTION)
+        table = CONTAINERD_FILES.nri_section
+        change = FileChange(path, f"{text}{tail}\n{table}", table)
     else:
         indices = range(start + 1, len(lines))
         stop = next((i for i in indices if _TOML_TABLE_HEADER_PATTERN.match(lines[i])), len(lines))

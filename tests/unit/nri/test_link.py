@@ -32,7 +32,7 @@ def test_the_pauses_double_up_to_thirty_seconds_and_jitter_adds_its_share() -> N
 
 def test_a_name_no_runtime_takes_is_refused_before_anything_is_dialled() -> None:
     with pytest.raises(ConfigError, match="plugin identity"):
-        NRILink(RecordingPlugin(), LinkSettings(name="a b", index="10"))
+        NRILink(RecordingPlugin(), LinkSettings(name="a b", index="10", socket_path=""))
 
 
 # --- what a runtime sets for the plugins it launches ----------------------------------------------

@@ -7,6 +7,7 @@ Protobuf and gRPC stay in the rooms that implement a link: `nri_numa.nri` and `n
 from __future__ import annotations
 
 import enum
+import random
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -263,15 +264,15 @@ class RuntimeLink(ABC):
                 self._handler.on_internal_error("link_changed", error)
 
 
-def backoff_delays(fraction: Callable[[], float], *, jitter: float = 0.1) -> Iterator[float]:
+def backoff_delays(random_number: Callable[[], float] = random.random) -> Iterator[float]:
     """Yield the pauses between attempts: 1, 2, 4, 8, 16, 30, 30 … seconds.
 
-    Up to the fraction ``jitter`` is added to each, by random numbers from 0 to 1 that ``fraction``
-    returns, so the plugins of many nodes do not retry at the same time.
+    Up to a tenth is added to each, by random numbers from 0 to 1, so the plugins of many nodes do
+    not retry at the same time.
     """
     delay = 1.0
     while True:
-        yield delay * (1 + jitter * fraction())
+        yield delay * (1 + 0.1 * random_number())
         delay = min(delay * 2, 30.0)
 
 
@@ -292,6 +293,11 @@ def parse_page_bytes(text: str) -> int:
     """Parse a huge page size such as ``2MB`` (units of 1024) to bytes; 0 if it is none."""
     match = _PAGE_SIZE_PATTERN.fullmatch(text)
     return 0 if match is None else int(match[1]) << _SHIFT_BY_UNIT[match[2].upper()]
+
+
+def allows_all_devices(allow: bool, kind: str, *numbers: int | None) -> bool:
+    """True if a device rule makes a container privileged: its device files then mean nothing."""
+    return allow and kind in ("", "a") and all(number is None or number < 0 for number in numbers)
 
 
 def inferred_qos(pod_resources: Resources, container: Container | None) -> QoSClass:

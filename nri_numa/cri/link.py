@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -66,9 +65,6 @@ LISTING_INTERVAL_WITH_EVENTS_S: Final = 5.0
 EVENT_STREAM_RETRY_S: Final = 5.0
 """Seconds from the end of the event stream to the next attempt to open it."""
 
-RECONNECT_DELAYS: Final = partial(backoff_delays, random.random)
-"""Creates the sequence of delays between attempts."""
-
 _T = TypeVar("_T")
 
 
@@ -84,10 +80,11 @@ async def list_pods_and_containers(
         RuntimeUnavailable: the runtime does not answer.
     """
     entries = [c for c in await client.list_all_containers() if c.state in LIVE_STATES]
-    pods: dict[str, PodSandbox] = {}
-    for pod_id in await client.pod_sandbox_ids():
-        if (pod := await client.query_and_decode_pod(pod_id)) is not None:
-            pods[pod_id] = pod
+    pods = {
+        pod_id: pod
+        for pod_id in await client.pod_sandbox_ids()
+        if (pod := await client.query_and_decode_pod(pod_id)) is not None
+    }
     containers: list[Container] = []
     for entry in entries:
         answer = await client.container_status(entry.id)
@@ -163,15 +160,11 @@ class UpdateQueue:
             outcome = asyncio.get_running_loop().create_future()
             pending = self._pending[container_id] = _PendingUpdate(update, outcome)
         if container_id not in self._workers:
-            work = (
-                self._send_pending_updates(container_id)
-                if urgent
-                else self._send_within_limit(container_id)
-            )
+            work = self._send_pending_updates(container_id, urgent=urgent)
             self._workers[container_id] = asyncio.create_task(work, name="update")
         return asyncio.shield(pending.outcome)
 
-    async def close(self) -> None:
+    async def drop_pending_updates(self) -> None:
         """Drop pending updates, without waiting for open calls."""
         workers = list(self._workers.values())
         for worker in workers:
@@ -181,30 +174,23 @@ class UpdateQueue:
             pending.outcome.set_result(_closed_failure(container_id))
         self._pending.clear()
 
-    async def _send_within_limit(self, container_id: str) -> None:
-        async with self._lane:
-            await self._send_pending_updates(container_id)
-
-    async def _send_pending_updates(self, container_id: str) -> None:
+    async def _send_pending_updates(self, container_id: str, *, urgent: bool) -> None:
         try:
-            while (pending := self._pending.pop(container_id, None)) is not None:
-                failure: UpdateFailure | None = _closed_failure(container_id)
-                try:
-                    failure = await self._client.update_container(pending.update)
-                except RuntimeUnavailable as error:
-                    failure = UpdateFailure(
-                        container_id=container_id, unknown=False, message=str(error)
-                    )
-                finally:
-                    pending.outcome.set_result(failure)
+            async with contextlib.nullcontext() if urgent else self._lane:
+                while (pending := self._pending.pop(container_id, None)) is not None:
+                    failure: UpdateFailure | None = _closed_failure(container_id)
+                    try:
+                        failure = await self._client.update_container(pending.update)
+                    except RuntimeUnavailable as error:
+                        failure = UpdateFailure(container_id, str(error))
+                    finally:
+                        pending.outcome.set_result(failure)
         finally:
             self._workers.pop(container_id, None)
 
 
 def _closed_failure(container_id: str) -> UpdateFailure:
-    return UpdateFailure(
-        container_id=container_id, unknown=False, message="the connection was closed"
-    )
+    return UpdateFailure(container_id, "the connection was closed")
 
 
 # --- sizes of containers, as the runtime reports them ---------------------------------------------
@@ -347,7 +333,7 @@ class CRIConnection:
         self._listener: asyncio.Task[None] | None = None
         self._listing_due = asyncio.Event()
 
-    async def connect(self) -> tuple[int, int]:
+    async def list_and_synchronize(self) -> tuple[int, int]:
         """Follow events, list what runs, and synchronize the handler.
 
         Returns the number of pods and of live containers.
@@ -390,7 +376,7 @@ class CRIConnection:
             self._listing_due.clear()
             await self._query_unreported_changes()
 
-    async def close(self) -> None:
+    async def cancel_tasks(self) -> None:
         """Cancel all queries and updates."""
         await asyncio.sleep(0)  # cancelling a task that never ran would cancel its waiter
         tasks: list[asyncio.Task[Any]] = [*self._querying.values(), *self._checked_sends]
@@ -398,7 +384,7 @@ class CRIConnection:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._outbox.close()
+        await self._outbox.drop_pending_updates()
 
     def send_update(self, update: ContainerUpdate) -> asyncio.Future[UpdateFailure | None]:
         """Send an update and return its outcome."""
@@ -672,7 +658,7 @@ class CRIConnection:
     def _call_handler(
         self, name: str, handle: Callable[[], _T], *, rejections: bool = False
     ) -> _T | None:
-        """Call the handler; return None if it fails, or rejects without ``refusals``."""
+        """Call the handler; return None if it fails, or rejects without ``rejections``."""
         start_time = time.perf_counter()
         try:
             return handle()
@@ -711,7 +697,8 @@ class CRIConnection:
 class CRILink(RuntimeLink):
     """Link to one runtime over CRI; see `nri_numa.runtime.RuntimeLink`.
 
-    ``listing`` is the number of seconds between two listings without an event stream.
+    ``listing`` is the number of seconds between two listings without an event stream; ``delays``
+    creates the sequence of delays between attempts.
     """
 
     def __init__(
@@ -721,7 +708,7 @@ class CRILink(RuntimeLink):
         *,
         socket_path: str,
         listing: float = 1.0,
-        delays: Callable[[], Iterator[float]] = RECONNECT_DELAYS,
+        delays: Callable[[], Iterator[float]] = backoff_delays,
     ) -> None:
         super().__init__(handler, time.monotonic)
         self._socket_path = socket_path.removeprefix("unix://")
@@ -771,18 +758,15 @@ class CRILink(RuntimeLink):
                     client, self._handler, self._callbacks, listing=self._listing
                 )
                 try:
-                    pods, containers = await connection.connect()
+                    pods, containers = await connection.list_and_synchronize()
                     self._connection = connection
-                    self._set_link_state(
-                        LinkState.ACTIVE,
-                        f"{count_text(pods, 'pod')} and {count_text(containers, 'container')} "
-                        "when it "
-                        "was made, over CRI",
-                    )
+                    counts = f"{count_text(pods, 'pod')} and {count_text(containers, 'container')}"
+                    detail = f"{counts} when it was made, over CRI"
+                    self._set_link_state(LinkState.ACTIVE, detail)
                     await connection.follow_runtime_until_failure()
                 finally:
                     self._connection = None
-                    await connection.close()
+                    await connection.cancel_tasks()
         except RuntimeUnavailable as error:
             return str(error)
         return "the connection ended"

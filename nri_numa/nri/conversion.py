@@ -40,6 +40,7 @@ from nri_numa.runtime import (
     EMPTY_RESOURCES,
     Planner,
     RuntimeHandler,
+    allows_all_devices,
     inferred_qos,
     parse_page_bytes,
 )
@@ -204,7 +205,12 @@ def read_device_mentions(container: pb.Container) -> DeviceMentions:
     has_names = _ENCODED_CDI_ANNOTATION_PREFIX in encoded
     if not linux.devices and not has_variables and not has_names and not devices:
         return NO_DEVICE_MENTIONS
-    privileged = any(_allows_all_devices(rule) for rule in linux.resources.devices)
+    privileged = any(
+        allows_all_devices(
+            rule.allow, rule.type, *(_optional_number(rule, name) for name in ("major", "minor"))
+        )
+        for rule in linux.resources.devices
+    )
     files = () if privileged else linux.devices
     return find_device_mentions(
         nodes=[DeviceFile(device.type, device.major, device.minor) for device in files],
@@ -223,16 +229,6 @@ def find_added_cpus_source(
         return f"annotation {key}"
     has_variable = any(v.startswith(f"{CRI_O_SHARED_CPUS_VARIABLE}=") for v in environment)
     return f"variable {CRI_O_SHARED_CPUS_VARIABLE}" if has_variable else ""
-
-
-def _allows_all_devices(rule: pb.LinuxDeviceCgroup) -> bool:
-    """True if the rule makes a container privileged: its device files then mean nothing."""
-    return (
-        rule.allow
-        and rule.type in ("", "a")
-        and not (rule.HasField("major") and rule.major.value >= 0)
-        and not (rule.HasField("minor") and rule.minor.value >= 0)
-    )
 
 
 # --- to the runtime ---------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from tests.beds.recording_plugin import RecordingPlugin
 
 
 def test_the_pauses_double_up_to_thirty_seconds_and_jitter_adds_its_share() -> None:
-    plain = list(itertools.islice(backoff_delays(random.random, jitter=0.0), 8))
+    plain = list(itertools.islice(backoff_delays(lambda: 0.0), 8))
     assert plain == [1, 2, 4, 8, 16, 30, 30, 30]
     first, again, other = (
         list(itertools.islice(backoff_delays(random.Random(seed).random), 8)) for seed in (7, 7, 8)

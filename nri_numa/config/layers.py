@@ -6,10 +6,12 @@ key by key; any other value (a rule list, ``capacityFactor``) is replaced as a w
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import difflib
 import functools
 import json
+import operator
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -280,12 +282,9 @@ def changed_paths(
     prior: AgentConfig, config: AgentConfig
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return changed paths: those a reload applies, and those that need a restart."""
-    live: list[str] = []
-    restart: list[str] = []
-    for leaf in config_keys().values():
-        if leaf.value_in(prior) != leaf.value_in(config):
-            (restart if leaf.restart else live).append(leaf.path)
-    return tuple(live), tuple(restart)
+    changed = [k for k in config_keys().values() if k.value_in(prior) != k.value_in(config)]
+    live = tuple(key.path for key in changed if not key.restart)
+    return live, tuple(key.path for key in changed if key.restart)
 
 
 def merge_reloadable(prior: AgentConfig, config: AgentConfig) -> AgentConfig:
@@ -451,13 +450,5 @@ def _remove_key(document: Any, path: list[Any]) -> None:
     """Remove an invalid key; an invalid list item removes its list, so no index shifts."""
     while path and isinstance(path[-1], int):
         path = path[:-1]
-    if not path:
-        return
-    parent = document
-    for part in path[:-1]:
-        try:
-            parent = parent[part]
-        except (KeyError, IndexError, TypeError):
-            return
-    if isinstance(parent, dict):
-        parent.pop(path[-1], None)
+    with contextlib.suppress(LookupError, TypeError):  # an earlier error removed it
+        del functools.reduce(operator.getitem, path[:-1], document)[path[-1]]

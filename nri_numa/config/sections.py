@@ -36,23 +36,14 @@ from nri_numa.model.settings import (
 )
 from nri_numa.model.workload import KubeletGrantOverriders, QoSClass, Strategy
 
-_ACRONYMS = {
-    "ca": "CA",
-    "cfs": "CFS",
-    "cpu": "CPU",
-    "cpus": "CPUs",
-    "l3": "L3",
-    "numa": "NUMA",
-    "qps": "QPS",
-    "uid": "UID",
-    "url": "URL",
-}
+_ACRONYMS = ("CA", "CFS", "CPU", "CPUs", "L3", "NUMA", "QPS", "UID", "URL")
+_ACRONYM_BY_PART = {acronym.lower(): acronym for acronym in _ACRONYMS}
 
 
 def camel_case(name: str) -> str:
     """Name of a key in the file: ``reservedCPUs`` for ``reserved_cpus``."""
     head, *parts = name.split("_")
-    return head + "".join(_ACRONYMS.get(part, part.capitalize()) for part in parts)
+    return head + "".join(_ACRONYM_BY_PART.get(part, part.capitalize()) for part in parts)
 
 
 class Section(Struct, frozen=True, forbid_unknown_fields=True, rename=camel_case):

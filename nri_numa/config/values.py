@@ -81,10 +81,8 @@ def parse_duration(value: str | float) -> float:
             raise ValueError(
                 f"{value[:40]!r} is no duration, expected seconds or a text such as 30s"
             )
-        total = Fraction(0)
-        for number, unit in _DURATION_PART.findall(value):
-            total += Fraction(number) * _SECONDS_BY_UNIT[unit]
-        return float(total)
+        parts = _DURATION_PART.findall(value)
+        return float(sum(Fraction(number) * _SECONDS_BY_UNIT[unit] for number, unit in parts))
     if not 0 <= value < float("inf"):
         raise ValueError(f"{value} is no duration, expected 0 or more seconds")
     return float(value)

@@ -234,13 +234,7 @@ def find_added_cpus_source(
 # --- to the runtime ---------------------------------------------------------------------------
 
 _MPOL_MODES: Final[Mapping[MemoryPolicy, pb.MpolMode]] = {
-    MemoryPolicy.DEFAULT: pb.MPOL_DEFAULT,
-    MemoryPolicy.LOCAL: pb.MPOL_LOCAL,
-    MemoryPolicy.PREFERRED: pb.MPOL_PREFERRED,
-    MemoryPolicy.PREFERRED_MANY: pb.MPOL_PREFERRED_MANY,
-    MemoryPolicy.BIND: pb.MPOL_BIND,
-    MemoryPolicy.INTERLEAVE: pb.MPOL_INTERLEAVE,
-    MemoryPolicy.WEIGHTED_INTERLEAVE: pb.MPOL_WEIGHTED_INTERLEAVE,
+    policy: getattr(pb, f"MPOL_{policy.name}") for policy in MemoryPolicy
 }
 
 

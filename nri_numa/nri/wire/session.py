@@ -61,21 +61,8 @@ PLUGIN_METHODS: Final[Mapping[str, type[Message]]] = {
     "Configure": pb.ConfigureRequest,
     "Synchronize": pb.SynchronizeRequest,
     "Shutdown": pb.Empty,
-    "CreateContainer": pb.CreateContainerRequest,
-    "UpdateContainer": pb.UpdateContainerRequest,
-    "StopContainer": pb.StopContainerRequest,
     "StateChange": pb.StateChangeEvent,
-    "UpdatePodSandbox": pb.UpdatePodSandboxRequest,
-    "ValidateContainerAdjustment": pb.ValidateContainerAdjustmentRequest,
-    "RunPodSandbox": pb.RunPodSandboxRequest,
-    "StopPodSandbox": pb.StopPodSandboxRequest,
-    "RemovePodSandbox": pb.RemovePodSandboxRequest,
-    "PostUpdatePodSandbox": pb.PostUpdatePodSandboxRequest,
-    "PostCreateContainer": pb.PostCreateContainerRequest,
-    "StartContainer": pb.StartContainerRequest,
-    "PostStartContainer": pb.PostStartContainerRequest,
-    "PostUpdateContainer": pb.PostUpdateContainerRequest,
-    "RemoveContainer": pb.RemoveContainerRequest,
+    **{event.method_name: getattr(pb, f"{event.method_name}Request") for event in Event},
 }
 """Methods of the Plugin service, with their request messages."""
 

@@ -132,11 +132,7 @@ def _merge_sections(
 
 
 def parse_config_text(text: str, source: str) -> Document:
-    """Parse the document of a YAML (or JSON) text.
-
-    Raises:
-        ConfigError: the text is not a mapping with text keys.
-    """
+    """Parse the document of a YAML (or JSON) text; `ConfigError` if it is no mapping."""
     if not text.strip():
         return {}
     if len(text) > MAX_CONFIG_BYTES:
@@ -161,11 +157,7 @@ def _parse_yaml(text: str) -> Any:
 
 
 def read_config_file(path: str) -> Document:
-    """Read the document of a file.
-
-    Raises:
-        ConfigError: the file cannot be read or is not a mapping.
-    """
+    """Read the document of a file; `ConfigError` if it cannot be read or is no mapping."""
     try:
         data = Path(path).read_bytes()
     except OSError as error:
@@ -205,11 +197,7 @@ def _add_environment(gathered: LayeredDocument, env: Mapping[str, str]) -> None:
 
 
 def build_config(gathered: LayeredDocument, source: str) -> AgentConfig:
-    """Validate a gathered document and convert it to a configuration.
-
-    Raises:
-        ConfigError: lists every structural and semantic problem.
-    """
+    """Validate a gathered document and convert it; `ConfigError` lists every problem."""
     problems, document = list(gathered.problems), _with_text_keys(gathered.document)
     try:
         config = msgspec.convert(document, AgentConfig, strict=True, str_keys=True)
@@ -255,9 +243,7 @@ def load_config(
     """Read the configuration: flags over environment over ``text`` over file over defaults.
 
     Flags are values by dotted path (None: not given); ``text`` is from the Configure request.
-
-    Raises:
-        ConfigError: lists every problem.
+    `ConfigError` lists every problem.
     """
     gathered = LayeredDocument()
     if path:

@@ -53,12 +53,7 @@ _UNREACHABLE_CODES = frozenset(
 
 
 class UpdateFailure(msgspec.Struct, frozen=True):
-    """Failed update of a container.
-
-    Attributes:
-        message: the runtime's own text.
-        unknown: the runtime does not know the container, or no longer.
-    """
+    """Failed update, with the runtime's text; ``unknown`` if it knows the container no longer."""
 
     container_id: str
     message: str
@@ -68,9 +63,8 @@ class UpdateFailure(msgspec.Struct, frozen=True):
 class CallRefused(RuntimeUnavailable):
     """Error that the runtime answered to one call; other calls may succeed.
 
-    Attributes:
-        unknown: the runtime does not know the pod or container of the call, or no longer.
-        details: the runtime's own text.
+    ``unknown`` is true if it does not know the pod or container of the call, or no longer;
+    ``details`` is its own text.
     """
 
     def __init__(self, message: str, *, unknown: bool, details: str) -> None:

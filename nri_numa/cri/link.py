@@ -74,11 +74,7 @@ _T = TypeVar("_T")
 async def list_pods_and_containers(
     client: CRIClient,
 ) -> tuple[dict[str, PodSandbox], list[Container]]:
-    """List all pods by id, and all created or running containers.
-
-    Raises:
-        RuntimeUnavailable: the runtime does not answer.
-    """
+    """List pods by id, and live containers; `RuntimeUnavailable` if the runtime does not answer."""
     entries = [c for c in await client.list_all_containers() if c.state in LIVE_STATES]
     pods = {
         pod_id: pod
@@ -356,11 +352,7 @@ class CRIConnection:
         return len(pods), len(containers)
 
     async def follow_runtime_until_failure(self) -> None:
-        """Follow events and listings until the runtime is unreachable.
-
-        Raises:
-            RuntimeUnavailable: the runtime is unreachable.
-        """
+        """Follow events and listings until the runtime is unreachable: `RuntimeUnavailable`."""
         # Containers that events reported during the listing.
         self._is_synchronized = True
         for container_id in tuple(self._requery_ids):

@@ -62,10 +62,8 @@ class SlotService:
     """gRPC service of a `SlotList` on a unix socket, within its context; usable once.
 
     The socket of a killed process is removed; `RuntimeUnavailable` if it cannot be created. At the
-    end every call has ended, and the kubelet can detect it.
-
-    Attributes:
-        streams: number of lists that the kubelet is watching now.
+    end every call has ended, and the kubelet can detect it. ``streams`` is the number of lists that
+    the kubelet is watching now.
     """
 
     def __init__(self, path: str, slots: SlotList) -> None:
@@ -162,11 +160,7 @@ def _unary_rpc_handler(method: Any, request: Any) -> Any:
 
 
 def unlink_socket(path: str) -> None:
-    """Remove the socket of an earlier process.
-
-    Raises:
-        OSError: it cannot be removed, or is no socket.
-    """
+    """Remove the socket of an earlier process; `OSError` if that fails, or it is no socket."""
     try:
         mode = os.lstat(path).st_mode
     except FileNotFoundError:

@@ -116,11 +116,7 @@ def prune_claim(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse_claim(document: object, *, driver: str, pool: str) -> Claim:
-    """Parse a claim object of the API server for a driver and this node's pool.
-
-    Raises:
-        InvalidClaim: the claim cannot be prepared on this node.
-    """
+    """Parse a claim object for this driver and pool; `InvalidClaim` if it cannot be prepared."""
     top = _require_mapping(document, "the document")
     metadata, status = (_require_mapping(top.get(key), key) for key in ("metadata", "status"))
     uid, namespace, name = (
@@ -266,11 +262,7 @@ def encode_record(claim: Claim) -> str:
 
 
 def decode_record(text: str) -> Claim:
-    """Decode the text of `encode_record`.
-
-    Raises:
-        InvalidClaim: the text is no record, or one of another version.
-    """
+    """Decode the text of `encode_record`; `InvalidClaim` if it is none, or of another version."""
     try:
         claim = msgspec.json.decode(text, type=Claim)
     except (msgspec.MsgspecError, RecursionError) as error:

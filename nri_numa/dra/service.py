@@ -83,11 +83,7 @@ class KubeletPlugin:
         self._stopped = threading.Event()
 
     def start(self) -> None:
-        """Serve the driver's calls, then the registration.
-
-        Raises:
-            RuntimeUnavailable: a socket cannot be created.
-        """
+        """Serve the driver's calls, then registration; `RuntimeUnavailable` without a socket."""
         calls = {
             "NodePrepareResources": _unary_rpc_handler(
                 self._prepare_resources, dra.NodePrepareResourcesRequest

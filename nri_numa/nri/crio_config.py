@@ -43,11 +43,7 @@ class CRIOConfig(NamedTuple):
 
 
 def read_crio_config(root: Path = Path("/")) -> CRIOConfig:
-    """Read CRI-O's main file and its drop-ins.
-
-    Raises:
-        OSError, ValueError: a file cannot be read or is not valid; the message names it.
-    """
+    """Read CRI-O's main file and drop-ins; `OSError` or `ValueError` names a bad one."""
     values, file_by_key = dict[str, Any](), dict[str, Path]()
     for file in _list_config_files(root):
         for key, value in _read_keys(file):

@@ -251,11 +251,7 @@ class NRILink(RuntimeLink):
         self._unanswered_push: asyncio.Task[str] | None = None
 
     async def run(self) -> None:
-        """Keep the link connected until cancelled, or in pre-installed mode until it is closed.
-
-        Raises:
-            PermanentlyRejected: the runtime will never accept this plugin.
-        """
+        """Keep the link connected until cancelled, or in pre-installed mode until it is closed."""
         try:
             if self._settings.descriptor is not None:
                 await self._serve_descriptor(self._settings.descriptor)

@@ -43,15 +43,11 @@ class ConnectionEnding(msgspec.Struct, frozen=True, kw_only=True):
 class SessionTransport(asyncio.BufferedProtocol, Generic[EventT]):
     """One connection: feeds a session and passes its events on.
 
-    Attributes:
-        ended: resolves once, with the `ConnectionEnding`, when the socket is closed.
+    ``ended`` resolves once, with the `ConnectionEnding`, when the socket is closed. It needs a
+    running event loop, and ``on_event`` should answer an event before it returns.
     """
 
     def __init__(self, session: SessionBase[EventT], on_event: Callable[[EventT], None]) -> None:
-        """Create the protocol object of one connection; needs a running event loop.
-
-        ``on_event`` should answer an event before it returns.
-        """
         self._session = session
         self._on_event = on_event
         self._transport: asyncio.Transport | None = None

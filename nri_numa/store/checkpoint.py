@@ -270,10 +270,8 @@ class CheckpointStore:
         """Write new documents by key, together with those that could not be written so far.
 
         The documents are encoded at once and may be changed by the caller afterwards. None removes
-        a key; without changes only the failed write is retried.
-
-        Raises:
-            CheckpointError: it is in memory but not on disk; the next record retries.
+        a key; without changes only the failed write is retried. After a `CheckpointError` they are
+        in memory but not on disk, and the next record retries.
         """
         updates = {
             key: msgspec.Raw(encode(document))
@@ -293,10 +291,8 @@ class CheckpointStore:
     def compact_if_needed(self) -> bool:
         """Compact the journal if it is much larger than its contents; True if it was rewritten.
 
-        It also detects a removed or replaced file, and retries a failed write.
-
-        Raises:
-            CheckpointError: it could not be written; the old one stays in use.
+        It also detects a removed or replaced file, and retries a failed write. After a
+        `CheckpointError` the old one stays in use.
         """
         self._close_replaced_file()
         # Four times: with less, a node with frequent changes would compact all the time.
@@ -316,12 +312,7 @@ class CheckpointStore:
     # --- files ---
 
     def _take_lock(self) -> None:
-        """Lock the directory.
-
-        Raises:
-            StateDirectoryBusy: another agent uses it.
-            CheckpointError: the directory cannot be created or written.
-        """
+        """Lock the directory, or raise `StateDirectoryBusy` or another `CheckpointError`."""
         if self._lock_fd >= 0:
             if os.fstat(self._lock_fd).st_nlink:
                 return

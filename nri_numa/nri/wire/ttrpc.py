@@ -89,11 +89,7 @@ class Trunk:
         self._queued_messages: list[bytes] = []
 
     def receive_data(self, data: bytes) -> None:
-        """Take bytes from the socket; parse nothing yet.
-
-        Raises:
-            LocalProtocolError: too many bytes wait for `next_chunk`.
-        """
+        """Take bytes from the socket; parse nothing yet. `LocalProtocolError` if too many wait."""
         unread = len(self._buffer) - self._start
         if unread == 0:
             self._buffer = data

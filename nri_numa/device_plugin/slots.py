@@ -95,7 +95,7 @@ class SlotList:
         }
         ids = held_ids | self._pending_slots.keys()
         slots = {
-            id: Slot(id, numa_node=self._announced_numa_node(numa_node_of_slot(id))) for id in ids
+            id: Slot(id, numa_node=numa_node_of_slot(id) if self._topology else None) for id in ids
         }
         counts = {item.id: max(0, item.free) for item in self._counts.numa_nodes}
         if not self._topology:
@@ -103,23 +103,17 @@ class SlotList:
         for id in self._pending_slots:
             # The agent still counts its CPU as free.
             node = numa_node_of_slot(id)
-            target = (
-                node if self._topology and node in counts else max(counts, key=lambda i: counts[i])
-            )
-            counts[target] -= 1
+            if node is None or node not in counts:
+                node = max(counts, key=lambda i: counts[i])
+            counts[node] -= 1
         for i, free_count in sorted(counts.items()):
             prefix, numbers = (f"numa{i}-slot-" if self._topology else "slot-"), count()
             for _ in range(free_count):
                 id = next(f"{prefix}{n}" for n in numbers if f"{prefix}{n}" not in slots)
-                slots[id] = Slot(
-                    id, self._ready, self._announced_numa_node(i if self._topology else None)
-                )
+                slots[id] = Slot(id, self._ready, i if self._topology else None)
         prior, self.slots = self.slots, tuple(slots[id] for id in sorted(slots, key=_slot_sort_key))
         self._node_by_slot.update((slot.id, slot.numa_node) for slot in self.slots)
         return prior != self.slots
-
-    def _announced_numa_node(self, node: int | None) -> int | None:
-        return node if self._topology else None
 
     def allocate_slots(self, ids: Sequence[str], allocated_at: float) -> str:
         """Record the kubelet's allocation for one container; return the annotation's text.

@@ -175,11 +175,7 @@ class SessionBase(ABC, Generic[EventT]):
         return self._phase
 
     def receive_data(self, data: bytes) -> None:
-        """Take bytes from the socket. Nothing is parsed before `next_event`.
-
-        Raises:
-            LocalProtocolError: the session is closed or dead, or its events were not fetched.
-        """
+        """Take bytes from the socket. Nothing is parsed before `next_event`."""
         self._check_alive()
         self._trunk.receive_data(data)
 
@@ -189,12 +185,7 @@ class SessionBase(ABC, Generic[EventT]):
             self._phase = Phase.CLOSED
 
     def next_event(self) -> EventT | None:
-        """Return the next event; None when more bytes are needed.
-
-        Raises:
-            RemoteProtocolError: the peer broke the protocol. The session is dead.
-            LocalProtocolError: the session was closed or dead already.
-        """
+        """Return the next event; None when more bytes are needed."""
         self._check_alive()
         try:
             return self._decode_next_event()
@@ -214,20 +205,12 @@ class SessionBase(ABC, Generic[EventT]):
         self._client.abandon_call(stream)
 
     def reply(self, stream: int, response: Message | None = None) -> None:
-        """Answer a request; None is the empty response.
-
-        Raises:
-            LocalProtocolError: nothing waits on this stream, or the response is over 4 MiB.
-        """
+        """Answer a request with at most 4 MiB; None is the empty response."""
         self._check_alive()
         self._server.reply(stream, b"" if response is None else response.SerializeToString())
 
     def reply_error(self, stream: int, message: str, code: int = ttrpc.Code.UNKNOWN) -> None:
-        """Answer a request with an error. A handler's plain error has code 2.
-
-        Raises:
-            LocalProtocolError: nothing waits on this stream.
-        """
+        """Answer a request with an error. A handler's plain error has code 2."""
         self._check_alive()
         self._server.reply_error(stream, code, message)
 
@@ -455,11 +438,7 @@ class RuntimeSession(SessionBase[ev.RuntimeSessionEvent]):
         timeout_nano: int = 0,
         metadata: Mapping[str, str] | None = None,
     ) -> int:
-        """Call a method of the Plugin service and return the stream of its answer.
-
-        Raises:
-            LocalProtocolError: unknown method, or not legal in this phase.
-        """
+        """Call a method of the Plugin service and return the stream of its answer."""
         self._check_alive()
         if method not in PLUGIN_METHODS:
             raise LocalProtocolError(f"the Plugin service has no method {method}")

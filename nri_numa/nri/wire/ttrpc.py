@@ -300,10 +300,8 @@ class TTRPCServer:
     def next_call(self) -> Call | None:
         """Return the next call to answer; None when bytes are needed.
 
-        Invalid requests are answered here and not returned.
-
-        Raises:
-            LocalProtocolError: the peer exceeded a limit.
+        Invalid requests are answered here and not returned. `LocalProtocolError` means that the
+        peer exceeded a limit.
         """
         while (message := self._reader.next_message()) is not None:
             stream, message_type, body = message

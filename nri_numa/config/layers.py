@@ -382,11 +382,8 @@ def _schema_error_problems(error: Any) -> Iterator[tuple[list[Any], str]]:
         hint = f"; did you mean {matches[0]}?" if matches and len(allowed) > 1 else ""
         yield path, f"{value_text}, expected {_choices_text(allowed)}{hint}"
     elif rule == "type":
-        yield (
-            path,
-            f"{value_text}, expected "
-            f"{_JSON_TYPE_TEXTS.get(error.validator_value, error.validator_value)}",
-        )
+        type_text = _JSON_TYPE_TEXTS.get(error.validator_value, error.validator_value)
+        yield path, f"{value_text}, expected {type_text}"
     elif rule == "anyOf":
         types = [
             _JSON_TYPE_TEXTS.get(item.get("type", ""), "a value") for item in error.validator_value

@@ -30,7 +30,6 @@ _SECONDS_BY_UNIT = {
     "h": Fraction(3600),
 }
 _PERCENT_PATTERN = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,3})?)%", re.ASCII)
-_MAX_CPUS = 8192  # of the largest kernels, as in `nri_numa.model.cpuset`
 
 # --- Amounts ------------------------------------------------------------------------------------
 
@@ -62,7 +61,7 @@ def parse_cpu_count_or_percent(value: str | int) -> CPUAmount:
     match = _PERCENT_PATTERN.fullmatch(text)
     if match is not None and float(match[1]) <= 100:
         return CPUAmount(percent=float(match[1]))
-    if text.isascii() and text.isdigit() and len(text) <= 4 and int(text) <= _MAX_CPUS:
+    if text.isascii() and text.isdigit() and len(text) <= 4 and int(text) <= CPUSet.LIMIT:
         return CPUAmount(int(text))
     raise ValueError(f"{text[:40]!r}, expected a number of CPUs, or a part of them such as 25%")
 

@@ -166,21 +166,19 @@ class KubeletPlugin:
                 log.warning("claim not prepared", claim_uid=claim.uid, problem=str(error))
                 continue
             for prepared in devices:
-                device = entry.devices.add(
+                entry.devices.add(
                     request_names=[prepared.request],
                     pool_name=prepared.pool,
                     device_name=prepared.device,
                     cdi_device_ids=[prepared.cdi],
+                    share_id=prepared.share_id or None,
                 )
-                if prepared.share_id:
-                    device.share_id = prepared.share_id
         return answer
 
     def _unprepare_resources(self, request: Any, context: Any) -> Any:
         answer = dra.NodeUnprepareResourcesResponse()
         for claim in request.claims:
-            entry = answer.claims[claim.uid]
-            entry.error = ""
+            entry = answer.claims[claim.uid]  # as above
             try:
                 self._book.unprepare_claim(claim.uid)
             except OSError as error:

@@ -30,7 +30,6 @@ VERSION_QUERY_TIMEOUT_S: Final = 2.0
 _NRI_SECTION_PATTERN = re.compile(
     rf"^[ \t]*\[[ \t]*plugins[ \t]*\.[ \t]*(['\"]){re.escape(NRI_PLUGIN_NAME)}\1[ \t]*\]"
 )
-_TOML_TABLE_HEADER_PATTERN = re.compile(r"^[ \t]*\[")
 _DISABLE_KEY_PATTERN = re.compile(r"^[ \t]*(disable|disable_connections)[ \t]*=")
 
 
@@ -315,7 +314,7 @@ def _enable_nri(path: Path, text: str, document: Mapping[str, Any]) -> FileChang
         change = FileChange(path, f"{text}{tail}\n{table}", table)
     else:
         indices = range(start + 1, len(lines))
-        stop = next((i for i in indices if _TOML_TABLE_HEADER_PATTERN.match(lines[i])), len(lines))
+        stop = next((i for i in indices if lines[i].lstrip().startswith("[")), len(lines))
         body = [line for line in lines[start + 1 : stop] if not _DISABLE_KEY_PATTERN.match(line)]
         table = "".join([lines[start].rstrip("\n"), "\n  disable = false\n", *body])
         edited = "".join([*lines[:start], table, *lines[stop:]])

@@ -74,24 +74,24 @@ class SlotList:
         self._pending_slots.update(dict.fromkeys(ids, allocated_at))
         self._node_by_slot.update({id: numa_node_of_slot(id) for id in self._pending_slots})
 
-    def apply_counts(self, counts: ExclusiveCPUSlotsDocument, counted_at: float) -> bool:
+    def apply_counts(self, counts: ExclusiveCPUSlotsDocument, queried_at: float) -> bool:
         """Apply the counts of a ready agent; True if the list changed."""
         self._counts, self._ready = counts, True
-        return self._rebuild_slots(counted_at)
+        return self._rebuild_slots(queried_at)
 
-    def stop_offering(self, counted_at: float) -> bool:
+    def stop_offering(self, queried_at: float) -> bool:
         """Stop offering free slots, because the agent is not ready; True if the list changed."""
         self._ready = False
-        return self._rebuild_slots(counted_at)
+        return self._rebuild_slots(queried_at)
 
-    def _rebuild_slots(self, counted_at: float) -> bool:
+    def _rebuild_slots(self, queried_at: float) -> bool:
         if self._counts is None:
             return False
         held_ids = set(self._counts.ids)
         self._pending_slots = {
             id: allocated_at
             for id, allocated_at in self._pending_slots.items()
-            if id not in held_ids and counted_at - allocated_at < PENDING_SLOT_TIMEOUT_S
+            if id not in held_ids and queried_at - allocated_at < PENDING_SLOT_TIMEOUT_S
         }
         ids = held_ids | self._pending_slots.keys()
         slots = {

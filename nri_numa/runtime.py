@@ -77,20 +77,6 @@ class PermanentlyRejected(AgentError):
     reason = "RegistrationRefused"
 
 
-class PushResult(msgspec.Struct, frozen=True):
-    """Result of a push; ``detail`` says why the runtime refused it and is empty if it did not.
-
-    Over NRI it does not name the updates without effect.
-    """
-
-    detail: str = ""
-
-    @property
-    def succeeded(self) -> bool:
-        """True if the runtime accepted the updates."""
-        return not self.detail
-
-
 Planner = Callable[[PodTable, Sequence[Container]], Sequence[ContainerUpdate]]
 """Function from all pods and containers of a runtime to its updates, at most one for each."""
 
@@ -245,8 +231,12 @@ class RuntimeLink(ABC):
         """
 
     @abstractmethod
-    async def push_updates(self, updates: Sequence[ContainerUpdate]) -> PushResult:
-        """Send updates that answer no request, at most one for each container."""
+    async def push_updates(self, updates: Sequence[ContainerUpdate]) -> str:
+        """Send updates that answer no request, at most one for each container.
+
+        Returns the reason why the runtime refused them; empty if it did not. Over NRI it does not
+        name the updates without effect.
+        """
 
     @abstractmethod
     async def ensure_containers_reported(self) -> str:

@@ -40,7 +40,6 @@ from nri_numa.runtime import (
     STABLE_LINK_S,
     LinkState,
     Planner,
-    PushResult,
     RequestRejected,
     RuntimeHandler,
     RuntimeLink,
@@ -724,16 +723,16 @@ class CRILink(RuntimeLink):
         finally:
             self._set_link_state(LinkState.STOPPED, "")
 
-    async def push_updates(self, updates: Sequence[ContainerUpdate]) -> PushResult:
+    async def push_updates(self, updates: Sequence[ContainerUpdate]) -> str:
         """Send updates that answer no request."""
         if not updates:
-            return PushResult()
+            return ""
         connection = self._connection
         if connection is None or self.state is not LinkState.ACTIVE:
-            return PushResult(f"the link is {self.state.value}")
+            return f"the link is {self.state.value}"
         failures = await asyncio.gather(*map(connection.send_update, updates))
         messages = [f.message for f in failures if f is not None and not f.unknown]
-        return PushResult("; ".join(messages[:3]))
+        return "; ".join(messages[:3])
 
     async def ensure_containers_reported(self) -> str:
         """Do nothing: listings show all running containers."""

@@ -52,7 +52,6 @@ from nri_numa.runtime import (
     LinkState,
     PermanentlyRejected,
     Planner,
-    PushResult,
     RequestRejected,
     RuntimeHandler,
     RuntimeLink,
@@ -502,10 +501,10 @@ class NRILink(RuntimeLink):
 
     # ------------------------------------------------------------------ pushing
 
-    async def push_updates(self, updates: Sequence[ContainerUpdate]) -> PushResult:
+    async def push_updates(self, updates: Sequence[ContainerUpdate]) -> str:
         """Send updates that answer no request, by the safe path, one push at a time."""
         if not updates:
-            return PushResult()
+            return ""
         loop = asyncio.get_running_loop()
         async with self._push_lock:
             await asyncio.sleep(self._last_push_at + self._settings.push_interval - loop.time())
@@ -514,7 +513,7 @@ class NRILink(RuntimeLink):
             if not detail and self._push_path is PushPath.ONE_SHOT:
                 detail = await self._wait_for_idle_runtime() or self._push_obstacle()
             if detail:
-                return PushResult(detail)
+                return detail
             try:
                 if self._push_path is PushPath.UPDATE_CONTAINERS:
                     detail = await self._push_by_update_call(updates)
@@ -522,7 +521,7 @@ class NRILink(RuntimeLink):
                     detail = await self._register_again("push", lambda pods, containers: updates)
             finally:
                 self._last_push_at = loop.time()
-        return PushResult(detail)
+        return detail
 
     @property
     def _push_path(self) -> PushPath:

@@ -91,12 +91,9 @@ class LayeredDocument:
 
     def set_key(self, path: str, value: object, origin: str) -> None:
         """Set one key by its dotted path."""
-        document: Document = {}
-        parent = document
-        *sections, key = path.split(".")
-        for section in sections:
-            parent = parent.setdefault(section, {})
-        parent[key] = value
+        document: Any = value
+        for key in reversed(path.split(".")):
+            document = {key: document}
         self.merge_document(document)
         self.origins[path] = origin
 

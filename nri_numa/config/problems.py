@@ -264,7 +264,7 @@ def _check_namespace_quotas(config: AgentConfig) -> Iterator[str]:
 
 
 def _check_reserved_resource_syntax(config: AgentConfig) -> Iterator[str]:
-    for section, mapping in _sections_by_numa_node(config):
+    for section, mapping in _sections_by_numa_node(config).items():
         for numa_node in mapping:
             if not 0 <= numa_node < NUMASet.LIMIT:
                 yield f"{section}.{numa_node}: expected a NUMA node from 0 to {NUMASet.LIMIT - 1}"
@@ -279,11 +279,8 @@ def _check_reserved_resource_syntax(config: AgentConfig) -> Iterator[str]:
         yield "strictCPUReservation: is true, but reservedCPUs names no CPU to keep out"
 
 
-def _sections_by_numa_node(config: AgentConfig) -> tuple[tuple[str, Mapping[int, object]], ...]:
-    return (
-        ("capacityFactor", config.capacity_factor),
-        ("reservedMemory", config.reserved_memory),
-    )
+def _sections_by_numa_node(config: AgentConfig) -> dict[str, Mapping[int, object]]:
+    return {"capacityFactor": config.capacity_factor, "reservedMemory": config.reserved_memory}
 
 
 def _reserved_memory_entries(config: AgentConfig) -> Iterator[tuple[str, int, str, str | int]]:
@@ -351,7 +348,7 @@ def _check_against_machine(config: AgentConfig, topology: Topology) -> Iterator[
     if reserved and topology.online <= reserved:
         yield f"reservedCPUs: {reserved} is the whole machine; nothing is left for containers"
     numa_ids = f"this machine has {topology.numa_ids}"
-    for section, mapping in _sections_by_numa_node(config):
+    for section, mapping in _sections_by_numa_node(config).items():
         for numa_node in mapping:
             if numa_node not in topology.numa_nodes:
                 yield f"{section}.{numa_node}: there is no NUMA node {numa_node}; {numa_ids}"

@@ -858,6 +858,8 @@ def config_keys() -> Mapping[str, ConfigKey]:
     """Return every key that is not a section by dotted path, in order of declaration."""
     from msgspec import inspect
 
+    defaults = AgentConfig()
+
     def walk_struct_fields(
         struct: inspect.StructType, path: str, names: tuple[str, ...], restart: bool
     ) -> Iterator[ConfigKey]:
@@ -871,11 +873,7 @@ def config_keys() -> Mapping[str, ConfigKey]:
             if isinstance(kind, inspect.StructType):
                 yield from walk_struct_fields(kind, f"{key_path}.", field_names, needs_restart)
             else:
-                default = (
-                    item.default
-                    if item.default_factory is msgspec.NODEFAULT
-                    else item.default_factory()
-                )
+                default = functools.reduce(getattr, field_names, defaults)
                 yield ConfigKey(key_path, default, needs_restart, extra.get("check"), field_names)
 
     root = cast("inspect.StructType", inspect.type_info(AgentConfig))

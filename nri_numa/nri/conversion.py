@@ -56,7 +56,7 @@ POD_UID_LABEL: Final = "io.kubernetes.pod.uid"
 
 
 def pods_from(
-    pods: Iterable[pb.PodSandbox], containers: Iterable[pb.Container], *, mentions: bool = False
+    pods: Iterable[pb.PodSandbox], containers: Iterable[pb.Container], *, mentions: bool
 ) -> PodTable:
     """Build the table of all pods; each pod is converted when it is first used, and most never are.
 
@@ -71,13 +71,11 @@ def pods_from(
                 container_by_pod.setdefault(container.pod_sandbox_id, container)
         return pod_from(messages[pod_id], container_by_pod.get(pod_id), mentions=mentions)
 
-    return PodTable(
-        {
-            pod_id: pod.uid or pod.labels.get(POD_UID_LABEL, "") or pod_id
-            for pod_id, pod in messages.items()
-        },
-        convert_pod,
-    )
+    return PodTable({pod_id: _pod_uid(pod) for pod_id, pod in messages.items()}, convert_pod)
+
+
+def _pod_uid(pod: pb.PodSandbox) -> str:
+    return pod.uid or pod.labels.get(POD_UID_LABEL, "") or pod.id
 
 
 def pod_from(
@@ -99,7 +97,7 @@ def pod_from(
         qos = inferred_qos(resources, None if container is None else container_from(container))
     return PodSandbox(
         id=pod.id,
-        uid=pod.uid or labels.get(POD_UID_LABEL, "") or pod.id,
+        uid=_pod_uid(pod),
         namespace=pod.namespace or labels.get(POD_NAMESPACE_LABEL, ""),
         name=pod.name or labels.get(POD_NAME_LABEL, ""),
         labels=labels,
@@ -321,19 +319,15 @@ def linux_update(update: ContainerUpdate) -> pb.LinuxContainerUpdate:
 
 
 def answer_synchronize(
-    plan: Planner,
-    pods: Sequence[pb.PodSandbox],
-    containers: Sequence[pb.Container],
-    *,
-    mentions: bool = False,
+    plan: Planner, request: ev.SynchronizeRequested, *, mentions: bool
 ) -> pb.SynchronizeResponse:
     """Build the answer to Synchronize.
 
     A container without an id is left out: its update would make the whole answer invalid.
     """
-    reported = [container_from(c, mentions=mentions) for c in containers if c.id]
-    updates = plan(pods_from(pods, containers, mentions=mentions), reported)
-    return pb.SynchronizeResponse(update=update_messages(updates))
+    pods = pods_from(request.pods, request.containers, mentions=mentions)
+    reported = [container_from(c, mentions=mentions) for c in request.containers if c.id]
+    return pb.SynchronizeResponse(update=update_messages(plan(pods, reported)))
 
 
 # --- requests ---------------------------------------------------------------------------------
@@ -345,9 +339,7 @@ def answer_request(
     """Let the handler answer a request of the session; None is the empty response."""
     mentions = handler.reads_mentions
     if isinstance(request, ev.SynchronizeRequested):
-        return answer_synchronize(
-            handler.synchronize, request.pods, request.containers, mentions=mentions
-        )
+        return answer_synchronize(handler.synchronize, request, mentions=mentions)
     event, message = request.event, request.message
     match event:
         case Event.POST_UPDATE_CONTAINER:

@@ -64,31 +64,22 @@ logger = get_logger("nri")
 
 DEFAULT_REQUEST_TIMEOUT_S: Final = 2.0
 """Seconds that a runtime waits for an answer if it does not report them (NRI before 0.7)."""
-
 MAX_RETRY_WHILE_LISTENING_S: Final = 2.0
 """Maximum delay while the runtime's socket accepts connections."""
-
 REGISTRATION_STEP: Final = "registration"
 """Name of the registration in `CallTimer`."""
-
 QUIET_AFTER_S: Final = 0.3
 """Seconds without a request after which the runtime counts as idle."""
-
 SOCKET_POLL_INTERVAL_S: Final = 0.1
 """Seconds between two checks for a new socket of the runtime."""
-
 QUIET_WAIT_TIMEOUT_S: Final = 10.0
 """Maximum wait for an idle runtime; on a busier node the updates travel with a reply."""
-
 QUIET_CHECK_INTERVAL_S: Final = 0.1
 """Seconds between two checks for an idle runtime."""
-
 MAX_SANDBOX_REMOVAL_S: Final = 5.0
 """Maximum time from the stop of a sandbox to its removal with containers still in it."""
-
 PUSH_REGISTRATION_STEP: Final = "second registration"
 """Name of the second registration in `CallTimer`."""
-
 ONE_SHOT_LINGER_S: Final = 0.05
 """Time that the one-shot stays connected after its answer, so that the runtime reads all of it."""
 
@@ -166,8 +157,8 @@ async def push_one_shot(
                 # One harmless bit: zero would mean all events, the validator's included.
                 mask = Event.REMOVE_POD_SANDBOX.mask_bit
                 session.reply(stream, pb.ConfigureResponse(events=mask))
-            case ev.SynchronizeRequested(stream, pods, containers, _):
-                answer = conversion.answer_synchronize(plan, pods, containers, mentions=mentions)
+            case ev.SynchronizeRequested(stream):
+                answer = conversion.answer_synchronize(plan, event, mentions=mentions)
                 session.reply(stream, answer)
                 if not answered.done():
                     answered.set_result("")

@@ -21,7 +21,6 @@ logger = get_logger("nri")
 
 READ_BUFFER_BYTES: Final = 1 << 18
 """Bytes of one read from the socket."""
-
 WRITE_HIGH_WATER_BYTES: Final = 1 << 20
 """Bytes that the peer has not read, above which no more requests are read; bounds memory."""
 

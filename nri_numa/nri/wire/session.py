@@ -65,7 +65,6 @@ PLUGIN_METHODS: Final[Mapping[str, type[Message]]] = {
     **{event.method_name: getattr(pb, f"{event.method_name}Request") for event in Event},
 }
 """Methods of the Plugin service, with their request messages."""
-
 RUNTIME_METHODS: Final[
     Mapping[str, type[pb.RegisterPluginRequest | pb.UpdateContainersRequest]]
 ] = {
@@ -73,7 +72,6 @@ RUNTIME_METHODS: Final[
     "UpdateContainers": pb.UpdateContainersRequest,
 }
 """Methods of the Runtime service, with their request messages."""
-
 _EVENT_BY_METHOD: Final[Mapping[str, Event]] = {
     event.method_name: event for event in Event if event.mask_bit & ALL_EVENTS
 }

@@ -46,20 +46,16 @@ from nri_numa.nri.wire.pb import ttrpc_pb2
 
 PLUGIN_CONNECTION_ID: Final = 1
 """Connection of the Plugin service: the runtime calls, the plugin answers."""
-
 RUNTIME_CONNECTION_ID: Final = 2
 """Connection of the Runtime service: the plugin calls, the runtime answers."""
-
 FRAME_HEADER_BYTES: Final = 8
 MAX_SENT_FIRST_FRAME_BYTES: Final = 4096
 
 MAX_FRAME_PAYLOAD_BYTES: Final = (16 << 20) + 10 + 4096
 """Largest payload that any release of NRI writes (16 MiB up to 0.6.1, 4 MiB since), plus a ttrpc
 header and one read buffer."""
-
 MAX_UNREAD_BYTES: Final = 8 << 20
 """Maximum bytes that wait for `Trunk.next_chunk`; a reader that drains stays far below."""
-
 _FRAME_HEADER: Final = struct.Struct(">II")
 
 
@@ -144,18 +140,14 @@ MESSAGE_HEADER_BYTES: Final = 10
 
 MAX_MESSAGE_BODY_BYTES: Final = 4 << 20
 """Maximum body of one message, by PROTOCOL.md; never exceeded when sending."""
-
 MAX_REQUEST_TO_PLUGIN_BYTES: Final = 16 << 20
 """Maximum request that a plugin accepts. ttrpc before 1.2.6 does not check what it sends, and NRI
 before 0.7 has no slices, so containerd up to 1.7.25 describes a large node in one message above
 4 MiB."""
-
 MAX_UNANSWERED_CALLS: Final = 64
 """Maximum open calls of one peer; an NRI runtime has one event and a few validations."""
-
 MAX_STATUS_TEXT_CHARS: Final = 16 << 10
 """Maximum characters of an error message; the rest is cut off."""
-
 MAX_STREAM_ID: Final = (1 << 32) - 1
 
 _MESSAGE_HEADER: Final = struct.Struct(">IIBB")

@@ -505,10 +505,7 @@ class CRIConnection:
             self._querying.pop(container_id, None)
 
     async def _query_and_apply_status(self, container_id: str) -> None:
-        if (
-            container_id not in self._pod_of
-            and await self._find_or_query_pod(container_id) is not None
-        ):
+        if container_id not in self._pod_of and await self._find_or_query_pod(container_id):
             return  # a pod, reported before its containers as over NRI
         answer = await self._client.container_status(container_id)
         if answer is None or answer.status.state not in LIVE_STATES:

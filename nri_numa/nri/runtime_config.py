@@ -117,10 +117,8 @@ def nri_disabled_reason(root: Path = Path("/")) -> str | None:
         if installed is None:
             return f"{source} does not turn it on, which containerd before 2.0 needs"
         if not installed.profile.nri_by_default:
-            return (
-                f"{source} does not turn it on, and containerd {installed.version} has it off by "
-                "default"
-            )
+            release = f"containerd {installed.version}"
+            return f"{source} does not turn it on, and {release} has it off by default"
     if table.get("disable_connections") is True:
         return f"{files['disable_connections']} sets disable_connections"
     return None

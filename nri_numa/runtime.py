@@ -7,7 +7,6 @@ Protobuf and gRPC stay in the rooms that implement a link: `nri_numa.nri` and `n
 from __future__ import annotations
 
 import enum
-import random
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -254,10 +253,10 @@ class RuntimeLink(ABC):
                 self._handler.on_internal_error("link_changed", error)
 
 
-def backoff_delays(random_number: Callable[[], float] = random.random) -> Iterator[float]:
+def backoff_delays(random_number: Callable[[], float]) -> Iterator[float]:
     """Yield the pauses between attempts: 1, 2, 4, 8, 16, 30, 30 … seconds.
 
-    Up to a tenth is added to each, by random numbers from 0 to 1, so the plugins of many nodes do
+    Up to a tenth is added to each, by a random number from 0 to 1, so the plugins of many nodes do
     not retry at the same time.
     """
     delay = 1.0

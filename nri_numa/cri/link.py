@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -63,6 +64,8 @@ LISTING_INTERVAL_WITH_EVENTS_S: Final = 5.0
 """Seconds between two listings while events arrive; a listing finds what no event reported."""
 EVENT_STREAM_RETRY_S: Final = 5.0
 """Seconds from the end of the event stream to the next attempt to open it."""
+RECONNECT_DELAYS: Final = partial(backoff_delays, random.random)
+"""Creates the sequence of delays between attempts."""
 
 _T = TypeVar("_T")
 
@@ -685,8 +688,7 @@ class CRIConnection:
 class CRILink(RuntimeLink):
     """Link to one runtime over CRI; see `nri_numa.runtime.RuntimeLink`.
 
-    ``listing`` is the number of seconds between two listings without an event stream; ``delays``
-    creates the sequence of delays between attempts.
+    ``listing`` is the number of seconds between two listings without an event stream.
     """
 
     def __init__(
@@ -696,7 +698,7 @@ class CRILink(RuntimeLink):
         *,
         socket_path: str,
         listing: float = 1.0,
-        delays: Callable[[], Iterator[float]] = backoff_delays,
+        delays: Callable[[], Iterator[float]] = RECONNECT_DELAYS,
     ) -> None:
         super().__init__(handler, time.monotonic)
         self._socket_path = socket_path.removeprefix("unix://")

@@ -27,9 +27,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import socket
 import time
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -207,7 +209,7 @@ class LinkSettings(msgspec.Struct, frozen=True, kw_only=True):
     socket_path: str
     descriptor: int | None = None
     events: int = ALL_EVENTS
-    delays: Callable[[], Iterator[float]] = backoff_delays
+    delays: Callable[[], Iterator[float]] = partial(backoff_delays, random.random)
     registration_wait: float = 60.0
     push_interval: float = 1.0
     push_timeout: float = 10.0

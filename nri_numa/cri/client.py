@@ -393,9 +393,7 @@ def container_from(answer: cri_pb2.ContainerStatusResponse) -> Container:
             cpus=linux.cpuset_cpus,
             mems=linux.cpuset_mems,
         )
-    privileged = any(
-        allows_all_devices(rule.allow, rule.type, rule.major, rule.minor) for rule in oci.devices
-    )
+    privileged = any(allows_all_devices(r.allow, r.type, r.major, r.minor) for r in oci.devices)
     return Container(
         id=status.id,
         pod_id=info.sandbox_id,

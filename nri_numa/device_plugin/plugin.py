@@ -395,7 +395,7 @@ class DevicePlugin:
             elif checked_at - watched_at > self._times.watched:
                 return _ReregisterReason(
                     "the kubelet no longer watches the list; another plugin may register "
-                    "{self._resource} too",
+                    f"{self._resource} too",
                     is_retry=True,
                 )
 

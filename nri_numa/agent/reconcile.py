@@ -41,7 +41,6 @@ from nri_numa.model.workload import ContainerUpdate
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.notices import NoticedEventKind, NoticeMessageReason
 from nri_numa.observe.reports import ReportOnce
-from nri_numa.runtime import PushResult
 
 log = get_logger("reconcile")
 
@@ -92,7 +91,7 @@ class RuntimeStatus(Protocol):
         """True if registered and synchronized."""
 
 
-PushUpdates = Callable[[Sequence[ContainerUpdate]], Awaitable[PushResult]]
+PushUpdates = Callable[[Sequence[ContainerUpdate]], Awaitable[str]]
 """Function that sends the runtime updates that answer no event."""
 
 
@@ -442,10 +441,9 @@ class Reconciler:
         sent: list[Drift] = []
         for start in range(0, len(pending), PUSH_BATCH):
             chunk = pending[start : start + PUSH_BATCH]
-            result = await self._push_updates([c.to_update for c in chunk])
-            if not result.succeeded:
+            if problem := await self._push_updates([c.to_update for c in chunk]):
                 unsent = len(pending) - start
-                log.warning("corrections not sent", container_count=unsent, problem=result.detail)
+                log.warning("corrections not sent", container_count=unsent, problem=problem)
                 break
             sent += chunk
         if any(correction.quota for correction in sent):

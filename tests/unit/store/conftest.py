@@ -21,8 +21,8 @@ from tests.beds.stores import IDENTITY, Opened, Stores
 def stores(tmp_path: Path) -> Iterator[Stores]:
     made: Stores = []
     yield made
-    for store in made:
-        store.close()
+    for close in made:
+        close()
     still_open: list[str] = []
     for number in os.listdir("/proc/self/fd"):
         with suppress(FileNotFoundError):  # of the listing itself
@@ -61,7 +61,7 @@ def opened(stores: Stores) -> Opened:
     ) -> tuple[NoticeLog, HistoryFile, str]:
         history = NoticesOnly(limit)
         file = HistoryFile(str(directory), identity=identity, history=history)
-        stores.append(file)
+        stores.append(file.stop_writing)
         return history.notices, file, file.restore_and_open({}, writable=writable)
 
     return made

@@ -21,7 +21,7 @@ from types import FrameType
 
 from google.protobuf.message import Message
 
-from nri_numa.agent.agent import Agent
+from nri_numa.agent.build import build_agent
 from nri_numa.agent.current_state import CurrentState
 from nri_numa.agent.handler import AgentHandler
 from nri_numa.agent.loop import Clock
@@ -99,7 +99,7 @@ class Node:
         machine = NodeModel(topology=topology, settings=Settings(), key=b"signs annotations")
         current = CurrentState(machine, store, clock)
         writer = CgroupWriter(CgroupReader("/nowhere"))
-        self._handler = AgentHandler(Agent(current, writer, metrics))
+        self._handler = AgentHandler(build_agent(current, writer, metrics))
         self._plugin, self._runtime = PluginSession(), RuntimeSession()
         self._plugin.register_plugin("hops", "10")
         (registration,) = self._replies()

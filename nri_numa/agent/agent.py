@@ -14,7 +14,6 @@ from functools import partial
 from msgspec.structs import replace
 
 from nri_numa.agent.cgroup_updates import CgroupUpdates
-from nri_numa.agent.containers import LiveContainers
 from nri_numa.agent.current_state import CurrentState
 from nri_numa.agent.drift_table import DriftTable
 from nri_numa.agent.history import DecisionHistory
@@ -41,7 +40,7 @@ from nri_numa.engine.state import (
     NodeState,
     PodRecord,
 )
-from nri_numa.machine.cgroups import CgroupReader, CgroupWrite, CgroupWriter, has_sandbox_cgroup
+from nri_numa.machine.cgroups import CgroupReader, CgroupWrite, has_sandbox_cgroup
 from nri_numa.model.cpuset import CPUSet, union_cpus
 from nri_numa.model.workload import (
     NO_CHANGED_IDS,
@@ -70,9 +69,7 @@ class GrantSource:
 
 
 class Agent:
-    """Owns the state of the node, and the parts that write, correct and record.
-
-    The keyword arguments are those of its parts.
+    """Owns the state of the node.
 
     Attributes:
         current: the node state, which nothing else replaces.
@@ -88,25 +85,19 @@ class Agent:
     def __init__(
         self,
         current: CurrentState,
-        writer: CgroupWriter,
         metrics: Metrics,
         *,
-        kubelet: GrantSource = GrantSource(),  # noqa: B008 - without any state
-        moves_memory: bool = False,
-        sees_starts: bool = True,
-        max_decided_requests: int = 0,
+        cgroups: CgroupUpdates,
+        starts: ContainerStarts,
+        history: DecisionHistory,
+        drift: DriftTable,
+        tasks: DeferredTasks,
+        kubelet: GrantSource,
     ) -> None:
-        tasks = DeferredTasks(current.clock)
-        self.current, self.metrics, self._kubelet, self._tasks = current, metrics, kubelet, tasks
-        self.containers = LiveContainers(moves_memory=moves_memory)
-        self.cgroups = cgroups = CgroupUpdates(current, self.containers, writer, tasks, metrics)
-        self.history = history = DecisionHistory(
-            current, tasks, metrics, max_decided_requests=max_decided_requests
-        )
-        self.starts = ContainerStarts(
-            current, cgroups, history, tasks, metrics, sees_starts=sees_starts
-        )
-        self.drift = DriftTable(current, metrics)
+        self.current, self.metrics = current, metrics
+        self.containers, self.cgroups = cgroups.containers, cgroups
+        self.starts, self.history, self.drift = starts, history, drift
+        self._tasks, self._kubelet = tasks, kubelet
         self._room_searches = DeferredRoomSearches(
             current, cgroups, history, tasks, self.move_for_newcomer
         )

@@ -1,8 +1,8 @@
 """The composition root: functions that build and return the parts of the agent.
 
 What a part needs is an argument of its function, so the order is what the types allow: the node,
-the history of the agent on it, the link above the agent, and the loops around all of them. Nothing
-runs yet; `nri_numa.agent.daemon` does that, and the agent builds its own parts.
+the agent on it, the link above the agent, and the loops around all of them. Nothing runs yet;
+`nri_numa.agent.daemon` does that.
 """
 
 from __future__ import annotations
@@ -15,12 +15,16 @@ import msgspec
 
 from nri_numa import __version__
 from nri_numa import config as configuration
-from nri_numa.agent.agent import Agent
+from nri_numa.agent.agent import Agent, GrantSource
 from nri_numa.agent.assigned_files import AssignedFiles
 from nri_numa.agent.capacity import CapacityFactors, ExternalCapacity, StealWatch
+from nri_numa.agent.cgroup_updates import CgroupUpdates
 from nri_numa.agent.claims import ClaimStore, serve_claims_to_kubelet
+from nri_numa.agent.containers import LiveContainers
 from nri_numa.agent.current_state import CurrentState
+from nri_numa.agent.drift_table import DriftTable
 from nri_numa.agent.handler import AgentHandler
+from nri_numa.agent.history import DecisionHistory
 from nri_numa.agent.interrupts import InterruptSteering
 from nri_numa.agent.kubelet_sync import KubeletConfigWatch, KubeletSync
 from nri_numa.agent.links import (
@@ -30,7 +34,7 @@ from nri_numa.agent.links import (
     RuntimeOwnership,
     runtime_lock_socket,
 )
-from nri_numa.agent.loop import Clock, LoopMonitor
+from nri_numa.agent.loop import Clock, DeferredTasks, LoopMonitor
 from nri_numa.agent.memory_migration import MemoryMigrator
 from nri_numa.agent.pod_observers import PendingPods, UnmatchedAnnotations
 from nri_numa.agent.reconcile import Reconciler
@@ -43,6 +47,7 @@ from nri_numa.agent.reload import (
 )
 from nri_numa.agent.runtime_lock import RuntimeLock
 from nri_numa.agent.serving import HTTPThread
+from nri_numa.agent.starts import ContainerStarts
 from nri_numa.agent.systemd_sync import SystemdSync
 from nri_numa.config import AgentConfig, InternalErrorAnswer, parse_plugin_index
 from nri_numa.config.sections import StealTimeMode
@@ -53,7 +58,7 @@ from nri_numa.errors import ConfigError
 from nri_numa.kubelet.configuration import registered_node_name
 from nri_numa.kubelet.state_files import KubeletStateFiles
 from nri_numa.machine import hotplug
-from nri_numa.machine.cgroups import SystemdScopes, read_text_or_empty
+from nri_numa.machine.cgroups import CgroupWriter, SystemdScopes, read_text_or_empty
 from nri_numa.machine.sysfs import discover_topology
 from nri_numa.model.machine import Topology
 from nri_numa.nri.link import LinkSettings, NRILink, PreinstalledConnection
@@ -161,6 +166,37 @@ def _load_checkpoint(
         metrics.checkpoint_errors.inc()
         log.warning("checkpoint problem found", problem=problem)
     return state, key
+
+
+# --- The agent ------------------------------------------------------------------------------------
+
+
+def build_agent(
+    current: CurrentState,
+    writer: CgroupWriter,
+    metrics: Metrics,
+    *,
+    kubelet: GrantSource | None = None,
+    moves_memory: bool = False,
+    sees_starts: bool = True,
+    max_decided_requests: int = 0,
+) -> Agent:
+    """Build the agent over a node's state; the keyword arguments are those of its parts."""
+    tasks = DeferredTasks(current.clock)
+    containers = LiveContainers(moves_memory=moves_memory)
+    cgroups = CgroupUpdates(current, containers, writer, tasks, metrics)
+    history = DecisionHistory(current, tasks, metrics, max_decided_requests=max_decided_requests)
+    starts = ContainerStarts(current, cgroups, history, tasks, metrics, sees_starts=sees_starts)
+    return Agent(
+        current,
+        metrics,
+        cgroups=cgroups,
+        starts=starts,
+        history=history,
+        drift=DriftTable(current, metrics),
+        tasks=tasks,
+        kubelet=kubelet or GrantSource(),
+    )
 
 
 def restore_history(config: AgentConfig, node: NodeParts, agent: Agent) -> HistoryFile:

@@ -20,6 +20,7 @@ from nri_numa.agent.build import (
     LinkParts,
     LoopFunction,
     NodeParts,
+    build_agent,
     build_link,
     build_loops,
     build_node,
@@ -205,7 +206,7 @@ def build_daemon(
     over_cri = is_reached_over_cri(config, launched=launched is not None)
     restored_count = len(node.current.state.allocations)
     writer = CgroupWriter(CgroupReader(config.cgroup_root))
-    agent = Agent(
+    agent = build_agent(
         node.current,
         writer,
         metrics,

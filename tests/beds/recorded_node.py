@@ -10,8 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from nri_numa.agent.agent import Agent
-from nri_numa.agent.build import checkpoint_identity
+from nri_numa.agent.build import build_agent, checkpoint_identity
 from nri_numa.agent.current_state import CurrentState
 from nri_numa.agent.handler import AgentHandler
 from nri_numa.agent.links import LinkStatus
@@ -164,7 +163,7 @@ class RecordedAgent:
         machine = NodeModel(topology=topology, settings=derive_settings(config), key=key)
         current = CurrentState(machine, self.store, clock)
         writer = CgroupWriter(CgroupReader(config.cgroup_root))
-        self.agent = Agent(current, writer, metrics)
+        self.agent = build_agent(current, writer, metrics)
         current.restore_state(state_from(loaded.entries)[0])
         status = LinkStatus(current, metrics, config.sysfs_root, over_cri=False, is_launched=False)
         self.link = NRILink(

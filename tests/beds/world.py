@@ -15,6 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from nri_numa.agent.agent import Agent, GrantSource
+from nri_numa.agent.build import build_agent
 from nri_numa.agent.current_state import CurrentState
 from nri_numa.agent.loop import Clock
 from nri_numa.engine.decision import Admitted, Rejected
@@ -131,7 +132,7 @@ def agent_of(
     clock = clock or StillClock()
     current = CurrentState(machine, MemoryStore() if store is None else store, clock)
     writer = CgroupWriter(CgroupReader("/nowhere"))
-    return Agent(current, writer, metrics or Metrics("test"))
+    return build_agent(current, writer, metrics or Metrics("test"))
 
 
 class _Cgroups(CgroupWriter):
@@ -261,8 +262,8 @@ class World:
         machine = NodeModel(topology=self.topology, settings=self.settings, key=self.key)
         current = CurrentState(machine, self.store, self.timing, observe=self._observe)
         writer = _Cgroups(self, self._write)
-        kubelet = self._kubelet(current) if self._kubelet else GrantSource()
-        self.agent = Agent(current, writer, self.metrics, kubelet=kubelet)
+        kubelet = self._kubelet(current) if self._kubelet else None
+        self.agent = build_agent(current, writer, self.metrics, kubelet=kubelet)
         self.history = self.agent.history
         state, problems = state_from(self.store.documents)
         assert problems == []

@@ -315,10 +315,10 @@ _COMPLETION_EXAMPLES = """\b
   nri-numa completion fish > ~/.config/fish/completions/nri-numa.fish"""
 
 
-@click.command(epilog=_COMPLETION_EXAMPLES)
+@click.command("completion", epilog=_COMPLETION_EXAMPLES)
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
-def completion(ctx: click.Context, shell: str) -> None:
+def print_completion_script(ctx: click.Context, shell: str) -> None:
     """Print the completion script of SHELL."""
     kind = get_completion_class(shell)
     assert kind is not None  # noqa: S101  # the choices are click's own

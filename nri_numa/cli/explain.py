@@ -31,7 +31,7 @@ _MAX_DEVICE_IDS_SHOWN: Final = 8
 """Ids of one resource in a line."""
 
 
-@click.command()
+@click.command("explain")
 @click.argument("pod", metavar="[NAMESPACE/]POD", shell_complete=complete_namespaced_pods)
 @click.argument("container", required=False, shell_complete=complete_containers)
 @click.option(
@@ -66,7 +66,7 @@ _MAX_DEVICE_IDS_SHOWN: Final = 8
 @config_option
 @api_options
 @click.pass_context
-def explain(
+def explain_placements(
     ctx: click.Context,
     pod: str,
     container: str | None,

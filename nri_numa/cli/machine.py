@@ -65,11 +65,11 @@ _MAX_DISTANCE_COLUMNS: Final = 16  # columns of four characters that fit beside 
 _MAX_LISTED_L3_GROUPS: Final = 16  # L3 groups that are listed one by one
 
 
-@click.command()
+@click.command("topology")
 @machine_option
 @sysfs_option
 @listing_option
-def topology(machine: str | None, sysfs_root: str | None, output: str) -> None:
+def show_topology(machine: str | None, sysfs_root: str | None, output: str) -> None:
     """Show sockets, NUMA nodes, memory, distances, caches, cores, threads and PCI devices.
 
     Warnings about the machine are at the end, or under "warnings". -o wide omits nothing, however
@@ -275,10 +275,10 @@ def _table_lines(
 # --- A capture ----------------------------------------------------------------------------------
 
 
-@click.command()
+@click.command("capture")
 @click.argument("target", metavar="FILE.tar.gz", type=click.Path(dir_okay=False))
 @sysfs_option
-def capture(target: str, sysfs_root: str | None) -> None:
+def capture_machine(target: str, sysfs_root: str | None) -> None:
     """Pack the files that describe this machine's topology, for a bug report.
 
     It reads only files on an allow-list, and the archive has no names of pods or hosts. topology

@@ -16,7 +16,7 @@ from nri_numa.cli.common import Failure, output_option, show_progress, translate
 from nri_numa.cli.output import Column, render_table, wrap_text, write_document_or_lines
 
 
-@click.command()
+@click.command("measure")
 @click.option(
     "--rounds",
     type=click.IntRange(3, 100),
@@ -45,7 +45,7 @@ from nri_numa.cli.output import Column, render_table, wrap_text, write_document_
     help="Also write a drawing to this file.",
 )
 @output_option()
-def measure(
+def measure_placement(
     rounds: int, seconds: float, comparisons: tuple[str, ...], plot: str | None, output: str
 ) -> None:
     """Measure what placement gains on this machine.

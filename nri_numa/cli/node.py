@@ -61,7 +61,7 @@ _NEW_OPTION_OF: Final = {"--fix-containerd": "--fix-runtime"}
 _LEVEL_MARKS = {"ok": ("ok  ", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "red")}
 
 
-@click.command()
+@click.command("check")
 @config_option
 @nri_socket_setting
 @state_dir_setting
@@ -81,7 +81,7 @@ _LEVEL_MARKS = {"ok": ("ok  ", "green"), "warn": ("warn", "yellow"), "fail": ("F
 @click.option("--show-config", is_flag=True, help="Also show the effective configuration.")
 @output_option()
 @click.pass_context
-def check(
+def check_node(
     ctx: click.Context,
     config_path: str | None,
     fix_runtime: bool,
@@ -276,13 +276,15 @@ def _summary_line(findings: list[Finding]) -> str:
     return f"{failed}, {count_text(count['warn'], 'warning')}" if count["warn"] else failed
 
 
-@click.command()
+@click.command("checkpoint")
 @click.argument("file", metavar="[FILE]", required=False, type=click.Path())
 @config_option
 @state_dir_setting
 @listing_option
 @click.pass_context
-def checkpoint(ctx: click.Context, file: str | None, config_path: str | None, output: str) -> None:
+def show_checkpoint(
+    ctx: click.Context, file: str | None, config_path: str | None, output: str
+) -> None:
     """Show the saved state: the assignment of each container when it was last written.
 
     It works while the agent runs. Exit code 1 if the checkpoint is damaged, 3 if there is none.
@@ -373,7 +375,7 @@ def _checkpoint_lines(path: Path, document: dict[str, Any]) -> Iterator[str]:
     )
 
 
-@click.command()
+@click.command("release")
 @config_option
 @nri_socket_setting
 @state_dir_setting
@@ -392,7 +394,7 @@ def _checkpoint_lines(path: Path, document: dict[str, Any]) -> Iterator[str]:
 )
 @listing_option
 @click.pass_context
-def release(
+def release_containers(
     ctx: click.Context,
     config_path: str | None,
     dry_run: bool,

@@ -47,14 +47,14 @@ _NAME_LIST_IN_CONFIG: Final = re.compile(r'"(?:namespaces|containers)": \[\n.*?\
 """Names in the configuration; the rest is not hashed, so it can still be loaded."""
 
 
-@click.command()
+@click.command("report")
 @click.argument("target", metavar="FILE.tar.gz", type=click.Path(dir_okay=False))
 @click.option(
     "--hash-names", is_flag=True, help="Replace names of pods, namespaces and containers by hashes."
 )
 @config_option
 @api_options
-def report(
+def pack_report(
     target: str,
     hash_names: bool,
     config_path: str | None,

@@ -53,7 +53,7 @@ _NEW_OPTION_OF: Final = {"--continue": "--keep-going", "--live-memory": "--measu
 """By old option, the one that replaced it. Deleted with the first release."""
 
 
-@click.command(epilog=SIMULATE_EPILOG)
+@click.command("simulate", epilog=SIMULATE_EPILOG)
 @click.argument("pods", metavar="PODS.yaml...", nargs=-1, required=True, type=click.Path())
 @machine_option
 @sysfs_option
@@ -95,7 +95,7 @@ _NEW_OPTION_OF: Final = {"--continue": "--keep-going", "--live-memory": "--measu
 @click.option("--verbose", "-v", is_flag=True, help="Explain the placement of every container.")
 @listing_option
 @click.pass_context
-def simulate(
+def simulate_pods(
     ctx: click.Context,
     pods: tuple[str, ...],
     machine: str | None,

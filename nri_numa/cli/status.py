@@ -42,7 +42,7 @@ DRIFT_MARK: Final = "!"
 """Mark after desired CPUs or memory nodes that differ from the actual ones."""
 
 
-@click.command()
+@click.command("status")
 @click.option(
     "-n",
     "--namespace",
@@ -69,7 +69,7 @@ DRIFT_MARK: Final = "!"
 @config_option
 @api_options
 @click.pass_context
-def status(
+def show_status(
     ctx: click.Context,
     namespace: str | None,
     all_namespaces: bool,

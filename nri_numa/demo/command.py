@@ -47,10 +47,10 @@ red_text = functools.partial(click.style, fg="red")
 green_text = functools.partial(click.style, fg="green")
 
 
-@click.command()
+@click.command("demo")
 @click.option("--keep", is_flag=True, help="Keep the plugin's files and its log.")
 @click.option("--serve", is_flag=True, help="Serve the plugin's page with these pods until Ctrl-C.")
-def main(keep: bool, serve: bool) -> None:
+def show_demo(keep: bool, serve: bool) -> None:
     """Show nri-numa at work on a modelled machine, without Kubernetes.
 
     It starts the real plugin and a container runtime that exists only in memory, creates the

@@ -196,10 +196,7 @@ def find_partitions(tree: Tree, unexplained: CPUSet) -> tuple[Partition, ...]:
 
 def cpus_of_valid_partitions(partitions: Collection[Partition]) -> CPUSet:
     """Return the CPUs of all valid partitions."""
-    bits = 0
-    for partition in partitions:
-        bits |= 0 if partition.problem else partition.cpus.bits
-    return CPUSet.from_bits(bits)
+    return CPUSet(i for partition in partitions if not partition.problem for i in partition.cpus)
 
 
 def _find_exclusive_cgroups(tree: Tree, mount: str) -> list[Partition]:

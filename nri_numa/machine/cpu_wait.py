@@ -228,18 +228,13 @@ def steal_by_node(
     A NUMA node without known CPUs is left out. CPUs count only if they are in both readings and
     their counters advanced.
     """
-    steal: dict[int, float] = {}
-    for i, numa_node in topology.numa_nodes.items():
-        parts = []
-        for cpu in numa_node.cpus:
-            if cpu in prior.steal and cpu in current.steal:
-                stolen_ticks = current.steal[cpu][0] - prior.steal[cpu][0]
-                total = current.steal[cpu][1] - prior.steal[cpu][1]
-                if total > 0 and 0 <= stolen_ticks <= total:
-                    parts.append(stolen_ticks / total)
-        if parts:
-            steal[i] = sum(parts) / len(parts)
-    return steal
+    steal_by_cpu: dict[int, float] = {}
+    for cpu in prior.steal.keys() & current.steal.keys():
+        stolen_ticks = current.steal[cpu][0] - prior.steal[cpu][0]
+        total = current.steal[cpu][1] - prior.steal[cpu][1]
+        if total > 0 and 0 <= stolen_ticks <= total:
+            steal_by_cpu[cpu] = stolen_ticks / total
+    return _mean_by_node(steal_by_cpu, topology)
 
 
 def runqueue_by_node(
@@ -249,18 +244,22 @@ def runqueue_by_node(
 
     Unknown NUMA nodes are left out, as in `steal_by_node`.
     """
-    tasks_by_node: dict[int, float] = {}
-    for i, numa_node in topology.numa_nodes.items():
-        wait_times = [
-            current.waited[cpu] - prior.waited[cpu]
-            for cpu in numa_node.cpus
-            if cpu in prior.waited
-            and cpu in current.waited
-            and current.waited[cpu] >= prior.waited[cpu]
-        ]
-        if wait_times and seconds > 0:
-            tasks_by_node[i] = sum(wait_times) / len(wait_times) / seconds
-    return tasks_by_node
+    wait_seconds_by_cpu = {
+        cpu: current.waited[cpu] - waited
+        for cpu, waited in prior.waited.items()
+        if current.waited.get(cpu, -1) >= waited
+    }
+    means = _mean_by_node(wait_seconds_by_cpu, topology) if seconds > 0 else {}
+    return {i: wait_seconds / seconds for i, wait_seconds in means.items()}
+
+
+def _mean_by_node(value_by_cpu: Mapping[int, float], topology: Topology) -> dict[int, float]:
+    """Compute the mean of each NUMA node's CPUs; those without a value are left out."""
+    values_by_node = {
+        i: [value_by_cpu[cpu] for cpu in numa_node.cpus if cpu in value_by_cpu]
+        for i, numa_node in topology.numa_nodes.items()
+    }
+    return {i: sum(values) / len(values) for i, values in values_by_node.items() if values}
 
 
 class SmoothedStealFactors:
@@ -316,14 +315,12 @@ MAX_FREQUENCY_CPUS_PER_NODE: Final = 16
 
 def read_frequency_by_node(tree: Tree, topology: Topology) -> dict[int, float]:
     """Read the mean CPU frequency by NUMA node, in hertz; unknown ones are left out."""
-    hertz_by_node: dict[int, float] = {}
-    for i, numa_node in topology.numa_nodes.items():
+    hertz_by_cpu: dict[int, float] = {}
+    for numa_node in topology.numa_nodes.values():
         cpus = list(numa_node.cpus)
         stride = max(1, -(-len(cpus) // MAX_FREQUENCY_CPUS_PER_NODE))
-        frequencies = [hertz for cpu in cpus[::stride] if (hertz := _read_cpu_hertz(tree, cpu))]
-        if frequencies:
-            hertz_by_node[i] = sum(frequencies) / len(frequencies)
-    return hertz_by_node
+        hertz_by_cpu |= {c: hertz for c in cpus[::stride] if (hertz := _read_cpu_hertz(tree, c))}
+    return _mean_by_node(hertz_by_cpu, topology)
 
 
 def _read_cpu_hertz(tree: Tree, cpu: int) -> float:

@@ -419,11 +419,10 @@ class _Discovery:
             )
         socket_of = self._read_core_sockets(siblings_of, online)
         if split_cpus:
+            cpus = CPUSet(split_cpus)
             self._add_warning(
-                f"the {inflect_for_ids(CPUSet(split_cpus), 'core', 'cores')} of "
-                f"{cpus_text(CPUSet(split_cpus))} "
-                f"{inflect_for_ids(CPUSet(split_cpus), 'has', 'have')} threads on several NUMA "
-                "nodes; the lowest thread's counts"
+                f"the {inflect_for_ids(cpus, 'core', 'cores')} of {cpus_text(cpus, 'has', 'have')} "
+                "threads on several NUMA nodes; the lowest thread's counts"
             )
         kind_by_core = self._read_hybrid_core_kinds(siblings_of)
         return {

@@ -54,13 +54,12 @@ class DeviceCounts:
 
     def known_devices(self) -> DevicesOrReason:
         """Return the last devices; start another query, without waiting, if they are old."""
-        now = self._clock()
-        if not self._under_way and now - self._asked >= COUNTS_REFRESH_AFTER_S:
-            self._under_way, self._asked = True, now
+        read_at = self._clock()
+        if not self._under_way and read_at - self._asked >= COUNTS_REFRESH_AFTER_S:
+            self._under_way, self._asked = True, read_at
             self._thread.submit(self._query_kubelet)
-        return (
-            self._known if now - self._answered < COUNTS_EXPIRE_AFTER_S else NO_KUBELET_ANSWER_TEXT
-        )
+        is_recent = read_at - self._answered < COUNTS_EXPIRE_AFTER_S
+        return self._known if is_recent else NO_KUBELET_ANSWER_TEXT
 
     def wait_for_query(self) -> None:
         """Wait for the running query."""

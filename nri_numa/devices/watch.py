@@ -185,10 +185,8 @@ class DeviceWatch(PodObserver):
     def on_run_pod(self, pod: PodSandbox) -> None:
         """Start to find the devices of a pod whose sandbox is being made."""
         network = pod.network_namespace
-        reads_network, queries_kubelet = (
-            bool(self._sources.network_interfaces and network),
-            self._sources.pod_resources,
-        )
+        reads_network = bool(self._sources.network_interfaces and network)
+        queries_kubelet = self._sources.pod_resources
         entry = PodDevices(
             pod.full_name,
             ((), _NETWORK_NOT_READ_TEXT * reads_network),
@@ -265,9 +263,9 @@ class DeviceWatch(PodObserver):
         self, requests: tuple[DeviceRequest, ...], held_devices: Iterable[LocatedDevice]
     ) -> tuple[DeviceRequest, ...]:
         """Return requests with the devices that the kubelet could give instead, if it says so."""
-        held = tuple(held_devices)
-        node_devices = self._list_node_devices() if held else ()
-        return with_stocks(requests, held, node_devices, self._lookup, self._places())
+        pod_devices = tuple(held_devices)
+        node_devices = self._list_node_devices() if pod_devices else ()
+        return with_stocks(requests, pod_devices, node_devices, self._lookup, self._places())
 
     def _list_node_devices(self) -> tuple[NodeDevice, ...]:
         """Return the last answer about the node's devices; empty if there is none."""

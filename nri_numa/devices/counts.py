@@ -72,6 +72,6 @@ class DeviceCounts:
                 answer = tuple(device for device in answer if device.resource != self._own)
             self._known, self._answered = answer, self._clock()
             problem = answer if isinstance(answer, str) else ""
-            self._problems.report("devices not counted", problem)
+            self._problems.report_problem("devices not counted", problem)
         finally:
             self._under_way = False

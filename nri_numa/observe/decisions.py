@@ -23,10 +23,12 @@ from nri_numa.model.workload import Container, PodSandbox
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import Metrics
 from nri_numa.observe.notices import (
+    NoticedContainer,
     NoticedEventKind,
     NoticeLog,
     NoticeMessageReason,
     RequestDecisions,
+    container_of_allocation,
 )
 
 log = get_logger("agent")
@@ -50,6 +52,11 @@ def container_log_fields(allocation: Allocation) -> dict[str, object]:
         "container": allocation.container,
         "id": allocation.container_id[:12],
     }
+
+
+def _container_of_trace(trace: DecisionTrace) -> NoticedContainer:
+    pod = trace.pod
+    return NoticedContainer(pod.namespace, pod.name, pod.uid, trace.container.name)
 
 
 def allocation_log_fields(allocation: Allocation, cpus: str) -> dict[str, object]:
@@ -110,12 +117,7 @@ class DecisionReporter:
             )
         if not observed:
             self._notices.add_notice(
-                NoticedEventKind.IGNORED,
-                "; ".join(trace.ignored),
-                namespace=pod.namespace,
-                pod=pod.name,
-                pod_uid=pod.uid,
-                container=trace.container.name,
+                _container_of_trace(trace), NoticedEventKind.IGNORED, "; ".join(trace.ignored)
             )
 
     def report_unmatched_annotations(
@@ -130,12 +132,9 @@ class DecisionReporter:
                 "annotation without effect", pod=pod.full_name, reason=reason, problem=sentence
             )
         self._notices.add_notice(
+            NoticedContainer(pod.namespace, pod.name, pod.uid, ""),
             NoticedEventKind.IGNORED,
             "; ".join(sentences),
-            namespace=pod.namespace,
-            pod=pod.name,
-            pod_uid=pod.uid,
-            container="",
             reason=reason,
         )
 
@@ -207,10 +206,9 @@ class DecisionReporter:
         trace = decision.trace
         policy = trace.requested.policy.value if trace.requested is not None else "none"
         self._metrics.record_decision("rejected", decision.reason, policy)
-        pod, container = trace.pod, trace.container
         self._requests.record_decision(
-            container.id,
-            (pod.namespace, pod.name, pod.uid, container.name),
+            trace.container.id,
+            _container_of_trace(trace),
             {"outcome": "rejected", "policy": policy, "reason": decision.reason},
             "" if observed else decision.message,
         )
@@ -225,29 +223,17 @@ class DecisionReporter:
 
     def log_room_found(self, trace: DecisionTrace, text: str) -> None:
         """Report that a search after the reply found room for a rejected container."""
-        pod, name = trace.pod, trace.container.name
-        log.info("moves found", pod=pod.full_name, container=name, moves=text)
-        self._notices.add_notice(
-            NoticedEventKind.ROOM,
-            text,
-            namespace=pod.namespace,
-            pod=pod.name,
-            pod_uid=pod.uid,
-            container=name,
-        )
+        log.info("moves found", pod=trace.pod.full_name, container=trace.container.name, moves=text)
+        self._notices.add_notice(_container_of_trace(trace), NoticedEventKind.ROOM, text)
 
     def notice_rejected(self, decision: Rejected, *, observed: bool, running: bool) -> None:
         """Add a notice of a rejection; none in observe mode, where nothing is rejected."""
         if observed:
             return
-        trace = decision.trace
         self._notices.add_notice(
+            _container_of_trace(decision.trace),
             NoticedEventKind.UNPINNED if running else NoticedEventKind.REJECTED,
             f"{REJECTED_RUNNING_TEXT}: {decision.message}" if running else decision.message,
-            namespace=trace.pod.namespace,
-            pod=trace.pod.name,
-            pod_uid=trace.pod.uid,
-            container=trace.container.name,
             reason=decision.reason,
         )
 
@@ -305,16 +291,16 @@ class DecisionReporter:
         if not self._requests.limit:
             return
         fields = {name: getattr(allocation, name) for name in ("kind", "mems", "policy", "reason")}
-        subject = (allocation.namespace, allocation.pod, allocation.pod_uid, allocation.container)
         self._requests.record_decision(
-            allocation.container_id, subject, {"outcome": outcome, "cpus": cpus, **fields}
+            allocation.container_id,
+            container_of_allocation(allocation),
+            {"outcome": outcome, "cpus": cpus, **fields},
         )
 
     def log_reservation_released(self, allocation: Allocation) -> None:
         """Log the end of a pod reservation."""
-        log.info(
-            "pod reservation released", **allocation_log_fields(allocation, str(allocation.cpus))
-        )
+        fields = allocation_log_fields(allocation, str(allocation.cpus))
+        log.info("pod reservation released", **fields)
 
     def report_reservation_taken(self, reserved: Allocation, taker: Allocation) -> None:
         """Report that a pod reservation was released for a container of another pod."""

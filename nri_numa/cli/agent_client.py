@@ -71,7 +71,8 @@ class AgentClient:
         self._token = token
         self._is_socket = scheme == "unix"
         self.address = target if self._is_socket else target.rstrip("/")
-        _check_address(address, scheme, self.address)
+        if problem := _address_problem(scheme, self.address):
+            raise InputError(f"--api {escape_unprintable(address)}: {escape_unprintable(problem)}")
         if self._is_socket:
             self._connect: Callable[[], http.client.HTTPConnection] = partial(
                 _SocketConnection, target, timeout=timeout
@@ -150,32 +151,20 @@ class AgentClient:
         return sorted({ContainerName(c["namespace"], c["pod"], c["container"]) for c in listed})
 
 
-def _check_address(value: str, scheme: str, target: str) -> None:
-    """Check the address of ``--api``.
-
-    Raises:
-        InputError: it is invalid, with what was expected.
-    """
+def _address_problem(scheme: str, target: str) -> str:
+    """Return what is wrong with an address, and what was expected; empty if it is valid."""
     from nri_numa.config import split_address
 
     hint = "expected host:port, http://host:port, https://host:port or unix:///path"
     if scheme == "unix":
-        if not target.startswith("/"):
-            raise InputError(f"--api {escape_unprintable(value)}: no absolute path, {hint}")
-        return
+        return "" if target.startswith("/") else f"no absolute path, {hint}"
     if scheme not in ("", "http", "https"):
-        raise InputError(
-            f"--api {escape_unprintable(value)}: unknown scheme {escape_unprintable(scheme)}, "
-            f"{hint}"
-        )
+        return f"unknown scheme {scheme}, {hint}"
     try:
         address = split_address(target)
     except ValueError as error:
-        raise InputError(
-            f"--api {escape_unprintable(value)}: {escape_unprintable(str(error))}"
-        ) from error
-    if address is None or not address[0]:
-        raise InputError(f"--api {escape_unprintable(value)}: no host, {hint}")
+        return str(error)
+    return "" if address is not None and address[0] else f"no host, {hint}"
 
 
 def quote_path_segment(text: str) -> str:
@@ -183,9 +172,8 @@ def quote_path_segment(text: str) -> str:
     try:
         return quote(text, safe="")
     except UnicodeEncodeError as error:
-        raise InputError(
-            f"{escape_unprintable(text)[:100]} is not a name, expected UTF-8"
-        ) from error
+        name = escape_unprintable(text)[:100]
+        raise InputError(f"{name} is not a name, expected UTF-8") from error
 
 
 def new_agent_client(

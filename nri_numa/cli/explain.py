@@ -90,10 +90,8 @@ def explain_placements(
     """
     namespace, pod = _parse_pod_reference(namespace, pod, container)
     if all_namespaces and namespace is not None:
-        raise click.UsageError(
-            f"-A and namespace {escape_unprintable(namespace)} contradict each other; expected "
-            "one of them"
-        )
+        text = f"-A and namespace {namespace} contradict each other; expected one of them"
+        raise click.UsageError(escape_unprintable(text))
     agent = new_agent_client(api, token_file, ca_file, config_path)
     with show_progress(f"asking {agent.address}"):
         if namespace is not None:
@@ -101,11 +99,9 @@ def explain_placements(
         else:
             spaces = sorted({c.namespace for c in agent.container_names() if c.pod == pod})
         if len(spaces) > 1 and not all_namespaces:
-            raise click.UsageError(
-                f"pods called {escape_unprintable(pod)} are in {len(spaces)} namespaces: "
-                f"{escape_unprintable(', '.join(spaces))}; expected NAMESPACE/POD, or -A for "
-                "all of them"
-            )
+            text = f"pods called {pod} are in {len(spaces)} namespaces: {', '.join(spaces)}"
+            text += "; expected NAMESPACE/POD, or -A for all of them"
+            raise click.UsageError(escape_unprintable(text))
         document = _fetch_explanations(agent, spaces, pod, container)
     grant_lines: list[str] = []
     if kubelet is None:
@@ -140,30 +136,22 @@ def _parse_pod_reference(
     if "/" in pod:
         # Names of Kubernetes have no slash: the container was written after it.
         name, _, suffix = pod.partition("/")
-        raise click.UsageError(
-            f"{escape_unprintable(f'{namespace}/{pod}')} has too many parts, expected "
-            "[NAMESPACE/]POD and "
-            "the container as a second argument: nri-numa explain "
-            f"{escape_unprintable(f'{namespace}/{name} {container or suffix}')}"
-        )
+        text = f"{namespace}/{pod} has too many parts, expected [NAMESPACE/]POD and the container "
+        text += f"as a second argument: nri-numa explain {namespace}/{name} {container or suffix}"
+        raise click.UsageError(escape_unprintable(text))
     if option not in (None, namespace):
-        raise click.UsageError(
-            f"--namespace {escape_unprintable(str(option))} and "
-            f"{escape_unprintable(f'{namespace}/{pod}')} name two "
-            "namespaces; expected one"
-        )
+        text = f"--namespace {option} and {namespace}/{pod} name two namespaces; expected one"
+        raise click.UsageError(escape_unprintable(text))
     return namespace, pod
 
 
 def _fetch_explanations(
     agent: AgentClient, spaces: list[str], pod: str, container: str | None
 ) -> dict[str, Any]:
-    """Fetch the explanations of the pods of this name in these namespaces."""
     if not spaces:
-        pod_text = escape_unprintable(pod)
         link = agent.get_document("/v1/status")["link"]
         raise UnknownToAgent(
-            f"nothing is known about a pod called {pod_text} in any namespace; "
+            f"nothing is known about a pod called {escape_unprintable(pod)} in any namespace; "
             f"{link.get('problem') or 'it does not run on this node'}"
             f"{_similar_names(agent, '', pod)}"
         )
@@ -179,11 +167,8 @@ def _fetch_explanations(
                 hint = _similar_names(agent, namespace, pod, container)
                 raise UnknownToAgent(error.message + hint) from error
     if not explanations:
-        raise UnknownToAgent(
-            f"no pod called {escape_unprintable(pod)} has a container "
-            f"{escape_unprintable(str(container))}; looked in "
-            f"namespaces {escape_unprintable(', '.join(spaces))}"
-        )
+        text = f"no pod called {pod} has a container {container}; looked in namespaces "
+        raise UnknownToAgent(escape_unprintable(text + ", ".join(spaces)))
     return {"explanations": explanations}
 
 

@@ -127,10 +127,8 @@ def check_node(
         ]
         write_document({"ready": False, "findings": to_builtins(findings), "config": None}, output)
         ctx.exit(2)
-    with (
-        translate_errors(),
-        show_progress("looking at this node"),
-    ):  # a state directory has a line of its own
+    # A state directory has a line of its own.
+    with translate_errors(), show_progress("looking at this node"):
         findings = sorted(run_checks(config), key=lambda one: list(FindingLevel).index(one.level))
     passed = worst_level(findings) is not FindingLevel.FAIL
     effective = configuration.effective_document(read_config_in_effect(config))
@@ -167,8 +165,8 @@ def fix_runtime_config(
     elif files is CONTAINERD_FILES or runtime_config.find_containerd_distribution(root):
         _fix_containerd_config(str(root / CONTAINERD_FILES.config[1:]), root, write=write)
     elif runtimes:
-        found = " and ".join(f"{each.files.title} ({each.evidence})" for each in runtimes)
-        raise Failure(f"{found} are here; stop the one that Kubernetes does not use first")
+        names = " and ".join(f"{r.files.title} ({r.evidence})" for r in runtimes)
+        raise Failure(f"{names} are here; stop the one that Kubernetes does not use first")
     elif "KUBERNETES_SERVICE_HOST" in os.environ:
         raise Failure("this pod does not see its node's runtime; run this on the node")
     else:
@@ -291,15 +289,13 @@ def show_checkpoint(
     """
     from nri_numa.store.checkpoint import CHECKPOINT_FILE_NAME
 
-    path = (
-        Path(file)
-        if file
-        else Path(load_command_config(config_path).state_dir, CHECKPOINT_FILE_NAME)
-    )
+    def usual_path() -> Path:
+        return Path(load_command_config(config_path).state_dir, CHECKPOINT_FILE_NAME)
+
+    path = Path(file) if file else usual_path()
     with suppress(OSError):  # reading the file reports the reason
         if file and not path.exists():
-            usual = Path(load_command_config(config_path).state_dir, CHECKPOINT_FILE_NAME)
-            hint = f"expected a checkpoint such as {usual}"
+            hint = f"expected a checkpoint such as {usual_path()}"
             raise Unreachable(f"{file}: there is no such file; {hint}")
     with show_progress(f"reading {path}"):
         document = _read_checkpoint(path)

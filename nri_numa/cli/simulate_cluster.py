@@ -48,8 +48,7 @@ CAPTURE_COMMAND: Final = "kubectl get noderesourcetopologies,nodes,pods --all-na
 _CAPTURED_KINDS: Final = ("NodeResourceTopology", "Node", "Pod")
 NOT_JUDGED_NOTE: Final = (
     "Checked: NUMA nodes, taints, node selectors and node affinity. Not checked: the sum of "
-    "requests, "
-    "volumes, affinity among pods, quotas of the nodes, or priorities."
+    "requests, volumes, affinity among pods, quotas of the nodes, or priorities."
 )
 CLAIMS_NOT_JUDGED_TEXT: Final = (
     "The scheduler itself allocates ResourceClaims, so containers with claims are not checked."
@@ -204,10 +203,8 @@ def _read_cluster_documents(file: str) -> Iterator[object]:
         try:
             yield from load_yaml_documents(text)
         except yaml.YAMLError as error:
-            raise CaptureError(
-                f"{safe_yaml.yaml_problem_text(error, text)}; expected what "
-                f"{CAPTURE_COMMAND} prints"
-            ) from error
+            problem = safe_yaml.yaml_problem_text(error, text)
+            raise CaptureError(f"{problem}; expected what {CAPTURE_COMMAND} prints") from error
         return
     decoder, offset = json.JSONDecoder(), 0
     while offset < len(text):

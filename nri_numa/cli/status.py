@@ -91,10 +91,8 @@ def show_status(
     reached.
     """
     if all_namespaces and namespace is not None:
-        raise click.UsageError(
-            f"-A and --namespace {escape_unprintable(namespace)} contradict each other; "
-            "expected one of them"
-        )
+        text = f"-A and --namespace {namespace} contradict each other; expected one of them"
+        raise click.UsageError(escape_unprintable(text))
     for option, value in (("--namespace", namespace), ("--pod", pod)):
         if value is not None and (not value or "/" in value):
             raise click.UsageError(f"{option} is {value!r}; expected a name without a slash")

@@ -333,10 +333,8 @@ class Metrics(Registry):
             "Containers whose cpuset the kubelet and nri-numa both wrote, by which yields.",
             "yields_to",
         )
-        for side in ("kubelet", "nri-numa"):
-            self.kubelet_cpuset_conflicts.labels(
-                side
-            )  # both series exist from the start, for alerts
+        for side in ("kubelet", "nri-numa"):  # both series exist from the start, for alerts
+            self.kubelet_cpuset_conflicts.labels(side)
         self.checkpoint_write = self.new_histogram(
             "checkpoint_write_duration_seconds",
             "Time to write the state to a file, in seconds.",

@@ -92,7 +92,6 @@ def read_device_inventory(
 
 
 def _read_inventory_document(path: str) -> object:
-    """Read the only document of a file."""
     text = ""
     try:
         text = read_input_text(path, MAX_INVENTORY_BYTES)
@@ -155,7 +154,6 @@ def _parse_inventory_entry(
 def _devices_with_pci_ids(
     entry: ManifestValue, value: object, pci: Mapping[str, PCIDevice]
 ) -> list[PCIDevice]:
-    """Return the PCI devices of a vendor, or of a vendor and device."""
     number = _scalar_text(value, "04d").lower()  # YAML reads 8086 as a number
     vendor, _, device = number.partition(":")
     if not _PCI_VENDOR_DEVICE_PATTERN.fullmatch(number):

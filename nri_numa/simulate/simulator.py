@@ -259,9 +259,10 @@ def _container_resize_obstacles(prior: ContainerManifest, spec: ContainerManifes
         obstacles.append("extended resources cannot be resized")
     for label in ("requests", "limits"):
         a, b = getattr(prior, label), getattr(spec, label)
-        for name, had, has in (("cpu", a.cpu_milli, b.cpu_milli), ("memory", a.memory, b.memory)):
-            if had is not None and has is None:
-                obstacles.append(f"{name} {label} cannot be taken away")
+        if a.cpu_milli is not None and b.cpu_milli is None:
+            obstacles.append(f"cpu {label} cannot be taken away")
+        if a.memory is not None and b.memory is None:
+            obstacles.append(f"memory {label} cannot be taken away")
     return obstacles
 
 
@@ -517,7 +518,6 @@ def _with_adjustment(container: Container, decision: Admitted) -> Container:
 
 
 def _nonempty_resource_fields(change: Resources | ContainerUpdate | None) -> dict[str, Any]:
-    """Return the resource fields that a change sets."""
     names = ("cpus", "mems", "cpu_quota", "cpu_period", "cpu_shares", "memory_limit")
     return {name: value for name in names if (value := getattr(change, name, None))}
 

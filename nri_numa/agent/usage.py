@@ -8,7 +8,6 @@ containers (``containerUsage``), a few at a time, limited to a part of one CPU.
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from abc import ABC, abstractmethod
 from collections import deque
@@ -206,13 +205,7 @@ class MemoryWatch(ContainerScan[ContainerMemory]):
         memory_nodes = (
             ContainerMemoryNodes(because="the agent does not know its cgroup")
             if cgroup is None
-            else read_container_memory(
-                reader,
-                cgroup,
-                self._cgroup_root,
-                proc=self._proc,
-                page_size=os.sysconf("SC_PAGE_SIZE"),
-            )
+            else read_container_memory(reader, cgroup)
         )
         return container_memory(allocation, memory_nodes, self._clock.time())
 
@@ -255,7 +248,7 @@ class WaitingWatch(ContainerScan[ContainerCPUPressure]):
             unknown = "the agent does not know its cgroup"
             waits = CPUWaits(no_pressure=unknown, no_threads=unknown)
         else:
-            waits = read_cpu_waits(reader, cgroup, self._cgroup_root, proc=self._proc)
+            waits = read_cpu_waits(reader, cgroup)
         moment = self._clock.monotonic()
         prior = self._before.pop(allocation.container_id, None)
         tasks, problem = None, waits.no_threads
@@ -443,14 +436,12 @@ class UsageWatch:
         async with self._turn:
             reader = await asyncio.to_thread(CgroupReader, self._cgroup_root)
             cgroup = self._agent.containers.cgroup_places.get(allocation.container_id)
-            page = os.sysconf("SC_PAGE_SIZE")
             if cgroup is None:
                 return use
-            arguments = reader, cgroup, self._cgroup_root, page
-            first_usage = await asyncio.to_thread(read_container_usage, *arguments)
+            first_usage = await asyncio.to_thread(read_container_usage, reader, cgroup)
             start_time = time.monotonic()
             await asyncio.sleep(CONTAINER_MEASURE_S)
-            second_usage = await asyncio.to_thread(read_container_usage, *arguments)
+            second_usage = await asyncio.to_thread(read_container_usage, reader, cgroup)
             seconds = time.monotonic() - start_time
         if first_usage is None or second_usage is None:
             return replace(use, problem="it has no cgroup that can be read")
@@ -463,9 +454,7 @@ class UsageWatch:
             ContainerMemoryNodes(second_usage.memory, NUMA_STAT)
             if second_usage.memory
             # Without the file each process has to be read, which is slow.
-            else await asyncio.to_thread(
-                read_container_memory, reader, cgroup, self._cgroup_root, page_size=page
-            ),
+            else await asyncio.to_thread(read_container_memory, reader, cgroup),
             self._now(),
         )
         problem = "" if used is not None else "its cgroup does not count CPU time"

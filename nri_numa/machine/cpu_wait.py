@@ -62,13 +62,11 @@ class CPUWaits(msgspec.Struct, frozen=True):
 def read_cpu_waits(
     reader: CgroupReader,
     cgroup: CgroupPlace,
-    root: str,
     *,
-    proc: str = "/proc",
     limit: float = SCHEDSTAT_CPU_LIMIT_S,
     clock: Callable[[], float] = time.thread_time,
 ) -> CPUWaits:
-    """Read the CPU waits of one container; ``root`` has the cgroup file systems.
+    """Read the CPU waits of one container.
 
     ``limit`` is in seconds of ``clock``, the CPU time of this thread.
     """
@@ -79,11 +77,11 @@ def read_cpu_waits(
     pressure = threads = None
     no_pressure = no_threads = ""
     try:
-        pressure = _read_cpu_pressure(reader, directory, root)
+        pressure = _read_cpu_pressure(reader, directory)
     except UsageUnknown as unknown:
         no_pressure = str(unknown)
     try:
-        threads = _read_thread_waits(directory, proc, clock() + limit, clock)
+        threads = _read_thread_waits(directory, reader.proc, clock() + limit, clock)
     except UsageUnknown as unknown:
         no_threads = str(unknown)
     return CPUWaits(pressure, no_pressure, threads, no_threads)
@@ -110,7 +108,7 @@ def parse_cpu_pressure_avg60(pressure: str) -> float | None:
     return min(1.0, float(match[1]) / 100) if match else None
 
 
-def _read_cpu_pressure(reader: CgroupReader, directory: str, root: str) -> float:
+def _read_cpu_pressure(reader: CgroupReader, directory: str) -> float:
     if reader.unified:
         path = f"{directory}/{PRESSURE_FILE}"
         problem = (
@@ -118,7 +116,8 @@ def _read_cpu_pressure(reader: CgroupReader, directory: str, root: str) -> float
         )
     else:
         # On a hybrid the runtime may have put the container into the unified hierarchy too.
-        path = f"{root}/unified/{os.path.relpath(directory, reader.hierarchy)}/{PRESSURE_FILE}"
+        relative = os.path.relpath(directory, reader.hierarchy)
+        path = f"{reader.root}/unified/{relative}/{PRESSURE_FILE}"
         problem = f"cgroup v1 has no {PRESSURE_FILE}"
     try:
         pressure = parse_cpu_pressure_avg60(read_text(path))

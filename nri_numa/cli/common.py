@@ -191,14 +191,16 @@ api_options = compose_options(
 def old_options(new_option_of: Mapping[str, str]) -> Callable[[Function], Function]:
     """Build hidden flags that are rejected with the option that replaced them."""
 
-    def option(old: str, new: str) -> Callable[[Function], Function]:
-        def check(_ctx: click.Context, _parameter: click.Parameter, is_given: bool) -> None:
-            if is_given:
-                raise click.UsageError(f"{old} is gone, expected {new}")
+    def old_option(old_name: str, new_name: str) -> Callable[[Function], Function]:
+        def reject_flag(_ctx: click.Context, _parameter: click.Parameter, is_used: bool) -> None:
+            if is_used:
+                raise click.UsageError(f"{old_name} is gone, expected {new_name}")
 
-        return click.option(old, is_flag=True, hidden=True, expose_value=False, callback=check)
+        return click.option(
+            old_name, is_flag=True, hidden=True, expose_value=False, callback=reject_flag
+        )
 
-    return compose_options(*(option(old, new) for old, new in new_option_of.items()))
+    return compose_options(*(old_option(*names) for names in new_option_of.items()))
 
 
 def output_option(*forms: str) -> Callable[[Function], Function]:

@@ -194,7 +194,7 @@ def _similar_names(
 
 
 def explanation_lines(
-    explanations: list[dict[str, Any]], now: float, *, verbose: bool = True
+    explanations: list[dict[str, Any]], current_time: float, *, verbose: bool = True
 ) -> Iterator[str]:
     """Return the text; no line is wider than the terminal."""
     for number, explanation in enumerate(explanations):
@@ -202,7 +202,7 @@ def explanation_lines(
             yield ""
         assignment, document = explanation.get("assignment") or {}, explanation["details"]
         if real := assignment.get("actual"):  # a duration is easier to read than a time
-            document = {**document, "actual": actual_cpuset_text(real, now)}
+            document = {**document, "actual": actual_cpuset_text(real, current_time)}
         yield from sentences.render_text(document, terminal_width(), brief=not verbose).split("\n")
         if verbose:
             yield from _memory_location_lines(assignment)

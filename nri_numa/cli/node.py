@@ -348,9 +348,9 @@ def _read_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def _checkpoint_lines(path: Path, document: dict[str, Any]) -> Iterator[str]:
-    now = time.time()  # commands may read the clock
+    current_time = time.time()  # commands may read the clock
     written = document["writtenAt"]
-    age = f", compacted {human_age(written, now)} ago" if written else ""
+    age = f", compacted {human_age(written, current_time)} ago" if written else ""
     version = document["writtenBy"].get("version", "?")
     yield escape_unprintable(f"{path}: {document['records']} records by version {version}{age}")
     if not document["containers"]:
@@ -364,7 +364,7 @@ def _checkpoint_lines(path: Path, document: dict[str, Any]) -> Iterator[str]:
                 *(c[key] for key in ("namespace", "pod", "container", "kind")),
                 c["cpus"] or c["numaNodes"] or "any",
                 c["mems"] or "any",
-                human_age(c["assignedAt"], now),
+                human_age(c["assignedAt"], current_time),
             )
             for c in document["containers"]
         ],

@@ -213,11 +213,8 @@ def _memory_location_lines(assignment: dict[str, Any]) -> Iterator[str]:
     memory = assignment.get("memory")
     if memory is None:
         return
-    by_numa_node = ", ".join(
-        f"{human_bytes(amount)} on NUMA node {i}"
-        for i, amount in memory["byNUMANode"].items()
-        if amount
-    )
+    amounts = memory["byNUMANode"].items()
+    by_numa_node = ", ".join(f"{human_bytes(n)} on NUMA node {i}" for i, n in amounts if n)
     percent = memory["localPercent"]
     if percent is not None:
         home = assignment["mems"] or assignment["numaNodes"]
@@ -273,21 +270,16 @@ def kubelet_grant_sentences(
         return
     by_container = {grant["container"]: grant for grant in grants["containers"]}
     for explanation in explanations:
-        name = explanation["container"]
-        grant = by_container.get(name)
-        if only_differences:
-            if grant is not None:
-                yield from _grant_differences(grant, explanation.get("assignment") or {})
-            continue
+        name = escape_unprintable(explanation["container"])
+        grant = by_container.get(explanation["container"])
         if grant is None:
-            # The kubelet never reports init and ephemeral containers.
-            yield f"The kubelet does not report container {escape_unprintable(name)}."
+            if not only_differences:
+                # The kubelet never reports init and ephemeral containers.
+                yield f"The kubelet does not report container {name}."
             continue
-        parts = [*_grant_parts(grant)] or ["no exclusive CPUs, memory or devices"]
-        yield (
-            f"The kubelet granted container {escape_unprintable(name)} "
-            f"{escape_unprintable('; '.join(parts))}."
-        )
+        if not only_differences:
+            parts = [*_grant_parts(grant)] or ["no exclusive CPUs, memory or devices"]
+            yield f"The kubelet granted container {name} {escape_unprintable('; '.join(parts))}."
         yield from _grant_differences(grant, explanation.get("assignment") or {})
 
 
@@ -297,14 +289,10 @@ def _grant_parts(grant: Mapping[str, Any]) -> Iterator[str]:
     for block in grant["memory"]:
         yield f"{human_bytes(block['sizeBytes'])} of {block['type']}{_numa_suffix(block)}"
     for devices in grant["devices"]:
-        ids = devices["ids"]
-        remainder = (
-            f" and {len(ids) - _MAX_DEVICE_IDS_SHOWN} more"
-            if len(ids) > _MAX_DEVICE_IDS_SHOWN
-            else ""
-        )
-        ids_text = ", ".join(ids[:_MAX_DEVICE_IDS_SHOWN])
-        yield f"{devices['resource']} {ids_text}{remainder}{_numa_suffix(devices)}"
+        ids_text = ", ".join(devices["ids"][:_MAX_DEVICE_IDS_SHOWN])
+        if (remainder := len(devices["ids"]) - _MAX_DEVICE_IDS_SHOWN) > 0:
+            ids_text += f" and {remainder} more"
+        yield f"{devices['resource']} {ids_text}{_numa_suffix(devices)}"
     for claim in grant["claims"]:
         yield f"claimed device {claim}"
 

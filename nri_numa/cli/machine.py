@@ -179,7 +179,7 @@ def _numa_table(topology: Topology, width: int | None) -> list[str]:
         rows.append(["none", "-", "-", len(homeless), homeless])
     if not hugepages:
         head, rows = head[:2], [[*row[:2], *row[3:]] for row in rows]
-    return _table_lines([*head, *_CPU_COUNT_AND_LIST_COLUMNS], rows, width)
+    return fit_table([*head, *_CPU_COUNT_AND_LIST_COLUMNS], rows, width).lines
 
 
 def _device_table(devices: Sequence[PCIDevice], width: int | None) -> list[str]:
@@ -199,7 +199,7 @@ def _device_table(devices: Sequence[PCIDevice], width: int | None) -> list[str]:
         *map(Column, ("DEVICES", "NUMA NODE", "COUNT")),
         Column("PCI ADDRESSES", CellWrapping.LIST),
     ]
-    return _table_lines(head, rows, width)
+    return fit_table(head, rows, width).lines
 
 
 def _hugepages_text(numa_node: NUMANode) -> str:
@@ -222,9 +222,8 @@ def _distance_lines(topology: Topology, width: int | None) -> list[str]:
             nodes_by_distance.setdefault(topology.distance(a, b), []).append(b)
         text = "  ".join(f"{d}: {NUMASet(nodes)}" for d, nodes in sorted(nodes_by_distance.items()))
         rows.append((a, text))
-    return _table_lines(
-        [Column("FROM"), Column("DISTANCE: NUMA NODES", CellWrapping.LIST)], rows, width
-    )
+    head = [Column("FROM"), Column("DISTANCE: NUMA NODES", CellWrapping.LIST)]
+    return fit_table(head, rows, width).lines
 
 
 def _l3_table(topology: Topology, width: int | None) -> list[str]:
@@ -258,18 +257,9 @@ _CPU_COUNT_AND_LIST_COLUMNS: Final = (Column("CPUS"), Column("CPU LIST", CellWra
 def _cpu_group_table(
     title: str, rows: Iterable[tuple[int, str, CPUSet]], width: int | None
 ) -> list[str]:
-    """Return a table of objects with a number, NUMA nodes and CPUs."""
-    return _table_lines(
-        [Column(title), Column("NUMA NODES", CellWrapping.LIST), *_CPU_COUNT_AND_LIST_COLUMNS],
-        [(number, numa_nodes, len(cpus), str(cpus) or "none") for number, numa_nodes, cpus in rows],
-        width,
-    )
-
-
-def _table_lines(
-    head: Sequence[Column], rows: Iterable[Sequence[object]], width: int | None
-) -> list[str]:
-    return fit_table(head, rows, width).lines
+    head = [Column(title), Column("NUMA NODES", CellWrapping.LIST), *_CPU_COUNT_AND_LIST_COLUMNS]
+    cells = [(id, numa_nodes, len(cpus), str(cpus) or "none") for id, numa_nodes, cpus in rows]
+    return fit_table(head, cells, width).lines
 
 
 # --- A capture ----------------------------------------------------------------------------------
@@ -296,8 +286,7 @@ def capture_machine(target: str, sysfs_root: str | None) -> None:
     count = sum(report.skipped_counts.values())
     if count:
         # The sender of the archive can check that only topology is in it.
-        files = count_text(count, "file")
-        click.echo(f"  {files} skipped (not part of the topology)")
+        click.echo(f"  {count_text(count, 'file')} skipped (not part of the topology)")
 
 
 _NUMBER_PATTERN = re.compile(r"\d+", re.ASCII)
@@ -389,7 +378,6 @@ def build_capture(root: Path) -> CaptureReport:
 # --- ``synthetic:KEY=VALUE,…``: a machine in one argument ----------------------------------------
 
 SYNTHETIC_PREFIX: Final = "synthetic:"
-_GIB_BYTES = 1 << 30
 MAX_SYNTHETIC_CPUS: Final = 4096
 """Limit of a synthetic machine; more CPUs take seconds to build and exist in no machine."""
 
@@ -468,10 +456,10 @@ def parse_synthetic(text: str) -> Topology:
     for key in ("offline", "isolated", "nohz-full"):
         missing = args.get(SYNTHETIC_KEYS[key][0], NO_CPUS) - machine.present
         if missing:
+            verb = inflect_for_ids(missing, "does", "do")
             raise ValueError(
-                f"{key} names {cpus_text(missing)}, which "
-                f"{inflect_for_ids(missing, 'does', 'do')} not "
-                f"exist; expected CPUs among {machine.present}"
+                f"{key} names {cpus_text(missing)}, which {verb} not exist; expected CPUs among "
+                f"{machine.present}"
             )
     if not machine.online:
         raise ValueError(f"offline is all of {machine.present}; expected one CPU to be left")
@@ -489,7 +477,7 @@ def _parse_memory_to_gib(text: str) -> float:
     amount = whole_bytes(text)
     if text.isdigit() and amount < 1_000_000:
         return float(amount)
-    return amount / _GIB_BYTES
+    return amount / (1 << 30)
 
 
 def _parse_gib_list(text: str) -> list[float]:

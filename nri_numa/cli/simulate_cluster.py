@@ -281,13 +281,10 @@ def _evaluate_pod(
     }
     if fits:
         _, node, verdict = fits[0]
+        numa_nodes, charge = dict(verdict.numa_nodes), verdict.pod_charge
         cluster.state.assume_pod(
             AssumedPod(
-                request=request,
-                node=node,
-                numa_nodes=dict(verdict.numa_nodes),
-                charge=verdict.pod_charge,
-                assumed_at=0,
+                request=request, node=node, numa_nodes=numa_nodes, charge=charge, assumed_at=0
             )
         )
     return document
@@ -342,13 +339,11 @@ def _verdict_lines(pod: Mapping[str, Any], name: str) -> Iterator[str]:
         fits = result_text if pod["rejectedBy"] else "every node fits"
         yield f"{name} requests no placement: {fits}."
     elif pod["feasible"]:
-        yield (f"{name} fits on {count_text(len(pod['nodes']), 'node')}; the best is {pod['node']}")
+        yield f"{name} fits on {count_text(len(pod['nodes']), 'node')}; the best is {pod['node']}"
         for node in pod["nodes"][:MAX_NAMED_NODES]:
             condition = ", after moving containers" if node["afterMoves"] else ""
-            yield (
-                f"  {node['name']}: {_numa_nodes_text(node['numaNodes'])}, score "
-                f"{node['score']}{condition}"
-            )
+            numa_nodes = _numa_nodes_text(node["numaNodes"])
+            yield f"  {node['name']}: {numa_nodes}, score {node['score']}{condition}"
         if len(pod["nodes"]) > MAX_NAMED_NODES:
             yield f"  and {len(pod['nodes']) - MAX_NAMED_NODES} more"
     else:

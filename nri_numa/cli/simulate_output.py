@@ -207,11 +207,8 @@ def _cpu_change_text(outcome: ContainerOutcome) -> str:
     if outcome.verdict is SimulatedOutcome.REJECTED:
         return outcome.previous_cpus
     cpus = outcome.cpus or "any"
-    return (
-        f"{outcome.previous_cpus} -> {cpus}"
-        if outcome.previous_cpus and outcome.previous_cpus != cpus
-        else cpus
-    )
+    is_changed = outcome.previous_cpus not in ("", cpus)
+    return f"{outcome.previous_cpus} -> {cpus}" if is_changed else cpus
 
 
 def _container_outcome_text(event: SimulatedEvent, outcome: ContainerOutcome) -> str:
@@ -280,13 +277,8 @@ def _dashes_if_no_total(total: int, *texts: str) -> Sequence[str]:
 
 def _verdict_lines(result: Simulation, *, trace: bool = True) -> Iterator[str]:
     rejected = result.first_rejected
-    pods = len(
-        {
-            e.pod.uid
-            for e in result.events
-            if e.action is PodAction.CREATE and not e.first_rejected_container
-        }
-    )
+    created = [e for e in result.events if e.action is PodAction.CREATE]
+    pods = len({e.pod.uid for e in created if not e.first_rejected_container})
     extra = "".join(
         f", {count_text(result.count_by_outcome[verdict], 'container')} {label}"
         for verdict, label in (
@@ -374,13 +366,8 @@ def _simulated_run_document(result: Simulation) -> dict[str, Any]:
         "counts": {verdict.value: count for verdict, count in result.count_by_outcome.items()},
         "events": [_event_document(event) for event in result.events],
         "running": [
-            {
-                "namespace": a.namespace,
-                "pod": a.pod,
-                "container": a.container,
-                "cpus": cpus,
-                "mems": str(a.mems),
-            }
+            {name: getattr(a, name) for name in ("namespace", "pod", "container")}
+            | {"cpus": cpus, "mems": str(a.mems)}
             for a, cpus in result.running_containers
         ],
         "numaNodes": [

@@ -162,21 +162,12 @@ class DeviceFinder:
         for device in devices:
             if device.kind == self._own_resource:
                 continue
-            address = (
-                self.gpus.address_of_name(device.id)
-                if device.id.lower().startswith("gpu-")
-                else None
-            )
-            sysfs_devices = (
-                (self._gpu_at(address),) if address is not None else self.sysfs.by_pci(device.id)
-            )
-            for sysfs_device in sysfs_devices or (device,):
+            is_gpu = device.id.lower().startswith("gpu-")
+            address = self.gpus.address_of_name(device.id) if is_gpu else None
+            gpus = () if address is None else (self._gpu_at(address),)
+            for match in gpus or self.sysfs.by_pci(device.id) or (device,):
                 # sysfs often has no NUMA node in a virtual machine; the device plugin may have one.
-                yield (
-                    sysfs_device
-                    if sysfs_device.numa_nodes
-                    else sysfs_device._replace(numa_nodes=device.numa_nodes)
-                )
+                yield match if match.numa_nodes else match._replace(numa_nodes=device.numa_nodes)
 
 
 # --- devices that the kubelet could give ----------------------------------------------------------

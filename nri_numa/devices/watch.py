@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from nri_numa.devices.lookup import (
@@ -115,16 +115,14 @@ def query_devices(
     if isinstance(answer, str):
         return answer
     devices_by_container: dict[str, tuple[LocatedDevice, ...]] = {}
-    for container_answer in answer:
-        devices = [
+    for grant in answer:
+        located_devices = (
             LocatedDevice(devices.resource, id, frozenset(devices.by_id[id]))
-            for devices in container_answer.devices
+            for devices in grant.devices
             for id in devices.allocated_ids
-        ]
-        if devices:
-            devices_by_container[container_answer.container] = tuple(
-                devices[: MAX_CONTAINER_DEVICES + 1]
-            )
+        )
+        if devices := tuple(islice(located_devices, MAX_CONTAINER_DEVICES + 1)):
+            devices_by_container[grant.container] = devices
     return devices_by_container
 
 

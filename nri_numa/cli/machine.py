@@ -283,13 +283,12 @@ def capture_machine(target: str, sysfs_root: str | None) -> None:
     click.echo(f"{target}: {len(report.files)} files, {human_bytes(len(report.data))}")
     for name in report.unreadable:
         click.echo(f"  cannot be read: {escape_unprintable(name)}", err=True)
-    count = sum(report.skipped_counts.values())
-    if count:
+    if report.skipped_count:
         # The sender of the archive can check that only topology is in it.
-        click.echo(f"  {count_text(count, 'file')} skipped (not part of the topology)")
+        files_text = count_text(report.skipped_count, "file")
+        click.echo(f"  {files_text} skipped (not part of the topology)")
 
 
-_NUMBER_PATTERN = re.compile(r"\d+", re.ASCII)
 _CAPTURED_FILE_TEXT_PATTERN = re.compile(r"[\w\s:,()/.+-]*", re.ASCII)
 """Contents of the files on the allow-list; a file with anything else is left out."""
 
@@ -299,13 +298,13 @@ class CaptureReport(NamedTuple):
 
     Attributes:
         data: a ``.tar.gz`` that `discover` reads.
-        skipped_counts: number of files that were left out, by name with ``*`` for each number.
+        skipped_count: number of files that were left out.
         unreadable: names on the list that could not be read or have unexpected contents.
     """
 
     data: bytes
     files: tuple[str, ...]
-    skipped_counts: Mapping[str, int]
+    skipped_count: int
     unreadable: tuple[str, ...]
 
 
@@ -335,7 +334,7 @@ def build_capture(root: Path) -> CaptureReport:
     tree = open_tree(root)
     topology = discover_topology(root)
     members: dict[str, tarfile.TarInfo | bytes] = {}
-    skipped: Counter[str] = Counter()
+    skipped_count = 0
     unreadable: list[str] = []
     for name in tree.walk_files():
         if link := LINK_PATHS.fullmatch(name):
@@ -344,7 +343,7 @@ def build_capture(root: Path) -> CaptureReport:
             to_cpu = link[1].startswith("cpu")
             info.linkname = f"../../{'node/' if to_cpu else '../'}node{link[2]}"
         elif not CAPTURED_PATHS.fullmatch(name):
-            skipped[_NUMBER_PATTERN.sub("*", name)] += 1
+            skipped_count += 1
         elif (text := tree.read_file(name)) is None or not _CAPTURED_FILE_TEXT_PATTERN.fullmatch(
             text
         ):
@@ -367,12 +366,8 @@ def build_capture(root: Path) -> CaptureReport:
                 info = tarfile.TarInfo(name)
                 info.size = len(content)
                 archive.addfile(info, io.BytesIO(content))
-    return CaptureReport(
-        data=data.getvalue(),
-        files=tuple(sorted(members)),
-        skipped_counts=dict(sorted(skipped.items())),
-        unreadable=tuple(unreadable),
-    )
+    files = tuple(sorted(members))
+    return CaptureReport(data.getvalue(), files, skipped_count, tuple(unreadable))
 
 
 # --- ``synthetic:KEY=VALUE,…``: a machine in one argument ----------------------------------------

@@ -74,12 +74,10 @@ def allocation_log_fields(allocation: Allocation, cpus: str) -> dict[str, object
 def affected_neighbours(decision: Admitted, topology: Topology) -> str:
     """Return the containers whose CPUs a decision changed, old and new; the first few by name."""
     pool_before, pool_after = decision.trace.pool_before, decision.trace.pool_after
-    unavailable_bits, new_allocation = decision.state.unavailable_bits, decision.allocation
-    unavailable_before = (
-        unavailable_bits & ~(new_allocation.cpus | new_allocation.idle_siblings).bits
-        if new_allocation.exclusive
-        else unavailable_bits
-    )
+    new_allocation = decision.allocation
+    unavailable_bits = unavailable_before = decision.state.unavailable_bits
+    if new_allocation.exclusive:
+        unavailable_before &= ~(new_allocation.cpus | new_allocation.idle_siblings).bits
     named: list[str] = []
     for update in decision.updates[:MAX_NAMED_NEIGHBOURS]:
         allocation = decision.state.allocations.get(update.container_id)
@@ -256,18 +254,15 @@ class DecisionReporter:
         self, allocation: Allocation, cpus: str, allocation_before: Allocation | None
     ) -> None:
         """Log a resize: millicores and bytes of memory, as ``old -> new``."""
-        fields = allocation_log_fields(allocation, cpus)
-        for name in ("cpu_milli", "memory_bytes") if allocation_before is not None else ():
-            old_amount, new_amount = getattr(allocation_before, name), getattr(allocation, name)
-            if old_amount != new_amount:
-                fields[name] = f"{old_amount} -> {new_amount}"
+        fields, text = allocation_log_fields(allocation, cpus), ""
+        if allocation_before is not None:
+            text = shared_again_text(allocation_before, allocation.cpu_milli)
+            for name in ("cpu_milli", "memory_bytes"):
+                old_amount, new_amount = getattr(allocation_before, name), getattr(allocation, name)
+                if old_amount != new_amount:
+                    fields[name] = f"{old_amount} -> {new_amount}"
         self._record_request_decision(allocation, "resized", cpus)
         log.info("container resized", **fields)
-        text = (
-            ""
-            if allocation_before is None
-            else shared_again_text(allocation_before, allocation.cpu_milli)
-        )
         if text and not allocation.exclusive:
             log.warning("exclusive CPUs lost", **fields, problem=text)
             self._notices.add_for_allocation(allocation, NoticedEventKind.SHARED_AGAIN, text)

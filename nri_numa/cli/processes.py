@@ -90,7 +90,7 @@ def run_plugin(config_path: str | None, nri_config_dir: str) -> None:
     and the environment over the configuration file. SIGHUP reloads the file; SIGTERM ends the
     plugin and moves no container.
     """
-    sys.exit(load_and_run_daemon(config_path, command_line_settings(), nri_config_dir))
+    sys.exit(load_and_run_daemon(config_path, nri_config_dir))
 
 
 def read_drop_in(env: Mapping[str, str], directory: str) -> str:
@@ -119,16 +119,13 @@ def read_drop_in(env: Mapping[str, str], directory: str) -> str:
     return ""
 
 
-def load_and_run_daemon(
-    config_path: str | None, flags: dict[str, object], directory: str = NRI_CONFIG_DIR
-) -> int:
+def load_and_run_daemon(config_path: str | None, directory: str) -> int:
     """Load the configuration and run the daemon; return the exit code."""
     from nri_numa import config as configuration
     from nri_numa.observe import logs
 
-    path = find_config_path(config_path)
+    path, flags = find_config_path(config_path), command_line_settings()
     env = dict(os.environ)
-
     drop_in, unusable = "", None
 
     def reload_config(text: str = "") -> AgentConfig:

@@ -146,10 +146,7 @@ sysfs_setting = setting_option(
     "sysfsRoot", "--sysfs-root", check=require_nonempty_name, **_SYSFS_CLICK_OPTION_KWARGS
 )
 nri_socket_setting = setting_option(
-    "runtime.nriSocket",
-    "--nri-socket",
-    metavar="PATH",
-    help="Unix socket of the runtime's NRI.",
+    "runtime.nriSocket", "--nri-socket", metavar="PATH", help="Unix socket of the runtime's NRI."
 )
 state_dir_setting = setting_option(
     "stateDir", "--state-dir", metavar="DIR", help="Directory of the checkpoint."

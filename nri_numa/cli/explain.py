@@ -42,10 +42,7 @@ _MAX_DEVICE_IDS_SHOWN: Final = 8
     help="The pod's namespace.  [default: all namespaces]",
 )
 @click.option(
-    "-A",
-    "--all-namespaces",
-    is_flag=True,
-    help="Explain the pods of that name in all namespaces.",
+    "-A", "--all-namespaces", is_flag=True, help="Explain the pods of that name in all namespaces."
 )
 @click.option(
     "--kubelet/--no-kubelet",
@@ -258,10 +255,7 @@ def query_kubelet_grants(kubelet_root: str, namespace: str, pod: str) -> dict[st
 
 
 def kubelet_grant_sentences(
-    grants: Mapping[str, Any],
-    explanations: list[dict[str, Any]],
-    *,
-    only_differences: bool = False,
+    grants: Mapping[str, Any], explanations: list[dict[str, Any]], *, only_differences: bool = False
 ) -> Iterator[str]:
     """Yield sentences about the kubelet's grants to each explained container, and differences."""
     if grants["problem"]:

@@ -162,9 +162,7 @@ def render_table(columns: Sequence[Column | str], rows: Iterable[Sequence[object
 
 
 def fit_table(
-    columns: Sequence[Column],
-    rows: Iterable[Sequence[object]],
-    width: int | None,
+    columns: Sequence[Column], rows: Iterable[Sequence[object]], width: int | None
 ) -> FittedTable:
     """Lay a table out; it exceeds ``width`` only if words or names of minimum width do.
 

@@ -237,10 +237,7 @@ def _flatten_objects(documents: Iterable[object]) -> Iterator[Document]:
 
 
 def _evaluate_pod(
-    pod: PodManifest,
-    request: PodRequest,
-    cluster: CapturedCluster,
-    candidates: VerdictCache,
+    pod: PodManifest, request: PodRequest, cluster: CapturedCluster, candidates: VerdictCache
 ) -> dict[str, Any]:
     """Return the nodes on which a pod fits and the reasons of the others; assume it on the best."""
     excluded = {

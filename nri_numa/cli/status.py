@@ -52,10 +52,7 @@ DRIFT_MARK: Final = "!"
 )
 @click.option("-A", "--all-namespaces", is_flag=True, help="Show all namespaces (the default).")
 @click.option(
-    "--pod",
-    metavar="NAME",
-    shell_complete=complete_pods,
-    help="Show only pods of this name.",
+    "--pod", metavar="NAME", shell_complete=complete_pods, help="Show only pods of this name."
 )
 @click.option("-w", "--watch", is_flag=True, help="Show it again at each change.")
 @click.option(

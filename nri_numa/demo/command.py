@@ -212,8 +212,7 @@ class _DemoScript:
         print_heading("3  Siblings, huge pages, pods that are placed as a whole")
         trading, daytime, nightly = await self._show_example("04-siblings.yaml")
         print_detail(
-            "beside",
-            f"daytime, on the siblings of {cpus_text(daytime.cpus)}: busy at other hours",
+            "beside", f"daytime, on the siblings of {cpus_text(daytime.cpus)}: busy at other hours"
         )
         cpus = CPUSet.parse(trading.cpus)
         self._check_exclusive(self._machine.siblings_of(cpus), trading)

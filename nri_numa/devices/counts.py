@@ -34,11 +34,7 @@ class DeviceCounts:
     """Queries the kubelet; devices of ``own_resource`` are CPUs, and are left out."""
 
     def __init__(
-        self,
-        kubelet_root: str,
-        own_resource: str,
-        *,
-        clock: Callable[[], float] = time.monotonic,
+        self, kubelet_root: str, own_resource: str, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._root, self._own, self._clock = kubelet_root, own_resource, clock
         self._known: DevicesOrReason = NO_KUBELET_ANSWER_TEXT

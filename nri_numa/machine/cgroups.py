@@ -642,9 +642,7 @@ class SystemdScopes:
     """Scopes of containers in systemd; every method blocks, and may be called in any thread."""
 
     def __init__(
-        self,
-        transient: str = "/run/systemd/transient",
-        bus: str = "/run/dbus/system_bus_socket",
+        self, transient: str = "/run/systemd/transient", bus: str = "/run/dbus/system_bus_socket"
     ) -> None:
         self._transient = transient
         self._bus = bus

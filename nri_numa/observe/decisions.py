@@ -151,9 +151,7 @@ class DecisionReporter:
         allocation = decision.allocation
         for warning in decision.warnings:
             log.warning(
-                "questionable list applied",
-                **container_log_fields(allocation),
-                problem=warning,
+                "questionable list applied", **container_log_fields(allocation), problem=warning
             )
         self.log_placed(allocation, decision.adjustment.cpus, updates, missed_start=missed_start)
         if updates:
@@ -170,9 +168,7 @@ class DecisionReporter:
     def log_moved(self, move: ContainerMove, destination: str, purpose: str) -> None:
         """Log a move. The notice is added here only if no pages have to migrate."""
         log.info(
-            "container moved",
-            **container_log_fields(move.after),
-            move=f"{destination}{purpose}",
+            "container moved", **container_log_fields(move.after), move=f"{destination}{purpose}"
         )
         if not move.after.migrating_from:
             self._notices.add_for_allocation(

@@ -261,8 +261,7 @@ class Metrics(Registry):
             "Admitted containers that the runtime removed before their start.",
         )
         self.container_moves = self.new_counter(
-            "container_moves_total",
-            "Running containers moved to other NUMA nodes.",
+            "container_moves_total", "Running containers moved to other NUMA nodes."
         )
         self.memory_migrated_bytes = self.new_counter(
             "memory_migrated_bytes_total",
@@ -273,8 +272,7 @@ class Metrics(Registry):
             "Updates that did not reach a running container and were repaired at once.",
         )
         self.cgroup_writes_slow = self.new_counter(
-            "cgroup_writes_slow_total",
-            "Cpuset writes that took more than 0.5 seconds.",
+            "cgroup_writes_slow_total", "Cpuset writes that took more than 0.5 seconds."
         )
         self.exclusive_cpu_intruders = self.new_gauge(
             "exclusive_cpu_intruders",
@@ -305,8 +303,7 @@ class Metrics(Registry):
             "Assigned annotations rejected as forged, damaged or outdated.",
         )
         self.drift_found = self.new_counter(
-            "drift_found_total",
-            "Containers whose cgroup another program changed.",
+            "drift_found_total", "Containers whose cgroup another program changed."
         )
         self.drift_repaired = self.new_counter(
             "drift_repaired_total",

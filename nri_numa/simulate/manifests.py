@@ -319,12 +319,7 @@ class _ManifestReader(PodManifestReader):
         if kind == "CronJob":
             outside |= read_string_map(root["spec"]["jobTemplate"]["metadata"]["annotations"])
         return Workload(
-            source=source,
-            kind=kind,
-            namespace=namespace,
-            name=name,
-            pods=pods,
-            annotations=outside,
+            source=source, kind=kind, namespace=namespace, name=name, pods=pods, annotations=outside
         )
 
 

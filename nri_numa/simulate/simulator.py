@@ -31,11 +31,7 @@ from nri_numa.engine import admit
 from nri_numa.engine.decision import Admitted, DecisionTrace, Rejected
 from nri_numa.engine.desired import NodeSnapshot, updates_between
 from nri_numa.engine.node_model import MeasuredFree, NodeModel
-from nri_numa.engine.pod_admission import (
-    admit_by_releasing,
-    admit_pod,
-    reserve_for_sandbox,
-)
+from nri_numa.engine.pod_admission import admit_by_releasing, admit_pod, reserve_for_sandbox
 from nri_numa.engine.pod_reservation import expired_reservations
 from nri_numa.engine.rebalance import (
     MAX_DEFERRED_SEARCH_WORK,

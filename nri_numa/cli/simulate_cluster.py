@@ -78,7 +78,7 @@ class CapturedCluster(Struct, frozen=True):
     pods: int
     notes: tuple[str, ...]
 
-    def exclusion(self, name: str, spec: Document) -> Exclusion | None:
+    def find_exclusion(self, name: str, spec: Document) -> Exclusion | None:
         """Return why a node takes no pod with this spec; None if it does, or without a Node."""
         facts = self.state.facts(name)
         return None if facts is None else node_admits(facts, spec)
@@ -243,7 +243,7 @@ def _evaluate_pod(
     excluded = {
         name: reason
         for name in cluster.names
-        if (reason := cluster.exclusion(name, pod.node_constraints)) is not None
+        if (reason := cluster.find_exclusion(name, pod.node_constraints)) is not None
     }
     names = [name for name in cluster.names if name not in excluded]
     filtered = candidates.filter_nodes(request, names)
@@ -258,22 +258,23 @@ def _evaluate_pod(
     reasons = {name: _EXCLUSION_TEXTS[reason] for name, reason in excluded.items()}
     reasons |= filtered.failed | filtered.unresolvable
     unresolvable = {name for name, reason in excluded.items() if reason is Exclusion.AFFINITY}
-    document: dict[str, Any] = {
+    nodes: list[dict[str, Any]] = [
+        {
+            "name": name,
+            "score": score,
+            "numaNodes": {container: str(ids) for container, ids in verdict.numa_nodes},
+            "afterMoves": verdict.requires_moves,
+        }
+        for score, name, verdict in fits
+    ]
+    document = {
         "namespace": pod.namespace,
         "pod": pod.name,
         "feasible": bool(filtered.feasible),
         "constrained": not request.is_unconstrained,
-        "node": fits[0][1] if fits else "",
-        "numaNodes": nodes_by_container(fits[0][2]) if fits else {},
-        "nodes": [
-            {
-                "name": n,
-                "score": s,
-                "numaNodes": nodes_by_container(v),
-                "afterMoves": v.requires_moves,
-            }
-            for s, n, v in fits
-        ],
+        "node": nodes[0]["name"] if nodes else "",
+        "numaNodes": dict(nodes[0]["numaNodes"]) if nodes else {},  # YAML marks shared objects
+        "nodes": nodes,
         "rejectedBy": _group_by_reason(reasons, unresolvable | filtered.unresolvable.keys()),
     }
     if fits:
@@ -296,11 +297,6 @@ def _group_by_reason(reasons: Mapping[str, str], unresolvable: Set[str]) -> list
         {"reason": reason, "unresolvable": nodes[0] in unresolvable, "nodes": nodes}
         for reason, nodes in sorted(groups.items(), key=lambda one: (-len(one[1]), one[0]))
     ]
-
-
-def nodes_by_container(verdict: Fit) -> dict[str, str]:
-    """Return the NUMA nodes by container."""
-    return {name: str(numa_nodes) for name, numa_nodes in verdict.numa_nodes}
 
 
 # --- in words -------------------------------------------------------------------------------------

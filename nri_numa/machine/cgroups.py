@@ -560,11 +560,8 @@ class CgroupWriter:
         """
         name = "cpuset.sched_load_balance"
         with contextlib.suppress(OSError):
-            if (
-                read_text(f"{directory}/{name}")
-                == "1"
-                == read_text(f"{self.reader.hierarchy}/{name}")
-            ):
+            switches = (read_text(f"{d}/{name}") for d in (directory, self.reader.hierarchy))
+            if all(switch == "1" for switch in switches):
                 _write_text(f"{directory}/{name}", "0")
 
 
@@ -718,12 +715,9 @@ class SystemdScopes:
             else (name, ("ay", value.to_bytes(-(-value.bit_length() // 8), "little")))
             for name, value in desired.items()
         ]
-        call = new_method_call(
-            DBusAddress(*_SYSTEMD_MANAGER_ADDRESS),
-            "SetUnitProperties",
-            "sba(sv)",
-            (unit, True, values),
-        )
+        manager = DBusAddress(*_SYSTEMD_MANAGER_ADDRESS)
+        body = (unit, True, values)
+        call = new_method_call(manager, "SetUnitProperties", "sba(sv)", body)
         with open_dbus_connection(
             f"unix:path={self._bus}", auth_timeout=SYSTEMD_ANSWER_TIMEOUT_S
         ) as connection:

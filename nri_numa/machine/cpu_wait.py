@@ -152,11 +152,9 @@ def _read_thread_waits(
             if clock() > deadline:
                 raise UsageUnknown(f"reading {SCHEDSTAT_FILE} of its threads took too long")
     if not seconds_by_thread:
-        raise UsageUnknown(
-            f"this kernel has no {SCHEDSTAT_FILE} of threads"
-            if missing_count
-            else f"its processes ended while their {SCHEDSTAT_FILE} was read"
-        )
+        if missing_count:
+            raise UsageUnknown(f"this kernel has no {SCHEDSTAT_FILE} of threads")
+        raise UsageUnknown(f"its processes ended while their {SCHEDSTAT_FILE} was read")
     if not run_count:
         # Without sched_info the file exists, and is 0 0 0 even for threads that ran.
         raise UsageUnknown(f"{SCHEDSTAT_FILE} of its threads counts nothing")
@@ -169,9 +167,8 @@ def _list_process_threads(proc: str, pid: int) -> list[int]:
     except OSError as error:
         if error.errno in PROCESS_GONE_ERRNOS:
             return []
-        raise UsageUnknown(
-            f"threads of process {pid} cannot be listed: {error.strerror}"
-        ) from error
+        text = f"threads of process {pid} cannot be listed: {error.strerror}"
+        raise UsageUnknown(text) from error
 
 
 def _read_thread_schedstat(path: str) -> tuple[float, int] | None:
@@ -182,9 +179,8 @@ def _read_thread_schedstat(path: str) -> tuple[float, int] | None:
     except OSError as error:
         if error.errno in PROCESS_GONE_ERRNOS:
             return None
-        raise UsageUnknown(
-            f"{SCHEDSTAT_FILE} of a thread cannot be read: {error.strerror}"
-        ) from error
+        text = f"{SCHEDSTAT_FILE} of a thread cannot be read: {error.strerror}"
+        raise UsageUnknown(text) from error
     return (int(match[2]) / 1e9, int(match[3])) if match else None
 
 

@@ -85,10 +85,8 @@ def find_migration_problem(reader: CgroupReader) -> str:
     capabilities = int(rights[1], 16) if rights else 0
     if missing := [name for name, bit in _CAPABILITY_BITS.items() if not capabilities >> bit & 1]:
         return f"{' and '.join(missing)} missing"
-    kernel, balancing = (
-        platform.release(),
-        read_text_or_empty("/proc/sys/kernel/numa_balancing").strip(),
-    )
+    kernel = platform.release()
+    balancing = read_text_or_empty("/proc/sys/kernel/numa_balancing")
     if kernel.startswith(_EFAULT_KERNEL_PREFIXES) and balancing not in ("", "0"):
         return f"Linux {kernel} does not migrate pages under NUMA balancing (kernel.numa_balancing)"
     try:

@@ -391,13 +391,9 @@ class _Discovery:
             if core_bits >> i & 1:
                 continue
             directory = f"{CPU_DIR}/cpu{i}/topology"
-            siblings = self._read_cpu_list_or_mask(
-                f"{directory}/thread_siblings_list", f"{directory}/thread_siblings"
-            )
+            siblings = self._read_siblings(directory, "thread_siblings")
             if siblings is None:
-                siblings = self._read_cpu_list_or_mask(
-                    f"{directory}/core_cpus_list", f"{directory}/core_cpus"
-                )
+                siblings = self._read_siblings(directory, "core_cpus")
             if siblings is None:
                 unlisted_cpus.append(i)
             claimed = CPUSet.from_bits((siblings or NO_CPUS).bits | 1 << i) & online
@@ -464,9 +460,7 @@ class _Discovery:
                 )
                 continue
             for name in _SOCKET_SIBLING_FILES:
-                siblings = self._read_cpu_list_or_mask(
-                    f"{directory}/{name}_list", f"{directory}/{name}"
-                )
+                siblings = self._read_siblings(directory, name)
                 # A list with nothing but the core means that the socket is unknown.
                 if siblings is not None and len(siblings & online) > len(threads):
                     key_of[i] = ((siblings & online).bits, 0, 0, 0)
@@ -581,10 +575,7 @@ class _Discovery:
                 if i in grouped_cpus:
                     continue
                 directory = f"{CPU_DIR}/cpu{i}/topology"
-                siblings = (
-                    self._read_cpu_list_or_mask(f"{directory}/{name}_list", f"{directory}/{name}")
-                    or NO_CPUS
-                )
+                siblings = self._read_siblings(directory, name) or NO_CPUS
                 members = ((siblings | core.cpus) & online) - grouped_cpus
                 groups[i] = L3Group(id=i, cpus=members)
                 grouped_cpus |= members
@@ -622,6 +613,9 @@ class _Discovery:
         except ListFormatError as e:
             self._add_warning(f"{name} is ignored: {e}")
             return None
+
+    def _read_siblings(self, directory: str, name: str) -> CPUSet | None:
+        return self._read_cpu_list_or_mask(f"{directory}/{name}_list", f"{directory}/{name}")
 
     def _read_cpu_list_or_mask(self, list_name: str, mask_name: str) -> CPUSet | None:
         """Read CPUs from a list, or from the mask that older kernels have instead.

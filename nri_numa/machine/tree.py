@@ -190,12 +190,10 @@ def open_tree(root: Path | str) -> Tree:
             return _open_archive(str(path), stat.st_mtime_ns, stat.st_size)
     except (OSError, ValueError) as e:  # ValueError: a NUL in the path
         raise TopologyError(str(path), f"cannot be read: {e}") from e
-    raise TopologyError(
-        str(path),
-        "is neither a directory nor a file"
-        if path.exists()
-        else "does not exist; expected a directory holding sys/, or a captured machine's archive",
-    )
+    if path.exists():
+        raise TopologyError(str(path), "is neither a directory nor a file")
+    hint = "expected a directory holding sys/, or a captured machine's archive"
+    raise TopologyError(str(path), f"does not exist; {hint}")
 
 
 def _open_directory(path: Path) -> Tree:
@@ -226,9 +224,8 @@ class _SizeLimitedStream:
         data = self._stream.read(size)
         self._remaining -= len(data)
         if self._remaining < 0:
-            raise TopologyError(
-                self._source, f"unpacks to more than {MAX_ARCHIVE_UNPACKED_BYTES >> 20} MiB"
-            )
+            limit = f"{MAX_ARCHIVE_UNPACKED_BYTES >> 20} MiB"
+            raise TopologyError(self._source, f"unpacks to more than {limit}")
         return data
 
 
@@ -282,24 +279,15 @@ def _open_archive(source: str, mtime_ns: int, size: int) -> Tree:
                         text = b"" if data is None else data.read(MAX_TREE_FILE_BYTES)
                         kept_bytes += len(text)
                         if kept_bytes > MAX_ARCHIVE_KEPT_BYTES:
-                            raise TopologyError(
-                                source,
-                                "describes a machine in more than "
-                                f"{MAX_ARCHIVE_KEPT_BYTES >> 20} MiB",
-                            )
+                            limit = f"{MAX_ARCHIVE_KEPT_BYTES >> 20} MiB"
+                            raise TopologyError(source, f"describes a machine in more than {limit}")
                         files[name] = _decode_file(text)
                     else:
                         other_names.add(name)
     except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError) as e:
         raise TopologyError(source, f"is not a tar archive, or is damaged: {e}") from e
-    prefixes = sorted(
-        {
-            name[: name.index(CPU_DIR)]
-            for name in files
-            if _strip_capture_directory(name).startswith(CPU_DIR)
-        },
-        key=lambda p: (p.count("/"), p),
-    )
+    cpu_files = [n for n in files if _strip_capture_directory(n).startswith(CPU_DIR)]
+    prefixes = sorted({n[: n.index(CPU_DIR)] for n in cpu_files}, key=lambda p: (p.count("/"), p))
     if not prefixes:
         raise TopologyError(source, f"there is no {CPU_DIR} in the archive")
     if len(prefixes) > 1 and prefixes[0] != "":

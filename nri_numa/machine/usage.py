@@ -90,9 +90,8 @@ def read_usage(root: Path | str, topology: Topology) -> MachineUsage:
     memory = read_memory(root, topology).numa_nodes
     pages: dict[int, tuple[int, int]] = {}
     for i in memory:
-        stat = dict(
-            _NUMASTAT_LINE_PATTERN.findall(tree.read_file(f"{NODE_DIR}/node{i}/numastat") or "")
-        )
+        text = tree.read_file(f"{NODE_DIR}/node{i}/numastat") or ""
+        stat = dict(_NUMASTAT_LINE_PATTERN.findall(text))
         if "local_node" in stat and "other_node" in stat:
             pages[i] = int(stat["local_node"]), int(stat["other_node"])
     return MachineUsage(parse_busy_ticks(tree.read_file("proc/stat") or ""), memory, pages)
@@ -302,9 +301,8 @@ def _read_process_numa_maps(
             ):
                 raise UsageUnknown(f"this kernel has no {NUMA_MAPS}") from error
             return None
-        raise UsageUnknown(
-            f"{NUMA_MAPS} of process {pid} cannot be read: {error.strerror}"
-        ) from error
+        text = f"{NUMA_MAPS} of process {pid} cannot be read: {error.strerror}"
+        raise UsageUnknown(text) from error
     return bytes_by_node
 
 

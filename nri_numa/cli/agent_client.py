@@ -7,6 +7,7 @@ import json
 import os
 import re
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import closing, suppress
@@ -21,6 +22,7 @@ from nri_numa.text import escape_unprintable
 
 AGENT_REQUEST_TIMEOUT_S: Final = 5.0
 MAX_AGENT_ANSWER_BYTES: Final = 64 << 20
+_LOOPBACK_BY_WILDCARD: Final = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
 
 
 class UnknownToAgent(Failure):
@@ -73,22 +75,17 @@ class AgentClient:
         self.address = target if self._is_socket else target.rstrip("/")
         if problem := _address_problem(scheme, self.address):
             raise InputError(f"--api {escape_unprintable(address)}: {escape_unprintable(problem)}")
+        kind: type[http.client.HTTPConnection] = http.client.HTTPConnection
+        options: dict[str, Any] = {"timeout": timeout}
         if self._is_socket:
-            self._connect: Callable[[], http.client.HTTPConnection] = partial(
-                _SocketConnection, target, timeout=timeout
-            )
+            kind = _SocketConnection
         elif scheme == "https":
-            import ssl
-
+            kind = http.client.HTTPSConnection
             try:
-                context = ssl.create_default_context(cafile=ca_file or None)
+                options["context"] = ssl.create_default_context(cafile=ca_file or None)
             except OSError as error:
                 raise InputError(f"--ca-file {ca_file}: {error.strerror or error}") from error
-            self._connect = partial(
-                http.client.HTTPSConnection, self.address, timeout=timeout, context=context
-            )
-        else:
-            self._connect = partial(http.client.HTTPConnection, self.address, timeout=timeout)
+        self._connect = partial(kind, self.address, **options)
 
     @property
     def on_this_node(self) -> bool:
@@ -119,9 +116,8 @@ class AgentClient:
         except (OSError, http.client.HTTPException, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
             if getattr(error, "reason", "") == "WRONG_VERSION_NUMBER":
-                raise Unreachable(
-                    f"{self.address} speaks HTTP and not HTTPS: use http://"
-                ) from error
+                text = f"{self.address} speaks HTTP and not HTTPS: use http://"
+                raise Unreachable(text) from error
             raise Unreachable(
                 f"no answer from {self.address}: {escape_unprintable(reason)}\n"
                 "  Is the agent running (systemctl status nri-numa), with http on?\n"
@@ -195,15 +191,11 @@ def new_agent_client(
             raise Unreachable(
                 "http.address is off and http.socket is empty, so the agent cannot be asked"
             )
-        host, port = address or ("", 0)
-        if host in ("", "0.0.0.0"):  # noqa: S104  # compared, not listened on
-            host = "127.0.0.1"
-        elif host == "::":
-            host = "::1"
-        host_text = f"[{host}]" if ":" in host else host
-        api = f"{'https' if section.tls_cert else 'http'}://{host_text}:{port}"
-        if address is None:
-            api = f"unix://{section.socket}"
+        api = f"unix://{section.socket}"
+        if address is not None:
+            host = _LOOPBACK_BY_WILDCARD.get(address[0], address[0])
+            host_text = f"[{host}]" if ":" in host else host
+            api = f"{'https' if section.tls_cert else 'http'}://{host_text}:{address[1]}"
         token = token or section.token_file
     return AgentClient(api, _read_token(token), ca_file or "", timeout=timeout)
 

@@ -273,12 +273,8 @@ def show_progress(
     it. The block must write nothing itself. It gets a function that replaces ``doing``.
     """
     texts = [doing]
-
-    def set_activity(activity: str) -> None:
-        texts[0] = activity
-
     if not sys.stderr.isatty():
-        yield set_activity
+        yield texts.append
         return
     start_time, stop_event = time.monotonic(), threading.Event()
 
@@ -287,9 +283,8 @@ def show_progress(
         while not stop_event.wait(delay_s):
             has_output = True
             seconds = time.monotonic() - start_time
-            text = clip_text(
-                escape_unprintable(f"{texts[0]} … {seconds:.0f} s"), max(1, terminal_width() - 1)
-            )
+            text = escape_unprintable(f"{texts[-1]} … {seconds:.0f} s")
+            text = clip_text(text, max(1, terminal_width() - 1))
             sys.stderr.write(f"{_ERASE_LINE}{text}")
             sys.stderr.flush()
         if has_output:
@@ -299,7 +294,7 @@ def show_progress(
     thread = threading.Thread(target=write_progress, daemon=True)
     thread.start()
     try:
-        yield set_activity
+        yield texts.append
     finally:
         stop_event.set()
         thread.join()

@@ -179,12 +179,9 @@ class DecisionReporter:
         self, allocation: Allocation, cpus: str, updates: int, *, missed_start: bool = False
     ) -> None:
         """Count and log a placed container; ``missed_start`` if it started unseen."""
+        outcome, reason = "admitted" if allocation.aligned else "misaligned", str(allocation.kind)
         if allocation.kind is ContainerKind.UNPINNED and not allocation.aligned:
             outcome, reason = "unpinned", str(allocation.unpinned_for or allocation.kind)
-        elif allocation.aligned:
-            outcome, reason = "admitted", str(allocation.kind)
-        else:
-            outcome, reason = "misaligned", str(allocation.kind)
         self._metrics.record_decision(outcome, reason, str(allocation.policy))
         self._record_request_decision(allocation, outcome, cpus)
         log.info(

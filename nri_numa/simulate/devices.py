@@ -68,13 +68,11 @@ def read_device_inventory(
     inventory: dict[str, tuple[Device, ...]] = {}
     for name, node in top.as_mapping(required=True).items():
         if name == slots_resource:
-            top.add_problem(
-                f"has {name!r}, which counts exclusive CPUs, expected resources of devices"
-            )
+            hint = "which counts exclusive CPUs, expected resources of devices"
+            top.add_problem(f"has {name!r}, {hint}")
         elif not _RESOURCE_NAME_PATTERN.fullmatch(name):
-            top.add_problem(
-                f"has {name[:80]!r}, expected names of resources such as nvidia.com/gpu"
-            )
+            hint = "expected names of resources such as nvidia.com/gpu"
+            top.add_problem(f"has {name[:80]!r}, {hint}")
         else:
             devices: dict[str, Device] = {}
             for entry in node.as_list("one device", required=True):

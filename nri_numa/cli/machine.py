@@ -333,15 +333,14 @@ def build_capture(root: Path) -> CaptureReport:
     """
     tree = open_tree(root)
     topology = discover_topology(root)
-    members: dict[str, tarfile.TarInfo | bytes] = {}
+    contents: dict[str, bytes] = {}
+    links: dict[str, str] = {}
     skipped_count = 0
     unreadable: list[str] = []
     for name in tree.walk_files():
         if link := LINK_PATHS.fullmatch(name):
-            members[name] = info = tarfile.TarInfo(name)
-            info.type = tarfile.SYMTYPE
             to_cpu = link[1].startswith("cpu")
-            info.linkname = f"../../{'node/' if to_cpu else '../'}node{link[2]}"
+            links[name] = f"../../{'node/' if to_cpu else '../'}node{link[2]}"
         elif not CAPTURED_PATHS.fullmatch(name):
             skipped_count += 1
         elif (text := tree.read_file(name)) is None or not _CAPTURED_FILE_TEXT_PATTERN.fullmatch(
@@ -349,24 +348,23 @@ def build_capture(root: Path) -> CaptureReport:
         ):
             unreadable.append(name)
         else:
-            members[name] = f"{text}\n".encode()
+            contents[name] = f"{text}\n".encode()
     allowed_memory = NUMASet(topology.numa_nodes) - topology.withheld_memory
     allowed = f"Cpus_allowed_list:\t{topology.allowed}\nMems_allowed_list:\t{allowed_memory}\n"
-    members["proc/self/status"] = allowed.encode()
+    contents["proc/self/status"] = allowed.encode()
+    files = tuple(sorted({*links, *contents}))
     data = io.BytesIO()
     # mtime and owner of files in /sys are the time of the boot and root: noise or a trace.
     with (
         gzip.GzipFile(fileobj=data, mode="wb", mtime=0) as zipped,
         tarfile.open(fileobj=zipped, mode="w", format=tarfile.USTAR_FORMAT) as archive,
     ):
-        for name, content in sorted(members.items()):
-            if isinstance(content, tarfile.TarInfo):
-                archive.addfile(content)
-            else:
-                info = tarfile.TarInfo(name)
-                info.size = len(content)
-                archive.addfile(info, io.BytesIO(content))
-    files = tuple(sorted(members))
+        for name in files:
+            info, content = tarfile.TarInfo(name), contents.get(name, b"")
+            info.size = len(content)
+            if name in links:
+                info.type, info.linkname = tarfile.SYMTYPE, links[name]
+            archive.addfile(info, io.BytesIO(content))
     return CaptureReport(data.getvalue(), files, skipped_count, tuple(unreadable))
 
 

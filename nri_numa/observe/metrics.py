@@ -183,7 +183,8 @@ class MetricsSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         container_counts: by kind, and True if aligned.
-        checkpoint_written: Unix time at which the state was last written; None before that.
+        checkpoint_written_timestamp_seconds: Unix time at which the state was last written; None
+            before that.
     """
 
     node_name: str = ""
@@ -192,7 +193,7 @@ class MetricsSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     state: NodeState = NodeState()
     shared_pool_cpus: int = 0
     offline_cpus: int = 0
-    checkpoint_written: float | None = None
+    checkpoint_written_timestamp_seconds: float | None = None
     checkpoint_failing: bool = False
     ready: bool = False
     observe: bool = False
@@ -507,35 +508,22 @@ def _node_gauge_lines(snapshot: MetricsSnapshot) -> Iterator[str]:
             for (kind, aligned), count in sorted(snapshot.container_counts.items())
         ),
     )
-    for name, text, value in (
-        ("shared_pool_cpus", "CPUs of the shared pool.", snapshot.shared_pool_cpus),
-        ("offline_cpus", "CPUs that are present but not online.", snapshot.offline_cpus),
-        (
-            "ready",
-            "1 if containers are placed and the state is saved, as /readyz answers.",
-            snapshot.ready,
-        ),
-        (
-            "observe",
-            "1 if the agent only decides and reports, and changes nothing.",
-            snapshot.observe,
-        ),
-        (
-            "checkpoint_failing",
-            "1 if the state cannot be saved at present.",
-            snapshot.checkpoint_failing,
-        ),
-        (
-            "checkpoint_written_timestamp_seconds",
-            "Unix time when the state was last saved.",
-            snapshot.checkpoint_written,
-        ),
-    ):
+    for name, text in _NODE_GAUGE_TEXTS.items():
+        value = getattr(snapshot, name)
         if value is not None:
             value_text = f"{value:.3f}" if isinstance(value, float) else f"{value:d}"
             yield from _gauge_family_lines(name, text, [("", value_text)])
 
 
+_NODE_GAUGE_TEXTS: Final = {
+    "shared_pool_cpus": "CPUs of the shared pool.",
+    "offline_cpus": "CPUs that are present but not online.",
+    "ready": "1 if containers are placed and the state is saved, as /readyz answers.",
+    "observe": "1 if the agent only decides and reports, and changes nothing.",
+    "checkpoint_failing": "1 if the state cannot be saved at present.",
+    "checkpoint_written_timestamp_seconds": "Unix time when the state was last saved.",
+}
+"""Texts of the gauges of the node, by field of `MetricsSnapshot`."""
 _NUMA_NODE_GAUGE_TEXTS: Final = {
     "capacity_cpus": "CPUs that can be allocated to containers in all, overcommit included.",
     "allocated_cpus": "CPUs allocated to containers.",
@@ -547,6 +535,11 @@ _NUMA_NODE_GAUGE_TEXTS: Final = {
     "free_exclusive_cpus": "Exclusive CPUs that one more container can get on the NUMA node.",
 }
 """Texts of the gauges of a NUMA node, by field of `NUMANodeSample`."""
+_HUGEPAGES_GAUGE_TEXTS: Final = {
+    "hugepages_bytes": "Bytes of pre-allocated huge pages, by page size.",
+    "hugepages_allocated_bytes": "Bytes of huge pages allocated to containers, by page size.",
+}
+"""Texts of the gauges of both amounts of `NUMANodeSample.hugepages`."""
 
 
 def _numa_node_gauge_lines(samples: Sequence[NUMANodeSample]) -> Iterator[str]:
@@ -562,15 +555,7 @@ def _numa_node_gauge_lines(samples: Sequence[NUMANodeSample]) -> Iterator[str]:
     for name, text in _NUMA_NODE_GAUGE_TEXTS.items():
         rows = ((f'numa_node="{n.numa_node}"', f"{getattr(n, name):.16g}") for n in samples)
         yield from _gauge_family_lines(name, text, rows)
-    for index, (name, text) in enumerate(
-        (
-            ("hugepages_bytes", "Bytes of pre-allocated huge pages, by page size."),
-            (
-                "hugepages_allocated_bytes",
-                "Bytes of huge pages allocated to containers, by page size.",
-            ),
-        )
-    ):
+    for index, (name, text) in enumerate(_HUGEPAGES_GAUGE_TEXTS.items()):
         pages = (
             (f'numa_node="{n.numa_node}",page_size="{size}"', str(amounts[index]))
             for n in samples

@@ -12,7 +12,6 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 
-from nri_numa.machine.tree import CPU_DIR, NODE_DIR, TIER_DIR
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
 from nri_numa.model.machine import (
     CPU,
@@ -27,6 +26,9 @@ from nri_numa.model.machine import (
 )
 
 GIB = 1 << 30
+
+_CPU_DIR = "sys/devices/system/cpu"
+_NODE_DIR = "sys/devices/system/node"
 
 
 class Numbering(StrEnum):
@@ -218,23 +220,23 @@ def synthetic_sysfs_files(
     All memory of NUMA nodes without a reading is free.
     """
     files = {
-        f"{CPU_DIR}/online": f"{topology.online}\n",
-        f"{CPU_DIR}/present": f"{topology.present}\n",
-        f"{CPU_DIR}/possible": f"{topology.possible}\n",
-        f"{CPU_DIR}/offline": f"{topology.possible - topology.online}\n",
-        f"{CPU_DIR}/isolated": f"{topology.isolated}\n",
-        f"{CPU_DIR}/nohz_full": f"{topology.nohz_full}\n",
-        f"{NODE_DIR}/online": f"{topology.numa_ids}\n",
-        f"{NODE_DIR}/possible": f"{topology.numa_ids}\n",
-        f"{NODE_DIR}/has_memory": f"{topology.memory_nodes}\n",
-        f"{NODE_DIR}/has_cpu": f"{topology.cpu_nodes}\n",
+        f"{_CPU_DIR}/online": f"{topology.online}\n",
+        f"{_CPU_DIR}/present": f"{topology.present}\n",
+        f"{_CPU_DIR}/possible": f"{topology.possible}\n",
+        f"{_CPU_DIR}/offline": f"{topology.possible - topology.online}\n",
+        f"{_CPU_DIR}/isolated": f"{topology.isolated}\n",
+        f"{_CPU_DIR}/nohz_full": f"{topology.nohz_full}\n",
+        f"{_NODE_DIR}/online": f"{topology.numa_ids}\n",
+        f"{_NODE_DIR}/possible": f"{topology.numa_ids}\n",
+        f"{_NODE_DIR}/has_memory": f"{topology.memory_nodes}\n",
+        f"{_NODE_DIR}/has_cpu": f"{topology.cpu_nodes}\n",
     }
     files |= _cpu_files(topology)
     if topology.allowed != topology.online:
         files["proc/self/status"] = f"Name:\tnri-numa\nCpus_allowed_list:\t{topology.allowed}\n"
     for tier in {n.tier for n in topology.numa_nodes.values()} - {None}:
         nodes = NUMASet(i for i, n in topology.numa_nodes.items() if n.tier == tier)
-        files[f"{TIER_DIR}/memory_tier{tier}/nodelist"] = f"{nodes}\n"
+        files[f"sys/devices/virtual/memory_tiering/memory_tier{tier}/nodelist"] = f"{nodes}\n"
     total_kib = free_kib = reclaimable_kib = 0
     for i, numa_node in topology.numa_nodes.items():
         reading = None if memory is None else memory.numa_nodes.get(i)
@@ -261,17 +263,17 @@ def synthetic_sysfs_files(
 def _cpu_files(topology: Topology) -> dict[str, str]:
     files: dict[str, str] = {}
     for i in topology.present - topology.online:
-        files[f"{CPU_DIR}/cpu{i}/online"] = "0\n"  # the only file of an offline CPU
+        files[f"{_CPU_DIR}/cpu{i}/online"] = "0\n"  # the only file of an offline CPU
     for core in topology.cores.values():
         for i in core.cpus:
-            files[f"{CPU_DIR}/cpu{i}/topology/physical_package_id"] = f"{core.socket}\n"
-            files[f"{CPU_DIR}/cpu{i}/topology/core_id"] = f"{core.id}\n"
-            files[f"{CPU_DIR}/cpu{i}/topology/thread_siblings_list"] = f"{core.cpus}\n"
+            files[f"{_CPU_DIR}/cpu{i}/topology/physical_package_id"] = f"{core.socket}\n"
+            files[f"{_CPU_DIR}/cpu{i}/topology/core_id"] = f"{core.id}\n"
+            files[f"{_CPU_DIR}/cpu{i}/topology/thread_siblings_list"] = f"{core.cpus}\n"
     for group in topology.l3_groups.values():
         for i in group.cpus:
-            files[f"{CPU_DIR}/cpu{i}/cache/index3/level"] = "3\n"
-            files[f"{CPU_DIR}/cpu{i}/cache/index3/type"] = "Unified\n"
-            files[f"{CPU_DIR}/cpu{i}/cache/index3/shared_cpu_list"] = f"{group.cpus}\n"
+            files[f"{_CPU_DIR}/cpu{i}/cache/index3/level"] = "3\n"
+            files[f"{_CPU_DIR}/cpu{i}/cache/index3/type"] = "Unified\n"
+            files[f"{_CPU_DIR}/cpu{i}/cache/index3/shared_cpu_list"] = f"{group.cpus}\n"
     for kind, directory in ((CoreKind.PERFORMANCE, "cpu_core"), (CoreKind.EFFICIENT, "cpu_atom")):
         cpus = CPUSet(i for c in topology.cores.values() if c.kind is kind for i in c.cpus)
         if cpus:
@@ -282,7 +284,7 @@ def _cpu_files(topology: Topology) -> dict[str, str]:
 def _numa_node_files(
     topology: Topology, numa_node: NUMANode, reading: NUMAMemoryReading
 ) -> dict[str, str]:
-    directory = f"{NODE_DIR}/node{numa_node.id}"
+    directory = f"{_NODE_DIR}/node{numa_node.id}"
     distances = " ".join(str(numa_node.distances[i]) for i in topology.numa_ids)
     files = {
         f"{directory}/cpulist": f"{numa_node.cpus}\n",

@@ -96,7 +96,7 @@ def _measure_comparisons(rounds: int, seconds: float, subset: tuple[str, ...]) -
         topology = discover_topology("/")
         memory = read_memory("/", topology)
     usable = CPUSet(os.sched_getaffinity(0))
-    available = {i: n.available_bytes for i, n in memory.numa_nodes.items()}
+    available = {i: n.available_bytes for i, n in memory.items()}
     l3_bytes = measuring.read_last_level_cache_bytes()
     planned = plan_comparisons(topology, usable, available=available, l3_bytes=l3_bytes)
     names = [plan.name for plan in planned]

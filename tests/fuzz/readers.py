@@ -135,9 +135,9 @@ class History(targets.Checkpoint):
         for one in notices.notices_after()[:1]:
             names = NoticedContainer(one.namespace, one.pod, one.pod_uid, one.container)
             notices.add_notice(names, one.notice_kind, one.message, reason=one.reason)
-        file.close()
+        file.stop_writing()
         unread, file, kept = self.opened()
-        file.close()
+        file.stop_writing()
         assert unread == ""
         assert kept.notices.instance == notices.instance
         assert kept.notices.number == notices.number >= before

@@ -22,7 +22,6 @@ from tests.beds.cgroup_bed import (
     CgroupBed,
     ConfigInForce,
     DriftBed,
-    Result,
     Writer,
     real,
     tree,
@@ -519,9 +518,9 @@ def test_a_plan_interrupted_anywhere_is_finished_by_the_next_round(
 
     bed.writer.problem = READ_ONLY
 
-    async def dying(updates: Sequence[ContainerUpdate]) -> Result:
+    async def dying(updates: Sequence[ContainerUpdate]) -> str:
         await ReconcilerBed.push_updates(bed, updates[:cut])
-        return Result(False, "the runtime died")
+        return "the runtime died"
 
     monkeypatch.setattr(bed, "push_updates", dying)
     assert bed.round().repaired == ()

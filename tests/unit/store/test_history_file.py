@@ -71,7 +71,7 @@ def open_for(stores: Stores) -> Callable[..., tuple[HistoryFile, str]]:
         directory: Path, of: Agent, identity: dict[str, str] = IDENTITY
     ) -> tuple[HistoryFile, str]:
         file = HistoryFile(str(directory), identity=identity, history=of.history)
-        stores.append(file)
+        stores.append(file.stop_writing)
         return file, file.restore_and_open(of.current.state.allocations)
 
     return opened
@@ -188,7 +188,7 @@ def test_a_file_with_a_field_more_or_less_is_read(
     before = busy()
     file, _ = open_for(tmp_path, before)
     add_rejection(before.history.notices, 1)
-    file.close()
+    file.stop_writing()
 
     def change(key: str, document: dict[str, Any]) -> None:
         if "trace" in document:
@@ -224,7 +224,7 @@ def test_what_a_later_version_wrote_may_not_be_known(
     tmp_path: Path, path: Path, open_for: OpenFor, restarted: Restarted, data: bytes
 ) -> None:
     before = busy()
-    open_for(tmp_path, before)[0].close()
+    open_for(tmp_path, before)[0].stop_writing()
     edit(path, lambda _, document: document.get("trace", {}).update(data=data))
     after = restarted(tmp_path, before.current.state)
     for document in (told(after), why_rejected(after)):
@@ -274,7 +274,7 @@ def test_former_kinds_and_reasons_are_read_as_the_current_ones(
     running = replace(own, unpinned_for=RejectionReason.CPU_EXCLUSIVE)
     state = before.current.state.with_allocation(running)
     before.current.restore_state(state)
-    open_for(tmp_path, before)[0].close()
+    open_for(tmp_path, before)[0].stop_writing()
 
     def write_former(key: str, document: dict[str, Any]) -> None:
         if key.startswith("trace/" + own.container_id):
@@ -314,7 +314,7 @@ def test_a_notice_with_former_field_names_is_read(
 ) -> None:
     notices, file, _ = opened(tmp_path)
     add_rejection(notices, 1)
-    file.close()
+    file.stop_writing()
 
     def write_former(key: str, document: dict[str, Any]) -> None:
         for former, current in (("what", "kind"), ("first", "firstTime"), ("last", "lastTime")):
@@ -330,7 +330,7 @@ def test_numbers_go_on_when_nothing_is_kept(tmp_path: Path, opened: Opened) -> N
     notices, file, _ = opened(tmp_path, limit=1)
     for n in range(5):
         add_rejection(notices, n)
-    file.close()
+    file.stop_writing()
     again, _, _ = opened(tmp_path, limit=1)
     assert again.number == 5
     assert len(again.notices_after()) == 1

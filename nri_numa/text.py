@@ -30,6 +30,11 @@ def escape_unprintable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+def truncate_text(text: str, max_chars: int) -> str:
+    """Shorten a text that is longer than ``max_chars``, and mark its end with an ellipsis."""
+    return text if len(text) <= max_chars else f"{text[:max_chars]}…"
+
+
 def utc_text(seconds: float) -> str:
     """Format a Unix time for people, such as ``2026-11-25 17:04:05 UTC``."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

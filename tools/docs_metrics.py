@@ -37,7 +37,7 @@ _SAMPLE = MetricsSnapshot(
     ),
     node_name="node-1",
     container_counts={("shared", True): 1},
-    checkpoint_written=1.0,
+    checkpoint_written_timestamp_seconds=1.0,
     local_memory=MeasuredValuesByContainer({("a", "b", "c"): (1.0,)}, {"known": 1}),
     cpu_waiting=MeasuredValuesByContainer({("a", "b", "c"): (1.0, 1.0)}, {"known": 1}),
 )

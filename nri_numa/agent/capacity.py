@@ -215,7 +215,7 @@ class StealWatch(CapacityMonitor):
             return self._report_unreadable(str(error))
         if not times.steal:
             return self._report_unreadable(f"{self._root.rstrip('/')}/proc/stat reports no steal")
-        self._problems.report(UNKNOWN_STEAL_EVENT, "", "CPU steal measured again")
+        self._problems.report_problem(UNKNOWN_STEAL_EVENT, "", "CPU steal measured again")
         last_reading, self._last = self._last, (time_s, topology, times)
         # CPUs that changed their NUMA node since would be counted on the new one.
         if last_reading is None or last_reading[1] is not topology or time_s <= last_reading[0]:
@@ -244,7 +244,7 @@ class StealWatch(CapacityMonitor):
         return changed and self._acts
 
     def _report_unreadable(self, problem: str) -> bool:
-        self._problems.report(UNKNOWN_STEAL_EVENT, problem, problem=problem)
+        self._problems.report_problem(UNKNOWN_STEAL_EVENT, problem, problem=problem)
         self._last = None
         return False
 

@@ -364,7 +364,7 @@ async def serve_claims_to_kubelet(config: AgentConfig, store: ClaimStore) -> Non
                 break
             except RuntimeUnavailable as error:
                 # Placement does not depend on it: the agent continues, and tries again.
-                problems.report("DRA sockets not opened", str(error))
+                problems.report_problem("DRA sockets not opened", str(error))
                 await asyncio.sleep(_SOCKET_RETRY_S)
         log.info("DRA sockets opened", driver=config.dra.driver, socket=registry)
         await asyncio.Event().wait()

@@ -111,7 +111,7 @@ class DecisionHistory:
     ) -> None:
         """Restore the history of an earlier run; only before the first event."""
         self._traces |= traces
-        self._rejections.update((r.key, r) for r in rejections)
+        self._rejections.update((r.merge_key, r) for r in rejections)
 
     @property
     def rejections(self) -> tuple[Rejection, ...]:
@@ -170,8 +170,10 @@ class DecisionHistory:
             trace=pack_trace(trace),
             observed=observed,
         )
-        prior = self._rejections.pop(entry.key, None)
-        self._rejections[entry.key] = replace(entry, count=prior.count + 1) if prior else entry
+        prior = self._rejections.pop(entry.merge_key, None)
+        self._rejections[entry.merge_key] = (
+            replace(entry, count=prior.count + 1) if prior else entry
+        )
         if len(self._rejections) > _MAX_REJECTIONS:
             del self._rejections[next(iter(self._rejections))]
         self.reporter.log_rejected(decision, observed=observed)
@@ -247,7 +249,7 @@ class DecisionHistory:
 
     def retain_rejections(self, is_retained: Callable[[Rejection], bool]) -> None:
         """Drop all other rejections."""
-        self._rejections = {r.key: r for r in self.rejections if is_retained(r)}
+        self._rejections = {r.merge_key: r for r in self.rejections if is_retained(r)}
 
     # --- foreign pins -----------------------------------------------------------------------------
 

@@ -370,7 +370,7 @@ class AgentServer(Server):
                     reason = "this machine has no such address"
                 elif error.errno == errno.EAFNOSUPPORT:
                     reason = "the service has no network of its own; install nri-numa.socket too"
-                problems.report(
+                problems.report_problem(
                     "http not listening",
                     reason,
                     log_function=log.error,

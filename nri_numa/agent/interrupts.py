@@ -126,7 +126,7 @@ class InterruptSteering:
         problems += self._write_affinity_lists(NO_CPUS if balancers else exclusive, online)
         self._save_original_lists()
         problem, event = "; ".join(problems), "interrupts not kept off exclusive CPUs"
-        self._problems.report(event, problem, cpus=str(exclusive), problem=problem[:900])
+        self._problems.report_problem(event, problem, cpus=str(exclusive), problem=problem[:900])
 
     def _ban_exclusive_cpus(self, path: str, exclusive: CPUSet) -> None:
         if path not in self._kept.banned:

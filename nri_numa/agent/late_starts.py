@@ -22,7 +22,7 @@ from nri_numa.machine.cgroups import CgroupWrite, read_text
 from nri_numa.observe.decisions import container_log_fields
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import LateStartMetrics
-from nri_numa.observe.notices import NoticedEventKind, NoticeMessageReason
+from nri_numa.observe.notices import NoticedContainer, NoticedEventKind, NoticeMessageReason
 
 log = get_logger("late")
 
@@ -101,12 +101,9 @@ class LateStarts:
             problem=message,
         )
         self._agent.history.notices.add_notice(
+            NoticedContainer(namespace, pod, uid, container),
             NoticedEventKind.UNPINNED,
             f"rejected, but started, because over CRI no start can be prevented: {message}",
-            namespace=namespace,
-            pod=pod,
-            pod_uid=uid,
-            container=container,
             reason=NoticeMessageReason.REJECTED_RUNNING,
         )
 

@@ -225,7 +225,9 @@ class RuntimeOwnership:
                 self._lock.acquire()
             except RuntimeBusy as error:
                 problem = str(error)
-        self._problems.report("runtime locked by another agent", problem, log_function=log.error)
+        self._problems.report_problem(
+            "runtime locked by another agent", problem, log_function=log.error
+        )
         current = self._agent.current
         was_observing = current.observe
         current.set_observe(observe or bool(problem))

@@ -258,7 +258,7 @@ class Reconciler:
                     start_time = clock.monotonic()
                     cgroups, starting = containers.cgroup_places, containers.starting
                     watch.watch_containers({i: p for i, p in cgroups.items() if i not in starting})
-                    self._problems.report("cpusets not watched", watch.problem)
+                    self._problems.report_problem("cpusets not watched", watch.problem)
                     # A blocked write may still change what is read now.
                     if self._cgroups.writer.is_write_held_up:
                         await clock.sleep(LOOP_POLL_INTERVAL_S)
@@ -396,7 +396,7 @@ class Reconciler:
     def _report_unreadable(self, problem: str) -> None:
         """Report once that drift cannot be found, and once the end of that."""
         state, end_event = "unreadable" if problem else "", "drift check resumed"
-        self._problems.report("drift check suspended", state, end_event, problem=problem)
+        self._problems.report_problem("drift check suspended", state, end_event, problem=problem)
 
     def _report_blindness(self, cgroup_count: int) -> None:
         """Report once that no container has a cgroup, and once the end of that."""
@@ -421,7 +421,7 @@ class Reconciler:
             if outcome.problem and self._cgroups.writer.is_write_held_up:
                 continue
             if outcome.problem:
-                self._problems.report("cgroup not written", outcome.problem)
+                self._problems.report_problem("cgroup not written", outcome.problem)
             if outcome.problem or correction.quota:
                 unwritten.append(correction)
             elif not outcome.missing:

@@ -287,9 +287,9 @@ class MachineReloader:
         try:
             is_in_force = await apply_when_unchanged(agent, with_topology)
         except (TopologyError, OSError) as error:
-            self._problems.report(UNREADABLE_EVENT, "unreadable", problem=str(error))
+            self._problems.report_problem(UNREADABLE_EVENT, "unreadable", problem=str(error))
             return
-        self._problems.report(UNREADABLE_EVENT, "")
+        self._problems.report_problem(UNREADABLE_EVENT, "")
         if is_in_force:
             topology = self._current.machine.topology
             self._log_changes(self._logged_topology or topology_before, topology)

@@ -92,7 +92,7 @@ class SystemdSync:
         for removed_id in confirmations.entries.keys() - containers.cgroup_places.keys():
             del confirmations.entries[removed_id]
         findings = [entry.finding for entry in confirmations.entries.values() if entry.finding]
-        self._problems.report(
+        self._problems.report_problem(
             "systemd scopes differ from cgroups",
             "different" if findings else "",
             "systemd scopes equal to cgroups again",

@@ -8,7 +8,6 @@ containers (``containerUsage``), a few at a time, limited to a part of one CPU.
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from abc import ABC, abstractmethod
 from collections import deque
@@ -195,10 +194,7 @@ class MemoryWatch(ContainerScan[ContainerMemory]):
         cgroup = self._agent.containers.cgroup_places.get(allocation.container_id)
         memory_nodes = ContainerMemoryNodes(because="the agent does not know its cgroup")
         if cgroup is not None:
-            root, page = self._cgroup_root, os.sysconf("SC_PAGE_SIZE")
-            memory_nodes = read_container_memory(
-                reader, cgroup, root, proc=self._proc, page_size=page
-            )
+            memory_nodes = read_container_memory(reader, cgroup)
         return container_memory(allocation, memory_nodes, self._clock.time())
 
     def metric_values(self, reading: ContainerMemory) -> Sequence[float | None]:
@@ -233,7 +229,7 @@ class WaitingWatch(ContainerScan[ContainerCPUPressure]):
             unknown = "the agent does not know its cgroup"
             waits = CPUWaits(no_pressure=unknown, no_threads=unknown)
         else:
-            waits = read_cpu_waits(reader, cgroup, self._cgroup_root, proc=self._proc)
+            waits = read_cpu_waits(reader, cgroup)
         moment = self._clock.monotonic()
         prior = self._before.pop(allocation.container_id, None)
         tasks, problem = None, waits.no_threads
@@ -413,14 +409,12 @@ class UsageWatch:
         async with self._turn:
             reader = await asyncio.to_thread(CgroupReader, self._cgroup_root)
             cgroup = self._agent.containers.cgroup_places.get(allocation.container_id)
-            page = os.sysconf("SC_PAGE_SIZE")
             if cgroup is None:
                 return use
-            arguments = reader, cgroup, self._cgroup_root, page
-            first_usage = await asyncio.to_thread(read_container_usage, *arguments)
+            first_usage = await asyncio.to_thread(read_container_usage, reader, cgroup)
             start_time = time.monotonic()
             await asyncio.sleep(CONTAINER_MEASURE_S)
-            second_usage = await asyncio.to_thread(read_container_usage, *arguments)
+            second_usage = await asyncio.to_thread(read_container_usage, reader, cgroup)
             seconds = time.monotonic() - start_time
         if first_usage is None or second_usage is None:
             return replace(use, problem="it has no cgroup that can be read")
@@ -431,9 +425,7 @@ class UsageWatch:
         memory_nodes = ContainerMemoryNodes(second_usage.memory, NUMA_STAT)
         if not second_usage.memory:
             # Without the file each process has to be read, which is slow.
-            memory_nodes = await asyncio.to_thread(
-                read_container_memory, reader, cgroup, self._cgroup_root, page_size=page
-            )
+            memory_nodes = await asyncio.to_thread(read_container_memory, reader, cgroup)
         memory = container_memory(allocation, memory_nodes, self._now())
         problem = "" if used is not None else "its cgroup does not count CPU time"
         if not memory.by_numa_node:

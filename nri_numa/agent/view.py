@@ -350,7 +350,7 @@ class LiveView:
             state=state,
             shared_pool_cpus=len(node.pool),
             offline_cpus=len(topology.present - topology.online),
-            checkpoint_written=self._agent.current.store.written_at,
+            checkpoint_written_timestamp_seconds=self._agent.current.store.written_at,
             checkpoint_failing=bool(self._agent.current.store.write_problem),
             ready=self.readiness().ready,
             observe=self._agent.current.observe,

@@ -7,9 +7,9 @@ commands have the same exit codes, `EXIT_CODES_HELP_TEXT`.
 from __future__ import annotations
 
 import difflib
-import importlib
 import io
 import os
+import pkgutil
 import sys
 from collections.abc import Sequence
 
@@ -27,47 +27,47 @@ Exit codes:
   3  the agent, the runtime or the machine's files cannot be reached
   130  interrupted (Ctrl-C)"""
 
-# name: (module and attribute, one line for the list of commands)
+# name: (module below nri_numa and attribute, one line for the list of commands)
 COMMANDS: dict[str, tuple[str, str]] = {
-    "run": ("nri_numa.cli.processes:run", "Run the plugin: place containers before they start."),
+    "run": ("cli.processes:run_plugin", "Run the plugin: place containers before they start."),
     "publish": (
-        "nri_numa.cli.processes:publish",
+        "cli.processes:run_publisher",
         "Write Events, annotations and labels to the API server, without root.",
     ),
     "withdraw": (
-        "nri_numa.cli.processes:withdraw",
+        "cli.processes:withdraw_published_values",
         "Remove from all Nodes what publish wrote there.",
     ),
     "controller": (
-        "nri_numa.cli.processes:controller",
+        "cli.processes:run_controller",
         "Set the capacity of NUMA nodes and evict pods, once for a cluster.",
     ),
     "scheduler": (
-        "nri_numa.cli.processes:scheduler",
+        "cli.processes:run_scheduler_extender",
         "Filter and rank nodes for a stock kube-scheduler.",
     ),
     "demo": (
-        "nri_numa.demo.command:main",
+        "demo.command:show_demo",
         "Show nri-numa at work on a modelled machine, without Kubernetes.",
     ),
-    "topology": ("nri_numa.cli.machine:topology", "Show sockets, NUMA nodes, caches and CPUs."),
-    "status": ("nri_numa.cli.status:status", "Show CPUs and memory nodes of each container."),
-    "explain": ("nri_numa.cli.explain:explain", "Explain why a container is where it is."),
-    "simulate": ("nri_numa.cli.simulate:simulate", "Simulate what pods would get on a machine."),
-    "check": ("nri_numa.cli.node:check", "Check if this machine is ready, and show what to do."),
-    "measure": ("nri_numa.cli.measure:measure", "Measure what placement gains on this machine."),
-    "capture": ("nri_numa.cli.machine:capture", "Pack the files that describe this machine."),
-    "report": ("nri_numa.cli.report:report", "Pack what a bug report needs into one archive."),
-    "checkpoint": ("nri_numa.cli.node:checkpoint", "Show the saved state."),
+    "topology": ("cli.machine:show_topology", "Show sockets, NUMA nodes, caches and CPUs."),
+    "status": ("cli.status:show_status", "Show CPUs and memory nodes of each container."),
+    "explain": ("cli.explain:explain_placements", "Explain why a container is where it is."),
+    "simulate": ("cli.simulate:simulate_pods", "Simulate what pods would get on a machine."),
+    "check": ("cli.node:check_node", "Check if this machine is ready, and show what to do."),
+    "measure": ("cli.measure:measure_placement", "Measure what placement gains on this machine."),
+    "capture": ("cli.machine:capture_machine", "Pack the files that describe this machine."),
+    "report": ("cli.report:pack_report", "Pack what a bug report needs into one archive."),
+    "checkpoint": ("cli.node:show_checkpoint", "Show the saved state."),
     "release": (
-        "nri_numa.cli.node:release",
+        "cli.node:release_containers",
         "Give every container back what it would have without nri-numa.",
     ),
     "device-plugin": (
-        "nri_numa.cli.processes:device_plugin",
+        "cli.processes:run_device_plugin",
         "Let the stock scheduler count exclusive CPUs.",
     ),
-    "completion": ("nri_numa.cli.common:completion", "Print the shell's completion script."),
+    "completion": ("cli.common:print_completion_script", "Print the shell's completion script."),
 }
 
 
@@ -96,8 +96,7 @@ class LazyGroup(click.Group):
         """Import a command."""
         if cmd_name not in COMMANDS:
             return None
-        module, _, attribute = COMMANDS[cmd_name][0].partition(":")
-        command: click.Command = getattr(importlib.import_module(module), attribute)
+        command: click.Command = pkgutil.resolve_name(f"nri_numa.{COMMANDS[cmd_name][0]}")
         return command
 
     def resolve_command(

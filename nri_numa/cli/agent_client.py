@@ -7,6 +7,7 @@ import json
 import os
 import re
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import closing, suppress
@@ -21,6 +22,7 @@ from nri_numa.text import escape_unprintable
 
 AGENT_REQUEST_TIMEOUT_S: Final = 5.0
 MAX_AGENT_ANSWER_BYTES: Final = 64 << 20
+_LOOPBACK_BY_WILDCARD: Final = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
 
 
 class UnknownToAgent(Failure):
@@ -71,23 +73,19 @@ class AgentClient:
         self._token = token
         self._is_socket = scheme == "unix"
         self.address = target if self._is_socket else target.rstrip("/")
-        _check_address(address, scheme, self.address)
+        if problem := _address_problem(scheme, self.address):
+            raise InputError(f"--api {escape_unprintable(address)}: {escape_unprintable(problem)}")
+        kind: type[http.client.HTTPConnection] = http.client.HTTPConnection
+        options: dict[str, Any] = {"timeout": timeout}
         if self._is_socket:
-            self._connect: Callable[[], http.client.HTTPConnection] = partial(
-                _SocketConnection, target, timeout=timeout
-            )
+            kind = _SocketConnection
         elif scheme == "https":
-            import ssl
-
+            kind = http.client.HTTPSConnection
             try:
-                context = ssl.create_default_context(cafile=ca_file or None)
+                options["context"] = ssl.create_default_context(cafile=ca_file or None)
             except OSError as error:
                 raise InputError(f"--ca-file {ca_file}: {error.strerror or error}") from error
-            self._connect = partial(
-                http.client.HTTPSConnection, self.address, timeout=timeout, context=context
-            )
-        else:
-            self._connect = partial(http.client.HTTPConnection, self.address, timeout=timeout)
+        self._connect = partial(kind, self.address, **options)
 
     @property
     def on_this_node(self) -> bool:
@@ -118,9 +116,8 @@ class AgentClient:
         except (OSError, http.client.HTTPException, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
             if getattr(error, "reason", "") == "WRONG_VERSION_NUMBER":
-                raise Unreachable(
-                    f"{self.address} speaks HTTP and not HTTPS: use http://"
-                ) from error
+                text = f"{self.address} speaks HTTP and not HTTPS: use http://"
+                raise Unreachable(text) from error
             raise Unreachable(
                 f"no answer from {self.address}: {escape_unprintable(reason)}\n"
                 "  Is the agent running (systemctl status nri-numa), with http on?\n"
@@ -150,32 +147,20 @@ class AgentClient:
         return sorted({ContainerName(c["namespace"], c["pod"], c["container"]) for c in listed})
 
 
-def _check_address(value: str, scheme: str, target: str) -> None:
-    """Check the address of ``--api``.
-
-    Raises:
-        InputError: it is invalid, with what was expected.
-    """
+def _address_problem(scheme: str, target: str) -> str:
+    """Return what is wrong with an address, and what was expected; empty if it is valid."""
     from nri_numa.config import split_address
 
     hint = "expected host:port, http://host:port, https://host:port or unix:///path"
     if scheme == "unix":
-        if not target.startswith("/"):
-            raise InputError(f"--api {escape_unprintable(value)}: no absolute path, {hint}")
-        return
+        return "" if target.startswith("/") else f"no absolute path, {hint}"
     if scheme not in ("", "http", "https"):
-        raise InputError(
-            f"--api {escape_unprintable(value)}: unknown scheme {escape_unprintable(scheme)}, "
-            f"{hint}"
-        )
+        return f"unknown scheme {scheme}, {hint}"
     try:
         address = split_address(target)
     except ValueError as error:
-        raise InputError(
-            f"--api {escape_unprintable(value)}: {escape_unprintable(str(error))}"
-        ) from error
-    if address is None or not address[0]:
-        raise InputError(f"--api {escape_unprintable(value)}: no host, {hint}")
+        return str(error)
+    return "" if address is not None and address[0] else f"no host, {hint}"
 
 
 def quote_path_segment(text: str) -> str:
@@ -183,9 +168,8 @@ def quote_path_segment(text: str) -> str:
     try:
         return quote(text, safe="")
     except UnicodeEncodeError as error:
-        raise InputError(
-            f"{escape_unprintable(text)[:100]} is not a name, expected UTF-8"
-        ) from error
+        name = escape_unprintable(text)[:100]
+        raise InputError(f"{name} is not a name, expected UTF-8") from error
 
 
 def new_agent_client(
@@ -207,15 +191,11 @@ def new_agent_client(
             raise Unreachable(
                 "http.address is off and http.socket is empty, so the agent cannot be asked"
             )
-        host, port = address or ("", 0)
-        if host in ("", "0.0.0.0"):  # noqa: S104  # compared, not listened on
-            host = "127.0.0.1"
-        elif host == "::":
-            host = "::1"
-        host_text = f"[{host}]" if ":" in host else host
-        api = f"{'https' if section.tls_cert else 'http'}://{host_text}:{port}"
-        if address is None:
-            api = f"unix://{section.socket}"
+        api = f"unix://{section.socket}"
+        if address is not None:
+            host = _LOOPBACK_BY_WILDCARD.get(address[0], address[0])
+            host_text = f"[{host}]" if ":" in host else host
+            api = f"{'https' if section.tls_cert else 'http'}://{host_text}:{address[1]}"
         token = token or section.token_file
     return AgentClient(api, _read_token(token), ca_file or "", timeout=timeout)
 

@@ -146,10 +146,7 @@ sysfs_setting = setting_option(
     "sysfsRoot", "--sysfs-root", check=require_nonempty_name, **_SYSFS_CLICK_OPTION_KWARGS
 )
 nri_socket_setting = setting_option(
-    "runtime.nriSocket",
-    "--nri-socket",
-    metavar="PATH",
-    help="Unix socket of the runtime's NRI.",
+    "runtime.nriSocket", "--nri-socket", metavar="PATH", help="Unix socket of the runtime's NRI."
 )
 state_dir_setting = setting_option(
     "stateDir", "--state-dir", metavar="DIR", help="Directory of the checkpoint."
@@ -191,14 +188,16 @@ api_options = compose_options(
 def old_options(new_option_of: Mapping[str, str]) -> Callable[[Function], Function]:
     """Build hidden flags that are rejected with the option that replaced them."""
 
-    def option(old: str, new: str) -> Callable[[Function], Function]:
-        def check(_ctx: click.Context, _parameter: click.Parameter, is_given: bool) -> None:
-            if is_given:
-                raise click.UsageError(f"{old} is gone, expected {new}")
+    def old_option(old_name: str, new_name: str) -> Callable[[Function], Function]:
+        def reject_flag(_ctx: click.Context, _parameter: click.Parameter, is_used: bool) -> None:
+            if is_used:
+                raise click.UsageError(f"{old_name} is gone, expected {new_name}")
 
-        return click.option(old, is_flag=True, hidden=True, expose_value=False, callback=check)
+        return click.option(
+            old_name, is_flag=True, hidden=True, expose_value=False, callback=reject_flag
+        )
 
-    return compose_options(*(option(old, new) for old, new in new_option_of.items()))
+    return compose_options(*(old_option(*names) for names in new_option_of.items()))
 
 
 def output_option(*forms: str) -> Callable[[Function], Function]:
@@ -274,12 +273,8 @@ def show_progress(
     it. The block must write nothing itself. It gets a function that replaces ``doing``.
     """
     texts = [doing]
-
-    def set_activity(activity: str) -> None:
-        texts[0] = activity
-
     if not sys.stderr.isatty():
-        yield set_activity
+        yield texts.append
         return
     start_time, stop_event = time.monotonic(), threading.Event()
 
@@ -288,9 +283,8 @@ def show_progress(
         while not stop_event.wait(delay_s):
             has_output = True
             seconds = time.monotonic() - start_time
-            text = clip_text(
-                escape_unprintable(f"{texts[0]} … {seconds:.0f} s"), max(1, terminal_width() - 1)
-            )
+            text = escape_unprintable(f"{texts[-1]} … {seconds:.0f} s")
+            text = clip_text(text, max(1, terminal_width() - 1))
             sys.stderr.write(f"{_ERASE_LINE}{text}")
             sys.stderr.flush()
         if has_output:
@@ -300,7 +294,7 @@ def show_progress(
     thread = threading.Thread(target=write_progress, daemon=True)
     thread.start()
     try:
-        yield set_activity
+        yield texts.append
     finally:
         stop_event.set()
         thread.join()
@@ -315,10 +309,10 @@ _COMPLETION_EXAMPLES = """\b
   nri-numa completion fish > ~/.config/fish/completions/nri-numa.fish"""
 
 
-@click.command(epilog=_COMPLETION_EXAMPLES)
+@click.command("completion", epilog=_COMPLETION_EXAMPLES)
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
-def completion(ctx: click.Context, shell: str) -> None:
+def print_completion_script(ctx: click.Context, shell: str) -> None:
     """Print the completion script of SHELL."""
     kind = get_completion_class(shell)
     assert kind is not None  # noqa: S101  # the choices are click's own

@@ -31,7 +31,7 @@ _MAX_DEVICE_IDS_SHOWN: Final = 8
 """Ids of one resource in a line."""
 
 
-@click.command()
+@click.command("explain")
 @click.argument("pod", metavar="[NAMESPACE/]POD", shell_complete=complete_namespaced_pods)
 @click.argument("container", required=False, shell_complete=complete_containers)
 @click.option(
@@ -42,10 +42,7 @@ _MAX_DEVICE_IDS_SHOWN: Final = 8
     help="The pod's namespace.  [default: all namespaces]",
 )
 @click.option(
-    "-A",
-    "--all-namespaces",
-    is_flag=True,
-    help="Explain the pods of that name in all namespaces.",
+    "-A", "--all-namespaces", is_flag=True, help="Explain the pods of that name in all namespaces."
 )
 @click.option(
     "--kubelet/--no-kubelet",
@@ -66,7 +63,7 @@ _MAX_DEVICE_IDS_SHOWN: Final = 8
 @config_option
 @api_options
 @click.pass_context
-def explain(
+def explain_placements(
     ctx: click.Context,
     pod: str,
     container: str | None,
@@ -90,10 +87,8 @@ def explain(
     """
     namespace, pod = _parse_pod_reference(namespace, pod, container)
     if all_namespaces and namespace is not None:
-        raise click.UsageError(
-            f"-A and namespace {escape_unprintable(namespace)} contradict each other; expected "
-            "one of them"
-        )
+        text = f"-A and namespace {namespace} contradict each other; expected one of them"
+        raise click.UsageError(escape_unprintable(text))
     agent = new_agent_client(api, token_file, ca_file, config_path)
     with show_progress(f"asking {agent.address}"):
         if namespace is not None:
@@ -101,11 +96,9 @@ def explain(
         else:
             spaces = sorted({c.namespace for c in agent.container_names() if c.pod == pod})
         if len(spaces) > 1 and not all_namespaces:
-            raise click.UsageError(
-                f"pods called {escape_unprintable(pod)} are in {len(spaces)} namespaces: "
-                f"{escape_unprintable(', '.join(spaces))}; expected NAMESPACE/POD, or -A for "
-                "all of them"
-            )
+            text = f"pods called {pod} are in {len(spaces)} namespaces: {', '.join(spaces)}"
+            text += "; expected NAMESPACE/POD, or -A for all of them"
+            raise click.UsageError(escape_unprintable(text))
         document = _fetch_explanations(agent, spaces, pod, container)
     grant_lines: list[str] = []
     if kubelet is None:
@@ -140,30 +133,22 @@ def _parse_pod_reference(
     if "/" in pod:
         # Names of Kubernetes have no slash: the container was written after it.
         name, _, suffix = pod.partition("/")
-        raise click.UsageError(
-            f"{escape_unprintable(f'{namespace}/{pod}')} has too many parts, expected "
-            "[NAMESPACE/]POD and "
-            "the container as a second argument: nri-numa explain "
-            f"{escape_unprintable(f'{namespace}/{name} {container or suffix}')}"
-        )
+        text = f"{namespace}/{pod} has too many parts, expected [NAMESPACE/]POD and the container "
+        text += f"as a second argument: nri-numa explain {namespace}/{name} {container or suffix}"
+        raise click.UsageError(escape_unprintable(text))
     if option not in (None, namespace):
-        raise click.UsageError(
-            f"--namespace {escape_unprintable(str(option))} and "
-            f"{escape_unprintable(f'{namespace}/{pod}')} name two "
-            "namespaces; expected one"
-        )
+        text = f"--namespace {option} and {namespace}/{pod} name two namespaces; expected one"
+        raise click.UsageError(escape_unprintable(text))
     return namespace, pod
 
 
 def _fetch_explanations(
     agent: AgentClient, spaces: list[str], pod: str, container: str | None
 ) -> dict[str, Any]:
-    """Fetch the explanations of the pods of this name in these namespaces."""
     if not spaces:
-        pod_text = escape_unprintable(pod)
         link = agent.get_document("/v1/status")["link"]
         raise UnknownToAgent(
-            f"nothing is known about a pod called {pod_text} in any namespace; "
+            f"nothing is known about a pod called {escape_unprintable(pod)} in any namespace; "
             f"{link.get('problem') or 'it does not run on this node'}"
             f"{_similar_names(agent, '', pod)}"
         )
@@ -179,11 +164,8 @@ def _fetch_explanations(
                 hint = _similar_names(agent, namespace, pod, container)
                 raise UnknownToAgent(error.message + hint) from error
     if not explanations:
-        raise UnknownToAgent(
-            f"no pod called {escape_unprintable(pod)} has a container "
-            f"{escape_unprintable(str(container))}; looked in "
-            f"namespaces {escape_unprintable(', '.join(spaces))}"
-        )
+        text = f"no pod called {pod} has a container {container}; looked in namespaces "
+        raise UnknownToAgent(escape_unprintable(text + ", ".join(spaces)))
     return {"explanations": explanations}
 
 
@@ -209,7 +191,7 @@ def _similar_names(
 
 
 def explanation_lines(
-    explanations: list[dict[str, Any]], now: float, *, verbose: bool = True
+    explanations: list[dict[str, Any]], current_time: float, *, verbose: bool = True
 ) -> Iterator[str]:
     """Return the text; no line is wider than the terminal."""
     for number, explanation in enumerate(explanations):
@@ -217,7 +199,7 @@ def explanation_lines(
             yield ""
         assignment, document = explanation.get("assignment") or {}, explanation["details"]
         if real := assignment.get("actual"):  # a duration is easier to read than a time
-            document = {**document, "actual": actual_cpuset_text(real, now)}
+            document = {**document, "actual": actual_cpuset_text(real, current_time)}
         yield from sentences.render_text(document, terminal_width(), brief=not verbose).split("\n")
         if verbose:
             yield from _memory_location_lines(assignment)
@@ -228,11 +210,8 @@ def _memory_location_lines(assignment: dict[str, Any]) -> Iterator[str]:
     memory = assignment.get("memory")
     if memory is None:
         return
-    by_numa_node = ", ".join(
-        f"{human_bytes(amount)} on NUMA node {i}"
-        for i, amount in memory["byNUMANode"].items()
-        if amount
-    )
+    amounts = memory["byNUMANode"].items()
+    by_numa_node = ", ".join(f"{human_bytes(n)} on NUMA node {i}" for i, n in amounts if n)
     percent = memory["localPercent"]
     if percent is not None:
         home = assignment["mems"] or assignment["numaNodes"]
@@ -276,10 +255,7 @@ def query_kubelet_grants(kubelet_root: str, namespace: str, pod: str) -> dict[st
 
 
 def kubelet_grant_sentences(
-    grants: Mapping[str, Any],
-    explanations: list[dict[str, Any]],
-    *,
-    only_differences: bool = False,
+    grants: Mapping[str, Any], explanations: list[dict[str, Any]], *, only_differences: bool = False
 ) -> Iterator[str]:
     """Yield sentences about the kubelet's grants to each explained container, and differences."""
     if grants["problem"]:
@@ -288,21 +264,16 @@ def kubelet_grant_sentences(
         return
     by_container = {grant["container"]: grant for grant in grants["containers"]}
     for explanation in explanations:
-        name = explanation["container"]
-        grant = by_container.get(name)
-        if only_differences:
-            if grant is not None:
-                yield from _grant_differences(grant, explanation.get("assignment") or {})
-            continue
+        name = escape_unprintable(explanation["container"])
+        grant = by_container.get(explanation["container"])
         if grant is None:
-            # The kubelet never reports init and ephemeral containers.
-            yield f"The kubelet does not report container {escape_unprintable(name)}."
+            if not only_differences:
+                # The kubelet never reports init and ephemeral containers.
+                yield f"The kubelet does not report container {name}."
             continue
-        parts = [*_grant_parts(grant)] or ["no exclusive CPUs, memory or devices"]
-        yield (
-            f"The kubelet granted container {escape_unprintable(name)} "
-            f"{escape_unprintable('; '.join(parts))}."
-        )
+        if not only_differences:
+            parts = [*_grant_parts(grant)] or ["no exclusive CPUs, memory or devices"]
+            yield f"The kubelet granted container {name} {escape_unprintable('; '.join(parts))}."
         yield from _grant_differences(grant, explanation.get("assignment") or {})
 
 
@@ -312,14 +283,10 @@ def _grant_parts(grant: Mapping[str, Any]) -> Iterator[str]:
     for block in grant["memory"]:
         yield f"{human_bytes(block['sizeBytes'])} of {block['type']}{_numa_suffix(block)}"
     for devices in grant["devices"]:
-        ids = devices["ids"]
-        remainder = (
-            f" and {len(ids) - _MAX_DEVICE_IDS_SHOWN} more"
-            if len(ids) > _MAX_DEVICE_IDS_SHOWN
-            else ""
-        )
-        ids_text = ", ".join(ids[:_MAX_DEVICE_IDS_SHOWN])
-        yield f"{devices['resource']} {ids_text}{remainder}{_numa_suffix(devices)}"
+        ids_text = ", ".join(devices["ids"][:_MAX_DEVICE_IDS_SHOWN])
+        if (remainder := len(devices["ids"]) - _MAX_DEVICE_IDS_SHOWN) > 0:
+            ids_text += f" and {remainder} more"
+        yield f"{devices['resource']} {ids_text}{_numa_suffix(devices)}"
     for claim in grant["claims"]:
         yield f"claimed device {claim}"
 

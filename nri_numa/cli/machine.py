@@ -65,11 +65,11 @@ _MAX_DISTANCE_COLUMNS: Final = 16  # columns of four characters that fit beside 
 _MAX_LISTED_L3_GROUPS: Final = 16  # L3 groups that are listed one by one
 
 
-@click.command()
+@click.command("topology")
 @machine_option
 @sysfs_option
 @listing_option
-def topology(machine: str | None, sysfs_root: str | None, output: str) -> None:
+def show_topology(machine: str | None, sysfs_root: str | None, output: str) -> None:
     """Show sockets, NUMA nodes, memory, distances, caches, cores, threads and PCI devices.
 
     Warnings about the machine are at the end, or under "warnings". -o wide omits nothing, however
@@ -179,7 +179,7 @@ def _numa_table(topology: Topology, width: int | None) -> list[str]:
         rows.append(["none", "-", "-", len(homeless), homeless])
     if not hugepages:
         head, rows = head[:2], [[*row[:2], *row[3:]] for row in rows]
-    return _table_lines([*head, *_CPU_COUNT_AND_LIST_COLUMNS], rows, width)
+    return fit_table([*head, *_CPU_COUNT_AND_LIST_COLUMNS], rows, width).lines
 
 
 def _device_table(devices: Sequence[PCIDevice], width: int | None) -> list[str]:
@@ -199,7 +199,7 @@ def _device_table(devices: Sequence[PCIDevice], width: int | None) -> list[str]:
         *map(Column, ("DEVICES", "NUMA NODE", "COUNT")),
         Column("PCI ADDRESSES", CellWrapping.LIST),
     ]
-    return _table_lines(head, rows, width)
+    return fit_table(head, rows, width).lines
 
 
 def _hugepages_text(numa_node: NUMANode) -> str:
@@ -222,9 +222,8 @@ def _distance_lines(topology: Topology, width: int | None) -> list[str]:
             nodes_by_distance.setdefault(topology.distance(a, b), []).append(b)
         text = "  ".join(f"{d}: {NUMASet(nodes)}" for d, nodes in sorted(nodes_by_distance.items()))
         rows.append((a, text))
-    return _table_lines(
-        [Column("FROM"), Column("DISTANCE: NUMA NODES", CellWrapping.LIST)], rows, width
-    )
+    head = [Column("FROM"), Column("DISTANCE: NUMA NODES", CellWrapping.LIST)]
+    return fit_table(head, rows, width).lines
 
 
 def _l3_table(topology: Topology, width: int | None) -> list[str]:
@@ -258,27 +257,18 @@ _CPU_COUNT_AND_LIST_COLUMNS: Final = (Column("CPUS"), Column("CPU LIST", CellWra
 def _cpu_group_table(
     title: str, rows: Iterable[tuple[int, str, CPUSet]], width: int | None
 ) -> list[str]:
-    """Return a table of objects with a number, NUMA nodes and CPUs."""
-    return _table_lines(
-        [Column(title), Column("NUMA NODES", CellWrapping.LIST), *_CPU_COUNT_AND_LIST_COLUMNS],
-        [(number, numa_nodes, len(cpus), str(cpus) or "none") for number, numa_nodes, cpus in rows],
-        width,
-    )
-
-
-def _table_lines(
-    head: Sequence[Column], rows: Iterable[Sequence[object]], width: int | None
-) -> list[str]:
-    return fit_table(head, rows, width).lines
+    head = [Column(title), Column("NUMA NODES", CellWrapping.LIST), *_CPU_COUNT_AND_LIST_COLUMNS]
+    cells = [(id, numa_nodes, len(cpus), str(cpus) or "none") for id, numa_nodes, cpus in rows]
+    return fit_table(head, cells, width).lines
 
 
 # --- A capture ----------------------------------------------------------------------------------
 
 
-@click.command()
+@click.command("capture")
 @click.argument("target", metavar="FILE.tar.gz", type=click.Path(dir_okay=False))
 @sysfs_option
-def capture(target: str, sysfs_root: str | None) -> None:
+def capture_machine(target: str, sysfs_root: str | None) -> None:
     """Pack the files that describe this machine's topology, for a bug report.
 
     It reads only files on an allow-list, and the archive has no names of pods or hosts. topology
@@ -293,14 +283,12 @@ def capture(target: str, sysfs_root: str | None) -> None:
     click.echo(f"{target}: {len(report.files)} files, {human_bytes(len(report.data))}")
     for name in report.unreadable:
         click.echo(f"  cannot be read: {escape_unprintable(name)}", err=True)
-    count = sum(report.skipped_counts.values())
-    if count:
+    if report.skipped_count:
         # The sender of the archive can check that only topology is in it.
-        files = count_text(count, "file")
-        click.echo(f"  {files} skipped (not part of the topology)")
+        files_text = count_text(report.skipped_count, "file")
+        click.echo(f"  {files_text} skipped (not part of the topology)")
 
 
-_NUMBER_PATTERN = re.compile(r"\d+", re.ASCII)
 _CAPTURED_FILE_TEXT_PATTERN = re.compile(r"[\w\s:,()/.+-]*", re.ASCII)
 """Contents of the files on the allow-list; a file with anything else is left out."""
 
@@ -310,13 +298,13 @@ class CaptureReport(NamedTuple):
 
     Attributes:
         data: a ``.tar.gz`` that `discover` reads.
-        skipped_counts: number of files that were left out, by name with ``*`` for each number.
+        skipped_count: number of files that were left out.
         unreadable: names on the list that could not be read or have unexpected contents.
     """
 
     data: bytes
     files: tuple[str, ...]
-    skipped_counts: Mapping[str, int]
+    skipped_count: int
     unreadable: tuple[str, ...]
 
 
@@ -345,51 +333,44 @@ def build_capture(root: Path) -> CaptureReport:
     """
     tree = open_tree(root)
     topology = discover_topology(root)
-    members: dict[str, tarfile.TarInfo | bytes] = {}
-    skipped: Counter[str] = Counter()
+    contents: dict[str, bytes] = {}
+    links: dict[str, str] = {}
+    skipped_count = 0
     unreadable: list[str] = []
     for name in tree.walk_files():
         if link := LINK_PATHS.fullmatch(name):
-            members[name] = info = tarfile.TarInfo(name)
-            info.type = tarfile.SYMTYPE
             to_cpu = link[1].startswith("cpu")
-            info.linkname = f"../../{'node/' if to_cpu else '../'}node{link[2]}"
+            links[name] = f"../../{'node/' if to_cpu else '../'}node{link[2]}"
         elif not CAPTURED_PATHS.fullmatch(name):
-            skipped[_NUMBER_PATTERN.sub("*", name)] += 1
+            skipped_count += 1
         elif (text := tree.read_file(name)) is None or not _CAPTURED_FILE_TEXT_PATTERN.fullmatch(
             text
         ):
             unreadable.append(name)
         else:
-            members[name] = f"{text}\n".encode()
+            contents[name] = f"{text}\n".encode()
     allowed_memory = NUMASet(topology.numa_nodes) - topology.withheld_memory
     allowed = f"Cpus_allowed_list:\t{topology.allowed}\nMems_allowed_list:\t{allowed_memory}\n"
-    members["proc/self/status"] = allowed.encode()
+    contents["proc/self/status"] = allowed.encode()
+    files = tuple(sorted({*links, *contents}))
     data = io.BytesIO()
     # mtime and owner of files in /sys are the time of the boot and root: noise or a trace.
     with (
         gzip.GzipFile(fileobj=data, mode="wb", mtime=0) as zipped,
         tarfile.open(fileobj=zipped, mode="w", format=tarfile.USTAR_FORMAT) as archive,
     ):
-        for name, content in sorted(members.items()):
-            if isinstance(content, tarfile.TarInfo):
-                archive.addfile(content)
-            else:
-                info = tarfile.TarInfo(name)
-                info.size = len(content)
-                archive.addfile(info, io.BytesIO(content))
-    return CaptureReport(
-        data=data.getvalue(),
-        files=tuple(sorted(members)),
-        skipped_counts=dict(sorted(skipped.items())),
-        unreadable=tuple(unreadable),
-    )
+        for name in files:
+            info, content = tarfile.TarInfo(name), contents.get(name, b"")
+            info.size = len(content)
+            if name in links:
+                info.type, info.linkname = tarfile.SYMTYPE, links[name]
+            archive.addfile(info, io.BytesIO(content))
+    return CaptureReport(data.getvalue(), files, skipped_count, tuple(unreadable))
 
 
 # --- ``synthetic:KEY=VALUE,…``: a machine in one argument ----------------------------------------
 
 SYNTHETIC_PREFIX: Final = "synthetic:"
-_GIB_BYTES = 1 << 30
 MAX_SYNTHETIC_CPUS: Final = 4096
 """Limit of a synthetic machine; more CPUs take seconds to build and exist in no machine."""
 
@@ -468,10 +449,10 @@ def parse_synthetic(text: str) -> Topology:
     for key in ("offline", "isolated", "nohz-full"):
         missing = args.get(SYNTHETIC_KEYS[key][0], NO_CPUS) - machine.present
         if missing:
+            verb = inflect_for_ids(missing, "does", "do")
             raise ValueError(
-                f"{key} names {cpus_text(missing)}, which "
-                f"{inflect_for_ids(missing, 'does', 'do')} not "
-                f"exist; expected CPUs among {machine.present}"
+                f"{key} names {cpus_text(missing)}, which {verb} not exist; expected CPUs among "
+                f"{machine.present}"
             )
     if not machine.online:
         raise ValueError(f"offline is all of {machine.present}; expected one CPU to be left")
@@ -489,7 +470,7 @@ def _parse_memory_to_gib(text: str) -> float:
     amount = whole_bytes(text)
     if text.isdigit() and amount < 1_000_000:
         return float(amount)
-    return amount / _GIB_BYTES
+    return amount / (1 << 30)
 
 
 def _parse_gib_list(text: str) -> list[float]:

@@ -14,9 +14,20 @@ import click
 
 from nri_numa.cli.common import Failure, output_option, show_progress, translate_errors
 from nri_numa.cli.output import Column, render_table, wrap_text, write_document_or_lines
+from nri_numa.machine.sysfs import discover_topology, read_memory
+from nri_numa.measure import rounds as measuring
+from nri_numa.measure.plan import Comparison, plan_comparisons
+from nri_numa.measure.results import (
+    MeasuredOrImpossibleComparison,
+    gain_text,
+    noise_sentences,
+    render_results_svg,
+    results_document,
+)
+from nri_numa.model.cpuset import CPUSet
 
 
-@click.command()
+@click.command("measure")
 @click.option(
     "--rounds",
     type=click.IntRange(3, 100),
@@ -45,7 +56,7 @@ from nri_numa.cli.output import Column, render_table, wrap_text, write_document_
     help="Also write a drawing to this file.",
 )
 @output_option()
-def measure(
+def measure_placement(
     rounds: int, seconds: float, comparisons: tuple[str, ...], plot: str | None, output: str
 ) -> None:
     """Measure what placement gains on this machine.
@@ -56,15 +67,11 @@ def measure(
     needs numpy.
     """
     if importlib.util.find_spec("numpy") is None:
-        raise Failure(
-            "measure needs numpy, which is not installed; to install it: "
-            f"{_numpy_install_command()}"
-        )
+        hint = f"to install it: {_numpy_install_command()}"
+        raise Failure(f"measure needs numpy, which is not installed; {hint}")
     document = _measure_comparisons(rounds, seconds, comparisons)
     write_document_or_lines(document, output, measurement_lines(document))
     if plot is not None:
-        from nri_numa.measure.results import render_results_svg
-
         try:
             with open(plot, "w", encoding="utf-8") as file:
                 file.write(render_results_svg(document))
@@ -85,23 +92,13 @@ def _numpy_install_command() -> str:
 
 
 def _measure_comparisons(rounds: int, seconds: float, subset: tuple[str, ...]) -> dict[str, Any]:
-    from nri_numa.machine.sysfs import discover_topology, read_memory
-    from nri_numa.measure import rounds as measuring
-    from nri_numa.measure.plan import Comparison, plan_comparisons
-    from nri_numa.measure.results import MeasuredOrImpossibleComparison, noise_sentences
-    from nri_numa.measure.results import results_document as made
-    from nri_numa.model.cpuset import CPUSet
-
     with translate_errors():
         topology = discover_topology("/")
         memory = read_memory("/", topology)
     usable = CPUSet(os.sched_getaffinity(0))
-    planned = plan_comparisons(
-        topology,
-        usable,
-        available={i: n.available_bytes for i, n in memory.items()},
-        l3_bytes=measuring.read_last_level_cache_bytes(),
-    )
+    available = {i: n.available_bytes for i, n in memory.items()}
+    l3_bytes = measuring.read_last_level_cache_bytes()
+    planned = plan_comparisons(topology, usable, available=available, l3_bytes=l3_bytes)
     names = [plan.name for plan in planned]
     for name in subset:
         if name not in names:
@@ -131,27 +128,19 @@ def _measure_comparisons(rounds: int, seconds: float, subset: tuple[str, ...]) -
     noise = noise_sentences(
         load=load, cpus=len(topology.online), steal=steal, outcomes=outcomes, usage=utilization
     )
-    return made(outcomes, noise, time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()))
+    return results_document(outcomes, noise, time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()))
 
 
 def measurement_lines(document: dict[str, Any]) -> Iterator[str]:
     """Yield the lines of the text."""
-    from nri_numa.measure.results import gain_text
-
     for c in document["comparisons"]:
         yield c["title"]
         rows = [
-            (
-                f"{side['median']:g} {c['unit']}",
-                f"{side['least']:g} to {side['most']:g}",
-                side["placed"],
-            )
-            for side in (c["good"], c["bad"])
+            (f"{s['median']:g} {c['unit']}", f"{s['least']:g} to {s['most']:g}", s["placed"])
+            for s in (c["good"], c["bad"])
         ]
-        yield from (
-            f"  {line}"
-            for line in render_table((Column("MEDIAN"), Column("ROUNDS"), "PLACEMENT"), rows)
-        )
+        table = render_table((Column("MEDIAN"), Column("ROUNDS"), "PLACEMENT"), rows)
+        yield from (f"  {line}" for line in table)
         yield f"  {gain_text(c)}"
         yield ""
     for c in document["notShown"]:

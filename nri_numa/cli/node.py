@@ -61,7 +61,7 @@ _NEW_OPTION_OF: Final = {"--fix-containerd": "--fix-runtime"}
 _LEVEL_MARKS = {"ok": ("ok  ", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "red")}
 
 
-@click.command()
+@click.command("check")
 @config_option
 @nri_socket_setting
 @state_dir_setting
@@ -81,7 +81,7 @@ _LEVEL_MARKS = {"ok": ("ok  ", "green"), "warn": ("warn", "yellow"), "fail": ("F
 @click.option("--show-config", is_flag=True, help="Also show the effective configuration.")
 @output_option()
 @click.pass_context
-def check(
+def check_node(
     ctx: click.Context,
     config_path: str | None,
     fix_runtime: bool,
@@ -127,10 +127,8 @@ def check(
         ]
         write_document({"ready": False, "findings": to_builtins(findings), "config": None}, output)
         ctx.exit(2)
-    with (
-        translate_errors(),
-        show_progress("looking at this node"),
-    ):  # a state directory has a line of its own
+    # A state directory has a line of its own.
+    with translate_errors(), show_progress("looking at this node"):
         findings = sorted(run_checks(config), key=lambda one: list(FindingLevel).index(one.level))
     passed = worst_level(findings) is not FindingLevel.FAIL
     effective = configuration.effective_document(read_config_in_effect(config))
@@ -167,8 +165,8 @@ def fix_runtime_config(
     elif files is CONTAINERD_FILES or runtime_config.find_containerd_distribution(root):
         _fix_containerd_config(str(root / CONTAINERD_FILES.config[1:]), root, write=write)
     elif runtimes:
-        found = " and ".join(f"{each.files.title} ({each.evidence})" for each in runtimes)
-        raise Failure(f"{found} are here; stop the one that Kubernetes does not use first")
+        names = " and ".join(f"{r.files.title} ({r.evidence})" for r in runtimes)
+        raise Failure(f"{names} are here; stop the one that Kubernetes does not use first")
     elif "KUBERNETES_SERVICE_HOST" in os.environ:
         raise Failure("this pod does not see its node's runtime; run this on the node")
     else:
@@ -276,28 +274,28 @@ def _summary_line(findings: list[Finding]) -> str:
     return f"{failed}, {count_text(count['warn'], 'warning')}" if count["warn"] else failed
 
 
-@click.command()
+@click.command("checkpoint")
 @click.argument("file", metavar="[FILE]", required=False, type=click.Path())
 @config_option
 @state_dir_setting
 @listing_option
 @click.pass_context
-def checkpoint(ctx: click.Context, file: str | None, config_path: str | None, output: str) -> None:
+def show_checkpoint(
+    ctx: click.Context, file: str | None, config_path: str | None, output: str
+) -> None:
     """Show the saved state: the assignment of each container when it was last written.
 
     It works while the agent runs. Exit code 1 if the checkpoint is damaged, 3 if there is none.
     """
     from nri_numa.store.checkpoint import CHECKPOINT_FILE_NAME
 
-    path = (
-        Path(file)
-        if file
-        else Path(load_command_config(config_path).state_dir, CHECKPOINT_FILE_NAME)
-    )
+    def usual_path() -> Path:
+        return Path(load_command_config(config_path).state_dir, CHECKPOINT_FILE_NAME)
+
+    path = Path(file) if file else usual_path()
     with suppress(OSError):  # reading the file reports the reason
         if file and not path.exists():
-            usual = Path(load_command_config(config_path).state_dir, CHECKPOINT_FILE_NAME)
-            hint = f"expected a checkpoint such as {usual}"
+            hint = f"expected a checkpoint such as {usual_path()}"
             raise Unreachable(f"{file}: there is no such file; {hint}")
     with show_progress(f"reading {path}"):
         document = _read_checkpoint(path)
@@ -350,9 +348,9 @@ def _read_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def _checkpoint_lines(path: Path, document: dict[str, Any]) -> Iterator[str]:
-    now = time.time()  # commands may read the clock
+    current_time = time.time()  # commands may read the clock
     written = document["writtenAt"]
-    age = f", compacted {human_age(written, now)} ago" if written else ""
+    age = f", compacted {human_age(written, current_time)} ago" if written else ""
     version = document["writtenBy"].get("version", "?")
     yield escape_unprintable(f"{path}: {document['records']} records by version {version}{age}")
     if not document["containers"]:
@@ -366,14 +364,14 @@ def _checkpoint_lines(path: Path, document: dict[str, Any]) -> Iterator[str]:
                 *(c[key] for key in ("namespace", "pod", "container", "kind")),
                 c["cpus"] or c["numaNodes"] or "any",
                 c["mems"] or "any",
-                human_age(c["assignedAt"], now),
+                human_age(c["assignedAt"], current_time),
             )
             for c in document["containers"]
         ],
     )
 
 
-@click.command()
+@click.command("release")
 @config_option
 @nri_socket_setting
 @state_dir_setting
@@ -392,7 +390,7 @@ def _checkpoint_lines(path: Path, document: dict[str, Any]) -> Iterator[str]:
 )
 @listing_option
 @click.pass_context
-def release(
+def release_containers(
     ctx: click.Context,
     config_path: str | None,
     dry_run: bool,

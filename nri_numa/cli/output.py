@@ -162,9 +162,7 @@ def render_table(columns: Sequence[Column | str], rows: Iterable[Sequence[object
 
 
 def fit_table(
-    columns: Sequence[Column],
-    rows: Iterable[Sequence[object]],
-    width: int | None,
+    columns: Sequence[Column], rows: Iterable[Sequence[object]], width: int | None
 ) -> FittedTable:
     """Lay a table out; it exceeds ``width`` only if words or names of minimum width do.
 
@@ -268,6 +266,6 @@ def human_duration(seconds: float) -> str:
     return f"{total // 60}m" if total >= 60 else f"{total}s"
 
 
-def human_age(moment: float, now: float) -> str:
+def human_age(moment: float, current_time: float) -> str:
     """Format the time since ``moment``; a dash for never."""
-    return human_duration(now - moment) if moment else "-"
+    return human_duration(current_time - moment) if moment else "-"

@@ -38,7 +38,7 @@ NRI_CONFIG_DIR: Final = "/etc/nri/conf.d"
 """Default directory of runtimes for the configuration of the plugins that they launch."""
 
 
-@click.command()
+@click.command("run")
 @config_option
 @nri_socket_setting
 @setting_option(
@@ -76,7 +76,7 @@ NRI_CONFIG_DIR: Final = "/etc/nri/conf.d"
     help="Decide, log and count, but change nothing.",
 )
 @log_settings
-def run(config_path: str | None, nri_config_dir: str) -> None:
+def run_plugin(config_path: str | None, nri_config_dir: str) -> None:
     """Run the plugin until it is stopped.
 
     It connects to the runtime's NRI socket, retries until the runtime answers, and decides about
@@ -90,7 +90,7 @@ def run(config_path: str | None, nri_config_dir: str) -> None:
     and the environment over the configuration file. SIGHUP reloads the file; SIGTERM ends the
     plugin and moves no container.
     """
-    sys.exit(load_and_run_daemon(config_path, command_line_settings(), nri_config_dir))
+    sys.exit(load_and_run_daemon(config_path, nri_config_dir))
 
 
 def read_drop_in(env: Mapping[str, str], directory: str) -> str:
@@ -119,16 +119,13 @@ def read_drop_in(env: Mapping[str, str], directory: str) -> str:
     return ""
 
 
-def load_and_run_daemon(
-    config_path: str | None, flags: dict[str, object], directory: str = NRI_CONFIG_DIR
-) -> int:
+def load_and_run_daemon(config_path: str | None, directory: str) -> int:
     """Load the configuration and run the daemon; return the exit code."""
     from nri_numa import config as configuration
     from nri_numa.observe import logs
 
-    path = find_config_path(config_path)
+    path, flags = find_config_path(config_path), command_line_settings()
     env = dict(os.environ)
-
     drop_in, unusable = "", None
 
     def reload_config(text: str = "") -> AgentConfig:
@@ -140,6 +137,10 @@ def load_and_run_daemon(
         if not text or text == drop_in:
             text = read_drop_in(env, directory)
         return configuration.load_config(path, env, flags, text=text)
+
+    def log_problems(event: str, error: ConfigError) -> None:
+        for problem in error.problems:
+            logs.get_logger("daemon").error(event, file=error.source, problem=problem)
 
     launched = "NRI_PLUGIN_SOCKET" in env
     try:
@@ -155,18 +156,12 @@ def load_and_run_daemon(
     except ConfigError as error:
         if launched:  # nobody sees standard error: write to the journal
             logs.setup_logging()
-            for problem in error.problems:
-                logs.get_logger("daemon").error(
-                    "configuration not loaded", file=error.source, problem=problem
-                )
+            log_problems("configuration not loaded", error)
         raise InputError(config_error_message(error)) from error
 
     def run_daemon(config: AgentConfig) -> int:
         if unusable is not None:
-            for problem in unusable.problems:
-                logs.get_logger("daemon").error(
-                    "drop-in configuration not applied", file=unusable.source, problem=problem
-                )
+            log_problems("drop-in configuration not applied", unusable)
         from nri_numa.agent import daemon
 
         return daemon.run_daemon(config, reload_config)
@@ -174,7 +169,7 @@ def load_and_run_daemon(
     return run_service(config, run_daemon)
 
 
-@click.command()
+@click.command("publish")
 @config_option
 @setting_option(
     "nodeName", "--node-name", metavar="NAME", help="Name of the Node object, nodeName."
@@ -189,7 +184,7 @@ def load_and_run_daemon(
     help="Address of metrics and probes, or off.",
 )
 @log_settings
-def publish(config_path: str | None) -> None:
+def run_publisher(config_path: str | None) -> None:
     """Write Events, annotations and labels to the API server, until it is stopped.
 
     It only needs to connect to the agent's unix socket (http.socket), and does not run as root. It
@@ -207,11 +202,11 @@ def publish(config_path: str | None) -> None:
     sys.exit(run_service(config, partial(publisher.run_publisher, node=node)))
 
 
-@click.command()
-@click.argument("what", nargs=-1, required=True, type=click.Choice(["capacity", "numa-ids"]))
+@click.command("withdraw")
+@click.argument("kinds", nargs=-1, required=True, type=click.Choice(["capacity", "numa-ids"]))
 @config_option
 @log_settings
-def withdraw(what: tuple[str, ...], config_path: str | None) -> None:
+def withdraw_published_values(kinds: tuple[str, ...], config_path: str | None) -> None:
     """Remove from all Nodes what nri-numa publish wrote there.
 
     capacity is the extended resource devicePlugin.resourceName: the scheduler counts it as long as
@@ -223,17 +218,14 @@ def withdraw(what: tuple[str, ...], config_path: str | None) -> None:
     from nri_numa.kube.api import KubeAPI
     from nri_numa.publisher.withdraw import withdraw_from_all_nodes
 
-    async def withdraw_kinds(config: AgentConfig) -> int:
+    def withdraw(config: AgentConfig) -> int:
         api = KubeAPI(config.publish.credentials_dir, "nri-numa-withdraw")
-        return await withdraw_from_all_nodes(config, api, frozenset(what))
+        return 1 if asyncio.run(withdraw_from_all_nodes(config, api, frozenset(kinds))) else 0
 
-    def run(config: AgentConfig) -> int:
-        return 1 if asyncio.run(withdraw_kinds(config)) else 0
-
-    sys.exit(run_service(load_command_config(config_path), run))
+    sys.exit(run_service(load_command_config(config_path), withdraw))
 
 
-@click.command()
+@click.command("controller")
 @config_option
 @setting_option(
     "controller.address",
@@ -248,7 +240,7 @@ def withdraw(what: tuple[str, ...], config_path: str | None) -> None:
     help="File with capacity factors of nodes.",
 )
 @log_settings
-def controller(config_path: str | None) -> None:
+def run_controller(config_path: str | None) -> None:
     """Set the capacity of NUMA nodes and evict pods, until it is stopped.
 
     It runs once for the cluster; of several replicas a Lease elects one. It gets capacity factors
@@ -260,11 +252,11 @@ def controller(config_path: str | None) -> None:
     sys.exit(run_service(load_command_config(config_path), service.run_controller))
 
 
-@click.command()
+@click.command("scheduler")
 @config_option
 @setting_option("scheduler.address", "--address", metavar="HOST:PORT", help="Address to listen on.")
 @log_settings
-def scheduler(config_path: str | None) -> None:
+def run_scheduler_extender(config_path: str | None) -> None:
     """Answer a stock kube-scheduler as an extender, until it is stopped.
 
     It evaluates nodes by their NodeResourceTopology, with the rules that place containers on the
@@ -294,7 +286,7 @@ def scheduler(config_path: str | None) -> None:
     help="The kubelet's directory of device plugin sockets.",
 )
 @api_options
-def device_plugin(
+def run_device_plugin(
     config_path: str | None, api: str | None, token_file: str | None, ca_file: str | None
 ) -> None:
     """Let the stock scheduler count exclusive CPUs, until it is stopped.
@@ -314,10 +306,8 @@ def device_plugin(
     from nri_numa.model.workload import Strategy
 
     async def serve_device_plugin(config: AgentConfig) -> int:
-        section, agent = (
-            config.device_plugin,
-            new_agent_client(api, token_file, ca_file, config_path),
-        )
+        section = config.device_plugin
+        agent = new_agent_client(api, token_file, ca_file, config_path)
 
         def fetch_slots() -> Any:
             try:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
+from msgspec import to_builtins
 
 from nri_numa import __version__
 from nri_numa.cli.agent_client import AgentClient, new_agent_client, quote_path_segment
@@ -47,14 +48,14 @@ _NAME_LIST_IN_CONFIG: Final = re.compile(r'"(?:namespaces|containers)": \[\n.*?\
 """Names in the configuration; the rest is not hashed, so it can still be loaded."""
 
 
-@click.command()
+@click.command("report")
 @click.argument("target", metavar="FILE.tar.gz", type=click.Path(dir_okay=False))
 @click.option(
     "--hash-names", is_flag=True, help="Replace names of pods, namespaces and containers by hashes."
 )
 @config_option
 @api_options
-def report(
+def pack_report(
     target: str,
     hash_names: bool,
     config_path: str | None,
@@ -80,10 +81,7 @@ def report(
         documents: dict[str, Any] = {
             "versions": _collect_versions(),
             "config": configuration.effective_document(read_config_in_effect(config)),
-            "check": [
-                {"subject": f.subject, "level": f.level, "message": f.message, "remedy": f.remedy}
-                for f in run_checks(config)
-            ],
+            "check": to_builtins(list(run_checks(config))),
         }
         status("asking the agent")
         try:
@@ -94,10 +92,8 @@ def report(
         texts |= {f"{name}.json": json.dumps(d, indent=1) for name, d in documents.items()}
         texts = {name: _URL_PASSWORD_PATTERN.sub("***", text) for name, text in texts.items()}
         if hash_names:
-            names = {
-                *_names_in_document(documents),
-                *_LOGGED_NAME_PATTERN.findall(texts["log.txt"]),
-            }
+            names = {*_names_in_document(documents)}
+            names.update(_LOGGED_NAME_PATTERN.findall(texts["log.txt"]))
             texts = _hash_names(texts, {part for name in names for part in name.split("/")})
         members = {name: text.encode("utf-8", "replace") for name, text in texts.items()}
         members["machine.tar.gz"] = machine.data
@@ -213,9 +209,5 @@ def _hash_names(texts: dict[str, str], names: Iterable[str]) -> dict[str, str]:
     def hash_match(match: re.Match[str]) -> str:
         return pattern.sub(hash_name, match[0])
 
-    return {
-        name: _NAME_LIST_IN_CONFIG.sub(hash_match, text)
-        if name == "config.json"
-        else pattern.sub(hash_name, text)
-        for name, text in texts.items()
-    }
+    hashed = {name: pattern.sub(hash_name, text) for name, text in texts.items()}
+    return hashed | {"config.json": _NAME_LIST_IN_CONFIG.sub(hash_match, texts["config.json"])}

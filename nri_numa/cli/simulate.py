@@ -53,7 +53,7 @@ _NEW_OPTION_OF: Final = {"--continue": "--keep-going", "--live-memory": "--measu
 """By old option, the one that replaced it. Deleted with the first release."""
 
 
-@click.command(epilog=SIMULATE_EPILOG)
+@click.command("simulate", epilog=SIMULATE_EPILOG)
 @click.argument("pods", metavar="PODS.yaml...", nargs=-1, required=True, type=click.Path())
 @machine_option
 @sysfs_option
@@ -95,7 +95,7 @@ _NEW_OPTION_OF: Final = {"--continue": "--keep-going", "--live-memory": "--measu
 @click.option("--verbose", "-v", is_flag=True, help="Explain the placement of every container.")
 @listing_option
 @click.pass_context
-def simulate(
+def simulate_pods(
     ctx: click.Context,
     pods: tuple[str, ...],
     machine: str | None,
@@ -137,11 +137,9 @@ def simulate(
     source = choose_machine_source(machine, sysfs_root)
     with translate_errors(), show_progress(f"reading {source or 'this machine'}"):
         topology, tree = read_machine(source)
-        reading = (
-            _read_free_memory_and_hugepages(source, topology)
-            if measured_memory and tree is not None
-            else None
-        )
+        reading = None
+        if measured_memory and tree is not None:
+            reading = _read_free_memory_and_hugepages(source, topology)
     # The configuration of this node says nothing about other machines.
     path = config_path if source else default_path(config_path)
     values = [_parse_settings("--set", settings)]
@@ -149,9 +147,9 @@ def simulate(
         values.append({**values[0], **_parse_settings("--compare", compare)})
     configured = [_build_node_model(path, topology, v, is_local=source is None) for v in values]
     model, slots_name, hinted, adopted = configured[0]
-    devices = (
-        None if inventory is None else _read_device_inventory(inventory, topology, tree, slots_name)
-    )
+    devices = None
+    if inventory is not None:
+        devices = _read_device_inventory(inventory, topology, tree, slots_name)
     # No progress is shown while manifests may be typed in.
     reading_them = nullcontext() if "-" in pods else show_progress("reading manifests")
     with reading_them, _combine_errors("the manifests"):
@@ -178,8 +176,7 @@ def simulate(
         notes.append(
             f"This machine has {count_text(len(topology.online), 'CPU')} on "
             f"{count_text(len(topology.numa_nodes), 'NUMA node')}; --machine simulates another "
-            "one, "
-            "captured or synthetic: see --help."
+            "one, captured or synthetic: see --help."
         )
     described = source or "this machine"
     if comparison is None:
@@ -211,7 +208,6 @@ def _require_pods(manifests: Manifests) -> None:
 
 
 def _outcome_warnings(result: Simulation) -> list[str]:
-    """Return the warnings of all containers."""
     return [
         f"{event.pod.full_name}, container {outcome.container}: {warning}"
         for event in result.events
@@ -230,15 +226,13 @@ def _memory_policy_notes(result: Simulation) -> list[str]:
         for o in event.outcomes
         if o.allocation is not None
     }
+    kernel_texts = {
+        mode: f", and Linux {version[0]}.{version[1]} or newer"
+        for mode, version in MIN_KERNEL_VERSIONS.items()
+    }
     return [
-        f"mempolicy {mode} needs {MIN_RUNTIMES_TEXT}"
-        + (
-            f", and Linux {MIN_KERNEL_VERSIONS[mode][0]}.{MIN_KERNEL_VERSIONS[mode][1]} or newer"
-            if mode in MIN_KERNEL_VERSIONS
-            else ""
-        )
-        + "; other nodes reject it (MemoryPolicyUnsupported), or pin without it with on-failure: "
-        "best-effort."
+        f"mempolicy {mode} needs {MIN_RUNTIMES_TEXT}{kernel_texts.get(mode, '')}; other nodes "
+        "reject it (MemoryPolicyUnsupported), or pin without it with on-failure: best-effort."
         for mode in sorted(modes - {MemoryPolicy.DEFAULT})
     ]
 
@@ -263,7 +257,6 @@ def _simulate_cluster(
 
 
 def _read_free_memory_and_hugepages(path: str | None, topology: Topology) -> MeasuredFree:
-    """Read the free memory and huge pages from the machine's kernel."""
     from nri_numa.engine.node_model import MeasuredFree
     from nri_numa.machine.sysfs import read_memory
 
@@ -277,7 +270,6 @@ def _read_free_memory_and_hugepages(path: str | None, topology: Topology) -> Mea
 def _read_device_inventory(
     path: str, topology: Topology, tree: Tree | None, slots_name: str
 ) -> DeviceInventory:
-    """Read the machine's devices from an inventory."""
     from nri_numa.machine.pci import list_pci_devices
     from nri_numa.simulate.devices import read_device_inventory
 

@@ -48,8 +48,7 @@ CAPTURE_COMMAND: Final = "kubectl get noderesourcetopologies,nodes,pods --all-na
 _CAPTURED_KINDS: Final = ("NodeResourceTopology", "Node", "Pod")
 NOT_JUDGED_NOTE: Final = (
     "Checked: NUMA nodes, taints, node selectors and node affinity. Not checked: the sum of "
-    "requests, "
-    "volumes, affinity among pods, quotas of the nodes, or priorities."
+    "requests, volumes, affinity among pods, quotas of the nodes, or priorities."
 )
 CLAIMS_NOT_JUDGED_TEXT: Final = (
     "The scheduler itself allocates ResourceClaims, so containers with claims are not checked."
@@ -79,7 +78,7 @@ class CapturedCluster(Struct, frozen=True):
     pods: int
     notes: tuple[str, ...]
 
-    def exclusion(self, name: str, spec: Document) -> Exclusion | None:
+    def find_exclusion(self, name: str, spec: Document) -> Exclusion | None:
         """Return why a node takes no pod with this spec; None if it does, or without a Node."""
         facts = self.state.node_facts(name)
         return None if facts is None else node_admits(facts, spec)
@@ -204,10 +203,8 @@ def _read_cluster_documents(file: str) -> Iterator[object]:
         try:
             yield from load_yaml_documents(text)
         except yaml.YAMLError as error:
-            raise CaptureError(
-                f"{safe_yaml.yaml_problem_text(error, text)}; expected what "
-                f"{CAPTURE_COMMAND} prints"
-            ) from error
+            problem = safe_yaml.yaml_problem_text(error, text)
+            raise CaptureError(f"{problem}; expected what {CAPTURE_COMMAND} prints") from error
         return
     decoder, offset = json.JSONDecoder(), 0
     while offset < len(text):
@@ -240,16 +237,13 @@ def _flatten_objects(documents: Iterable[object]) -> Iterator[Document]:
 
 
 def _evaluate_pod(
-    pod: PodManifest,
-    request: PodRequest,
-    cluster: CapturedCluster,
-    candidates: VerdictCache,
+    pod: PodManifest, request: PodRequest, cluster: CapturedCluster, candidates: VerdictCache
 ) -> dict[str, Any]:
     """Return the nodes on which a pod fits and the reasons of the others; assume it on the best."""
     excluded = {
         name: reason
         for name in cluster.names
-        if (reason := cluster.exclusion(name, pod.node_constraints)) is not None
+        if (reason := cluster.find_exclusion(name, pod.node_constraints)) is not None
     }
     names = [name for name in cluster.names if name not in excluded]
     filtered = candidates.filter_nodes(request, names)
@@ -264,33 +258,31 @@ def _evaluate_pod(
     reasons = {name: _EXCLUSION_TEXTS[reason] for name, reason in excluded.items()}
     reasons |= filtered.failed | filtered.unresolvable
     unresolvable = {name for name, reason in excluded.items() if reason is Exclusion.AFFINITY}
-    document: dict[str, Any] = {
+    nodes: list[dict[str, Any]] = [
+        {
+            "name": name,
+            "score": score,
+            "numaNodes": {container: str(ids) for container, ids in verdict.numa_nodes},
+            "afterMoves": verdict.requires_moves,
+        }
+        for score, name, verdict in fits
+    ]
+    document = {
         "namespace": pod.namespace,
         "pod": pod.name,
         "feasible": bool(filtered.feasible),
         "constrained": not request.is_unconstrained,
-        "node": fits[0][1] if fits else "",
-        "numaNodes": nodes_by_container(fits[0][2]) if fits else {},
-        "nodes": [
-            {
-                "name": n,
-                "score": s,
-                "numaNodes": nodes_by_container(v),
-                "afterMoves": v.requires_moves,
-            }
-            for s, n, v in fits
-        ],
+        "node": nodes[0]["name"] if nodes else "",
+        "numaNodes": dict(nodes[0]["numaNodes"]) if nodes else {},  # YAML marks shared objects
+        "nodes": nodes,
         "rejectedBy": _group_by_reason(reasons, unresolvable | filtered.unresolvable.keys()),
     }
     if fits:
         _, node, verdict = fits[0]
+        numa_nodes, charge = dict(verdict.numa_nodes), verdict.pod_charge
         cluster.state.assume_pod(
             AssumedPod(
-                request=request,
-                node=node,
-                numa_nodes=dict(verdict.numa_nodes),
-                charge=verdict.pod_charge,
-                assumed_at=0,
+                request=request, node=node, numa_nodes=numa_nodes, charge=charge, assumed_at=0
             )
         )
     return document
@@ -305,11 +297,6 @@ def _group_by_reason(reasons: Mapping[str, str], unresolvable: Set[str]) -> list
         {"reason": reason, "unresolvable": nodes[0] in unresolvable, "nodes": nodes}
         for reason, nodes in sorted(groups.items(), key=lambda one: (-len(one[1]), one[0]))
     ]
-
-
-def nodes_by_container(verdict: Fit) -> dict[str, str]:
-    """Return the NUMA nodes by container."""
-    return {name: str(numa_nodes) for name, numa_nodes in verdict.numa_nodes}
 
 
 # --- in words -------------------------------------------------------------------------------------
@@ -345,13 +332,11 @@ def _verdict_lines(pod: Mapping[str, Any], name: str) -> Iterator[str]:
         fits = result_text if pod["rejectedBy"] else "every node fits"
         yield f"{name} requests no placement: {fits}."
     elif pod["feasible"]:
-        yield (f"{name} fits on {count_text(len(pod['nodes']), 'node')}; the best is {pod['node']}")
+        yield f"{name} fits on {count_text(len(pod['nodes']), 'node')}; the best is {pod['node']}"
         for node in pod["nodes"][:MAX_NAMED_NODES]:
             condition = ", after moving containers" if node["afterMoves"] else ""
-            yield (
-                f"  {node['name']}: {_numa_nodes_text(node['numaNodes'])}, score "
-                f"{node['score']}{condition}"
-            )
+            numa_nodes = _numa_nodes_text(node["numaNodes"])
+            yield f"  {node['name']}: {numa_nodes}, score {node['score']}{condition}"
         if len(pod["nodes"]) > MAX_NAMED_NODES:
             yield f"  and {len(pod['nodes']) - MAX_NAMED_NODES} more"
     else:

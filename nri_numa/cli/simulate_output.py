@@ -94,13 +94,13 @@ def report_lines(
 
 def simulation_comparison_lines(
     machine: str,
-    first: Simulation,
-    second: Simulation,
+    base_run: Simulation,
+    changed_run: Simulation,
     changed: Sequence[str],
     notes: Sequence[str],
 ) -> Iterator[str]:
     """Yield two runs side by side."""
-    yield from _machine_summary_lines(machine, first.machine.topology)
+    yield from _machine_summary_lines(machine, base_run.machine.topology)
     yield ""
     yield "A: as configured"
     yield from wrap_text(f"B: {', '.join(changed)}")
@@ -112,17 +112,17 @@ def simulation_comparison_lines(
             Column("CONTAINER", CellWrapping.NAME, drop_rank=3),
             *_COMPARISON_COLUMNS,
         ),
-        _comparison_rows(first, second),
+        _comparison_rows(base_run, changed_run),
     )
     yield ""
     yield "Allocations at the end"
     rows = [
-        [i, *_usage_cells(first.final_fill[i]), *_usage_cells(second.final_fill[i])]
-        for i in first.final_fill
+        [i, *_usage_cells(base_run.final_fill[i]), *_usage_cells(changed_run.final_fill[i])]
+        for i in base_run.final_fill
     ]
     yield from render_table(_FINAL_FILL_COMPARISON_COLUMNS, rows)
     yield ""
-    for label, result in (("A", first), ("B", second)):
+    for label, result in (("A", base_run), ("B", changed_run)):
         total, *other_lines = _verdict_lines(result, trace=False)
         yield from wrap_text(f"{label}: {total}")
         yield from filter(None, other_lines)
@@ -132,7 +132,7 @@ def simulation_comparison_lines(
 def simulation_document(
     machine: str,
     result: Simulation,
-    second: Simulation | None,
+    changed_run: Simulation | None,
     changed: Sequence[str],
     notes: Sequence[str],
 ) -> dict[str, Any]:
@@ -142,8 +142,9 @@ def simulation_document(
         "notes": list(notes),
         **_simulated_run_document(result),
     }
-    if second is not None:
-        document["comparedWith"] = {"settings": list(changed), **_simulated_run_document(second)}
+    if changed_run is not None:
+        run_document = _simulated_run_document(changed_run)
+        document["comparedWith"] = {"settings": list(changed), **run_document}
     return document
 
 
@@ -206,11 +207,8 @@ def _cpu_change_text(outcome: ContainerOutcome) -> str:
     if outcome.verdict is SimulatedOutcome.REJECTED:
         return outcome.previous_cpus
     cpus = outcome.cpus or "any"
-    return (
-        f"{outcome.previous_cpus} -> {cpus}"
-        if outcome.previous_cpus and outcome.previous_cpus != cpus
-        else cpus
-    )
+    is_changed = outcome.previous_cpus not in ("", cpus)
+    return f"{outcome.previous_cpus} -> {cpus}" if is_changed else cpus
 
 
 def _container_outcome_text(event: SimulatedEvent, outcome: ContainerOutcome) -> str:
@@ -279,13 +277,8 @@ def _dashes_if_no_total(total: int, *texts: str) -> Sequence[str]:
 
 def _verdict_lines(result: Simulation, *, trace: bool = True) -> Iterator[str]:
     rejected = result.first_rejected
-    pods = len(
-        {
-            e.pod.uid
-            for e in result.events
-            if e.action is PodAction.CREATE and not e.first_rejected_container
-        }
-    )
+    created = [e for e in result.events if e.action is PodAction.CREATE]
+    pods = len({e.pod.uid for e in created if not e.first_rejected_container})
     extra = "".join(
         f", {count_text(result.count_by_outcome[verdict], 'container')} {label}"
         for verdict, label in (
@@ -326,9 +319,9 @@ def _explanation_lines(outcome: ContainerOutcome) -> list[str]:
     return sentences.render_text(explain_outcome(outcome), terminal_width()).splitlines()
 
 
-def _comparison_rows(first: Simulation, second: Simulation) -> Iterator[list[str]]:
-    a, b = _outcomes_by_container(first), _outcomes_by_container(second)
-    namespaced = _several_namespaces(first, second)
+def _comparison_rows(base_run: Simulation, changed_run: Simulation) -> Iterator[list[str]]:
+    a, b = _outcomes_by_container(base_run), _outcomes_by_container(changed_run)
+    namespaced = _several_namespaces(base_run, changed_run)
     previous = None
     for key in {**a, **b}:
         number, pod, container = key
@@ -373,13 +366,8 @@ def _simulated_run_document(result: Simulation) -> dict[str, Any]:
         "counts": {verdict.value: count for verdict, count in result.count_by_outcome.items()},
         "events": [_event_document(event) for event in result.events],
         "running": [
-            {
-                "namespace": a.namespace,
-                "pod": a.pod,
-                "container": a.container,
-                "cpus": cpus,
-                "mems": str(a.mems),
-            }
+            {name: getattr(a, name) for name in ("namespace", "pod", "container")}
+            | {"cpus": cpus, "mems": str(a.mems)}
             for a, cpus in result.running_containers
         ],
         "numaNodes": [

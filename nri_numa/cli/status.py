@@ -42,7 +42,7 @@ DRIFT_MARK: Final = "!"
 """Mark after desired CPUs or memory nodes that differ from the actual ones."""
 
 
-@click.command()
+@click.command("status")
 @click.option(
     "-n",
     "--namespace",
@@ -52,10 +52,7 @@ DRIFT_MARK: Final = "!"
 )
 @click.option("-A", "--all-namespaces", is_flag=True, help="Show all namespaces (the default).")
 @click.option(
-    "--pod",
-    metavar="NAME",
-    shell_complete=complete_pods,
-    help="Show only pods of this name.",
+    "--pod", metavar="NAME", shell_complete=complete_pods, help="Show only pods of this name."
 )
 @click.option("-w", "--watch", is_flag=True, help="Show it again at each change.")
 @click.option(
@@ -69,7 +66,7 @@ DRIFT_MARK: Final = "!"
 @config_option
 @api_options
 @click.pass_context
-def status(
+def show_status(
     ctx: click.Context,
     namespace: str | None,
     all_namespaces: bool,
@@ -91,10 +88,8 @@ def status(
     reached.
     """
     if all_namespaces and namespace is not None:
-        raise click.UsageError(
-            f"-A and --namespace {escape_unprintable(namespace)} contradict each other; "
-            "expected one of them"
-        )
+        text = f"-A and --namespace {namespace} contradict each other; expected one of them"
+        raise click.UsageError(escape_unprintable(text))
     for option, value in (("--namespace", namespace), ("--pod", pod)):
         if value is not None and (not value or "/" in value):
             raise click.UsageError(f"{option} is {value!r}; expected a name without a slash")
@@ -103,12 +98,11 @@ def status(
     agent = new_agent_client(api, token_file, ca_file, config_path)
     filter_text = f" of pod {pod}" if pod is not None else ""
     filter_text += f" in namespace {namespace}" if namespace is not None else ""
+    filter_text = escape_unprintable(filter_text)
 
     def render_status(document: dict[str, Any]) -> str:
-        wide = output == "wide"
-        return "\n".join(
-            status_lines(document, time.time(), wide=wide, only=escape_unprintable(filter_text))
-        )
+        lines = status_lines(document, time.time(), output=output, filter_text=filter_text)
+        return "\n".join(lines)
 
     if watch:
         # In ASCII nothing in a document ends a line.
@@ -176,37 +170,37 @@ def _reprint_text_on_change(
 
 
 def status_lines(
-    document: dict[str, Any], now: float, *, wide: bool = False, only: str = ""
+    document: dict[str, Any], current_time: float, *, output: str = "table", filter_text: str = ""
 ) -> Iterator[str]:
-    """Yield the tables of `fetch_status_document`; ``only`` describes its filter in a sentence."""
-    yield from _agent_lines(document["status"], now)
+    """Yield the tables of `fetch_status_document`; ``filter_text`` is the clause of its filter."""
+    yield from _agent_lines(document["status"], current_time)
     yield ""
-    yield from numa_node_table_lines(document["numaNodes"], wide=wide)
+    yield from numa_node_table_lines(document["numaNodes"], output=output)
     yield ""
     containers = document["containers"]
     if containers:
-        yield from _status_table_lines(_CONTAINER_COLUMNS, containers, now, wide=wide)
-        yield from _drift_lines(containers, now)
+        yield from _status_table_lines(_CONTAINER_COLUMNS, containers, current_time, output=output)
+        yield from _drift_lines(containers, current_time)
     else:
-        yield f"No containers{only}."
+        yield f"No containers{filter_text}."
     rejections = document["rejections"]
     if rejections:
-        rows = (
-            rejections[:_MAX_REJECTIONS_SHOWN] if sys.stdout.isatty() and not wide else rejections
-        )
+        is_limited = sys.stdout.isatty() and output != "wide"
+        rows = rejections[:_MAX_REJECTIONS_SHOWN] if is_limited else rejections
         yield ""
-        yield f"Recent rejections{only} ({len(rejections)}); see `nri-numa explain NAMESPACE/POD`:"
-        yield from _status_table_lines(_REJECTION_COLUMNS, rows, now, wide=wide)
+        heading = f"Recent rejections{filter_text} ({len(rejections)})"
+        yield f"{heading}; see `nri-numa explain NAMESPACE/POD`:"
+        yield from _status_table_lines(_REJECTION_COLUMNS, rows, current_time, output)
         if len(rows) < len(rejections):
             yield f"  and {len(rejections) - len(rows)} more; -o wide shows all"
 
 
-def numa_node_table_lines(nodes: Sequence[Object], *, wide: bool = False) -> Iterator[str]:
+def numa_node_table_lines(nodes: Sequence[Object], *, output: str = "table") -> Iterator[str]:
     """Return the table of NUMA nodes with their free resources, of ``/v1/assignments``."""
-    return _status_table_lines(_NUMA_NODE_COLUMNS, nodes, 0.0, wide=wide)
+    return _status_table_lines(_NUMA_NODE_COLUMNS, nodes, 0.0, output)
 
 
-def _agent_lines(status: dict[str, Any], now: float) -> Iterator[str]:
+def _agent_lines(status: dict[str, Any], current_time: float) -> Iterator[str]:
     link = status["link"]
     runtime = f" to {link['runtime']} {link['runtimeVersion']}" if link["runtime"] else ""
     runtime += f" over {link['interface'].upper()}" if link.get("interface") else ""
@@ -215,7 +209,7 @@ def _agent_lines(status: dict[str, Any], now: float) -> Iterator[str]:
     node = f" on {status['nodeName']}" if status.get("nodeName") else ""
     yield escape_unprintable(
         f"nri-numa {status['version']}{node}: {state}{mode}, link{runtime} {link['state']}, "
-        f"up {human_age(status['startedAt'], now)}"
+        f"up {human_age(status['startedAt'], current_time)}"
     )
     if link.get("problem"):
         yield from wrap_text(link["problem"], "  ")
@@ -238,9 +232,8 @@ def _agent_lines(status: dict[str, Any], now: float) -> Iterator[str]:
         )
     if drifted := status.get("drifted"):
         on_exclusive = status.get("onExclusiveCPUs")
-        yield f"{count_text(drifted, 'container')} drifted" + (
-            f", {on_exclusive} of them on exclusive CPUs of others" if on_exclusive else ""
-        )
+        suffix = f", {on_exclusive} of them on exclusive CPUs of others" if on_exclusive else ""
+        yield f"{count_text(drifted, 'container')} drifted{suffix}"
 
 
 # --- The tables ---------------------------------------------------------------------------------
@@ -256,15 +249,17 @@ class _StatusColumn(NamedTuple):
 
 
 def _status_table_lines(
-    definitions: Sequence[_StatusColumn], objects: Sequence[Object], now: float, *, wide: bool
+    definitions: Sequence[_StatusColumn],
+    objects: Sequence[Object],
+    current_time: float,
+    output: str,
 ) -> Iterator[str]:
     """Yield a table that fits the terminal; the dropped columns are named below it."""
-    columns = [c for c in definitions if (wide or not c.wide_output_only) and c.condition(objects)]
-    table = fit_table(
-        [c.column for c in columns],
-        [[c.cell(document, now) for c in columns] for document in objects],
-        None if wide else max_table_width(),
-    )
+    columns, width = [c for c in definitions if c.condition(objects)], None
+    if output != "wide":
+        columns, width = [c for c in columns if not c.wide_output_only], max_table_width()
+    rows = [[c.cell(document, current_time) for c in columns] for document in objects]
+    table = fit_table([c.column for c in columns], rows, width)
     yield from table.lines
     if table.dropped_columns:
         yield f"(columns not shown: {', '.join(table.dropped_columns)}; -o wide shows all)"
@@ -310,8 +305,7 @@ _CONTAINER_COLUMNS: Final = (
     _StatusColumn(
         Column("KIND"),
         lambda c, _: (
-            " ".join(filter(None, (c["kind"], c.get("reservation"))))
-            + ("" if c["aligned"] else "*")
+            " ".join(filter(None, (c["kind"], c.get("reservation")))) + "*" * (not c["aligned"])
         ),
     ),
     _StatusColumn(
@@ -323,7 +317,7 @@ _CONTAINER_COLUMNS: Final = (
         lambda c, _: (c["mems"] or "any") + _drift_mark(c, "Mems"),
     ),
     _StatusColumn(Column("POLICY", drop_rank=2), lambda c, _: c["policy"]),
-    _StatusColumn(Column("AGE", drop_rank=3), lambda c, now: human_age(c["assignedAt"], now)),
+    _StatusColumn(Column("AGE", drop_rank=3), lambda c, t: human_age(c["assignedAt"], t)),
     _StatusColumn(Column("MEMPOLICY"), _cell_getter("mempolicy"), _any_row_has("mempolicy")),
     _StatusColumn(
         Column("NOW RESERVED", CellWrapping.LIST),
@@ -368,7 +362,7 @@ _REJECTION_COLUMNS: Final = (
     *_NAME_COLUMNS,
     _StatusColumn(Column("REASON"), _cell_getter("reason")),
     _StatusColumn(Column("COUNT"), lambda r, _: r.get("count", 1)),
-    _StatusColumn(Column("LAST SEEN", drop_rank=1), lambda r, now: human_age(r["lastTime"], now)),
+    _StatusColumn(Column("LAST SEEN", drop_rank=1), lambda r, t: human_age(r["lastTime"], t)),
 )
 _NUMA_NODE_COLUMNS: Final = (
     _StatusColumn(Column("NUMA NODE"), lambda n, _: n["id"]),
@@ -406,15 +400,13 @@ _NUMA_NODE_COLUMNS: Final = (
 # --- Containers whose actual cpuset differs from the desired one ---------------------------------
 
 
-def actual_cpuset_text(actual: Mapping[str, Any], now: float) -> str:
+def actual_cpuset_text(actual: Mapping[str, Any], current_time: float) -> str:
     """Return ``desired 4-7, actual 0-7 since 12 s, on exclusive CPUs of shop/db/server``."""
-    seconds = max(0.0, now - actual["observedAt"])
+    seconds = max(0.0, current_time - actual["observedAt"])
     duration = f"{int(seconds)} s" if seconds < 60 else human_duration(seconds)
-    return escape_unprintable(
-        drift_text(
-            actual["text"], duration, actual["holders"], is_abandoned=actual["repairsAbandoned"]
-        )
-    )
+    is_abandoned = actual["repairsAbandoned"]
+    text = drift_text(actual["text"], duration, actual["holders"], is_abandoned=is_abandoned)
+    return escape_unprintable(text)
 
 
 def _drift_mark(container: Mapping[str, Any], key: str) -> str:
@@ -422,14 +414,11 @@ def _drift_mark(container: Mapping[str, Any], key: str) -> str:
     if key == "CPUs" and container.get("displaced"):
         return DRIFT_MARK
     actual = container.get("actual") or {f"desired{key}": "", "onExclusiveCPUs": False}
-    return (
-        DRIFT_MARK
-        if actual[f"desired{key}"] or (key == "CPUs" and actual["onExclusiveCPUs"])
-        else ""
-    )
+    is_on_exclusive = key == "CPUs" and actual["onExclusiveCPUs"]
+    return DRIFT_MARK if actual[f"desired{key}"] or is_on_exclusive else ""
 
 
-def _drift_lines(containers: Sequence[Mapping[str, Any]], now: float) -> Iterator[str]:
+def _drift_lines(containers: Sequence[Mapping[str, Any]], current_time: float) -> Iterator[str]:
     """Yield migrations and drifted containers, those on exclusive CPUs of others first."""
     migrations = [c for c in containers if c.get("migration")]
     if migrations:
@@ -447,7 +436,7 @@ def _drift_lines(containers: Sequence[Mapping[str, Any]], now: float) -> Iterato
     max_lines = _MAX_DRIFT_LINES if sys.stdout.isatty() else count
     for c in drifted[:max_lines]:
         parts = [displaced_text(c["displaced"])] if c.get("displaced") else []
-        parts += [actual_cpuset_text(c["actual"], now)] if c.get("actual") else []
+        parts += [actual_cpuset_text(c["actual"], current_time)] if c.get("actual") else []
         name = f"{c['namespace']}/{c['pod']}/{c['container']}"
         yield from wrap_text(f"{name}: {'; '.join(parts)}", "  ", "    ")
     if count > max_lines:

@@ -47,10 +47,10 @@ red_text = functools.partial(click.style, fg="red")
 green_text = functools.partial(click.style, fg="green")
 
 
-@click.command()
+@click.command("demo")
 @click.option("--keep", is_flag=True, help="Keep the plugin's files and its log.")
 @click.option("--serve", is_flag=True, help="Serve the plugin's page with these pods until Ctrl-C.")
-def main(keep: bool, serve: bool) -> None:
+def show_demo(keep: bool, serve: bool) -> None:
     """Show nri-numa at work on a modelled machine, without Kubernetes.
 
     It starts the real plugin and a container runtime that exists only in memory, creates the
@@ -81,7 +81,6 @@ def _short_temp_parent() -> str | None:
 
 
 def _plugin_log_tail(directory: Path) -> str:
-    """Return the last lines of the plugin's log."""
     lines: list[str] = []
     with contextlib.suppress(OSError):
         lines = (directory / "plugin.log").read_text(errors="replace").splitlines()[-15:]
@@ -107,9 +106,8 @@ async def play_demo(directory: Path, *, serve: bool = False) -> None:
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 loop.add_signal_handler(number, stopped.set)
             print_line()
-            print_line(
-                f"These pods are on the page http://{await stage.wait_for_address()}/ until Ctrl-C."
-            )
+            page = f"http://{await stage.wait_for_address()}/"
+            print_line(f"These pods are on the page {page} until Ctrl-C.")
             await stopped.wait()
     print_heading("Next steps")
     for command, purpose in (
@@ -160,11 +158,8 @@ class _DemoScript:
     # --- chapters ---------------------------------------------------------------------------------
 
     async def _introduce_machine(self) -> None:
-        print_line(
-            bold_text(
-                "nri-numa: containers on the right CPUs and memory from their first instruction"
-            )
-        )
+        title = "nri-numa: containers on the right CPUs and memory from their first instruction"
+        print_line(bold_text(title))
         print_line()
         with show_progress("starting the plugin"):
             pid = await self._stage.start_plugin()
@@ -217,8 +212,7 @@ class _DemoScript:
         print_heading("3  Siblings, huge pages, pods that are placed as a whole")
         trading, daytime, nightly = await self._show_example("04-siblings.yaml")
         print_detail(
-            "beside",
-            f"daytime, on the siblings of {cpus_text(daytime.cpus)}: busy at other hours",
+            "beside", f"daytime, on the siblings of {cpus_text(daytime.cpus)}: busy at other hours"
         )
         cpus = CPUSet.parse(trading.cpus)
         self._check_exclusive(self._machine.siblings_of(cpus), trading)
@@ -302,14 +296,12 @@ class _DemoScript:
             "found", f"{name}: now {cpus_text(server.cpus)}, memory of {numa_text(server.mems)}"
         )
         (pod,) = read_example_pods("03-database.yaml")
-        # A container that started without the plugin has no annotation.
-        running = (
+        exclusive = union_of_container_cpus(
             c
             for c in stage.running_containers()
+            # A container that started without the plugin has no annotation.
             if f"{ANNOTATION_PREFIX}assigned" in c.message.annotations
-        )
-        exclusive = union_of_container_cpus(
-            c for c in running if read_assigned_annotation(c)["kind"] == "exclusive"
+            and read_assigned_annotation(c)["kind"] == "exclusive"
         )
         (engine,) = await stage.run_pod(pod)
         cpus = CPUSet.parse(engine.cpus)
@@ -333,9 +325,8 @@ class _DemoScript:
             for container, manifest in zip(members, pod.containers, strict=True):
                 if not name or not number:
                     label = f"{name or pod.name}/{container.message.name}"
-                    role = (
-                        "" if manifest.role is ContainerRole.APP else f", {manifest.role} container"
-                    )
+                    is_app = manifest.role is ContainerRole.APP
+                    role = "" if is_app else f", {manifest.role} container"
                     print_container_heading(label, f"{file}{role}")
                     print_detail("asks", _container_request_text(pod, manifest))
                 self._print_assignment(container, f"#{number + 1} " if name else "")
@@ -388,11 +379,8 @@ class _DemoScript:
             if container is not owner:
                 common = CPUSet.parse(container.cpus) & cpus
                 name = self._stage.pod_and_container_name(container)
-                require_expectation(
-                    not common,
-                    f"{cpus_text(common, 'is', 'are')} exclusive to others, "
-                    f"and {name} may run there",
-                )
+                exclusive_text = f"{cpus_text(common, 'is', 'are')} exclusive to others"
+                require_expectation(not common, f"{exclusive_text}, and {name} may run there")
 
 
 def require_expectation(condition: bool, expectation: str) -> None:

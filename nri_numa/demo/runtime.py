@@ -105,12 +105,12 @@ class PluginPeer:
         elif (answer := self._calls.pop(event.stream, None)) and not answer.done():
             answer.set_result(event)
 
-    def reply(self, stream: int, response: Message | None = None) -> None:
+    def send_reply(self, stream: int, response: Message | None = None) -> None:
         """Answer a request of the plugin."""
         self.session.reply(stream, response)
         self.transport.flush_session()
 
-    async def call(self, method: str, request: Message) -> bytes:
+    async def call_method(self, method: str, request: Message) -> bytes:
         """Call the plugin; an error answer is `PodOperationFailed`, none is `PluginLost`."""
         if self.transport.is_closing() or self.transport.ended.done():
             raise PluginLost("the connection is closed")
@@ -243,7 +243,7 @@ class DemoRuntime:
         await self._send_container_event(Event.REMOVE_CONTAINER, container)
         del self.containers[container.id]
 
-    def _adjust(self, message: pb.Container, adjustment: pb.ContainerAdjustment) -> None:
+    def _apply_adjustment(self, message: pb.Container, adjustment: pb.ContainerAdjustment) -> None:
         message.annotations.update(adjustment.annotations)
         message.linux.resources.MergeFrom(adjustment.linux.resources)
 
@@ -289,13 +289,13 @@ class DemoRuntime:
 
     async def _admit_plugin(self, peer: PluginPeer, registration: ev.RegisterRequested) -> None:
         """Configure and synchronize a plugin that has registered."""
-        peer.reply(registration.stream)
+        peer.send_reply(registration.stream)
         try:
-            payload = await peer.call("Configure", self._configure_request(peer))
+            payload = await peer.call_method("Configure", self._configure_request(peer))
             peer.events = pb.ConfigureResponse.FromString(payload).events
             async with self._lock:
                 for request in self._synchronize_requests(peer):
-                    payload = await peer.call("Synchronize", request)
+                    payload = await peer.call_method("Synchronize", request)
                     self._apply_updates(pb.SynchronizeResponse.FromString(payload).update)
                 self._plugins.append(peer)
         except PodOperationFailed as error:
@@ -321,7 +321,7 @@ class DemoRuntime:
         async with self._lock:
             self._apply_updates(event.request.update)
         if not peer.transport.is_closing():
-            peer.reply(event.stream, pb.UpdateContainersResponse())
+            peer.send_reply(event.stream, pb.UpdateContainersResponse())
 
     async def _send_container_event(
         self, event: Event, container: DemoContainer
@@ -341,7 +341,7 @@ class DemoRuntime:
             if container is not None:
                 parts["container"] = container
             try:
-                payload = await peer.call(method, PLUGIN_METHODS[method](pod=pod, **parts))
+                payload = await peer.call_method(method, PLUGIN_METHODS[method](pod=pod, **parts))
             except PodOperationFailed as error:
                 if event in self.rejectable_events and not isinstance(error, PluginLost):
                     raise
@@ -349,5 +349,5 @@ class DemoRuntime:
             answer: Any = getattr(pb, f"{method}Response", pb.Empty).FromString(payload)
             updates += getattr(answer, "update", ())
             if container is not None and event is Event.CREATE_CONTAINER:
-                self._adjust(container, answer.adjust)
+                self._apply_adjustment(container, answer.adjust)
         return updates

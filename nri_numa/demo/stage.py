@@ -132,11 +132,9 @@ class Stage:
 
     async def get_document(self, path: str) -> dict[str, Any]:
         """Get a document of the plugin's API."""
-        address = await self.wait_for_address()
+        client = AgentClient(await self.wait_for_address())
         try:
-            document: dict[str, Any] = await asyncio.to_thread(
-                AgentClient(address).get_document, path
-            )
+            document: dict[str, Any] = await asyncio.to_thread(client.get_document, path)
         except click.ClickException as error:
             raise DemoFailure(f"{path}: {error.message}") from None
         return document
@@ -204,12 +202,10 @@ class Stage:
 
 def read_assigned_annotation(container: DemoContainer) -> dict[str, Any]:
     """Read the annotation in which the plugin records its decision."""
-    text = container.message.annotations.get(f"{ANNOTATION_PREFIX}assigned", "")
+    key = f"{ANNOTATION_PREFIX}assigned"
+    text = container.message.annotations.get(key, "")
     if not text:
-        raise DemoFailure(
-            f"container {container.message.name} does not carry the annotation "
-            f"{ANNOTATION_PREFIX}assigned"
-        )
+        raise DemoFailure(f"container {container.message.name} does not carry the annotation {key}")
     document: dict[str, Any] = json.loads(text)
     return document
 

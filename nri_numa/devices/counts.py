@@ -34,11 +34,7 @@ class DeviceCounts:
     """Queries the kubelet; devices of ``own_resource`` are CPUs, and are left out."""
 
     def __init__(
-        self,
-        kubelet_root: str,
-        own_resource: str,
-        *,
-        clock: Callable[[], float] = time.monotonic,
+        self, kubelet_root: str, own_resource: str, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._root, self._own, self._clock = kubelet_root, own_resource, clock
         self._known: DevicesOrReason = NO_KUBELET_ANSWER_TEXT
@@ -54,13 +50,12 @@ class DeviceCounts:
 
     def known_devices(self) -> DevicesOrReason:
         """Return the last devices; start another query, without waiting, if they are old."""
-        now = self._clock()
-        if not self._under_way and now - self._asked >= COUNTS_REFRESH_AFTER_S:
-            self._under_way, self._asked = True, now
+        read_at = self._clock()
+        if not self._under_way and read_at - self._asked >= COUNTS_REFRESH_AFTER_S:
+            self._under_way, self._asked = True, read_at
             self._thread.submit(self._query_kubelet)
-        return (
-            self._known if now - self._answered < COUNTS_EXPIRE_AFTER_S else NO_KUBELET_ANSWER_TEXT
-        )
+        is_recent = read_at - self._answered < COUNTS_EXPIRE_AFTER_S
+        return self._known if is_recent else NO_KUBELET_ANSWER_TEXT
 
     def wait_for_query(self) -> None:
         """Wait for the running query."""
@@ -73,6 +68,6 @@ class DeviceCounts:
                 answer = tuple(device for device in answer if device.resource != self._own)
             self._known, self._answered = answer, self._clock()
             problem = answer if isinstance(answer, str) else ""
-            self._problems.report("devices not counted", problem)
+            self._problems.report_problem("devices not counted", problem)
         finally:
             self._under_way = False

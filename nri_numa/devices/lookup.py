@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from nri_numa.devices.cdi import CDIDevice, CDIRegistry
 from nri_numa.devices.sysfs import LocatedDevice, SysfsDevices
-from nri_numa.machine.cgroups import read_text
+from nri_numa.machine.cgroups import read_text_or_empty
 from nri_numa.machine.pci import GPU, PCI_ADDRESS
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.machine import numa_text
@@ -32,6 +32,7 @@ from nri_numa.model.workload import (
     DeviceRequest,
     DeviceStock,
 )
+from nri_numa.text import truncate_text
 
 if TYPE_CHECKING:
     from nri_numa.config.sections import Devices as Sources
@@ -113,9 +114,10 @@ class DeviceFinder:
                     f"variable {variable} names {address}, which does not exist: no hint"
                 )
         elif address:
+            name = truncate_text(variable, _MAX_NOTE_VALUE_CHARS)
+            value = truncate_text(text, _MAX_NOTE_VALUE_CHARS)
             missed.notes.append(
-                f"variable {_truncate_text(variable)} is {_truncate_text(text)!r}, which is not "
-                f"a PCI address: no hint"
+                f"variable {name} is {value!r}, which is not a PCI address: no hint"
             )
 
     def _gpus_of_nvidia_variable(self, value: str, missed: MissedHints) -> Iterator[LocatedDevice]:
@@ -160,21 +162,12 @@ class DeviceFinder:
         for device in devices:
             if device.kind == self._own_resource:
                 continue
-            address = (
-                self.gpus.address_of_name(device.id)
-                if device.id.lower().startswith("gpu-")
-                else None
-            )
-            sysfs_devices = (
-                (self._gpu_at(address),) if address is not None else self.sysfs.by_pci(device.id)
-            )
-            for sysfs_device in sysfs_devices or (device,):
+            is_gpu = device.id.lower().startswith("gpu-")
+            address = self.gpus.address_of_name(device.id) if is_gpu else None
+            gpus = () if address is None else (self._gpu_at(address),)
+            for match in gpus or self.sysfs.by_pci(device.id) or (device,):
                 # sysfs often has no NUMA node in a virtual machine; the device plugin may have one.
-                yield (
-                    sysfs_device
-                    if sysfs_device.numa_nodes
-                    else sysfs_device._replace(numa_nodes=device.numa_nodes)
-                )
+                yield match if match.numa_nodes else match._replace(numa_nodes=device.numa_nodes)
 
 
 # --- devices that the kubelet could give ----------------------------------------------------------
@@ -194,12 +187,12 @@ def with_stocks(
 
     ``held_devices`` are those that the kubelet gave, which are free for their own container.
     """
-    held = {(device.kind, device.id) for device in held_devices}
-    held_resources = {resource for resource, _ in held}
+    held_keys = {(device.kind, device.id) for device in held_devices}
+    held_resources = {resource for resource, _ in held_keys}
     stocks: dict[str, _StockEntries] = {}
     candidates = (device for device in node_devices if device.resource in held_resources)
     for device in islice(candidates, MAX_STOCK_DEVICES):
-        is_held = (device.resource, device.id) in held
+        is_of_container = (device.resource, device.id) in held_keys
         located = LocatedDevice(device.resource, device.id, device.numa_nodes)
         for match in finder.match_kubelet_devices((located,)):
             if nodes := match.numa_nodes.intersection(alignable_nodes):
@@ -207,13 +200,13 @@ def with_stocks(
                 stock.resources.add(device.resource)
                 stock.devices[match.id] = Device(id=match.id, numa_nodes=nodes)
                 # One of several replicas is free if any of them is.
-                if is_held or not device.is_allocated:
+                if is_of_container or not device.is_allocated:
                     stock.free_ids.add(match.id)
-                if is_held:
+                if is_of_container:
                     stock.held_ids.add(match.id)
     return tuple(
         replace(request, stock=stocks[request.resource].build_stock(request.count))
-        if request.resource in stocks and stocks[request.resource].satisfies(request)
+        if request.resource in stocks and stocks[request.resource].can_satisfy(request)
         else request
         for request in requests
     )
@@ -228,24 +221,24 @@ class _StockEntries:
     free_ids: set[str] = field(default_factory=set)
     held_ids: set[str] = field(default_factory=set)
 
-    def satisfies(self, request: DeviceRequest) -> bool:
+    def can_satisfy(self, request: DeviceRequest) -> bool:
         """Return True if all devices of a request are of this kind and of one resource."""
         return len(self.resources) == 1 and self.held_ids >= {d.id for d in request.devices}
 
     def build_stock(self, count: int) -> DeviceStock:
         """Build the stock; of free devices on equal NUMA nodes ``count`` are enough."""
-        capacity, free = Counter[int](), Counter[int]()
-        kept = Counter[frozenset[int]]()
+        capacity, free_counts = Counter[int](), Counter[int]()
+        choice_counts = Counter[frozenset[int]]()
         choices: list[Device] = []
         for id, device in sorted(self.devices.items()):
             capacity.update(device.numa_nodes)
             if id not in self.free_ids:
                 continue
-            free.update(device.numa_nodes)
-            if id in self.held_ids or kept[device.numa_nodes] < count:
-                kept[device.numa_nodes] += id not in self.held_ids
+            free_counts.update(device.numa_nodes)
+            if id in self.held_ids or choice_counts[device.numa_nodes] < count:
+                choice_counts[device.numa_nodes] += id not in self.held_ids
                 choices.append(device)
-        return DeviceStock(capacity=dict(capacity), free=dict(free), choices=tuple(choices))
+        return DeviceStock(capacity=dict(capacity), free=dict(free_counts), choices=tuple(choices))
 
 
 # --- hints from devices ---------------------------------------------------------------------------
@@ -254,6 +247,8 @@ class _StockEntries:
 
 
 MAX_UNLOCATED_NOTES: Final = 8
+_MAX_NOTE_VALUE_CHARS: Final = 60
+"""Characters of a value from a pod in a note."""
 
 
 class DeviceHints(NamedTuple):
@@ -312,10 +307,6 @@ def build_hints(
         ),
         tuple(sentences),
     )
-
-
-def _truncate_text(text: str) -> str:
-    return text if len(text) <= 60 else f"{text[:60]}…"
 
 
 # --- NVIDIA's GPUs: names, and device files of major 195 ------------------------------------------
@@ -390,13 +381,5 @@ def read_nvidia_gpus(root: str) -> GPUs:
 
 
 def _read_gpu_information(path: str) -> dict[str, str]:
-    facts: dict[str, str] = {}
-    try:
-        lines = read_text(path).splitlines()
-    except OSError:
-        return facts
-    for line in lines:
-        key, colon, value = line.partition(":")
-        if colon:
-            facts[key.strip().lower()] = value.strip()
-    return facts
+    fields = (line.partition(":") for line in read_text_or_empty(path).splitlines())
+    return {key.strip().lower(): value.strip() for key, colon, value in fields if colon}

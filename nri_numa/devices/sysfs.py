@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from nri_numa.machine.cgroups import read_text
+from nri_numa.machine.cgroups import read_text_or_empty
 from nri_numa.machine.pci import DEVICE, NIC, NVME, PCI_ADDRESS, RDMA, kind_of_class, parse_cpu_list
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
 from nri_numa.model.workload import MAX_CONTAINER_DEVICES
@@ -65,32 +65,26 @@ class SysfsDevices:
         kind = {"c": "char", "u": "char", "b": "block"}.get(type)
         if kind is None or major < 0 or minor < 0:
             return ()
-        return self._cached_devices_behind_link(
-            os.path.join(self._sys, "dev", kind, f"{major}:{minor}")
-        )
+        return self._cached_devices_behind_link(f"dev/{kind}/{major}:{minor}")
 
     def by_pci(self, address: str) -> tuple[LocatedDevice, ...]:
         """Return the device at a PCI address; empty if there is none."""
         address = address.strip().lower()
         if not PCI_ADDRESS.fullmatch(address):
             return ()
-        return self._cached_devices_behind_link(
-            os.path.join(self._sys, "bus", "pci", "devices", address)
-        )
+        return self._cached_devices_behind_link(f"bus/pci/devices/{address}")
 
     def by_bus(self, bus: str, name: str) -> tuple[LocatedDevice, ...]:
         """Return a device by its name on a bus, as the kernel names an interface's parent."""
         if not _SYSFS_NAME_PATTERN.fullmatch(bus) or not _SYSFS_NAME_PATTERN.fullmatch(name):
             return ()
-        return self._cached_devices_behind_link(
-            os.path.join(self._sys, "bus", bus, "devices", name)
-        )
+        return self._cached_devices_behind_link(f"bus/{bus}/devices/{name}")
 
     def by_interface(self, name: str) -> tuple[LocatedDevice, ...]:
         """Return the device of a network interface in the host's namespace."""
         if not _SYSFS_NAME_PATTERN.fullmatch(name):
             return ()
-        return self._cached_devices_behind_link(os.path.join(self._sys, "class", "net", name))
+        return self._cached_devices_behind_link(f"class/net/{name}")
 
     def reresolve_cached_links(self) -> None:
         """Resolve all cached links again. Blocks."""
@@ -101,7 +95,8 @@ class SysfsDevices:
             else:
                 self._links[link] = devices
 
-    def _cached_devices_behind_link(self, link: str) -> tuple[LocatedDevice, ...]:
+    def _cached_devices_behind_link(self, name: str) -> tuple[LocatedDevice, ...]:
+        link = f"{self._sys}/{name}"
         cached_devices = self._links.get(link)
         if cached_devices is not None:
             return cached_devices
@@ -163,8 +158,8 @@ class SysfsDevices:
         for _ in range(_MAX_ANCESTOR_DIRECTORIES):
             if not address and PCI_ADDRESS.fullmatch(os.path.basename(directory)):
                 address = os.path.basename(directory)
-                local_cpus = parse_cpu_list(_read_attribute(f"{directory}/local_cpulist"))
-                named = kind_of_class(_read_attribute(f"{directory}/class"))
+                local_cpus = parse_cpu_list(read_text_or_empty(f"{directory}/local_cpulist"))
+                named = kind_of_class(read_text_or_empty(f"{directory}/class"))
                 if kind == DEVICE or (kind == DISK_KIND and named == NVME):
                     kind = named
             if not nodes:
@@ -191,14 +186,7 @@ def _list_directory(directory: str) -> list[str]:
 
 
 def _read_numa_nodes(directory: str) -> frozenset[int]:
-    number = _read_attribute(f"{directory}/numa_node") or ""
+    number = read_text_or_empty(f"{directory}/numa_node")
     if not (number.isascii() and number.isdigit()) or len(number) > 4:
         return frozenset()
     return frozenset((int(number),)) if int(number) < NUMASet.LIMIT else frozenset()
-
-
-def _read_attribute(path: str) -> str | None:
-    try:
-        return read_text(path)
-    except OSError:
-        return None

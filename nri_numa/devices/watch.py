@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from msgspec.structs import replace
@@ -115,16 +115,14 @@ def query_devices(
     if isinstance(answer, str):
         return answer
     devices_by_container: dict[str, tuple[LocatedDevice, ...]] = {}
-    for container_answer in answer:
-        devices = [
+    for grant in answer:
+        located_devices = (
             LocatedDevice(devices.resource, id, frozenset(devices.by_id[id]))
-            for devices in container_answer.devices
+            for devices in grant.devices
             for id in devices.allocated_ids
-        ]
-        if devices:
-            devices_by_container[container_answer.container] = tuple(
-                devices[: MAX_CONTAINER_DEVICES + 1]
-            )
+        )
+        if devices := tuple(islice(located_devices, MAX_CONTAINER_DEVICES + 1)):
+            devices_by_container[grant.container] = devices
     return devices_by_container
 
 
@@ -185,10 +183,8 @@ class DeviceWatch(PodObserver):
     def on_run_pod(self, pod: PodSandbox) -> None:
         """Start to find the devices of a pod whose sandbox is being made."""
         network = pod.network_namespace
-        reads_network, queries_kubelet = (
-            bool(self._sources.network_interfaces and network),
-            self._sources.pod_resources,
-        )
+        reads_network = bool(self._sources.network_interfaces and network)
+        queries_kubelet = self._sources.pod_resources
         entry = PodDevices(
             pod.full_name,
             ((), _NETWORK_NOT_READ_TEXT * reads_network),
@@ -262,9 +258,9 @@ class DeviceWatch(PodObserver):
         self, requests: tuple[DeviceRequest, ...], held_devices: Iterable[LocatedDevice]
     ) -> tuple[DeviceRequest, ...]:
         """Return requests with the devices that the kubelet could give instead, if it says so."""
-        held = tuple(held_devices)
-        node_devices = self._list_node_devices() if held else ()
-        return with_stocks(requests, held, node_devices, self._lookup, self._places())
+        pod_devices = tuple(held_devices)
+        node_devices = self._list_node_devices() if pod_devices else ()
+        return with_stocks(requests, pod_devices, node_devices, self._lookup, self._places())
 
     def _list_node_devices(self) -> tuple[NodeDevice, ...]:
         """Return the last answer about the node's devices; empty if there is none."""

@@ -213,20 +213,21 @@ def _slice_and_parents(name: str) -> list[str] | None:
 
 
 class CgroupReader:
-    """Reader of cpusets below the root at which the cgroup file systems are mounted.
+    """Reader of cpusets.
 
     Hosts mount cgroups in three ways (cgroups(7), systemd's hierarchies): version 1, with a
     directory for each controller or for several together; version 2 alone; or both, with the cpuset
     controller in one of them.
 
     Attributes:
+        root: directory at which the cgroup file systems are mounted.
+        proc: directory at which proc is mounted.
         unified: True if cpusets are in a version 2 hierarchy.
         hierarchy: root directory of cgroup paths.
     """
 
     def __init__(self, root: str = "/sys/fs/cgroup", *, proc: str = "/proc") -> None:
-        self._root = root
-        self._proc = proc
+        self.root, self.proc = root, proc
         self.detect_hierarchy()
 
     def detect_hierarchy(self) -> bool:
@@ -234,7 +235,7 @@ class CgroupReader:
 
         Without cpusets, the hierarchy is the directory that they would have on version 1.
         """
-        root, v1 = self._root, self._v1_cpuset_mount()
+        root, v1 = self.root, self._v1_cpuset_mount()
         self.unified, self.hierarchy = False, v1
         if os.path.exists(f"{root}/cgroup.controllers"):
             self.unified, self.hierarchy = True, root
@@ -251,17 +252,17 @@ class CgroupReader:
         return os.path.isdir(self.hierarchy)
 
     def _v1_cpuset_mount(self) -> str:
-        usual = os.path.join(self._root, "cpuset")
-        if os.path.isdir(usual) or not os.path.isdir(self._root):
+        usual = os.path.join(self.root, "cpuset")
+        if os.path.isdir(usual) or not os.path.isdir(self.root):
             return usual
-        names = [n for n in sorted(os.listdir(self._root)) if "cpuset" in n.split(",")]
-        return os.path.join(self._root, *names[:1] or ["cpuset"])
+        names = [n for n in sorted(os.listdir(self.root)) if "cpuset" in n.split(",")]
+        return os.path.join(self.root, *names[:1] or ["cpuset"])
 
     def _has_cpuset_v2_mode(self, mount: str) -> bool:
         """True if version 1 is mounted with ``cpuset_v2_mode``."""
         with (
             contextlib.suppress(OSError),
-            open(f"{self._proc}/self/mounts", encoding="utf-8", errors="replace") as file,
+            open(f"{self.proc}/self/mounts", encoding="utf-8", errors="replace") as file,
         ):
             for line in file:
                 fields = line.split()
@@ -339,7 +340,7 @@ class CgroupReader:
 
     def _read_v1_cfs_limit(self, path: str) -> tuple[int | None, int | None]:
         for name in ("cpu", "cpu,cpuacct"):
-            directory = os.path.join(self._root, name, path)
+            directory = os.path.join(self.root, name, path)
             with contextlib.suppress(OSError, ValueError):
                 quota = int(read_text(f"{directory}/cpu.cfs_quota_us"))
                 period = read_text_or_empty(f"{directory}/cpu.cfs_period_us")
@@ -373,7 +374,7 @@ class CgroupReader:
 
     def _find_process_cgroup(self, pid: int) -> str:
         """Find the cgroup of a process, see cgroups(7); empty if unknown."""
-        for line in read_text_or_empty(f"{self._proc}/{pid}/cgroup").splitlines():
+        for line in read_text_or_empty(f"{self.proc}/{pid}/cgroup").splitlines():
             number, _, remainder = line.partition(":")
             controllers, _, path = remainder.partition(":")
             if self.unified:
@@ -559,11 +560,8 @@ class CgroupWriter:
         """
         name = "cpuset.sched_load_balance"
         with contextlib.suppress(OSError):
-            if (
-                read_text(f"{directory}/{name}")
-                == "1"
-                == read_text(f"{self.reader.hierarchy}/{name}")
-            ):
+            switches = (read_text(f"{d}/{name}") for d in (directory, self.reader.hierarchy))
+            if all(switch == "1" for switch in switches):
                 _write_text(f"{directory}/{name}", "0")
 
 
@@ -641,9 +639,7 @@ class SystemdScopes:
     """Scopes of containers in systemd; every method blocks, and may be called in any thread."""
 
     def __init__(
-        self,
-        transient: str = "/run/systemd/transient",
-        bus: str = "/run/dbus/system_bus_socket",
+        self, transient: str = "/run/systemd/transient", bus: str = "/run/dbus/system_bus_socket"
     ) -> None:
         self._transient = transient
         self._bus = bus
@@ -719,12 +715,9 @@ class SystemdScopes:
             else (name, ("ay", value.to_bytes(-(-value.bit_length() // 8), "little")))
             for name, value in desired.items()
         ]
-        call = new_method_call(
-            DBusAddress(*_SYSTEMD_MANAGER_ADDRESS),
-            "SetUnitProperties",
-            "sba(sv)",
-            (unit, True, values),
-        )
+        manager = DBusAddress(*_SYSTEMD_MANAGER_ADDRESS)
+        body = (unit, True, values)
+        call = new_method_call(manager, "SetUnitProperties", "sba(sv)", body)
         with open_dbus_connection(
             f"unix:path={self._bus}", auth_timeout=SYSTEMD_ANSWER_TIMEOUT_S
         ) as connection:

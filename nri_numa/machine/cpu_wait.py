@@ -62,13 +62,11 @@ class CPUWaits(msgspec.Struct, frozen=True):
 def read_cpu_waits(
     reader: CgroupReader,
     cgroup: CgroupPlace,
-    root: str,
     *,
-    proc: str = "/proc",
     limit: float = SCHEDSTAT_CPU_LIMIT_S,
     clock: Callable[[], float] = time.thread_time,
 ) -> CPUWaits:
-    """Read the CPU waits of one container; ``root`` has the cgroup file systems.
+    """Read the CPU waits of one container.
 
     ``limit`` is in seconds of ``clock``, the CPU time of this thread.
     """
@@ -79,11 +77,11 @@ def read_cpu_waits(
     pressure = threads = None
     no_pressure = no_threads = ""
     try:
-        pressure = _read_cpu_pressure(reader, directory, root)
+        pressure = _read_cpu_pressure(reader, directory)
     except UsageUnknown as unknown:
         no_pressure = str(unknown)
     try:
-        threads = _read_thread_waits(directory, proc, clock() + limit, clock)
+        threads = _read_thread_waits(directory, reader.proc, clock() + limit, clock)
     except UsageUnknown as unknown:
         no_threads = str(unknown)
     return CPUWaits(pressure, no_pressure, threads, no_threads)
@@ -110,7 +108,7 @@ def parse_cpu_pressure_avg60(pressure: str) -> float | None:
     return min(1.0, float(match[1]) / 100) if match else None
 
 
-def _read_cpu_pressure(reader: CgroupReader, directory: str, root: str) -> float:
+def _read_cpu_pressure(reader: CgroupReader, directory: str) -> float:
     if reader.unified:
         path = f"{directory}/{PRESSURE_FILE}"
         problem = (
@@ -118,7 +116,8 @@ def _read_cpu_pressure(reader: CgroupReader, directory: str, root: str) -> float
         )
     else:
         # On a hybrid the runtime may have put the container into the unified hierarchy too.
-        path = f"{root}/unified/{os.path.relpath(directory, reader.hierarchy)}/{PRESSURE_FILE}"
+        relative = os.path.relpath(directory, reader.hierarchy)
+        path = f"{reader.root}/unified/{relative}/{PRESSURE_FILE}"
         problem = f"cgroup v1 has no {PRESSURE_FILE}"
     try:
         pressure = parse_cpu_pressure_avg60(read_text(path))
@@ -153,11 +152,9 @@ def _read_thread_waits(
             if clock() > deadline:
                 raise UsageUnknown(f"reading {SCHEDSTAT_FILE} of its threads took too long")
     if not seconds_by_thread:
-        raise UsageUnknown(
-            f"this kernel has no {SCHEDSTAT_FILE} of threads"
-            if missing_count
-            else f"its processes ended while their {SCHEDSTAT_FILE} was read"
-        )
+        if missing_count:
+            raise UsageUnknown(f"this kernel has no {SCHEDSTAT_FILE} of threads")
+        raise UsageUnknown(f"its processes ended while their {SCHEDSTAT_FILE} was read")
     if not run_count:
         # Without sched_info the file exists, and is 0 0 0 even for threads that ran.
         raise UsageUnknown(f"{SCHEDSTAT_FILE} of its threads counts nothing")
@@ -170,9 +167,8 @@ def _list_process_threads(proc: str, pid: int) -> list[int]:
     except OSError as error:
         if error.errno in PROCESS_GONE_ERRNOS:
             return []
-        raise UsageUnknown(
-            f"threads of process {pid} cannot be listed: {error.strerror}"
-        ) from error
+        text = f"threads of process {pid} cannot be listed: {error.strerror}"
+        raise UsageUnknown(text) from error
 
 
 def _read_thread_schedstat(path: str) -> tuple[float, int] | None:
@@ -183,9 +179,8 @@ def _read_thread_schedstat(path: str) -> tuple[float, int] | None:
     except OSError as error:
         if error.errno in PROCESS_GONE_ERRNOS:
             return None
-        raise UsageUnknown(
-            f"{SCHEDSTAT_FILE} of a thread cannot be read: {error.strerror}"
-        ) from error
+        text = f"{SCHEDSTAT_FILE} of a thread cannot be read: {error.strerror}"
+        raise UsageUnknown(text) from error
     return (int(match[2]) / 1e9, int(match[3])) if match else None
 
 
@@ -228,18 +223,13 @@ def steal_by_node(
     A NUMA node without known CPUs is left out. CPUs count only if they are in both readings and
     their counters advanced.
     """
-    steal: dict[int, float] = {}
-    for i, numa_node in topology.numa_nodes.items():
-        parts = []
-        for cpu in numa_node.cpus:
-            if cpu in prior.steal and cpu in current.steal:
-                stolen_ticks = current.steal[cpu][0] - prior.steal[cpu][0]
-                total = current.steal[cpu][1] - prior.steal[cpu][1]
-                if total > 0 and 0 <= stolen_ticks <= total:
-                    parts.append(stolen_ticks / total)
-        if parts:
-            steal[i] = sum(parts) / len(parts)
-    return steal
+    steal_by_cpu: dict[int, float] = {}
+    for cpu in prior.steal.keys() & current.steal.keys():
+        stolen_ticks = current.steal[cpu][0] - prior.steal[cpu][0]
+        total = current.steal[cpu][1] - prior.steal[cpu][1]
+        if total > 0 and 0 <= stolen_ticks <= total:
+            steal_by_cpu[cpu] = stolen_ticks / total
+    return _mean_by_node(steal_by_cpu, topology)
 
 
 def runqueue_by_node(
@@ -249,18 +239,22 @@ def runqueue_by_node(
 
     Unknown NUMA nodes are left out, as in `steal_by_node`.
     """
-    tasks_by_node: dict[int, float] = {}
-    for i, numa_node in topology.numa_nodes.items():
-        wait_times = [
-            current.waited[cpu] - prior.waited[cpu]
-            for cpu in numa_node.cpus
-            if cpu in prior.waited
-            and cpu in current.waited
-            and current.waited[cpu] >= prior.waited[cpu]
-        ]
-        if wait_times and seconds > 0:
-            tasks_by_node[i] = sum(wait_times) / len(wait_times) / seconds
-    return tasks_by_node
+    wait_seconds_by_cpu = {
+        cpu: current.waited[cpu] - waited
+        for cpu, waited in prior.waited.items()
+        if current.waited.get(cpu, -1) >= waited
+    }
+    means = _mean_by_node(wait_seconds_by_cpu, topology) if seconds > 0 else {}
+    return {i: wait_seconds / seconds for i, wait_seconds in means.items()}
+
+
+def _mean_by_node(value_by_cpu: Mapping[int, float], topology: Topology) -> dict[int, float]:
+    """Compute the mean of each NUMA node's CPUs; those without a value are left out."""
+    values_by_node = {
+        i: [value_by_cpu[cpu] for cpu in numa_node.cpus if cpu in value_by_cpu]
+        for i, numa_node in topology.numa_nodes.items()
+    }
+    return {i: sum(values) / len(values) for i, values in values_by_node.items() if values}
 
 
 class SmoothedStealFactors:
@@ -316,14 +310,12 @@ MAX_FREQUENCY_CPUS_PER_NODE: Final = 16
 
 def read_frequency_by_node(tree: Tree, topology: Topology) -> dict[int, float]:
     """Read the mean CPU frequency by NUMA node, in hertz; unknown ones are left out."""
-    hertz_by_node: dict[int, float] = {}
-    for i, numa_node in topology.numa_nodes.items():
+    hertz_by_cpu: dict[int, float] = {}
+    for numa_node in topology.numa_nodes.values():
         cpus = list(numa_node.cpus)
         stride = max(1, -(-len(cpus) // MAX_FREQUENCY_CPUS_PER_NODE))
-        frequencies = [hertz for cpu in cpus[::stride] if (hertz := _read_cpu_hertz(tree, cpu))]
-        if frequencies:
-            hertz_by_node[i] = sum(frequencies) / len(frequencies)
-    return hertz_by_node
+        hertz_by_cpu |= {c: hertz for c in cpus[::stride] if (hertz := _read_cpu_hertz(tree, c))}
+    return _mean_by_node(hertz_by_cpu, topology)
 
 
 def _read_cpu_hertz(tree: Tree, cpu: int) -> float:

@@ -44,11 +44,9 @@ class CpusetWatch:
             self.problem = f"{os.strerror(ctypes.get_errno())} (fs.inotify.max_user_instances)"
 
     def __enter__(self) -> Self:
-        """Return the watch, which already runs."""
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Close the watch."""
         if self.fd >= 0:
             os.close(self.fd)
 

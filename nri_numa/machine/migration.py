@@ -20,15 +20,14 @@ from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from nri_numa.machine.cgroups import CgroupPlace, CgroupReader, read_text, read_text_or_empty
-from nri_numa.machine.usage import UsageUnknown, list_cgroup_processes
+from nri_numa.machine.usage import PAGE_BYTES, UsageUnknown, list_cgroup_processes
 from nri_numa.model.cpuset import NUMASet
 
 _SYSCALL_NUMBERS: Final = {"x86_64": 279, "aarch64": 239}
 """System call number by machine, from the kernel's tables; libc has no function for the call."""
-_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 STEP_PAGES: Final = 2048
 """Measured as a good step: 8 MiB. Small areas before a large one can double it."""
-_MIGRATION_STEP_BYTES: Final = STEP_PAGES * _PAGE_BYTES
+_MIGRATION_STEP_BYTES: Final = STEP_PAGES * PAGE_BYTES
 _MAX_MOVE_TRIES: Final = 2
 """A page may be busy for a moment, and so is a whole huge page while its first part migrates."""
 _MPOL_MF_MOVE, _MPOL_MF_MOVE_ALL = 2, 4  # MPOL_MF_MOVE, MPOL_MF_MOVE_ALL
@@ -86,10 +85,8 @@ def find_migration_problem(reader: CgroupReader) -> str:
     capabilities = int(rights[1], 16) if rights else 0
     if missing := [name for name, bit in _CAPABILITY_BITS.items() if not capabilities >> bit & 1]:
         return f"{' and '.join(missing)} missing"
-    kernel, balancing = (
-        platform.release(),
-        read_text_or_empty("/proc/sys/kernel/numa_balancing").strip(),
-    )
+    kernel = platform.release()
+    balancing = read_text_or_empty("/proc/sys/kernel/numa_balancing")
     if kernel.startswith(_EFAULT_KERNEL_PREFIXES) and balancing not in ("", "0"):
         return f"Linux {kernel} does not migrate pages under NUMA balancing (kernel.numa_balancing)"
     try:
@@ -137,13 +134,13 @@ def _migrate_process_pages(pid: int, sources: NUMASet, target: int) -> Iterator[
             first_address = start // _MIGRATION_STEP_BYTES * _MIGRATION_STEP_BYTES
             for aligned in range(first_address, stop, _MIGRATION_STEP_BYTES):
                 base = max(start, aligned)
-                count = (min(stop, aligned + _MIGRATION_STEP_BYTES) - base) // _PAGE_BYTES
-                data = os.pread(pagemap, 8 * count, base // _PAGE_BYTES * 8)
+                count = (min(stop, aligned + _MIGRATION_STEP_BYTES) - base) // PAGE_BYTES
+                data = os.pread(pagemap, 8 * count, base // PAGE_BYTES * 8)
                 if data.count(0) == len(data):
                     continue  # no page present, as in most of a large reservation
                 entries = array("Q", data[: len(data) // 8 * 8])
                 batch += [
-                    base + i * _PAGE_BYTES for i, e in enumerate(entries) if e >> _PAGE_PRESENT_BIT
+                    base + i * PAGE_BYTES for i, e in enumerate(entries) if e >> _PAGE_PRESENT_BIT
                 ]
                 if len(batch) >= STEP_PAGES:
                     yield _move_step(pid, batch, flags, sources, target)
@@ -180,5 +177,5 @@ def _move_step(
             unmoved = pages_on_sources(unmoved)
     reason = os.strerror(error) if unmoved and error else ""
     return MigrationStep(
-        (len(pages) - len(unmoved)) * _PAGE_BYTES, len(unmoved) * _PAGE_BYTES, reason
+        (len(pages) - len(unmoved)) * PAGE_BYTES, len(unmoved) * PAGE_BYTES, reason
     )

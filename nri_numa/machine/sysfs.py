@@ -383,13 +383,9 @@ class _Discovery:
             if core_bits >> i & 1:
                 continue
             directory = f"{CPU_DIR}/cpu{i}/topology"
-            siblings = self._read_cpu_list_or_mask(
-                f"{directory}/thread_siblings_list", f"{directory}/thread_siblings"
-            )
+            siblings = self._read_siblings(directory, "thread_siblings")
             if siblings is None:
-                siblings = self._read_cpu_list_or_mask(
-                    f"{directory}/core_cpus_list", f"{directory}/core_cpus"
-                )
+                siblings = self._read_siblings(directory, "core_cpus")
             if siblings is None:
                 unlisted_cpus.append(i)
             claimed = CPUSet.from_bits((siblings or NO_CPUS).bits | 1 << i) & online
@@ -411,11 +407,10 @@ class _Discovery:
             )
         socket_of = self._read_core_sockets(siblings_of, online)
         if split_cpus:
+            cpus = CPUSet(split_cpus)
             self._add_warning(
-                f"the {inflect_for_ids(CPUSet(split_cpus), 'core', 'cores')} of "
-                f"{cpus_text(CPUSet(split_cpus))} "
-                f"{inflect_for_ids(CPUSet(split_cpus), 'has', 'have')} threads on several NUMA "
-                "nodes; the lowest thread's counts"
+                f"the {inflect_for_ids(cpus, 'core', 'cores')} of {cpus_text(cpus, 'has', 'have')} "
+                "threads on several NUMA nodes; the lowest thread's counts"
             )
         kind_by_core = self._read_hybrid_core_kinds(siblings_of)
         return {
@@ -457,9 +452,7 @@ class _Discovery:
                 )
                 continue
             for name in _SOCKET_SIBLING_FILES:
-                siblings = self._read_cpu_list_or_mask(
-                    f"{directory}/{name}_list", f"{directory}/{name}"
-                )
+                siblings = self._read_siblings(directory, name)
                 # A list with nothing but the core means that the socket is unknown.
                 if siblings is not None and len(siblings & online) > len(threads):
                     key_of[i] = ((siblings & online).bits, 0, 0, 0)
@@ -574,10 +567,7 @@ class _Discovery:
                 if i in grouped_cpus:
                     continue
                 directory = f"{CPU_DIR}/cpu{i}/topology"
-                siblings = (
-                    self._read_cpu_list_or_mask(f"{directory}/{name}_list", f"{directory}/{name}")
-                    or NO_CPUS
-                )
+                siblings = self._read_siblings(directory, name) or NO_CPUS
                 members = ((siblings | core.cpus) & online) - grouped_cpus
                 groups[i] = L3Group(id=i, cpus=members)
                 grouped_cpus |= members
@@ -615,6 +605,9 @@ class _Discovery:
         except ListFormatError as e:
             self._add_warning(f"{name} is ignored: {e}")
             return None
+
+    def _read_siblings(self, directory: str, name: str) -> CPUSet | None:
+        return self._read_cpu_list_or_mask(f"{directory}/{name}_list", f"{directory}/{name}")
 
     def _read_cpu_list_or_mask(self, list_name: str, mask_name: str) -> CPUSet | None:
         """Read CPUs from a list, or from the mask that older kernels have instead.

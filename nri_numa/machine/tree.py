@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
-from typing import IO, TYPE_CHECKING, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any
 
 from nri_numa.errors import TopologyError
 
@@ -72,46 +72,24 @@ _CPUSET_LIMIT_PATHS = re.compile(
 """Files with the CPUs and NUMA nodes that a process may use; read, never packed."""
 
 
-class Tree(Protocol):
-    """Read access to the files below one ``--sysfs-root``; names are relative, with ``/``.
-
-    Attributes:
-        source: the root, for messages.
-    """
-
-    source: str
-
-    def read_file(self, name: str) -> str | None:
-        """Read the text of a file, stripped of white space and NULs; None if it is missing."""
-        ...
-
-    def list_directory(self, name: str) -> list[str]:
-        """List the names in a directory, sorted; empty if it is missing."""
-        ...
-
-    def exists(self, name: str) -> bool:
-        """Return True if a file, directory or link, even a broken one, has that name."""
-        ...
-
-    def walk_files(self) -> Iterator[str]:
-        """List all files and links that describe CPUs and NUMA nodes, whether read here or not."""
-        ...
-
-
 def _decode_file(data: bytes) -> str:
     # Tools that copy sysfs by the size of stat() pad the files with NULs.
     return data.decode("utf-8", "replace").strip("\0 \t\r\n")
 
 
 class DirectoryTree:
-    """Tree of the live machine or of an unpacked capture."""
+    """Files of the live machine or of an unpacked capture; names are relative, with ``/``.
+
+    Attributes:
+        source: the root, for messages.
+    """
 
     def __init__(self, root: Path) -> None:
         self.source = str(root)
         self._prefix = self.source.rstrip("/") + "/"
 
     def read_file(self, name: str) -> str | None:
-        """Read the text of a file; files disappear if a CPU goes offline meanwhile."""
+        """Read the text of a file, stripped of white space and NULs; None if it is missing."""
         try:
             fd = os.open(self._prefix + name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError:
@@ -128,18 +106,18 @@ class DirectoryTree:
         return _decode_file(data)
 
     def list_directory(self, name: str) -> list[str]:
-        """Sorted names in a directory."""
+        """List the names in a directory, sorted; empty if it is missing."""
         try:
             return sorted(os.listdir(self._prefix + name))
         except OSError:
             return []
 
     def exists(self, name: str) -> bool:
-        """Say whether the name is there."""
+        """Return True if a file, directory or link, even a broken one, has that name."""
         return os.path.lexists(self._prefix + name)
 
     def walk_files(self) -> Iterator[str]:
-        """List files and links of CPUs and NUMA nodes, and single files of /proc."""
+        """List all files and links that describe CPUs and NUMA nodes, and files of /proc."""
         for top in (CPU_DIR, NODE_DIR, TIER_DIR, "sys/kernel/mm/hugepages"):
             for directory, subdirectories, files in os.walk(self._prefix + top):
                 subdirectories.sort()
@@ -147,22 +125,14 @@ class DirectoryTree:
                 links = [d for d in subdirectories if os.path.islink(os.path.join(directory, d))]
                 for name in sorted(files + links):
                     yield f"{base}/{name}"
-        for address in self.list_directory(PCI_DIR):
-            for file in PCI_FILES:
-                if self.exists(name := f"{PCI_DIR}/{address}/{file}"):
-                    yield name
-        for name in (
-            "sys/devices/cpu_core/cpus",
-            "sys/devices/cpu_atom/cpus",
-            "proc/meminfo",
-            "proc/sys/vm/min_free_kbytes",
-        ):
-            if self.exists(name):
-                yield name
+        names = [f"{PCI_DIR}/{pci}/{f}" for pci in self.list_directory(PCI_DIR) for f in PCI_FILES]
+        names += ["sys/devices/cpu_core/cpus", "sys/devices/cpu_atom/cpus"]
+        names += ["proc/meminfo", "proc/sys/vm/min_free_kbytes"]
+        yield from filter(self.exists, names)
 
 
 class ArchiveTree:
-    """Tree of a capture in one tar file, in memory."""
+    """Files of a capture in one tar file, in memory; see `DirectoryTree`."""
 
     def __init__(
         self, source: str, files: dict[str, str], links: set[str], other_names: set[str]
@@ -182,20 +152,23 @@ class ArchiveTree:
                 name = parent
 
     def read_file(self, name: str) -> str | None:
-        """Text of a file."""
+        """Return the text of a file."""
         return self._files.get(name)
 
     def list_directory(self, name: str) -> list[str]:
-        """Sorted names in a directory."""
+        """List the names in a directory, sorted."""
         return sorted(self._children.get(name, ()))
 
     def exists(self, name: str) -> bool:
-        """Say whether the name is there."""
+        """Return True if a file, directory or link has that name."""
         return name in self._names or name in self._children
 
     def walk_files(self) -> Iterator[str]:
         """List all members of the archive, retained or not."""
         yield from sorted(self._names | self._other)
+
+
+Tree = DirectoryTree | ArchiveTree
 
 
 def open_tree(root: Path | str) -> Tree:
@@ -217,12 +190,10 @@ def open_tree(root: Path | str) -> Tree:
             return _open_archive(str(path), stat.st_mtime_ns, stat.st_size)
     except (OSError, ValueError) as e:  # ValueError: a NUL in the path
         raise TopologyError(str(path), f"cannot be read: {e}") from e
-    raise TopologyError(
-        str(path),
-        "is neither a directory nor a file"
-        if path.exists()
-        else "does not exist; expected a directory holding sys/, or a captured machine's archive",
-    )
+    if path.exists():
+        raise TopologyError(str(path), "is neither a directory nor a file")
+    hint = "expected a directory holding sys/, or a captured machine's archive"
+    raise TopologyError(str(path), f"does not exist; {hint}")
 
 
 def _open_directory(path: Path) -> Tree:
@@ -253,9 +224,8 @@ class _SizeLimitedStream:
         data = self._stream.read(size)
         self._remaining -= len(data)
         if self._remaining < 0:
-            raise TopologyError(
-                self._source, f"unpacks to more than {MAX_ARCHIVE_UNPACKED_BYTES >> 20} MiB"
-            )
+            limit = f"{MAX_ARCHIVE_UNPACKED_BYTES >> 20} MiB"
+            raise TopologyError(self._source, f"unpacks to more than {limit}")
         return data
 
 
@@ -302,29 +272,22 @@ def _open_archive(source: str, mtime_ns: int, size: int) -> Tree:
                     inner = _strip_capture_directory(name)
                     if member.issym() or member.islnk():
                         (links if LINK_PATHS.fullmatch(inner) else other_names).add(name)
-                    elif member.isreg() and _is_relevant_path(inner):
+                    elif member.isreg() and (
+                        CAPTURED_PATHS.fullmatch(inner) or _CPUSET_LIMIT_PATHS.fullmatch(inner)
+                    ):
                         data = archive.extractfile(member)
                         text = b"" if data is None else data.read(MAX_TREE_FILE_BYTES)
                         kept_bytes += len(text)
                         if kept_bytes > MAX_ARCHIVE_KEPT_BYTES:
-                            raise TopologyError(
-                                source,
-                                "describes a machine in more than "
-                                f"{MAX_ARCHIVE_KEPT_BYTES >> 20} MiB",
-                            )
+                            limit = f"{MAX_ARCHIVE_KEPT_BYTES >> 20} MiB"
+                            raise TopologyError(source, f"describes a machine in more than {limit}")
                         files[name] = _decode_file(text)
                     else:
                         other_names.add(name)
     except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError) as e:
         raise TopologyError(source, f"is not a tar archive, or is damaged: {e}") from e
-    prefixes = sorted(
-        {
-            name[: name.index(CPU_DIR)]
-            for name in files
-            if _strip_capture_directory(name).startswith(CPU_DIR)
-        },
-        key=lambda p: (p.count("/"), p),
-    )
+    cpu_files = [n for n in files if _strip_capture_directory(n).startswith(CPU_DIR)]
+    prefixes = sorted({n[: n.index(CPU_DIR)] for n in cpu_files}, key=lambda p: (p.count("/"), p))
     if not prefixes:
         raise TopologyError(source, f"there is no {CPU_DIR} in the archive")
     if len(prefixes) > 1 and prefixes[0] != "":
@@ -352,10 +315,3 @@ def _strip_capture_directory(name: str) -> str:
     if name.startswith(("sys/", "proc/", "dev/", "cgroup/")):
         return name
     return name.partition("/")[2]
-
-
-def _is_relevant_path(inner: str) -> bool:
-    return (
-        CAPTURED_PATHS.fullmatch(inner) is not None
-        or _CPUSET_LIMIT_PATHS.fullmatch(inner) is not None
-    )

@@ -27,6 +27,7 @@ _CPU_LINE_PATTERN: Final = re.compile(r"^cpu(\d{1,5}) ([\d ]+)$", re.MULTILINE |
 _NUMASTAT_LINE_PATTERN: Final = re.compile(r"^(\w+) (\d{1,20})$", re.MULTILINE | re.ASCII)
 _AMOUNT_BY_NODE_PATTERN: Final = re.compile(r"\bN(\d{1,4})=(\d{1,20})\b", re.ASCII)
 _READ_BYTES: Final = 65_536
+PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 # Fields of memory.numa_stat of version 2: memory of a container's processes and cache, each once.
 _SUMMED_MEMORY_STATS_V2: Final = ("anon", "file", "kernel_stack", "pagetables", "slab_reclaimable")
 
@@ -89,15 +90,14 @@ def read_usage(root: Path | str, topology: Topology) -> MachineUsage:
     memory = read_memory(root, topology)
     pages: dict[int, tuple[int, int]] = {}
     for i in memory:
-        stat = dict(
-            _NUMASTAT_LINE_PATTERN.findall(tree.read_file(f"{NODE_DIR}/node{i}/numastat") or "")
-        )
+        text = tree.read_file(f"{NODE_DIR}/node{i}/numastat") or ""
+        stat = dict(_NUMASTAT_LINE_PATTERN.findall(text))
         if "local_node" in stat and "other_node" in stat:
             pages[i] = int(stat["local_node"]), int(stat["other_node"])
     return MachineUsage(parse_busy_ticks(tree.read_file("proc/stat") or ""), memory, pages)
 
 
-def parse_memory_numa_stat(stat: str, *, unified: bool, page_size: int) -> dict[int, int]:
+def parse_memory_numa_stat(stat: str, *, unified: bool) -> dict[int, int]:
     """Parse bytes by NUMA node from the text of memory.numa_stat.
 
     Version 2 counts bytes of each kind. Version 1 counts pages, with a total that includes inner
@@ -109,14 +109,12 @@ def parse_memory_numa_stat(stat: str, *, unified: bool, page_size: int) -> dict[
         if name not in (_SUMMED_MEMORY_STATS_V2 if unified else ("hierarchical_total",)):
             continue
         for numa_node, amount in _AMOUNT_BY_NODE_PATTERN.findall(line):
-            bytes_ = int(amount) * (1 if unified else page_size)
+            bytes_ = int(amount) * (1 if unified else PAGE_BYTES)
             bytes_by_node[int(numa_node)] = bytes_by_node.get(int(numa_node), 0) + bytes_
     return bytes_by_node
 
 
-def read_container_usage(
-    reader: CgroupReader, cgroup: CgroupPlace, root: str, page_size: int
-) -> ContainerUsage | None:
+def read_container_usage(reader: CgroupReader, cgroup: CgroupPlace) -> ContainerUsage | None:
     """Read the current use of one container; None if it has no cgroup."""
     directory = reader.directory_of(cgroup)
     if not directory:
@@ -127,11 +125,12 @@ def read_container_usage(
         seconds = int(match[1]) / 1e6 if match else None
     else:
         path = os.path.relpath(directory, reader.hierarchy)
-        files = [f"{root}/{name}/{path}/cpuacct.usage" for name in ("cpuacct", "cpu,cpuacct")]
+        mounts = [f"{reader.root}/{name}" for name in ("cpuacct", "cpu,cpuacct")]
+        files = [f"{mount}/{path}/cpuacct.usage" for mount in mounts]
         texts = filter(re.compile(r"\d{1,20}").fullmatch, map(read_text_or_empty, files))
         used = next(texts, "")
         seconds = int(used) / 1e9 if used else None
-    memory, _ = _read_numa_stat(reader, directory, root, page_size)
+    memory, _ = _read_numa_stat(reader, directory)
     return ContainerUsage(seconds, memory or {})
 
 
@@ -179,27 +178,24 @@ class UsageUnknown(Exception):
 def read_container_memory(
     reader: CgroupReader,
     cgroup: CgroupPlace,
-    root: str,
     *,
-    proc: str = "/proc",
-    page_size: int,
     limit: float = NUMA_MAPS_CPU_LIMIT_S,
     clock: Callable[[], float] = time.thread_time,
 ) -> ContainerMemoryNodes:
-    """Read the memory of one container by NUMA node; ``root`` has the cgroup file systems.
+    """Read the memory of one container by NUMA node.
 
     ``limit`` is in seconds of ``clock``, the CPU time of this thread.
     """
     directory = reader.directory_of(cgroup)
     if not directory or not os.path.isdir(directory):
         return ContainerMemoryNodes(because="it has no cgroup that can be read")
-    memory, problem = _read_numa_stat(reader, directory, root, page_size)
+    memory, problem = _read_numa_stat(reader, directory)
     if memory is not None:
         return ContainerMemoryNodes(memory, NUMA_STAT)
     deadline = clock() + limit
     try:
         return ContainerMemoryNodes(
-            _read_numa_maps(directory, proc, lambda: clock() > deadline), NUMA_MAPS
+            _read_numa_maps(directory, reader.proc, lambda: clock() > deadline), NUMA_MAPS
         )
     except UsageUnknown as unknown:
         return ContainerMemoryNodes(because=f"{problem}, and {unknown}")
@@ -229,9 +225,7 @@ def add_mapped_bytes(lines: bytes, totals: dict[int, int]) -> None:
             totals[int(numa_node)] = totals.get(int(numa_node), 0) + int(amount) * unit
 
 
-def _read_numa_stat(
-    reader: CgroupReader, directory: str, root: str, page_size: int
-) -> tuple[dict[int, int] | None, str]:
+def _read_numa_stat(reader: CgroupReader, directory: str) -> tuple[dict[int, int] | None, str]:
     """Read memory.numa_stat; return None and a problem if it is unreadable."""
     if reader.unified:
         files = [(f"{directory}/{NUMA_STAT}", True)]
@@ -239,8 +233,8 @@ def _read_numa_stat(
         relative = os.path.relpath(directory, reader.hierarchy)
         # A machine with both versions has the memory controller in one of them.
         files = [
-            (f"{root}/memory/{relative}/{NUMA_STAT}", False),
-            (f"{root}/unified/{relative}/{NUMA_STAT}", True),
+            (f"{reader.root}/memory/{relative}/{NUMA_STAT}", False),
+            (f"{reader.root}/unified/{relative}/{NUMA_STAT}", True),
         ]
     problem = f"its cgroup has no {NUMA_STAT}"
     for path, unified in files:
@@ -250,7 +244,7 @@ def _read_numa_stat(
             if error.errno not in PROCESS_GONE_ERRNOS:
                 problem = f"{NUMA_STAT} cannot be read: {error.strerror}"
             continue
-        memory = parse_memory_numa_stat(stat, unified=unified, page_size=page_size)
+        memory = parse_memory_numa_stat(stat, unified=unified)
         if memory:
             return memory, ""
         problem = f"{NUMA_STAT} names no NUMA node"
@@ -307,9 +301,8 @@ def _read_process_numa_maps(
             ):
                 raise UsageUnknown(f"this kernel has no {NUMA_MAPS}") from error
             return None
-        raise UsageUnknown(
-            f"{NUMA_MAPS} of process {pid} cannot be read: {error.strerror}"
-        ) from error
+        text = f"{NUMA_MAPS} of process {pid} cannot be read: {error.strerror}"
+        raise UsageUnknown(text) from error
     return bytes_by_node
 
 

@@ -90,11 +90,7 @@ SidesOrReason = tuple[ComparisonSide, ComparisonSide] | str
 
 
 def plan_comparisons(
-    topology: Topology,
-    usable: CPUSet,
-    *,
-    available: Mapping[int, int],
-    l3_bytes: int,
+    topology: Topology, usable: CPUSet, *, available: Mapping[int, int], l3_bytes: int
 ) -> tuple[PlannedComparison, ...]:
     """Plan the comparisons of a machine, on the CPUs that this process may run on.
 

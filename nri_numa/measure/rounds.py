@@ -11,13 +11,12 @@ import os
 import sys
 import time
 from asyncio.subprocess import DEVNULL, PIPE, Process
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from nri_numa.machine import cpu_wait
+from nri_numa.machine.cpu_wait import parse_steal_and_wait_times
 from nri_numa.machine.usage import parse_busy_ticks
 from nri_numa.measure.plan import Comparison, ImpossibleComparison, LoopWorker
 from nri_numa.measure.results import MeasuredComparison, MeasuredOrImpossibleComparison
@@ -119,13 +118,11 @@ def read_last_level_cache_bytes(root: str = "/") -> int:
     return max_bytes
 
 
-def measure_mean_cpu_utilization(
-    cpus: CPUSet, seconds: float = 0.5, pause: Callable[[float], None] = time.sleep
-) -> float | None:
-    """Return the part of these CPUs' time that is used now; None if unknown."""
+def measure_mean_cpu_utilization(cpus: CPUSet) -> float | None:
+    """Measure the used part of these CPUs' time over half a second; None if unknown."""
     try:
         old_ticks = parse_busy_ticks(Path("/proc/stat").read_text())
-        pause(seconds)
+        time.sleep(0.5)
         new_ticks = parse_busy_ticks(Path("/proc/stat").read_text())
     except OSError:
         return None
@@ -140,9 +137,8 @@ def measure_mean_cpu_utilization(
 def read_steal_ticks() -> tuple[int, int] | None:
     """Read the ticks of steal and of all time since the machine started; None if unknown."""
     try:
-        ticks = cpu_wait.parse_steal_and_wait_times(
-            Path("/proc/stat").read_text(), ""
-        ).steal.values()
+        stat = Path("/proc/stat").read_text()
     except OSError:
         return None
+    ticks = parse_steal_and_wait_times(stat, "").steal.values()
     return (sum(steal for steal, _ in ticks), sum(total for _, total in ticks)) if ticks else None

@@ -15,7 +15,7 @@ import random
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -82,15 +82,10 @@ def check_memory_on_numa_node(numa_node: int, size: int) -> None:
         )
 
 
-def _import_numpy() -> Any:
-    import numpy
-
-    return numpy
-
-
 def make_bandwidth_loop(size: int) -> Callable[[float], float]:
     """Copy half of the buffer to its other half; in 10⁹ bytes read and written per second."""
-    numpy = _import_numpy()
+    import numpy
+
     source = numpy.ones(size // 16)
     target = numpy.zeros(size // 16)
     target[:] = source  # zeros have no pages before the first write
@@ -99,7 +94,8 @@ def make_bandwidth_loop(size: int) -> Callable[[float], float]:
 
 def make_cache_loop(size: int) -> Callable[[float], float]:
     """Read the same bytes in random order of cache lines; in 10⁹ bytes per second."""
-    numpy = _import_numpy()
+    import numpy
+
     lines = max(1, size // 64)
     data = numpy.ones((lines, 8))
     # In an order that no prefetcher predicts, so that the place of a line matters.
@@ -117,7 +113,8 @@ def make_cache_loop(size: int) -> Callable[[float], float]:
 
 def make_compute_loop(size: int) -> Callable[[float], float]:
     """Multiply small matrices; in 10⁹ operations per second."""
-    numpy = _import_numpy()
+    import numpy
+
     a = numpy.random.default_rng(1).random((_MATRIX_SIZE, _MATRIX_SIZE))
     b, product = a.copy(), a.copy()
     return _make_rate_loop(lambda: numpy.matmul(a, b, out=product), 2 * _MATRIX_SIZE**3 / 1e9)

@@ -23,10 +23,12 @@ from nri_numa.model.workload import Container, PodSandbox
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import Metrics
 from nri_numa.observe.notices import (
+    NoticedContainer,
     NoticedEventKind,
     NoticeLog,
     NoticeMessageReason,
     RequestDecisions,
+    container_of_allocation,
 )
 
 log = get_logger("agent")
@@ -52,6 +54,11 @@ def container_log_fields(allocation: Allocation) -> dict[str, object]:
     }
 
 
+def _container_of_trace(trace: DecisionTrace) -> NoticedContainer:
+    pod = trace.pod
+    return NoticedContainer(pod.namespace, pod.name, pod.uid, trace.container.name)
+
+
 def allocation_log_fields(allocation: Allocation, cpus: str) -> dict[str, object]:
     """Return the log fields of an allocation; ``cpus`` is the CPU list it should have now."""
     return {
@@ -67,12 +74,10 @@ def allocation_log_fields(allocation: Allocation, cpus: str) -> dict[str, object
 def affected_neighbours(decision: Admitted, topology: Topology) -> str:
     """Return the containers whose CPUs a decision changed, old and new; the first few by name."""
     pool_before, pool_after = decision.trace.pool_before, decision.trace.pool_after
-    unavailable_bits, new_allocation = decision.state.unavailable_bits, decision.allocation
-    unavailable_before = (
-        unavailable_bits & ~(new_allocation.cpus | new_allocation.idle_siblings).bits
-        if new_allocation.exclusive
-        else unavailable_bits
-    )
+    new_allocation = decision.allocation
+    unavailable_bits = unavailable_before = decision.state.unavailable_bits
+    if new_allocation.exclusive:
+        unavailable_before &= ~(new_allocation.cpus | new_allocation.idle_siblings).bits
     named: list[str] = []
     for update in decision.updates[:MAX_NAMED_NEIGHBOURS]:
         allocation = decision.state.allocations.get(update.container_id)
@@ -110,12 +115,7 @@ class DecisionReporter:
             )
         if not observed:
             self._notices.add_notice(
-                NoticedEventKind.IGNORED,
-                "; ".join(trace.ignored),
-                namespace=pod.namespace,
-                pod=pod.name,
-                pod_uid=pod.uid,
-                container=trace.container.name,
+                _container_of_trace(trace), NoticedEventKind.IGNORED, "; ".join(trace.ignored)
             )
 
     def report_unmatched_annotations(
@@ -130,12 +130,9 @@ class DecisionReporter:
                 "annotation without effect", pod=pod.full_name, reason=reason, problem=sentence
             )
         self._notices.add_notice(
+            NoticedContainer(pod.namespace, pod.name, pod.uid, ""),
             NoticedEventKind.IGNORED,
             "; ".join(sentences),
-            namespace=pod.namespace,
-            pod=pod.name,
-            pod_uid=pod.uid,
-            container="",
             reason=reason,
         )
 
@@ -154,9 +151,7 @@ class DecisionReporter:
         allocation = decision.allocation
         for warning in decision.warnings:
             log.warning(
-                "questionable list applied",
-                **container_log_fields(allocation),
-                problem=warning,
+                "questionable list applied", **container_log_fields(allocation), problem=warning
             )
         self.log_placed(allocation, decision.adjustment.cpus, updates, missed_start=missed_start)
         if updates:
@@ -173,9 +168,7 @@ class DecisionReporter:
     def log_moved(self, move: ContainerMove, destination: str, purpose: str) -> None:
         """Log a move. The notice is added here only if no pages have to migrate."""
         log.info(
-            "container moved",
-            **container_log_fields(move.after),
-            move=f"{destination}{purpose}",
+            "container moved", **container_log_fields(move.after), move=f"{destination}{purpose}"
         )
         if not move.after.migrating_from:
             self._notices.add_for_allocation(
@@ -186,12 +179,9 @@ class DecisionReporter:
         self, allocation: Allocation, cpus: str, updates: int, *, missed_start: bool = False
     ) -> None:
         """Count and log a placed container; ``missed_start`` if it started unseen."""
+        outcome, reason = "admitted" if allocation.aligned else "misaligned", str(allocation.kind)
         if allocation.kind is ContainerKind.UNPINNED and not allocation.aligned:
             outcome, reason = "unpinned", str(allocation.unpinned_for or allocation.kind)
-        elif allocation.aligned:
-            outcome, reason = "admitted", str(allocation.kind)
-        else:
-            outcome, reason = "misaligned", str(allocation.kind)
         self._metrics.record_decision(outcome, reason, str(allocation.policy))
         self._record_request_decision(allocation, outcome, cpus)
         log.info(
@@ -207,10 +197,9 @@ class DecisionReporter:
         trace = decision.trace
         policy = trace.requested.policy.value if trace.requested is not None else "none"
         self._metrics.record_decision("rejected", decision.reason, policy)
-        pod, container = trace.pod, trace.container
         self._requests.record_decision(
-            container.id,
-            (pod.namespace, pod.name, pod.uid, container.name),
+            trace.container.id,
+            _container_of_trace(trace),
             {"outcome": "rejected", "policy": policy, "reason": decision.reason},
             "" if observed else decision.message,
         )
@@ -225,29 +214,17 @@ class DecisionReporter:
 
     def log_room_found(self, trace: DecisionTrace, text: str) -> None:
         """Report that a search after the reply found room for a rejected container."""
-        pod, name = trace.pod, trace.container.name
-        log.info("moves found", pod=pod.full_name, container=name, moves=text)
-        self._notices.add_notice(
-            NoticedEventKind.ROOM,
-            text,
-            namespace=pod.namespace,
-            pod=pod.name,
-            pod_uid=pod.uid,
-            container=name,
-        )
+        log.info("moves found", pod=trace.pod.full_name, container=trace.container.name, moves=text)
+        self._notices.add_notice(_container_of_trace(trace), NoticedEventKind.ROOM, text)
 
     def notice_rejected(self, decision: Rejected, *, observed: bool, running: bool) -> None:
         """Add a notice of a rejection; none in observe mode, where nothing is rejected."""
         if observed:
             return
-        trace = decision.trace
         self._notices.add_notice(
+            _container_of_trace(decision.trace),
             NoticedEventKind.UNPINNED if running else NoticedEventKind.REJECTED,
             f"{REJECTED_RUNNING_TEXT}: {decision.message}" if running else decision.message,
-            namespace=trace.pod.namespace,
-            pod=trace.pod.name,
-            pod_uid=trace.pod.uid,
-            container=trace.container.name,
             reason=decision.reason,
         )
 
@@ -270,18 +247,15 @@ class DecisionReporter:
         self, allocation: Allocation, cpus: str, allocation_before: Allocation | None
     ) -> None:
         """Log a resize: millicores and bytes of memory, as ``old -> new``."""
-        fields = allocation_log_fields(allocation, cpus)
-        for name in ("cpu_milli", "memory_bytes") if allocation_before is not None else ():
-            old_amount, new_amount = getattr(allocation_before, name), getattr(allocation, name)
-            if old_amount != new_amount:
-                fields[name] = f"{old_amount} -> {new_amount}"
+        fields, text = allocation_log_fields(allocation, cpus), ""
+        if allocation_before is not None:
+            text = shared_again_text(allocation_before, allocation.cpu_milli)
+            for name in ("cpu_milli", "memory_bytes"):
+                old_amount, new_amount = getattr(allocation_before, name), getattr(allocation, name)
+                if old_amount != new_amount:
+                    fields[name] = f"{old_amount} -> {new_amount}"
         self._record_request_decision(allocation, "resized", cpus)
         log.info("container resized", **fields)
-        text = (
-            ""
-            if allocation_before is None
-            else shared_again_text(allocation_before, allocation.cpu_milli)
-        )
         if text and not allocation.exclusive:
             log.warning("exclusive CPUs lost", **fields, problem=text)
             self._notices.add_for_allocation(allocation, NoticedEventKind.SHARED_AGAIN, text)
@@ -305,16 +279,16 @@ class DecisionReporter:
         if not self._requests.limit:
             return
         fields = {name: getattr(allocation, name) for name in ("kind", "mems", "policy", "reason")}
-        subject = (allocation.namespace, allocation.pod, allocation.pod_uid, allocation.container)
         self._requests.record_decision(
-            allocation.container_id, subject, {"outcome": outcome, "cpus": cpus, **fields}
+            allocation.container_id,
+            container_of_allocation(allocation),
+            {"outcome": outcome, "cpus": cpus, **fields},
         )
 
     def log_reservation_released(self, allocation: Allocation) -> None:
         """Log the end of a pod reservation."""
-        log.info(
-            "pod reservation released", **allocation_log_fields(allocation, str(allocation.cpus))
-        )
+        fields = allocation_log_fields(allocation, str(allocation.cpus))
+        log.info("pod reservation released", **fields)
 
     def report_reservation_taken(self, reserved: Allocation, taker: Allocation) -> None:
         """Report that a pod reservation was released for a container of another pod."""

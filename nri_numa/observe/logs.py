@@ -175,11 +175,7 @@ LogEvent = dict[str, Any]
 
 _package_logger = logging.getLogger("nri_numa")
 
-_bound: ContextVar[Mapping[str, object]] = ContextVar(
-    "bound",
-    default=MappingProxyType({}),  # read-only
-)
-
+_bound: ContextVar[Mapping[str, object]] = ContextVar("bound", default=MappingProxyType({}))
 
 # Ids group the lines of one request, across restarts too; nothing depends on them.
 _operations = itertools.count(int.from_bytes(os.urandom(4)))
@@ -259,9 +255,8 @@ class _LogHandler(logging.Handler):
             self.lost += self.outlet.dropped
             self.outlet.close()
         outlet = self.outlet = Outlet(stream)
-        self._said_dropped = (
-            self.dropped_lines
-        )  # lines that an earlier reader missed do not concern this one
+        # Lines that an earlier reader missed do not concern this one.
+        self._said_dropped = self.dropped_lines
         if journal:
             return lambda level, line: outlet.write_line(f"<{_SYSLOG_PRIORITIES[level]}>{line}\n")
         return lambda _level, line: outlet.write_line(line + "\n")
@@ -432,10 +427,8 @@ def _open_journal_writer(path: str) -> tuple[Callable[[str, str], None], Callabl
 
     def send_journal_line(level: str, line: str) -> None:
         # Lines contain no line ends, so the journal's simple form is enough.
-        fields = (
-            f"MESSAGE={line}\nPRIORITY={_SYSLOG_PRIORITIES[level]}\nSYSLOG_IDENTIFIER=nri-numa\n"
-        )
-        sock.sendto(fields.encode(), path)
+        other_fields = f"PRIORITY={_SYSLOG_PRIORITIES[level]}\nSYSLOG_IDENTIFIER=nri-numa\n"
+        sock.sendto(f"MESSAGE={line}\n{other_fields}".encode(), path)
 
     return send_journal_line, sock.close
 
@@ -464,11 +457,9 @@ def _is_journal(stream: TextIO) -> bool:
 
 
 def _truncate_value(text: str) -> str:
-    return (
-        text
-        if len(text) <= MAX_LOG_VALUE_CHARS
-        else f"{text[:MAX_LOG_VALUE_CHARS]}… ({len(text)} characters)"
-    )
+    if len(text) <= MAX_LOG_VALUE_CHARS:
+        return text
+    return f"{text[:MAX_LOG_VALUE_CHARS]}… ({len(text)} characters)"
 
 
 def render_logfmt(event: LogEvent) -> str:
@@ -488,11 +479,8 @@ def _logfmt_value(value: object) -> str:
     text = f"{value:.6g}" if isinstance(value, float) else str(value)
     if _UNQUOTED_VALUE(text):
         return text
-    return (
-        '"'
-        + escape_unprintable(_truncate_value(text).replace("\\", "\\\\").replace('"', '\\"'))
-        + '"'
-    )
+    quoted = _truncate_value(text).replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escape_unprintable(quoted)}"'
 
 
 def render_json(event: LogEvent) -> str:

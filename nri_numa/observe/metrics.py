@@ -183,7 +183,8 @@ class MetricsSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         container_counts: by kind, and True if aligned.
-        checkpoint_written: Unix time at which the state was last written; None before that.
+        checkpoint_written_timestamp_seconds: Unix time at which the state was last written; None
+            before that.
     """
 
     node_name: str = ""
@@ -192,7 +193,7 @@ class MetricsSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     state: NodeState = NodeState()
     shared_pool_cpus: int = 0
     offline_cpus: int = 0
-    checkpoint_written: float | None = None
+    checkpoint_written_timestamp_seconds: float | None = None
     checkpoint_failing: bool = False
     ready: bool = False
     observe: bool = False
@@ -261,8 +262,7 @@ class Metrics(Registry):
             "Admitted containers that the runtime removed before their start.",
         )
         self.container_moves = self.new_counter(
-            "container_moves_total",
-            "Running containers moved to other NUMA nodes.",
+            "container_moves_total", "Running containers moved to other NUMA nodes."
         )
         self.memory_migrated_bytes = self.new_counter(
             "memory_migrated_bytes_total",
@@ -273,8 +273,7 @@ class Metrics(Registry):
             "Updates that did not reach a running container and were repaired at once.",
         )
         self.cgroup_writes_slow = self.new_counter(
-            "cgroup_writes_slow_total",
-            "Cpuset writes that took more than 0.5 seconds.",
+            "cgroup_writes_slow_total", "Cpuset writes that took more than 0.5 seconds."
         )
         self.exclusive_cpu_intruders = self.new_gauge(
             "exclusive_cpu_intruders",
@@ -305,8 +304,7 @@ class Metrics(Registry):
             "Assigned annotations rejected as forged, damaged or outdated.",
         )
         self.drift_found = self.new_counter(
-            "drift_found_total",
-            "Containers whose cgroup another program changed.",
+            "drift_found_total", "Containers whose cgroup another program changed."
         )
         self.drift_repaired = self.new_counter(
             "drift_repaired_total",
@@ -333,10 +331,8 @@ class Metrics(Registry):
             "Containers whose cpuset the kubelet and nri-numa both wrote, by which yields.",
             "yields_to",
         )
-        for side in ("kubelet", "nri-numa"):
-            self.kubelet_cpuset_conflicts.labels(
-                side
-            )  # both series exist from the start, for alerts
+        for side in ("kubelet", "nri-numa"):  # both series exist from the start, for alerts
+            self.kubelet_cpuset_conflicts.labels(side)
         self.checkpoint_write = self.new_histogram(
             "checkpoint_write_duration_seconds",
             "Time to write the state to a file, in seconds.",
@@ -512,35 +508,22 @@ def _node_gauge_lines(snapshot: MetricsSnapshot) -> Iterator[str]:
             for (kind, aligned), count in sorted(snapshot.container_counts.items())
         ),
     )
-    for name, text, value in (
-        ("shared_pool_cpus", "CPUs of the shared pool.", snapshot.shared_pool_cpus),
-        ("offline_cpus", "CPUs that are present but not online.", snapshot.offline_cpus),
-        (
-            "ready",
-            "1 if containers are placed and the state is saved, as /readyz answers.",
-            snapshot.ready,
-        ),
-        (
-            "observe",
-            "1 if the agent only decides and reports, and changes nothing.",
-            snapshot.observe,
-        ),
-        (
-            "checkpoint_failing",
-            "1 if the state cannot be saved at present.",
-            snapshot.checkpoint_failing,
-        ),
-        (
-            "checkpoint_written_timestamp_seconds",
-            "Unix time when the state was last saved.",
-            snapshot.checkpoint_written,
-        ),
-    ):
+    for name, text in _NODE_GAUGE_TEXTS.items():
+        value = getattr(snapshot, name)
         if value is not None:
             value_text = f"{value:.3f}" if isinstance(value, float) else f"{value:d}"
             yield from _gauge_family_lines(name, text, [("", value_text)])
 
 
+_NODE_GAUGE_TEXTS: Final = {
+    "shared_pool_cpus": "CPUs of the shared pool.",
+    "offline_cpus": "CPUs that are present but not online.",
+    "ready": "1 if containers are placed and the state is saved, as /readyz answers.",
+    "observe": "1 if the agent only decides and reports, and changes nothing.",
+    "checkpoint_failing": "1 if the state cannot be saved at present.",
+    "checkpoint_written_timestamp_seconds": "Unix time when the state was last saved.",
+}
+"""Texts of the gauges of the node, by field of `MetricsSnapshot`."""
 _NUMA_NODE_GAUGE_TEXTS: Final = {
     "capacity_cpus": "CPUs that can be allocated to containers in all, overcommit included.",
     "allocated_cpus": "CPUs allocated to containers.",
@@ -552,6 +535,11 @@ _NUMA_NODE_GAUGE_TEXTS: Final = {
     "free_exclusive_cpus": "Exclusive CPUs that one more container can get on the NUMA node.",
 }
 """Texts of the gauges of a NUMA node, by field of `NUMANodeSample`."""
+_HUGEPAGES_GAUGE_TEXTS: Final = {
+    "hugepages_bytes": "Bytes of pre-allocated huge pages, by page size.",
+    "hugepages_allocated_bytes": "Bytes of huge pages allocated to containers, by page size.",
+}
+"""Texts of the gauges of both amounts of `NUMANodeSample.hugepages`."""
 
 
 def _numa_node_gauge_lines(samples: Sequence[NUMANodeSample]) -> Iterator[str]:
@@ -567,15 +555,7 @@ def _numa_node_gauge_lines(samples: Sequence[NUMANodeSample]) -> Iterator[str]:
     for name, text in _NUMA_NODE_GAUGE_TEXTS.items():
         rows = ((f'numa_node="{n.numa_node}"', f"{getattr(n, name):.16g}") for n in samples)
         yield from _gauge_family_lines(name, text, rows)
-    for index, (name, text) in enumerate(
-        (
-            ("hugepages_bytes", "Bytes of pre-allocated huge pages, by page size."),
-            (
-                "hugepages_allocated_bytes",
-                "Bytes of huge pages allocated to containers, by page size.",
-            ),
-        )
-    ):
+    for index, (name, text) in enumerate(_HUGEPAGES_GAUGE_TEXTS.items()):
         pages = (
             (f'numa_node="{n.numa_node}",page_size="{size}"', str(amounts[index]))
             for n in samples

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from enum import StrEnum
-from typing import Annotated, Final
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -130,9 +130,25 @@ class Rejection(msgspec.Struct, frozen=True, kw_only=True):
     count: int = 1
 
     @property
-    def key(self) -> tuple[str, str, str, str]:
+    def merge_key(self) -> tuple[str, str, str, str]:
         """Key that all rejections of a container for one reason share."""
         return self.namespace, self.pod, self.container, self.reason
+
+
+class NoticedContainer(NamedTuple):
+    """Names of a container; that of the container is empty for its pod."""
+
+    namespace: str
+    pod: str
+    pod_uid: str
+    container: str
+
+
+def container_of_allocation(allocation: Allocation) -> NoticedContainer:
+    """Return the names of the container of an allocation."""
+    return NoticedContainer(
+        allocation.namespace, allocation.pod, allocation.pod_uid, allocation.container
+    )
 
 
 _Key = tuple[str, str, str, str]
@@ -178,17 +194,15 @@ class NoticeLog:
 
     def add_notice(
         self,
+        container: NoticedContainer,
         kind: str,
         message: str,
         *,
-        namespace: str,
-        pod: str,
-        pod_uid: str,
-        container: str,
         reason: str = NoticeMessageReason.NONE,
     ) -> Notice:
         """Add a notice, or count it on the same one of the last `MERGE_WINDOW_S` seconds."""
-        key, noted_at = (pod_uid, container, kind, reason), self._now()
+        noted_at = self._now()
+        key = container.pod_uid, container.container, kind, reason
         prior = self._kept.pop(key, None)
         self.number += 1
         notice = Notice(
@@ -199,10 +213,7 @@ class NoticeLog:
             message=message
             if len(message) <= MAX_NOTICE_MESSAGE_CHARS
             else f"{message[: MAX_NOTICE_MESSAGE_CHARS - 1]}…",
-            namespace=namespace,
-            pod=pod,
-            pod_uid=pod_uid,
-            container=container,
+            **container._asdict(),
             count=1,
             first_time=noted_at,
             last_time=noted_at,
@@ -228,15 +239,7 @@ class NoticeLog:
         reason: str = NoticeMessageReason.NONE,
     ) -> Notice:
         """Add a notice about the container of an allocation."""
-        return self.add_notice(
-            kind,
-            message,
-            namespace=allocation.namespace,
-            pod=allocation.pod,
-            pod_uid=allocation.pod_uid,
-            container=allocation.container,
-            reason=reason,
-        )
+        return self.add_notice(container_of_allocation(allocation), kind, message, reason=reason)
 
     def withdraw_notice(self, notice: Notice) -> None:
         """Drop a notice that turned out to be wrong."""

@@ -14,7 +14,7 @@ class ReportOnce:
         self._log = log
         self._problems: dict[str, str] = {}
 
-    def report(
+    def report_problem(
         self,
         event: str,
         problem: str,

@@ -25,6 +25,7 @@ from nri_numa.engine.explain.explanation import (
     explanation_input_of,
 )
 from nri_numa.model.cpuset import CPUSet, NUMASet
+from nri_numa.text import truncate_text
 
 MAX_TRACE_VALUE_CHARS: Final = 300
 """Characters stored of a value from a pod; a CPU list may be much longer."""
@@ -87,24 +88,13 @@ def unpack_explanation(
     return StoredExplanation(*subject, packed.basis, packed.alignment)
 
 
-def _truncate_text(text: str, max_chars: int = MAX_TRACE_VALUE_CHARS) -> str:
-    return text if len(text) <= max_chars else f"{text[:max_chars]}…"
-
-
 def _truncate_basis(basis: ExplanationInput) -> ExplanationInput:
-    requested = basis.requested
-    return replace(
-        basis,
-        requested=None
-        if requested is None
-        else {
-            key: (_truncate_text(value), _truncate_text(source))
-            for key, (value, source) in requested.items()
-        },
-        decision_steps=tuple(
-            [
-                _truncate_text(decision_step, MAX_TRACE_STEP_CHARS)
-                for decision_step in basis.decision_steps
-            ]
-        ),
-    )
+    steps = tuple([truncate_text(step, MAX_TRACE_STEP_CHARS) for step in basis.decision_steps])
+    requested = basis.requested and {
+        key: (
+            truncate_text(value, MAX_TRACE_VALUE_CHARS),
+            truncate_text(source, MAX_TRACE_VALUE_CHARS),
+        )
+        for key, (value, source) in basis.requested.items()
+    }
+    return replace(basis, requested=requested, decision_steps=steps)

@@ -52,10 +52,10 @@ class ClaimRequestAnswerer:
                 self._handover.write_answer_if_still_asked(id, answer)
             except OSError as error:
                 problem = f"{error.filename}: {error.strerror or error}"
-                self._problems.report(CLAIM_PROBLEM_EVENT, f"dra.handoverDir: {problem}")
+                self._problems.report_problem(CLAIM_PROBLEM_EVENT, f"dra.handoverDir: {problem}")
             else:
                 if "problem" not in answer:
-                    self._problems.report(CLAIM_PROBLEM_EVENT, "")
+                    self._problems.report_problem(CLAIM_PROBLEM_EVENT, "")
 
     async def _fetch_claim(self, question: dict[str, Any]) -> dict[str, Any]:
         namespace, name = question.get("namespace"), question.get("name")
@@ -66,6 +66,6 @@ class ClaimRequestAnswerer:
         )
         outcome = await self._api.execute_request(request)
         if outcome.result is not OutcomeKind.SUCCEEDED:
-            self._problems.report(CLAIM_PROBLEM_EVENT, outcome.text)
+            self._problems.report_problem(CLAIM_PROBLEM_EVENT, outcome.text)
             return {"problem": outcome.text}
         return {"claim": prune_claim(outcome.documents[0])}

@@ -432,7 +432,7 @@ class Publisher:
 
     def _report_clock_skew(self, seconds: float) -> None:
         self.metrics.clock_skew.set(round(seconds))
-        self._problems.report(
+        self._problems.report_problem(
             "node clock skewed",
             "skewed" if abs(seconds) > CLOCK_SKEW_LIMIT_S else "",
             clock_skew_s=round(seconds),

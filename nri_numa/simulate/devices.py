@@ -69,13 +69,11 @@ def read_device_inventory(
     inventory: dict[str, tuple[Device, ...]] = {}
     for name, node in top.as_mapping(required=True).items():
         if name == slots_resource:
-            top.add_problem(
-                f"has {name!r}, which counts exclusive CPUs, expected resources of devices"
-            )
+            hint = "which counts exclusive CPUs, expected resources of devices"
+            top.add_problem(f"has {name!r}, {hint}")
         elif not _RESOURCE_NAME_PATTERN.fullmatch(name):
-            top.add_problem(
-                f"has {name[:80]!r}, expected names of resources such as nvidia.com/gpu"
-            )
+            hint = "expected names of resources such as nvidia.com/gpu"
+            top.add_problem(f"has {name[:80]!r}, {hint}")
         else:
             devices: dict[str, Device] = {}
             for entry in node.as_list("one device", required=True):
@@ -93,7 +91,6 @@ def read_device_inventory(
 
 
 def _read_inventory_document(path: str) -> object:
-    """Read the only document of a file."""
     text = ""
     try:
         text = read_input_text(path, MAX_INVENTORY_BYTES)
@@ -156,7 +153,6 @@ def _parse_inventory_entry(
 def _devices_with_pci_ids(
     entry: ManifestValue, value: object, pci: Mapping[str, PCIDevice]
 ) -> list[PCIDevice]:
-    """Return the PCI devices of a vendor, or of a vendor and device."""
     number = _scalar_text(value, "04d").lower()  # YAML reads 8086 as a number
     vendor, _, device = number.partition(":")
     if not _PCI_VENDOR_DEVICE_PATTERN.fullmatch(number):

@@ -178,9 +178,8 @@ def read_manifests(
             except ManifestError as error:
                 reading.problems += error.problems
             else:
-                reading.add_workloads_of_text(
-                    "standard input" if str(file) == "-" else str(file), text
-                )
+                source = "standard input" if str(file) == "-" else str(file)
+                reading.add_workloads_of_text(source, text)
     return reading.build_manifests()
 
 
@@ -231,10 +230,8 @@ class _ManifestReader(PodManifestReader):
             for number, document in enumerate(load_yaml_documents(text), 1):
                 if document is not None:
                     empty = False
-                    root = ManifestValue(
-                        f"{source}, document {number}", "", document, self.problems
-                    )
-                    self._read_document(root)
+                    location = f"{source}, document {number}"
+                    self._read_document(ManifestValue(location, "", document, self.problems))
         except yaml.YAMLError as error:
             self.problems.append(f"{source}: {safe_yaml.yaml_problem_text(error, text)}")
         else:
@@ -274,9 +271,8 @@ class _ManifestReader(PodManifestReader):
         if kind.endswith("List"):
             for item in root["items"].as_list("one manifest"):
                 # An item is read as a document, named by its path in the list.
-                self._read_document(
-                    ManifestValue(f"{root.location}, {item.path}", "", item.value, self.problems)
-                )
+                location = f"{root.location}, {item.path}"
+                self._read_document(ManifestValue(location, "", item.value, self.problems))
             return
         if kind == "Pod" and is_finished(root.value):
             self.ended_pods += 1
@@ -310,21 +306,15 @@ class _ManifestReader(PodManifestReader):
             self.read_pod(template, namespace),
             node_constraints=_read_node_constraints(template["spec"]),
         )
-        names = list(_pod_names(root, spec, kind, name, generated=generated))
         pods = tuple(
             replace(pod, name=pod_name, uid=pod_uid(f"{kind}/{namespace}/{name}/{pod_name}"))
-            for pod_name in names
+            for pod_name in _pod_names(root, spec, kind, name, generated=generated)
         )
         outside = {} if kind == "Pod" else read_string_map(meta["annotations"])
         if kind == "CronJob":
             outside |= read_string_map(root["spec"]["jobTemplate"]["metadata"]["annotations"])
         return Workload(
-            source=source,
-            kind=kind,
-            namespace=namespace,
-            name=name,
-            pods=pods,
-            annotations=outside,
+            source=source, kind=kind, namespace=namespace, name=name, pods=pods, annotations=outside
         )
 
 

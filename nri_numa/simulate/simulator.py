@@ -31,11 +31,7 @@ from nri_numa.engine import admit
 from nri_numa.engine.decision import Admitted, DecisionTrace, Rejected
 from nri_numa.engine.desired import NodeSnapshot, updates_between
 from nri_numa.engine.node_model import MeasuredFree, NodeModel
-from nri_numa.engine.pod_admission import (
-    admit_by_releasing,
-    admit_pod,
-    reserve_for_sandbox,
-)
+from nri_numa.engine.pod_admission import admit_by_releasing, admit_pod, reserve_for_sandbox
 from nri_numa.engine.pod_reservation import expired_reservations
 from nri_numa.engine.rebalance import (
     MAX_DEFERRED_SEARCH_WORK,
@@ -259,9 +255,10 @@ def _container_resize_obstacles(prior: ContainerManifest, spec: ContainerManifes
         obstacles.append("extended resources cannot be resized")
     for label in ("requests", "limits"):
         a, b = getattr(prior, label), getattr(spec, label)
-        for name, had, has in (("cpu", a.cpu_milli, b.cpu_milli), ("memory", a.memory, b.memory)):
-            if had is not None and has is None:
-                obstacles.append(f"{name} {label} cannot be taken away")
+        if a.cpu_milli is not None and b.cpu_milli is None:
+            obstacles.append(f"cpu {label} cannot be taken away")
+        if a.memory is not None and b.memory is None:
+            obstacles.append(f"memory {label} cannot be taken away")
     return obstacles
 
 
@@ -318,20 +315,17 @@ class _Simulator:
         outcomes: list[ContainerOutcome] = []
         if action is PodAction.REMOVE:
             self._remove_pod(pod)
+        elif action is PodAction.CREATE:
+            outcomes = self._create_pod(pod)
         else:
-            outcomes = (
-                self._create_pod(pod) if action is PodAction.CREATE else self._resize_pod(pod)
-            )
+            outcomes = self._resize_pod(pod)
         updates = updates_between(
             NodeSnapshot(self._machine, prior), NodeSnapshot(self._machine, self.state)
         )
         old_cpus = self._cpus_by_container(prior, (u.container_id for u in updates))
         # A sidecar may lose CPUs to containers of its own pod that start later.
-        old_cpus |= {
-            container_id(pod, outcome.container): outcome.cpus
-            for outcome in outcomes
-            if outcome.allocation is not None  # a rejected container has none
-        }
+        placed = [o for o in outcomes if o.allocation is not None]  # a rejected one has none
+        old_cpus |= {container_id(pod, outcome.container): outcome.cpus for outcome in placed}
         changes = {
             self.state.allocations[i].full_name: cpus or "any"
             for i, cpus in self._cpus_by_container(self.state, old_cpus).items()
@@ -382,9 +376,8 @@ class _Simulator:
         if shortage is None:
             self.state = reserve_for_sandbox(self._snapshot(), sandbox).state
         for manifest in pod.containers:
-            spec = container_of(
-                pod, manifest, machine.total_memory_bytes, machine.slots_annotation_key
-            )
+            total, slots_key = machine.total_memory_bytes, machine.slots_annotation_key
+            spec = container_of(pod, manifest, total, slots_key)
             if shortage is not None:
                 if manifest.name != shortage.container:
                     continue  # none of them is created
@@ -438,17 +431,11 @@ class _Simulator:
                 outcomes.append(replace(rejection, previous_cpus=old_cpus))
                 break
             self.state = result.state
-            # The engine's update overrides the request.
-            changed = {
-                **_nonempty_resource_fields(requested),
-                **_nonempty_resource_fields(result.container_update),
-            }
+            changed = _nonempty_resource_fields(requested)
+            changed |= _nonempty_resource_fields(result.container_update)  # overrides the request
             self._live[spec.id] = replace(live, resources=replace(live.resources, **changed))
-            outcomes.append(
-                replace(
-                    self._container_outcome(manifest, spec.id, result.trace), previous_cpus=old_cpus
-                )
-            )
+            outcome = self._container_outcome(manifest, spec.id, result.trace)
+            outcomes.append(replace(outcome, previous_cpus=old_cpus))
         return outcomes
 
     def _remove_pod(self, pod: PodManifest) -> None:
@@ -487,9 +474,8 @@ class _Simulator:
     def _cpus_by_container(self, state: NodeState, ids: Iterable[str]) -> dict[str, str]:
         """Return the CPUs in a state of those containers that it has."""
         desired = NodeSnapshot(self._machine, state)
-        return {
-            i: str(desired.cpuset_of(state.allocations[i])) for i in ids if i in state.allocations
-        }
+        allocations = state.allocations
+        return {i: str(desired.cpuset_of(allocations[i])) for i in ids if i in allocations}
 
 
 def _rejected_outcome(
@@ -517,7 +503,6 @@ def _with_adjustment(container: Container, decision: Admitted) -> Container:
 
 
 def _nonempty_resource_fields(change: Resources | ContainerUpdate | None) -> dict[str, Any]:
-    """Return the resource fields that a change sets."""
     names = ("cpus", "mems", "cpu_quota", "cpu_period", "cpu_shares", "memory_limit")
     return {name: value for name in names if (value := getattr(change, name, None))}
 

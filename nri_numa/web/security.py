@@ -99,7 +99,7 @@ class Certificate:
             self._refresh_context()
         except OSError as error:  # such as an unfinished rotation: the old pair stays in force
             problem = f"{self._files[0]}: {error}"
-        self._problems.report("certificate not renewed", problem)
+        self._problems.report_problem("certificate not renewed", problem)
         return self.context
 
     def certificate_sha256(self) -> bytes:

@@ -190,13 +190,13 @@ class EmbeddedPeer(PluginPeer):
         self.session.reply_error(stream, message)
         self.transport.flush_session()
 
-    def reply(self, stream: int, response: Message | None = None) -> None:
+    def send_reply(self, stream: int, response: Message | None = None) -> None:
         if response is None and self._runtime.faults.configure_first:
-            asyncio.get_running_loop().call_soon(super().reply, stream)
+            asyncio.get_running_loop().call_soon(super().send_reply, stream)
         else:
-            super().reply(stream, response)
+            super().send_reply(stream, response)
 
-    async def call(self, method: str, request: Message) -> bytes:
+    async def call_method(self, method: str, request: Message) -> bytes:
         if method in _STATE_CHANGES and not self._runtime.profile.per_event:
             parts: Any = {part.name: message for part, message in request.ListFields()}
             request = pb.StateChangeEvent(event=_STATE_CHANGES[method], **parts)
@@ -227,24 +227,24 @@ class EmbeddedPeer(PluginPeer):
                 now = asyncio.get_running_loop().time()
                 self._synchronize_until = self._synchronize_until or now + self.timeout_s
                 self.timeout_s = max(self._synchronize_until - now, 0.001)
-                payload = await super().call(method, request)
+                payload = await super().call_method(method, request)
                 self.timeout_s = self._runtime.request_timeout
                 response = pb.SynchronizeResponse.FromString(payload)
                 if request.more and (response.update or not response.more):
                     raise PluginLost("plugin does not handle split sync requests")
             case pb.CreateContainerRequest():
-                payload = await super().call(method, request)
+                payload = await super().call_method(method, request)
                 updates = pb.CreateContainerResponse.FromString(payload).update
                 assert request.container.id not in {update.container_id for update in updates}
             case pb.ConfigureRequest():
-                payload = await super().call(method, request)
+                payload = await super().call_method(method, request)
                 events = pb.ConfigureResponse.FromString(payload).events
                 if events & ~self._runtime.profile.events:
                     raise PluginLost(f"invalid plugin events: {events:#x}")
                 events = events or self._runtime.profile.events
                 return pb.ConfigureResponse(events=events).SerializeToString()
             case _:
-                payload = await super().call(method, request)
+                payload = await super().call_method(method, request)
         return payload
 
     def _send_request(self, method: str, request: Message) -> int:
@@ -441,7 +441,7 @@ class EmbeddedRuntime(DemoRuntime):
         if failed and not self.profile.update_failures_as_list:
             peer.reject(event.stream, "NRI update of some containers failed")
         else:
-            peer.reply(event.stream, pb.UpdateContainersResponse(failed=failed))
+            peer.send_reply(event.stream, pb.UpdateContainersResponse(failed=failed))
 
     # --- pods -------------------------------------------------------------------------------------
 
@@ -599,8 +599,8 @@ class EmbeddedRuntime(DemoRuntime):
         container.message.pid = 0
         await super()._stop_container(container)
 
-    def _adjust(self, message: pb.Container, adjustment: pb.ContainerAdjustment) -> None:
-        super()._adjust(message, adjustment)
+    def _apply_adjustment(self, message: pb.Container, adjustment: pb.ContainerAdjustment) -> None:
+        super()._apply_adjustment(message, adjustment)
         told = {variable.key: variable.value for variable in adjustment.env}
         kept = [each for each in message.env if each.partition("=")[0] not in told]
         message.env[:] = [*kept, *(f"{key}={value}" for key, value in told.items())]

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from nri_numa.observe.notices import (
-    Notice,
-    NoticedEventKind,
-    NoticeLog,
-)
+from nri_numa.observe.notices import Notice, NoticedContainer, NoticedEventKind, NoticeLog
 
 NOW = 1_700_000_000.0
 
@@ -23,11 +19,8 @@ class SetClock:
 
 def add_rejection(notices: NoticeLog, n: int = 0, message: str = "no room") -> Notice:
     return notices.add_notice(
+        NoticedContainer("shop", f"pod-{n}", f"uid-{n}", "main"),
         NoticedEventKind.REJECTED,
         message,
-        namespace="shop",
-        pod=f"pod-{n}",
-        pod_uid=f"uid-{n}",
-        container="main",
         reason="NoRoom",
     )

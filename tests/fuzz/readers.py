@@ -34,6 +34,7 @@ from nri_numa.kubelet.state_files import (
 from nri_numa.model.reasons import Rejection
 from nri_numa.model.workload import NO_GRANTS
 from nri_numa.observe.metrics import Metrics
+from nri_numa.observe.notices import NoticedContainer
 from nri_numa.simulate.manifests import read_manifests_from_text
 from nri_numa.store.history_file import HistoryFile
 from nri_numa.web.protocol import JSON_CONTENT_TYPE, HTTPConnection
@@ -132,11 +133,8 @@ class History(targets.Checkpoint):
         notices = made.notices
         before = notices.number
         for one in notices.notices_after()[:1]:
-            notices.add_notice(
-                one.notice_kind, one.message, namespace=one.namespace, pod=one.pod,
-            pod_uid=one.pod_uid,
-                container=one.container, reason=one.reason,
-            )  # fmt: skip
+            names = NoticedContainer(one.namespace, one.pod, one.pod_uid, one.container)
+            notices.add_notice(names, one.notice_kind, one.message, reason=one.reason)
         file.stop_writing()
         unread, file, kept = self.opened()
         file.stop_writing()

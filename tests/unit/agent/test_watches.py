@@ -90,7 +90,7 @@ class UsageBed(AgentBed):
             ],
             "rejections": [],
         }
-        return list(status.status_lines(document, NOW, wide=wide))
+        return list(status.status_lines(document, NOW, output="wide" if wide else "table"))
 
     def explained(self, name: str) -> str:
         told = [msgspec.to_builtins(one) for one in self.view.explain_pod("shop", name, None)]

@@ -78,9 +78,8 @@ def test_nothing_that_names_the_machine_goes_in(tmp_path: Path) -> None:
     for word in (b"secret", b"c0ffee", b"52:54", b"root", b"eth0"):
         assert word not in raw
     assert str(discover_topology(tmp_path / "machine.tar.gz").allowed) == "0-3"
-    assert report.skipped_counts[f"{CPU_DIR}/cpu*/topology/ppin"] == 1
-    assert report.skipped_counts[f"{NODE_DIR}/node*/numastat"] == 1
-    assert not any("ppin" in name for name in report.files)
+    assert report.skipped_count > 1
+    assert not any("ppin" in name or "numastat" in name for name in report.files)
 
 
 def test_captures_of_an_unchanged_machine_are_equal(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def test_an_interrupted_command_ends_as_shells_expect_it(
     def interrupted(*_args: object, **_more: object) -> None:
         raise kind
 
-    monkeypatch.setattr("nri_numa.cli.machine.topology.invoke", interrupted)
+    monkeypatch.setattr("nri_numa.cli.machine.show_topology.invoke", interrupted)
     assert invoke("topology", code=130).output == "\n"
 
 

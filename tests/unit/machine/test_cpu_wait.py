@@ -49,14 +49,7 @@ class Tree(ContainerTree):
     def look(self, limit: float = 10**6) -> CPUWaits:
         reader = CgroupReader(str(self.root), proc=str(self.proc))
         ticks = iter(range(10**9))
-        return read_cpu_waits(
-            reader,
-            PLACE,
-            str(self.root),
-            proc=str(self.proc),
-            limit=limit,
-            clock=lambda: float(next(ticks)),
-        )
+        return read_cpu_waits(reader, PLACE, limit=limit, clock=lambda: float(next(ticks)))
 
 
 @pytest.fixture
@@ -152,7 +145,7 @@ def test_each_reason_is_told_and_no_zero(tree: Tree, monkeypatch: pytest.MonkeyP
     assert "took too long" in tree.look(limit=2).no_threads
     monkeypatch.setattr("nri_numa.machine.cpu_wait.MAX_THREADS_READ", 3)
     assert tree.look().no_threads == "it has more than the 3 threads that are read"
-    gone = read_cpu_waits(CgroupReader(str(tree.root)), CgroupPlace("/pods/b"), str(tree.root))
+    gone = read_cpu_waits(CgroupReader(str(tree.root)), CgroupPlace("/pods/b"))
     assert gone.no_threads == gone.no_pressure == "it has no cgroup that can be read"
 
 
@@ -161,7 +154,7 @@ def test_each_reason_is_told_and_no_zero(tree: Tree, monkeypatch: pytest.MonkeyP
 )
 def test_a_real_process(tree: Tree) -> None:
     tree.processes(os.getpid())
-    found = read_cpu_waits(CgroupReader(str(tree.root)), PLACE, str(tree.root), limit=60)
+    found = read_cpu_waits(CgroupReader(str(tree.root)), PLACE, limit=60)
     assert found.threads is not None
     assert os.getpid() in found.threads
 

@@ -11,6 +11,7 @@ import pytest
 
 from nri_numa.errors import TopologyError
 from nri_numa.machine import migration
+from nri_numa.machine import usage as usage_module
 from nri_numa.machine.cgroups import CgroupPlace, CgroupReader
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.machine.usage import (
@@ -74,12 +75,16 @@ hierarchical_total=3 N0=1 N1=2
 """
 
 
+@pytest.fixture(autouse=True)
+def pages_of_4_kib(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Version 1 counts pages of the machine."""
+    monkeypatch.setattr(usage_module, "PAGE_BYTES", 4096)
+
+
 def test_memory_is_counted_once() -> None:
-    assert parse_memory_numa_stat(V2, unified=True, page_size=4096) == {0: 4096, 1: 8292}
-    assert parse_memory_numa_stat(V1, unified=False, page_size=4096) == {0: 4096, 1: 8192}
-    assert (
-        parse_memory_numa_stat("hierarchical_total N0=x\n\n=", unified=False, page_size=4096) == {}
-    )
+    assert parse_memory_numa_stat(V2, unified=True) == {0: 4096, 1: 8292}
+    assert parse_memory_numa_stat(V1, unified=False) == {0: 4096, 1: 8192}
+    assert parse_memory_numa_stat("hierarchical_total N0=x\n\n=", unified=False) == {}
 
 
 @pytest.mark.parametrize(
@@ -96,11 +101,11 @@ def test_a_container_of_each_version(
 ) -> None:
     root = ContainerTree(tmp_path, version).root
     reader = CgroupReader(str(root))
-    assert read_container_usage(reader, PLACE, str(root), 4096) == ContainerUsage(None, {})
-    assert read_container_usage(reader, CgroupPlace("/pods/b"), str(root), 4096) is None
+    assert read_container_usage(reader, PLACE) == ContainerUsage(None, {})
+    assert read_container_usage(reader, CgroupPlace("/pods/b")) is None
     name, _, number = usage.partition(":")
     write_tree(root, {name: number, f"{stat}/{NUMA_STAT}": text})
-    assert read_container_usage(CgroupReader(str(root)), PLACE, str(root), 4096) == found
+    assert read_container_usage(CgroupReader(str(root)), PLACE) == found
 
 
 # --- where a container's memory is: a number, or why there is none --------------------------------
@@ -129,9 +134,8 @@ class Tree(ContainerTree):
         reader = CgroupReader(str(self.root), proc=str(self.proc))
         ticks = iter(range(10**9))
         return read_container_memory(
-            reader, PLACE, str(self.root), proc=str(self.proc), page_size=4096, limit=limit,
-            clock=clock or (lambda: float(next(ticks))),
-        )  # fmt: skip
+            reader, PLACE, limit=limit, clock=clock or (lambda: float(next(ticks)))
+        )
 
 
 def test_the_cgroup_of_version_2_tells_bytes(tmp_path: Path) -> None:
@@ -246,9 +250,7 @@ def test_each_reason_is_told_and_no_zero(tmp_path: Path) -> None:
     assert tree.look().because.startswith("memory.numa_stat cannot be read: Is a directory")
     tree.processes(*range(1, 2000))
     assert "1999 processes are more than" in tree.look().because
-    gone = read_container_memory(
-        CgroupReader(str(tree.root)), CgroupPlace("/pods/b"), str(tree.root), page_size=4096
-    )
+    gone = read_container_memory(CgroupReader(str(tree.root)), CgroupPlace("/pods/b"))
     assert gone.because == "it has no cgroup that can be read"
 
 
@@ -268,9 +270,7 @@ def test_a_real_process(tmp_path: Path) -> None:
         try:
             tree.processes(process.pid, os.getpid())
             reader = CgroupReader(str(tree.root))
-            found = read_container_memory(
-                reader, PLACE, str(tree.root), page_size=os.sysconf("SC_PAGE_SIZE"), limit=60
-            )
+            found = read_container_memory(reader, PLACE, limit=60)
         finally:
             process.kill()
     assert found.source == NUMA_MAPS

@@ -51,7 +51,7 @@ def full() -> Metrics:
         state=state(2),
         shared_pool_cpus=10,
         offline_cpus=1,
-        checkpoint_written=1_700_000_000.25,
+        checkpoint_written_timestamp_seconds=1_700_000_000.25,
     )
     return metrics
 

@@ -149,9 +149,7 @@ def test_bars_tell_what_is_free_and_factors_and_distances_stand_there(page: Page
     ],
     ids=lambda made: made.__name__,
 )
-def test_every_sort_of_machine_fits(
-    page: Page, machine: Callable[[], Topology], width: int
-) -> None:
+def test_each_sort_of_machine_fits(page: Page, machine: Callable[[], Topology], width: int) -> None:
     """No sideways scrolling, every CPU drawn once, every NUMA node there."""
     topology = machine()
     with page_bed(topology) as bed:
@@ -544,9 +542,7 @@ def test_hostile_names_stay_text_in_all_that_opens(page: Page, bed: PageBed, wid
     assert titles > 1
 
 
-def test_nothing_is_loaded_from_elsewhere_and_no_code_can_be_slipped_in(
-    page: Page, bed: PageBed
-) -> None:
+def test_nothing_foreign_is_loaded_and_no_code_can_be_injected(page: Page, bed: PageBed) -> None:
     visit(page, bed)
     page.click('[data-cpu="2"]')
     page.wait(f"{STEPS} > 3")

@@ -173,9 +173,7 @@ def test_one_number_for_one_thing(page: Page, bed: PageBed) -> None:
     assert told == {str(len(bed.agent.current.desired.pool))}
 
 
-def test_rejections_that_say_the_same_are_one_and_lead_to_the_remedy(
-    page: Page, bed: PageBed
-) -> None:
+def test_equal_rejections_are_one_and_lead_to_the_remedy(page: Page, bed: PageBed) -> None:
     for _ in range(3):
         bed.create("greedy", cpus=500, policy="restricted")
     bed.create("greedy-2", cpus=500, policy="restricted")
@@ -207,9 +205,7 @@ def test_the_address_of_a_rejection_shows_it(page: Page, bed: PageBed) -> None:
 @pytest.mark.parametrize(
     "fragment", ["refused-", "refused-a", "refused-%E0%A4%A", "refused-a/b/c/d"]
 )
-def test_an_address_that_names_nothing_shows_nothing(
-    page: Page, bed: PageBed, fragment: str
-) -> None:
+def test_an_address_of_nothing_shows_nothing(page: Page, bed: PageBed, fragment: str) -> None:
     visit(page, bed, f"#{fragment}")
     assert not page.run(SHOWN)
 

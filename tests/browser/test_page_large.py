@@ -96,9 +96,7 @@ def test_who_shares_is_in_the_drawing(page: Page, crowded: PageBed) -> None:
     page.wait(f"{PODS}.length === {count} && {PODS}.every(p => p.startsWith('web-'))")
 
 
-def test_paper_has_all_rows_and_what_can_be_pressed_on_a_screen(
-    page: Page, crowded: PageBed
-) -> None:
+def test_paper_has_all_rows_and_what_a_screen_unfolds(page: Page, crowded: PageBed) -> None:
     """Rows that scrolling would bring; CPUs, pods and headings are buttons on a screen."""
     page.size(1440, 900, dark=True)
     visit(page, crowded)
@@ -116,9 +114,7 @@ def test_paper_has_all_rows_and_what_can_be_pressed_on_a_screen(
 
 
 @pytest.mark.parametrize("width", [1440, 2560, 375])
-def test_choosing_moves_nothing_and_hides_nothing_of_it(
-    page: Page, crowded: PageBed, width: int
-) -> None:
+def test_choosing_moves_and_hides_nothing(page: Page, crowded: PageBed, width: int) -> None:
     page.size(width, 900)
     visit(page, crowded)
     before = page.run(LAYOUT)

@@ -43,9 +43,7 @@ def test_check_sees_a_runtime_that_answers(containerd: Containerd, tmp_path: Pat
     assert "FAIL" in done.stdout
 
 
-def test_check_turns_nri_on_in_containerds_own_configuration(
-    containerd: Containerd, tmp_path: Path
-) -> None:
+def test_check_turns_nri_on_in_containerds_file(containerd: Containerd, tmp_path: Path) -> None:
     """What --fix-runtime writes is a configuration that this containerd serves NRI with."""
     with Containerd(containerd.binaries, Path(containerd.directory, "nri-off"), nri=False) as other:
         assert not other.nri_socket.exists()

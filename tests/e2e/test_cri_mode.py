@@ -93,9 +93,7 @@ def test_pods_that_start_together_get_their_cpus(bed: Containerd, start: StartPl
     ]
 
 
-def test_neighbours_leave_exclusive_cpus_and_get_them_back(
-    bed: Containerd, start: StartPlugin
-) -> None:
+def test_neighbours_leave_exclusive_cpus_and_return(bed: Containerd, start: StartPlugin) -> None:
     plugin = start(over_cri(bed))
     cri = bed.cri
     neighbour = cri.pod("neighbour")
@@ -107,9 +105,7 @@ def test_neighbours_leave_exclusive_cpus_and_get_them_back(
     assert plugin.metric("nri_numa_internal_errors_total") == 0
 
 
-def test_updates_of_a_neighbour_bring_no_owned_cpu_back(
-    bed: Containerd, start: StartPlugin
-) -> None:
+def test_updates_of_a_neighbour_take_no_owned_cpu(bed: Containerd, start: StartPlugin) -> None:
     """The runtime remembers a set of before the owner, and writes it with each update of memory."""
     plugin = start(over_cri(bed))
     cri = bed.cri
@@ -131,9 +127,7 @@ def test_updates_of_a_neighbour_bring_no_owned_cpu_back(
     assert plugin.metric("nri_numa_drift_repairs_abandoned_total") == 0
 
 
-def test_a_resize_that_nobody_tells_of_is_decided_about(
-    bed: Containerd, start: StartPlugin
-) -> None:
+def test_a_resize_that_nobody_reports_is_decided(bed: Containerd, start: StartPlugin) -> None:
     """As the kubelet resizes in place: the runtime is told, and whoever watches it is not."""
     plugin = start(over_cri(bed))
     cri = bed.cri
@@ -190,9 +184,7 @@ def test_restarts_of_agent_and_runtime_move_nothing(bed: Containerd, start: Star
     assert bed.cri.allowed(container).cpus == FIRST
 
 
-def test_what_was_placed_over_cri_is_given_back_over_cri(
-    bed: Containerd, start: StartPlugin
-) -> None:
+def test_what_was_placed_over_cri_is_released_over_cri(bed: Containerd, start: StartPlugin) -> None:
     plugin = start(over_cri(bed))
     container = bed.cri.pod("given", numacpu=FIRST)
     settled(bed.cri, container, FIRST)

@@ -85,9 +85,7 @@ def test_grant_and_return(cri: CRI, plugin: PluginProcess) -> None:
         poll(lambda c=container: cri.cpus(c) == MACHINE, "CPUs given back")  # type: ignore[misc]  # bound per turn
 
 
-def test_nothing_brings_an_owned_cpu_back(
-    containerd: Containerd, cri: CRI, plugin: PluginProcess
-) -> None:
+def test_no_owned_cpu_comes_back(containerd: Containerd, cri: CRI, plugin: PluginProcess) -> None:
     """Each way in which a neighbour's older set could return, beside updates (start race)."""
     neighbour = cri.pod("neighbour")
     shared = MACHINE - cri.cpus(cri.owner())

@@ -73,9 +73,7 @@ def installed(
         containerd.start()
 
 
-def test_the_drop_in_counts_from_the_start(
-    containerd: Containerd, cri: CRI, installed: Installed
-) -> None:
+def test_the_drop_in_counts_at_once(containerd: Containerd, cri: CRI, installed: Installed) -> None:
     """State directory, HTTP address and log file come from it, and a changed one is reloaded.
 
     It is ready before the first pod, because the runtime waits for its own plugins.
@@ -95,9 +93,7 @@ def test_the_drop_in_counts_from_the_start(
     assert cri.first_line(cri.pod("by-rule", namespace="ruled")).cpus == LAST
 
 
-def test_the_next_one_started_goes_on(
-    containerd: Containerd, cri: CRI, installed: Installed
-) -> None:
+def test_the_next_one_continues(containerd: Containerd, cri: CRI, installed: Installed) -> None:
     """It ends with its runtime, and the one that the next runtime starts moves nothing."""
     containerd.start()
     owner, shared = cri.owner(), cri.pod("shared")

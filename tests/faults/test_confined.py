@@ -70,7 +70,7 @@ def test_the_whole_job_is_done_with_it(confined: EmbeddedNode) -> None:
     assert rejected == []
 
 
-def test_the_cgroup_of_a_container_that_started_without_it_is_marked(
+def test_the_cgroup_of_a_container_started_without_it_is_marked(
     confined: EmbeddedNode,
 ) -> None:
     node = confined
@@ -84,9 +84,7 @@ def test_the_cgroup_of_a_container_that_started_without_it_is_marked(
 
 
 @pytest.mark.parametrize("writable", [True, False])
-def test_room_is_made_where_the_lists_of_containers_can_be_written(
-    tmp_path: Path, writable: bool
-) -> None:
+def test_room_is_made_where_container_lists_can_be_written(tmp_path: Path, writable: bool) -> None:
     """The root directory can be written by nobody, as on each node with cgroups of version 2."""
     machine = build_synthetic_topology(sockets=1, cores_per_numa=8, threads=1, memory_gib=16)
     single = {"policy": "single-numa-node"}

@@ -376,9 +376,7 @@ def test_connections_that_never_finish_a_request_keep_no_probe_out(here: Embedde
     assert here.plugin.terminate() == 0
 
 
-def test_a_log_that_nobody_reads_stops_nothing(
-    here: EmbeddedNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unread_log_stops_nothing(here: EmbeddedNode, monkeypatch: pytest.MonkeyPatch) -> None:
     """Containers are placed, the lines wait for their reader, and SIGTERM ends the process."""
     reading, writing = os.pipe()
     os.set_blocking(reading, False)

@@ -99,9 +99,7 @@ def test_plain_http_at_a_tls_port_is_turned_away(served: tuple[int, Path]) -> No
     assert ask(port, directory, "/healthz")[0] == 200
 
 
-def test_an_expired_certificate_is_said_and_served(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_expired_certificate_is_served(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A scraper that does not verify goes on, and the log says what is wrong with the others."""
     make_expired(tmp_path)
     with http_view.served(**certified(tmp_path, TOKEN)) as (_, port):

@@ -89,9 +89,7 @@ LIFE = [
 
 
 @pytest.mark.parametrize("profile", PROFILES.values(), ids=PROFILES.keys())
-async def test_a_life_looks_the_same_on_every_runtime(
-    tmp_path: Path, profile: EmbeddedProfile
-) -> None:
+async def test_a_life_is_the_same_on_each_runtime(tmp_path: Path, profile: EmbeddedProfile) -> None:
     """StateChange or one method for each event: the handler cannot tell, but for new events."""
     plugin = RecordingPlugin(create_container=pinned("2-3", "0"))
     async with embedded(tmp_path, plugin, profile=profile) as (runtime, _):
@@ -229,7 +227,7 @@ async def test_of_a_creation_that_fails_cri_o_tells_nobody(tmp_path: Path, failu
     assert plugin.log[3:] == ["CreateContainer app", "StopPodSandbox web", "RemovePodSandbox web"]
 
 
-async def test_cri_o_tells_pid_and_cgroup_at_the_start_and_a_state_before_it(
+async def test_cri_o_tells_pid_and_cgroup_at_the_start_and_state_before(
     tmp_path: Path,
 ) -> None:
     plugin = RecordingPlugin()

@@ -81,9 +81,7 @@ async def test_a_broken_protocol_is_reported_and_the_runtime_dialled_again(
 
 
 @pytest.mark.parametrize("step", ["connect", "register", "configure", "synchronize", "active"])
-async def test_a_runtime_that_hangs_up_at_any_step_is_dialled_again(
-    tmp_path: Path, step: str
-) -> None:
+async def test_a_runtime_that_hangs_up_anywhere_is_dialled_again(tmp_path: Path, step: str) -> None:
     async def serve(runtime: RawRuntime, number: int) -> None:
         if number > 1:
             await proper(runtime)
@@ -140,7 +138,7 @@ async def test_a_runtime_that_never_answers_the_registration_is_left(tmp_path: P
     assert (LinkState.DISCONNECTED, "no answer to the registration within 0.02 s") in plugin.states
 
 
-async def test_a_refused_registration_is_fatal_when_it_would_repeat_for_ever(
+async def test_a_refused_registration_is_fatal_if_it_would_repeat_for_ever(
     tmp_path: Path,
 ) -> None:
     async def serve(runtime: RawRuntime, number: int) -> None:
@@ -271,7 +269,7 @@ async def test_a_flood_of_slices_leaves_memory_flat(tmp_path: Path) -> None:
     assert held < 8 << 20
 
 
-async def test_a_runtime_that_does_not_read_its_answers_is_not_served_for_ever(
+async def test_a_runtime_that_reads_no_answers_is_not_served_for_ever(
     tmp_path: Path,
 ) -> None:
     """Answers pile up on our side only as far as the limit; then requests are left unread."""

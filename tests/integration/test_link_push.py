@@ -181,9 +181,7 @@ async def test_a_push_without_an_answer_ends(
         ("gone", "No such file or directory"),
     ],
 )
-async def test_what_can_happen_to_a_second_registration(
-    tmp_path: Path, fault: str, detail: str
-) -> None:
+async def test_outcomes_of_a_second_registration(tmp_path: Path, fault: str, detail: str) -> None:
     path = str(tmp_path / "nri.sock")
 
     async def serve(runtime: RawRuntime, number: int) -> None:

@@ -63,7 +63,7 @@ def test_what_can_change_live_decides_the_next_container(node: EmbeddedNode) -> 
     assert node.plugin.metric("nri_numa_invariant_violations_total") == 0
 
 
-def test_what_needs_a_restart_is_named_at_every_reload_until_it_was_done(
+def test_what_needs_a_restart_is_named_at_every_reload_until_then(
     node: EmbeddedNode,
 ) -> None:
     later = {"stateDir": "/nowhere", "kubeletRoot": "/elsewhere", "runtime": {"pluginIndex": "11"}}
@@ -77,7 +77,7 @@ def test_what_needs_a_restart_is_named_at_every_reload_until_it_was_done(
     assert told(reload(node, {})) == (set(), [])
 
 
-def test_a_file_with_mistakes_changes_nothing_and_every_mistake_is_named(
+def test_a_file_with_mistakes_changes_nothing_and_all_are_named(
     node: EmbeddedNode,
 ) -> None:
     began = len(node.plugin.records())

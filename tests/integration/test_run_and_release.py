@@ -12,7 +12,7 @@ from tests.beds.embedded_node import EmbeddedNode, until
 from tests.beds.plugin_process import PluginProcess
 
 
-def test_a_release_with_another_state_directory_touches_nothing_under_a_running_agent(
+def test_a_release_elsewhere_touches_nothing_under_a_running_agent(
     tmp_path: Path,
 ) -> None:
     """A slip in --state-dir once gave everybody every CPU while the agent said otherwise."""
@@ -90,7 +90,7 @@ def test_explanations_survive_a_restart(tmp_path: Path) -> None:
         node.check()
 
 
-def test_an_annotation_for_a_container_that_never_came_is_said_when_the_pod_ends(
+def test_an_annotation_without_its_container_is_said_at_the_pods_end(
     tmp_path: Path,
 ) -> None:
     """Otherwise a slip in the name is a pin that nobody has, without a word."""

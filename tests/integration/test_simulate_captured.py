@@ -149,7 +149,7 @@ def test_what_one_pod_gets(
     assert re.fullmatch(expected, told)
 
 
-def test_a_kernel_that_knows_no_numa_node_of_a_root_lists_all_cpus_beside_it(
+def test_a_root_without_a_numa_node_has_all_cpus_beside_it(
     tmp_path: Path,
 ) -> None:
     """So neither of the two roots of this machine is nearer to any of its caches."""

@@ -362,9 +362,7 @@ def test_a_release_is_installed_upgraded_rolled_back_and_uninstalled(
 # --- what goes wrong silently -------------------------------------------------------------------
 
 
-def test_of_two_installations_on_a_node_one_places(
-    bed: KubeBed, client: Client, image: Path
-) -> None:
+def test_of_two_installations_on_a_node_one_acts(bed: KubeBed, client: Client, image: Path) -> None:
     """The second DaemonSet is not ready and says why; containers start and are pinned."""
     node = bed.node
 

@@ -157,9 +157,7 @@ def drained(client: Client) -> list[str]:
     return [e["regarding"]["name"] for e in client.events("NUMANodeDrained")]
 
 
-def test_a_drained_numa_node_is_emptied_as_budgets_allow(
-    bed: KubeBed, installed: Client, way: None
-) -> None:
+def test_a_drained_numa_node_empties_by_budgets(bed: KubeBed, installed: Client, way: None) -> None:
     """One with an owner goes when it may, one without stays."""
     alone = installed.run(pod("capacity-alone", annotations=asks(policy="single-numa-node")))
     pods = template(container(), annotations=asks(policy="single-numa-node"))

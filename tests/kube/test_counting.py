@@ -99,9 +99,7 @@ def test_the_scheduler_keeps_who_would_be_rejected(
     assert len(node.cpus(client.wait_ready("kept-back"))) == 1
 
 
-def test_a_kubelet_that_restarts(
-    client: Client, node: KubeNode, plugin: DevicePluginDaemon
-) -> None:
+def test_a_kubelet_restarts(client: Client, node: KubeNode, plugin: DevicePluginDaemon) -> None:
     running = client.run(pod("running", counted(1)))
     own, pid, times = node.cpus(running), node.pid(running), plugin.registrations()
     node.restart_kubelet()
@@ -112,9 +110,7 @@ def test_a_kubelet_that_restarts(
     assert after["status"]["containerStatuses"][0]["restartCount"] == 0
 
 
-def test_a_plugin_that_is_killed(
-    client: Client, node: KubeNode, plugin: DevicePluginDaemon
-) -> None:
+def test_a_plugin_is_killed(client: Client, node: KubeNode, plugin: DevicePluginDaemon) -> None:
     running = client.run(pod("running", counted(1)))
     own, pid = node.cpus(running), node.pid(running)
     plugin.end(signal.SIGKILL)
@@ -161,9 +157,7 @@ def explained(node: KubeNode, name: str) -> str:
     return " ".join(done.stdout.split())
 
 
-def test_explain_tells_both_sides(
-    client: Client, node: KubeNode, plugin: DevicePluginDaemon
-) -> None:
+def test_explain_has_both_sides(client: Client, node: KubeNode, plugin: DevicePluginDaemon) -> None:
     """Ours, and what the kubelet's PodResources says."""
     client.run(pod("counted", counted(1)))
     client.run(pod("plain"))

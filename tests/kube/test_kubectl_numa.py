@@ -122,9 +122,7 @@ def test_a_pod_is_explained_from_afar_as_on_its_node(
     assert "NUMA NODE" in numa("topology", "listed").stdout
 
 
-def test_what_has_no_node_and_what_was_rejected(
-    client: Client, observer: JsonObject, numa: Numa
-) -> None:
+def test_pods_without_a_node_or_rejected(client: Client, observer: JsonObject, numa: Numa) -> None:
     client.apply(pod("hungry", container(cpus="1000")))
     client.wait_pod("hungry", lambda it: bool(it["status"].get("conditions")), "judged")
     done = numa("explain", "hungry")

@@ -55,9 +55,7 @@ def adopted(node: KubeNode, words: str) -> None:
     )
 
 
-def test_what_the_kubelet_grants_is_its_own_and_nobody_elses(
-    client: Client, static_node: KubeNode
-) -> None:
+def test_grants_of_the_kubelet_are_nobody_elses(client: Client, static_node: KubeNode) -> None:
     before = client.run(pod("before"))
     owner = client.run(pod("owner", container(cpus="1")))
     own = granted(static_node, owner)
@@ -162,9 +160,7 @@ def test_a_grant_of_a_whole_pod_is_known(client: Client, static_node: KubeNode) 
         static_node.configuration.update(topologyManagerPolicy="none")
 
 
-def test_both_ways_of_the_migration_with_containers_that_stay(
-    client: Client, node: KubeNode
-) -> None:
+def test_both_ways_of_the_migration_with_running_containers(client: Client, node: KubeNode) -> None:
     """The guide drains the node; what stays all the same ends on the configured side."""
     owner = client.run(pod("owner", container(cpus="1"), annotations=EXCLUSIVE))
     own = node.cpus(owner)

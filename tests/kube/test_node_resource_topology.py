@@ -138,9 +138,7 @@ def test_it_follows_what_pods_take_and_give_back(bed: KubeBed, defined: Client) 
         )
 
 
-def test_a_pod_whose_image_is_not_there_yet_is_named_and_not_charged(
-    bed: KubeBed, defined: Client
-) -> None:
+def test_a_pod_without_its_image_is_named_and_not_charged(bed: KubeBed, defined: Client) -> None:
     """The scheduler's plugin counts no Pending pod: it keeps what it set aside for this one."""
 
     def names(*more: tuple[str, str]) -> Callable[[JsonObject], bool]:
@@ -222,9 +220,7 @@ def zone_names(found: JsonObject) -> list[str]:
     return [one["name"] for one in found["zones"]]
 
 
-def test_what_somebody_wrote_through_the_old_version_is_cured(
-    bed: KubeBed, defined: Client
-) -> None:
+def test_what_was_written_through_the_old_version_is_cured(bed: KubeBed, defined: Client) -> None:
     """Applying fails for good after that, until the entry of the old version is taken away."""
     path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/" + (
         "noderesourcetopologies.topology.node.k8s.io"

@@ -84,9 +84,7 @@ def test_a_static_pod_says_so_too(bed: KubeBed, installed: Client, publisher: Pu
         poll(lambda: installed.pod("fixed-bed") is None, "its end")
 
 
-def test_the_node_announces_its_numa_nodes(
-    bed: KubeBed, installed: Client, publisher: Publisher
-) -> None:
+def test_a_node_has_its_numa_nodes(bed: KubeBed, installed: Client, publisher: Publisher) -> None:
     """And again when somebody removed it."""
 
     def announced() -> JsonObject | None:
@@ -212,9 +210,7 @@ def _note(node: str) -> JsonObject:
     }
 
 
-def test_a_stolen_token_is_worth_nothing_on_another_node(
-    bed: KubeBed, installed: Client, elsewhere: str
-) -> None:
+def test_a_stolen_token_is_void_elsewhere(bed: KubeBed, installed: Client, elsewhere: str) -> None:
     thief = Thief(bed, token(installed, "bed"))
     installed.apply(pod("here", nodeName="bed"))
     here, victim = f"{PODS}/here", f"{PODS}/{elsewhere}"

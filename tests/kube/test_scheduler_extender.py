@@ -113,9 +113,7 @@ def no_room(client: Client, name: str, cpus: int, most: int) -> None:
     assert not bound(client.wait_pod(name, lambda it: why in unscheduled(it), "refused"))
 
 
-def test_a_pod_goes_to_the_only_node_with_room_on_one_numa_node(
-    there: Client, extender: Extender
-) -> None:
+def test_a_pod_goes_where_one_numa_node_has_room(there: Client, extender: Extender) -> None:
     """Both nodes have eight CPUs left, and only one of them has six on one NUMA node."""
     publish_topology(there, NODES[1], 2, 6)
     wait_room(extender, 6, NODES[1])
@@ -205,9 +203,7 @@ def test_without_the_extender_ordinary_pods_go_on(there: Client, extender: Exten
 # --- a node with an agent -----------------------------------------------------------------------
 
 
-def test_a_real_node_starts_what_was_held_for_it(
-    there: Client, extender: Extender, bed: KubeBed
-) -> None:
+def test_a_real_node_starts_what_it_held(there: Client, extender: Extender, bed: KubeBed) -> None:
     """From the object to the container; tests/scenarios have a choice among several NUMA nodes."""
     document = pod(
         "extender-held", container(cpus="1"), annotations=SINGLE, schedulerName=SCHEDULER,
@@ -262,9 +258,7 @@ def test_its_token_writes_two_annotations(there: Client, bed: KubeBed) -> None:
 # --- two replicas -------------------------------------------------------------------------------
 
 
-def test_a_leader_that_dies_in_the_middle_of_a_bind(
-    there: Client, bed: KubeBed, tmp_path: Path
-) -> None:
+def test_a_leader_dies_in_the_middle_of_a_bind(there: Client, bed: KubeBed, tmp_path: Path) -> None:
     """Its binding is written and nobody was told. We are kube-scheduler here, and call again.
 
     The pod has one node and its annotation, and the other replica holds the NUMA node for it.
@@ -746,9 +740,7 @@ def verdicts(there: Client, bed: KubeBed) -> Iterator[Controller]:
     there.request("DELETE", f"{path}?gracePeriodSeconds=0")
 
 
-def test_kubectl_shows_what_the_objects_say_where_no_controller_answers(
-    there: Client, numa: Numa
-) -> None:
+def test_kubectl_shows_the_objects_where_no_controller_answers(there: Client, numa: Numa) -> None:
     publish_topology(there, NODES[1], 2, 6)
     done = numa("cluster")
     assert done.returncode == 0, done.stderr
@@ -818,9 +810,7 @@ def test_the_cluster_as_the_controllers_page_shows_it(there: Client, bed: KubeBe
         assert (status, "cpus is 'many'" in text) == (400, True)
 
 
-def test_of_six_hundred_nodes_the_only_one_with_room_is_found(
-    there: Client, extender: Extender
-) -> None:
+def test_of_six_hundred_nodes_the_one_with_room_is_found(there: Client, extender: Extender) -> None:
     """kube-scheduler tries a sample of less than half, and others at its next attempts."""
     large, room = {"numa-large": "yes"}, {"cpu": "32", "memory": "64Gi", "pods": "110"}
 

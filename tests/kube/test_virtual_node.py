@@ -184,9 +184,7 @@ def insist(client: Client, node: VirtualNode) -> dict[str, Look]:
     return now
 
 
-def test_pods_that_start_at_once_are_placed_from_their_first_instruction(
-    client: Client, node: VirtualNode
-) -> None:
+def test_pods_of_one_moment_are_placed_from_the_start(client: Client, node: VirtualNode) -> None:
     """Three witnesses: the program itself, its cgroup, and the guest's ``/proc/PID/status``."""
     now = insist(client, node)
     # The same through the API server and the kubelet.
@@ -194,9 +192,7 @@ def test_pods_that_start_at_once_are_placed_from_their_first_instruction(
     assert re.search(rf"^Cpus_allowed_list:\s*{now['listed'].cpus}$", status, re.MULTILINE)
 
 
-def test_each_claim_has_the_cpus_and_the_memory_of_its_numa_node(
-    claims: Client, node: VirtualNode
-) -> None:
+def test_each_claim_has_cpus_and_memory_of_its_numa_node(claims: Client, node: VirtualNode) -> None:
     """The stock scheduler chooses; what does not fit waits until somebody gives back."""
     ((small, _), (large, _)) = sorted(counted(claims).items(), key=lambda each: each[1])
 
@@ -263,9 +259,7 @@ def strict(name: str, *containers: JsonObject) -> JsonObject:
     return _in_the_bed(pod(name, *containers, annotations=keys))
 
 
-def test_without_a_topology_policy_the_kubelet_takes_devices_apart(
-    devices: Client, node: VirtualNode
-) -> None:
+def test_without_a_topology_policy_devices_are_apart(devices: Client, node: VirtualNode) -> None:
     """As both plugins prefer; the strict pod is refused, though two pairs are free together."""
     node.restart_kubelet({"topologyManagerPolicy": "none"})
     devices.apply(strict("apart", with_devices(gpus=1, cards=1)))
@@ -279,9 +273,7 @@ def test_without_a_topology_policy_the_kubelet_takes_devices_apart(
     assert "DeviceAffinityError" in waiting_reason(refused)[1]
 
 
-def test_with_best_effort_a_pod_has_its_devices_cpus_and_memory_together(
-    devices: Client, node: VirtualNode
-) -> None:
+def test_with_best_effort_a_pod_has_all_together(devices: Client, node: VirtualNode) -> None:
     """The recipe of docs/devices.md; the containers of a pod too, by the kubelet's scope."""
     keys = {"topologyManagerPolicy": "best-effort", "topologyManagerScope": "pod"}
     node.restart_kubelet(keys)
@@ -304,9 +296,7 @@ def beside(node: VirtualNode, ready: JsonObject, numa: int) -> None:
         assert look.mems == str(numa)
 
 
-def test_with_restricted_a_pod_fails_where_its_devices_are_apart(
-    devices: Client, node: VirtualNode
-) -> None:
+def test_with_restricted_a_pod_of_devices_apart_fails(devices: Client, node: VirtualNode) -> None:
     """For ever: a controller makes another one at once, and three of them in each second."""
     node.restart_kubelet({"topologyManagerPolicy": "restricted"})
     devices.apply(strict("apart", with_devices(gpus=1, cards=3)))

@@ -160,9 +160,7 @@ def test_resize_in_place_leaves_a_list_as_it_is(client: Client, node: KubeNode) 
     assert node.cpus(placed) == CPUSet.parse(LAST)
 
 
-def test_resize_that_is_rejected_is_told_in_the_pods_conditions(
-    client: Client, node: KubeNode
-) -> None:
+def test_rejected_resize_is_told_in_the_pods_conditions(client: Client, node: KubeNode) -> None:
     """All CPUs of the machine for one would leave the others none: it keeps what it has."""
     owner = client.run(pod("owner", container(cpus="1"), annotations=EXCLUSIVE))
     own = node.cpus(owner)
@@ -194,9 +192,7 @@ def run_pool(client: Client, *others: JsonObject) -> JsonObject:
     )
 
 
-def test_resize_of_spec_resources_leaves_the_pods_pool_its_cpus(
-    client: Client, node: KubeNode
-) -> None:
+def test_resize_of_spec_resources_leaves_pods_pool_cpus(client: Client, node: KubeNode) -> None:
     placed = run_pool(client)
     shared = client.run(pod("shared"))
     own, before = node.cpus(placed), node.pid(placed)

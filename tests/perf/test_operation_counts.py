@@ -126,9 +126,7 @@ def calls(function: Callable[[], object]) -> int:
         ("numacpu=0-1", "single-numa-node", 4),  # with lists they do not follow the shared pool
     ],
 )
-def test_a_container_costs_the_same_however_many_there_are(
-    residents: str, policy: str, cpus: int
-) -> None:
+def test_a_container_costs_the_same_among_many(residents: str, policy: str, cpus: int) -> None:
     """As long as nobody must be told."""
     kind, _, value = residents.partition("=")
     counts = []

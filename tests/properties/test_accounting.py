@@ -205,9 +205,7 @@ def test_every_slot_that_is_offered_is_given_one_by_one(
 
 @hypothesis_settings(deadline=None)
 @given(st.integers(0, len(MACHINES) - 1), setting, pods)
-def test_and_on_the_numa_node_that_the_kubelet_chose(
-    number: int, settings: Settings, steps: Steps
-) -> None:
+def test_numa_node_of_the_kubelets_choice(number: int, settings: Settings, steps: Steps) -> None:
     settings = replace(settings, defaults={"bind": "cpu"})
     world = _lived(number, settings, steps, slots=True)
     machine, state = world.agent.current.machine, world.agent.current.state

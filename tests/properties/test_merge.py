@@ -39,7 +39,7 @@ def test_every_kind_of_demand_merges_as_the_walk_does(chunk: int) -> None:
         _check(random_case(Random(seed)), seed)
 
 
-def test_the_search_for_large_machines_prefers_no_other_masks(
+def test_the_search_for_large_machines_prefers_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """On machines small enough to walk over: whether one is preferred, how wide and how near."""

@@ -22,9 +22,7 @@ def plugin() -> PluginSession:
 
 @given(seed=st.integers(0, 2**32), length=st.integers(0, 30), runtime=st.booleans())
 @example(seed=0, length=30, runtime=False)
-def test_how_the_socket_cuts_a_stream_changes_nothing(
-    seed: int, length: int, runtime: bool
-) -> None:
+def test_cuts_of_a_stream_change_nothing(seed: int, length: int, runtime: bool) -> None:
     """The same events, the same answers and the same end, packet by packet or all at once."""
     make = RuntimeSession if runtime else plugin
     rng = random.Random(seed)
@@ -37,9 +35,7 @@ def test_how_the_socket_cuts_a_stream_changes_nothing(
 
 
 @given(data=st.binary(max_size=400), runtime=st.booleans())
-def test_noise_makes_events_or_the_remote_error_and_nothing_else(
-    data: bytes, runtime: bool
-) -> None:
+def test_noise_makes_events_or_the_remote_error_only(data: bytes, runtime: bool) -> None:
     session: Any = RuntimeSession() if runtime else plugin()
     _, ended, _ = feed(session, [data])
     assert (session.phase is Phase.DEAD) == bool(ended)

@@ -126,9 +126,7 @@ def _after(
 
 
 @given(nodes, machines)
-def test_strangers_are_decided_as_if_they_came_one_after_the_other(
-    node: Node, topology: Topology
-) -> None:
+def test_strangers_are_decided_as_if_they_came_one_by_one(node: Node, topology: Topology) -> None:
     machine = NodeModel(topology=topology, settings=Settings(), key=b"signs")
     sandboxes, live = _full(node)
     of = {p.id: p for p in sandboxes}
@@ -160,9 +158,7 @@ def test_strangers_are_decided_as_if_they_came_one_after_the_other(
 
 
 @given(nodes, nodes, machines)
-def test_states_that_somebody_has_are_never_changed(
-    first: Node, then: Node, topology: Topology
-) -> None:
+def test_shared_states_never_change(first: Node, then: Node, topology: Topology) -> None:
     """The remembered state, and that of each decision which tells others."""
     machine = NodeModel(topology=topology, settings=Settings())
     sandboxes, live = _full(first)

@@ -257,9 +257,7 @@ def test_a_machine_whose_numa_nodes_have_no_cpus_runs_everything_unpinned() -> N
 @pytest.mark.parametrize(
     ("cores", "cpus", "each"), [(8, 18, [9, 9]), (8, 24, [12, 12]), (14, 40, [20, 20])]
 )
-def test_distributed_cpus_are_as_many_on_each_numa_node(
-    cores: int, cpus: int, each: list[int]
-) -> None:
+def test_distributed_cpus_are_even_on_numa_nodes(cores: int, cpus: int, each: list[int]) -> None:
     """Whatever becomes of siblings: it was 10 and 8, 16 and 8, 26 and 14."""
     topology = build_synthetic_topology(sockets=2, numa_per_socket=1, cores_per_numa=cores)
     for smt in ("spread", "any", "pair", "full-core") if cpus % 4 == 0 else ("spread", "any"):
@@ -272,9 +270,7 @@ def test_distributed_cpus_are_as_many_on_each_numa_node(
     ("strategy", "mems"),
     [(Strategy.SPREAD, "1313"), (Strategy.MOST_MEMORY, "1313"), (Strategy.PACK, "1111")],
 )
-def test_a_container_without_requests_stays_off_a_numa_node_without_memory(
-    strategy: Strategy, mems: str
-) -> None:
+def test_no_requests_means_no_numa_node_without_memory(strategy: Strategy, mems: str) -> None:
     """What the kernel has free counts, since nothing of it was requested: 5 %, at least 1 GiB."""
     for memory_gib, free in (
         (64, {0: 195 << 20, 1: 64 * GIB, 2: 3 * GIB, 3: 4 * GIB}),
@@ -535,9 +531,7 @@ def test_only_gives_owners_isolated_cpus_and_nothing_else() -> None:
     ("isolated", "busy", "expected"),
     [(IsolatedCPUs.PREFER, "8-9", "1"), (IsolatedCPUs.AVOID, "0-1", "0")],
 )
-def test_the_setting_decides_between_numa_nodes(
-    isolated: IsolatedCPUs, busy: str, expected: str
-) -> None:
+def test_the_setting_chooses_a_numa_node(isolated: IsolatedCPUs, busy: str, expected: str) -> None:
     """By the strategy it would be the other one, which is less in use."""
     world = World(isolating("8-15,24-31"), Settings(isolated=isolated))
     world.put("busy", {"numacpu": busy, "cpus": "exclusive"}, 2)

@@ -153,9 +153,7 @@ def test_a_cpuset_nobody_can_read_stays_as_it_is(world: World) -> None:
 @pytest.mark.parametrize(
     ("cpus", "expected"), [("0-3", ContainerKind.UNPINNED), ("1-3", ContainerKind.FOREIGN)]
 )
-def test_a_container_that_is_created_with_a_cpuset(
-    world: World, cpus: str, expected: ContainerKind
-) -> None:
+def test_containers_created_with_a_cpuset(world: World, cpus: str, expected: ContainerKind) -> None:
     """All CPUs are what the kubelet's static policy gives to everybody while it pins nobody."""
     one = plain(world, cpus=cpus)
     assert world.allocation(one).kind is expected

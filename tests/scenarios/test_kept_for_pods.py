@@ -152,9 +152,7 @@ def sandbox(tree: CgroupTree, of: PodSandbox, number: int = 0) -> PodSandbox:
 
 @pytest.mark.parametrize("away", [False, True])
 @pytest.mark.parametrize("path", ["told", "not told"])
-def test_kept_cpus_go_back_when_the_cgroup_of_the_sandbox_is_gone(
-    tmp_path: Path, away: bool, path: str
-) -> None:
+def test_kept_cpus_go_back_with_the_sandboxs_cgroup(tmp_path: Path, away: bool, path: str) -> None:
     """Nothing reports the stop of a sandbox to an agent that is away.
 
     Nor the path of one that is stopped: containerd 1.7.
@@ -180,7 +178,7 @@ def test_kept_cpus_go_back_when_the_cgroup_of_the_sandbox_is_gone(
     assert not world.agent.current.state.exclusive
 
 
-def test_kept_cpus_go_back_with_a_sandbox_that_is_a_folder_where_a_scope_is_told(
+def test_kept_cpus_go_back_with_a_sandbox_that_is_a_folder_and_no_scope(
     tmp_path: Path,
 ) -> None:
     """CRI-O with the systemd driver, which runs no infra container by default."""
@@ -286,9 +284,7 @@ def test_a_failed_start_gives_back_when_the_sandbox_stops(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(("settings", "limit"), [(KEEP, 600), (Settings(), 120)])
-def test_a_failed_start_gives_back_after_a_while(
-    tmp_path: Path, settings: Settings, limit: float
-) -> None:
+def test_a_failed_start_releases_in_time(tmp_path: Path, settings: Settings, limit: float) -> None:
     """Not sooner than the kubelet gives up a start that takes long, and not while it goes on."""
     tree, reader = cgroups(tmp_path)
     world = four(settings, cgroups=reader)
@@ -690,9 +686,7 @@ def one_cpu_each(count: int) -> str:
         ),
     ],
 )
-def test_an_annotation_that_cannot_be_is_said_and_the_sum_counts(
-    world: World, containers: str, said: str
-) -> None:
+def test_an_impossible_annotation_is_said(world: World, containers: str, said: str) -> None:
     of = named("pair", 8, containers)
     answer = world.admit(of, container(of, "a", resources(4, 1)))
     assert said in answer.warnings[0]
@@ -727,9 +721,7 @@ def test_a_container_that_comes_back_after_a_restart_of_the_agent_has_its_cpus()
     assert world.has("attempt-1")[0] == "2-3"
 
 
-def test_the_next_container_of_a_pod_gets_what_the_one_before_it_had_where_memory_has_changed() -> (
-    None
-):
+def test_the_next_container_of_a_pod_gets_the_cpus_before_it_where_memory_has_changed() -> None:
     """What an init container read lies in the page cache beside its CPUs: less is free there."""
     world = node()
     of = pod("web", {**OWN, "policy": "single-numa-node"})

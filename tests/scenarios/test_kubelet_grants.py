@@ -170,9 +170,7 @@ def test_memory_nodes_alone_are_added_to_granted_cpus() -> None:
 @pytest.mark.parametrize(
     ("asks", "has"), [({"numamem": "1"}, ("2-3", "1")), ({"numacpu": "1-2"}, ("1-2", ""))]
 )
-def test_a_resize_leaves_a_container_with_a_grant_where_it_is(
-    asks: dict[str, str], has: tuple[str, str]
-) -> None:
+def test_resizes_move_no_container_with_a_grant(asks: dict[str, str], has: tuple[str, str]) -> None:
     world = World(machines.dual_smt(), ANNOTATED)
     of = kubelets(world, "g", "2-3", asks)
     assert world.place(of, wants=sent("2-3")) == has

@@ -219,9 +219,7 @@ def complaints(text: str) -> list[str]:
         ),
     ],
 )
-def test_align_by_socket_with_single_numa_node_is_rejected_by_the_configuration(
-    where: str, text: str
-) -> None:
+def test_align_by_socket_with_single_numa_node_is_rejected(where: str, text: str) -> None:
     assert complaints(f"kubeletCompatibility: {{except: {{alignBySocket: true}}}}\n{text}") == [
         "kubeletCompatibility.except.alignBySocket: true takes CPUs from all NUMA nodes of a "
         f"socket, and {where} is single-numa-node; expected only one of them, as the kubelet does"

@@ -65,9 +65,7 @@ def test_what_does_not_exist_is_rejected(
     ],
     ids=["rule", "default"],
 )
-def test_reserved_cpus_are_out_of_reach_of_lists_but_the_operators(
-    settings: Settings, strict: bool
-) -> None:
+def test_reserved_cpus_are_in_no_list_but_the_operators(settings: Settings, strict: bool) -> None:
     settings = replace(settings, reserved_cpus=CPUSet([0]), strict_cpu_reservation=strict)
     world = World(machines.single_no_smt(), settings)
     says(world.rejected("a", {"numacpu": "0-1"}), "CPUReserved", "1-3")
@@ -129,9 +127,7 @@ def test_unpinned_starts_untouched_when_the_list_is_no_good() -> None:
 
 @pytest.mark.parametrize("strategy", list(Strategy))
 @pytest.mark.parametrize("ties", [False, True])
-def test_numamem_with_best_effort_and_exclusive_owns_cpus_near_that_memory(
-    strategy: Strategy, ties: bool
-) -> None:
+def test_numamem_with_best_effort_owns_cpus_near_its_memory(strategy: Strategy, ties: bool) -> None:
     world = two_nodes(strategy=strategy, kubelet=KubeletRules(ties=ties))
     wishes = {"policy": "best-effort", "cpus": "exclusive", "numamem": "1"}
     cpus, mems = world.put("a", wishes, 2, 1)

@@ -180,7 +180,7 @@ def test_random_damage_leaves_nobody_on_cpus_of_another(tmp_path: Path, seed: in
         world.check()
 
 
-def test_an_owner_whose_cpus_are_not_as_many_as_it_may_use_is_out_of_date(
+def test_an_owner_of_another_size_is_out_of_date(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Resized by us, and once more while we were away: nothing says how many CPUs are still its."""

@@ -57,9 +57,7 @@ LISTED = {"numamem": "0-1"}
         (LISTED, "weighted-interleave", "0-1"),
     ],
 )
-def test_it_is_about_the_memory_nodes_of_the_container(
-    asks: dict[str, str], mode: str, nodes: str
-) -> None:
+def test_its_nodes_are_those_of_the_container(asks: dict[str, str], mode: str, nodes: str) -> None:
     found = given(two_nodes(), {**asks, "mempolicy": mode})
     assert found == MemoryPolicySetting(MemoryPolicy(mode), NUMASet.parse(nodes))
 

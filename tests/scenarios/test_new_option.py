@@ -79,15 +79,13 @@ def problem(text: str) -> str:
         ),
     ],
 )
-def test_a_value_is_explained_with_its_source(
-    wishes: dict[str, str], text: str, source: str
-) -> None:
+def test_a_value_is_explained_by_source(wishes: dict[str, str], text: str, source: str) -> None:
     colours, sentences = asked(wishes, text)
     assert colours == [{"key": "colour", "value": "blue", "source": source}]
     assert f"colour: blue ({source}): it is calm." in sentences
 
 
-def test_a_version_without_the_key_still_shows_the_explanation(
+def test_a_version_without_the_key_shows_explanations(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     document = explained({"colour": "blue"})

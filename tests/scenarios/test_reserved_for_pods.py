@@ -72,9 +72,7 @@ def passes(world: World, seconds: float) -> None:
 
 @pytest.mark.parametrize("asks", [STRICT, BEST, WHOLE])
 @pytest.mark.parametrize("is_away", [False, True])
-def test_the_app_has_its_cpu_after_an_init_container_with_a_fraction(
-    asks: Mapping[str, str], is_away: bool
-) -> None:
+def test_the_app_has_its_cpu_after_fractional_init(asks: Mapping[str, str], is_away: bool) -> None:
     world, of = node(), guaranteed("job", 1, asks)
     runs(world, of)
     init = start(world, of, "init", 0.1)

@@ -107,7 +107,7 @@ def test_an_owner_that_comes_while_the_program_is_started_is_alone_before_it_is_
     assert node.cgroup("plain") == "0-3"
 
 
-def test_who_is_created_narrow_and_started_after_the_owner_left_has_everything(
+def test_who_is_created_narrow_and_started_without_owner_has_everything(
     node: StartingBed,
 ) -> None:
     node.decide("own", OWN, 2)
@@ -286,7 +286,7 @@ def test_the_log_says_whose_cpus_an_owner_moved(node: StartingBed) -> None:
     assert "and 2 more" in line
 
 
-def test_the_log_gives_the_sizes_of_a_resize_and_the_cpuset_that_was_asked_for(
+def test_the_log_has_the_sizes_of_a_resize_and_the_desired_cpuset(
     node: StartingBed,
 ) -> None:
     node.decide("own", OWN, 1)
@@ -304,9 +304,7 @@ def test_the_log_gives_the_sizes_of_a_resize_and_the_cpuset_that_was_asked_for(
         ("read-only file system", "starting container not corrected"),
     ],
 )
-def test_the_log_says_what_became_of_a_correction(
-    problem: str, said: str, node: StartingBed
-) -> None:
+def test_the_log_has_results_of_corrections(problem: str, said: str, node: StartingBed) -> None:
     node.kernel.problem = problem
     node.decide("plain")
     node.task("plain")

@@ -195,9 +195,7 @@ def test_another_name_in_the_chart_is_found_by_what_it_does_not_change(run: Run)
         (["topology", "database"], ["topology", "--output=table"]),
     ],
 )
-def test_the_agent_of_the_pods_node_runs_the_command(
-    run: Run, arguments: list[str], command: list[str]
-) -> None:
+def test_the_pods_agent_runs_commands(run: Run, arguments: list[str], command: list[str]) -> None:
     done = run(*arguments)
     assert (done.returncode, done.stdout) == (0, "from the node\n"), done.stderr
     where, _, what = " ".join(run.calls[-1]).partition(" -- nri-numa ")
@@ -219,18 +217,14 @@ def test_at_a_terminal_the_command_gets_one_too(run: Run) -> None:
     assert run.calls[-1][:3] == ["exec", "--stdin", "--tty"]
 
 
-def test_flags_of_kubectl_are_passed_on_and_exit_codes_come_back(
-    run: Run, world: dict[str, Any]
-) -> None:
+def test_flags_of_kubectl_go_on_and_exit_codes_return(run: Run, world: dict[str, Any]) -> None:
     world["exit"] = 1
     assert run("explain", "database", "--context", "east", "-n", "shop").returncode == 1
     assert [call[0] for call in run.calls] == ["--context=east"] * 3
     assert "--namespace=shop" in run.calls[0]
 
 
-def test_who_may_not_look_everywhere_looks_where_the_agents_usually_are(
-    run: Run, world: dict[str, Any]
-) -> None:
+def test_who_may_not_list_all_looks_in_the_usual_namespace(run: Run, world: dict[str, Any]) -> None:
     world["forbidden"] = True
     assert run("status", "database").returncode == 0
     assert "--namespace=nri-numa" in run.asked
@@ -471,9 +465,7 @@ def shown(name: str, *free: int, problem: str = "") -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_the_controllers_numbers_are_shown_and_who_is_stuck(
-    run: Run, world: dict[str, Any]
-) -> None:
+def test_the_controllers_numbers_and_stuck_pods_are_shown(run: Run, world: dict[str, Any]) -> None:
     no = "no NodeResourceTopology\x1b[2J"
     world["raw"] = {
         f"{SERVICE}/cluster": overview(shown("worker-1", 8, 4), shown("worker-3", problem=no)),
@@ -708,9 +700,7 @@ def test_the_manifest_is_for_the_archive_as_krew_reads_it() -> None:
     assert names[platform["bin"]] == 0o755
 
 
-def test_it_is_one_file_that_helps_and_completes(
-    tmp_path: Path, run: Run, world: dict[str, Any]
-) -> None:
+def test_one_file_helps_and_completes(tmp_path: Path, run: Run, world: dict[str, Any]) -> None:
     """As kubectl finds it on PATH, with nothing beside it."""
     kubectl_plugin.main(["-o", str(tmp_path / "bin")])
     one = tmp_path / "bin" / kubectl_plugin.PROGRAM

@@ -65,9 +65,7 @@ def test_an_address_that_cannot_be_had_is_named(caplog: pytest.LogCaptureFixture
 @pytest.mark.parametrize(
     "raised", [(ValueError("a bug"),), (ValueError("a bug"), OSError(98, "Address already in use"))]
 )
-def test_what_failed_is_told(
-    raised: tuple[Exception, ...], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_failures_are_told(raised: tuple[Exception, ...], caplog: pytest.LogCaptureFixture) -> None:
     assert lived(Worker(*raised)) == 1
     (said,) = fields(caplog, "service failed")
     assert said["error"] == "ValueError('a bug')"

@@ -113,9 +113,7 @@ def test_act_gives_new_containers_less_and_moves_none_that_runs(bed: CapacityBed
     assert bed.factors() == {}
 
 
-def test_a_reload_while_it_is_looked_counts(
-    bed: CapacityBed, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reload_meanwhile_counts(bed: CapacityBed, monkeypatch: pytest.MonkeyPatch) -> None:
     real, reloaded = bed.outside.refresh_capacity, AgentConfig(cpu_overcommit=2)
 
     def refresh(topology: Topology) -> bool:
@@ -153,7 +151,7 @@ def test_observe_tells_and_changes_nothing(tmp_path: Path) -> None:
     assert bed.agent.current.machine is machine
 
 
-def test_the_lower_of_measured_and_configured_counts_and_outside_instead_of_measured(
+def test_the_lower_of_measured_and_configured_counts_and_outside_first(
     bed: CapacityBed,
 ) -> None:
     bed.watch.factors = {0: 0.6, 1: 0.6, 7: 0.5}
@@ -272,9 +270,7 @@ def test_something_else_than_a_file_is_not_read(told: CapacityBed, make: Any) ->
     assert told.look() == {}
 
 
-def test_somebody_elses_change_meanwhile_is_not_lost(
-    told: CapacityBed, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_change_meanwhile_is_lost(told: CapacityBed, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reload that comes between is not overwritten; the factor follows a second later."""
     told.says(drained="0")
     other = NodeModel(topology=told.topology, settings=Settings(cpu_overcommit=2.0))

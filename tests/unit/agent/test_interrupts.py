@@ -76,9 +76,7 @@ def allowed(tmp_path: Path) -> str:
     return (tmp_path / IRQ).read_text().strip()
 
 
-def test_irqbalance_bans_exclusive_cpus_beside_the_operators(
-    tmp_path: Path, irqbalance: IRQBalance
-) -> None:
+def test_irqbalance_bans_exclusive_and_other_cpus(tmp_path: Path, irqbalance: IRQBalance) -> None:
     one = interrupts(tmp_path)
     one.steer_from(CPUSet.parse("2-3"), ALL)
     assert str(irqbalance.banned) == "2-3,7"

@@ -66,7 +66,7 @@ def test_a_cgroup_that_is_not_as_meant_is_written_at_once(bed: LateStartsBed) ->
     assert bed.late.start_delays.keys() == {other}
 
 
-def test_the_start_that_counts_is_that_of_the_process_not_the_runtime_s_note_of_it(
+def test_the_start_that_counts_is_the_process_not_the_runtimes_note(
     bed: LateStartsBed,
 ) -> None:
     """On a busy machine the runtime notes it long after the program's first instruction."""
@@ -83,9 +83,7 @@ def test_the_start_that_counts_is_that_of_the_process_not_the_runtime_s_note_of_
 
 
 @pytest.mark.parametrize(("told", "late"), [(STARTED - 1, 0.0), (STARTED + 0.5, 0.5), (None, 0.0)])
-def test_an_update_that_was_quick_enough_is_in_time(
-    bed: LateStartsBed, told: float | None, late: float
-) -> None:
+def test_a_quick_update_is_in_time(bed: LateStartsBed, told: float | None, late: float) -> None:
     one = bed.place("one", numacpu="2")
     bed.tree.write(f"/pods/{one}", "2")
     bed.wall = STARTED + 9

@@ -83,7 +83,7 @@ def host(tmp_path: Path, reserved: str, files: dict[str, str]) -> Finding:
     return only(preflight.check_host_processes(loaded, machines.dual_smt_16()))
 
 
-def test_host_processes_on_cpus_that_are_not_reserved_are_named_with_what_to_do(
+def test_host_processes_on_unreserved_cpus_are_named_with_what_to_do(
     tmp_path: Path,
 ) -> None:
     effective = "cpuset.cpus.effective"
@@ -198,9 +198,7 @@ def test_over_cri_its_socket_is_looked_at_and_not_that_of_nri(tmp_path: Path) ->
         ("plugins = 3\n", "which containerd before 2.0 needs"),
     ],
 )
-def test_a_missing_socket_is_traced_to_containerds_configuration(
-    tmp_path: Path, text: str | None, part: str
-) -> None:
+def test_a_missing_socket_leads_to_containerd(tmp_path: Path, text: str | None, part: str) -> None:
     if text is not None:
         write_tree(tmp_path, {CONTAINERD: text})
     found = runtime(tmp_path / "nri.sock", tmp_path)
@@ -279,9 +277,7 @@ def test_a_containerd_without_nri_is_named_whatever_its_configuration_says(
 
 
 @pytest.mark.parametrize("name", ["k3s", "rke2"])
-def test_a_distribution_that_writes_containerds_file_is_named_with_its_template(
-    tmp_path: Path, name: str
-) -> None:
+def test_a_distribution_is_named_with_containerds_template(tmp_path: Path, name: str) -> None:
     where = f"var/lib/rancher/{name}/agent/etc/containerd/config.toml"
     write_tree(tmp_path, {where: "version = 2\n"})
     found = runtime(tmp_path / "nri.sock", tmp_path)
@@ -510,9 +506,7 @@ def test_no_machine_at_all_is_said_and_the_rest_is_looked_at_too(tmp_path: Path)
 
 
 @pytest.mark.parametrize(("version", "says"), [("v2.2.1", True), ("2.3.0", False), ("?", None)])
-def test_what_containerd_says_of_pod_level_resources(
-    tmp_path: Path, version: str, says: bool | None
-) -> None:
+def test_containerds_pod_level_resources(tmp_path: Path, version: str, says: bool | None) -> None:
     installed(tmp_path, f"containerd github.com/containerd/containerd {version} x")
     found = ["not when it is resized" in one.message for one in check_pod_level_resources(tmp_path)]
     assert found == ([] if says is None else [says])
@@ -566,9 +560,7 @@ def look(directory: Path, reserved: str = "", **section: str) -> list[Finding]:
         ),
     ],
 )
-def test_what_the_kubelet_does_beside_us(
-    tmp_path: Path, files: dict[str, str], words: list[str]
-) -> None:
+def test_the_kubelets_own_managers(tmp_path: Path, files: dict[str, str], words: list[str]) -> None:
     found = look(write_tree(tmp_path, files))
     assert len(found) == len(words), found
     for finding, part in zip(found, words, strict=True):

@@ -162,9 +162,7 @@ def test_a_crio_without_nri_is_named(tmp_path: Path) -> None:
         ("[crio.runtime]\ncgroup_manager = 2\n", "cgroup_manager is 2, expected a text"),
     ],
 )
-def test_a_file_that_crio_does_not_start_with_is_named(
-    tmp_path: Path, text: str, problem: str
-) -> None:
+def test_a_file_that_stops_crio_is_named(tmp_path: Path, text: str, problem: str) -> None:
     crio_nodes.debian(tmp_path)
     write_tree(tmp_path, {DROP_IN: text})
     found = about("runtime", findings(tmp_path))
@@ -174,9 +172,7 @@ def test_a_file_that_crio_does_not_start_with_is_named(
 @pytest.mark.parametrize(
     ("timeout", "is_named"), [("500ms", True), ("1.5s", True), ("2s", False), ("0s", False)]
 )
-def test_a_request_timeout_below_nris_own_is_named(
-    tmp_path: Path, timeout: str, is_named: bool
-) -> None:
+def test_a_request_timeout_below_nri_is_named(tmp_path: Path, timeout: str, is_named: bool) -> None:
     crio_nodes.fedora_coreos(tmp_path)
     setting = f'nri_plugin_request_timeout = "{timeout}"'
     write_tree(tmp_path, {DROP_IN: f"[crio.nri]\n{setting}\n"})

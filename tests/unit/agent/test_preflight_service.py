@@ -111,9 +111,7 @@ def documented() -> str:
         ("CapabilityBoundingSet=CAP_SYS_ADMIN\nRestrictNamespaces=net\nRestrictNamespaces=1", True),
     ],
 )
-def test_the_unit_keeps_the_agent_out_of_network_namespaces(
-    tmp_path: Path, drop_in: str, warns: bool
-) -> None:
+def test_the_unit_hides_network_namespaces(tmp_path: Path, drop_in: str, warns: bool) -> None:
     install(tmp_path, "opt/nri-numa/.venv", drop_in=drop_in)
     assert withheld(tmp_path) is warns
     assert not withheld(tmp_path, AgentConfig())

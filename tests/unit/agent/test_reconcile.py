@@ -311,9 +311,7 @@ def test_a_nested_cgroup_that_has_more_is_named_and_repair_follows_it(real: Path
     assert (real / "cpuset.cpus").read_text().strip() == bed.world.has("free-app")[0]
 
 
-def test_a_push_that_fails_is_said_shown_and_tried_again_and_is_no_fight(
-    bed: ReconcilerBed, tree: CgroupTree
-) -> None:
+def test_a_failed_push_is_said_and_retried_not_fought(bed: ReconcilerBed, tree: CgroupTree) -> None:
     bed.stuck()
     for _ in range(5):
         assert bed.round(max_repairs=1) == RoundResult(cgroup_count=3, drifted=("listed-app",))
@@ -365,9 +363,7 @@ def test_a_limit_that_only_the_runtime_can_write_waits_for_it(bed: ReconcilerBed
     assert bed.round(repair_without_runtime=True).repaired == ("owner-app",)
 
 
-def test_what_a_cgroup_above_takes_away_is_reported_once_and_not_fought(
-    bed: ReconcilerBed, tree: CgroupTree
-) -> None:
+def test_what_a_parent_cgroup_takes_is_reported_once(bed: ReconcilerBed, tree: CgroupTree) -> None:
     if tree.version == 1:
         pytest.skip("on version 1 the kernel shrinks the list itself")
     tree.write("/pods/listed-app", "1", "0", above="2-3")
@@ -465,9 +461,7 @@ def test_before_the_runtime_has_told_what_runs_nothing_is_judged(bed: Reconciler
     assert bed.round() == RoundResult()
 
 
-def test_no_cgroups_at_all_is_said_once_and_so_is_their_return(
-    bed: ReconcilerBed, tree: CgroupTree
-) -> None:
+def test_cgroups_that_go_and_return_are_said_once(bed: ReconcilerBed, tree: CgroupTree) -> None:
     hidden = tree.root.with_name("hidden")
     tree.root.rename(hidden)
     for _ in range(3):
@@ -628,9 +622,7 @@ class CrunScope:
             self.limit("", -1, 100_000)
 
 
-def test_a_cpu_limit_is_lifted_in_cruns_cgroup_and_in_the_scope(
-    bed: ReconcilerBed, systemd: SystemdBus
-) -> None:
+def test_a_cpu_limit_is_lifted_in_cgroup_and_scope(bed: ReconcilerBed, systemd: SystemdBus) -> None:
     scope = CrunScope(bed, systemd)
     done = bed.round()
     assert (done.drifted, done.repaired) == (("owner-app",), ("owner-app",))
@@ -702,9 +694,7 @@ def test_a_systemd_that_does_not_answer_is_asked_once_in_a_look(
     assert systemd.has(scope) == "1"
 
 
-def test_who_is_left_alone_is_left_alone_in_systemd_too(
-    bed: ReconcilerBed, systemd: SystemdBus
-) -> None:
+def test_systemd_hears_nothing_of_those_left_alone(bed: ReconcilerBed, systemd: SystemdBus) -> None:
     """Nothing is told of the container of others, nor while the agent observes."""
     of = pod("foreign")
     bed.run(of, container(of, wants=replace(resources(1, 1), cpus="7")))
@@ -751,9 +741,7 @@ def test_what_systemd_hears_late_undoes_nothing(
     assert bed.round() == RoundResult(cgroup_count=3)
 
 
-def test_systemd_hears_of_memory_that_has_arrived(
-    bed: ReconcilerBed, systemd: SystemdBus, scope: str
-) -> None:
+def test_systemd_hears_of_moved_memory(bed: ReconcilerBed, systemd: SystemdBus, scope: str) -> None:
     """Without a round; not before: it would have the kernel move everything in one go."""
     agent, before = bed.world.agent, bed.world.allocation("listed-app")
     there = replace(before, mems=NUMASet([0, 1]), migrating_from=NUMASet([1]))
@@ -788,9 +776,7 @@ def test_a_new_process_tells_systemd_what_the_one_before_did_not(
     assert systemd.has(scope) == "1"
 
 
-def test_systemd_hears_of_what_was_written_at_a_start(
-    bed: ReconcilerBed, systemd: SystemdBus
-) -> None:
+def test_systemd_hears_of_writes_at_a_start(bed: ReconcilerBed, systemd: SystemdBus) -> None:
     """Without a round: the owner came between the neighbour's creation and its start."""
     of = pod("new", qos=QoSClass.BEST_EFFORT)
     made = replace(container(of), cgroups_path="pods.slice:cri:new-app")

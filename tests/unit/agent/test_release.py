@@ -110,9 +110,7 @@ def test_a_stranger_with_a_cpuset_of_its_own_is_foreign() -> None:
         ("[1]", ReleaseResult.PLANNED),
     ],
 )
-def test_the_annotation_tells_where_the_checkpoint_does_not(
-    marker: str, result: ReleaseResult
-) -> None:
+def test_the_annotation_counts_without_a_checkpoint(marker: str, result: ReleaseResult) -> None:
     entry = planned(container("4", marker=marker))
     assert (entry.result, entry.note) == (result, "")
 

@@ -106,9 +106,7 @@ def test_where_nothing_says_which_of_two_runtimes_nothing_is_written(tmp_path: P
     assert (tmp_path / OURS).exists()
 
 
-def test_where_there_is_no_runtime_nothing_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_runtime_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Failure, match="neither containerd nor CRI-O is here"):
         fix_runtime_config(tmp_path, write=True)
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "192.0.2.1")

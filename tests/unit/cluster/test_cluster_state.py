@@ -54,9 +54,7 @@ def known() -> ClusterState:
         (lambda state: state.forget_pod("another"), False),
     ],
 )
-def test_the_revision_is_another_one_after_each_change(
-    change: Callable[[ClusterState], object], counts: bool
-) -> None:
+def test_each_change_has_a_revision(change: Callable[[ClusterState], object], counts: bool) -> None:
     """The page is drawn anew by it, and not sent again without it."""
     state = known()
     before = state.revision

@@ -439,9 +439,7 @@ def test_the_kubelets_rules_are_those_of_the_mode_and_its_exceptions(
 
 
 @pytest.mark.parametrize("more", ["", "strategy: packed\n"])
-def test_an_unknown_rule_of_the_kubelet_is_rejected_with_those_that_there_are(
-    tmp_path: Path, more: str
-) -> None:
+def test_an_unknown_kubelet_rule_is_rejected_with_the_known_ones(tmp_path: Path, more: str) -> None:
     text = f"{more}kubeletCompatibility: {{except: {{tie: true}}}}"
     (found,) = (one for one in mistakes(tmp_path, text) if one.startswith("kubelet"))
     assert "tie" in found
@@ -584,8 +582,6 @@ def test_the_shipped_file_is_short_and_the_defaults_and_its_comments_are_valid()
      "!!float x", "!!bool x", "!!python/name:os.x y", "5", "true", "1.5", "[a]",
      "{? !!binary A : b}"],
 )  # fmt: skip
-def test_values_of_other_types_are_mistakes_like_others(
-    tmp_path: Path, key: str, value: str
-) -> None:
+def test_values_of_other_types_are_mistakes_too(tmp_path: Path, key: str, value: str) -> None:
     """Tags that YAML has and JSON has not were a traceback, of `check` and of a reload."""
     assert mistakes(tmp_path, f"{key}: {value}\n")

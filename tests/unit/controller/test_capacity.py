@@ -129,9 +129,7 @@ def test_the_last_value_may_count_on_unless_it_is_withdrawn() -> None:
 
 
 @pytest.mark.parametrize(("silent", "zones"), [("full", None), ("last", {"0": 0.5})])
-async def test_what_a_silent_source_leaves_is_configured(
-    tmp_path: Path, silent: str, zones: object
-) -> None:
+async def test_without_a_source_config_counts(tmp_path: Path, silent: str, zones: object) -> None:
     cluster, section = Cluster(), Controller(credentials_dir=str(tmp_path), on_stale_source=silent)
     cluster.output = ControllerService(AgentConfig(controller=section), ClusterObjects()).capacity
     cluster.see()

@@ -217,7 +217,7 @@ async def test_after_its_time_no_further_node_is_judged() -> None:
     assert found["stale"] == "300 nodes were not evaluated within 0.8 s"
 
 
-async def test_five_thousand_nodes_are_judged_by_their_distinct_rooms(
+async def test_five_thousand_nodes_are_judged_by_room(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     judged: list[NodeResources] = []
@@ -249,7 +249,7 @@ async def test_the_largest_answer_stays_below_its_limit() -> None:
     assert (found["verdict"], found["requests"]) == ("infeasible", [])
 
 
-async def test_more_pods_than_are_remembered_have_no_verdict(
+async def test_pods_beyond_the_limit_have_no_verdict(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(verdicts, "MAX_PENDING_PODS", 1)

@@ -150,7 +150,7 @@ async def test_a_refused_registration_is_tried_again(directory: Path) -> None:
             await kubelet.listed(lambda it: len(it) == 3)
 
 
-async def test_a_kubelet_that_does_not_watch_and_a_socket_that_is_taken_away(
+async def test_a_kubelet_that_does_not_watch_and_a_socket_taken_away(
     directory: Path,
 ) -> None:
     async with running(directory, FakeAgent()) as plugin:
@@ -206,7 +206,7 @@ async def test_a_kubelet_whose_socket_is_removed_goes_on_watching(directory: Pat
         assert plugin.registered == 2
 
 
-async def test_a_new_kubelet_need_not_wait_for_what_failed_with_the_old_one(
+async def test_a_new_kubelet_does_not_wait_for_failures_of_the_old(
     directory: Path,
 ) -> None:
     async with running(directory, FakeAgent(), pace=replace(QUICK, retry_delays_s=(3600.0,))):

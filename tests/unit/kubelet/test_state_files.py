@@ -36,9 +36,7 @@ def static(**entries: str) -> str:
     return json.dumps({"policyName": "static", "defaultCpuSet": "0", "entries": documents})
 
 
-def test_a_file_is_read_when_it_was_replaced_and_only_then(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_a_replaced_file_is_reread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reads: list[str] = []
     whole = state_files.read_kubelet_file
     monkeypatch.setattr(

@@ -237,9 +237,7 @@ async def test_lost_events_are_a_reason_to_look_and_forged_ones_are_not(kernel: 
 
 
 @pytest.mark.parametrize("breaks", [True, False])
-async def test_without_a_socket_that_is_said_and_polling_goes_on(
-    kernel: FakeKernel, breaks: bool
-) -> None:
+async def test_without_a_socket_it_is_said_and_polls_on(kernel: FakeKernel, breaks: bool) -> None:
     stream = io.StringIO()
     logs.setup_logging("info", stream=stream)
 

@@ -292,9 +292,7 @@ def test_the_kernels_own_link_decides_between_empty_numa_nodes(tmp_path: Path) -
         ("10 ٢٠\n", "the distances '10 ٢٠'"),
     ],
 )
-def test_unusable_distances_are_replaced_by_the_defaults(
-    text: str | None, found: str, tmp_path: Path
-) -> None:
+def test_unusable_distances_become_defaults(text: str | None, found: str, tmp_path: Path) -> None:
     def change(files: Files) -> None:
         if text is None:
             del files[f"{NODE}/node0/distance"]

@@ -36,9 +36,7 @@ REJECTED = [
 @pytest.mark.parametrize(
     ("text", "found"), REJECTED, ids=[f"{i}-{p[0][:12]!a}" for i, p in enumerate(REJECTED)]
 )
-def test_what_is_not_list_format_is_rejected_with_the_part_that_is_wrong(
-    text: str, found: str
-) -> None:
+def test_what_is_not_list_format_is_rejected_with_the_wrong_part(text: str, found: str) -> None:
     with pytest.raises(ListFormatError) as caught:
         CPUSet.parse(text)
     assert found in str(caught.value)

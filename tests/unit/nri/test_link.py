@@ -74,9 +74,7 @@ def test_a_descriptor_that_is_none_is_named_with_its_value(text: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "index"), [(None, "10"), ("x", None), ("x", "ten"), ("", "10")])
-def test_a_missing_or_malformed_identity_is_named_beside_everything_else(
-    name: str | None, index: str | None
-) -> None:
+def test_an_unsound_identity_is_named_beside_the_rest(name: str | None, index: str | None) -> None:
     environ = {"NRI_PLUGIN_SOCKET": "nonsense"}
     if name is not None:
         environ["NRI_PLUGIN_NAME"] = name

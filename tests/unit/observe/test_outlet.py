@@ -86,9 +86,7 @@ def test_a_stalled_reader_gets_what_waited_in_order_when_it_is_back(
     assert out.dropped == 0
 
 
-def test_beyond_the_limit_lines_are_dropped_whole(
-    pipe: Pipe, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_beyond_the_limit_whole_lines_go(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "MAX_QUEUED_BYTES", 1000)
     out = impatient(pipe.stream)
     for _ in range(100):

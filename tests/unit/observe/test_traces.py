@@ -102,9 +102,7 @@ def test_a_trace_is_packed_after_the_reply_and_can_be_read_before() -> None:
 
 
 @pytest.mark.parametrize(("annotations", "budget"), [({"policy": "best-effort"}, 4096), ({}, 2048)])
-def test_a_resident_container_costs_at_most_four_kilobytes(
-    annotations: dict[str, str], budget: int
-) -> None:
+def test_a_container_costs_at_most_four_kilobytes(annotations: dict[str, str], budget: int) -> None:
     """State and explanation together; names and ids as long as real ones."""
     topology = build_synthetic_topology(
         sockets=2, numa_per_socket=4, cores_per_numa=16, memory_gib=64 << 10

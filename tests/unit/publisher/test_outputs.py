@@ -103,7 +103,7 @@ def test_a_node_that_is_deleted_and_made_again_is_written_again(node: NodeMetada
     assert bed.verbs() == ["get", "get"], "the pauses begin anew"
 
 
-def test_whoever_takes_a_label_away_at_once_is_not_fought_without_pause(
+def test_who_takes_a_label_away_at_once_is_fought_with_pauses(
     node: NodeMetadataOutput,
 ) -> None:
     bed = OutputBed(node)
@@ -359,9 +359,7 @@ def test_events_without_the_right_are_tried_once_a_minute_and_not_lost() -> None
 
 
 @NOT_THIS_ONE
-def test_one_event_that_fails_does_not_hold_up_the_others(
-    result: OutcomeKind, until: float
-) -> None:
+def test_one_failed_event_does_not_hold_up_the_others(result: OutcomeKind, until: float) -> None:
     _, bed = events(NOTICE, replace(NOTICE, id="second"))
     bed.answer = lambda request: (
         outcome(result) if request.name.endswith(NOTICE.id) and bed.now < until + 30 else None

@@ -385,9 +385,7 @@ async def test_numa_nodes_are_published_and_claims_handed_to_the_agent(
     assert applied.query["force"] == "true"
 
 
-async def test_a_clock_that_differs_is_shown_and_said(
-    bed: PublisherBed, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_wrong_clock_is_shown(bed: PublisherBed, caplog: pytest.LogCaptureFixture) -> None:
     """Once, and not where it is right."""
     await until(bed.events)
     assert "clock skewed" not in caplog.text

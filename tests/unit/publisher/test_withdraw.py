@@ -39,9 +39,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> ClusterObjects:
         ),
     ],
 )
-def test_what_stays_on_nodes_is_taken_off_them(
-    what: list[str], paths: list[str], cluster: ClusterObjects
-) -> None:
+def test_nodes_are_left_clean(what: list[str], paths: list[str], cluster: ClusterObjects) -> None:
     nodes = node("a", **{OURS: "4", THEIRS: "1"}), node("b"), node("gone", **{THEIRS: "2"})
     cluster.put(Resource.NODES, *nodes)
     cluster.fail(404, "no such node", on="nodes/gone")

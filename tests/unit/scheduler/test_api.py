@@ -149,9 +149,7 @@ async def test_a_pod_whose_binding_is_in_doubt_comes_back_to_its_node(bed: Exten
 
 
 @pytest.mark.parametrize(("code", "held"), [(409, "n1"), (403, "n1"), (404, "")])
-async def test_a_pod_that_has_its_node_keeps_what_is_held_there(
-    bed: ExtenderBed, code: int, held: str
-) -> None:
+async def test_a_bound_pod_keeps_what_is_held_there(bed: ExtenderBed, code: int, held: str) -> None:
     """kube-scheduler calls bind again where the first call took too long, also for another node."""
     bed.publish(topology(4, 4, name="n2"))
     bed.schedule(single(3))

@@ -83,7 +83,7 @@ async def bed() -> PreemptionBed:
     return bed
 
 
-async def test_victims_of_one_numa_node_replace_those_that_the_sum_proposes(
+async def test_victims_of_one_numa_node_replace_those_of_the_sum(
     bed: PreemptionBed,
 ) -> None:
     """Three of seven on the NUMA node with two free CPUs; the proposed ones are on both."""
@@ -128,7 +128,7 @@ async def test_budgets_are_kept_where_other_pods_suffice(bed: PreemptionBed) -> 
     assert len(victims) == 3
 
 
-async def test_without_the_right_to_read_budgets_victims_are_not_changed(
+async def test_without_the_right_to_read_budgets_victims_stay(
     bed: PreemptionBed,
 ) -> None:
     bed.cluster.fail(403, "forbidden", on="poddisruptionbudgets")
@@ -205,7 +205,7 @@ async def test_after_a_minute_it_is_tried_again(bed: PreemptionBed) -> None:
     assert await bed.preempt(high(), n1=["low-1"]) == victims
 
 
-async def test_what_victims_free_is_reserved_from_pods_that_are_not_more_important(
+async def test_what_victims_free_is_reserved_from_less_important_pods(
     bed: PreemptionBed,
 ) -> None:
     bed.kill(*(await bed.preempt(high(), n1=["low-1"]))["n1"])

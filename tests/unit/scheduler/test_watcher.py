@@ -104,9 +104,7 @@ async def test_an_object_that_is_late_by_an_hour_gives_nothing_away() -> None:
 
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed", "elsewhere", "another", "404"])
 @pytest.mark.parametrize("deleted", [False, True])
-async def test_a_pod_that_ended_before_it_was_counted_is_held_no_more(
-    phase: str, deleted: bool
-) -> None:
+async def test_a_pod_that_ended_uncounted_is_held_no_more(phase: str, deleted: bool) -> None:
     another = bound()
     another["metadata"]["uid"] = "another"
     now = {"elsewhere": [single(3, node="n2")], "another": [another], "404": []}
@@ -426,9 +424,7 @@ async def test_no_binding_waits_longer_than_one_reading_may_take() -> None:
 
 
 @pytest.mark.parametrize("stale", [False, True])
-def test_what_befalls_all_nodes_is_a_line_a_minute(
-    caplog: pytest.LogCaptureFixture, stale: bool
-) -> None:
+def test_what_befalls_all_nodes_is_one_line(caplog: pytest.LogCaptureFixture, stale: bool) -> None:
     """Each write of an object may be wrong in another way, and all publishers may stand still."""
     watched = Watched()
     for now in range(100):

@@ -115,9 +115,7 @@ def test_init_containers_end_and_their_cpus_go_to_the_app() -> None:
         ((2, 9, 3), "0-1", "0-2"),  # from what the container has
     ],
 )
-def test_other_resources_are_a_resize_in_place(
-    sizes: tuple[int, ...], before: str, cpus: str
-) -> None:
+def test_new_resources_are_a_resize(sizes: tuple[int, ...], before: str, cpus: str) -> None:
     steps = [pod("db", n, f"{n}Gi", SINGLE) for n in sizes]
     result = run(snc_smt(), *steps, keep_going=True)
     event = result.events[-1]
@@ -183,9 +181,7 @@ def test_replicas_come_and_go() -> None:
         (in_order({}), in_order({}).replace("1Gi", "2Gi", 1), "init container cannot be resized"),
     ],
 )
-def test_what_kubernetes_would_not_change_in_place_is_a_mistake(
-    before: str, after: str, words: str
-) -> None:
+def test_what_cannot_change_in_place_is_a_mistake(before: str, after: str, words: str) -> None:
     found = problems(before, after)
     assert any(words in problem for problem in found), found
     assert all("document 2 (Pod p): is a change of f.yaml, document 1" in p for p in found)

@@ -128,9 +128,7 @@ def test_a_journal_grows_to_four_times_what_it_says(node: StateDirectoryBed) -> 
 
 
 @pytest.mark.parametrize("replaced", [False, True])
-def test_a_file_that_was_taken_away_is_written_again(
-    node: StateDirectoryBed, replaced: bool
-) -> None:
+def test_a_file_taken_away_is_written_again(node: StateDirectoryBed, replaced: bool) -> None:
     store = node.recorded()
     node.file.unlink()
     if replaced:
@@ -142,7 +140,7 @@ def test_a_file_that_was_taken_away_is_written_again(
     assert read_checkpoint(str(node.file)).entries.keys() >= {"a"}
 
 
-def test_a_directory_that_was_taken_away_is_made_anew_with_its_lock(
+def test_a_directory_taken_away_is_made_anew_with_its_lock(
     node: StateDirectoryBed,
 ) -> None:
     """A lock on a file without a name would keep no other agent out."""
@@ -346,9 +344,7 @@ def test_a_lock_without_a_number_still_locks(node: StateDirectoryBed) -> None:
         node.store().load()
 
 
-def test_a_path_below_a_file_is_said_and_the_store_runs_on_in_memory(
-    tmp_path: Path, stores: Stores
-) -> None:
+def test_a_path_below_a_file_leaves_the_store_in_memory(tmp_path: Path, stores: Stores) -> None:
     (tmp_path / "file").write_text("")
     node = StateDirectoryBed(tmp_path / "file" / "state", stores)
     store, loaded = node.start()
@@ -516,7 +512,7 @@ print("good")
 """
 
 
-def test_an_agent_that_was_started_without_an_input_keeps_its_state_all_the_same(
+def test_an_agent_started_without_an_input_keeps_its_state(
     node: StateDirectoryBed,
 ) -> None:
     """`nri-numa run <&-`: the kernel gives the number 0 to a file of ours."""

@@ -233,9 +233,7 @@ def test_what_a_later_version_wrote_may_not_be_known(
         assert "last started" not in text, "no restart is blamed"
 
 
-def test_what_devices_had_to_do_with_it_is_kept(
-    tmp_path: Path, open_for: OpenFor, restarted: Restarted
-) -> None:
+def test_the_devices_part_is_kept(tmp_path: Path, open_for: OpenFor, restarted: Restarted) -> None:
     before = agent()
     gpu = Device(id="gpu", numa_nodes=frozenset((2,)))
     requests = (DeviceRequest(resource="GPU", count=1, devices=(gpu,)),)
@@ -309,9 +307,7 @@ def test_a_killed_agent_goes_on_with_the_same_sequence(tmp_path: Path, opened: O
     assert add_rejection(again, 3).id not in {one.id for one in notices.notices_after()}
 
 
-def test_a_notice_with_former_field_names_is_read(
-    tmp_path: Path, path: Path, opened: Opened
-) -> None:
+def test_a_notice_with_former_fields_is_read(tmp_path: Path, path: Path, opened: Opened) -> None:
     notices, file, _ = opened(tmp_path)
     add_rejection(notices, 1)
     file.close()
@@ -417,9 +413,7 @@ def test_of_a_spoilt_file_what_is_intact_counts(
     )
 
 
-def test_after_a_reboot_everything_begins_anew(
-    tmp_path: Path, open_for: OpenFor, opened: Opened
-) -> None:
+def test_after_a_reboot_all_begins_anew(tmp_path: Path, open_for: OpenFor, opened: Opened) -> None:
     before = busy()
     open_for(tmp_path, before)
     after = agent(before.current.state)
@@ -447,9 +441,7 @@ def test_a_directory_that_is_not_ours_alone_is_not_written(tmp_path: Path, opene
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_link_where_the_new_file_is_made_is_not_followed(
-    tmp_path: Path, path: Path, opened: Opened
-) -> None:
+def test_a_link_at_the_new_file_is_not_followed(tmp_path: Path, path: Path, opened: Opened) -> None:
     theirs = tmp_path / "theirs"
     theirs.write_text("precious")
     (tmp_path / "history.tmp").symlink_to(theirs)

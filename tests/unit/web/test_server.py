@@ -296,7 +296,7 @@ async def test_too_many_streams_are_turned_away(monkeypatch: pytest.MonkeyPatch)
 
 
 @in_loop
-async def test_when_all_places_are_taken_probes_are_answered_and_nothing_else(
+async def test_when_all_places_are_taken_probes_alone_work(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A plugin that is attacked must not be restarted by the kubelet for it."""
@@ -338,7 +338,7 @@ async def test_the_reserve_is_for_the_latest(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @in_loop
-async def test_one_connection_gets_so_many_answers_and_no_more(
+async def test_one_connection_gets_a_number_of_answers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Whoever wants more connects again, and stands in line with the others."""
@@ -398,9 +398,7 @@ class Watched(AgentServer):
     ],
 )
 @in_loop
-async def test_a_probe_overtakes_whoever_waits(
-    tmp_path: Path, said: bytes, begun: int, unix: bool
-) -> None:
+async def test_probes_overtake_others(tmp_path: Path, said: bytes, begun: int, unix: bool) -> None:
     """Polite or not, in the kernel's queue or in the midst of answers: few are answered first."""
     path = str(tmp_path / "http.sock")
     config = HTTP(address="127.0.0.1:0", socket=path)

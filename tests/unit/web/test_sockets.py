@@ -33,7 +33,7 @@ async def there(path: Path) -> None:
 
 
 @in_loop
-async def test_the_file_is_the_permission_and_the_address_asks_for_the_token(
+async def test_the_file_is_the_permission_and_the_address_needs_the_token(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "token").write_text("a token of sixteen")

@@ -97,9 +97,7 @@ def test_what_could_still_be_given(
     [(CPUAmount(5), 5), (CPUAmount(0), 1), (CPUAmount(percent=10), 25), (CPUAmount(percent=0), 1)],
 )
 @pytest.mark.parametrize("reserved", ["", "0-3"])
-def test_what_is_configured_stays_with_the_pool(
-    amount: CPUAmount, cpus: int, reserved: str
-) -> None:
+def test_configured_cpus_stay_with_the_pool(amount: CPUAmount, cpus: int, reserved: str) -> None:
     settings = Settings(
         reserved_cpus=CPUSet.parse(reserved), limits=QuotasAndPoolFloor(pool=amount)
     )

@@ -92,9 +92,7 @@ class Left:
         (6, 9, "memory: 6 B needed, 5 B free here and hugepages-2Mi: 9 B needed, 8 B free here"),
     ],
 )
-def test_memory_that_there_is_just_enough_of_is_not_named(
-    memory: int, pages: int, lacking: str
-) -> None:
+def test_memory_that_just_suffices_is_not_named(memory: int, pages: int, lacking: str) -> None:
     size = 2 << 20
     left = cast(FreeResources, Left({0: 5, 1: 99}, {size: {0: 8, 1: 99}}))
     demand = Demand(memory_bytes=memory, hugepages={size: pages})

@@ -457,9 +457,7 @@ def test_a_near_miss_below_the_prefix_is_found_among_few_and_let_be_among_many()
     ("amount", "text", "of_64"),
     [(CPUAmount(6), "6", 6), (CPUAmount(percent=12.5), "12.5%", 8), (ALL_CPUS_AMOUNT, "100%", 64)],
 )
-def test_amounts_of_cpus_are_said_as_they_were_written(
-    amount: CPUAmount, text: str, of_64: int
-) -> None:
+def test_amounts_of_cpus_are_said_as_written(amount: CPUAmount, text: str, of_64: int) -> None:
     assert (str(amount), amount.cpus_of_total(64)) == (text, of_64)
 
 
@@ -531,9 +529,7 @@ def test_the_sentence_names_who_was_perhaps_meant() -> None:
         ("policy", None),
     ],
 )
-def test_a_prefix_that_is_nearly_ours_is_taken_for_a_slip(
-    annotation: str, meant: str | None
-) -> None:
+def test_a_prefix_that_is_nearly_ours_is_a_slip(annotation: str, meant: str | None) -> None:
     found = misspelt_prefix_sentences({annotation: "x"}, PREFIX)
     assert [f"(did you mean {meant}?)" in one for one in found] == ([True] if meant else [])
 

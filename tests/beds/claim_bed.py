@@ -9,11 +9,11 @@ from typing import Any
 from nri_numa.agent.claims import ClaimStore
 from nri_numa.dra.claims import InvalidClaim
 from nri_numa.dra.handover import ClaimFileRequester
-from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.settings import Settings
 from tests.beds.resource_claims import DRIVER, UID, claim, result
 from tests.beds.world import World
+from tests.machines import named as machines
 
 OTHER = UID[:-1] + "b"
 
@@ -24,7 +24,7 @@ class ClaimBed:
     def __init__(self, directory: Path) -> None:
         self.records, self.cdi = directory / "state/claims", directory / "cdi"
         self.world = World(
-            build_synthetic_topology(sockets=2, numa_per_socket=1, cores_per_numa=8, threads=1),
+            machines.dual_no_smt(),
             Settings(reserved_cpus=CPUSet.parse("8")),
         )
         self.objects: dict[str, Any] = {UID: self.claim()}

@@ -25,6 +25,7 @@ from nri_numa.model.machine import Topology
 from tests.beds.browser import Page, browser
 from tests.beds.page_node import PageNode, page_node
 from tests.checks.page_expressions import LIVE, STEPS, TITLE, press_button, tick
+from tests.machines import named as machines
 
 GIB = 1 << 30
 TRAIN = "train-{}-7d4b9c6f5d-x2x1q"
@@ -153,13 +154,13 @@ class ScreenshotBed:
 PAGES = {2 << 20: 4 * GIB}
 BEDS = (
     ScreenshotBed(
-        topology=build_synthetic_topology(sockets=1, numa_per_socket=1, memory_gib=32),
+        topology=machines.single_smt(memory_gib=32),
         reserved="0",
         populate=one,
         pictures=(("page-1", 1280, False, nothing), ("page-1-narrow", 375, False, nothing)),
     ),
     ScreenshotBed(
-        topology=build_synthetic_topology(
+        topology=machines.snc_smt(
             cores_per_numa=8, cores_per_l3=4, memory_gib=64, hugepages=PAGES, offline=CPUSet([31])
         ),
         reserved="0-1",

@@ -148,7 +148,7 @@ def test_the_sheet_of_a_telephone_does_not_cover_the_row(page: Page, crowded: Pa
 @pytest.mark.parametrize("width", [1440, 2560])
 @pytest.mark.parametrize("offline", ["", "31"])
 def test_four_numa_nodes_fill_the_window(page: Page, width: int, offline: str) -> None:
-    with page_bed(build_synthetic_topology(cores_per_numa=8, offline=CPUSet.parse(offline))) as bed:
+    with page_bed(machines.snc_smt(cores_per_numa=8, offline=CPUSet.parse(offline))) as bed:
         page.size(width, 1300)
         visit(page, bed)
         shares = page.run(

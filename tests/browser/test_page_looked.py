@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from nri_numa.machine.synthetic import build_synthetic_topology
 from tests.beds.browser import Page
 from tests.beds.page_node import page_node
 from tests.checks.page_expressions import DETAILS, LIVE, TITLE, visit
+from tests.machines import named as machines
 
 pytestmark = pytest.mark.browser
 
@@ -37,7 +37,7 @@ def read_by_the_agent(page: Page, url: str, condition: str) -> None:
 
 def test_where_its_memory_is_and_how_much_it_waits(page: Page) -> None:
     """Numbers where they are known, the reason in words where they are not, and never a zero."""
-    machine = build_synthetic_topology(sockets=1, numa_per_socket=2, cores_per_numa=4)
+    machine = machines.snc_single()
     with page_node(machine, config=ON) as node:
         node.start_agent()
         node.create("looked", cpus=2, memory_gib=1, policy="single-numa-node")
@@ -70,7 +70,7 @@ def test_where_its_memory_is_and_how_much_it_waits(page: Page) -> None:
 
 
 def test_without_being_asked_to_look_the_details_say_nothing_of_it(page: Page) -> None:
-    machine = build_synthetic_topology(sockets=1, numa_per_socket=2, cores_per_numa=4)
+    machine = machines.snc_single()
     with page_node(machine) as node:
         node.start_agent()
         node.create("looked", cpus=2, memory_gib=1, policy="single-numa-node")

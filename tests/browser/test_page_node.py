@@ -23,6 +23,7 @@ from tests.checks.page_expressions import (
     fill,
     visit,
 )
+from tests.machines import named as machines
 
 pytestmark = pytest.mark.browser
 
@@ -31,7 +32,7 @@ OLD = "[...document.querySelectorAll('{}')].filter(e => e.old).length"
 
 def test_a_day_of_a_node(page: Page) -> None:
     """Pods come and go, one is refused, the runtime restarts, the agent restarts."""
-    machine = build_synthetic_topology(cores_per_numa=8, cores_per_l3=4, offline=CPUSet([31]))
+    machine = machines.snc_smt(cores_per_numa=8, cores_per_l3=4, offline=CPUSet([31]))
     with page_node(machine, {"reservedCPUs": "0-1"}) as node:
         node.start_agent()
         visit(page, node)
@@ -110,7 +111,7 @@ def test_sixty_four_numa_nodes_with_a_thousand_containers(page: Page) -> None:
 
 
 def test_a_storm_of_changes_is_drawn_to_its_end(page: Page) -> None:
-    with page_node(build_synthetic_topology(cores_per_numa=8)) as node:
+    with page_node(machines.snc_smt(cores_per_numa=8)) as node:
         node.start_agent()
         visit(page, node)
 

@@ -14,7 +14,6 @@ from nri_numa.agent.links import supported_memory_policies
 from nri_numa.engine.decision import Rejected
 from nri_numa.engine.node_model import MeasuredFree
 from nri_numa.engine.request.demand import claim_result_text
-from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.machine import Topology
 from nri_numa.model.reasons import RejectionReason as R
@@ -22,18 +21,12 @@ from nri_numa.model.settings import AnnotationPermission, CPUAmount, QuotasAndPo
 from nri_numa.model.workload import Device, DeviceRequest, DeviceStock
 from nri_numa.runtime import RuntimeInfo
 from tests.beds.world import GIB, PREFIX, World, container, pod, resources
+from tests.machines import named as machines
 
 
 def machine(*, offline: CPUSet | None = None, allowed: CPUSet | None = None) -> Topology:
     """Two NUMA nodes with four cores of two threads each: CPUs 0-3,8-11 and 4-7,12-15."""
-    return build_synthetic_topology(
-        sockets=2,
-        numa_per_socket=1,
-        cores_per_numa=4,
-        memory_gib=16,
-        offline=offline or CPUSet(),
-        allowed=allowed,
-    )
+    return machines.dual_smt_16(offline=offline or CPUSet(), allowed=allowed)
 
 
 def reject(

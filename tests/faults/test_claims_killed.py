@@ -19,11 +19,11 @@ import pytest
 from nri_numa.agent.claims import ClaimStore
 from nri_numa.dra.handover import ClaimFileRequester, ClaimFileResponder
 from nri_numa.engine.node_model import NodeModel
-from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.settings import Settings
 from tests.beds.fault_prelude import BrokenOS
 from tests.beds.resource_claims import DRIVER, UID, claim, result
 from tests.beds.world import agent_of
+from tests.machines import named as machines
 
 STEPS = ("open", "fsync", "replace", "unlink", "makedirs")
 LIFE = ("load", "prepare", "prepare", "unprepare")
@@ -92,9 +92,7 @@ class Place:
     def live(self, *steps: str, number: int = 0, moment: str = "") -> tuple[list[Any], list[str]]:
         """A new agent: what each step gave until its death, and the changes of files."""
         machine = NodeModel(
-            topology=build_synthetic_topology(
-                sockets=2, numa_per_socket=1, cores_per_numa=8, threads=1
-            ),
+            topology=machines.dual_no_smt(),
             settings=Settings(),
             key=b"signs annotations",
         )

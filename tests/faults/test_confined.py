@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 
 from nri_numa.demo.runtime import PodOperationFailed
-from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet
 from tests.beds import confinement
 from tests.beds.embedded_node import EmbeddedNode, until
+from tests.machines import named as machines
 
 ROOT = Path(__file__).resolve().parents[2]
 try:
@@ -86,7 +86,7 @@ def test_the_cgroup_of_a_container_started_without_it_is_marked(
 @pytest.mark.parametrize("writable", [True, False])
 def test_room_is_made_where_container_lists_can_be_written(tmp_path: Path, writable: bool) -> None:
     """The root directory can be written by nobody, as on each node with cgroups of version 2."""
-    machine = build_synthetic_topology(sockets=1, cores_per_numa=8, threads=1, memory_gib=16)
+    machine = machines.snc_single_no_smt(cores_per_numa=8)
     single = {"policy": "single-numa-node"}
     with EmbeddedNode(tmp_path, topology=machine, version=2) as node:
         node.start(f"confined:{PROFILE}")

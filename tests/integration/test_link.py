@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from nri_numa.demo.runtime import DemoContainerState, PodOperationFailed
-from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.nri import link as nri
 from nri_numa.nri.link import LinkSettings, NRILink
 from nri_numa.nri.wire.pb import nri_pb2 as pb
@@ -38,6 +37,7 @@ from tests.beds.link_bed import (
     running,
 )
 from tests.beds.recording_plugin import RecordingPlugin, adjusted, pin, update
+from tests.machines import named as machines
 
 pytestmark = pytest.mark.asyncio
 
@@ -148,7 +148,7 @@ async def test_updates_ride_on_replies(tmp_path: Path, profile: EmbeddedProfile)
     """Creation, stop, synchronisation and the update itself can all change other containers."""
     plugin = RecordingPlugin()
     path = str(tmp_path / "nri.sock")
-    topology = build_synthetic_topology(numa_per_socket=1, cores_per_numa=4, threads=1)
+    topology = machines.dual_no_smt(cores_per_numa=4)
     async with EmbeddedRuntime(path, profile=profile, topology=topology) as runtime:
         pod = await runtime.run_pod(web())
         first = await runtime.create_container(pod.id, pb.Container(name="first"))

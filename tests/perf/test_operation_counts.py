@@ -35,6 +35,7 @@ from nri_numa.observe.metrics import Metrics
 from nri_numa.store.checkpoint import CheckpointStore
 from tests.beds.nri_requests import NRIRequests
 from tests.beds.world import PREFIX, StillClock, agent_of, container, pod, resources
+from tests.machines import named as machines
 
 
 class Still(StillClock):
@@ -251,9 +252,7 @@ def test_a_rejection_that_looks_for_room_makes_a_bounded_number_of_calls(
     shape: str, residents: int, asks: dict[str, str], cpus: int
 ) -> None:
     """It took seconds: out of 300,000 plans that were made 16 were tried, each with a whole pod."""
-    topology = build_synthetic_topology(
-        sockets=2, numa_per_socket=1, cores_per_numa=32, memory_gib=256
-    )
+    topology = machines.dual_smt(cores_per_numa=32, memory_gib=256)
     settings = Settings(rebalance_moves=3, reservation_seconds=600.0)
     agent = agent_of(NodeModel(topology=topology, settings=settings))
     asks = {"policy": "single-numa-node", "movable": "true"} | asks

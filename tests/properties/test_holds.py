@@ -29,7 +29,6 @@ from nri_numa.engine.node_model import MeasuredFree, NodeModel
 from nri_numa.engine.request.annotations import format_scheduled_nodes
 from nri_numa.engine.state import NodeState
 from nri_numa.kube.api import uid_of
-from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import Strategy
@@ -38,12 +37,11 @@ from nri_numa.scheduler.candidates import VerdictCache
 from nri_numa.scheduler.fit import Fit
 from nri_numa.scheduler.watcher import MAX_RECHECK_PAUSE_S
 from tests.beds.objects import PREFIX, Watched, container, pod
+from tests.machines import named as machines
 
 REPORT_DELAY_S, LATER_S = 10.0, 25.0
 MACHINE = NodeModel(
-    topology=build_synthetic_topology(
-        sockets=2, numa_per_socket=1, cores_per_numa=4, memory_gib=64
-    ),
+    topology=machines.dual_smt_16(memory_gib=64),
     settings=Settings(),
 )
 SIZES = ((3,), (2,), (5,), (8,), (2, 3), (4, 1))

@@ -15,10 +15,9 @@ from nri_numa.model.machine import Topology
 from nri_numa.model.settings import CPUAmount, QuotasAndPoolFloor, Rule, Settings
 from nri_numa.model.workload import Container, PodSandbox, QoSClass, Resources
 from tests.beds.world import World, container, pod
+from tests.machines import named as machines
 
-SMT = build_synthetic_topology(
-    sockets=2, numa_per_socket=1, cores_per_numa=6, threads=2, memory_gib=8
-)
+SMT = machines.dual_smt(cores_per_numa=6, memory_gib=8)
 PLAIN = build_synthetic_topology(
     sockets=1, numa_per_socket=3, cores_per_numa=4, threads=1, memory_gib=8
 )

@@ -15,7 +15,6 @@ from nri_numa.engine.desired import NodeSnapshot
 from nri_numa.engine.node_model import MeasuredFree, NodeModel
 from nri_numa.engine.request.options import PlacementOptions
 from nri_numa.engine.state import NodeState
-from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.settings import CPUAmount, QuotasAndPoolFloor, Settings
 from nri_numa.model.workload import SMT, QoSClass, Strategy
@@ -37,9 +36,7 @@ usual = partial(World, machines.dual_no_smt())
 
 def test_case_11_idle_siblings_are_not_free_for_shared_containers() -> None:
     """Two NUMA nodes of 4 cores; 3 cores of each are isolated, so 2 CPUs of each are left."""
-    world = World(
-        build_synthetic_topology(sockets=2, numa_per_socket=1, cores_per_numa=4), MANY_IDLE
-    )
+    world = World(machines.dual_smt_16(), MANY_IDLE)
     for n in range(6):
         world.put(f"isolated{n}", ISOLATE, 1, 1)
     for n in range(2):
@@ -76,7 +73,7 @@ def test_case_11_oversold_cpus_cannot_be_owned_and_promised() -> None:
 
 def test_what_could_be_isolated_is_bound_by_siblings_that_may_still_be_idle() -> None:
     limits = QuotasAndPoolFloor(idle_siblings=CPUAmount(2), pool=CPUAmount(1))
-    topology = build_synthetic_topology(sockets=1, cores_per_numa=8)
+    topology = machines.snc_single(cores_per_numa=8)
     world = World(topology, Settings(defaults={"smt": "isolate"}, limits=limits))
     world.put("one", SINGLE, 1, 1)
     assert total_free_exclusive(world.agent.current.desired) == 1
@@ -182,9 +179,7 @@ def test_case_17_memory_counts_where_it_is_scarcest(world: World) -> None:
 
 def test_case_17_shares_and_not_amounts_decide() -> None:
     """A small NUMA node that is empty is emptier than a large one that is half full."""
-    base = build_synthetic_topology(
-        sockets=2, numa_per_socket=1, cores_per_numa=8, threads=1, memory_gib=16
-    )
+    base = machines.dual_no_smt()
     world = World(base, Settings(capacity_factor={1: 0.5}))
     world.put("first", {"numacpu": "0-3", "cpus": "exclusive"}, 4)
     world.put("a", {**POLICY, "bind": "cpu"}, 1, qos=QoSClass.BURSTABLE)
@@ -288,9 +283,7 @@ def _free_gib(world: World) -> list[float]:
 def test_memory_that_is_not_pinned_is_counted_where_it_is_to_be_expected(
     asks: dict[str, str], left: list[float]
 ) -> None:
-    topology = build_synthetic_topology(
-        sockets=2, numa_per_socket=1, cores_per_numa=8, memory_gib=64
-    )
+    topology = machines.dual_smt(cores_per_numa=8)
     world = World(topology)
     world.put("big", asks, 4, 60)
     assert _free_gib(world) == left

@@ -9,7 +9,7 @@ import pytest
 from nri_numa.agent.view import StateSnapshot
 from nri_numa.engine.foreign_pins import foreign_pinned_cpus
 from nri_numa.engine.state import ContainerKind
-from nri_numa.machine.synthetic import Numbering, build_synthetic_topology
+from nri_numa.machine.synthetic import Numbering
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import QoSClass, Resources
@@ -209,11 +209,7 @@ def _elsewhere(world: World) -> CPUSet:
 @pytest.mark.parametrize("smt", ["any", "spread", "isolate", "full-core", "pair"])
 def test_case_15_cpus_that_somebody_else_pinned_are_the_last(smt: str) -> None:
     """Four cores with siblings side by side; the first has a foreign container."""
-    world = World(
-        build_synthetic_topology(
-            sockets=1, numa_per_socket=1, cores_per_numa=4, numbering=Numbering.ADJACENT
-        )
-    )
+    world = World(machines.single_smt(numbering=Numbering.ADJACENT))
     plain(world, "kubelets", "0-1")
     world.put("a", {**SINGLE, "smt": smt}, 2, 1)
     assert not world.cpus("a-app") & world.topology.siblings_of(world.cpus("kubelets-app"))

@@ -698,11 +698,7 @@ def test_an_impossible_annotation_is_said(world: World, containers: str, said: s
 
 def node() -> World:
     """Two NUMA nodes of eight CPUs without hyperthreads."""
-    world = World(
-        build_synthetic_topology(
-            sockets=2, numa_per_socket=1, cores_per_numa=8, threads=1, memory_gib=64
-        )
-    )
+    world = World(machines.dual_no_smt(memory_gib=64))
     world.synchronize()
     return world
 

@@ -10,7 +10,6 @@ from msgspec.structs import replace
 
 from nri_numa.engine.node_model import MeasuredFree
 from nri_numa.engine.state import ContainerKind
-from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.settings import KubeletRules, Rule, Settings
 from nri_numa.model.workload import QoSClass, Strategy
@@ -91,9 +90,7 @@ def test_exclusive_lists_may_not_overlap_other_lists() -> None:
 @pytest.mark.parametrize("wishes", [{}, {"policy": "best-effort"}])
 def test_huge_pages_that_do_not_fit_are_rejected_too(wishes: dict[str, str]) -> None:
     """Three pods of 2 GiB in pages of 1 GiB, and one NUMA node that has two of them."""
-    topology = build_synthetic_topology(
-        sockets=2, numa_per_socket=1, cores_per_numa=4, memory_gib=16, hugepages={GIB: 2 * GIB}
-    )
+    topology = machines.dual_smt_16(hugepages={GIB: 2 * GIB})
     world = World(topology)
     wants = resources(1, 1, hugepages={GIB: 2 * GIB})
     pods = [pod(name, {**wishes, "numamem": "1"}) for name in "abc"]
@@ -173,17 +170,16 @@ def test_numamem_with_exclusive_and_no_policy_prefers_cpus_near_it(world: World)
 
 
 def test_numamem_of_memory_without_cpus_puts_cpus_at_the_least_distance() -> None:
-    topology = build_synthetic_topology(
-        sockets=2, numa_per_socket=1, cores_per_numa=4, threads=1, memory_only_gib=[8],
-        distances=[[10, 20, 30], [20, 10, 15], [30, 15, 10]],
-    )  # fmt: skip
+    topology = machines.dual_no_smt(
+        cores_per_numa=4, memory_only_gib=[8], distances=[[10, 20, 30], [20, 10, 15], [30, 15, 10]]
+    )
     world = World(topology)
     assert world.put("a", {"policy": "single-numa-node", "numamem": "2"}, 1.5, 1) == ("4-7", "2")
     assert world.allocation("a-app").numa_nodes == NUMASet([1])
 
 
 def test_memory_of_one_kind_that_no_computed_pin_may_use_is_one_warning() -> None:
-    world = World(build_synthetic_topology(sockets=2, numa_per_socket=1, memory_only_gib=[8] * 4))
+    world = World(machines.dual_smt_16(memory_only_gib=[8] * 4))
     placed = world.admit(pod("a", {"numamem": "0,2-5"}))
     (warning,) = placed.warnings
     assert warning.startswith("memory-only NUMA nodes 2-5, at distance 17 from the nearest CPUs, a")

@@ -17,7 +17,6 @@ from nri_numa.agent import release
 from nri_numa.engine.assigned import is_signed, sign_document
 from nri_numa.engine.state import ContainerKind
 from nri_numa.machine.cgroups import CgroupReader
-from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.settings import KubeletRules, Rule, Settings
 from nri_numa.model.workload import Container, ContainerUpdate, QoSClass, Resources
@@ -53,9 +52,7 @@ def met_in_a_gap(
 @pytest.mark.parametrize("key", [False, True])
 def test_an_owner_that_ended_meanwhile_leaves_nobody_outside_the_pool(key: bool) -> None:
     """Its neighbours have a cpuset that is not the pool any more, and are ours all the same."""
-    world = World(
-        build_synthetic_topology(sockets=1, numa_per_socket=2, cores_per_numa=8, memory_gib=64)
-    )
+    world = World(machines.snc_single(cores_per_numa=8, memory_gib=64))
     neighbours = [f"n{i}-app" for i in range(3)]
     for i in range(3):
         world.put(f"n{i}", {}, 0.5, 1)
@@ -76,7 +73,7 @@ def test_an_owner_that_ended_meanwhile_leaves_nobody_outside_the_pool(key: bool)
 
 def marking(directory: Path, settings: Settings | None = None) -> tuple[World, CgroupTree]:
     """Sixteen CPUs; cgroups of containers carry extended attributes, as the kernel's do."""
-    topology = build_synthetic_topology(sockets=1, numa_per_socket=1, cores_per_numa=16, threads=1)
+    topology = machines.single_no_smt(cores_per_numa=16)
     tree = CgroupTree(directory / "cgroup", 2, topology.online, NUMASet.parse("0"))
     return World(topology, settings, cgroups=CgroupReader(str(tree.root))), tree
 
@@ -101,7 +98,7 @@ def test_a_gap_container_that_we_narrowed_stays_ours(tmp_path: Path, key: bool) 
 
 def test_one_that_lost_its_cpus_in_a_resize_stays_where_it_shares(tmp_path: Path) -> None:
     """Its annotation is of its creation; its cgroup carries what it has since."""
-    topology = build_synthetic_topology(sockets=2, numa_per_socket=1, cores_per_numa=8, threads=1)
+    topology = machines.dual_no_smt()
     tree = CgroupTree(tmp_path / "cgroup", 2, topology.online, NUMASet.parse("0-1"))
     world = World(topology, cgroups=CgroupReader(str(tree.root)))
     for name in ("first", "second"):
@@ -184,9 +181,7 @@ def test_an_owner_of_another_size_is_out_of_date(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Resized by us, and once more while we were away: nothing says how many CPUs are still its."""
-    world = World(
-        build_synthetic_topology(sockets=1, numa_per_socket=1, cores_per_numa=8, threads=1)
-    )
+    world = World(machines.single_no_smt(cores_per_numa=8))
     world.put("own", OWN, 2, 1)
     assert world.update("own-app", resources(4, 1)) is None
     has = world.live["own-app"].resources
@@ -202,9 +197,7 @@ def test_an_owner_of_another_size_is_out_of_date(
 
 def test_after_release_everybody_is_decided_anew() -> None:
     """The runtime has every CPU and memory node for all of them, which nobody asked for."""
-    world = World(
-        build_synthetic_topology(sockets=1, numa_per_socket=2, cores_per_numa=4, threads=1)
-    )
+    world = World(machines.snc_single_no_smt())
     world.put("a-listed", {"numacpu": "1", "numamem": "1"}, 1, 1)
     world.put("memory", {"numamem": "1"}, 0.5, 1)
     world.put("shared", {"policy": "single-numa-node", "cpus": "shared"}, 0.5, 1)
@@ -228,12 +221,8 @@ def test_after_release_everybody_is_decided_anew() -> None:
 
 def test_a_listed_cpu_that_came_online_since_is_kept() -> None:
     """The annotation is from before, and the runtime has it by our update."""
-    whole = build_synthetic_topology(sockets=1, numa_per_socket=2, cores_per_numa=4, threads=1)
-    world = World(
-        build_synthetic_topology(
-            sockets=1, numa_per_socket=2, cores_per_numa=4, threads=1, offline=CPUSet.parse("5")
-        )
-    )
+    whole = machines.snc_single_no_smt()
+    world = World(machines.snc_single_no_smt(offline=CPUSet.parse("5")))
     world.put("listed", {"numacpu": "1"}, 1, 1)
     of = world.pods["sandbox-listed"]
     world.pods[of.id] = replace(of, annotations={PREFIX + "numacpu": "1,5"})
@@ -245,9 +234,7 @@ def test_a_listed_cpu_that_came_online_since_is_kept() -> None:
 
 
 def test_what_was_decided_is_kept_where_the_pod_s_annotations_cannot_be_read_any_more() -> None:
-    world = World(
-        build_synthetic_topology(sockets=1, numa_per_socket=2, cores_per_numa=4, threads=1)
-    )
+    world = World(machines.snc_single_no_smt())
     world.put("listed", {"numacpu": "1", "numamem": "0"}, 1, 1)
     of = world.pods["sandbox-listed"]
     world.pods[of.id] = replace(of, annotations={PREFIX + "numacpu": "nothing"})
@@ -394,7 +381,7 @@ def test_a_forged_annotation_is_never_adopted(
     """Also with the signature of another container of the same node on it."""
     note, wishes, cpus, has = FORGED[name]
     world = World(
-        build_synthetic_topology(sockets=1, numa_per_socket=2, cores_per_numa=8, memory_gib=64),
+        machines.snc_single(cores_per_numa=8, memory_gib=64),
         Settings(reserved_cpus=CPUSet.parse("0")),
     )
     world.put("neighbour", {}, 0.5, 1)

@@ -40,9 +40,7 @@ def told(topology: Topology, homes: dict[int, set[int]], tiers: dict[int, int]) 
 
 def issue_machine() -> Topology:
     """``sockets=2,numa=1,cores=4,memory=8Gi,memory-only=64Gi+64Gi``."""
-    return build_synthetic_topology(
-        sockets=2, numa_per_socket=1, cores_per_numa=4, memory_gib=8, memory_only_gib=(64, 64)
-    )
+    return machines.dual_smt_16(memory_gib=8, memory_only_gib=(64, 64))
 
 
 def test_case_9_best_effort_is_never_pinned_to_less_than_it_asked_for() -> None:
@@ -118,9 +116,7 @@ def test_case_9_shared_memory_counts_once_for_wide_containers() -> None:
 
 def test_case_9_each_virtual_cpu_node_takes_its_own_memory_node() -> None:
     """Two NUMA nodes with CPUs and two with memory, told apart by distance only."""
-    topology = build_synthetic_topology(
-        sockets=2, numa_per_socket=1, cores_per_numa=4, memory_gib=0, memory_only_gib=(16, 16)
-    )
+    topology = machines.dual_smt_16(memory_gib=0, memory_only_gib=(16, 16))
     world = World(topology)
     seen = set()
     for n in range(2):
@@ -150,10 +146,10 @@ def test_case_9_knl_in_flat_mode() -> None:
 
 def test_case_9_the_nearest_memory_needs_no_leave_and_other_tiers_do() -> None:
     """NUMA node 1 has CPUs and no memory; 2 beside it has the memory, 3 is far away."""
-    base = build_synthetic_topology(
-        sockets=2, numa_per_socket=1, cores_per_numa=4, memory_gib=16, memory_only_gib=(32, 64),
+    base = machines.dual_smt_16(
+        memory_only_gib=(32, 64),
         distances=[[10, 21, 28, 60], [21, 10, 12, 60], [28, 12, 10, 60], [60, 60, 60, 10]],
-    )  # fmt: skip
+    )
     nodes = {**base.numa_nodes, 1: replace(base.numa_nodes[1], memory_bytes=0)}
     world = World(replace(base, numa_nodes=nodes))
     assert str(world.agent.current.machine.memory_only_nodes.excluded) == "3"
@@ -177,9 +173,7 @@ def test_case_9_huge_pages_of_a_tier_count_too() -> None:
 
 def test_case_10_lists_are_booked_on_memory_only_numa_nodes() -> None:
     """Two pods of 900 MiB do not fit 996 MiB; both were placed."""
-    topology = build_synthetic_topology(
-        sockets=1, numa_per_socket=1, cores_per_numa=4, memory_only_gib=(996 / 1024,)
-    )
+    topology = machines.single_smt(memory_only_gib=(996 / 1024,))
     world = World(topology)
     assert world.put("first", {"numamem": "1"}, 1, 900 / 1024)[1] == "1"
     second = pod("second", {"numamem": "1"})
@@ -213,10 +207,9 @@ def test_case_10_a_tier_that_was_let_in_is_not_warned_of(caplog: pytest.LogCaptu
 
 def test_case_9_where_no_numa_node_has_both_there_is_one_tier() -> None:
     """CPUs on NUMA node 0, memory on 1 and, farther away, on 2."""
-    topology = build_synthetic_topology(
-        sockets=1, numa_per_socket=1, cores_per_numa=4, memory_gib=0, memory_only_gib=(8, 8),
-        distances=[[10, 20, 40], [20, 10, 40], [40, 40, 10]],
-    )  # fmt: skip
+    topology = machines.single_smt(
+        memory_gib=0, memory_only_gib=(8, 8), distances=[[10, 20, 40], [20, 10, 40], [40, 40, 10]]
+    )
     world = World(topology)
     of = pod("a", SINGLE)
     assert world.place(of, wants=resources(2, 12))[1] == "1-2"
@@ -353,10 +346,7 @@ def test_case_14_what_tells_the_sockets(
 
 def test_case_14_sockets_count_before_ids_where_no_cache_is_told() -> None:
     """Two sockets in one NUMA node, even and odd numbers; 4 CPUs were 0-3, two of each."""
-    base = build_synthetic_topology(
-        sockets=2, numa_per_socket=1, sockets_per_numa=2, cores_per_numa=8, threads=1,
-        cores_per_l3=0,
-    )  # fmt: skip
+    base = machines.dual_no_smt(sockets_per_numa=2, cores_per_l3=0)
     world = World(base)
     world.put("first", {"numacpu": "0,2", "cpus": "exclusive"}, 2)
     world.put("a", SINGLE, 3, 1)
@@ -397,9 +387,7 @@ def test_case_14_clusters_and_dies_stand_in_for_caches(
     tmp_path: Path, name: str, noun: str
 ) -> None:
     """An Arm machine that tells clusters of 4 cores and no cache."""
-    base = build_synthetic_topology(
-        sockets=2, numa_per_socket=1, cores_per_numa=8, threads=1, cores_per_l3=0
-    )
+    base = machines.dual_no_smt(cores_per_l3=0)
     machine = _read(tmp_path, base, lambda files: _grouped(files, name, 4))
     assert [str(g.cpus) for g in machine.l3_groups.values()] == ["0-3", "4-7", "8-11", "12-15"]
     assert f"the kernel reports no L3 caches; {noun} are taken for them" in machine.warnings
@@ -411,9 +399,7 @@ def test_case_14_clusters_and_dies_stand_in_for_caches(
 
 def test_case_14_groups_that_tell_nothing_are_not_taken(tmp_path: Path) -> None:
     """A die that is the socket, a cluster that is a core."""
-    base = build_synthetic_topology(
-        sockets=2, numa_per_socket=1, cores_per_numa=8, threads=1, cores_per_l3=0
-    )
+    base = machines.dual_no_smt(cores_per_l3=0)
 
     def change(files: dict[str, str]) -> None:
         _grouped(files, "die_cpus_list", 8)
@@ -435,7 +421,7 @@ MANY = 262_144
 @pytest.mark.parametrize("large", [False, True])
 def test_case_12_ten_thousand_cpus_are_asked_for(wish: dict[str, str], large: bool) -> None:
     """On a big machine they were placed as 256; elsewhere "needs 256" was refused."""
-    big = build_synthetic_topology(sockets=2, numa_per_socket=1, cores_per_numa=320, threads=1)
+    big = machines.dual_no_smt(cores_per_numa=320)
     world = World(big if large else machines.dual_smt())
     says(world.rejected("a", wish, 10_000, 1), "", "10000 exclusive CPUs")
 

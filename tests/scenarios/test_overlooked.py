@@ -13,7 +13,6 @@ from nri_numa.engine.decision import Admitted
 from nri_numa.engine.explain import sentences
 from nri_numa.engine.node_model import MeasuredFree, NodeModel
 from nri_numa.engine.state import ContainerKind
-from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.settings import (
     ALL_CPUS_AMOUNT,
@@ -95,11 +94,7 @@ def test_a_foreign_container_on_an_idle_sibling_is_counted(world: World) -> None
 @pytest.mark.parametrize("restart", ["", "restart", "loss"])
 def test_huge_pages_are_given_back(restart: str) -> None:
     """Also by a plugin that knows of them from its checkpoint only, or has lost that too."""
-    world = World(
-        build_synthetic_topology(
-            sockets=1, numa_per_socket=2, cores_per_numa=4, memory_gib=8, hugepages={GIB: 2 * GIB}
-        )
-    )
+    world = World(machines.snc_single(memory_gib=8, hugepages={GIB: 2 * GIB}))
     pages = {GIB: 2 * GIB}
     for name in "ab":
         world.put(name, SINGLE, 1, 1, pages=pages)
@@ -244,9 +239,7 @@ def test_memory_nodes_that_were_widened_since_are_kept_from_the_runtime() -> Non
 
 def test_what_is_booked_on_a_numa_node_that_is_no_longer_used_does_not_count() -> None:
     """A memory tier was listed by hand; computed pins may not use it, and do not see its books."""
-    topology = build_synthetic_topology(
-        sockets=1, numa_per_socket=1, cores_per_numa=2, memory_only_gib=[8]
-    )
+    topology = machines.single_smt(cores_per_numa=2, memory_only_gib=[8])
     tier = str(topology.memory_nodes - topology.cpu_nodes)
     world = World(topology, reading=MeasuredFree(memory={0: GIB, int(tier): GIB, 9: 0}))
     world.put("t", {"numacpu": "0", "numamem": tier}, 1, 1)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from nri_numa.engine.decision import Rejected
-from nri_numa.machine.synthetic import Numbering, build_synthetic_topology
+from nri_numa.machine.synthetic import Numbering
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import Topology
 from nri_numa.model.settings import (
@@ -98,9 +98,7 @@ def test_simulate_shows_the_pool_of_the_pod() -> None:
             pods.container("log", {}),
         ],
     }
-    topology = build_synthetic_topology(
-        sockets=2, numa_per_socket=1, cores_per_numa=8, threads=1, memory_gib=16
-    )
+    topology = machines.dual_no_smt()
     result = pods.run(topology, pods.document("Pod", "p", spec, {**NARROW, "scope": "pod"}))
     (event,) = result.events
     found = {o.container: o.allocation for o in event.outcomes if o.allocation is not None}
@@ -195,12 +193,8 @@ def test_a_pod_level_resize_changes_the_pool_for_all_who_share_it(node: World) -
     assert len(CPUSet.parse(node.has("p-main")[0])) == 2
 
 
-FLAT = build_synthetic_topology(
-    sockets=1, numa_per_socket=1, cores_per_numa=8, threads=1, memory_gib=16
-)
-DUAL = build_synthetic_topology(
-    sockets=2, numa_per_socket=1, cores_per_numa=3, memory_gib=16, numbering=Numbering.ALTERNATING
-)
+FLAT = machines.single_no_smt(cores_per_numa=8)
+DUAL = machines.dual_smt(cores_per_numa=3, memory_gib=16, numbering=Numbering.ALTERNATING)
 
 INIT_SIDECAR = {"i1": "2,6,8", "s2:1": "6", "i3": "2,8", "c1:1": "2", "c2": "8"}
 SHARED_SIDECAR = {"i1": "2,6,8", "s2": "2,8", "i3": "2,6,8", "c1:1": "6", "c2": "2,8"}

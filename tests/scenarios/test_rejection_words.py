@@ -20,6 +20,7 @@ from tests.beds.explained import of_decision
 from tests.beds.world import GIB, World, container, pod, resources, two_by_four
 from tests.checks.docs_rejections import REJECTIONS
 from tests.checks.rejection_words import WITHHELD, first_clause, problem, shortage
+from tests.machines import named as machines
 from tests.machines import pods
 
 EIGHT = build_synthetic_topology(
@@ -211,7 +212,7 @@ def test_case_19_memory_that_is_tied_by_the_kubelets_rules() -> None:
 # --- What happened to containers is noted for whoever looks from outside the node ---------------
 
 
-SMALL = build_synthetic_topology(sockets=1, numa_per_socket=2, cores_per_numa=2, threads=1)
+SMALL = machines.snc_single_no_smt(cores_per_numa=2)
 
 
 @pytest.fixture

@@ -16,11 +16,11 @@ from nri_numa.engine import pod_admission
 from nri_numa.engine.decision import Admitted, Rejected
 from nri_numa.engine.pod_admission import ExpectedContainer, format_expected_containers
 from nri_numa.engine.pod_reservation import reservation_term
-from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import KubeletGrants, PodSandbox, QoSClass
 from tests.beds.world import World, container, pod, resources
+from tests.machines import named as machines
 
 STRICT = {"policy": "single-numa-node"}
 BEST = {"policy": "best-effort"}
@@ -31,9 +31,7 @@ KEEP_S = 600.0
 
 def node(cpus: int = 8, keep_s: float = KEEP_S) -> World:
     """One NUMA node, every CPU a core; the shared pool keeps one."""
-    topology = build_synthetic_topology(
-        sockets=1, numa_per_socket=1, cores_per_numa=cpus, threads=1, memory_gib=64
-    )
+    topology = machines.single_no_smt(cores_per_numa=cpus, memory_gib=64)
     return World(topology, Settings(reservation_seconds=keep_s))
 
 

@@ -8,7 +8,6 @@ from msgspec.structs import replace
 from nri_numa.engine.decision import Rejected, Resized
 from nri_numa.engine.node_model import MeasuredFree
 from nri_numa.engine.state import Charge, ContainerKind
-from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.settings import Rule, Settings
 from nri_numa.model.workload import Resources, Strategy
@@ -127,9 +126,7 @@ def test_resize_whose_cpus_cannot_grow_books_its_new_memory(world: World) -> Non
 
 
 def test_simulate_says_that_a_resize_got_less() -> None:
-    topology = build_synthetic_topology(
-        sockets=1, numa_per_socket=1, cores_per_numa=8, threads=1, memory_gib=16
-    )
+    topology = machines.single_no_smt(cores_per_numa=8)
     wishes = {"policy": "best-effort"}
     result = pods.run(
         topology,
@@ -185,9 +182,7 @@ def test_resize_of_memory_counts_what_the_container_uses_already_as_its_own() ->
 
 
 def test_resize_of_huge_pages_must_fit_where_it_is() -> None:
-    topology = build_synthetic_topology(
-        sockets=2, numa_per_socket=1, cores_per_numa=4, memory_gib=8, hugepages={GIB: 2 * GIB}
-    )
+    topology = machines.dual_smt_16(memory_gib=8, hugepages={GIB: 2 * GIB})
     world = World(topology, reading=MeasuredFree(hugepages={0: {GIB: 2 * GIB}, 1: {GIB: 2 * GIB}}))
     world.put("a", SINGLE, 1, 1, pages={GIB: GIB})
     assert world.update("a-app", resources(1, 1, hugepages={GIB: 2 * GIB})) is None
@@ -239,9 +234,7 @@ def test_resize_of_a_container_with_listed_memory_books_its_new_size_there(world
 @pytest.mark.parametrize(("single_threads", "cpus"), [(0, 2), (4, 4)])
 def test_resize_that_whole_cores_cannot_make_is_rejected(single_threads: int, cpus: int) -> None:
     """Also where other cores of the machine could."""
-    topology = build_synthetic_topology(
-        sockets=2, cores_per_numa=4, memory_gib=8, efficient_cores_per_numa=single_threads
-    )
+    topology = machines.snc_smt(memory_gib=8, efficient_cores_per_numa=single_threads)
     world = World(topology)
     world.put("a", {**SINGLE, "smt": "full-core"}, cpus, 1)
     says(

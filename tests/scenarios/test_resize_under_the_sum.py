@@ -6,7 +6,6 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.engine.request.demand import MIN_CPU_SHARES
-from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import PodSandbox, QoSClass
 from tests.beds.wire import captured_request
@@ -59,11 +58,7 @@ def test_an_owner_grows_before_the_pool_is_told_of_the_new_sum() -> None:
 
 def node_of_two() -> World:
     """CPUs 0-15 and 16-31."""
-    return World(
-        build_synthetic_topology(
-            sockets=2, numa_per_socket=1, cores_per_numa=16, threads=1, memory_gib=32
-        )
-    )
+    return World(machines.dual_no_smt(cores_per_numa=16, memory_gib=32))
 
 
 def told(world: World, of: PodSandbox, total: float, memory: float = 8) -> None:

@@ -571,9 +571,7 @@ def test_the_pool_keeps_a_twentieth_of_the_machine_unless_something_is_reserved(
 
 def test_the_pool_of_a_small_machine_keeps_a_cpu() -> None:
     """A twentieth of eight is none, and a refusal that expects none would help nobody."""
-    topology = build_synthetic_topology(
-        sockets=1, numa_per_socket=1, cores_per_numa=8, threads=1, memory_gib=16
-    )
+    topology = machines.single_no_smt(cores_per_numa=8)
     rejected = World(topology).reject(*want("a", {"numacpu": "0-7", **OWN}, resources(8)))
     assert rejected.reason == "SharedPoolEmpty"
     assert "would leave 0 of the 8 CPUs in the shared pool" in rejected.message
@@ -620,9 +618,7 @@ def test_a_list_below_a_numa_nodes_floor_is_rejected_by_name() -> None:
 
 def test_isolate_leaves_a_numa_node_its_floor() -> None:
     isolated = {**SINGLE, "smt": "isolate"}
-    topology = build_synthetic_topology(
-        sockets=1, numa_per_socket=2, cores_per_numa=4, threads=2, memory_gib=16
-    )
+    topology = machines.snc_single()
     world = limited(topology, numa_pool=CPUAmount(3), idle_siblings=CPUAmount(percent=100))
     assert world.place(*want("a", isolated, resources(2)))[1] == "0"
     assert world.place(*want("b", isolated, resources(1)))[1] == "1"
@@ -634,9 +630,7 @@ def test_isolate_leaves_a_numa_node_its_floor() -> None:
 
 def test_the_floor_is_kept_where_a_core_is_shared_anyway() -> None:
     """Elsewhere it would cost the next owner a whole core."""
-    topology = build_synthetic_topology(
-        sockets=1, numa_per_socket=1, cores_per_numa=4, threads=2, memory_gib=16
-    )
+    topology = machines.single_smt()
     world = limited(topology, numa_pool=CPUAmount(1))
     world.place(*want("thread", {"numacpu": "0", **OWN}, resources(1)))
     world.place(*want("cores", {"smt": "full-core", **OWN}, resources(6)))

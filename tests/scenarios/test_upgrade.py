@@ -16,13 +16,13 @@ from msgspec.structs import replace
 
 from nri_numa.engine.old_records import with_new_names, with_old_names
 from nri_numa.engine.state import Allocation, ContainerKind
-from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import Container, PodSandbox
 from nri_numa.observe import logs
 from nri_numa.store.checkpoint import CheckpointStore
 from tests.beds.world import World
+from tests.machines import named as machines
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 CHECKPOINT = GOLDEN / "checkpoints" / "v1" / "containers.checkpoint"
@@ -46,9 +46,7 @@ def old_documents() -> dict[str, Any]:
 
 def node(documents: dict[str, Any]) -> World:
     """The node with those containers, before the agent starts."""
-    topology = build_synthetic_topology(
-        sockets=2, numa_per_socket=1, cores_per_numa=8, memory_gib=64
-    )
+    topology = machines.dual_smt(cores_per_numa=8)
     world = World(topology, Settings(reservation_seconds=600.0))
     world.store.documents = documents
     runtime = msgspec.json.decode(RUNTIME.read_bytes(), type=Runtime)

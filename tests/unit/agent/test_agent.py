@@ -9,17 +9,15 @@ from msgspec.structs import replace
 
 from nri_numa.agent.agent import DeferredTasks
 from nri_numa.engine.decision import Resized
-from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.workload import QoSClass, Resources
 from tests.beds.world import StillClock, World, container, pod, resources
+from tests.machines import named as machines
 
 
 @pytest.fixture
 def world() -> World:
     """An unpinned container beside an owner."""
-    world = World(
-        build_synthetic_topology(sockets=1, numa_per_socket=1, cores_per_numa=4, threads=1)
-    )
+    world = World(machines.single_no_smt())
     world.synchronize()
     world.place(pod("free", qos=QoSClass.BEST_EFFORT))
     world.place(pod("owner", {"cpus": "exclusive"}), wants=resources(2))

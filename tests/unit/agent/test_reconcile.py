@@ -14,7 +14,6 @@ from msgspec.structs import replace
 from nri_numa.agent import cgroup_updates, reconcile
 from nri_numa.agent.reconcile import PUSH_BATCH, RoundResult
 from nri_numa.machine.cgroups import CgroupReader, CgroupWriter, SystemdScopes
-from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.workload import Container, ContainerUpdate, PodSandbox, QoSClass
 from tests.beds.cgroup_bed import (
@@ -30,6 +29,7 @@ from tests.beds.cgroup_bed import (
 from tests.beds.cgroup_tree import CgroupTree
 from tests.beds.systemd_bus import SystemdBus, systemd
 from tests.beds.world import World, container, pod, resources
+from tests.machines import named as machines
 
 __all__ = ["real", "systemd", "tree"]  # fixtures
 
@@ -248,9 +248,7 @@ class KernelBed(CgroupBed):
         if (self.tree / "cpuset.cpus").read_text().strip() != "0-1":
             pytest.skip("made for a machine of two CPUs")
         super().__post_init__()
-        self.world = World(
-            build_synthetic_topology(sockets=1, numa_per_socket=1, cores_per_numa=2, threads=1)
-        )
+        self.world = World(machines.single_no_smt(cores_per_numa=2))
         self.world.synchronize()
         self.world.starts = False
         self.world.agent.cgroups.writer = CgroupWriter(CgroupReader())

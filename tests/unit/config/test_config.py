@@ -15,11 +15,11 @@ from nri_numa import config, safe_yaml
 from nri_numa.config import layers, sections, values
 from nri_numa.config.sections import AgentConfig
 from nri_numa.errors import ConfigError
-from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.machine import Topology
 from nri_numa.model.settings import CPUAmount, KubeletRules, Rule, Settings
 from nri_numa.model.workload import QoSClass, Strategy
+from tests.machines import named as machines
 from tools.config_schema import described, document
 
 ROOT = Path(__file__).parents[3]
@@ -27,9 +27,7 @@ ROOT = Path(__file__).parents[3]
 
 def machine() -> Topology:
     """Two NUMA nodes with two CPUs each, a memory-only third, CPU 4 offline."""
-    made = build_synthetic_topology(
-        sockets=1, numa_per_socket=2, cores_per_numa=2, threads=1, memory_gib=1, memory_only_gib=[1]
-    )
+    made = machines.snc_single_no_smt(cores_per_numa=2, memory_gib=1, memory_only_gib=[1])
     return replace(made, present=CPUSet(range(5)), possible=CPUSet(range(8)))
 
 

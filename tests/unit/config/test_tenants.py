@@ -8,7 +8,7 @@ import pytest
 
 from nri_numa.config import changed_paths, derive_settings, load_config, validate_config
 from nri_numa.errors import ConfigError
-from nri_numa.machine.synthetic import build_synthetic_topology
+from tests.machines import named as machines
 
 TENANTS = """
 permissions:
@@ -93,7 +93,7 @@ sharedPool: {minCPUs: "", minCPUsPerNUMANode: auto}
 
 
 def test_a_floor_of_the_whole_machine_is_a_mistake() -> None:
-    machine = build_synthetic_topology(sockets=1, numa_per_socket=1, cores_per_numa=4)
+    machine = machines.single_smt()
     told = validate_config(load_config(text="sharedPool: {minCPUs: 8}"), machine)
     assert told == [
         "sharedPool.minCPUs: 8 is the whole machine, which has 8 CPUs; no CPU could be exclusive"

@@ -11,7 +11,6 @@ from nri_numa.engine.desired import NodeSnapshot, plan_corrections
 from nri_numa.engine.node_model import NodeModel
 from nri_numa.engine.resync import rebuild_node_state
 from nri_numa.engine.state import ContainerKind, NodeState, state_invariant_violations
-from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
 from nri_numa.model.machine import ActualCgroup
 from nri_numa.model.settings import Settings
@@ -19,9 +18,7 @@ from nri_numa.model.workload import PodTable, QoSClass, Resources
 from tests.beds.world import World, container, pod, resources
 from tests.machines import named as machines
 
-TOPOLOGY = build_synthetic_topology(
-    sockets=1, numa_per_socket=2, cores_per_numa=4, threads=1
-)  # 0-3, 4-7
+TOPOLOGY = machines.snc_single_no_smt()  # 0-3, 4-7
 
 
 def seen(
@@ -121,7 +118,7 @@ def test_whoever_runs_on_owned_cpus_comes_first_then_owners_then_by_id() -> None
 
 
 def test_an_owner_is_not_disturbed_by_its_own_cpus_and_idle_siblings() -> None:
-    smt = build_synthetic_topology(sockets=1, numa_per_socket=1, cores_per_numa=4, threads=2)
+    smt = machines.single_smt()
     world = World(smt)
     world.place(pod("owner", {"cpus": "exclusive", "smt": "isolate"}), wants=resources(2))
     allocation = world.agent.current.state.allocations["owner-app"]
@@ -164,9 +161,7 @@ def test_cpus_that_are_offline_in_a_list_are_no_drift() -> None:
     """The kernel keeps them in cpuset.cpus of version 2, and out of the effective set."""
     world = World(TOPOLOGY)
     world.place(pod("listed", {"numacpu": "1,5"}))
-    smaller = build_synthetic_topology(
-        sockets=1, numa_per_socket=2, cores_per_numa=4, threads=1, offline=CPUSet.parse("5")
-    )
+    smaller = machines.snc_single_no_smt(offline=CPUSet.parse("5"))
     world.agent.apply_node_model(NodeModel(topology=smaller, settings=world.settings))
     assert plan(world, {"listed-app": seen("1,5", effective="1")}) == ()
 
@@ -200,7 +195,7 @@ def test_strangers_and_foreign_containers_are_nobodys_business() -> None:
 def test_a_memory_node_that_went_away_is_no_drift() -> None:
     world = World(TOPOLOGY)
     world.place(pod("listed", {"numacpu": "1", "numamem": "1"}))
-    one = build_synthetic_topology(sockets=1, numa_per_socket=1, cores_per_numa=4, threads=1)
+    one = machines.single_no_smt()
     world.agent.apply_node_model(NodeModel(topology=one, settings=world.settings))
     assert plan(world, {"listed-app": seen("1", "0")}) == ()
 
@@ -270,7 +265,7 @@ def test_cpus_that_the_machine_does_not_have_are_decided_anew() -> None:
     pods = [pod(name, {"policy": "single-numa-node"}) for name in ("first", "second")]
     for of in pods:
         world.place(of, wants=wants)
-    topology = build_synthetic_topology(sockets=1, numa_per_socket=1, cores_per_numa=4, threads=1)
+    topology = machines.single_no_smt()
     machine, live = (
         NodeModel(topology=topology, settings=Settings()),
         container(pods[1], wants=wants),

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from nri_numa.agent.reload import report_polling
 from nri_numa.machine import hotplug
 from nri_numa.machine.hotplug import changed_texts_by_field, concerns_cpus, rediscover_topology
-from nri_numa.machine.synthetic import build_synthetic_topology, synthetic_sysfs_files
+from nri_numa.machine.synthetic import synthetic_sysfs_files
 from nri_numa.machine.sysfs import discover_topology
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.observe import logs
@@ -30,9 +30,7 @@ NODE = "sys/devices/system/node"
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """Two NUMA nodes of 8 GiB."""
-    return write_sysfs(
-        tmp_path, build_synthetic_topology(sockets=2, numa_per_socket=1, memory_gib=8)
-    )
+    return write_sysfs(tmp_path, machines.dual_smt_16(memory_gib=8))
 
 
 def test_nothing_changed_is_the_same_object(root: Path) -> None:
@@ -99,7 +97,7 @@ def test_case_16_a_numa_node_that_gets_its_first_memory_is_discovered(tmp_path: 
 
 
 def test_case_16_a_numa_node_that_comes_online_is_discovered(tmp_path: Path) -> None:
-    both = build_synthetic_topology(sockets=2, numa_per_socket=1, memory_gib=8)
+    both = machines.dual_smt_16(memory_gib=8)
     files = synthetic_sysfs_files(both)
     files[f"{NODE}/online"] = "0\n"
     files[f"{NODE}/node0/distance"] = "10\n"

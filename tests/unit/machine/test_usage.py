@@ -12,7 +12,6 @@ import pytest
 from nri_numa.errors import TopologyError
 from nri_numa.machine import migration
 from nri_numa.machine.cgroups import CgroupPlace, CgroupReader
-from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.machine.usage import (
     NUMA_MAPS,
     NUMA_STAT,
@@ -28,6 +27,7 @@ from nri_numa.machine.usage import (
 )
 from nri_numa.model.cpuset import NUMASet
 from tests.beds.cgroup_tree import ContainerTree
+from tests.machines import named as machines
 from tests.machines.named import write_sysfs, write_tree
 
 PLACE = CgroupPlace("/pods/a")
@@ -49,7 +49,7 @@ def test_what_is_no_stat_tells_nothing(text: str) -> None:
 
 
 def test_a_machine(tmp_path: Path) -> None:
-    topology = build_synthetic_topology(sockets=1, numa_per_socket=2, cores_per_numa=1)
+    topology = machines.snc_single(cores_per_numa=1)
     numastat = "numa_hit 10\nlocal_node 7\nother_node 3\n"
     files = {"proc/stat": STAT, "sys/devices/system/node/node1/numastat": numastat}
     write_tree(write_sysfs(tmp_path, topology), files)

@@ -9,10 +9,10 @@ from msgspec.structs import replace
 
 from nri_numa.cluster.manifests import ManifestError
 from nri_numa.cluster.pods import ContainerRole
-from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.simulate.manifests import read_manifests_from_text
 from nri_numa.simulate.simulator import PodAction, SimulatedOutcome, Simulation, plan_actions
+from tests.machines import named as machines
 from tests.machines.named import snc_smt
 from tests.machines.pods import container, document, pod, replicated, run, the
 
@@ -215,7 +215,7 @@ def the_first(result: Simulation) -> Any:
 
 
 def test_huge_pages_of_withheld_memory_are_not_there_either() -> None:
-    machine = build_synthetic_topology(hugepages={2 << 20: 1 << 30})
+    machine = machines.snc_smt(hugepages={2 << 20: 1 << 30})
     wish = pod("p", 1, "1Gi", SINGLE, hugepages="512Mi")
     assert the(run(machine, wish)).verdict is SimulatedOutcome.PLACED
     withheld = replace(machine, withheld_memory=NUMASet.parse("0-2"))

@@ -26,10 +26,9 @@ from nri_numa.model.settings import Settings
 from nri_numa.model.workload import Device, DeviceRequest, Policy, Resources
 from tests.beds.explained import of_decision
 from tests.beds.world import GIB, World, container, pod, resources
+from tests.machines import named as machines
 
-FOUR = build_synthetic_topology(
-    sockets=2, numa_per_socket=2, cores_per_numa=4, threads=2, memory_gib=16
-)
+FOUR = machines.snc_smt()
 SINGLE = {"policy": "single-numa-node"}
 
 
@@ -186,20 +185,14 @@ def test_what_another_version_wrote_is_not_blamed_on_a_restart() -> None:
 
 
 def test_free_memory_has_one_rounding_in_one_answer() -> None:
-    node = ExplainingWorld(
-        build_synthetic_topology(sockets=1, numa_per_socket=1, cores_per_numa=8, memory_gib=16)
-    )
+    node = ExplainingWorld(machines.single_smt(cores_per_numa=8))
     node.decide(SINGLE, resources(1, 2.03), name="filler")
     text = told(node.explain(SINGLE, resources(1, 15)))
     assert {*re.findall(r"13\.[0-9]|14 of", text)} == {"13.9"}
 
 
 def test_nothing_is_free_for_exclusive_use_where_the_pool_rejects() -> None:
-    node = ExplainingWorld(
-        build_synthetic_topology(
-            sockets=1, numa_per_socket=1, cores_per_numa=2, threads=1, memory_gib=2
-        )
-    )
+    node = ExplainingWorld(machines.single_no_smt(cores_per_numa=2, memory_gib=2))
     rejected = node.explain(SINGLE, resources(2, 0.5))
     assert rejected["rejection"]["reason"].startswith("SharedPool")
     assert "for exclusive use" not in told(rejected)

@@ -11,7 +11,6 @@ from nri_numa.engine.accounting import max_exclusive_by_node, slot_capacity, tot
 from nri_numa.engine.desired import NodeSnapshot
 from nri_numa.engine.node_model import NodeModel
 from nri_numa.engine.state import Charge, ContainerKind, NodeState
-from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.settings import CPUAmount, CPUWithholdingQuota, QuotasAndPoolFloor, Settings
 from tests.beds.allocations import allocation
@@ -117,10 +116,7 @@ def test_with_spread_huge_pages_that_are_nearly_used_up_are_kept() -> None:
     """Node 0 has most CPUs left, and no huge pages beyond what is asked for."""
     pages = {GIB: 4 * GIB}
     world = World(
-        build_synthetic_topology(
-            sockets=2, numa_per_socket=1, cores_per_numa=4, threads=1, memory_gib=64,
-            hugepages=pages,
-        )
+        machines.dual_no_smt(cores_per_numa=4, memory_gib=64, hugepages=pages)
     )  # fmt: skip
     one = {"policy": "single-numa-node", "cpus": "exclusive"}
     for name, cpus, gib, where in (("a", 1, 3, "0"), ("b", 2, 0, "1"), ("c", 1, 1, "1")):

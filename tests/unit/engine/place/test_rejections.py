@@ -14,15 +14,13 @@ from nri_numa.engine.node_model import NodeModel
 from nri_numa.engine.place.needs import FreeResources, memory_shortage_text
 from nri_numa.engine.request.demand import Demand
 from nri_numa.engine.state import NodeState
-from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.settings import KubeletRules, Settings
 from tests.beds.world import World, container, pod, resources
+from tests.machines import named as machines
 
 MACHINE = NodeModel(
-    topology=build_synthetic_topology(
-        sockets=2, numa_per_socket=1, cores_per_numa=4, threads=1, memory_gib=64
-    ),
+    topology=machines.dual_no_smt(cores_per_numa=4, memory_gib=64),
     settings=Settings(),
 )
 

@@ -1,7 +1,5 @@
 """What every test gets: quiet logs, Hypothesis profiles, and a report that says what is missing."""
 
-from __future__ import annotations
-
 import collections
 import io
 import os

@@ -1,7 +1,5 @@
 """Headless Chromium, driven over its DevTools pipe; no driver program, no ports."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

@@ -4,8 +4,6 @@ Files of a cgroup tree stand for the kernel, a world in memory for the runtime; 
 when somebody sleeps.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import fcntl

@@ -1,7 +1,5 @@
 """The agent's side of the kubelet's DRA calls: claims prepared on a node in memory."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -9,8 +9,6 @@ virtual machine (on a tmpfs below /run there). Free of pytest.
         print(containerd.cri.first_line(containerd.cri.run(pod)))
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

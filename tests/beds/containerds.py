@@ -1,7 +1,5 @@
 """The containerds of a session, one of each series, and plugins beside them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

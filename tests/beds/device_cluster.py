@@ -5,8 +5,6 @@ a rejected container with the same ones. What the node publishes, the extender's
 decision and the evictor are the product's own. A clock that is set goes from event to event.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from random import Random

@@ -1,7 +1,5 @@
 """A watch over devices whose threads are the test itself."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable
 from functools import partial

@@ -6,8 +6,6 @@ must hold after every fault: nobody moved, no CPU is owned twice, nothing of a l
 lost. Free of pytest.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import multiprocessing

@@ -1,7 +1,5 @@
 """The virtual machines of a session, one after the other."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from tests.beds.testbed import TestbedUnavailable

@@ -1,7 +1,5 @@
 """Pods that come and go, drawn by Hypothesis."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import TypeAlias
 

@@ -1,7 +1,5 @@
 """The node of a recording: its machine, its cgroups as CRI-O and crun make them, and an agent."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import time

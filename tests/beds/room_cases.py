@@ -1,7 +1,5 @@
 """Containers that move to make room for others."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import Callable, Iterator

@@ -13,8 +13,6 @@ keeps as the artifacts of the run:
 =====================  =====================================================
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

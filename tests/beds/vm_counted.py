@@ -11,8 +11,6 @@ QEMU has to be 8.1 or later: with 7.2 the kernel does not get through its start.
 later one in its backports, which runs with the libraries of the installed one.
 """
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 

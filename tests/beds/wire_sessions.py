@@ -1,7 +1,5 @@
 """Sessions of the wire fed with packets."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from nri_numa.errors import RemoteProtocolError

@@ -5,8 +5,6 @@ runtime starts; nothing is drawn for the picture. How busy CPUs are is made up, 
 machine's /proc/stat.
 """
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

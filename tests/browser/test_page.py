@@ -1,7 +1,5 @@
 """The page in a real browser, over a real agent and its server on modelled machines."""
 
-from __future__ import annotations
-
 import json
 import re
 import time

@@ -1,7 +1,5 @@
 """What an operator sees at once: the node, who is not aligned, what was refused, what to do."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """The page for those who listen, use a keyboard, or hold a telephone."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """The page on large machines, on wide and narrow windows: nothing vanishes, nothing jumps."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

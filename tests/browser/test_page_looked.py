@@ -1,7 +1,5 @@
 """What the agent looks for all the time, in the details of a container: its memory, its waiting."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What the page tells of the machine besides who has which CPU."""
 
-from __future__ import annotations
-
 from msgspec.structs import replace
 
 from nri_numa.model.cpuset import CPUSet

@@ -1,7 +1,5 @@
 """The page over the real agent's process, a real socket and an embedded runtime."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

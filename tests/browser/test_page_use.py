@@ -1,7 +1,5 @@
 """What is really used, over the real process on a modelled machine; and the drawing as a file."""
 
-from __future__ import annotations
-
 from xml.etree import ElementTree
 
 import pytest

@@ -3,8 +3,6 @@
 ``python -m tests.checks.docs_rejections`` prints them.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Mapping
 

@@ -1,7 +1,5 @@
 """JavaScript that tests ask the page: expressions, as texts; and CPUs that are busy."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

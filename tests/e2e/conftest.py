@@ -8,8 +8,6 @@ Without root, Debian packages or cgroups the tests skip with the reason; where
 and into ``$NRI_NUMA_ARTIFACTS`` if that is set.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

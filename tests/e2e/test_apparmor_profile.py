@@ -1,7 +1,5 @@
 """The AppArmor profile, as far as that can be said on a kernel without AppArmor."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The commands an operator uses, against a live plugin on a real containerd."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -4,8 +4,6 @@ Over CRI nobody is asked before a start, so what is awaited is the late update: 
 word, in ``/proc/PID/status``, and that it stays so.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Iterator

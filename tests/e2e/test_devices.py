@@ -1,7 +1,5 @@
 """What the real runtime's messages say of a container's devices, and where it runs then."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

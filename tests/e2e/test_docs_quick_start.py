@@ -4,8 +4,6 @@ There is no kubelet: ``kubectl`` is a program that asks the test to make the CRI
 kubelet would make. ``systemctl restart containerd`` restarts the bed's daemon. The rest is real.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

@@ -1,7 +1,5 @@
 """CPUs of one's own: granted, kept from everybody else, given back, grown and shrunk."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Faults on purpose, on a real containerd: nothing that runs moves, no CPU is owned twice."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

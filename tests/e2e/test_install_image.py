@@ -4,8 +4,6 @@ The test plays the kubelet with the shipped manifest. Only the two directories t
 private test bed, and the configuration, are others than on a node.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import stat

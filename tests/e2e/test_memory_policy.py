@@ -4,8 +4,6 @@ Which of the two it is depends on the runtime: containerd 1.7 is older than the 
 policies.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The NRI link alone against real runtimes: what is on the wire."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What a pod asks for is what its first instruction sees: lists, computed assignments, refusals."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Pre-installed: containerd starts the plugin itself, and a drop-in is all that configures it."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

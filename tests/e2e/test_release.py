@@ -1,7 +1,5 @@
 """``nri-numa release`` on a real containerd: what the kernel says afterwards."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -3,8 +3,6 @@
 ``NRI_NUMA_RACE_ROUNDS`` sets how many rounds each combination has; ``-rP`` shows the figures.
 """
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """Spans of decisions beside those of a real containerd."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 

@@ -6,8 +6,6 @@ A step is a call through which the modules of claims change files. ``before`` ea
 Then another one starts and does what the kubelet would ask for again.
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Callable, Iterator

@@ -4,8 +4,6 @@ Whoever tries to break in gets no more than that. What a real runtime makes of t
 `tests/e2e/test_install_image.py`.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """Kill -9: at every change of the checkpoint's files, and at any moment of a busy node."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 import tempfile

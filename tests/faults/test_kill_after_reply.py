@@ -4,8 +4,6 @@ Whatever comes after an answer may be lost at any moment: the runtime has the an
 journal was written before it.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from nri_numa.demo.runtime import DemoContainer

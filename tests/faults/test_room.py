@@ -1,7 +1,5 @@
 """Making room with faults on purpose: whatever happens on the way, it ends on one side."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The world around the plugin: clocks, a second instance, cgroups, CPUs, short-lived containers."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 

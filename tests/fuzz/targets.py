@@ -5,8 +5,6 @@ it returns a word for the outcome; any exception is a finding. The generator's s
 case.
 """
 
-from __future__ import annotations
-
 import base64
 import io
 import json

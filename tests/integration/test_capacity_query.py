@@ -1,7 +1,5 @@
 """A real Prometheus is asked what capacity nodes have."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import threading

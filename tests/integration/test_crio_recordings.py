@@ -3,8 +3,6 @@
 tests/golden/recordings has the exchanges, with a README of how CRI-O differs from containerd.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math

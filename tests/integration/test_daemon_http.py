@@ -1,7 +1,5 @@
 """The real process: started, given pods by a runtime over its socket, and asked over HTTP."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

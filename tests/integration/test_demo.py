@@ -1,7 +1,5 @@
 """The demo is told as it is, as an ordinary user would run it."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -5,8 +5,6 @@ channel must not carry is the same everywhere: control characters, direction mar
 The page has its own test in a browser, and `tests/shipped/test_kubectl_plugin.py` is beside it.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import urllib.request

@@ -1,7 +1,5 @@
 """HTTPS with a bearer token, as a node is scraped from elsewhere; and our own client."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc

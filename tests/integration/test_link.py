@@ -1,7 +1,5 @@
 """The link over a real unix socket, against the embedded runtime in all its versions."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from functools import partial

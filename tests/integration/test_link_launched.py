@@ -1,7 +1,5 @@
 """A plugin the runtime launched: an inherited descriptor, drop-in configuration, no second life."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import socket

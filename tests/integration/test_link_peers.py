@@ -1,7 +1,5 @@
 """The link against peers that behave in ways no embedded runtime would."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import struct

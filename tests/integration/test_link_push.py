@@ -1,7 +1,5 @@
 """Updates nobody asked for: the right way for each runtime, one at a time, never from a handler."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

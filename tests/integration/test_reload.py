@@ -1,7 +1,5 @@
 """SIGHUP, through the real process: what changes at once, and what waits for a restart."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

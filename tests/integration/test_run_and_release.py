@@ -1,7 +1,5 @@
 """What a running agent is to the runtime, and to a ``release`` beside it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -4,8 +4,6 @@ The expectations come from what the captured files say (see ``test_captured_mach
 thought: which NUMA node has how many CPUs and how much memory, and what therefore fits.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 from pathlib import Path

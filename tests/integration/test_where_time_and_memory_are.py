@@ -1,7 +1,5 @@
 """The real process looks where memory is and what the host takes, once it is told to."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

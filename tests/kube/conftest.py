@@ -8,8 +8,6 @@ However tests are shuffled, those here stay together, and the bed ends after the
 daemons that are never quite idle would be in the way of whatever comes next.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

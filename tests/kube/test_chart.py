@@ -3,8 +3,6 @@
 Objects of the Prometheus operator are left out: their kinds are not there.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Capacity from outside on a real cluster: from a PUT to what a container gets."""
 
-from __future__ import annotations
-
 import json
 import signal
 from collections.abc import Iterator

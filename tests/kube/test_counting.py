@@ -1,7 +1,5 @@
 """Exclusive CPUs as an extended resource: the stock scheduler counts, the kubelet hands over."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

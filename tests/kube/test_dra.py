@@ -1,7 +1,5 @@
 """Claims of exclusive CPUs of a NUMA node, which the stock scheduler counts."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

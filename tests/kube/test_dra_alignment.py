@@ -4,8 +4,6 @@ The scheduler alone decides, so that a Node is an object here. The control plane
 gate of list attributes on, and its Node NUMA nodes with two PCIe roots each.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Pods that somebody else ends: what they had is given back, and whoever replaces them gets it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

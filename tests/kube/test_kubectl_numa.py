@@ -4,8 +4,6 @@ The bed's plugin is no pod. So a second agent runs beside it as one, in observe 
 about the same containers and changes nothing.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -5,8 +5,6 @@ more (exclusive pods of ours beside grants, NUMA nodes, pod-level grants) is in
 tests/scenarios/test_kubelet_grants.py.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """The NodeResourceTopology that schedulers read, on a real API server."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Iterator

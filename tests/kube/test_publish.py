@@ -1,7 +1,5 @@
 """What ``nri-numa publish`` writes, as Kubernetes users see it; with the rights it ships with."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

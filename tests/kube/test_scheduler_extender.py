@@ -1,7 +1,5 @@
 """A second, stock kube-scheduler with our extender: nodes as objects, zones written by hand."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

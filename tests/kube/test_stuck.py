@@ -1,7 +1,5 @@
 """A pod that the node refuses for ever, on a real cluster: moved when another node has room."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ Takes minutes. ``NRI_NUMA_VM`` with ``kube-node`` in it runs it, as CI does; wit
 the node has systemd as its first process and the systemd cgroup driver; ``all`` has both.
 """
 
-from __future__ import annotations
-
 import re
 import tempfile
 from collections.abc import Iterator

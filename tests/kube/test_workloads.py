@@ -1,7 +1,5 @@
 """Pods that something else makes, and what happens to them: each gets what its annotations say."""
 
-from __future__ import annotations
-
 import json
 import re
 

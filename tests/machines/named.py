@@ -1,7 +1,5 @@
 """Named machines for tests, as values and as written sysfs trees."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path

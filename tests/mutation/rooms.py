@@ -1,7 +1,5 @@
 """Which tests are asked about a module: those of its room, and the scenarios."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final

@@ -7,8 +7,6 @@ The numbers in capitals are limits of what a tenant can ask for: what was counte
 more, but never more than the limit before. A change that makes fewer lowers them.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable

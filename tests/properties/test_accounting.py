@@ -1,7 +1,5 @@
 """What is said to be free, or offered to the scheduler, is admitted, and never more."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """What must hold for every choice of CPUs, on regular and on odd machines."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Mapping
 from random import Random

@@ -3,8 +3,6 @@
 ``NRI_NUMA_DEVICE_RUNS`` sets how many random clusters live for a day (for the long run: 1000).
 """
 
-from __future__ import annotations
-
 import os
 from random import Random
 

@@ -4,8 +4,6 @@ One node. What the node does is the engine's; what the API server has are two lo
 object and of pods on their way; the extender reads each of them as late as it likes.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 ``NRI_NUMA_ORACLE_CASES`` sets how many random problems are compared (for the long run: 120000).
 """
 
-from __future__ import annotations
-
 import os
 from itertools import combinations
 from random import Random

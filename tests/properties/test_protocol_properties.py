@@ -1,7 +1,5 @@
 """Whatever a peer sends, a session makes events or says RemoteProtocolError, and stays small."""
 
-from __future__ import annotations
-
 import random
 import tracemalloc
 from typing import Any

@@ -1,7 +1,5 @@
 """No annotation makes resolving fail, and the answer depends on nothing but the annotations."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 from hypothesis import given

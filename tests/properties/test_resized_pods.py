@@ -3,8 +3,6 @@
 The model is sums: an owner has its size, a pool what the owners leave of the pod's sum.
 """
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace

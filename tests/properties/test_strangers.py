@@ -4,8 +4,6 @@ What is compared is what outlives the call: the lines of the journal, the explan
 into each answer, and where every container ends.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping
 from typing import TypeAlias
 

@@ -1,7 +1,5 @@
 """Strict policies on random nodes: no CPU and no byte elsewhere, at any step."""
 
-from __future__ import annotations
-
 from hypothesis import example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Whatever pods ask for: owners pay for what they own, and the pool keeps its floor."""
 
-from __future__ import annotations
-
 from hypothesis import assume, given
 from hypothesis import strategies as st
 

@@ -1,7 +1,5 @@
 """What is free: one figure for admission, refusals, API, metrics and page."""
 
-from __future__ import annotations
-
 from collections import Counter
 from functools import partial
 

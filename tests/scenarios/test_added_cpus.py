@@ -1,7 +1,5 @@
 """Containers whose cpuset the runtime extends with CPUs of its own: CRI-O's ``shared_cpuset``."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import pytest

@@ -1,7 +1,5 @@
 """Computed assignments: policies, strategies, accounting, siblings, the degrade ladder."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """An unpinned container has the pool: when it is left alone, and when its cpuset is widened."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Containers that have devices: CPUs and memory beside them, unless their pod says otherwise."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

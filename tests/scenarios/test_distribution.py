@@ -1,7 +1,5 @@
 """Containers with devices on several NUMA nodes: CPUs and memory in proportion to them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import pytest

@@ -1,7 +1,5 @@
 """Somebody else writes cpusets: what they make of a container is judged anew at each change."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

@@ -1,7 +1,5 @@
 """A pod keeps its exclusive CPUs between two of its containers' lives, as under the kubelet."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -4,8 +4,6 @@ A pod that the kubelet granted CPUs to comes with a cpuset, as through a real ku
 one comes with the kubelet's shared set.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

@@ -1,7 +1,5 @@
 """Cases 4, 5, 7 and 8 of the policies: the kubelet's rules and options, where they are set."""
 
-from __future__ import annotations
-
 import pytest
 from msgspec.structs import replace
 

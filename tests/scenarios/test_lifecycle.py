@@ -1,7 +1,5 @@
 """Grants, returns, resizes, restarts: what happens to a container after it was placed."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

@@ -3,8 +3,6 @@
 What is offline, not allowed or without memory is in tests/shipped/test_docs_reference.py.
 """
 
-from __future__ import annotations
-
 import pytest
 from msgspec.structs import replace
 

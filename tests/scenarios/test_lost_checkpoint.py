@@ -1,7 +1,5 @@
 """The checkpoint is lost: what runs, and what we wrote into it, is all there is to go by."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import json

@@ -1,7 +1,5 @@
 """CPUs and memory on different NUMA nodes: CXL, HBM, KNL in flat mode, POWER, virtual machines."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Containers that ask for a memory policy: set with the creation, on the memory nodes they get."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import pytest

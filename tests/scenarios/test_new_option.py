@@ -1,7 +1,5 @@
 """A key that is added to the table is found wherever keys are, without a change elsewhere."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 from typing import Annotated, Any
 

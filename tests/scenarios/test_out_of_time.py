@@ -1,7 +1,5 @@
 """A Synchronize that takes too long: the answer leaves in time, the rest follows after it."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 

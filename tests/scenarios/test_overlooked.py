@@ -1,7 +1,5 @@
 """What one wrong word in the code would change, and rare ways that somebody will meet one day."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 

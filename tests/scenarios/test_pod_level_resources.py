@@ -4,8 +4,6 @@ No more than the pod's sum is owned or allocated. The kubelet gives a container 
 of its pod, as its limits and its request.
 """
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

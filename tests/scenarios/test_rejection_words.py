@@ -1,7 +1,5 @@
 """Case 19: refusals and explanations that blamed the wrong thing, as they read now."""
 
-from __future__ import annotations
-
 import pytest
 from click.testing import CliRunner
 

@@ -3,8 +3,6 @@
 The cases are those that pods have every day; the rule is in docs/concepts.md.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import pytest

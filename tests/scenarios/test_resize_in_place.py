@@ -1,7 +1,5 @@
 """Case 6 of the policies: an in-place resize never moves a running container."""
 
-from __future__ import annotations
-
 import pytest
 from msgspec.structs import replace
 

@@ -1,7 +1,5 @@
 """In-place resizes of containers whose pod has a sum, which a runtime may tell late or never."""
 
-from __future__ import annotations
-
 import pytest
 from msgspec.structs import replace
 

@@ -1,7 +1,5 @@
 """Containers of a ResourceClaim own its CPUs, on its NUMA node and nowhere else."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Who would have to be elsewhere so that a refused container fits, and who moves there."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import Callable

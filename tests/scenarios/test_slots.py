@@ -1,7 +1,5 @@
 """Containers that hold slots of the device plugin own as many CPUs, and nobody can make them up."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import pytest

@@ -4,8 +4,6 @@ The runtime takes updates of such containers down and applies them to nobody. `K
 cgroups: made with what the runtime had written down when the start began, and changed by us alone.
 """
 
-from __future__ import annotations
-
 import pytest
 from msgspec.structs import replace
 

@@ -1,7 +1,5 @@
 """Pods that want more than they pay for, or than they may have, and what that comes to."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

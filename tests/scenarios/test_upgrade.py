@@ -4,8 +4,6 @@ tests/golden/checkpoints/v1 has the checkpoint of that version, and tests/golden
 containers as the runtime had them, each with the annotation of that version.
 """
 
-from __future__ import annotations
-
 import io
 import json
 from pathlib import Path

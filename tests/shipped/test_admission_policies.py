@@ -3,8 +3,6 @@
 What a real API server makes of them is in tests/kube/test_publish.py.
 """
 
-from __future__ import annotations
-
 import json
 import re
 

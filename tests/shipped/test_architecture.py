@@ -1,7 +1,5 @@
 """The architecture page says where things are, and they are there; decisions have one form."""
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Links inside the documentation lead somewhere; the checker finds those that do not."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tools.docs_check import broken_links, site_problems

@@ -1,7 +1,5 @@
 """Whatever the documentation names exists: commands, options, keys, metrics, files."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from functools import cache

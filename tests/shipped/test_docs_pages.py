@@ -1,7 +1,5 @@
 """The documents as a whole: one title for each page, and no more words than were planned."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The reference pages say what the code says: keys, values, messages, reasons, generated lists."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

@@ -3,8 +3,6 @@
 That a real API server takes them is in tests/kube/test_workloads.py.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

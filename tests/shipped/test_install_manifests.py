@@ -1,7 +1,5 @@
 """What operators install: the unit, the Kustomize base, the Helm chart, the containerd drop-ins."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

@@ -3,8 +3,6 @@
 A small program plays kubectl here; `tests/kube/test_kubectl_numa.py` has the real one.
 """
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import io

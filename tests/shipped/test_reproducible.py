@@ -1,7 +1,5 @@
 """What is handed out can be made again, byte for byte, and its sums tell a changed file."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

@@ -1,7 +1,5 @@
 """The threat model points at what exists."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What units of several rooms need."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The life of a process that serves: told to stop, without an address, failed."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

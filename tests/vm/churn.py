@@ -5,8 +5,6 @@ one more thread kills the plugin and restarts containerd; `tests.vm.churn_watch`
 what every container may use, and `tests.checks.churn_figures` makes figures of it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import random
 import signal

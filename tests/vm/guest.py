@@ -3,8 +3,6 @@
 Started by `tests.beds.vm_bed` as root, with the host's file system read-only below it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import itertools

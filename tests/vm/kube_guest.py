@@ -5,8 +5,6 @@ it are the programs, ``/var/lib`` and ``/var/log``, what containerd keeps, and t
 of nri-numa, which is on a tmpfs by default: here it finds what was before the reboot.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

@@ -1,7 +1,5 @@
 """The bed tells a failed case from a missing machine, and always ends what it started."""
 
-from __future__ import annotations
-
 import stat
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The whole bed: a control plane, and a node on this machine."""
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 import tempfile

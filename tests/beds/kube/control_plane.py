@@ -7,8 +7,6 @@
 Nodes made by `Client.add_node` are objects only: pods are bound to them and never start.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """``nri-numa controller`` as in its Deployment: its own service account."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The DRA driver in the bed: agent and publisher with ``dra.enabled``, and claims for pods."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence

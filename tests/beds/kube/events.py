@@ -1,7 +1,5 @@
 """What tests ask an API server about Events and forged notes."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from typing import Any

@@ -1,7 +1,5 @@
 """``nri-numa scheduler`` beside a second kube-scheduler, as in its Deployment: no root, a token."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path

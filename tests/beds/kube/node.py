@@ -1,7 +1,5 @@
 """A real node on this machine: kubelet, containerd with NRI, nri-numa, in a bed's namespaces."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

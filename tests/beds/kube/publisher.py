@@ -1,7 +1,5 @@
 """``nri-numa publish`` as in its container: a token that names its node, the agent's socket."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

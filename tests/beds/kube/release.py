@@ -5,8 +5,6 @@ of no pods unless the node has the image, and each process runs as it would ther
 the chart's service account and the configuration of the chart's ConfigMap.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

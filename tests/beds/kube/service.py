@@ -1,7 +1,5 @@
 """One of our processes that speak to the API server, as in its container: no rights, a token."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

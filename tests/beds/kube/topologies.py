@@ -1,7 +1,5 @@
 """NodeResourceTopology objects of a real API server."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 

@@ -10,8 +10,6 @@ passes the kubelet's port on. What a node keeps over a reboot is on a disk; ``te
 is the program in there.
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """What the agent remembers of containers, and whom it tells of changes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """Files of what containers have: true after a resize and a restart, and gone with the container."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

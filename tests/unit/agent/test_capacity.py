@@ -1,7 +1,5 @@
 """Capacity factors: steal that is measured, and a file of somebody who is not trusted."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """Claims are prepared, found again after every kill, and counted for no other pod."""
 
-from __future__ import annotations
-
 import json
 import threading
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the parts of the running agent tell each other; a life of it within this process."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import itertools

@@ -1,7 +1,5 @@
 """Interrupts beside irqbalance, and what is said where they cannot be moved."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 import socket

@@ -1,7 +1,5 @@
 """The agent beside a kubelet with static policies: what it looks at, and what it says."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from functools import partial

@@ -1,7 +1,5 @@
 """Containers that run before they were placed: written at once, measured, and said."""
 
-from __future__ import annotations
-
 import asyncio
 import subprocess
 import time

@@ -1,7 +1,5 @@
 """The machine check: each finding on a machine made for it."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

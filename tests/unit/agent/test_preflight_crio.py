@@ -1,7 +1,5 @@
 """What `nri-numa check` says about nodes with CRI-O, and about two runtimes."""
 
-from __future__ import annotations
-
 import os
 import socket
 import tempfile

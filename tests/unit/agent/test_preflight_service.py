@@ -1,7 +1,5 @@
 """The installed service, whether it can see its program and may do what is configured."""
 
-from __future__ import annotations
-
 import re
 import textwrap
 from pathlib import Path

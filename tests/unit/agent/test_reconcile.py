@@ -1,7 +1,5 @@
 """Drift: found in real files, written, and not fought for ever; or left to the runtime."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What each container gets back, without a runtime."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path

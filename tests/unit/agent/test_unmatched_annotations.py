@@ -1,7 +1,5 @@
 """Annotations that no container hears: when that is said, how often, and when no more."""
 
-from __future__ import annotations
-
 import pytest
 from msgspec.structs import replace
 

@@ -1,7 +1,5 @@
 """What was used between two readings."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Neighbours of owners: written at once, and looked at when something else wrote them."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What the outside sees of a real agent: documents and samples agree with its state."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """Rounds over all containers, for far memory and for waiting: what they find and show."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from pathlib import Path

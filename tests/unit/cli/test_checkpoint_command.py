@@ -1,7 +1,5 @@
 """``nri-numa checkpoint`` beside a store that holds its directory."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

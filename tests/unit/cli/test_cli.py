@@ -1,7 +1,5 @@
 """The command line as a user meets it: help, slips, exit codes, output that fits."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Turning NRI on in containerd's configuration, and touching nothing else."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 

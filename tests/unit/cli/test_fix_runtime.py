@@ -1,7 +1,5 @@
 """``check --fix-runtime`` turns NRI on in the runtime that runs, and in no other."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Callable
 from pathlib import Path

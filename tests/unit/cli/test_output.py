@@ -1,7 +1,5 @@
 """Tables that give way without losing anything that has to be copied, and small texts."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """``nri-numa simulate --cluster`` as a user meets it: kubectl's output in, an answer out."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

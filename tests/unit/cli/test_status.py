@@ -1,7 +1,5 @@
 """``nri-numa status`` in pipes, on narrow terminals, and for programs."""
 
-from __future__ import annotations
-
 import json
 from itertools import pairwise
 from typing import Any

@@ -1,7 +1,5 @@
 """What is known of a cluster, and when it is something else."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

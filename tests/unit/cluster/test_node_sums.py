@@ -1,7 +1,5 @@
 """Sums of a Node as kube-scheduler counts them, and whom a PodDisruptionBudget covers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What a kubelet makes of a pod, number by number."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

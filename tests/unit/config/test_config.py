@@ -1,7 +1,5 @@
 """The configuration: layers, every mistake at once, and the generated files."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

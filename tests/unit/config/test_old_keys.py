@@ -1,7 +1,5 @@
 """Keys and values of earlier configurations: each is rejected with what to write instead."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

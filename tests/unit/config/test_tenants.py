@@ -1,7 +1,5 @@
 """Permissions, quotas and the floor of the shared pool, as they stand in the configuration."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

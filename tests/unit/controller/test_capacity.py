@@ -1,7 +1,5 @@
 """What several sources say of Nodes, over time, and which patches follow from it."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

@@ -1,7 +1,5 @@
 """Which pods leave NUMA nodes that are drained, or that the host takes away, and how fast."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping
 from pathlib import Path

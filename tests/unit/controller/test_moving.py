@@ -1,7 +1,5 @@
 """What evicts, in a replica: watches in, evictions and Events out."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

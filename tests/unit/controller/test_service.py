@@ -1,7 +1,5 @@
 """A replica: what is said to it over HTTP and what it writes, and what ends it."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math

@@ -1,7 +1,5 @@
 """Pods that their node refuses for ever, and which of them may go to another one."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Why a Pending pod fits nowhere: what an answer says, who gets one, and what it may cost."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The CRI client against a small runtime on a unix socket, and what CRI says in our types."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """The CRI link: a runtime in memory on a real socket, and the real handler and agent behind it."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager

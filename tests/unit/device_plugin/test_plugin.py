@@ -1,7 +1,5 @@
 """The life of the device plugin beside a kubelet that comes, goes, and is odd."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable

@@ -1,7 +1,5 @@
 """Which ids are offered: as many as the agent counts, and never one less that somebody holds."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Files of the Container Device Interface, good and bad."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

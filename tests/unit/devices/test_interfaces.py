@@ -1,7 +1,5 @@
 """Network interfaces in a namespace of their own, asked of the real kernel."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -1,7 +1,5 @@
 """What NVIDIA's names and numbers mean on a machine with its driver."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Where sysfs says that a device is, on trees as the kernel makes them."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The sources put together: what a container is said to have at the moment it is decided about."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The sockets as the kubelet uses them."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass, field

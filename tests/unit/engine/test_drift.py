@@ -1,7 +1,5 @@
 """Corrections: what counts as drift, what is written, and that any interruption is harmless."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace

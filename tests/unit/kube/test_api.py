@@ -1,7 +1,5 @@
 """Bindings and watches without a client library: what comes back, and what goes wrong."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

@@ -1,7 +1,5 @@
 """The kubelet's configuration: file, drop-ins, flags; found, merged, and put beside ours."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -1,7 +1,5 @@
 """What the kubelet says it gave, and that its silence costs no more than a sentence."""
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The kubelet's state files on disk: read when they change, and never waited for."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping

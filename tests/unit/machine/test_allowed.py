@@ -1,7 +1,5 @@
 """CPUs that another cgroup took for itself are not for containers, and come back when it ends."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

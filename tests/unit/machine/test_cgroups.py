@@ -1,7 +1,5 @@
 """Real cpusets: where a container's cgroup is, both versions, and cgroups that come and go."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What changes on a machine that runs is seen; what does not costs nothing."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import io

@@ -1,7 +1,5 @@
 """How much a container waits for CPUs: a number, or why there is none."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

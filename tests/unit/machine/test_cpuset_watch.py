@@ -1,7 +1,5 @@
 """Whose cpuset was written: inotify on files, and on cgroups of the kernel."""
 
-from __future__ import annotations
-
 import resource
 import subprocess
 from pathlib import Path

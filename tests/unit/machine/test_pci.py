@@ -1,7 +1,5 @@
 """The devices of a machine, live or captured."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """systemd has for a container's scope what its cgroup has."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

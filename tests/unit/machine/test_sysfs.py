@@ -1,7 +1,5 @@
 """Machines as the kernel shows them, ordinary, odd and broken."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

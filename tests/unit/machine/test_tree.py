@@ -1,7 +1,5 @@
 """Files of a machine come from directories and archives, and archives are not trusted."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import io

@@ -1,7 +1,5 @@
 """What the kernel's files say about use."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What can be compared on which machine."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from nri_numa.measure.plan import (

@@ -1,7 +1,5 @@
 """The list format of cpuset(7), both ways, and sets of ids."""
 
-from __future__ import annotations
-
 import pytest
 
 from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, ListFormatError, NUMASet

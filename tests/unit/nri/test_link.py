@@ -1,7 +1,5 @@
 """The parts of the link that need no connection."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import random

@@ -1,7 +1,5 @@
 """Log lines: form, safety, cost, and where they go."""
 
-from __future__ import annotations
-
 import io
 import json
 import logging

@@ -1,7 +1,5 @@
 """Lines for somebody who stopped reading: they wait, they are dropped, nobody is held up."""
 
-from __future__ import annotations
-
 import fcntl
 import io
 import os

@@ -1,7 +1,5 @@
 """What is kept of a decision explains as much as the decision itself, in little memory."""
 
-from __future__ import annotations
-
 import gc
 import tracemalloc
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The texts that are a promise to whoever reads Nodes, Pods and Events."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

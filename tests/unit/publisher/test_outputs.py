@@ -1,7 +1,5 @@
 """What is done about what is not as it should be, and what each outcome leads to."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

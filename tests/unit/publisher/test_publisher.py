@@ -1,7 +1,5 @@
 """The publisher between an agent that serves on a unix socket and the API server."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

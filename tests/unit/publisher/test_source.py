@@ -1,7 +1,5 @@
 """The agent's answers as its publisher reads them, and answers that nobody can read."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """When the object is written, and what becomes of it when others have a hand in it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

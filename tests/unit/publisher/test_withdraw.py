@@ -1,7 +1,5 @@
 """``nri-numa withdraw`` on an API server: what it takes off Nodes, and what it leaves."""
 
-from __future__ import annotations
-
 import pytest
 
 from nri_numa.kube.requests import Resource

@@ -1,7 +1,5 @@
 """What is asked of the API server: bindings, the Lease, lists and watches, the touch of a Node."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """The search for victims against a model that tries every set of pods."""
 
-from __future__ import annotations
-
 import os
 
 from nri_numa.scheduler.eviction_search import Eviction, select_victims

@@ -1,7 +1,5 @@
 """The verb preempt: which pods are evicted from which node, and what is remembered of it."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """What the watches tell: nodes, and pods on their way."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The HTTP side on real sockets: what a scheduler sends, and what it never would."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import io

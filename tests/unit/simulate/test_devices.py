@@ -1,7 +1,5 @@
 """Pods that ask for devices of an inventory, and where that puts them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

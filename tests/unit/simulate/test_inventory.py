@@ -1,7 +1,5 @@
 """What an inventory of devices says, and what it cannot mean."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

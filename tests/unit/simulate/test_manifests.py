@@ -1,7 +1,5 @@
 """Documents become pods; every mistake is told with its place."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What-if: the engine's answers, one pod after another, and changes of pods that are there."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The checkpoint store: whatever happens to the file or to us, nothing intact is lost."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """Containers and pods as the checkpoint keeps them: everything that is known, and nothing else."""
 
-from __future__ import annotations
-
 import io
 
 import pytest

@@ -1,7 +1,5 @@
 """What lies in the state directory and is not ours: refused in a sentence, never waited for."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 Ids and numbers of notices go on whatever became of the file; explanations are as before.
 """
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import itertools

@@ -1,7 +1,5 @@
 """The HTTP server over a real loopback socket, with a made-up agent behind it."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import errno

@@ -1,7 +1,5 @@
 """The unix socket: for whoever may open the file, beside the address that asks for a token."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import socket

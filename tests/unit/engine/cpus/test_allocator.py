@@ -1,7 +1,5 @@
 """CPUs on odd machines, and refusals; which a container gets is in tests/golden/choices."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What few decisions tell, and hostile input; whole explanations are in tests/golden/lives."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

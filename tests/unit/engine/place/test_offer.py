@@ -1,7 +1,5 @@
 """What can be given away: exclusive CPUs as the scheduler is told of them, memory."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import pytest

@@ -1,7 +1,5 @@
 """What a refusal says to the author of a pod."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import cast
 

@@ -1,7 +1,5 @@
 """What pods ask for: every good form is understood, every bad one is named."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from enum import StrEnum
 

@@ -1,7 +1,5 @@
 """The NRI session: captured conversations, both roles joined, and every way to break the rules."""
 
-from __future__ import annotations
-
 import struct
 from typing import Any
 

@@ -1,7 +1,5 @@
 """ttrpc: framing, stream numbers, and the answers to every mistake."""
 
-from __future__ import annotations
-
 import struct
 import tracemalloc
 from collections.abc import Callable

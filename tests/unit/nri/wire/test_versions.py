@@ -1,7 +1,5 @@
 """Events by number and name, and who may be a plugin."""
 
-from __future__ import annotations
-
 import pytest
 
 from nri_numa.nri.wire import versions

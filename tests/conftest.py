@@ -35,6 +35,12 @@ def quiet_logs() -> None:
     logs.setup_logging("info", stream=io.StringIO())
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Give a test of one of these folders its marker."""
+    if (folder := item.path.parent.name) in ("browser", "e2e", "kube"):
+        item.add_marker(folder)
+
+
 TARGETS = {
     "e2e": "of real containerd: make test-e2e",
     "vm": "in emulated machines: make test-vm",

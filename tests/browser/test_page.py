@@ -41,8 +41,6 @@ from tests.checks.page_expressions import (
 )
 from tests.machines import named as machines
 
-pytestmark = pytest.mark.browser
-
 HOSTILE = '<img src=x onerror="document.title=1"><script>document.title=2</script>\x1b[31m\u202e'
 
 

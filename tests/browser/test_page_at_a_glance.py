@@ -25,8 +25,6 @@ from tests.checks.page_expressions import (
 )
 from tests.machines import named as machines
 
-pytestmark = pytest.mark.browser
-
 FIGURES = "document.getElementById('figures').textContent"
 SHOWN = "getComputedStyle(document.getElementById('details')).display !== 'none'"
 

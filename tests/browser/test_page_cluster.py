@@ -11,8 +11,6 @@ from tests.beds.cluster_page import ClusterPage, cluster_page
 from tests.beds.objects import PREFIX, topology
 from tests.checks.page_expressions import STICKING_OUT, fill
 
-pytestmark = pytest.mark.browser
-
 HOSTILE = '<img src=x onerror="document.title=1">\u202e'
 LIVE = "document.getElementById('link')?.textContent === 'controller: live'"
 NAMES = "[...document.querySelectorAll('#machines > li')].map(li => li.dataset.node).join(' ')"

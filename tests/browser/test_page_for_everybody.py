@@ -12,8 +12,6 @@ from tests.beds.page_bed import PageBed, page_bed
 from tests.checks.page_expressions import DETAILS_TITLE, ROWS, STEPS, STICKING_OUT, visit
 from tests.machines import named as machines
 
-pytestmark = pytest.mark.browser
-
 
 @pytest.fixture(scope="session")
 def axe() -> str:

@@ -12,8 +12,6 @@ from tests.beds.page_bed import PageBed, page_bed
 from tests.checks.page_expressions import DETAILS, DETAILS_TITLE, PODS, STEPS, cell, fill, visit
 from tests.machines import named as machines
 
-pytestmark = pytest.mark.browser
-
 SINGLE = "single-numa-node"
 LAYOUT = (
     "(m => JSON.stringify([...m.querySelectorAll('.cpu')].map(c => c.getBoundingClientRect())"

@@ -2,14 +2,10 @@
 
 from typing import Any
 
-import pytest
-
 from tests.beds.browser import Page
 from tests.beds.page_node import page_node
 from tests.checks.page_expressions import DETAILS, LIVE, TITLE, visit
 from tests.machines import named as machines
-
-pytestmark = pytest.mark.browser
 
 ON: dict[str, Any] = {
     "containerUsage": {"memory": "read", "cpuPressure": "read", "interval": "1s"},

@@ -2,8 +2,6 @@
 
 import asyncio
 
-import pytest
-
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet
 from tests.beds.browser import Page
@@ -22,8 +20,6 @@ from tests.checks.page_expressions import (
     visit,
 )
 from tests.machines import named as machines
-
-pytestmark = pytest.mark.browser
 
 OLD = "[...document.querySelectorAll('{}')].filter(e => e.old).length"
 

@@ -2,15 +2,11 @@
 
 from xml.etree import ElementTree
 
-import pytest
-
 from tests.beds.browser import Page
 from tests.beds.page_bed import page_bed
 from tests.beds.page_node import PageNode, page_node
 from tests.checks.page_expressions import DETAILS, LIVE, TITLE, tick, visit
 from tests.machines import named as machines
-
-pytestmark = pytest.mark.browser
 
 SVG = "{http://www.w3.org/2000/svg}"
 

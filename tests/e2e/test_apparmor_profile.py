@@ -3,13 +3,9 @@
 import subprocess
 from pathlib import Path
 
-import pytest
-
 from tests.beds.debs import APPARMOR, DebCache
 from tests.beds.plugin_process import REPOSITORY
 from tests.beds.testbed import TestbedUnavailable, skip_or_fail
-
-pytestmark = pytest.mark.e2e
 
 
 def test_the_profile_compiles(tmp_path: Path) -> None:

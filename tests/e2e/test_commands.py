@@ -6,13 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.beds.containerd import Containerd
 from tests.beds.cri import poll
 from tests.beds.plugin_process import plugin_environment
-
-pytestmark = pytest.mark.e2e
 
 
 def nri_numa(*arguments: str) -> subprocess.CompletedProcess[str]:

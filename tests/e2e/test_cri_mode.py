@@ -20,8 +20,6 @@ from tests.beds.cri import CRI, MIB, Container, Seen, guaranteed, poll
 from tests.beds.plugin_process import StartPlugin
 from tests.machines.cpus import FIRST, LAST, MACHINE, NO_CPU
 
-pytestmark = pytest.mark.e2e
-
 
 @pytest.fixture
 def bed(request: pytest.FixtureRequest, beds: ContainerdBeds, series: str) -> Iterator[Containerd]:

@@ -10,8 +10,6 @@ from tests.beds.plugin_process import StartPlugin
 from tests.machines import named as machines
 from tests.machines.named import write_sysfs
 
-pytestmark = pytest.mark.e2e
-
 GPU = "0000:3b:00.0"
 SOURCES = {"enabled": True, "podResources": False}
 # bind: cpu, because the real kernel has not got the second NUMA node's memory.

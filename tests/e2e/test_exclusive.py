@@ -14,8 +14,6 @@ from tests.beds.cri import CRI, QoS, Resources, burstable, guaranteed, poll
 from tests.beds.plugin_process import PluginProcess, StartPlugin
 from tests.machines.cpus import LAST, MACHINE
 
-pytestmark = pytest.mark.e2e
-
 EXCLUSIVE = {"numa.kubernetes.io/cpus": "exclusive"}
 
 

@@ -25,8 +25,6 @@ from tests.beds.link_thread import LinkThread
 from tests.beds.plugin_process import PluginProcess
 from tests.machines.cpus import MACHINE
 
-pytestmark = pytest.mark.e2e
-
 MARK = "numa.kubernetes.io/assigned"
 
 

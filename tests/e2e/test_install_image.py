@@ -26,8 +26,6 @@ from tests.beds.images import build_agent_image
 from tests.beds.plugin_process import free_port
 from tests.machines.cpus import MACHINE
 
-pytestmark = pytest.mark.e2e
-
 
 @pytest.fixture(scope="module")
 def image(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -17,7 +17,7 @@ from tests.beds.cri import CRI, Container, CRIError, QoS, Resources, burstable, 
 from tests.beds.plugin_process import PluginProcess
 from tests.machines.cpus import MACHINE
 
-pytestmark = [pytest.mark.e2e, pytest.mark.every_series]
+pytestmark = pytest.mark.every_series
 
 EXCLUSIVE = {"numa.kubernetes.io/cpus": "exclusive"}
 LISTED = {"numacpu": "1", "numamem": "0"}

@@ -12,8 +12,6 @@ from tests.beds.containerd import Containerd
 from tests.beds.cri import CRI, CRIError, asks, guaranteed
 from tests.beds.plugin_process import PluginProcess
 
-pytestmark = pytest.mark.e2e
-
 SHOWN = {
     "bind": "bind:0",
     "preferred": "prefer:0",

@@ -19,8 +19,6 @@ from tests.beds.cri import (
 from tests.beds.plugin_process import PluginProcess, StartPlugin
 from tests.machines.cpus import FIRST, LAST
 
-pytestmark = pytest.mark.e2e
-
 
 @pytest.mark.core
 def test_cpus_and_mems_as_listed(cri: CRI, plugin: PluginProcess) -> None:

@@ -16,7 +16,7 @@ from tests.beds.cri import CRI, Seen, allowed, poll
 from tests.beds.plugin_process import REPOSITORY, free_port
 from tests.machines.cpus import LAST, MACHINE
 
-pytestmark = [pytest.mark.e2e, pytest.mark.every_series]
+pytestmark = pytest.mark.every_series
 
 RULED = {"rules": [{"match": {"namespaces": ["ruled"]}, "set": {"numacpu": LAST}}]}
 

@@ -6,14 +6,10 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.beds.cgroups import CGROUP_ROOT, unified
 from tests.beds.containerd import Containerd
 from tests.beds.cri import CRI, allowed, guaranteed, poll, with_cpus
 from tests.beds.plugin_process import PluginProcess, StartPlugin
-
-pytestmark = pytest.mark.e2e
 
 
 def results(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:

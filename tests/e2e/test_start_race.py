@@ -11,7 +11,7 @@ from tests.beds.containerd import Containerd
 from tests.beds.plugin_process import PluginProcess
 from tests.beds.race_bed import MODES, MOMENT_MS, RaceBed, updated_beside_owners
 
-pytestmark = [pytest.mark.e2e, pytest.mark.every_series]
+pytestmark = pytest.mark.every_series
 
 ROUNDS = int(os.environ.get("NRI_NUMA_RACE_ROUNDS", "25"))
 OWNERS = 12

@@ -26,8 +26,6 @@ from tests.beds.kube.topologies import NRT
 from tests.beds.plugin_process import free_port
 from tests.beds.processes import wait_for
 
-pytestmark = pytest.mark.kube
-
 DEFINITION = (
     "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/"
     "noderesourcetopologies.topology.node.k8s.io"

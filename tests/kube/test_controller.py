@@ -16,8 +16,6 @@ from tests.beds.kube.manifests import PREFIX, asks, container, pod, template, wo
 from tests.beds.kube.namespaces import ADDRESS
 from tests.beds.kube.publisher import Publisher, install, token
 
-pytestmark = pytest.mark.kube
-
 NODE = "/v1/nodes/bed/offline-capacity"
 
 

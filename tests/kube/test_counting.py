@@ -19,8 +19,6 @@ from tests.beds.plugin_process import plugin_environment
 from tests.beds.processes import wait_for
 from tests.machines.cpus import MACHINE
 
-pytestmark = pytest.mark.kube
-
 WRITTEN = "numa.example.com/exclusive-cpu"
 """The default, which the publisher writes and its policy allows."""
 

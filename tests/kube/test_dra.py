@@ -26,10 +26,7 @@ from tests.beds.kube.node import KubeNode
 from tests.beds.kube.publisher import Publisher
 from tests.machines.cpus import MACHINE
 
-pytestmark = [
-    pytest.mark.kube,
-    pytest.mark.skipif(len(MACHINE) < 2, reason="one CPU stays shared: needs two CPUs"),
-]
+pytestmark = pytest.mark.skipif(len(MACHINE) < 2, reason="one CPU stays shared: needs two CPUs")
 
 
 @pytest.fixture(scope="module")

@@ -28,8 +28,6 @@ from tests.beds.kube.publisher import MANIFESTS
 from tests.beds.plugin_process import REPOSITORY
 from tests.beds.testbed import TestbedUnavailable, require_root, skip_or_fail
 
-pytestmark = pytest.mark.kube
-
 NODE = "big"
 EXAMPLE = REPOSITORY / "config/examples/claims/gpu-nic.yaml"
 NUMA_NODE = "resource.kubernetes.io/numaNode"

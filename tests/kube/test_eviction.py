@@ -11,8 +11,6 @@ from tests.beds.kube.manifests import EXCLUSIVE, container, pod, template, workl
 from tests.beds.kube.node import KubeNode
 from tests.machines.cpus import MACHINE
 
-pytestmark = pytest.mark.kube
-
 OWNERS = template(container(cpus="1"), annotations=EXCLUSIVE)
 
 

@@ -19,8 +19,6 @@ from tests.beds.kube.namespaces import ADDRESS
 from tests.beds.kube.service import Numa
 from tests.machines.cpus import LAST
 
-pytestmark = pytest.mark.kube
-
 
 def agent(bed: KubeBed) -> JsonObject:
     """The agent's pod, with what it needs of the DaemonSet's template."""

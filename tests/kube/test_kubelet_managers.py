@@ -18,8 +18,6 @@ from tests.beds.kube.manifests import EXCLUSIVE, asks, container, pod
 from tests.beds.kube.node import KubeNode
 from tests.machines.cpus import FIRST, LAST, MACHINE
 
-pytestmark = pytest.mark.kube
-
 MEMORY = {
     "memoryManagerPolicy": "Static",
     "systemReserved": {"cpu": "500m", "memory": "100Mi"},

@@ -19,8 +19,6 @@ from tests.beds.kube.publisher import Publisher, install, token
 from tests.beds.kube.topologies import NRT, TOPOLOGY_MANIFESTS, applied
 from tests.beds.processes import wait_for
 
-pytestmark = pytest.mark.kube
-
 ON = {"nodeResourceTopology": True, "events": False}
 DEVICE = "counted.example.com/device"
 COUNTED = {

@@ -17,9 +17,6 @@ from tests.beds.kube.manifests import EXCLUSIVE, PREFIX, asks, container, pod, t
 from tests.beds.kube.publisher import MANIFESTS, Publisher, install, token
 from tests.machines.cpus import NO_CPU
 
-pytestmark = pytest.mark.kube
-
-
 POLICIES = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
 
 

@@ -31,8 +31,6 @@ from tests.beds.kube.service import MANIFESTS, NAMESPACE, Numa
 from tests.beds.kube.topologies import NRT, applied, publish_topology
 from tests.beds.processes import wait_for
 
-pytestmark = pytest.mark.kube
-
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/nri-numa/leases/numa-scheduler"
 NODES = ("numa-fake-a", "numa-fake-b")
 SCHEDULED_NUMA_NODES = f"{PREFIX}/scheduled-numa-nodes"

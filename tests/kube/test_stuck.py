@@ -15,8 +15,6 @@ from tests.beds.kube.manifests import PREFIX, asks, container, template, workloa
 from tests.beds.kube.publisher import Publisher, install, token
 from tests.beds.kube.topologies import NRT, TOPOLOGY_MANIFESTS, applied, publish_topology
 
-pytestmark = pytest.mark.kube
-
 OTHER = "stuck-other"
 ASKING = asks(policy__main="single-numa-node")
 TOLERANT = [{"operator": "Exists"}]  # the other Node never reports

@@ -44,7 +44,7 @@ from tests.vm.selection import MACHINES, booted
 NODES = [CPUSet(node.cpus) for node in MACHINES["kube-node"].numa]  # of both
 LIMIT_S = 900.0  # a pod takes a quarter of a minute there, and ten times as long on a busy host
 
-pytestmark = [pytest.mark.kube, pytest.mark.vm, pytest.mark.slow, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.vm, pytest.mark.slow, pytest.mark.timeout(3600)]
 
 # What a container may use at its first instruction, and a second later.
 _LOOK, _STAY = FIRST_LINE_SCRIPT.rsplit("; ", 1)

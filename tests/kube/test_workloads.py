@@ -3,8 +3,6 @@
 import json
 import re
 
-import pytest
-
 from nri_numa.model.cpuset import CPUSet
 from tests.beds.cri import Seen, poll
 from tests.beds.images import FIRST_LINE_SCRIPT, IMAGE
@@ -21,8 +19,6 @@ from tests.beds.kube.manifests import (
 from tests.beds.kube.node import KubeNode
 from tests.beds.plugin_process import REPOSITORY
 from tests.machines.cpus import FIRST, LAST, MACHINE, NO_CPU
-
-pytestmark = pytest.mark.kube
 
 # What the containers of all other tests do, without staying.
 ONCE = ("/bin/sh", "-c", FIRST_LINE_SCRIPT.replace("exec sleep 1000000", "true"))

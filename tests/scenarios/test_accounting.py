@@ -42,9 +42,7 @@ def test_case_11_idle_siblings_are_not_free_for_shared_containers() -> None:
 
     rejected = world.rejected("shared2", SINGLE, 1.5, 1)
 
-    assert rejected.reason == "TopologyAffinityError"
-    assert "free: NUMA node 0: 0.5 CPUs" in rejected.message
-    assert "NUMA node 1: 0.5 CPUs" in rejected.message
+    says(rejected, "TopologyAffinityError", "free: NUMA node 0: 0.5 CPUs", "NUMA node 1: 0.5 CPUs")
     view = live_view(world.agent, memory=world.reading)
     nodes = view.list_assignments().head.numa_nodes
     assert [n.cpu_free_milli for n in nodes] == [500, 500]
@@ -133,8 +131,7 @@ def test_a_resize_that_is_rejected_says_who_has_its_numa_node(world: World) -> N
     where = {a.pod: a.numa_nodes for a in world.agent.current.state.allocations.values()}
     near = next(name for name in ("near", "far") if where[name] == where["own"])
     rejected = world.update_rejected("own-app", resources(8, 1))
-    assert rejected.reason == "NotEnoughCPUs"
-    assert f"held: default/{near}/app requests" in rejected.message
+    says(rejected, "NotEnoughCPUs", f"held: default/{near}/app requests")
     assert rejected.message.count("requests") == 1
     rejected = world.update_rejected(f"{near}-app", resources(8, 0))
     assert "held: default/own/app has exclusive CPUs" in rejected.message

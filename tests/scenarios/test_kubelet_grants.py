@@ -182,8 +182,7 @@ def test_granted_memory_is_the_kubelets_too() -> None:
     world = World(machines.dual_smt())
     world.kubelet(mems={("m", APP): "0"})
     rejected = world.rejected("m", {"numamem": "1"}, 0.5, 1, qos=QoSClass.GUARANTEED)
-    assert rejected.reason == "KubeletPinned"
-    assert "memory of NUMA node 0" in rejected.message
+    says(rejected, "KubeletPinned", "memory of NUMA node 0")
     cpus, mems = world.put("m", {"policy": "best-effort"}, 0.5, 1)
     assert (bool(cpus), mems) == (True, "")
     assert world.put("m", {}, 0.5, 1)[1] == ""

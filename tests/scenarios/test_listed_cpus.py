@@ -69,8 +69,7 @@ def test_reserved_cpus_are_in_no_list_but_the_operators(settings: Settings, stri
     assert world.place(pod("a", namespace="system")) == ("0", "")
     world.check()
     rejected = world.reject(pod("x", {"cpus": "exclusive"}, namespace="system"), wants=resources(1))
-    assert rejected.reason == "CPUReserved"
-    assert "expected CPUs among 1-3" in rejected.message
+    says(rejected, "CPUReserved", "expected CPUs among 1-3")
     assert (
         "never exclusive"
         in world.history.explanation_of_rejection(world.history.rejections[-1]).basis.rule
@@ -81,8 +80,7 @@ def test_exclusive_lists_may_not_overlap_other_lists() -> None:
     world = World(machines.single_no_smt())
     world.put("a", {"numacpu": "1"}, 1)
     rejected = world.rejected("b", {"numacpu": "1-2", "cpus": "exclusive"}, 2)
-    assert rejected.reason == "CPUListed"
-    assert "default/a/app" in rejected.message
+    says(rejected, "CPUListed", "default/a/app")
 
 
 @pytest.mark.parametrize("wishes", [{}, {"policy": "best-effort"}])

@@ -176,8 +176,7 @@ def test_case_10_lists_are_booked_on_memory_only_numa_nodes() -> None:
     assert world.put("first", {"numamem": "1"}, 1, 900 / 1024)[1] == "1"
     second = pod("second", {"numamem": "1"})
     rejected = world.reject(second, wants=resources(1, 900 / 1024))
-    assert rejected.reason == "NotEnoughMemory"
-    assert "NUMA node 1: 96 MiB" in rejected.message
+    says(rejected, "NotEnoughMemory", "NUMA node 1: 96 MiB")
     world.stop("first-app")
     assert world.place(second, wants=resources(1, 900 / 1024))[1] == "1"
 
@@ -435,9 +434,7 @@ def _wants(total: float = 0) -> tuple[World, object, object]:
 def test_case_12_shares_that_saturate_are_no_number(total: float) -> None:
     world, of, made = _wants(total)
     rejected = world.reject(of, made)  # type: ignore[arg-type]
-    assert rejected.reason == "CPURequestUnknown"
-    assert "a request of 256 CPUs or more" in rejected.message
-    assert "is not known" in rejected.message
+    says(rejected, "CPURequestUnknown", "a request of 256 CPUs or more", "is not known")
     assert ("the limit of its pod is 300 CPUs" in rejected.message) is bool(total)
 
 

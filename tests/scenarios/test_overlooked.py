@@ -41,8 +41,7 @@ def test_isolation_never_takes_the_last_cpus_of_the_shared_pool() -> None:
         machines.single_smt(), Settings(limits=QuotasAndPoolFloor(idle_siblings=ALL_CPUS_AMOUNT))
     )
     answer = world.rejected("all", ISOLATED, 4)
-    assert answer.reason == "SharedPoolEmpty"
-    assert "would leave 0 of the 8 CPUs in the shared pool" in answer.message
+    says(answer, "SharedPoolEmpty", "would leave 0 of the 8 CPUs in the shared pool")
     world.put("own", ISOLATED, 3)
     world.check()
     says(world.update_rejected("own-app", resources(4)), "SharedPoolEmpty")

@@ -366,8 +366,7 @@ def test_requests_of_the_whole_pod_pay_for_its_list(world: World) -> None:
     world.check()
     poor = pod("poor", {"numacpu": "8-11", "cpus": "exclusive"}, total=resources(3))
     rejected = world.reject(poor, container(poor, "main", resources(2)))
-    assert rejected.reason == "CPUsNotRequested"
-    assert "its pod requests 3 of 4 CPUs" in rejected.message
+    says(rejected, "CPUsNotRequested", "its pod requests 3 of 4 CPUs")
 
 
 def test_what_others_of_the_pod_have_does_not_pay_for_its_list(world: World) -> None:

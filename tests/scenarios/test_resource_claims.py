@@ -61,8 +61,7 @@ def test_one_result_is_for_one_container_at_a_time(world: World) -> None:
     first = claiming("a", text)
     world.place(*first)
     rejected = world.reject(*claiming("a", text, part="helper"))
-    assert rejected.reason == "ClaimInUse"
-    assert "pod default/a, container app" in rejected.message
+    says(rejected, "ClaimInUse", "pod default/a, container app")
     # Another request of the same claim is something else.
     world.place(*claiming("a", claim_result_text(0, UID, 1, 2), part="helper"))
     world.stop("a-app")

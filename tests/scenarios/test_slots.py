@@ -112,9 +112,7 @@ def test_annotations_say_where_and_how() -> None:
 )
 def test_contradictions_are_rejected(asks: dict[str, str], slots: str, words: str) -> None:
     rejected = usual().reject(*holding("a", slots, 1, asks))
-    assert rejected.reason == "SlotsConflict"
-    assert words in rejected.message
-    assert "1 slot of the device plugin" in rejected.message
+    says(rejected, "SlotsConflict", words, "1 slot of the device plugin")
 
 
 def test_rules_contradict_and_defaults_give_way() -> None:

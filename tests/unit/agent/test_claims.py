@@ -13,7 +13,7 @@ from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.workload import Container, ContainerAdjustment, DeviceMentions
 from tests.beds.claim_bed import OTHER, ClaimBed
 from tests.beds.resource_claims import DRIVER, UID, config, result
-from tests.beds.world import container, pod, resources
+from tests.beds.world import container, pod, resources, says
 
 NONE: tuple[list[str], list[str]] = ([], [])
 BOTH = ([f"{UID}.json"], [f"{DRIVER}-claim_{UID}.json"])
@@ -249,9 +249,7 @@ def test_a_variable_of_ones_own_gives_nothing(
     bed.prepare()
     of = pod(name, namespace=namespace)
     made = replace(container(of, wants=resources(4, 0.1)), mentions=named)
-    rejected = bed.world.reject(*bed.book.complete(of, made))
-    assert rejected.reason == "ClaimNotPrepared"
-    assert words in rejected.message
+    says(bed.world.reject(*bed.book.complete(of, made)), "ClaimNotPrepared", words)
 
 
 def test_a_container_finds_its_cpus_in_device_metadata(bed: ClaimBed) -> None:

@@ -18,7 +18,7 @@ from nri_numa.model.reasons import RejectionReason as R
 from nri_numa.model.settings import AnnotationPermission, CPUAmount, QuotasAndPoolFloor, Settings
 from nri_numa.model.workload import Device, DeviceRequest, DeviceStock
 from nri_numa.runtime import RuntimeInfo
-from tests.beds.world import GIB, PREFIX, World, container, pod, resources
+from tests.beds.world import GIB, PREFIX, SINGLE, World, container, pod, resources
 from tests.machines import named as machines
 
 
@@ -116,8 +116,6 @@ def _old_runtime(world: World) -> None:
     policies = supported_memory_policies(info, "6.12.0", over_cri=False)
     world.agent.current.machine = world.agent.current.machine.with_memory_policies(policies)
 
-
-SINGLE = {"policy": "single-numa-node"}
 
 REJECTIONS: dict[R, Callable[[], Rejected]] = {
     R.INVALID_ANNOTATION: lambda: reject({"policy": "single-node"}),

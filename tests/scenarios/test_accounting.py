@@ -17,7 +17,7 @@ from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.settings import CPUAmount, QuotasAndPoolFloor, Settings
 from nri_numa.model.workload import SMT, QoSClass, Strategy
 from tests.beds.views import live_view
-from tests.beds.world import GIB, World, container, pod, resources, says, two_by_four
+from tests.beds.world import GIB, SINGLE, World, container, pod, resources, says, two_by_four
 from tests.machines import named as machines
 
 MANY_IDLE = Settings(
@@ -27,7 +27,6 @@ MANY_IDLE = Settings(
 
 
 ISOLATE = {"policy": "single-numa-node", "smt": "isolate"}
-SINGLE = {"policy": "single-numa-node"}
 
 usual = partial(World, machines.dual_no_smt())
 

@@ -36,7 +36,9 @@ from nri_numa.model.settings import (
 from nri_numa.model.workload import Device, DeviceRequest, QoSClass, Resources, Strategy
 from tests.beds.world import (
     GIB,
+    OWN,
     PREFIX,
+    SINGLE,
     World,
     container,
     pod,
@@ -48,7 +50,6 @@ from tests.beds.world import (
 from tests.machines import named as machines
 
 GUARANTEED, BURSTABLE = QoSClass.GUARANTEED, QoSClass.BURSTABLE
-SINGLE = {"policy": "single-numa-node"}
 
 usual = partial(World, machines.dual_smt())
 
@@ -435,7 +436,6 @@ def test_a_list_does_not_take_the_last_cpus_of_a_numa_node_from_a_strict_pod() -
 
 
 MILD = {"policy": "best-effort"}
-OWN = {"cpus": "exclusive"}
 HOUSEKEEPING = CPUSet.parse("0-1,16-17")
 
 

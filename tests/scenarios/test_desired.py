@@ -8,10 +8,8 @@ from nri_numa.engine.desired import plan_corrections, recorded_actual
 from nri_numa.engine.state import ContainerKind
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.workload import QoSClass, Resources
-from tests.beds.world import World, container, pod
+from tests.beds.world import OWN, World, container, pod
 from tests.machines import named as machines
-
-OWN = {"cpus": "exclusive"}
 
 usual = partial(World, machines.single_no_smt())
 

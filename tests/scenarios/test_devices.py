@@ -30,11 +30,10 @@ from nri_numa.observe.metrics import Metrics
 from tests.beds.device_tree import GPU_CLASS, DeviceTree
 from tests.beds.device_watch import Watch
 from tests.beds.nri_requests import NRIRequests
-from tests.beds.world import World, container, pod, resources, says, two_nodes
+from tests.beds.world import SINGLE, World, container, pod, resources, says, two_nodes
 from tests.machines import named as machines
 
 GPU = "0000:3b:00.0"
-SINGLE = {"policy": "single-numa-node"}
 ON_0, ON_1 = CPUSet.parse("0-3"), CPUSet.parse("4-7")
 
 usual = two_nodes

@@ -10,7 +10,7 @@ from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.settings import KubeletRules, Settings
 from nri_numa.model.workload import Container, Device, DeviceRequest, PodSandbox
-from tests.beds.world import GIB, World, container, pod, resources
+from tests.beds.world import GIB, SINGLE, World, container, pod, resources
 from tests.machines import named as machines
 
 WIDE = {"policy": "best-effort"}
@@ -290,9 +290,6 @@ def test_variables_name_the_cpus_of_each_numa_node() -> None:
 
 
 # --- PCIe roots below a NUMA node -----------------------------------------------------------------
-
-
-SINGLE = {"policy": "single-numa-node"}
 
 
 @pytest.mark.parametrize(

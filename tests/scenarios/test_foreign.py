@@ -12,10 +12,8 @@ from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import QoSClass, Resources
 from nri_numa.store import journal
-from tests.beds.world import World, container, pod
+from tests.beds.world import OWN, SINGLE, World, container, pod
 from tests.machines import named as machines
-
-OWN = {"cpus": "exclusive"}
 
 usual = partial(World, machines.single_no_smt())
 
@@ -195,9 +193,6 @@ def test_a_cpuset_on_a_container_whose_memory_we_bind_is_answered_with_the_pool(
 
 
 # --- CPUs that somebody else pinned are given away last, and it is said -------------------------
-
-
-SINGLE = {"policy": "single-numa-node"}
 
 
 def _elsewhere(world: World) -> CPUSet:

@@ -20,10 +20,9 @@ from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.settings import KubeletRules, Settings
 from nri_numa.model.workload import MemoryPolicies, PodSandbox, QoSClass, Strategy
 from tests.beds.cgroup_tree import CgroupTree
-from tests.beds.world import GIB, World, container, pod, resources, says, two_nodes
+from tests.beds.world import GIB, OWN, World, container, pod, resources, says, two_nodes
 from tests.machines import named as machines
 
-OWN = {"cpus": "exclusive"}
 WHOLE = {"policy": "single-numa-node", "scope": "pod"}
 KEEP = Settings(reservation_seconds=600.0)
 

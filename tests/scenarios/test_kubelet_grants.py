@@ -23,10 +23,9 @@ from nri_numa.model.workload import (
     QoSClass,
     Resources,
 )
-from tests.beds.world import World, container, pod, resources, says
+from tests.beds.world import OWN, World, container, pod, resources, says
 from tests.machines import named as machines
 
-OWN = {"cpus": "exclusive"}
 ANNOTATED = Settings(kubelet_override=KubeletGrantOverriders.ANNOTATED)
 APP = "app"
 

@@ -11,11 +11,8 @@ from nri_numa.errors import ConfigError
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.settings import KubeletRules, Settings
 from nri_numa.model.workload import Device, DeviceRequest, QoSClass
-from tests.beds.world import GIB, World, container, pod, resources, two_nodes
+from tests.beds.world import GIB, SINGLE, World, container, pod, resources, two_nodes
 from tests.machines import named as machines
-
-SINGLE = {"policy": "single-numa-node"}
-
 
 # --- case 4 -----------------------------------------------------------------------------------
 

@@ -22,11 +22,8 @@ from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import QoSClass, Resources
 from tests.beds.allocations import allocation
-from tests.beds.world import GIB, PREFIX, World, container, pod, resources
+from tests.beds.world import GIB, OWN, PREFIX, SINGLE, World, container, pod, resources
 from tests.machines import named as machines
-
-SINGLE = {"policy": "single-numa-node"}
-OWN = {"cpus": "exclusive"}
 
 usual = partial(World, machines.single_no_smt())
 

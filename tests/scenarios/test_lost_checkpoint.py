@@ -20,10 +20,9 @@ from nri_numa.model.settings import KubeletRules, Rule, Settings
 from nri_numa.model.workload import Container, ContainerUpdate, QoSClass, Resources
 from nri_numa.observe import logs
 from tests.beds.cgroup_tree import CgroupTree
-from tests.beds.world import PREFIX, World, container, pod, resources
+from tests.beds.world import OWN, PREFIX, World, container, pod, resources
 from tests.machines import named as machines
 
-OWN = {"cpus": "exclusive"}
 ISOLATED = {"cpus": "exclusive", "smt": "isolate"}
 MARK = PREFIX + "assigned"
 

@@ -18,11 +18,10 @@ from nri_numa.model.machine import Topology
 from nri_numa.model.reasons import Rejection
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import QoSClass, Resources
-from tests.beds.world import GIB, World, container, pod, resources, says
+from tests.beds.world import GIB, SINGLE, World, container, pod, resources, says
 from tests.machines import named as machines
 from tests.machines.named import write_tree
 
-SINGLE = {"policy": "single-numa-node"}
 RESTRICTED = {"policy": "restricted"}
 BEST_EFFORT = {"policy": "best-effort"}
 

@@ -21,12 +21,10 @@ from nri_numa.model.settings import (
 )
 from nri_numa.model.workload import QoSClass, Resources
 from tests.beds.explained import of_decision
-from tests.beds.world import GIB, PREFIX, World, container, pod, resources, says
+from tests.beds.world import GIB, OWN, PREFIX, SINGLE, World, container, pod, resources, says
 from tests.machines import named as machines
 
-OWN = {"cpus": "exclusive"}
 ISOLATED = {**OWN, "smt": "isolate"}
-SINGLE = {"policy": "single-numa-node"}
 BEST_EFFORT, BURSTABLE = QoSClass.BEST_EFFORT, QoSClass.BURSTABLE
 
 usual = partial(World, machines.single_smt())

@@ -23,7 +23,6 @@ from tests.machines import named as machines
 STRICT = {"policy": "single-numa-node"}
 BEST = {"policy": "best-effort"}
 WHOLE = {**STRICT, "scope": "pod"}
-OWN = {"cpus": "exclusive"}
 KEEP_S = 600.0
 
 

@@ -9,12 +9,9 @@ from nri_numa.engine.state import Charge, ContainerKind
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.settings import Rule, Settings
 from nri_numa.model.workload import Resources, Strategy
-from tests.beds.world import GIB, World, pod, resources, says, two_by_four, two_nodes
+from tests.beds.world import GIB, OWN, SINGLE, World, pod, resources, says, two_by_four, two_nodes
 from tests.machines import named as machines
 from tests.machines import pods
-
-SINGLE = {"policy": "single-numa-node"}
-OWN = {"cpus": "exclusive"}
 
 usual = two_nodes
 

@@ -13,10 +13,8 @@ from nri_numa.machine.cgroups import NO_CGROUP_OUTCOME, CgroupPlace, WriteOutcom
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.workload import Container, PodSandbox, Resources
 from tests.beds.agent_bed import AgentBed
-from tests.beds.world import container, pod, resources
+from tests.beds.world import OWN, container, pod, resources
 from tests.machines import named as machines
-
-OWN = {"cpus": "exclusive"}
 
 
 class Kernel:

@@ -24,12 +24,10 @@ from nri_numa.model.settings import (
     Settings,
 )
 from nri_numa.model.workload import Container, PodSandbox, QoSClass, Resources
-from tests.beds.world import GIB, World, container, pod, resources, says
+from tests.beds.world import GIB, OWN, SINGLE, World, container, pod, resources, says
 from tests.machines import named as machines
 
 BEST_EFFORT, BURSTABLE, GUARANTEED = QoSClass.BEST_EFFORT, QoSClass.BURSTABLE, QoSClass.GUARANTEED
-OWN = {"cpus": "exclusive"}
-SINGLE = {"policy": "single-numa-node"}
 ISOLATED = {**OWN, "smt": "isolate"}
 
 usual = partial(World, machines.snc_smt())

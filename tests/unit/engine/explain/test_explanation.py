@@ -23,11 +23,10 @@ from nri_numa.model.machine import Topology, Unit
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import Device, DeviceRequest, Policy, Resources
 from tests.beds.explained import of_decision
-from tests.beds.world import GIB, World, container, pod, resources
+from tests.beds.world import GIB, SINGLE, World, container, pod, resources
 from tests.machines import named as machines
 
 FOUR = machines.snc_smt()
-SINGLE = {"policy": "single-numa-node"}
 
 
 class ExplainingWorld(World):

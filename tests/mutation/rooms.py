@@ -29,7 +29,6 @@ ROOMS: Final = {
         "tests/integration/test_link.py",
         "tests/integration/test_link_peers.py",
         "tests/integration/test_link_launched.py",
-        "tests/integration/test_link_push.py",
     ),
     **{
         f"nri_numa/{room}": (f"tests/unit/{room}",)

@@ -42,6 +42,12 @@ def cgroups(directory: Path) -> tuple[CgroupTree, CgroupReader]:
     return tree, CgroupReader(str(tree.root))
 
 
+def on_cgroups(directory: Path, settings: Settings = KEEP) -> tuple[World, CgroupTree]:
+    """A node of four CPUs that reads these files of cgroups."""
+    tree, reader = cgroups(directory)
+    return four(settings, cgroups=reader), tree
+
+
 def start(world: World, of: PodSandbox, name: str, cpus: float, memory: float = 0) -> str:
     made = container(of, name, wants=resources(cpus, memory))
     world.place(of, made)
@@ -122,8 +128,7 @@ def test_a_container_that_shares_leaves_what_its_pod_keeps() -> None:
 
 
 def test_kept_cpus_go_back_after_a_while(tmp_path: Path) -> None:
-    _, reader = cgroups(tmp_path)
-    world = four(cgroups=reader)
+    world, _ = on_cgroups(tmp_path)
     of = pod("db", OWN)
     world.stop(start(world, of, "main", 3))
     world.now += 599
@@ -154,8 +159,7 @@ def test_kept_cpus_go_back_with_the_sandboxs_cgroup(tmp_path: Path, away: bool, 
 
     Nor the path of one that is stopped: containerd 1.7.
     """
-    tree, reader = cgroups(tmp_path)
-    world = four(cgroups=reader)
+    world, tree = on_cgroups(tmp_path)
     of = sandbox(tree, pod("db", OWN))
     main = start(world, of, "main", 3)
     if not away:
@@ -179,8 +183,7 @@ def test_kept_cpus_go_back_with_a_sandbox_that_is_a_folder_and_no_scope(
     tmp_path: Path,
 ) -> None:
     """CRI-O with the systemd driver, which runs no infra container by default."""
-    tree, reader = cgroups(tmp_path)
-    world = four(cgroups=reader)
+    world, tree = on_cgroups(tmp_path)
     of = replace(pod("db", OWN), cgroups_path="kubepods.slice:crio:db")
     tree.write("/kubepods.slice/crio-db")
     world.stop(start(world, of, "main", 3))
@@ -193,8 +196,7 @@ def test_kept_cpus_go_back_with_a_sandbox_that_is_a_folder_and_no_scope(
 
 def test_a_sandbox_is_gone_when_neither_of_its_names_is_there(tmp_path: Path) -> None:
     """With the systemd driver: the scope of its infra container, and CRI-O's folder."""
-    tree, reader = cgroups(tmp_path)
-    world = four(cgroups=reader)
+    world, tree = on_cgroups(tmp_path)
     of = replace(pod("db", OWN), cgroups_path="kubepods.slice:crio:db")
     names = ["/kubepods.slice/crio-db.scope", "/kubepods.slice/crio-db"]
     for name in names:
@@ -212,8 +214,7 @@ def test_a_sandbox_is_gone_when_neither_of_its_names_is_there(tmp_path: Path) ->
 
 def test_a_newer_sandbox_of_the_pod_keeps_its_cpus(tmp_path: Path) -> None:
     """The former one died, the kubelet made another, and its containers are still to come."""
-    tree, reader = cgroups(tmp_path)
-    world = four(cgroups=reader)
+    world, tree = on_cgroups(tmp_path)
     of = sandbox(tree, pod("db", OWN))
     had = owned(world, main := start(world, of, "main", 3))
     world.stop(main)
@@ -235,8 +236,7 @@ def test_a_newer_sandbox_of_the_pod_keeps_its_cpus(tmp_path: Path) -> None:
 
 def test_a_sandbox_that_never_had_a_cgroup_proves_nothing(tmp_path: Path) -> None:
     """As where the runtime makes none, or elsewhere."""
-    tree, reader = cgroups(tmp_path)
-    world = four(cgroups=reader)
+    world, tree = on_cgroups(tmp_path)
     of = sandbox(tree, pod("db", OWN))
     tree.remove(of.cgroups_path)
     world.stop(start(world, of, "main", 3))
@@ -246,8 +246,7 @@ def test_a_sandbox_that_never_had_a_cgroup_proves_nothing(tmp_path: Path) -> Non
 
 def test_what_never_starts_goes_back_with_its_sandbox(tmp_path: Path) -> None:
     """The runtime still lists it, and can start it no more."""
-    tree, reader = cgroups(tmp_path)
-    world = four(cgroups=reader)
+    world, tree = on_cgroups(tmp_path)
     of = sandbox(tree, pod("db", OWN))
     made = replace(container(of, "main", wants=resources(3)), cgroups_path="/pods/db/db-main")
     world.starts = False
@@ -283,8 +282,7 @@ def test_a_failed_start_gives_back_when_the_sandbox_stops(tmp_path: Path) -> Non
 @pytest.mark.parametrize(("settings", "limit"), [(KEEP, 600), (Settings(), 120)])
 def test_a_failed_start_releases_in_time(tmp_path: Path, settings: Settings, limit: float) -> None:
     """Not sooner than the kubelet gives up a start that takes long, and not while it goes on."""
-    tree, reader = cgroups(tmp_path)
-    world = four(settings, cgroups=reader)
+    world, tree = on_cgroups(tmp_path, settings)
     of, slow = pod("db", OWN), pod("slow", OWN)
     own = fails_to_start(world, of, tree, 1)
     begun = fails_to_start(world, slow, tree, 1)
@@ -301,8 +299,7 @@ def test_a_failed_start_releases_in_time(tmp_path: Path, settings: Settings, lim
 @pytest.mark.parametrize("taken", [False, True])
 def test_a_start_after_all_is_one_of_a_stranger(tmp_path: Path, taken: bool) -> None:
     """It has its CPUs again, or those that are left where another has them by now."""
-    tree, reader = cgroups(tmp_path)
-    world = four(cgroups=reader)
+    world, tree = on_cgroups(tmp_path)
     of = pod("db", OWN)
     own = fails_to_start(world, of, tree, 3)
     had = owned(world, own)
@@ -766,8 +763,7 @@ def create_in_vain(world: World, tree: CgroupTree, name: str = "db") -> str:
 
 
 def test_a_failed_creation_gives_way_to_whoever_would_be_rejected(tmp_path: Path) -> None:
-    tree, reader = cgroups(tmp_path)
-    world = four(cgroups=reader)
+    world, tree = on_cgroups(tmp_path)
     failed = create_in_vain(world, tree)
     other = sandbox(tree, pod("web", OWN))
     passes(world, 29)
@@ -781,8 +777,7 @@ def test_a_failed_creation_gives_way_to_whoever_would_be_rejected(tmp_path: Path
 
 
 def test_a_failed_creation_is_gone_after_the_time_of_a_start(tmp_path: Path) -> None:
-    tree, reader = cgroups(tmp_path)
-    world = four(cgroups=reader)
+    world, tree = on_cgroups(tmp_path)
     failed = create_in_vain(world, tree)
     passes(world, 119)
     assert failed in world.agent.current.state.allocations
@@ -794,8 +789,7 @@ def test_a_failed_creation_is_gone_after_the_time_of_a_start(tmp_path: Path) -> 
 @pytest.mark.parametrize("made", ["in time", "late"])
 def test_a_slow_creation_keeps_its_cpus_once_its_cgroup_is_made(tmp_path: Path, made: str) -> None:
     """An OCI runtime may take longer than 30 s; what gave way starts as an unknown container."""
-    tree, reader = cgroups(tmp_path)
-    world = four(cgroups=reader)
+    world, tree = on_cgroups(tmp_path)
     slow = create_in_vain(world, tree)
     other = sandbox(tree, pod("web", OWN))
     wants = container(other, "app", wants=resources(2))
@@ -816,8 +810,7 @@ def test_a_slow_creation_keeps_its_cpus_once_its_cgroup_is_made(tmp_path: Path, 
 
 def test_what_containerd_created_and_never_started_does_not_give_way(tmp_path: Path) -> None:
     """It reports the end of each failed creation, and makes the cgroup at the start."""
-    tree, reader = cgroups(tmp_path)
-    world = four(cgroups=reader)
+    world, tree = on_cgroups(tmp_path)
     created = fails_to_start(world, sandbox(tree, pod("db", OWN)), tree, 3)
     other = sandbox(tree, pod("web", OWN))
     passes(world, 300)

@@ -20,9 +20,8 @@ from pathlib import Path
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import Topology
-from tests.beds.browser import Page, browser
+from tests.beds.browser import LIVE, STEPS, TITLE, Page, browser, press_button, tick
 from tests.beds.page_node import PageNode, page_node
-from tests.checks.page_expressions import LIVE, STEPS, TITLE, press_button, tick
 from tests.machines import named as machines
 
 GIB = 1 << 30

@@ -14,9 +14,7 @@ from nri_numa.engine.state import Allocation
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import Topology
 from nri_numa.model.settings import Settings
-from tests.beds.browser import Page
-from tests.beds.page_bed import PageBed, page_bed
-from tests.checks.page_expressions import (
+from tests.beds.browser import (
     BANNERS,
     CPUS,
     DETAILS,
@@ -32,6 +30,7 @@ from tests.checks.page_expressions import (
     SHAPES,
     STEPS,
     STICKING_OUT,
+    Page,
     cell,
     fill,
     label,
@@ -39,6 +38,7 @@ from tests.checks.page_expressions import (
     press_button,
     visit,
 )
+from tests.beds.page_bed import PageBed, page_bed
 from tests.machines import named as machines
 
 HOSTILE = '<img src=x onerror="document.title=1"><script>document.title=2</script>\x1b[31m\u202e'

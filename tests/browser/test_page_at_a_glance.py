@@ -8,9 +8,7 @@ from msgspec.structs import replace
 
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.settings import Settings
-from tests.beds.browser import Page
-from tests.beds.page_bed import PageBed, page_bed
-from tests.checks.page_expressions import (
+from tests.beds.browser import (
     DETAILS,
     DETAILS_TITLE,
     MARKED,
@@ -18,11 +16,13 @@ from tests.checks.page_expressions import (
     PODS,
     REJECTIONS,
     STEPS,
+    Page,
     fill,
     label,
     press_button,
     visit,
 )
+from tests.beds.page_bed import PageBed, page_bed
 from tests.machines import named as machines
 
 FIGURES = "document.getElementById('figures').textContent"

@@ -7,9 +7,8 @@ import pytest
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.machine import Topology
 from tests.beds.axe import axe_source, findings
-from tests.beds.browser import Page
+from tests.beds.browser import DETAILS_TITLE, ROWS, STEPS, STICKING_OUT, Page, visit
 from tests.beds.page_bed import PageBed, page_bed
-from tests.checks.page_expressions import DETAILS_TITLE, ROWS, STEPS, STICKING_OUT, visit
 from tests.machines import named as machines
 
 

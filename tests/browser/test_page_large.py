@@ -7,9 +7,8 @@ import pytest
 
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet
-from tests.beds.browser import Page
+from tests.beds.browser import DETAILS, DETAILS_TITLE, PODS, STEPS, Page, cell, fill, visit
 from tests.beds.page_bed import PageBed, page_bed
-from tests.checks.page_expressions import DETAILS, DETAILS_TITLE, PODS, STEPS, cell, fill, visit
 from tests.machines import named as machines
 
 SINGLE = "single-numa-node"

@@ -2,9 +2,8 @@
 
 from typing import Any
 
-from tests.beds.browser import Page
+from tests.beds.browser import DETAILS, LIVE, TITLE, Page, visit
 from tests.beds.page_node import page_node
-from tests.checks.page_expressions import DETAILS, LIVE, TITLE, visit
 from tests.machines import named as machines
 
 ON: dict[str, Any] = {

@@ -4,9 +4,7 @@ import asyncio
 
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet
-from tests.beds.browser import Page
-from tests.beds.page_node import page_node
-from tests.checks.page_expressions import (
+from tests.beds.browser import (
     BANNERS,
     CPUS,
     LIST,
@@ -16,9 +14,11 @@ from tests.checks.page_expressions import (
     ROWS,
     STEPS,
     TITLE,
+    Page,
     fill,
     visit,
 )
+from tests.beds.page_node import page_node
 from tests.machines import named as machines
 
 OLD = "[...document.querySelectorAll('{}')].filter(e => e.old).length"

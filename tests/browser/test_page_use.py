@@ -2,10 +2,9 @@
 
 from xml.etree import ElementTree
 
-from tests.beds.browser import Page
+from tests.beds.browser import DETAILS, LIVE, TITLE, Page, tick, visit
 from tests.beds.page_bed import page_bed
 from tests.beds.page_node import PageNode, page_node
-from tests.checks.page_expressions import DETAILS, LIVE, TITLE, tick, visit
 from tests.machines import named as machines
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -9,8 +9,7 @@ import time
 import pytest
 
 from nri_numa.model.cpuset import CPUSet
-from tests.beds.containerd import Containerd
-from tests.beds.containerds import insist_on_rejection
+from tests.beds.containerd import Containerd, insist_on_rejection
 from tests.beds.cri import (
     BEST_EFFORT,
     CRI,

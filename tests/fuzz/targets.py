@@ -44,7 +44,7 @@ from nri_numa.store import journal
 from nri_numa.store.checkpoint import CheckpointStore
 from tests.beds import peer_bytes
 from tests.beds.nri_requests import NRIRequests
-from tests.beds.wire_sessions import feed
+from tests.beds.wire import feed
 from tests.beds.world import PREFIX, World, container, pod, resources
 
 CORPUS = Path(__file__).with_name("corpus")

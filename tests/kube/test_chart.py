@@ -15,13 +15,12 @@ import yaml
 
 from tests.beds.cri import poll
 from tests.beds.install_manifests import helm
-from tests.beds.kube.bed import OTHER_NODES, KubeBed
+from tests.beds.kube.bed import MANIFESTS, OTHER_NODES, KubeBed
 from tests.beds.kube.client import Client, JsonObject, KubeError, is_ready
 from tests.beds.kube.events import wait_event
 from tests.beds.kube.manifests import PREFIX, asks, container, pod
 from tests.beds.kube.node import KubeNode
 from tests.beds.kube.release import Release, ServiceAddress
-from tests.beds.kube.service import MANIFESTS
 from tests.beds.kube.topologies import NRT
 from tests.beds.plugin_process import free_port
 from tests.beds.processes import wait_for

@@ -8,13 +8,12 @@ import pytest
 
 from tests.beds.cri import poll
 from tests.beds.kube import controller as controllers
-from tests.beds.kube.bed import KubeBed
+from tests.beds.kube.bed import KubeBed, Publisher, install, token
 from tests.beds.kube.client import Client, JsonObject, is_ready
+from tests.beds.kube.control_plane import ADDRESS
 from tests.beds.kube.controller import Controller
 from tests.beds.kube.events import Thief
 from tests.beds.kube.manifests import PREFIX, asks, container, pod, template, workload
-from tests.beds.kube.namespaces import ADDRESS
-from tests.beds.kube.publisher import Publisher, install, token
 
 NODE = "/v1/nodes/bed/offline-capacity"
 

@@ -9,12 +9,11 @@ from collections.abc import Iterator
 import pytest
 
 from tests.beds.cri import poll
-from tests.beds.kube.bed import KubeBed
+from tests.beds.kube.bed import KubeBed, Publisher, install, token
 from tests.beds.kube.client import Client, JsonObject, unscheduled
 from tests.beds.kube.device_plugin import RESOURCE, DevicePluginDaemon
 from tests.beds.kube.manifests import EXCLUSIVE, container, pod
 from tests.beds.kube.node import KubeNode
-from tests.beds.kube.publisher import Publisher, install, token
 from tests.beds.plugin_process import plugin_environment
 from tests.beds.processes import wait_for
 from tests.machines.cpus import MACHINE

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.beds.cri import poll
-from tests.beds.kube.bed import KubeBed
+from tests.beds.kube.bed import KubeBed, Publisher
 from tests.beds.kube.client import Client, JsonObject, unscheduled, waiting_reason
 from tests.beds.kube.dra import (
     CLAIMS,
@@ -23,7 +23,6 @@ from tests.beds.kube.dra import (
 from tests.beds.kube.managers import NONE, STATIC, granted
 from tests.beds.kube.manifests import container, pod
 from tests.beds.kube.node import KubeNode
-from tests.beds.kube.publisher import Publisher
 from tests.machines.cpus import MACHINE
 
 pytestmark = pytest.mark.skipif(len(MACHINE) < 2, reason="one CPU stays shared: needs two CPUs")

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from nri_numa import safe_yaml
+from tests.beds.kube.bed import MANIFESTS
 from tests.beds.kube.build import find_programs
 from tests.beds.kube.client import Client, JsonObject, unscheduled
-from tests.beds.kube.control_plane import ControlPlane
+from tests.beds.kube.control_plane import ControlPlane, Namespaces
 from tests.beds.kube.dra import (
     CLAIMS,
     DRIVER,
@@ -23,8 +24,6 @@ from tests.beds.kube.dra import (
     numa_devices,
     resource_slice,
 )
-from tests.beds.kube.namespaces import Namespaces
-from tests.beds.kube.publisher import MANIFESTS
 from tests.beds.plugin_process import REPOSITORY
 from tests.beds.testbed import TestbedUnavailable, require_root, skip_or_fail
 

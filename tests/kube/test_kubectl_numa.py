@@ -12,11 +12,10 @@ import pytest
 
 from tests.beds.cri import poll
 from tests.beds.images import AGENT_IMAGE
-from tests.beds.kube.bed import KubeBed
+from tests.beds.kube.bed import KubeBed, Numa
 from tests.beds.kube.client import Client, JsonObject, is_ready
+from tests.beds.kube.control_plane import ADDRESS
 from tests.beds.kube.manifests import asks, container, pod
-from tests.beds.kube.namespaces import ADDRESS
-from tests.beds.kube.service import Numa
 from tests.machines.cpus import LAST
 
 

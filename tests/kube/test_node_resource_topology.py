@@ -10,12 +10,11 @@ import pytest
 from nri_numa.publisher.topology import EXCLUSIVE_FINGERPRINT_METHOD as METHOD
 from nri_numa.publisher.topology import pods_fingerprint
 from tests.beds.cri import poll
-from tests.beds.kube.bed import KubeBed
+from tests.beds.kube.bed import KubeBed, Publisher, install, token
 from tests.beds.kube.client import Client, JsonObject, is_ready
 from tests.beds.kube.device_plugin import DevicePluginDaemon
 from tests.beds.kube.events import Thief
 from tests.beds.kube.manifests import EXCLUSIVE, PREFIX, container, definition, pod
-from tests.beds.kube.publisher import Publisher, install, token
 from tests.beds.kube.topologies import NRT, TOPOLOGY_MANIFESTS, applied
 from tests.beds.processes import wait_for
 

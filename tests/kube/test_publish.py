@@ -10,11 +10,10 @@ import pytest
 
 from tests.beds.certificates import make_certificate
 from tests.beds.cri import poll
-from tests.beds.kube.bed import KubeBed
+from tests.beds.kube.bed import MANIFESTS, KubeBed, Publisher, install, token
 from tests.beds.kube.client import Client, JsonObject, KubeError
 from tests.beds.kube.events import Thief, answers, events, wait_event
 from tests.beds.kube.manifests import EXCLUSIVE, PREFIX, asks, container, pod, template, workload
-from tests.beds.kube.publisher import MANIFESTS, Publisher, install, token
 from tests.machines.cpus import NO_CPU
 
 POLICIES = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"

@@ -18,16 +18,15 @@ from nri_numa.model.counted_containers import (
     encode_counted_container_hashes,
 )
 from tests.beds.cri import poll
-from tests.beds.kube.bed import KubeBed
+from tests.beds.kube.bed import MANIFESTS, NAMESPACE, KubeBed, Numa
 from tests.beds.kube.caller import Caller
 from tests.beds.kube.client import Client, JsonObject, unscheduled
+from tests.beds.kube.control_plane import ADDRESS
 from tests.beds.kube.controller import Controller
 from tests.beds.kube.controller import install as install_controller
 from tests.beds.kube.events import Thief, answers
 from tests.beds.kube.extender import ACCOUNT, SCHEDULER, Extender, install, make_certificate
 from tests.beds.kube.manifests import PREFIX, asks, container, pod
-from tests.beds.kube.namespaces import ADDRESS
-from tests.beds.kube.service import MANIFESTS, NAMESPACE, Numa
 from tests.beds.kube.topologies import NRT, applied, publish_topology
 from tests.beds.processes import wait_for
 

@@ -8,11 +8,10 @@ import pytest
 
 from tests.beds.cri import poll
 from tests.beds.kube import controller as controllers
-from tests.beds.kube.bed import KubeBed
+from tests.beds.kube.bed import KubeBed, Publisher, install, token
 from tests.beds.kube.client import Client, JsonObject, waiting_reason
 from tests.beds.kube.controller import Controller
 from tests.beds.kube.manifests import PREFIX, asks, container, template, workload
-from tests.beds.kube.publisher import Publisher, install, token
 from tests.beds.kube.topologies import NRT, TOPOLOGY_MANIFESTS, applied, publish_topology
 
 OTHER = "stuck-other"

@@ -22,7 +22,7 @@ from tests.beds.kube.client import (
     unscheduled,
     waiting_reason,
 )
-from tests.beds.kube.control_plane import ControlPlane
+from tests.beds.kube.control_plane import ControlPlane, Namespaces
 from tests.beds.kube.dra import (
     CLAIMS,
     claiming,
@@ -34,7 +34,6 @@ from tests.beds.kube.dra import (
     template,
 )
 from tests.beds.kube.manifests import asks, container, pod
-from tests.beds.kube.namespaces import Namespaces
 from tests.beds.kube.numa_devices import CARD, GPU, NUMA_NODE_BY_DEVICE
 from tests.beds.kube.virtual_node import Look, VirtualNode, container_id
 from tests.beds.testbed import TestbedUnavailable, require_root, skip_or_fail

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from nri_numa.nri.wire.session import Phase, PluginSession, RuntimeSession
 from tests.beds import peer_bytes
-from tests.beds.wire_sessions import feed
+from tests.beds.wire import feed
 
 
 def plugin() -> PluginSession:

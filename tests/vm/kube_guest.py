@@ -19,7 +19,7 @@ import msgspec
 
 from tests.beds.containerd import find_binaries
 from tests.beds.cri import CRIError
-from tests.beds.kube.namespaces import ADDRESS
+from tests.beds.kube.control_plane import ADDRESS
 from tests.beds.kube.node import kubelet_configuration, pod_network
 from tests.beds.kube.virtual_node import (
     AGENT_SOCKET,

@@ -208,9 +208,7 @@ def test_what_containerd_says_of_what_it_cannot_do(bed: Containerd) -> None:
     asyncio.run(use())
 
 
-def test_from_cri_to_nri_and_back_nothing_moves(
-    containerd: Containerd, cri: CRI, start_plugin: StartPlugin
-) -> None:
+def test_no_link_moves_pods(containerd: Containerd, cri: CRI, start_plugin: StartPlugin) -> None:
     plugin = start_plugin(over_cri(containerd))
     owner, owned = owner_of(cri)
     neighbour, shared = cri.pod("neighbour"), MACHINE - owned

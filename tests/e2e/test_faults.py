@@ -77,9 +77,7 @@ def test_an_owner_ends_while_the_state_is_lost(cri: CRI, plugin: PluginProcess, 
         cri.settles(each, MACHINE - cri.cpus(later))
 
 
-def test_a_creation_that_another_plugin_spoils_is_said(
-    containerd: Containerd, cri: CRI, plugin: PluginProcess
-) -> None:
+def test_a_spoilt_creation_is_said(containerd: Containerd, cri: CRI, plugin: PluginProcess) -> None:
     """Both set the cpuset: the runtime fails the creation, and tells neither of them why."""
     shared, other = cri.pod("shared"), LinkThread(containerd)
     try:

@@ -67,9 +67,7 @@ def test_plugin_restart_moves_nothing(cri: CRI, plugin: PluginProcess, kill: boo
     node.check(cri)
 
 
-def test_containerd_reports_no_deprecated_interface_of_the_plugin(
-    containerd: Containerd, plugin: PluginProcess
-) -> None:
+def test_the_plugin_uses_no_deprecated_call(containerd: Containerd, plugin: PluginProcess) -> None:
     """``ctr deprecations list`` names plugins that leave an event to NRI's old StateChange."""
     owner = containerd.cri.owner()
     containerd.cri.update(owner, guaranteed(1))

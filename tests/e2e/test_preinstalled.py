@@ -104,9 +104,7 @@ def test_the_next_one_continues(containerd: Containerd, cri: CRI, installed: Ins
     cri.settles(shared, MACHINE)
 
 
-def test_a_mistake_in_the_drop_in_costs_the_drop_in_only(
-    containerd: Containerd, cri: CRI, installed: Installed
-) -> None:
+def test_mistakes_cost_the_drop_in(containerd: Containerd, cri: CRI, installed: Installed) -> None:
     """Older runtimes end when a plugin of theirs does; this one goes on with its defaults."""
     installed.program.write_text(
         installed.program.read_text().rstrip()

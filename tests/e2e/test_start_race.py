@@ -22,9 +22,7 @@ LIMIT_MS = 100
 @pytest.mark.core
 @pytest.mark.timeout(120 + 5 * ROUNDS)
 @pytest.mark.parametrize("mode", MODES)
-def test_no_neighbour_stays_on_an_owned_cpu(
-    containerd: Containerd, plugin: PluginProcess, mode: str
-) -> None:
+def test_owned_cpus_are_left(containerd: Containerd, plugin: PluginProcess, mode: str) -> None:
     """A container between its creation and its start has the CPUs it may have, soon or at once."""
     with RaceBed(containerd) as bed:
         rounds = list(bed.rounds(mode, ROUNDS))
@@ -35,9 +33,7 @@ def test_no_neighbour_stays_on_an_owned_cpu(
 
 @pytest.mark.core
 @pytest.mark.timeout(300)
-def test_no_update_of_a_neighbour_brings_an_owned_cpu_back(
-    containerd: Containerd, plugin: PluginProcess
-) -> None:
+def test_no_update_brings_an_owned_cpu_back(containerd: Containerd, plugin: PluginProcess) -> None:
     """The runtime sends the cpuset that it remembers with any update; owners come and go."""
     count, late = updated_beside_owners(containerd, OWNERS)
     print(f"{count} updates, {OWNERS} owners; ms after an owner's first instruction: {late}")

@@ -234,9 +234,7 @@ def test_a_runtime_that_goes_away_is_not_ready_and_is_told(node: EmbeddedNode) -
 
 
 @pytest.mark.parametrize("token", ["", "missing"])
-def test_without_a_port_or_its_token_there_is_no_api_and_containers_are_placed(
-    here: EmbeddedNode, token: str
-) -> None:
+def test_without_port_or_token_pods_are_placed_without_api(here: EmbeddedNode, token: str) -> None:
     """Served without the token it would tell everybody which pods run here."""
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))

@@ -146,9 +146,7 @@ def test_handshakes_that_come_to_nothing_leave_nothing(
 
 
 @in_loop
-async def test_silent_clients_do_not_get_as_far_as_tls(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_silence_never_gets_to_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The places are taken by whoever came first; a probe is answered, over TLS, all the same."""
     monkeypatch.setattr(server_module, "MAX_ORDINARY_CONNECTIONS", 4)
     monkeypatch.setattr(server_module, "MAX_RESERVE_CONNECTIONS", 8)

@@ -390,9 +390,7 @@ async def test_a_link_that_held_starts_its_pauses_from_the_beginning(
         assert len(made) == sequences
 
 
-async def test_a_link_that_held_is_dialled_again_without_a_pause(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_held_link_redials_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The runtime dropped a plugin that hung, and listens: whatever starts now starts unpinned."""
     monkeypatch.setattr(nri, "STABLE_LINK_S", 0.0)
     monkeypatch.setattr(nri, "MAX_RETRY_WHILE_LISTENING_S", 3600.0)
@@ -475,9 +473,7 @@ async def started(runtime: EmbeddedRuntime) -> DemoContainer:
     ],
     ids=["containerd-2.4", "containerd-2.1", "containerd-1.7", "cri-o-1.35"],
 )
-async def test_a_push_arrives_by_the_way_that_is_safe(
-    tmp_path: Path, profile: EmbeddedProfile, path: PushPath
-) -> None:
+async def test_pushes_go_safely(tmp_path: Path, profile: EmbeddedProfile, path: PushPath) -> None:
     """Plain UpdateContainers may hang the runtime before NRI 0.12.1 (containerd#13733)."""
     plugin = RecordingPlugin()
     async with embedded(tmp_path, plugin, profile=profile) as (runtime, link):

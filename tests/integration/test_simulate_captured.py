@@ -31,9 +31,7 @@ PACK = Settings(strategy=Strategy.PACK)
 
 
 @pytest.mark.parametrize("name", MACHINES)
-def test_the_command_tells_it_within_80_columns(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_fits_80_columns(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a terminal of so many; a pipe gets every list whole."""
     monkeypatch.setattr(
         "click.testing._NamedTextIOWrapper.isatty", lambda _self: True, raising=False

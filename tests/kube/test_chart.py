@@ -393,9 +393,7 @@ def test_of_two_installations_on_a_node_one_acts(bed: KubeBed, client: Client, i
         poll(lambda: ready("numa-b"), "the second agent alone")
 
 
-def test_a_pod_that_starts_while_nri_is_off_is_explained_and_pinned_later(
-    bed: KubeBed, client: Client
-) -> None:
+def test_a_pod_started_without_nri_is_told_and_pinned_later(bed: KubeBed, client: Client) -> None:
     node = bed.node
     with Release(bed, "numa-off", {"publish": {"enabled": True}}) as release:
         token = release.token("numa-off-nri-numa-publish", node="bed")

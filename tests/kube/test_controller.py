@@ -64,9 +64,7 @@ def wait_factor(bed: KubeBed, factor: float) -> None:
     poll(lambda: factors(bed)[0][0] == factor, f"factor {factor} at the agent")
 
 
-def test_what_others_measure_is_what_new_containers_get(
-    bed: KubeBed, installed: Client, way: None
-) -> None:
+def test_new_containers_get_what_is_measured(bed: KubeBed, installed: Client, way: None) -> None:
     """Half, nothing, and everything again; then the same by the operator's own key."""
     poll(lambda: annotation(installed, "numa-ids"), "the NUMA nodes of the Node")
     whole = factors(bed)[0][1]

@@ -70,9 +70,7 @@ def assignment(node: KubeNode, name: str) -> JsonObject:
     return dict(found)
 
 
-def test_the_scheduler_keeps_who_would_be_rejected(
-    client: Client, node: KubeNode, plugin: DevicePluginDaemon
-) -> None:
+def test_the_scheduler_holds(client: Client, node: KubeNode, plugin: DevicePluginDaemon) -> None:
     before = client.run(pod("before"))
     first = client.run(pod("first", counted(MOST)))
     own = node.cpus(first)
@@ -118,9 +116,7 @@ def test_a_plugin_is_killed(client: Client, node: KubeNode, plugin: DevicePlugin
         assert not node.cpus(client.run(pod("next", counted(1)))) & own
 
 
-def test_a_container_that_restarts_keeps_its_slots(
-    client: Client, node: KubeNode, plugin: DevicePluginDaemon
-) -> None:
+def test_restarts_keep_slots(client: Client, node: KubeNode, plugin: DevicePluginDaemon) -> None:
     client.run(pod("again", counted(1)))
     before = assignment(node, "again")
     placed = client.pod("again")

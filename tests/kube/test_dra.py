@@ -119,9 +119,7 @@ def test_a_launcher_of_virtual_machines_finds_the_cpus_of_its_claim(
     client.wait_pod("dra-launcher", lambda it: health(it) == ["Healthy"], "the health of its CPU")
 
 
-def test_a_pod_that_is_deleted_at_once_is_waited_for(
-    client: Client, node: KubeNode, publisher: Publisher
-) -> None:
+def test_a_pod_deleted_at_once_ends(client: Client, node: KubeNode, publisher: Publisher) -> None:
     """The scheduler gives its claim's CPUs away while its container still ends; none is refused."""
     most = countable(wait_slice(client, publisher)["spec"]["devices"][0])
     client.apply(template("dra-at-once", most))
@@ -159,9 +157,7 @@ def test_every_process_is_killed(bed: KubeBed, client: Client, publisher: Publis
     assert node.cpus(after) == cpus
 
 
-def test_an_extended_resource_of_the_class_is_one_cpu(
-    client: Client, node: KubeNode, publisher: Publisher
-) -> None:
+def test_extended_resource_is_one_cpu(client: Client, node: KubeNode, publisher: Publisher) -> None:
     """The scheduler makes the claim itself, for a pod that knows of none."""
     resource = "numa.example.com/claimed-cpu"
     wait_slice(client, publisher)

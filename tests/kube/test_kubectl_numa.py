@@ -94,9 +94,7 @@ def observer(bed: KubeBed, client: Client, image: Path) -> Iterator[JsonObject]:
         client.kubectl("delete", "namespace", space)  # and its pods; the next test makes it anew
 
 
-def test_a_pod_is_explained_from_afar_as_on_its_node(
-    client: Client, observer: JsonObject, numa: Numa
-) -> None:
+def test_explain_is_the_same_from_afar(client: Client, observer: JsonObject, numa: Numa) -> None:
     client.run(pod("listed", annotations=asks(numacpu=LAST, numamem="0")))
     done = numa("explain", "listed")
     assert done.returncode == 0, done.stderr

@@ -87,9 +87,7 @@ def test_grants_of_the_kubelet_are_nobody_elses(client: Client, static_node: Kub
         poll(lambda p=each: static_node.cpus(p) == MACHINE, "CPUs given back")  # type: ignore[misc]  # bound per turn
 
 
-def test_a_list_against_a_grant_is_rejected_unless_overriding_is_allowed(
-    client: Client, static_node: KubeNode
-) -> None:
+def test_a_list_against_a_grant_needs_overriding(client: Client, static_node: KubeNode) -> None:
     configure(static_node, MAY_LIST)
     document = pod("listed", container(cpus="1"), annotations=asks(numacpu=FIRST))
     client.apply(document)

@@ -41,9 +41,7 @@ def count(event: JsonObject) -> int:
     return int((event.get("series") or {}).get("count", 1))
 
 
-def test_a_rejected_pod_says_so_where_people_look(
-    bed: KubeBed, installed: Client, publisher: Publisher
-) -> None:
+def test_a_rejection_is_easy_to_find(bed: KubeBed, installed: Client, publisher: Publisher) -> None:
     """One Event whose count grows, over restarts of both sides too."""
     installed.apply(rejected("publish-once"))
     event = wait_event(installed, publisher, "publish-once", "PlacementRejected")

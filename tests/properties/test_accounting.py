@@ -56,9 +56,7 @@ strict = pods.map(lambda steps: [s for s in steps if s[0] != "best-effort"])
 
 
 @given(st.integers(0, len(MACHINES) - 1), setting, strict)
-def test_shared_what_is_said_to_be_free_is_admitted_and_never_more(
-    machine: int, settings: Settings, steps: Steps
-) -> None:
+def test_shared_free_is_admitted_never_more(machine: int, settings: Settings, steps: Steps) -> None:
     world = lived(World(MACHINES[machine](), settings), steps)
     requested = {"policy": "single-numa-node", "cpus": "shared"}
     never_overcommitted(world.agent.current.machine, world.agent.current.state)

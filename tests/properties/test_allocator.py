@@ -396,9 +396,7 @@ def shrunk(topology: Topology, held: CPUSet, count: int, smt: SMT) -> CPUSet:
 
 @_SLOW
 @given(machines(), st.data())
-def test_giving_back_keeps_few_numa_nodes_and_whole_cores(
-    topology: Topology, data: st.DataObject
-) -> None:
+def test_releases_keep_few_numa_nodes_whole_cores(topology: Topology, data: st.DataObject) -> None:
     held = data.draw(subsets(topology.online))
     count = data.draw(st.integers(0, len(held)))
     kept = shrunk(topology, held, count, SMT.ANY)

@@ -274,9 +274,7 @@ def _free_gib(world: World) -> list[float]:
         ({"bind": "none"}, [34, 34]),
     ],
 )
-def test_memory_that_is_not_pinned_is_counted_where_it_is_to_be_expected(
-    asks: dict[str, str], left: list[float]
-) -> None:
+def test_unpinned_memory_counts_where_expected(asks: dict[str, str], left: list[float]) -> None:
     topology = machines.dual_smt(cores_per_numa=8)
     world = World(topology)
     world.put("big", asks, 4, 60)

@@ -113,9 +113,7 @@ def test_a_rejection_for_whole_cores_names_what_would_fit(
 
 @given(st.sets(st.integers(0, 19), max_size=18), st.integers(1, 6), st.booleans())
 @example({16, 17}, 1, True)
-def test_whole_cores_come_from_the_numa_node_whose_cores_make_the_number(
-    listed: set[int], count: int, pack: bool
-) -> None:
+def test_whole_cores_are_of_the_fitting_numa_node(listed: set[int], count: int, pack: bool) -> None:
     """On hybrid cores, though another has more CPUs: cores of two threads never make one CPU."""
     topology = machines.dual_smt_16(efficient_cores_per_numa=2)
     world = World(topology, Settings(strategy=Strategy.PACK if pack else Strategy.SPREAD))
@@ -226,9 +224,7 @@ def test_a_rejection_on_a_large_machine_stays_readable() -> None:
     assert len(rejected.message) < 1000
 
 
-def test_best_effort_with_too_much_cpu_and_memory_only_a_tier_has_still_runs_where_cpus_are() -> (
-    None
-):
+def test_best_effort_with_too_much_cpu_and_memory_of_only_a_tier_runs_where_cpus_are() -> None:
     topology = machines.single_smt(cores_per_numa=2, memory_gib=4, memory_only_gib=[64])
     tier = topology.memory_nodes - topology.cpu_nodes
     world = World(topology, Settings(memory_only_numa_nodes=tier))

@@ -372,9 +372,7 @@ FORGED_BEYOND_LISTS = {
 
 @pytest.mark.parametrize("name", FORGED)
 @pytest.mark.parametrize("signed", [False, True])
-def test_a_forged_annotation_is_never_adopted(
-    name: str, signed: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_no_forgery_is_adopted(name: str, signed: bool, caplog: pytest.LogCaptureFixture) -> None:
     """Also with the signature of another container of the same node on it."""
     note, wishes, cpus, has = FORGED[name]
     world = World(

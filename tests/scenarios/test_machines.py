@@ -379,9 +379,7 @@ def _grouped(files: dict[str, str], name: str, size: int, count: int = 16) -> No
 @pytest.mark.parametrize(
     ("name", "noun"), [("cluster_cpus_list", "clusters of cores"), ("die_cpus_list", "dies")]
 )
-def test_case_14_clusters_and_dies_stand_in_for_caches(
-    tmp_path: Path, name: str, noun: str
-) -> None:
+def test_case_14_clusters_and_dies_serve_as_caches(tmp_path: Path, name: str, noun: str) -> None:
     """An Arm machine that tells clusters of 4 cores and no cache."""
     base = machines.dual_no_smt(cores_per_l3=0)
     machine = _read(tmp_path, base, lambda files: _grouped(files, name, 4))

@@ -393,9 +393,7 @@ def test_the_annotation_names_the_drained_numa_nodes(
 
 
 @pytest.mark.parametrize(("writers", "code"), [(2, 0), (9, 1)])
-def test_a_node_that_somebody_else_writes_is_read_again(
-    run: Run, world: dict[str, Any], writers: int, code: int
-) -> None:
+def test_a_written_node_is_reread(run: Run, world: dict[str, Any], writers: int, code: int) -> None:
     """The kubelet writes a Node too; its change, and another operator's, stay."""
     world |= {"node": node(numa_ids="0-1"), "other_writers": writers}
     done = run("drain", "worker-1", "1")

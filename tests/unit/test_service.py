@@ -44,9 +44,7 @@ def lived(worker: Worker) -> int:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_who_is_told_to_stop_ends_in_order(
-    number: signal.Signals, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_it_stops_in_order(number: signal.Signals, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     worker = Worker(number=number)
     assert lived(worker) == 0

@@ -17,7 +17,6 @@ from tests.beds.kube.control_plane import ADDRESS, ControlPlane, Namespaces
 from tests.beds.kube.node import NOBODY, KubeNode
 from tests.beds.plugin_process import REPOSITORY, plugin_environment
 from tests.beds.processes import Daemon, ProcessBed
-from tests.beds.reports import attach_if_failed, pytest_runtest_makereport  # noqa: F401  # the hook
 from tests.beds.testbed import require_root
 
 OTHER_NODES = ("second", "third")

@@ -213,9 +213,7 @@ def test_a_place_that_cannot_be_made_stops_nobody(tmp_path: Path) -> None:
         ({"smt": "isolate", "load": "low", "devices": "ignore"}, "1"),
     ],
 )
-def test_what_a_claim_asks_for_is_what_the_annotation_would(
-    bed: ClaimBed, parameters: dict[str, str], mems: str
-) -> None:
+def test_a_claim_is_as_the_annotation(bed: ClaimBed, parameters: dict[str, str], mems: str) -> None:
     bed.objects[UID] = bed.claim(configs=[config(parameters)])
     bed.prepare()
     of = pod("web")

@@ -142,9 +142,7 @@ def test_observing_only_writes_nothing(tree: CgroupTree) -> None:
 
 
 @pytest.mark.parametrize(("quota", "left"), [(200_000, 200_000), (300_000, None)])
-def test_a_limit_of_a_rejected_resize_is_nobodys_to_lift(
-    bed: LateStartsBed, quota: int, left: int | None
-) -> None:
+def test_limits_of_rejected_resizes_stay(bed: LateStartsBed, quota: int, left: int | None) -> None:
     own, plain = bed.place("own", 2, policy="single-numa-node"), bed.place("plain")
     for container_id in (own, plain, "unknown"):
         bed.late.on_rejected_resize_in_force(container_id, quota)

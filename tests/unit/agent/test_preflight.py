@@ -243,9 +243,7 @@ def test_a_file_of_version_2_is_blamed_only_where_containerd_is_older_than_that(
     ],
 )
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives files away, which needs root")
-def test_what_root_runs_is_written_by_root_alone(
-    tmp_path: Path, mode: int, owner: int, said: str | None
-) -> None:
+def test_root_runs_what_root_wrote(tmp_path: Path, mode: int, owner: int, said: str | None) -> None:
     """Whoever owns the checkout would be root."""
     write_tree(tmp_path, {"venv/bin/python": ""})
     (tmp_path / "venv/bin/python").chmod(0o755)
@@ -259,9 +257,7 @@ def test_what_root_runs_is_written_by_root_alone(
 
 
 @pytest.mark.parametrize("configuration", ["version = 2\n", f"version = 2\n{NRI}disable = false\n"])
-def test_a_containerd_without_nri_is_named_whatever_its_configuration_says(
-    tmp_path: Path, configuration: str
-) -> None:
+def test_containerd_without_nri_is_named_in_any_config(tmp_path: Path, configuration: str) -> None:
     """Debian 12's own package; no setting helps."""
     write_tree(tmp_path, {CONTAINERD: configuration})
     installed(tmp_path, "containerd github.com/containerd/containerd 1.6.20~ds1 1.6.20")
@@ -294,9 +290,7 @@ def test_a_distribution_is_named_with_containerds_template(tmp_path: Path, name:
         ("v1.7.24", {"b": "disable_connections = true\ndisable = false"}, "b.toml sets disable_c"),
     ],
 )
-def test_the_files_that_containerd_imports_win(
-    tmp_path: Path, told: str, files: dict[str, str], said: str
-) -> None:
+def test_imported_files_win(tmp_path: Path, told: str, files: dict[str, str], said: str) -> None:
     main = f"version = 2\nimports = ['/etc/containerd/conf.d/*.toml', '../*/config.toml']\n{NRI}"
     parts = {f"etc/containerd/conf.d/{name}.toml": NRI + text for name, text in files.items()}
     write_tree(tmp_path, {CONTAINERD: f"{main}disable = true\n", **parts})

@@ -56,9 +56,7 @@ def listening(path: Path) -> Iterator[socket.socket]:
         (crio_nodes.openshift, "1.32", "crun"),
     ],
 )
-def test_a_crio_that_serves_nri_is_named_with_its_drivers(
-    tmp_path: Path, node: Node, version: str, text: str
-) -> None:
+def test_a_crio_with_nri_has_drivers(tmp_path: Path, node: Node, version: str, text: str) -> None:
     node(tmp_path)
     write_tree(tmp_path, {DROP_IN: "[crio.nri]\nenable_nri = true\n"})
     with listening(tmp_path / "nri.sock"):
@@ -106,9 +104,7 @@ def test_without_a_version_the_setting_is_asked_for(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_drop_in_that_keeps_plugins_away_is_named(
-    tmp_path: Path, node: Node, setting: str, text: str
-) -> None:
+def test_a_drop_in_that_stops_plugins(tmp_path: Path, node: Node, setting: str, text: str) -> None:
     node(tmp_path)
     write_tree(tmp_path, {DROP_IN: f"[crio.nri]\n{setting}\n"})
     nri = about("NRI", findings(tmp_path))

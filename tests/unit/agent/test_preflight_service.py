@@ -136,8 +136,6 @@ def test_the_documented_drop_in_lets_it_in_beside_others(tmp_path: Path) -> None
         ("", False),
     ],
 )
-def test_in_a_container_our_own_capabilities_are_the_agents(
-    tmp_path: Path, status: str, warns: bool
-) -> None:
+def test_a_containers_capabilities_are_the_agents(tmp_path: Path, status: str, warns: bool) -> None:
     write_tree(tmp_path, {"proc/self/status": status})
     assert withheld(tmp_path) is warns

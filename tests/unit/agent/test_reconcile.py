@@ -629,9 +629,7 @@ def test_a_cpu_limit_is_lifted_in_cgroup_and_scope(bed: ReconcilerBed, systemd: 
     assert bed.counts() == (1, 1, 0)
 
 
-def test_a_scope_that_keeps_its_cpu_limit_is_drift_until_systemd_lifts_it(
-    bed: ReconcilerBed, systemd: SystemdBus
-) -> None:
+def test_a_scope_that_keeps_its_cpu_limit_is_drift(bed: ReconcilerBed, systemd: SystemdBus) -> None:
     scope = CrunScope(bed, systemd)
     systemd.refusing = "Unit is frozen"
     done = bed.round()
@@ -653,9 +651,7 @@ def test_a_resize_leaves_no_limit_on_the_scope(bed: ReconcilerBed, systemd: Syst
     assert bed.round() == RoundResult(cgroup_count=3)
 
 
-def test_the_return_of_what_systemd_still_has_is_no_fight(
-    bed: ReconcilerBed, systemd: SystemdBus, scope: str
-) -> None:
+def test_systemd_restoring_is_no_fight(bed: ReconcilerBed, systemd: SystemdBus, scope: str) -> None:
     systemd.refusing = "Unit is frozen"
     bed.round()
     for _ in range(5):

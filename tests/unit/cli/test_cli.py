@@ -387,9 +387,7 @@ def test_http_off_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "http.address is off" in invoke("status", code=3).output
 
 
-def test_the_address_comes_from_the_configuration(
-    agent: tuple[str, object], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_configured_address(agent: tuple[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NRI_NUMA_HTTP_ADDRESS", agent[0])
     assert invoke("status").exit_code == 0
 

@@ -66,9 +66,7 @@ def test_a_file_that_is_read_later_is_left_to_the_operator(tmp_path: Path, name:
     assert files(tmp_path) == before
 
 
-def test_openshift_is_shown_what_its_machine_config_must_have(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_openshift_gets_machine_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     crio_nodes.openshift(tmp_path, "1.29.9-5.rhaos4.16.git34690b8.el9")
     before = files(tmp_path)
     fix_runtime_config(tmp_path)

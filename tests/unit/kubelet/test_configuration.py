@@ -363,9 +363,7 @@ def process(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     made.communicate()
 
 
-def test_the_command_line_of_the_kubelet_that_uses_our_directory(
-    tmp_path: Path, process: subprocess.Popen[bytes]
-) -> None:
+def test_the_command_line_of_our_kubelet(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
     """Others on the machine (nested clusters) have another directory."""
     write(tmp_path / "k.yaml", reservedSystemCPUs="1", cpuManagerPolicy="static")
     found = read_kubelet_config("auto", "", str(tmp_path))

@@ -275,9 +275,7 @@ def v2(directory: Path, cpus: str, effective: str, state: str = "", **more: str)
     ],
     ids=["v2", "hybrid", "both", "hybrid with v2 cpusets", "mounted together", "none", "empty"],
 )
-def test_the_hierarchy_with_the_cpusets_is_found(
-    tmp_path: Path, files: list[str], path: str, unified: bool
-) -> None:
+def test_the_cpuset_hierarchy(tmp_path: Path, files: list[str], path: str, unified: bool) -> None:
     for one in files:
         name, _, text = one.partition(":")
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)

@@ -582,9 +582,7 @@ def test_memory_of_an_idle_machine_is_free(tmp_path: Path) -> None:
         (65536, 40 * MIB),  # 64 MiB x 5/4 for two nodes
     ],
 )
-def test_page_cache_is_reclaimable_but_for_what_the_kernel_keeps(
-    tmp_path: Path, reserve: int | None, low: int
-) -> None:
+def test_page_cache_is_mostly_reclaimable(tmp_path: Path, reserve: int | None, low: int) -> None:
     """Once out of the cache and once to stay free."""
     if reserve:
         write_tree(tmp_path, {"proc/sys/vm/min_free_kbytes": f"{reserve}\n"})

@@ -58,9 +58,7 @@ def said(caplog: pytest.LogCaptureFixture, text: str) -> list[str]:
     return [vars(r)["fields"].get("problem", "") for r in caplog.records if text in r.message]
 
 
-async def test_restarts_of_either_side_lose_and_double_nothing(
-    bed: PublisherBed, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_restarts_lose_nothing(bed: PublisherBed, caplog: pytest.LogCaptureFixture) -> None:
     await until(lambda: bed.events())
     await bed.stop_publisher()
     bed.view.noted = [replace(NOTICE, count=4, number=32)]
@@ -311,9 +309,7 @@ async def test_a_numa_node_that_is_left_out_is_said_once(
     assert len(said(caplog, "omitted")) == 1
 
 
-async def test_a_missing_definition_is_said_once(
-    directory: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_an_absent_type_is_said(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
     bed = PublisherBed(directory, node_resource_topology=True)
     missing = "the server could not find the requested resource"
     bed.cluster.fail(404, missing, on="noderesourcetopologies")

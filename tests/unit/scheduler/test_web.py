@@ -181,7 +181,7 @@ async def test_filter_names_all_nodes_with_room_where_prioritize_is_asked() -> N
         assert [one["Host"] for one in scores] == ["a", "b"]
 
 
-async def test_a_pod_that_no_node_of_a_sample_has_room_for_is_woken_for_another(
+async def test_a_pod_without_room_in_a_sample_is_woken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The question itself costs no more than the nodes that it names."""

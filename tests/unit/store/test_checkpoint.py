@@ -207,9 +207,7 @@ HEAD = framed(1, json.dumps({"head": IDENTITY, "at": 1.0}).encode())
         (b'{"set":{"x":7}}', "the entry of container x is left out"),
     ],
 )
-def test_intact_lines_that_say_nonsense_are_left_out(
-    node: StateDirectoryBed, payload: bytes, said: str
-) -> None:
+def test_intact_nonsense_is_left_out(node: StateDirectoryBed, payload: bytes, said: str) -> None:
     node.directory.mkdir()
     node.file.write_bytes(HEAD + framed(2, payload) + framed(3, b'{"set":{"a":{"n":1}}}'))
     store, loaded = node.start()

@@ -223,9 +223,7 @@ def test_the_key_is_made_once_and_for_the_owner_only(state: Path) -> None:
 
 
 @pytest.mark.parametrize(("trusted", "writable"), [(False, False), (False, True), (True, False)])
-def test_without_a_directory_of_ours_the_key_is_for_this_process(
-    state: Path, trusted: bool, writable: bool
-) -> None:
+def test_without_a_directory_a_key_ends_with_us(state: Path, trusted: bool, writable: bool) -> None:
     first, problems = key_of(state, trusted=trusted, writable=writable)
     assert problems == []
     assert not list(state.iterdir())

@@ -153,9 +153,7 @@ def test_a_restart_keeps_notices_rejections_and_traces(
     assert (one.id, one.count) == (before.history.notices.notices_after()[0].id, 2)
 
 
-def test_files_of_the_version_before_are_read_once_and_replaced(
-    tmp_path: Path, path: Path, restarted: Restarted
-) -> None:
+def test_files_of_the_version_before(tmp_path: Path, path: Path, restarted: Restarted) -> None:
     before = busy()
     notices = before.history.notices
     notices.instance = "beef"

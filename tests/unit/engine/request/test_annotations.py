@@ -272,9 +272,7 @@ UNKNOWN_KEYS = [
 
 @pytest.mark.parametrize(("key", "expectation"), UNKNOWN_KEYS)
 @pytest.mark.parametrize("suffix", ["", ".main", ".another"])
-def test_an_unknown_key_under_our_prefix_is_rejected_for_every_container(
-    key: str, expectation: str, suffix: str
-) -> None:
+def test_an_unknown_key_is_rejected_for_containers(key: str, expectation: str, suffix: str) -> None:
     bad = asked({f"{PREFIX}/{key}{suffix}": "v1"})
     assert isinstance(bad, Rejection)
     for part in (f"{PREFIX}/{key}{suffix}", "'v1'", expectation):
@@ -320,9 +318,7 @@ CONTRADICTIONS: list[tuple[dict[str, str], str, str]] = [
 
 
 @pytest.mark.parametrize(("keys", "first", "second"), CONTRADICTIONS)
-def test_contradicting_keys_of_one_level_are_rejected(
-    keys: dict[str, str], first: str, second: str
-) -> None:
+def test_contradictions_of_a_level_are_wrong(keys: dict[str, str], first: str, second: str) -> None:
     for suffix in ("", ".main"):
         bad = asked({f"{PREFIX}/{key}{suffix}": value for key, value in keys.items()})
         assert isinstance(bad, Rejection), keys

@@ -109,8 +109,7 @@ class CgroupBed(Clock):
     scopes: SystemdScopes = field(default_factory=lambda: SystemdScopes("/nowhere", "/nowhere"))
 
     def __post_init__(self) -> None:
-        topology = machines.snc_single_no_smt()
-        self.world = World(topology, observe=self.observe)
+        self.world = World(machines.snc_single_no_smt(), observe=self.observe)
         self.world.starts = False
         self.world.synchronize()
         self.timing: Clock = self

@@ -30,8 +30,7 @@ def read_by_the_agent(page: Page, url: str, condition: str) -> None:
 
 def test_where_its_memory_is_and_how_much_it_waits(page: Page) -> None:
     """Numbers where they are known, the reason in words where they are not, and never a zero."""
-    machine = machines.snc_single()
-    with page_node(machine, config=ON) as node:
+    with page_node(machines.snc_single(), config=ON) as node:
         node.start_agent()
         node.create("looked", cpus=2, memory_gib=1, policy="single-numa-node")
         visit(page, node)
@@ -63,8 +62,7 @@ def test_where_its_memory_is_and_how_much_it_waits(page: Page) -> None:
 
 
 def test_without_being_asked_to_look_the_details_say_nothing_of_it(page: Page) -> None:
-    machine = machines.snc_single()
-    with page_node(machine) as node:
+    with page_node(machines.snc_single()) as node:
         node.start_agent()
         node.create("looked", cpus=2, memory_gib=1, policy="single-numa-node")
         details_anew(page, node.url)

@@ -36,8 +36,7 @@ def test_the_use_of_cpus_and_memory_is_drawn(page: Page) -> None:
 
 def test_a_container_is_measured_when_somebody_asks(page: Page) -> None:
     """Where its memory is, and what it uses of its CPUs; or why that is not known."""
-    machine = machines.snc_single()
-    with page_node(machine) as node:
+    with page_node(machines.snc_single()) as node:
         node.start_agent()
         node.create("own", cpus=2, memory_gib=1, policy="single-numa-node")
         page.open(node.url)

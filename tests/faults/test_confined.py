@@ -31,8 +31,7 @@ PROFILE = ROOT / "config/security/nri-numa.json"
 @pytest.fixture
 def confined(tmp_path: Path) -> Iterator[EmbeddedNode]:
     """A node where the agent runs with these rights from its first instruction on."""
-    config = {"reconcile": {"interval": "200ms"}}
-    with EmbeddedNode(tmp_path, config=config) as node:
+    with EmbeddedNode(tmp_path, config={"reconcile": {"interval": "200ms"}}) as node:
         node.start(f"confined:{PROFILE}")
         yield node
 

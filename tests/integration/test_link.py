@@ -442,8 +442,7 @@ async def test_while_the_socket_takes_connections_a_pause_is_short(tmp_path: Pat
             pauses.append(delay)
 
     settings = LinkSettings(name="a", index="10", socket_path=path, delays=lambda: iter([30.0] * 9))
-    link = Told(RecordingPlugin(), settings)
-    async with raw_runtime(path, serve), running(link):
+    async with raw_runtime(path, serve), running(Told(RecordingPlugin(), settings)):
         await eventually(lambda: len(pauses) >= 3)
     assert pauses[:3] == [2.0, 2.0, 2.0]
 

@@ -31,8 +31,7 @@ from tests.machines import named as machines
 
 def _asks(milli: int, annotations: dict[str, str]) -> tuple[PodSandbox, Container]:
     of = pod("one-more", annotations)
-    wants = Resources(cpu_quota=milli * 100, cpu_period=100_000)
-    return of, container(of, wants=wants)
+    return of, container(of, wants=Resources(cpu_quota=milli * 100, cpu_period=100_000))
 
 
 def _drained_but(world: World, numa_node: int) -> NodeModel:
@@ -145,8 +144,7 @@ def test_wide_owners_leave_what_was_promised(
 ) -> None:
     """Wherever the CPUs of one that spans NUMA nodes come from."""
     world = lived(World(MACHINES[machine](), settings), steps)
-    requested = {"policy": "best-effort", "cpus": "exclusive"}
-    of, made = _asks(1000 * count, requested)
+    of, made = _asks(1000 * count, {"policy": "best-effort", "cpus": "exclusive"})
     decision = admit(NodeSnapshot(world.agent.current.machine, world.agent.current.state), of, made)
     if isinstance(decision, Admitted):
         never_overcommitted(world.agent.current.machine, decision.state)

@@ -120,8 +120,7 @@ def test_a_mask_has_its_own_memory_and_what_serves_it_once(
     need: int, capacity: list[int], used: list[int], extra: list[tuple[int, int, set[int]]]
 ) -> None:
     demand = _demand(need, capacity, used, extra)
-    machine = NUMASet(range(CPU_NODES))
-    (family,) = engine_hints([demand], machine, SearchBudget())
+    (family,) = engine_hints([demand], NUMASet(range(CPU_NODES)), SearchBudget())
     fits = [m for m in _masks() if _have(demand, dict(demand.free_amounts), m) >= need]
     if not fits:
         assert family.nil is False

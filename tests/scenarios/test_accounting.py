@@ -173,8 +173,7 @@ def test_case_17_memory_counts_where_it_is_scarcest(world: World) -> None:
 
 def test_case_17_shares_and_not_amounts_decide() -> None:
     """A small NUMA node that is empty is emptier than a large one that is half full."""
-    base = machines.dual_no_smt()
-    world = World(base, Settings(capacity_factor={1: 0.5}))
+    world = World(machines.dual_no_smt(), Settings(capacity_factor={1: 0.5}))
     world.put("first", {"numacpu": "0-3", "cpus": "exclusive"}, 4)
     world.put("a", {**POLICY, "bind": "cpu"}, 1, qos=QoSClass.BURSTABLE)
     assert str(world.allocation("a-app").numa_nodes) == "1"
@@ -185,8 +184,7 @@ def test_case_17_huge_pages_count_too() -> None:
     pages = 2 << 20
     world.put("first", {"numamem": "0"}, 0, 0, pages={pages: GIB // 2})
     of = pod("a", POLICY, qos=QoSClass.BURSTABLE)
-    wants = resources(1, 1, hugepages={pages: GIB // 4})
-    assert world.place(of, wants=wants)[1] == "1"
+    assert world.place(of, wants=resources(1, 1, hugepages={pages: GIB // 4}))[1] == "1"
 
 
 # --- A NUMA node of which less is there, or nothing: who still gets something on it -------------
@@ -275,8 +273,7 @@ def _free_gib(world: World) -> list[float]:
     ],
 )
 def test_unpinned_memory_counts_where_expected(asks: dict[str, str], left: list[float]) -> None:
-    topology = machines.dual_smt(cores_per_numa=8)
-    world = World(topology)
+    world = World(machines.dual_smt(cores_per_numa=8))
     world.put("big", asks, 4, 60)
     assert _free_gib(world) == left
     message = world.rejected("more", SINGLE, 1, max(left) + 1).message

@@ -106,8 +106,7 @@ def test_a_rejection_for_whole_cores_names_what_would_fit(
     named = re.search(r"so ([\d or]+) would fit", rejected.message)
     assert tuple(map(int, named[1].split(" or ") if named else ())) == fitting, rejected.message
     for number in fitting:
-        one = pod(f"b{number}", wishes)
-        world.place(one, wants=resources(number))
+        world.place(pod(f"b{number}", wishes), wants=resources(number))
         world.stop(f"b{number}-app")
 
 
@@ -377,8 +376,7 @@ def test_a_pod_that_was_placed_wide_by_one_container_is_no_place_for_a_strict_on
 @pytest.mark.parametrize("policy", ["best-effort", "restricted", "single-numa-node"])
 def test_scope_pod_on_one_numa_node_places_what_fits(policy: str) -> None:
     """2 + 5 of 8 CPUs, and 3 + 3 of 8 GiB: the sum is asked for once, not once for each."""
-    topology = machines.single_no_smt(cores_per_numa=8, memory_gib=8)
-    world = World(topology)
+    world = World(machines.single_no_smt(cores_per_numa=8, memory_gib=8))
     of = pod("p", {"policy": policy, "scope": "pod"}, total=resources(7, 6))
     world.add(of, "a", 2, 3)
     cpus, mems = world.add(of, "b", 5, 3)

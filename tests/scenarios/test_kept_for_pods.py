@@ -129,8 +129,7 @@ def test_a_container_that_shares_leaves_what_its_pod_keeps() -> None:
 
 def test_kept_cpus_go_back_after_a_while(tmp_path: Path) -> None:
     world, _ = on_cgroups(tmp_path)
-    of = pod("db", OWN)
-    world.stop(start(world, of, "main", 3))
+    world.stop(start(world, pod("db", OWN), "main", 3))
     world.now += 599
     world.agent.reservations.release_expired()
     assert world.agent.current.state.exclusive
@@ -327,8 +326,7 @@ def test_of_a_checkpoint_older_than_a_grant_nothing_is_kept_that_another_has() -
 
 def test_nothing_is_kept_where_it_is_switched_off() -> None:
     world = four(Settings())
-    of = pod("db", OWN)
-    world.stop(start(world, of, "main", 3))
+    world.stop(start(world, pod("db", OWN), "main", 3))
     assert not world.agent.current.state.exclusive
 
 

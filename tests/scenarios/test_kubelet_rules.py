@@ -109,8 +109,7 @@ def test_kubelet_memory_books_huge_pages_with_memory() -> None:
     assert "hugepages-1Gi: 1 GiB needed, 0 B free on all NUMA nodes together" in message
     world.stop("a-app")
     assert world.put("d", SINGLE, 1, 1, pages={GIB: GIB})[1] == "0"
-    small = {2 << 20: GIB}
-    assert "2 MiB" in world.rejected("e", SINGLE, 1, 1, pages=small).message
+    assert "2 MiB" in world.rejected("e", SINGLE, 1, 1, pages={2 << 20: GIB}).message
 
 
 def test_kubelet_memory_of_a_list_is_booked_beside_the_others() -> None:

@@ -203,8 +203,7 @@ def test_a_pin_that_was_lost_is_written_again() -> None:
 def test_a_container_whose_pod_is_unknown_is_no_containers_of_ours() -> None:
     world = World(machines.dual_smt())
     world.ends_whole = False
-    of = pod("ghost", SINGLE)
-    world.live["ghost-app"] = container(of, wants=resources(2))
+    world.live["ghost-app"] = container(pod("ghost", SINGLE), wants=resources(2))
     assert world.synchronize() == ()
     assert not world.agent.current.state.allocations
 

@@ -86,8 +86,7 @@ def test_exclusive_lists_may_not_overlap_other_lists() -> None:
 @pytest.mark.parametrize("wishes", [{}, {"policy": "best-effort"}])
 def test_huge_pages_that_do_not_fit_are_rejected_too(wishes: dict[str, str]) -> None:
     """Three pods of 2 GiB in pages of 1 GiB, and one NUMA node that has two of them."""
-    topology = machines.dual_smt_16(hugepages={GIB: 2 * GIB})
-    world = World(topology)
+    world = World(machines.dual_smt_16(hugepages={GIB: 2 * GIB}))
     wants = resources(1, 1, hugepages={GIB: 2 * GIB})
     pods = [pod(name, {**wishes, "numamem": "1"}) for name in "abc"]
     world.place(pods[0], wants=wants)

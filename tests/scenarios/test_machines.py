@@ -113,8 +113,7 @@ def test_case_9_shared_memory_counts_once_for_wide_containers() -> None:
 
 def test_case_9_each_virtual_cpu_node_takes_its_own_memory_node() -> None:
     """Two NUMA nodes with CPUs and two with memory, told apart by distance only."""
-    topology = machines.dual_smt_16(memory_gib=0, memory_only_gib=(16, 16))
-    world = World(topology)
+    world = World(machines.dual_smt_16(memory_gib=0, memory_only_gib=(16, 16)))
     seen = set()
     for n in range(2):
         _, mems = world.put(f"p{n}", SINGLE, 4, 10)
@@ -161,8 +160,7 @@ def test_case_9_huge_pages_of_a_tier_count_too() -> None:
     nodes = {i: replace(n, hugepages=pages if i > 1 else {}) for i, n in base.numa_nodes.items()}
     world = World(replace(base, numa_nodes=nodes), Settings(memory_only_numa_nodes=NUMASet([2, 3])))
     of = pod("a", SINGLE)
-    wants = resources(2, 1, hugepages={2 << 20: GIB})
-    _, mems = world.place(of, wants=wants)
+    _, mems = world.place(of, wants=resources(2, 1, hugepages={2 << 20: GIB}))
     assert mems in ("0,2", "1,3")
     charges = world.agent.current.state.charges
     assert sum(c.hugepages.get(2 << 20, 0) for i, c in charges.items() if i > 1) == GIB
@@ -170,8 +168,7 @@ def test_case_9_huge_pages_of_a_tier_count_too() -> None:
 
 def test_case_10_lists_are_booked_on_memory_only_numa_nodes() -> None:
     """Two pods of 900 MiB do not fit 996 MiB; both were placed."""
-    topology = machines.single_smt(memory_only_gib=(996 / 1024,))
-    world = World(topology)
+    world = World(machines.single_smt(memory_only_gib=(996 / 1024,)))
     assert world.put("first", {"numamem": "1"}, 1, 900 / 1024)[1] == "1"
     second = pod("second", {"numamem": "1"})
     rejected = world.reject(second, wants=resources(1, 900 / 1024))

@@ -260,8 +260,7 @@ def test_a_rejection_names_only_what_is_needed() -> None:
     rejected = world.rejected("bare", {**SINGLE, "bind": "cpu"}, 1.5, 4, qos=BURSTABLE)
     assert "GiB" not in rejected.message
     memory = pod("memory", SINGLE, qos=BURSTABLE)
-    wants = Resources(memory_limit=200 * GIB)
-    rejected = world.reject(memory, wants=wants)
+    rejected = world.reject(memory, wants=Resources(memory_limit=200 * GIB))
     assert "200 GiB memory" in rejected.message
     assert "0 CPUs" not in rejected.message
 

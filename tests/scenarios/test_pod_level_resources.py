@@ -80,8 +80,7 @@ def test_half_a_cpu_of_request_pays_for_no_whole_one(node: World) -> None:
 
 
 def test_a_pod_that_was_resized_before_the_runtime_knew_grows(node: World) -> None:
-    of = pod("p", NARROW, total=resources(2, 2))
-    node.add(of, "a", 2, 2)
+    node.add(pod("p", NARROW, total=resources(2, 2)), "a", 2, 2)
     assert node.update("p-a", resources(3, 3)) is None
     assert sums(node) == (3, 3000, 3 * GIB)
 
@@ -370,8 +369,7 @@ def test_requests_of_the_whole_pod_pay_for_its_list(world: World) -> None:
 
 
 def test_what_others_of_the_pod_have_does_not_pay_for_its_list(world: World) -> None:
-    own = {**LIST, "numacpu.other": "6-7"}
-    of = pod("db", own, total=resources(5))
+    of = pod("db", {**LIST, "numacpu.other": "6-7"}, total=resources(5))
     world.add(of, "other", 2)
     says(world.reject(of, container(of, "main", resources(3))), "CPUsNotRequested")
 

@@ -98,8 +98,7 @@ def test_case_19_memory_and_huge_pages_that_never_meet() -> None:
     world = World(two_by_four(hugepages={GIB: 2 * GIB}))
     for name, memory, pages in (("memory", 5, None), ("pages", 1, {GIB: 2 * GIB})):
         of = pod(name, {"policy": "single-numa-node"})
-        wants = resources(1, memory, hugepages=pages)
-        world.place(of, wants=wants)
+        world.place(of, wants=resources(1, memory, hugepages=pages))
     rejected = world.rejected("p", {"policy": "single-numa-node"}, 1, 4, pages=PAGE)
     assert first_clause(rejected.message) == (
         "memory and hugepages-1Gi: each fits, but not on the same NUMA nodes: 4 GiB on NUMA node "
@@ -197,8 +196,7 @@ def test_case_19_status_does_not_say_0_of_0() -> None:
 
 def test_case_19_memory_that_is_tied_by_the_kubelets_rules() -> None:
     """Enough is free; a NUMA node that serves one container by itself joins no group."""
-    topology = two_by_four()
-    world = World(topology, Settings(kubelet=KubeletRules(memory=True)))
+    world = World(two_by_four(), Settings(kubelet=KubeletRules(memory=True)))
     world.put("first", {"policy": "single-numa-node"}, 1, 1)
     rejected = world.rejected("p", {"cpus": "exclusive"}, 1, 12)
     assert first_clause(rejected.message) == (

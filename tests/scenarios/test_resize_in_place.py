@@ -144,8 +144,7 @@ def test_resize_never_takes_the_last_cpu_of_those_who_share_a_numa_node(world: W
     assert isinstance(world.update("a-app", resources(4, 1)), Rejected)
     assert world.update("a-app", resources(3, 1)) is None
     assert world.has("share-app")[0] == "3"
-    widened = {**SINGLE, "on-failure": "best-effort"}
-    world.put("b", widened, 2, 1)
+    world.put("b", {**SINGLE, "on-failure": "best-effort"}, 2, 1)
     world.put("beside", {**SINGLE, "numamem": "1"}, 0.5, 1)
     assert isinstance(world.update("b-app", resources(4, 1)), type(None))
     assert len(world.cpus("b-app")) == 2, "the others need what is left on both NUMA nodes"
@@ -229,8 +228,7 @@ def test_resize_of_a_container_with_listed_memory_books_its_new_size_there(world
 @pytest.mark.parametrize(("single_threads", "cpus"), [(0, 2), (4, 4)])
 def test_resize_that_whole_cores_cannot_make_is_rejected(single_threads: int, cpus: int) -> None:
     """Also where other cores of the machine could."""
-    topology = machines.snc_smt(memory_gib=8, efficient_cores_per_numa=single_threads)
-    world = World(topology)
+    world = World(machines.snc_smt(memory_gib=8, efficient_cores_per_numa=single_threads))
     world.put("a", {**SINGLE, "smt": "full-core"}, cpus, 1)
     says(
         world.update_rejected("a-app", resources(3, 1)), "SMTAlignmentError", "so 2 or 4 would fit"
@@ -402,8 +400,7 @@ def test_what_was_not_changed_stays_and_nothing_is_sent(world: World) -> None:
     """A lifted quota, an unpinned container and a foreign pin look like changes, and are none."""
     world.put("owner", OWN, 2, 1)
     world.put("web", {}, 0.5)
-    foreign = replace(resources(1), cpus="7")
-    world.place(pod("kubelet"), wants=foreign)
+    world.place(pod("kubelet"), wants=replace(resources(1), cpus="7"))
     assert world.live["owner-app"].resources.cpu_quota == -1
     state = world.agent.current.state
     assert world.restart() == ()

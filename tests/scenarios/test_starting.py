@@ -353,8 +353,7 @@ def test_memory_nodes_too_are_there_before_a_container_runs_that_nobody_told_us_
     """Created while we were away, started when we are back: the record of before has all nodes."""
     node = StartingBed()
     of = pod("listed", {"numamem": "0", "numacpu": "1"})
-    made = replace(container(of), cgroups_path=node.path("listed"), starting=True)
-    node.meet(of, made)
+    node.meet(of, replace(container(of), cgroups_path=node.path("listed"), starting=True))
     node.task("listed")
     node.synchronize()
     node.start("listed")

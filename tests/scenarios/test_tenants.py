@@ -297,8 +297,7 @@ def test_a_new_list_of_owned_cpus_is_rejected_and_one_that_gave_way_starts_again
     rejected = world.reject(*want("late", {"numacpu": "0-3"}, qos=BEST_EFFORT))
     says(rejected, "CPUExclusive", "default/db/app")
     world.stop("free-app")
-    again = replace(free[1], id="free-again")
-    assert world.place(free[0], again)[0] == "0-1"
+    assert world.place(free[0], replace(free[1], id="free-again"))[0] == "0-1"
     world.check()
     world.stop("db-app")
     assert world.has("free-again")[0] == "0-3"

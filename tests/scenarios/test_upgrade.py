@@ -44,8 +44,7 @@ def old_documents() -> dict[str, Any]:
 
 def node(documents: dict[str, Any]) -> World:
     """The node with those containers, before the agent starts."""
-    topology = machines.dual_smt(cores_per_numa=8)
-    world = World(topology, Settings(reservation_seconds=600.0))
+    world = World(machines.dual_smt(cores_per_numa=8), Settings(reservation_seconds=600.0))
     world.store.documents = documents
     runtime = msgspec.json.decode(RUNTIME.read_bytes(), type=Runtime)
     world.pods = {of.id: of for of in runtime.pods}

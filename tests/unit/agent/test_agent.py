@@ -43,8 +43,7 @@ def test_a_container_that_replaced_another_leaves_nothing_of_it_behind(world: Wo
     """The runtime reports the end of the first one only after the second was made."""
     again = pod("again", {"numacpu": "2"})
     world.place(again, container(again, id="first"))
-    made = replace(container(again, id="second"), cgroups_path="/pods/second")
-    world.place(again, made)
+    world.place(again, replace(container(again, id="second"), cgroups_path="/pods/second"))
     assert "first" not in world.agent.containers.cgroup_places, (
         "from then on it is looked at by nobody"
     )

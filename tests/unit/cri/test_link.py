@@ -303,8 +303,7 @@ async def test_a_container_that_cannot_be_looked_at_is_looked_at_again(listed: C
 
 
 async def test_a_runtime_without_specs_is_read_by_what_cri_itself_says(directory: Path) -> None:
-    bed = CRIBed(SmallCRI(directory / "c.sock", verbose=False))
-    async with linked(bed) as runtime:
+    async with linked(CRIBed(SmallCRI(directory / "c.sock", verbose=False))) as runtime:
         runtime.pod("own", cpus="exclusive")
         runtime.create("owner", "own", milli=2000)
         await until(lambda: runtime.cpus("owner") == "0-1", "its size is known")

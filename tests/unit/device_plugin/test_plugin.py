@@ -106,8 +106,7 @@ async def test_unknown_ids_are_refused_in_words(directory: Path) -> None:
 
 
 async def test_a_kubelet_that_restarts_is_told_again(directory: Path) -> None:
-    agent = FakeAgent()
-    async with running(directory, agent) as plugin:
+    async with running(directory, FakeAgent()) as plugin:
         for life in range(1, 4):
             async with FakeKubelet(directory) as kubelet:
                 assert len(await kubelet.listed(lambda it: len(it) == 3)) == 3

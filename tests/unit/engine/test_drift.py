@@ -116,8 +116,7 @@ def test_whoever_runs_on_owned_cpus_comes_first_then_owners_then_by_id() -> None
 
 
 def test_an_owner_is_not_disturbed_by_its_own_cpus_and_idle_siblings() -> None:
-    smt = machines.single_smt()
-    world = World(smt)
+    world = World(machines.single_smt())
     world.place(pod("owner", {"cpus": "exclusive", "smt": "isolate"}), wants=resources(2))
     allocation = world.agent.current.state.allocations["owner-app"]
     everything = str(allocation.cpus | allocation.idle_siblings)
@@ -142,8 +141,7 @@ def test_a_cgroup_above_that_takes_cpus_or_memory_is_reported_and_not_fought() -
 
 def test_a_list_that_the_kernel_would_refuse_is_not_written_and_the_reason_is_said() -> None:
     world = node()
-    observed = {"listed-app": seen("0", "1")}
-    (one,) = plan_corrections(world.agent.current.desired, observed)
+    (one,) = plan_corrections(world.agent.current.desired, {"listed-app": seen("0", "1")})
     assert one.without_blocked_lists("", "") is one
     half = one.without_blocked_lists("", "pods has 1")
     assert (str(half.cpus), str(half.mems), half.is_report_only) == ("1", "", False)
@@ -174,8 +172,7 @@ def test_an_unbound_container_is_left_alone_unless_we_narrowed_it() -> None:
     # The update that widened it again may have been lost.
     assert plan(world, {"free-app": seen(narrow)}) == (("free-app", "0-7", "", False),)
     assert plan(world, {"free-app": seen("")}) == ()
-    late = pod("late", qos=QoSClass.BEST_EFFORT)
-    world.place(late)
+    world.place(pod("late", qos=QoSClass.BEST_EFFORT))
     machine, state = world.agent.current.machine, world.agent.current.state
     since = state.allocations["late-app"].assigned_at
     corrections = plan_corrections(

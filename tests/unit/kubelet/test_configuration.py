@@ -205,8 +205,7 @@ def test_reserved_cpus_become_ours_unless_set() -> None:
 def test_amounts_reserve_what_the_kubelet_would_take() -> None:
     """Packed, out of the whole machine: here two threads of the first core."""
     topology = machines.dual_smt()
-    theirs = KubeletFacts(reserved_milli=1500)
-    found = beside({}, theirs, topology)
+    found = beside({}, KubeletFacts(reserved_milli=1500), topology)
     assert found.settings.reserved_cpus == topology.cores[topology.cpus[0].core].cpus
     assert "systemReserved and kubeReserved" in found.adopted[0]
     assert not found.settings.kubelet_reserved
@@ -245,8 +244,7 @@ def test_reserved_memory_becomes_ours_unless_set() -> None:
 
 
 def test_reserved_memory_without_numa_nodes_is_spread_by_their_size() -> None:
-    topology = machines.dual_smt()
-    found = beside({}, KubeletFacts(reserved_bytes=2 * GIB), topology)
+    found = beside({}, KubeletFacts(reserved_bytes=2 * GIB), machines.dual_smt())
     assert found.settings.reserved_memory == {0: GIB, 1: GIB}
 
 

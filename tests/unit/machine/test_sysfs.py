@@ -653,8 +653,7 @@ def test_initiators_and_tiers_are_read_and_survive_a_capture(tmp_path: Path) -> 
         i: replace(n, initiators=NUMASet([i % 2]), tier=4 if n.cpus else 22)
         for i, n in base.numa_nodes.items()
     }
-    machine = replace(base, numa_nodes=nodes)
-    root = write_sysfs(tmp_path / "root", machine)
+    root = write_sysfs(tmp_path / "root", replace(base, numa_nodes=nodes))
     assert discover_topology(root).numa_nodes == nodes
     # As the kernel has it: a link to the NUMA node's directory.
     link = root / "sys/devices/system/node/node2/access1/initiators/node0"

@@ -69,8 +69,7 @@ def test_a_machine_with_everything_shows_everything() -> None:
 
 
 def test_a_plain_machine_says_why_not_and_shows_the_rest() -> None:
-    topology = machines.single_no_smt(cores_per_numa=2)
-    found = planned(topology)
+    found = planned(machines.single_no_smt(cores_per_numa=2))
     assert because(found["memory-latency"]) == (
         "this machine has one NUMA node with memory, NUMA node 0"
     )

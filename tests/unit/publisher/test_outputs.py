@@ -372,8 +372,7 @@ def test_one_pod_does_not_flood_and_loses_nothing() -> None:
     notices = [
         replace(NOTICE, id=f"i{n}", container=f"c{n}") for n in range(EVENT_BURST_PER_POD + 2)
     ]
-    other = replace(NOTICE, id="other", pod="quiet", pod_uid="another")
-    _, bed = events(*notices, other)
+    _, bed = events(*notices, replace(NOTICE, id="other", pod="quiet", pod_uid="another"))
     bed.work()
     assert len(bed.requests) == EVENT_BURST_PER_POD + 1
     bed.work(until=700.0)

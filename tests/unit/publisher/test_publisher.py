@@ -252,8 +252,7 @@ async def test_guaranteed_pods_are_named_from_their_binding_on(bed: PublisherBed
     assert named() == before
     bed.cluster.put(Resource.PODS, pod("coming", "Guaranteed"))
     await until(lambda: named() != before)
-    running = {"status": {"phase": "Running"}}
-    bed.cluster.patch(Resource.PODS, "coming", running, "default")
+    bed.cluster.patch(Resource.PODS, "coming", {"status": {"phase": "Running"}}, "default")
     await until(lambda: named() == before)
 
 

@@ -48,8 +48,7 @@ async def test_node_and_annotation_are_one_write(bed: ExtenderBed) -> None:
 async def test_its_node_learns_of_all_containers_with_the_binding(bed: ExtenderBed) -> None:
     init = [container("prepare", cpu="2", memory="1Gi"), container("log", cpu="500m", memory="1Gi")]
     init[1]["restartPolicy"] = "Always"
-    main = container(cpu="3", memory="1Gi")
-    bed.schedule(pod(main, init=init, policy="single-numa-node"))
+    bed.schedule(pod(container(cpu="3", memory="1Gi"), init=init, policy="single-numa-node"))
     assert await bed.bind() == ""
     text = bed.bindings()[0]["metadata"]["annotations"][f"{PREFIX}/container-resources"]
     assert json.loads(text) == {

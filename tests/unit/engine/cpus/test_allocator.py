@@ -175,8 +175,7 @@ def test_distribution_packs_where_nothing_can_be_even() -> None:
 
 
 def test_full_core_restarts_where_it_was() -> None:
-    topology = machines.dual_smt_16()
-    again = take(topology, 4, smt=SMT.FULL_CORE, prefer=cpus("5-6,13-14"))
+    again = take(machines.dual_smt_16(), 4, smt=SMT.FULL_CORE, prefer=cpus("5-6,13-14"))
     assert str(again.cpus) == "5-6,13-14"
 
 

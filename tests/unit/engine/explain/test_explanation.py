@@ -127,8 +127,7 @@ def test_what_is_said_of_a_container_is_what_its_document_has(
     node = ExplainingWorld()
     of = pod("web", {"policy": policy}, total=resources(*total) if total else None)
     for number, (cpus, memory) in enumerate(sizes):
-        made = container(of, f"c{number}", resources(cpus, memory))
-        decision = node.create(of, made)
+        decision = node.create(of, container(of, f"c{number}", resources(cpus, memory)))
         assert decision is not None
         document = of_decision(node.agent.current.machine, decision)
         text, demand = told(document), document["demand"]

@@ -67,9 +67,7 @@ def test_the_whole_job_is_done_with_it(confined: EmbeddedNode) -> None:
     assert rejected == []
 
 
-def test_the_cgroup_of_a_container_started_without_it_is_marked(
-    confined: EmbeddedNode,
-) -> None:
+def test_the_cgroup_of_a_container_started_without_it_is_marked(confined: EmbeddedNode) -> None:
     node = confined
     node.plugin.kill()
     met = node.free()

@@ -229,9 +229,7 @@ async def test_of_a_creation_that_fails_cri_o_tells_nobody(tmp_path: Path, failu
     assert plugin.log[3:] == ["CreateContainer app", "StopPodSandbox web", "RemovePodSandbox web"]
 
 
-async def test_cri_o_tells_pid_and_cgroup_at_the_start_and_state_before(
-    tmp_path: Path,
-) -> None:
+async def test_cri_o_tells_pid_and_cgroup_at_the_start_and_state_before(tmp_path: Path) -> None:
     plugin = RecordingPlugin()
     seen = []
     for hook in ("create_container", "start_container", "post_start_container"):

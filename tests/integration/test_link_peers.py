@@ -136,9 +136,7 @@ async def test_a_runtime_that_never_answers_the_registration_is_left(tmp_path: P
     assert (LinkState.DISCONNECTED, "no answer to the registration within 0.02 s") in plugin.states
 
 
-async def test_a_refused_registration_is_fatal_if_it_would_repeat_for_ever(
-    tmp_path: Path,
-) -> None:
+async def test_a_refused_registration_is_fatal_if_it_would_repeat_for_ever(tmp_path: Path) -> None:
     async def serve(runtime: RawRuntime, number: int) -> None:
         event = await runtime.next_event()
         assert isinstance(event, ev.RegisterRequested)
@@ -267,9 +265,7 @@ async def test_a_flood_of_slices_leaves_memory_flat(tmp_path: Path) -> None:
     assert held < 8 << 20
 
 
-async def test_a_runtime_that_reads_no_answers_is_not_served_for_ever(
-    tmp_path: Path,
-) -> None:
+async def test_a_runtime_that_reads_no_answers_is_not_served_for_ever(tmp_path: Path) -> None:
     """Answers pile up on our side only as far as the limit; then requests are left unread."""
     total, size = 400, 200_000
     stalled = asyncio.Event()

@@ -61,9 +61,7 @@ def test_what_can_change_live_decides_the_next_container(node: EmbeddedNode) -> 
     assert node.plugin.metric("nri_numa_invariant_violations_total") == 0
 
 
-def test_what_needs_a_restart_is_named_at_every_reload_until_then(
-    node: EmbeddedNode,
-) -> None:
+def test_what_needs_a_restart_is_named_at_every_reload_until_then(node: EmbeddedNode) -> None:
     later = {"stateDir": "/nowhere", "kubeletRoot": "/elsewhere", "runtime": {"pluginIndex": "11"}}
     # The directory is given as a flag too, and a flag beats the file.
     assert told(reload(node, later)) == (set(), ["runtime.pluginIndex", "kubeletRoot"])
@@ -75,9 +73,7 @@ def test_what_needs_a_restart_is_named_at_every_reload_until_then(
     assert told(reload(node, {})) == (set(), [])
 
 
-def test_a_file_with_mistakes_changes_nothing_and_all_are_named(
-    node: EmbeddedNode,
-) -> None:
+def test_a_file_with_mistakes_changes_nothing_and_all_are_named(node: EmbeddedNode) -> None:
     began = len(node.plugin.records())
     reload(node, {"strategy": "packed", "observe": True, "reservedCPUs": "999"})
 

@@ -10,9 +10,7 @@ from tests.beds.plugin_process import PluginProcess
 from tests.machines import named as machines
 
 
-def test_a_release_elsewhere_touches_nothing_under_a_running_agent(
-    tmp_path: Path,
-) -> None:
+def test_a_release_elsewhere_touches_nothing_under_a_running_agent(tmp_path: Path) -> None:
     """A slip in --state-dir once gave everybody every CPU while the agent said otherwise."""
     with EmbeddedNode(tmp_path) as node:
         node.start()
@@ -88,9 +86,7 @@ def test_explanations_survive_a_restart(tmp_path: Path) -> None:
         node.check()
 
 
-def test_an_annotation_without_its_container_is_said_at_the_pods_end(
-    tmp_path: Path,
-) -> None:
+def test_an_annotation_without_its_container_is_said_at_the_pods_end(tmp_path: Path) -> None:
     """Otherwise a slip in the name is a pin that nobody has, without a word."""
     with EmbeddedNode(tmp_path) as node:
         node.start()

@@ -145,9 +145,7 @@ def test_what_one_pod_gets(
     assert re.fullmatch(expected, told)
 
 
-def test_a_root_without_a_numa_node_has_all_cpus_beside_it(
-    tmp_path: Path,
-) -> None:
+def test_a_root_without_a_numa_node_has_all_cpus_beside_it(tmp_path: Path) -> None:
     """So neither of the two roots of this machine is nearer to any of its caches."""
     subprocess.run(["tar", "-xjf", captured(INTEL), "-C", tmp_path], check=True)
     (root,) = tmp_path.iterdir()

@@ -60,13 +60,7 @@ class Store(CheckpointStore):
 class CountingNode:
     """An agent and the requests that a runtime would send; what may wait is never done."""
 
-    def __init__(
-        self,
-        residents: int,
-        *,
-        policy: str,
-        kind: str = "policy",
-    ) -> None:
+    def __init__(self, residents: int, *, policy: str, kind: str = "policy") -> None:
         topology = build_synthetic_topology(
             sockets=2, numa_per_socket=4, cores_per_numa=16, memory_gib=256
         )

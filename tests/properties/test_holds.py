@@ -222,9 +222,7 @@ steps = st.lists(st.tuples(st.integers(0, 10), st.integers(0, 7)), min_size=100,
 
 @hypothesis_settings(deadline=None)
 @given(steps)
-def test_promises_are_there_and_nothing_is_counted_twice(
-    taken: list[tuple[int, int]],
-) -> None:
+def test_promises_are_there_and_nothing_is_counted_twice(taken: list[tuple[int, int]]) -> None:
     """Every container finds the CPUs that it was promised, on the NUMA node that was promised.
 
     Then the node says so, both logs are read, and who ended is asked after once no pause is left.

@@ -37,9 +37,7 @@ def test_every_kind_of_demand_merges_as_the_walk_does(chunk: int) -> None:
         _check(random_case(Random(seed)), seed)
 
 
-def test_the_search_for_large_machines_prefers_the_same(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_search_for_large_machines_prefers_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """On machines small enough to walk over: whether one is preferred, how wide and how near."""
     monkeypatch.setattr(hints, "EXACT_MERGE_MAX_NODES", 0)
     monkeypatch.setattr(hints, "SEARCH_STEP_LIMIT", 1_000_000)

@@ -152,9 +152,7 @@ SIZES = st.sampled_from([(0, 0), (100, 0), (100, 500), (500, 2000), (1000, 1000)
 
 
 @given(st.lists(SIZES | st.just((2000, 2000)), min_size=1, max_size=4))
-def test_exclusive_for_a_pod_is_for_requests_of_whole_cpus(
-    sizes: list[tuple[int, int]],
-) -> None:
+def test_exclusive_for_a_pod_is_for_requests_of_whole_cpus(sizes: list[tuple[int, int]]) -> None:
     """Requests and limits in thousandths of a CPU; nobody is refused for its size."""
     world = World(PLAIN)
     total = Resources(cpu_shares=sum(max(2, request * 1024 // 1000) for request, _ in sizes))

@@ -178,9 +178,7 @@ def test_kept_cpus_go_back_with_the_sandboxs_cgroup(tmp_path: Path, away: bool, 
     assert not world.agent.current.state.exclusive
 
 
-def test_kept_cpus_go_back_with_a_sandbox_that_is_a_folder_and_no_scope(
-    tmp_path: Path,
-) -> None:
+def test_kept_cpus_go_back_with_a_sandbox_that_is_a_folder_and_no_scope(tmp_path: Path) -> None:
     """CRI-O with the systemd driver, which runs no infra container by default."""
     world, tree = on_cgroups(tmp_path)
     of = replace(pod("db", OWN), cgroups_path="kubepods.slice:crio:db")
@@ -405,9 +403,7 @@ def test_a_pod_whose_sum_the_machine_does_not_have_is_rejected_with_its_first_co
     assert not world.agent.current.state.allocations
 
 
-def test_a_pod_that_begins_with_a_fraction_keeps_its_sum_until_another_shares(
-    world: World,
-) -> None:
+def test_a_pod_that_begins_with_a_fraction_keeps_its_sum_until_another_shares(world: World) -> None:
     of = whole("halves", 2)
     world.pods[of.id] = of
     world.agent.run_pod(of)

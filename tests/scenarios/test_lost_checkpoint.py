@@ -174,9 +174,7 @@ def test_random_damage_leaves_nobody_on_cpus_of_another(tmp_path: Path, seed: in
         world.check()
 
 
-def test_an_owner_of_another_size_is_out_of_date(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_an_owner_of_another_size_is_out_of_date(caplog: pytest.LogCaptureFixture) -> None:
     """Resized by us, and once more while we were away: nothing says how many CPUs are still its."""
     world = World(machines.single_no_smt(cores_per_numa=8))
     world.put("own", OWN, 2, 1)

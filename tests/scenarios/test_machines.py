@@ -273,9 +273,7 @@ def _without_node(files: dict[str, str]) -> None:
     files[f"{NODE}/node0/distance"] = "10\n"
 
 
-def test_case_13_cpus_of_an_offline_numa_node_are_not_near_the_online_one(
-    tmp_path: Path,
-) -> None:
+def test_case_13_cpus_of_an_offline_numa_node_are_not_near_the_online_one(tmp_path: Path) -> None:
     """They joined NUMA node 0, at a distance of 21, and were reported as its own."""
     machine = _read(tmp_path, machines.dual_no_smt(), _without_node)
     assert str(machine.numa_nodes[0].cpus) == "0-7"

@@ -83,9 +83,7 @@ def test_a_value_is_explained_by_source(wishes: dict[str, str], text: str, sourc
     assert f"colour: blue ({source}): it is calm." in sentences
 
 
-def test_a_version_without_the_key_shows_explanations(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_version_without_the_key_shows_explanations(monkeypatch: pytest.MonkeyPatch) -> None:
     document = explained({"colour": "blue"})
     monkeypatch.setattr(options, "TABLE", OptionTable.of(PlacementOptions))
     source = "annotation numa.kubernetes.io/colour"

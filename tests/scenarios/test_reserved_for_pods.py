@@ -291,9 +291,7 @@ def test_what_gives_way_is_free_for_schedulers() -> None:
     assert world.agent.current.state.serial > serial, "who publishes looks again"
 
 
-def test_reservations_that_give_way_are_found_in_few_tries(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_reservations_that_give_way_are_found_in_few_tries(monkeypatch: pytest.MonkeyPatch) -> None:
     world, tried = node(130), []
     for n in range(64):
         of = guaranteed(f"job-{n:02}", 1.5)

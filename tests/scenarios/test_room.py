@@ -567,9 +567,7 @@ class DeferredWorld:
         ]
 
 
-def test_a_search_without_work_in_a_request_makes_room(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_search_without_work_in_a_request_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """In pieces: the refusal says nothing of it, and the next try finds the room."""
     (a, b) = A_AND_B
     world = movable_world((*a[:3], {"movable": "false"}), b)

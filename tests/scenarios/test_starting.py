@@ -103,9 +103,7 @@ def test_an_owner_that_comes_while_the_program_is_started_is_alone_before_it_is_
     assert node.cgroup("plain") == "0-3"
 
 
-def test_who_is_created_narrow_and_started_without_owner_has_everything(
-    node: StartingBed,
-) -> None:
+def test_who_is_created_narrow_and_started_without_owner_has_everything(node: StartingBed) -> None:
     node.decide("own", OWN, 2)
     node.decide("plain")
     node.task("plain")
@@ -282,9 +280,7 @@ def test_the_log_says_whose_cpus_an_owner_moved(node: StartingBed) -> None:
     assert "and 2 more" in line
 
 
-def test_the_log_has_the_sizes_of_a_resize_and_the_desired_cpuset(
-    node: StartingBed,
-) -> None:
+def test_the_log_has_the_sizes_of_a_resize_and_the_desired_cpuset(node: StartingBed) -> None:
     node.decide("own", OWN, 1)
     node.update("own-app", resources(2, 1))
     node.update("own-app", Resources(cpus="3"))

@@ -189,9 +189,7 @@ def test_nothing_at_all_may_be_permitted() -> None:
     assert world.place(*want("b", {}, resources(2))) == ("", "")
 
 
-def test_what_is_ignored_is_said_and_the_rest_counts(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_what_is_ignored_is_said_and_the_rest_counts(caplog: pytest.LogCaptureFixture) -> None:
     lenient = replace(STRICT, on_denied=OnDenied.IGNORE)
     rules = (Rule(values={"smt": "any"}),)
     world = World(machines.dual_smt(), Settings(permissions=(lenient,), rules=rules))

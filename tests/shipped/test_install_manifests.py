@@ -789,9 +789,7 @@ def test_the_drop_ins_turn_nri_on(version: int) -> None:
 # --- systemd ----------------------------------------------------------------------------------
 
 
-def test_the_unit_is_sound_and_as_closed_and_patient_as_documented(
-    tmp_path: Path,
-) -> None:
+def test_the_unit_is_sound_and_as_closed_and_patient_as_documented(tmp_path: Path) -> None:
     unit = tmp_path / UNIT.name
     # A program that is there on every machine.
     unit.write_text(UNIT.read_text().replace("/usr/local/bin/nri-numa", "/bin/true"))

@@ -149,9 +149,7 @@ def test_observe_tells_and_changes_nothing(tmp_path: Path) -> None:
     assert bed.agent.current.machine is machine
 
 
-def test_the_lower_of_measured_and_configured_counts_and_outside_first(
-    bed: CapacityBed,
-) -> None:
+def test_the_lower_of_measured_and_configured_counts_and_outside_first(bed: CapacityBed) -> None:
     bed.watch.factors = {0: 0.6, 1: 0.6, 7: 0.5}
     ours = replace(bed.base, capacity_factor={0: 0.5, 1: 0.9})
     assert bed.all.apply_to_settings(ours, bed.topology).capacity_factor == {0: 0.5, 1: 0.6}

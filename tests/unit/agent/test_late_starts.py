@@ -64,9 +64,7 @@ def test_a_cgroup_that_is_not_as_meant_is_written_at_once(bed: LateStartsBed) ->
     assert bed.late.start_delays.keys() == {other}
 
 
-def test_the_start_that_counts_is_the_process_not_the_runtimes_note(
-    bed: LateStartsBed,
-) -> None:
+def test_the_start_that_counts_is_the_process_not_the_runtimes_note(bed: LateStartsBed) -> None:
     """On a busy machine the runtime notes it long after the program's first instruction."""
     one = bed.place("one", numacpu="2")
     waits = ["sh", "-c", "sleep 0.2; echo; exec sleep 1000"]

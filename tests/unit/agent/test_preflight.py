@@ -81,9 +81,7 @@ def host(tmp_path: Path, reserved: str, files: dict[str, str]) -> Finding:
     return only(preflight.check_host_processes(loaded, machines.dual_smt_16()))
 
 
-def test_host_processes_on_unreserved_cpus_are_named_with_what_to_do(
-    tmp_path: Path,
-) -> None:
+def test_host_processes_on_unreserved_cpus_are_named_with_what_to_do(tmp_path: Path) -> None:
     effective = "cpuset.cpus.effective"
     files = {
         "cgroup.controllers": "cpuset cpu memory\n",

@@ -56,9 +56,7 @@ def test_a_name_that_does_not_come_is_said_and_noted_once(bed: UnmatchedBed) -> 
     assert "did you mean engine?" in sentence
 
 
-def test_a_new_container_makes_it_wait_and_a_restarted_one_does_not(
-    bed: UnmatchedBed,
-) -> None:
+def test_a_new_container_makes_it_wait_and_a_restarted_one_does_not(bed: UnmatchedBed) -> None:
     bed.watch.on_container(TYPO, "init")
     bed.quiet(SETTLED_AFTER_S - 1)
     bed.watch.on_container(TYPO, "engine")
@@ -106,9 +104,7 @@ def test_there_is_an_end_of_pods(bed: UnmatchedBed, monkeypatch: pytest.MonkeyPa
     assert [bool(bed.noted(one)) for one in pods] == [False, False, True, True, True]
 
 
-def test_an_old_value_of_a_running_pod_is_noticed_and_changes_nothing(
-    bed: UnmatchedBed,
-) -> None:
+def test_an_old_value_of_a_running_pod_is_noticed_and_changes_nothing(bed: UnmatchedBed) -> None:
     bed.put("db", {"policy": "single-numa-node", "on-failure": "best-effort"}, 2, 1)
     before = bed.allocation("db-app")
     old = {f"{PREFIX}on-failure": "widen"}

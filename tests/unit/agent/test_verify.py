@@ -69,9 +69,7 @@ def test_what_was_started_elsewhere_is_written_and_counted_as_late(bed: DriftBed
     assert "desired 1" in line
 
 
-def test_a_write_that_the_kernel_holds_up_is_bounded_said_and_read_back(
-    bed: DriftBed,
-) -> None:
+def test_a_write_that_the_kernel_holds_up_is_bounded_said_and_read_back(bed: DriftBed) -> None:
     with blocked(bed.tree.directory("/pods/plain-app") / "cpuset.cpus"):
         bed.own()
         assert bed.writer.is_write_held_up
@@ -117,9 +115,7 @@ def test_an_update_cannot_bring_back_what_the_runtime_remembers(bed: DriftBed) -
     assert bed.count("drift_found_total") == bed.count("undelivered_updates_repaired_total") == 0
 
 
-def test_after_a_restart_who_was_narrowed_for_a_former_owner_is_widened(
-    bed: DriftBed,
-) -> None:
+def test_after_a_restart_who_was_narrowed_for_a_former_owner_is_widened(bed: DriftBed) -> None:
     """Killed between the answer to a stop and the widening."""
     bed.own()
     bed.world.live["plain-app"] = replace(
@@ -134,9 +130,7 @@ def test_after_a_restart_who_was_narrowed_for_a_former_owner_is_widened(
     assert bed.has("plain-app") == "0-7"
 
 
-def test_after_a_restart_the_runtime_is_told_of_cpus_it_does_not_know(
-    bed: DriftBed,
-) -> None:
+def test_after_a_restart_the_runtime_is_told_of_cpus_it_does_not_know(bed: DriftBed) -> None:
     """Of those alone: what it remembers of who shares is older than their cgroups."""
     bed.own()
     for name in ("own-app", "plain-app"):

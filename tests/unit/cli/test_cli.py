@@ -263,9 +263,7 @@ def test_check_takes_the_places_that_run_takes(sound: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("terminal")
-def test_status_shows_nodes_containers_rejections_in_80_columns(
-    agent: tuple[str, object],
-) -> None:
+def test_status_shows_nodes_containers_rejections_in_80_columns(agent: tuple[str, object]) -> None:
     result = invoke("status", "--api", agent[0], code=0)
     shows(result.output, "nri-numa 0.1.0: ready, link to containerd v2.1.9 active", "NotEnoughCPUs")
     assert "pod-1" in result.output
@@ -307,9 +305,7 @@ def test_status_tells_desired_and_actual(agent: tuple[str, FakeView], terminal: 
     assert found["status"]["onExclusiveCPUs"] == 25
 
 
-def test_status_marks_who_is_on_the_pool_without_its_own_cpus(
-    agent: tuple[str, FakeView],
-) -> None:
+def test_status_marks_who_is_on_the_pool_without_its_own_cpus(agent: tuple[str, FakeView]) -> None:
     displaced = replace(assignment(1), displaced="2"), replace(intruder(2), displaced="2-3")
     agent[1].containers = [*displaced]
     told = " ".join(invoke("status", "--api", agent[0]).output.split())
@@ -528,9 +524,7 @@ def test_another_server_of_ours_is_no_agent(
     assert result.exit_code == 3
 
 
-def test_explain_hints_at_capitals_and_the_pods_containers(
-    agent: tuple[str, FakeView],
-) -> None:
+def test_explain_hints_at_capitals_and_the_pods_containers(agent: tuple[str, FakeView]) -> None:
     agent[1].containers = [assignment(1)]
     one = agent[1].containers[0]
     near = invoke("explain", one.pod.upper(), "--api", agent[0]).output

@@ -125,9 +125,7 @@ def test_a_drop_in_is_used_where_containerd_reads_them(tmp_path: Path) -> None:
     assert plan_fix(tmp_path / "config.toml") is None
 
 
-def test_nothing_is_written_unasked_and_then_every_old_file_is_kept(
-    tmp_path: Path,
-) -> None:
+def test_nothing_is_written_unasked_and_then_every_old_file_is_kept(tmp_path: Path) -> None:
     path = write(tmp_path, FULL)
     path.chmod(0o600)
     result = fix(path)

@@ -251,9 +251,7 @@ def test_notes_warn_once_of_an_annotation_for_a_container_that_is_not_there() ->
 
 
 @pytest.mark.parametrize("kind", ["Deployment", "CronJob"])
-def test_notes_warn_of_a_misspelt_prefix_and_of_annotations_outside_the_template(
-    kind: str,
-) -> None:
+def test_notes_warn_of_a_misspelt_prefix_and_of_annotations_outside_the_template(kind: str) -> None:
     pods = json.loads(replicated("Deployment", "web", 1, {"containers": [container("app", {})]}))
     template = pods["spec"]["template"]
     template["metadata"]["annotations"] = {"numa.kubernets.io/bind": "cpu"}

@@ -325,9 +325,7 @@ async def test_events_that_got_lost_are_made_good_by_listings(listed: CRIBed) ->
         await until(lambda: removed in listed.world.metrics.render_metrics(), "both are forgotten")
 
 
-async def test_a_pod_met_during_a_listing_stays_and_an_absent_one_has_none(
-    directory: Path,
-) -> None:
+async def test_a_pod_met_during_a_listing_stays_and_an_absent_one_has_none(directory: Path) -> None:
     bed = CRIBed(SmallCRI(directory / "c.sock"))
     runtime, list_pods = bed.runtime, bed.runtime._ListPodSandbox
 

@@ -147,9 +147,7 @@ async def test_a_refused_registration_is_tried_again(directory: Path) -> None:
             await kubelet.listed(lambda it: len(it) == 3)
 
 
-async def test_a_kubelet_that_does_not_watch_and_a_socket_taken_away(
-    directory: Path,
-) -> None:
+async def test_a_kubelet_that_does_not_watch_and_a_socket_taken_away(directory: Path) -> None:
     async with running(directory, FakeAgent()) as plugin:
         async with FakeKubelet(directory, watches=False):
             await eventually(lambda: plugin.registered >= 2)
@@ -203,9 +201,7 @@ async def test_a_kubelet_whose_socket_is_removed_goes_on_watching(directory: Pat
         assert plugin.registered == 2
 
 
-async def test_a_new_kubelet_does_not_wait_for_failures_of_the_old(
-    directory: Path,
-) -> None:
+async def test_a_new_kubelet_does_not_wait_for_failures_of_the_old(directory: Path) -> None:
     async with running(directory, FakeAgent(), pace=replace(QUICK, retry_delays_s=(3600.0,))):
         async with FakeKubelet(directory, refuses="not now") as refusing:
             await eventually(lambda: refusing.refused > 0)

@@ -110,9 +110,7 @@ def test_one_gpu_is_one_hint_whoever_tells_of_it(bed: DeviceBed, mentions: Devic
     assert found.device_notes == ()
 
 
-def test_a_later_cdi_file_is_read_when_a_pod_begins_or_a_name_is_missed(
-    bed: DeviceBed,
-) -> None:
+def test_a_later_cdi_file_is_read_when_a_pod_begins_or_a_name_is_missed(bed: DeviceBed) -> None:
     watch = bed.watch()
     wanted = DeviceMentions(cdi=("x.com/gpu=g0",))
     missed = seen(watch, POD, container(POD), wanted)
@@ -260,9 +258,7 @@ def stock_of(found: Container, resource: str) -> Any:
 FPGA = "x.com/fpga"
 
 
-def test_devices_that_exist_and_are_free_are_known_beside_grants(
-    bed: DeviceBed,
-) -> None:
+def test_devices_that_exist_and_are_free_are_known_beside_grants(bed: DeviceBed) -> None:
     """The container's own are free for it; one of two NUMA nodes counts on both."""
     node = on_node(
         (FPGA, "f0", (0,), True),

@@ -200,9 +200,7 @@ mems = st.sampled_from(["", "0", "1", "0-1"])
 
 
 @given(st.lists(st.tuples(lists, mems), min_size=4, max_size=4))
-def test_single_corrections_put_nobody_on_owned_cpus_and_end(
-    drift: list[tuple[str, str]],
-) -> None:
+def test_single_corrections_put_nobody_on_owned_cpus_and_end(drift: list[tuple[str, str]]) -> None:
     """However a plan is cut off: what is left of it is planned again."""
     world = node()
     (owner,) = (i for i, a in world.agent.current.state.allocations.items() if a.exclusive)

@@ -79,9 +79,7 @@ def test_a_partition_is_seen_when_it_begins_and_when_it_ends(root: Path, kind: s
     assert changed_texts_by_field(during, after) == {"allowed_cpus": "0-15", "partitions": "none"}
 
 
-def test_a_partition_in_a_partition_is_named_and_its_cpus_are_exclusive(
-    root: Path,
-) -> None:
+def test_a_partition_in_a_partition_is_named_and_its_cpus_are_exclusive(root: Path) -> None:
     """From kernel 6.7 on a partition tells what it has with those below it (cgroup-v2.rst)."""
     _v2(root, "machine.slice", "4-5", "root", **{"exclusive.effective": "4-7"})
     _v2(root, "machine.slice/vm.scope", "6-7", "isolated", **{"exclusive.effective": "6-7"})

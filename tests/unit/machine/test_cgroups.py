@@ -78,9 +78,7 @@ def test_what_is_no_path_below_the_root_is_not_guessed(told: str) -> None:
     assert cgroup_relative_path(told) == ""
 
 
-def test_a_container_without_a_cgroup_or_a_sound_cpuset_is_left_out(
-    tree: CgroupTree,
-) -> None:
+def test_a_container_without_a_cgroup_or_a_sound_cpuset_is_left_out(tree: CgroupTree) -> None:
     tree.write(POD, "1")
     reader = CgroupReader(str(tree.root))
     places = [

@@ -80,9 +80,7 @@ def test_what_is_no_pressure_tells_none(tree: Tree, text: str) -> None:
     assert tree.look().no_pressure == "cpu.pressure has no pressure of the last minute"
 
 
-def test_version_1_has_none_and_a_hybrid_may_have_it_in_the_unified_one(
-    tmp_path: Path,
-) -> None:
+def test_version_1_has_none_and_a_hybrid_may_have_it_in_the_unified_one(tmp_path: Path) -> None:
     tree = Tree(tmp_path, 1)
     assert tree.look().no_pressure == "cgroup v1 has no cpu.pressure"
     (tree.root / "unified/pods/a").mkdir(parents=True)

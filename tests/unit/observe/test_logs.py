@@ -58,9 +58,7 @@ def test_every_line_of_one_request_carries_the_same_op(out: io.StringIO) -> None
     assert [f"op={op} event=CreateContainer" in line for line in lines] == [True, True, False]
 
 
-def test_levels_below_the_threshold_cost_nothing_and_change_while_running(
-    out: io.StringIO,
-) -> None:
+def test_levels_below_the_threshold_cost_nothing_and_change_while_running(out: io.StringIO) -> None:
     class Dear:
         def __str__(self) -> str:
             raise AssertionError("formatted although nobody sees it")

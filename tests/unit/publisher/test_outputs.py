@@ -101,9 +101,7 @@ def test_a_node_that_is_deleted_and_made_again_is_written_again(node: NodeMetada
     assert bed.verbs() == ["get", "get"], "the pauses begin anew"
 
 
-def test_who_takes_a_label_away_at_once_is_fought_with_pauses(
-    node: NodeMetadataOutput,
-) -> None:
+def test_who_takes_a_label_away_at_once_is_fought_with_pauses(node: NodeMetadataOutput) -> None:
     bed = OutputBed(node)
     bed.put_node()
     bed.answer = lambda request: outcome(OutcomeKind.SUCCEEDED, {"metadata": {}})

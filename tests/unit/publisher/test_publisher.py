@@ -262,9 +262,7 @@ def topologies(bed: PublisherBed) -> list[Any]:
 
 
 @TOPOLOGY
-async def test_what_changes_within_a_moment_is_one_write(
-    bed: PublisherBed,
-) -> None:
+async def test_what_changes_within_a_moment_is_one_write(bed: PublisherBed) -> None:
     """A container comes a third of a second after its sandbox."""
     await until(lambda: bed.topology)
     await step(10)

@@ -181,9 +181,7 @@ async def test_filter_names_all_nodes_with_room_where_prioritize_is_asked() -> N
         assert [one["Host"] for one in scores] == ["a", "b"]
 
 
-async def test_a_pod_without_room_in_a_sample_is_woken(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_pod_without_room_in_a_sample_is_woken(monkeypatch: pytest.MonkeyPatch) -> None:
     """The question itself costs no more than the nodes that it names."""
     made, names = extender(), [f"n{n}" for n in range(150)]
     judged: list[NodeResources] = []

@@ -138,9 +138,7 @@ def test_a_file_taken_away_is_written_again(node: StateDirectoryBed, replaced: b
     assert read_checkpoint(str(node.file)).entries.keys() >= {"a"}
 
 
-def test_a_directory_taken_away_is_made_anew_with_its_lock(
-    node: StateDirectoryBed,
-) -> None:
+def test_a_directory_taken_away_is_made_anew_with_its_lock(node: StateDirectoryBed) -> None:
     """A lock on a file without a name would keep no other agent out."""
     store = node.recorded()
     node.file.unlink()
@@ -508,9 +506,7 @@ print("good")
 """
 
 
-def test_an_agent_started_without_an_input_keeps_its_state(
-    node: StateDirectoryBed,
-) -> None:
+def test_an_agent_started_without_an_input_keeps_its_state(node: StateDirectoryBed) -> None:
     """`nri-numa run <&-`: the kernel gives the number 0 to a file of ours."""
     command = [sys.executable, "-c", WITHOUT_INPUT, str(node.directory)]
     done = subprocess.run(

@@ -486,9 +486,7 @@ def test_a_full_disk_is_said_once_and_nothing_is_lost(
     assert len(bed.opened()[0].notices_after()) == 4
 
 
-def test_a_directory_in_place_of_the_file_costs_what_outlives_the_process(
-    bed: HistoryBed,
-) -> None:
+def test_a_directory_in_place_of_the_file_costs_what_outlives_the_process(bed: HistoryBed) -> None:
     bed.path.mkdir()
     before = busy()
     file, problem = bed.open_for(before)

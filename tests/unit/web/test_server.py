@@ -294,9 +294,7 @@ async def test_too_many_streams_are_turned_away(monkeypatch: pytest.MonkeyPatch)
 
 
 @in_loop
-async def test_when_all_places_are_taken_probes_alone_work(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_when_all_places_are_taken_probes_alone_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """A plugin that is attacked must not be restarted by the kubelet for it."""
     monkeypatch.setattr(server_module, "MAX_ORDINARY_CONNECTIONS", 1)
     async with serving() as (server, address), connected(address) as (reader, writer):
@@ -336,9 +334,7 @@ async def test_the_reserve_is_for_the_latest(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @in_loop
-async def test_one_connection_gets_a_number_of_answers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_one_connection_gets_a_number_of_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever wants more connects again, and stands in line with the others."""
     monkeypatch.setattr(server_module, "MAX_REQUESTS_PER_CONNECTION", 3)
     async with serving() as (_, address), connected(address) as (reader, writer):

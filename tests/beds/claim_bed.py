@@ -21,10 +21,7 @@ class ClaimBed:
 
     def __init__(self, directory: Path) -> None:
         self.records, self.cdi = directory / "state/claims", directory / "cdi"
-        self.world = World(
-            machines.dual_no_smt(),
-            Settings(reserved_cpus=CPUSet.parse("8")),
-        )
+        self.world = World(machines.dual_no_smt(), Settings(reserved_cpus=CPUSet.parse("8")))
         self.objects: dict[str, Any] = {UID: self.claim()}
         self.waits = 0
         self.meanwhile: Callable[[], object] = lambda: None

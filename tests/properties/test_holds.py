@@ -38,10 +38,7 @@ from tests.beds.objects import PREFIX, Watched, container, pod
 from tests.machines import named as machines
 
 REPORT_DELAY_S, LATER_S = 10.0, 25.0
-MACHINE = NodeModel(
-    topology=machines.dual_smt_16(memory_gib=64),
-    settings=Settings(),
-)
+MACHINE = NodeModel(topology=machines.dual_smt_16(memory_gib=64), settings=Settings())
 SIZES = ((3,), (2,), (5,), (8,), (2, 3), (4, 1))
 """CPUs of the containers of a pod."""
 

@@ -180,10 +180,7 @@ def test_shared_states_never_change(first: Node, then: Node, topology: Topology)
 
 def test_the_pods_of_known_containers_are_not_asked_for() -> None:
     """Converting all pods of a node takes longer than comparing what is known of them."""
-    machine = NodeModel(
-        topology=machines.snc_single(),
-        settings=Settings(),
-    )
+    machine = NodeModel(topology=machines.snc_single(), settings=Settings())
     asks: Mapping[str, str] = {"policy": "best-effort"}
     sandboxes, live = _full([(asks, QoSClass.BURSTABLE, [("app", resources(1))])] * 3)
     prior = rebuild_node_state(

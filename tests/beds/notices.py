@@ -1,10 +1,6 @@
 """Notices, and the clock that they are dated by."""
 
-from nri_numa.observe.notices import (
-    Notice,
-    NoticedEventKind,
-    NoticeLog,
-)
+from nri_numa.observe.notices import Notice, NoticedEventKind, NoticeLog
 
 NOW = 1_700_000_000.0
 

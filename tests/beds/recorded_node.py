@@ -18,12 +18,7 @@ from nri_numa.agent.systemd_sync import SystemdSync
 from nri_numa.config import AgentConfig, derive_settings
 from nri_numa.config.sections import CPUWithholdingLimits, RuntimeLinkSection
 from nri_numa.engine.node_model import NodeModel
-from nri_numa.machine.cgroups import (
-    CgroupReader,
-    CgroupWriter,
-    SystemdScopes,
-    cgroup_relative_path,
-)
+from nri_numa.machine.cgroups import CgroupReader, CgroupWriter, SystemdScopes, cgroup_relative_path
 from nri_numa.model.machine import Topology
 from nri_numa.nri.link import LinkSettings, NRILink
 from nri_numa.nri.wire.pb import nri_pb2 as pb

@@ -10,16 +10,7 @@ import pytest
 
 from nri_numa.model.cpuset import CPUSet
 from tests.beds.containerd import Containerd, insist_on_rejection
-from tests.beds.cri import (
-    BEST_EFFORT,
-    CRI,
-    CRIError,
-    Resources,
-    asks,
-    guaranteed,
-    poll,
-    with_cpus,
-)
+from tests.beds.cri import BEST_EFFORT, CRI, CRIError, Resources, asks, guaranteed, poll, with_cpus
 from tests.beds.link_thread import LinkThread
 from tests.beds.plugin_process import PluginProcess
 from tests.machines.cpus import MACHINE

@@ -14,9 +14,7 @@ from typing import Any
 
 import pytest
 
-from nri_numa.model.counted_containers import (
-    encode_counted_container_hashes,
-)
+from nri_numa.model.counted_containers import encode_counted_container_hashes
 from tests.beds.cri import poll
 from tests.beds.kube.bed import MANIFESTS, NAMESPACE, KubeBed, Numa
 from tests.beds.kube.caller import Caller

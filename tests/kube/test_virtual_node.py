@@ -15,13 +15,7 @@ from nri_numa.model.cpuset import CPUSet
 from tests.beds.cri import poll
 from tests.beds.images import FIRST_LINE_SCRIPT
 from tests.beds.kube.build import find_programs
-from tests.beds.kube.client import (
-    Client,
-    JsonObject,
-    is_ready,
-    unscheduled,
-    waiting_reason,
-)
+from tests.beds.kube.client import Client, JsonObject, is_ready, unscheduled, waiting_reason
 from tests.beds.kube.control_plane import ControlPlane, Namespaces
 from tests.beds.kube.dra import (
     CLAIMS,

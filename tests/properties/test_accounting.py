@@ -19,10 +19,7 @@ from nri_numa.engine.request.options import PlacementOptions
 from nri_numa.engine.state import NodeState
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.machine import Topology
-from nri_numa.model.settings import (
-    IsolatedCPUs,
-    Settings,
-)
+from nri_numa.model.settings import IsolatedCPUs, Settings
 from nri_numa.model.workload import SMT, Container, PodSandbox, QoSClass, Resources, Strategy
 from tests.beds.placement_steps import MACHINES, Steps, lived, pods, setting
 from tests.beds.world import PREFIX, World, container, pod, resources

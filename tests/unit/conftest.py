@@ -6,6 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.beds.cgroup_bed import real as real
+from tests.beds.cgroup_bed import tree as tree
+from tests.beds.systemd_bus import systemd as systemd
+
 
 @pytest.fixture
 def directory() -> Iterator[Path]:

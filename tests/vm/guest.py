@@ -22,17 +22,7 @@ import msgspec
 
 from tests.beds.containerd import Binaries, Containerd, find_binaries
 from tests.beds.cri import Container, CRIError, Pod, Resources, guaranteed, poll
-from tests.beds.vm_records import (
-    Answer,
-    Ask,
-    Begin,
-    Broken,
-    End,
-    Outcome,
-    Result,
-    Started,
-    Writer,
-)
+from tests.beds.vm_records import Answer, Ask, Begin, Broken, End, Outcome, Result, Started, Writer
 from tests.machines.vm_machine import Machine, format_list, parse_list
 from tests.vm import pod_cards, words
 from tests.vm.plugin import GuestPlugin, UnitPlugin

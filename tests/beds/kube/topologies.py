@@ -3,9 +3,7 @@
 import contextlib
 from collections.abc import Iterator
 
-from nri_numa.model.counted_containers import (
-    COUNTED_CONTAINERS_NRT_ATTRIBUTE,
-)
+from nri_numa.model.counted_containers import COUNTED_CONTAINERS_NRT_ATTRIBUTE
 from tests.beds.cri import poll
 from tests.beds.kube.bed import MANIFESTS
 from tests.beds.kube.client import Client, JsonObject

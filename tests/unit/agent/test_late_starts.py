@@ -10,11 +10,9 @@ from msgspec.structs import replace
 
 from nri_numa.agent.late_starts import LateStarts
 from nri_numa.machine.cgroups import CgroupPlace
-from tests.beds.cgroup_bed import CgroupBed, Writer, tree
+from tests.beds.cgroup_bed import CgroupBed, Writer
 from tests.beds.cgroup_tree import CgroupTree
 from tests.beds.world import container, pod, resources
-
-__all__ = ["tree"]  # a fixture
 
 STARTED = 5000.0
 

@@ -14,22 +14,11 @@ from nri_numa.agent.reconcile import PUSH_BATCH, RoundResult
 from nri_numa.machine.cgroups import CgroupReader, CgroupWriter, SystemdScopes
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.workload import Container, ContainerUpdate, PodSandbox, QoSClass
-from tests.beds.cgroup_bed import (
-    READ_ONLY,
-    CgroupBed,
-    ConfigInForce,
-    DriftBed,
-    Result,
-    Writer,
-    real,
-    tree,
-)
+from tests.beds.cgroup_bed import READ_ONLY, CgroupBed, ConfigInForce, DriftBed, Result, Writer
 from tests.beds.cgroup_tree import CgroupTree
-from tests.beds.systemd_bus import SystemdBus, systemd
+from tests.beds.systemd_bus import SystemdBus
 from tests.beds.world import World, container, pod, resources
 from tests.machines import named as machines
-
-__all__ = ["real", "systemd", "tree"]  # fixtures
 
 BUSY = "the runtime is busy"
 

@@ -11,13 +11,11 @@ from nri_numa.agent.loop import Clock
 from nri_numa.engine.assigned import ASSIGNED_KEY
 from nri_numa.machine.cgroups import CgroupPlace
 from nri_numa.model.workload import Resources
-from tests.beds.cgroup_bed import READ_ONLY, ConfigInForce, DriftBed, blocked, tree
+from tests.beds.cgroup_bed import READ_ONLY, ConfigInForce, DriftBed, blocked
 from tests.beds.cgroup_tree import CgroupTree
 from tests.beds.link_bed import eventually
-from tests.beds.systemd_bus import SystemdBus, systemd
+from tests.beds.systemd_bus import SystemdBus
 from tests.beds.world import PREFIX, container, pod
-
-__all__ = ["systemd", "tree"]  # fixtures
 
 
 @pytest.fixture

@@ -18,14 +18,11 @@ from nri_numa.machine.cgroups import (
     read_actual_cgroups,
 )
 from nri_numa.model.cpuset import CPUSet, NUMASet
-from tests.beds.cgroup_bed import blocked, real, tree
+from tests.beds.cgroup_bed import blocked
 from tests.beds.cgroup_tree import CgroupTree
 
 CPUS, MEMS = CPUSet.parse("0-7"), NUMASet.parse("0-1")
 POD = "/kubepods/burstable/pod1234/abcdef"
-
-
-__all__ = ["real", "tree"]  # fixtures
 
 
 def seen(reader: CgroupReader, place: CgroupPlace) -> tuple[str, str, str, str]:

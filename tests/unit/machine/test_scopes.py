@@ -6,9 +6,7 @@ import pytest
 
 from nri_numa.machine.cgroups import CgroupPlace, SystemdScopes
 from nri_numa.model.cpuset import CPUSet, NUMASet
-from tests.beds.systemd_bus import SystemdBus, systemd
-
-__all__ = ["systemd"]  # a fixture
+from tests.beds.systemd_bus import SystemdBus
 
 PLACE = CgroupPlace("kubepods.slice:cri-containerd:abc")
 UNIT = "cri-containerd-abc.scope"

@@ -8,11 +8,7 @@ from msgspec.structs import replace
 from nri_numa.kube.requests import APIRequest, ContentType, Outcome, OutcomeKind, Resource
 from nri_numa.publisher.outbox import BLOCKED_RETRY_S, MAX_BACKOFF_S, MIN_BACKOFF_S
 from nri_numa.publisher.outputs import AgentOfflineCapacityOutput, NodeMetadataOutput
-from nri_numa.publisher.topology import (
-    RELEASE_TOUCH_DELAY_S,
-    TopologyOutput,
-    other_field_managers,
-)
+from nri_numa.publisher.topology import RELEASE_TOUCH_DELAY_S, TopologyOutput, other_field_managers
 from tests.beds.cluster_objects import ClusterObjects
 from tests.beds.http_view import FakeView
 from tests.beds.publisher_bed import NFD, OURS, ObjectBed, OutputBed

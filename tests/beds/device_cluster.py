@@ -163,10 +163,7 @@ class NodeWithDevices:
         zones = zones_document(
             NodeSnapshot(self._machine, self._state), devices=count_devices(devices)
         )
-        return {
-            "metadata": {"name": self.name},
-            **build_topology_contents(objects.PREFIX, zones),
-        }
+        return {"metadata": {"name": self.name}, **build_topology_contents(objects.PREFIX, zones)}
 
 
 def _of(devices: list[NodeDevice], resource: str) -> list[NodeDevice]:

@@ -248,10 +248,7 @@ class EmbeddedPeer(PluginPeer):
     def _send_request(self, method: str, request: Message) -> int:
         faults = self._runtime.faults
         stream = self.session.call_plugin(
-            method,
-            request,
-            timeout_nano=int(self.timeout_s * 1e9),
-            metadata=faults.metadata,
+            method, request, timeout_nano=int(self.timeout_s * 1e9), metadata=faults.metadata
         )
         if faults.drop_in == method:
             faults.drop_in = ""

@@ -179,10 +179,7 @@ BEDS = (
         ),
         reserved="0-1,128-129",
         populate=sixteen,
-        pictures=(
-            ("page-16", 1440, False, numa(3)),
-            ("page-16-dark", 1440, True, row("hpc-0")),
-        ),
+        pictures=(("page-16", 1440, False, numa(3)), ("page-16-dark", 1440, True, row("hpc-0"))),
     ),
     ScreenshotBed(
         topology=build_synthetic_topology(

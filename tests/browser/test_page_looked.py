@@ -6,9 +6,7 @@ from tests.beds.browser import DETAILS, LIVE, TITLE, Page, visit
 from tests.beds.page_node import page_node
 from tests.machines import named as machines
 
-ON: dict[str, Any] = {
-    "containerUsage": {"memory": "read", "cpuPressure": "read", "interval": "1s"},
-}
+ON: dict[str, Any] = {"containerUsage": {"memory": "read", "cpuPressure": "read", "interval": "1s"}}
 
 
 def details_anew(page: Page, url: str) -> None:

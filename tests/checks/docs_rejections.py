@@ -148,9 +148,7 @@ REJECTIONS: dict[R, Callable[[], Rejected]] = {
     R.SLOTS_CONFLICT: lambda: reject({"numacpu": "2-3"}, cpus=2, slots="slot-0,slot-1"),
     R.SLOTS_MISMATCH: lambda: reject({}, cpus=1.5, slots="slot-0,slot-1"),
     R.CLAIM_NOT_PREPARED: lambda: reject(
-        {},
-        cpus=2,
-        claim_problem=f"its ResourceClaim {_UID} is not prepared on this node",
+        {}, cpus=2, claim_problem=f"its ResourceClaim {_UID} is not prepared on this node"
     ),
     R.CLAIM_IN_USE: lambda: reject({}, cpus=2, slots=_RESULT, before=_has_claim),
     R.UNKNOWN_CPU: lambda: reject({"numacpu": "14-17"}),

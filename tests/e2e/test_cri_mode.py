@@ -161,10 +161,7 @@ def test_a_rejected_container_runs_and_that_is_said(bed: Containerd, start: Star
     assert bed.cri.allowed(rejected) == Seen(cpus=str(MACHINE), mems=bed.cri.allowed(rejected).mems)
     (one,) = plugin.json("/v1/rejections")["rejections"]
     assert (one["pod"], one["container"]) == ("refused", "main")
-    poll(
-        lambda: bool(plugin.records("rejected container started over CRI")),
-        "the log line",
-    )
+    poll(lambda: bool(plugin.records("rejected container started over CRI")), "the log line")
 
 
 def test_restarts_of_agent_and_runtime_move_nothing(bed: Containerd, start: StartPlugin) -> None:

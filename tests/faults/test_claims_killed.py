@@ -90,9 +90,7 @@ class Place:
     def live(self, *steps: str, number: int = 0, moment: str = "") -> tuple[list[Any], list[str]]:
         """A new agent: what each step gave until its death, and the changes of files."""
         machine = NodeModel(
-            topology=machines.dual_no_smt(),
-            settings=Settings(),
-            key=b"signs annotations",
+            topology=machines.dual_no_smt(), settings=Settings(), key=b"signs annotations"
         )
         records, cdi, handover = map(str, self.folders)
         asker = ClaimFileRequester(handover, sleep=self.answer)

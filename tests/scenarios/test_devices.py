@@ -217,10 +217,7 @@ def test_what_gives_no_hint_is_said_of_a_container_without_any_other_device(worl
     ("gpus", "said"),
     [
         ({"a": (1,)}, "its GPU a is on NUMA node 1, outside of NUMA node 0"),
-        (
-            {"a": (1,), "b": (1,)},
-            "its GPU a, b are on NUMA node 1, outside of NUMA node 0",
-        ),
+        ({"a": (1,), "b": (1,)}, "its GPU a, b are on NUMA node 1, outside of NUMA node 0"),
     ],
 )
 def test_devices_that_are_elsewhere_are_named(gpus: dict[str, tuple[int, ...]], said: str) -> None:

@@ -441,10 +441,7 @@ def test_what_is_kept_counts_on_the_numa_nodes_where_it_lies(world: World) -> No
 
 def test_a_pod_keeps_no_more_than_its_sum_where_the_next_container_goes_elsewhere() -> None:
     """Its memory, and so its place, is on a NUMA node without a free CPU."""
-    kubelet = replace(
-        KEEP,
-        kubelet=KubeletRules(cpu_order=True, ties=True, memory=True, cpus=True),
-    )
+    kubelet = replace(KEEP, kubelet=KubeletRules(cpu_order=True, ties=True, memory=True, cpus=True))
     world = World(
         build_synthetic_topology(
             sockets=3, numa_per_socket=1, cores_per_numa=4, threads=1, memory_gib=8
@@ -584,11 +581,7 @@ def test_the_pods_sum_is_kept_where_each_container_has_its_own_place(world: Worl
     of = pod("pair", STRICT, total=resources(9, 2))
     start(world, of, "a", 5, 1)
     (held,) = world.agent.current.state.reservations_of(of.uid)
-    assert (len(held.cpus), held.memory_bytes, held.reason) == (
-        4,
-        GIB,
-        PENDING_RESERVATION_CAPTION,
-    )
+    assert (len(held.cpus), held.memory_bytes, held.reason) == (4, GIB, PENDING_RESERVATION_CAPTION)
     rejected(world, pod("x", OWN), 8)
     start(world, of, "log", 0.5)
     (held,) = world.agent.current.state.reservations_of(of.uid)

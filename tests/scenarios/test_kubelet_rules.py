@@ -384,7 +384,7 @@ def one_socket() -> World:
         Settings(
             kubelet=KubeletRules(
                 align_by_socket=True, cpus=True, memory=True, ties=True, cpu_order=True
-            ),
+            )
         ),
     )
 

@@ -33,8 +33,7 @@ class ColouredOptions(PlacementOptions, frozen=True, kw_only=True):
     """The product's options and one more."""
 
     colour: Annotated[
-        Colour,
-        Option(summary="its paint", meanings={"red": "it is seen", "blue": "it is calm"}),
+        Colour, Option(summary="its paint", meanings={"red": "it is seen", "blue": "it is calm"})
     ] = Colour.RED
 
 

@@ -149,8 +149,7 @@ POOL_CASES = [
 
 
 @pytest.mark.parametrize(
-    ("sizes", "steps", "expected"),
-    [pytest.param(*case[1:], id=case[0]) for case in POOL_CASES],
+    ("sizes", "steps", "expected"), [pytest.param(*case[1:], id=case[0]) for case in POOL_CASES]
 )
 @pytest.mark.parametrize("lost", [False, True], ids=["", "without a checkpoint"])
 def test_a_pods_pool_has_what_its_owners_leave(

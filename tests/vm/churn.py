@@ -53,12 +53,7 @@ class Churn:
     """One run."""
 
     def __init__(
-        self,
-        options: Options,
-        machine: str,
-        binaries: Binaries,
-        shared: Path,
-        directory: Path,
+        self, options: Options, machine: str, binaries: Binaries, shared: Path, directory: Path
     ) -> None:
         from tests.vm.guest import GuestContainerd
 

@@ -266,11 +266,7 @@ class Guest:
         assert found == cpus, f"{container.pod.name}: {found}, expected {cpus}"
 
     def settles(
-        self,
-        container: Container,
-        *,
-        cpus: frozenset[int],
-        mems: frozenset[int] | None = None,
+        self, container: Container, *, cpus: frozenset[int], mems: frozenset[int] | None = None
     ) -> None:
         """Wait until a running container may use exactly this."""
         pid = self.pid(container)

@@ -12,8 +12,7 @@ from tests.beds.vm_records import Outcome
 from tests.machines.vm_machine import parse_machine
 
 MACHINE = parse_machine(
-    "tiny",
-    "description: t\nsockets: 1\ncores: 1\nthreads: 1\nnuma: [{cpus: 0, memory: 2G}]\n",
+    "tiny", "description: t\nsockets: 1\ncores: 1\nthreads: 1\nnuma: [{cpus: 0, memory: 2G}]\n"
 )
 BEGIN = '{"type":"begin","machine":"tiny","kernel":"6","cases":["one","two"]}'
 ONE = '{"type":"result","case":"one","outcome":"passed","seconds":1.5,"notes":["64 MiB"]}'

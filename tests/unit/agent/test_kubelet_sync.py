@@ -212,8 +212,7 @@ def test_the_kubelets_configuration_is_followed_while_running(bed: KubeletBed) -
     apply = partial(apply_recomputed_settings, agent, SimpleNamespace(config=config), watch)
     watch.read_config(config)
     agent.current.machine = replace(
-        agent.current.machine,
-        settings=watch.settings_with_kubelet_config(config, bed.topology),
+        agent.current.machine, settings=watch.settings_with_kubelet_config(config, bed.topology)
     )
     watch.report_config()
     watch.report_config()

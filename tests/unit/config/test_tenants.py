@@ -45,11 +45,7 @@ def test_permissions_and_quotas_reach_the_engine(tmp_path: Path) -> None:
     limits = found.limits
     assert [
         str(a) for a in (limits.quota.exclusive, limits.idle_siblings, limits.quota.listed)
-    ] == [
-        "75%",
-        "4",
-        "12.5%",
-    ]
+    ] == ["75%", "4", "12.5%"]
     assert limits.namespaces[0].quota.exclusive.cpus_of_total(64) == 16
     assert limits.pool is not None
     assert (limits.pool.cpus_of_total(64), limits.numa_pool.cpus_of_total(8)) == (6, 1)

@@ -62,8 +62,7 @@ async def test_a_stuck_pod_and_one_whose_time_is_taken_go(
 @pytest.mark.parametrize("on", [True, False])
 async def test_a_pod_with_a_running_container_goes_if_wanted(tmp_path: Path, on: bool) -> None:
     evicting = EvictionSection(
-        max_per_minute=600.0,
-        stuck_pods=StuckPodEviction(evict=True, delay=0, include_running=on),
+        max_per_minute=600.0, stuck_pods=StuckPodEviction(evict=True, delay=0, include_running=on)
     )
     wanted = ["half", "web"] if on else ["web"]
     bed = ControllerBed(tmp_path, evictions=evicting)

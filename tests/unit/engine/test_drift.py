@@ -90,12 +90,7 @@ def test_what_a_container_may_use_is_known_also_where_it_is_left_alone() -> None
     world.place(pod("pinned", qos=QoSClass.BEST_EFFORT), wants=Resources(cpus="5"))
     desired = world.agent.current.desired
     usable = {i: str(desired.usable_cpus_of(world.allocation(i))) for i in world.live}
-    assert usable == {
-        "free-app": "0-7",
-        "listed-app": "1",
-        "shared-app": "0-3",
-        "pinned-app": "5",
-    }
+    assert usable == {"free-app": "0-7", "listed-app": "1", "shared-app": "0-3", "pinned-app": "5"}
     assert not any(desired.has_all_cpus_offline(world.allocation(i)) for i in world.live)
 
 

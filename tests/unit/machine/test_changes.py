@@ -64,11 +64,7 @@ PODS = "sys/fs/cgroup/kubepods.slice"
             {"allowed_cpus": "0-15"},
         ),
         ({f"{PODS}/cpuset.cpus.effective": "99\n"}, {}, {}),
-        (
-            {f"{PODS}/cpuset.mems.effective": "0\n"},
-            {"withheld_mems": "1"},
-            {"withheld_mems": ""},
-        ),
+        ({f"{PODS}/cpuset.mems.effective": "0\n"}, {"withheld_mems": "1"}, {"withheld_mems": ""}),
     ],
 )
 def test_case_16_what_comes_and_goes_is_seen(

@@ -226,10 +226,7 @@ def test_a_namesake_is_left_alone_and_a_static_pod_is_known_by_its_name() -> Non
     for one in bed.cluster.all(Resource.PODS):
         one["metadata"]["uid"] = "another"
     bed.work(until=600.0)
-    assert [request.body["metadata"].get("uid") for request in bed.requests] == [
-        "0a-0b",
-        None,
-    ]
+    assert [request.body["metadata"].get("uid") for request in bed.requests] == ["0a-0b", None]
 
 
 @pytest.mark.parametrize("result", [OutcomeKind.MISSING, OutcomeKind.INVALID, OutcomeKind.CONFLICT])

@@ -66,10 +66,7 @@ def test_the_object_is_made_with_its_node_as_owner(new: TopologyBed) -> None:
     assert new.output.pending_count() == 1
     new.later()
     assert new.verbs() == ["get", "get", "patch"]
-    assert (new.requests[-1].form, new.requests[-1].force) == (
-        ContentType.APPLY,
-        False,
-    )
+    assert (new.requests[-1].form, new.requests[-1].force) == (ContentType.APPLY, False)
     assert new.metadata["name"] == "n1"
     owner = {"apiVersion": "v1", "kind": "Node", "name": "n1", "uid": "node-1"}
     assert new.owner == owner

@@ -129,11 +129,7 @@ def gpu_pod(gpus: object, **asks: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("document", "fits", "reason"),
     [
-        (
-            gpu_pod("2"),
-            ["uncounted", "beside"],
-            f"6 exclusive CPUs, 1 GiB of memory and 2 {GPU}",
-        ),
+        (gpu_pod("2"), ["uncounted", "beside"], f"6 exclusive CPUs, 1 GiB of memory and 2 {GPU}"),
         (gpu_pod(3), ["uncounted"], f"needs 3 {GPU} on one NUMA node; an empty node has 2"),
         (gpu_pod("2", devices="ignore"), ["uncounted", "beside", "apart"], ""),
         (gpu_pod("3", policy="best-effort"), ["uncounted", "beside", "apart"], ""),

@@ -18,8 +18,7 @@ from tests.beds.world import World, container, pod, resources
 from tests.machines import named as machines
 
 MACHINE = NodeModel(
-    topology=machines.dual_no_smt(cores_per_numa=4, memory_gib=64),
-    settings=Settings(),
+    topology=machines.dual_no_smt(cores_per_numa=4, memory_gib=64), settings=Settings()
 )
 
 KUBELETS = NodeModel(

@@ -197,6 +197,7 @@ class Extender:
             self.reader,
             config.strategy,
             clock,
+            prefix=config.annotation_prefix,
             nodes_left_out=self.metrics.preemption_nodes_left_out,
             victims_changed=self.metrics.preemption_victims_changed,
             evicted_in_vain=self.metrics.pods_evicted_in_vain,

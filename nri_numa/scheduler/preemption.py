@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
+from enum import StrEnum
 from typing import Any, Final
+from zlib import crc32
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -43,8 +45,10 @@ from nri_numa.kube.requests import (
     text_in_section,
 )
 from nri_numa.model.counted_containers import counted_container_hash
+from nri_numa.model.machine import count_text
 from nri_numa.model.workload import ENDED_POD_PHASES, Strategy
 from nri_numa.observe.logs import get_logger
+from nri_numa.publisher.desired_objects import pod_event
 from nri_numa.scheduler.candidates import Cooperative, FilterResult, VerdictCache
 from nri_numa.scheduler.eviction_search import (
     MAX_SEARCH_WORK,
@@ -75,7 +79,19 @@ _MAX_EVICTIONS: Final = 1000
 """Pods whose evictions are remembered."""
 _MAX_NAMED_VICTIMS: Final = 2
 """Victims that a reason names; kube-scheduler repeats it in the pod's condition."""
+_MAX_NAMED_NODES: Final = 3
+"""Nodes that an Event names; kube-scheduler chooses one of all."""
+EVENT_TIMEOUT_S: Final = 1.0
+"""Seconds without a byte for an Event, while kube-scheduler waits for the answer."""
+_WAITING_TEXT: Final = "waits for the eviction of"
 _HOPELESS_TEXT: Final = "preemption cannot help: without the pods of lower priority"
+
+
+class PreemptionEventReason(StrEnum):
+    """Reason of an Event about a pod that preemption was tried for."""
+
+    WAITS_FOR_EVICTION = "WaitsForEviction"
+    PREEMPTION_CANNOT_HELP = "PreemptionCannotHelp"
 
 
 class NodeEviction(Struct, frozen=True, kw_only=True):
@@ -101,11 +117,10 @@ class NodeEviction(Struct, frozen=True, kw_only=True):
         return not self.marks.isdisjoint(room.counted_containers.split())
 
     @property
-    def waiting_text(self) -> str:
-        """Reason why the pod has no node yet."""
+    def victims_text(self) -> str:
+        """Names of the victims."""
         listed, more = self.names[:_MAX_NAMED_VICTIMS], len(self.names) - _MAX_NAMED_VICTIMS
-        more_text = f" and {more} more" if more > 0 else ""
-        return f"waits for the eviction of {', '.join(listed)}{more_text}"
+        return f"{', '.join(listed)}{f' and {more} more' if more > 0 else ''}"
 
 
 class PendingEviction(Struct, kw_only=True):
@@ -155,6 +170,7 @@ class Preemption:
         strategy: Strategy,
         clock: Callable[[], float],
         *,
+        prefix: str,
         nodes_left_out: Counter,
         victims_changed: Counter,
         evicted_in_vain: Counter,
@@ -167,6 +183,7 @@ class Preemption:
             victims_changed,
             evicted_in_vain,
         )
+        self._prefix = prefix
         self._pending: dict[str, PendingEviction] = {}
         self._hopeless: dict[str, str] = {}
         self._first = 0
@@ -187,7 +204,9 @@ class Preemption:
         listed, budgets = await self._list(names)
         answer = await run_in_turns(self._answer_steps(question, request, listed, budgets))
         answer.victims |= unknown
-        self._remember(request, answer)
+        event = self._remember(request, answer)
+        if event is not None:
+            await self._create_event(request, *event)
         self._left_out.inc(len(proposed.keys() - answer.victims.keys()))
         log.info(
             "victims selected",
@@ -377,8 +396,11 @@ class Preemption:
         self._forget(uid)
         return False
 
-    def _remember(self, request: PodRequest, answer: PreemptionAnswer) -> None:
-        self._hopeless.pop(request.uid, None)
+    def _remember(
+        self, request: PodRequest, answer: PreemptionAnswer
+    ) -> tuple[PreemptionEventReason, str] | None:
+        """Remember an answer; return reason and text of an Event if it is news for the pod."""
+        earlier = self._hopeless.pop(request.uid, None)
         if answer.evictions:
             while len(self._pending) >= _MAX_EVICTIONS:
                 self._forget(next(iter(self._pending)))
@@ -388,10 +410,42 @@ class Preemption:
             for node, eviction in answer.evictions.items():
                 if eviction.charge is not None:
                     self._nodes.nominate_pod(request, node, eviction.charge)
-        elif answer.reason:
+            return PreemptionEventReason.WAITS_FOR_EVICTION, _evictions_text(answer.evictions)
+        if answer.reason:
             while len(self._hopeless) >= _MAX_EVICTIONS:
                 del self._hopeless[next(iter(self._hopeless))]
             self._hopeless[request.uid] = answer.reason
+            if answer.reason != earlier:
+                text = f"{_HOPELESS_TEXT} it {answer.reason}"
+                return PreemptionEventReason.PREEMPTION_CANNOT_HELP, text
+        return None
+
+    async def _create_event(
+        self, request: PodRequest, reason: PreemptionEventReason, text: str
+    ) -> None:
+        """Create an Event of the pod; one with the same text may exist already.
+
+        kube-scheduler shows the reasons of `filter` only if the sums of a node suffice.
+        """
+        event = pod_event(
+            request.namespace,
+            request.name,
+            request.uid,
+            id=f"{request.uid[:8]}.{crc32(text.encode()):08x}",
+            event_time=self._api.server_time(),
+            text=text,
+            reportingController=f"{self._prefix}/nri-numa-scheduler",
+            reportingInstance="nri-numa-scheduler",
+            action="Preempting",
+            reason=reason,
+            type="Normal",
+        )
+        path = Resource.EVENTS.object_or_list_path(request.namespace)
+        try:
+            await self._api.request_json("POST", path, event, seconds=EVENT_TIMEOUT_S)
+        except KubeError as error:
+            if error.code != 409:
+                log.info("event not written", reason=reason, problem=str(error)[:300])
 
     def record_nomination(self, pod: Mapping[str, Any]) -> None:
         """Record the node that kube-scheduler has chosen for a pod, if it is known."""
@@ -411,7 +465,7 @@ class Preemption:
         pending, reason = self._pending.get(uid), self._hopeless.get(uid)
         for node, text in result.failed.items():
             if pending is not None and node in pending.nodes:
-                result.failed[node] = pending.nodes[node].waiting_text
+                result.failed[node] = f"{_WAITING_TEXT} {pending.nodes[node].victims_text}"
             elif reason:
                 result.failed[node] = f"{text}; {_HOPELESS_TEXT} it {reason}"
 
@@ -516,6 +570,14 @@ class _Release:
         if request.pod_scope_request is not None and len(containers) < len(request.containers):
             return None
         return self._published.min_release_of_pod(replace(request, containers=containers), placed)
+
+
+def _evictions_text(evictions: Mapping[str, NodeEviction]) -> str:
+    """``waits for the eviction of a, b and 1 more from node x, or of c from node y``."""
+    texts = [f"{eviction.victims_text} from node {node}" for node, eviction in evictions.items()]
+    more = len(texts) - _MAX_NAMED_NODES
+    more_text = f", or of pods of {count_text(more, 'other node')}" if more > 0 else ""
+    return f"{_WAITING_TEXT} {', or of '.join(texts[:_MAX_NAMED_NODES])}{more_text}"
 
 
 def _is_terminating(document: Mapping[str, Any]) -> bool:

@@ -51,7 +51,7 @@ def shortage(clause: str) -> tuple[str, float, float] | None:
     found = _SHORT.search(clause)
     if found is None or "whole cores have" in clause:
         return None
-    if found[3].startswith("on an empty machine "):
+    if found[3].startswith("fits on "):
         return None  # enough is free, on too many NUMA nodes: the numbers count these
     return found[1], amount(found[2]), amount(found[3])
 
@@ -105,11 +105,9 @@ def _shortage_problem(clause: str) -> str:
     short = _SHORT.fullmatch(clause) or (_KEY.match(clause) and _SHORT.search(clause))
     if not short:
         return "names no resource"
-    would = re.search(
-        r"needed, on an empty machine (\d+) NUMA nodes? would do, now it takes (\d+)", clause
-    )
-    if would:
-        return "" if int(would[2]) > int(would[1]) else "takes no more than on an empty machine"
+    fits = re.search(r"needed, fits on (\d+) NUMA nodes?, on an empty machine on (\d+)", clause)
+    if fits:
+        return "" if int(fits[1]) > int(fits[2]) else "takes no more than on an empty machine"
     told = shortage(clause)
     if told is not None and told[1] <= told[2] and "but not together" not in clause:
         # Tied to groups of others, as the kubelet's memory rules have it.

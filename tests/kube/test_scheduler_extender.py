@@ -556,7 +556,7 @@ class Crowd:
     def __init__(self, client: Client) -> None:
         self.client, self.placed = client, dict[str, dict[str, tuple[int, int]]]()
 
-    def fill(self, pods: Mapping[str, Fill]) -> None:
+    def fill(self, pods: Mapping[str, Fill], *, grace_s: int = 0) -> None:
         """These pods run, by node."""
         self.client.delete_pods()
         documents: list[JsonObject] = []
@@ -567,7 +567,8 @@ class Crowd:
                 marks = {**SINGLE, SCHEDULED_NUMA_NODES: json.dumps({"main": str(numa_node)})}
                 document = wanting(name, cpus, scheduler="nobody", annotations=marks)
                 document["spec"] |= {"nodeSelector": {"numa-crowded": "yes"}, "nodeName": node,
-                                     "priorityClassName": priority}  # fmt: skip
+                                     "priorityClassName": priority,
+                                     "terminationGracePeriodSeconds": grace_s}  # fmt: skip
                 documents.append(document)
                 self.placed[node][name] = numa_node, cpus
         self.client.apply(*documents)
@@ -590,11 +591,19 @@ class Crowd:
             publish_topology(self.client, node, *free, charged=names)
         return gone
 
-    def preempts(self, cpus: int, priority: str, *, starts: bool) -> None:
-        """A strict pod starts by evicting pods of its NUMA node alone, or evicts nobody."""
-        document = wanting("important", cpus, annotations=SINGLE, priorityClassName=priority)
+    def apply_important(
+        self, cpus: int, priority: str = "numa-high", scheduler: str = SCHEDULER
+    ) -> None:
+        """Create a strict pod that may be put on these nodes."""
+        document = wanting(
+            "important", cpus, scheduler=scheduler, annotations=SINGLE, priorityClassName=priority
+        )
         document["spec"]["nodeSelector"] = {"numa-crowded": "yes"}
         self.client.apply(document)
+
+    def preempts(self, cpus: int, priority: str, *, starts: bool) -> None:
+        """A strict pod starts by evicting pods of its NUMA node alone, or evicts nobody."""
+        self.apply_important(cpus, priority)
 
         def has_node() -> JsonObject | None:
             self.count()
@@ -636,12 +645,75 @@ def crowd(there: Client, extender: Extender) -> Iterator[Crowd]:
             there.request("DELETE", path)
 
 
+FIFTEEN_PODS: Fill = [("numa-low", n % 2, 2) for n in range(15)]
+"""Two CPUs are free: a pod of eight lacks six by the sum, and those of three pods of one node."""
+
+
+def test_without_the_verb_pods_are_evicted_in_vain(crowd: Crowd, bed: KubeBed) -> None:
+    """What kube-scheduler does by itself: it evicts until the sum suffices, on node after node."""
+    crowd.fill(dict.fromkeys(CROWDED, FIFTEEN_PODS))
+    name, config = "numa-by-sums", {"leaseName": ""}
+    with Extender(
+        bed, config=config, port=19898, scheduler_port=10273, name=name, preempts=False
+    ) as running:
+        crowd.apply_important(8, scheduler=name)
+        poll(lambda: len(crowd.count()) >= 9, "three pods of each node evicted")
+        found = crowd.client.pod("important")
+        assert found is not None
+        assert not bound(found)
+        assert "victims selected" not in running.log()
+
+
 def test_preemption_frees_one_numa_node(crowd: Crowd) -> None:
-    """The sum of each node lacks six CPUs; three pods of one NUMA node have them."""
-    pods = [("numa-low", n % 2, 2) for n in range(15)]
-    crowd.fill(dict.fromkeys(CROWDED, pods))
+    crowd.fill(dict.fromkeys(CROWDED, FIFTEEN_PODS))
     crowd.preempts(8, "numa-high", starts=True)
     assert len(crowd.count()) == 3
+
+
+def test_victims_are_found_where_kube_scheduler_knows_none(
+    crowd: Crowd, extender: Extender
+) -> None:
+    """Four CPUs are free, two on each NUMA node: the sum suffices for four, no NUMA node does.
+
+    Kubernetes 1.36 does not ask then. Later ones ask without victims (kubernetes#135486).
+    """
+    crowd.fill(dict.fromkeys(CROWDED, FIFTEEN_PODS[:14]))
+    crowd.preempts(4, "numa-high", starts=False)
+    asked = {node: {"Pods": [], "NumPDBViolations": 0} for node in CROWDED}
+    question = {"Pod": crowd.client.pod("important"), "NodeNameToMetaVictims": asked}
+    answer = json.loads(extender.get("/preempt", question))["NodeNameToMetaVictims"]
+    names = {it["metadata"]["uid"]: it["metadata"]["name"] for it in crowd.client.pods()}
+    victims = {node: [names[pod["UID"]] for pod in found["Pods"]] for node, found in answer.items()}
+    assert {node: len(found) for node, found in victims.items()} == dict.fromkeys(CROWDED, 1)
+    assert all(found[0].startswith(node) for node, found in victims.items())
+
+
+def test_a_pod_says_that_it_waits_for_an_eviction(crowd: Crowd, numa: Numa) -> None:
+    """Victims take their time to end; nobody else is evicted meanwhile."""
+    crowd.fill(dict.fromkeys(CROWDED, FIFTEEN_PODS), grace_s=600)
+    crowd.apply_important(8)
+    poll(lambda: "waits for the eviction of" in numa("why", "important").stdout, "the reason")
+    ending = [it for it in crowd.client.pods() if "deletionTimestamp" in it["metadata"]]
+    assert len(ending) == 3
+    for it in ending:
+        path = f"/api/v1/namespaces/default/pods/{it['metadata']['name']}"
+        crowd.client.request("DELETE", f"{path}?gracePeriodSeconds=0")
+
+    def has_node() -> bool:
+        crowd.count()
+        return bound(crowd.client.pod("important") or {"spec": {}})
+
+    poll(has_node, "a node")
+    assert len(crowd.count()) == 3
+
+
+def test_a_pod_says_that_no_eviction_helps(crowd: Crowd, numa: Numa) -> None:
+    """Those of its own priority stay."""
+    pods: Fill = [("numa-low", n % 2, 2) if n < 4 else ("numa-high", n % 2, 2) for n in range(16)]
+    crowd.fill(dict.fromkeys(CROWDED, pods))
+    crowd.apply_important(8)
+    poll(lambda: "preemption cannot help" in numa("why", "important").stdout, "the reason")
+    assert crowd.count() == set()
 
 
 def random_fill(random: Random) -> Fill:

@@ -57,6 +57,7 @@ RIGHTS = {
         ("pods/binding", "create"),
         ("nodes", "get"),
         ("poddisruptionbudgets", "list"),
+        ("events", "create"),
         ("nodes", "patch"),
         ("leases", "create"),
         ("leases", "get", "update"),
@@ -171,6 +172,7 @@ def test_without_preemption_the_extender_reads_no_budgets() -> None:
                      for r in rule["resources"]]  # fmt: skip
         assert ("preemptVerb" in extender(made)) is enabled
         assert ("poddisruptionbudgets" in resources) is enabled
+        assert ("events" in resources) is enabled
 
 
 def test_the_default_scheduler_asks_a_service_with_certificates() -> None:

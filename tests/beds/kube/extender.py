@@ -32,6 +32,7 @@ class Extender(ProcessBed):
     Args:
         certificate: file with a key and its certificate, which the extender and those who ask show
             and trust; such a replica has no kube-scheduler: whoever holds the file asks.
+        preempts: kube-scheduler asks it for victims.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class Extender(ProcessBed):
         standby: bool = False,
         certificate: Path | None = None,
         level: str = "debug",
+        preempts: bool = True,
     ) -> None:
         self._bed, self._standby = bed, standby
         self._certificate = certificate
@@ -68,7 +70,7 @@ class Extender(ProcessBed):
         asked = {
             "urlPrefix": url,
             "filterVerb": "filter",
-            "preemptVerb": "preempt",
+            **({"preemptVerb": "preempt"} if preempts else {}),
             "bindVerb": "bind",
             "httpTimeout": "5s",
             "nodeCacheCapable": True,

@@ -233,6 +233,29 @@ async def test_why_preemption_cannot_help(bed: PreemptionBed) -> None:
     reason = "needs 8 exclusive CPUs on one NUMA node; at most 2 free for exclusive use"
     rest = f"preemption cannot help: without the pods of lower priority it {reason}"
     assert text == f"{reason}; {rest}"
+    assert await bed.preempt(high(), n1=["low-1"]) == {}
+    (event,) = bed.cluster.all(Resource.EVENTS)
+    assert (event["reason"], event["note"]) == ("PreemptionCannotHelp", rest)
+    assert (event["regarding"]["name"], event["type"]) == ("high", "Normal")
+
+
+async def test_the_victims_are_named_in_an_event(bed: PreemptionBed) -> None:
+    """The condition has the sums of kube-scheduler until the pod is tried again."""
+    for node in ("n2", "n3", "n4", "n5"):
+        bed.fill(*(low(f"{node}-{n}", n % 2, node=node) for n in range(15)), node=node)
+    await bed.preempt(high(), n1=["low-1"], **{n: [f"{n}-1"] for n in ("n2", "n3", "n4", "n5")})
+    (event,) = bed.cluster.all(Resource.EVENTS)
+    assert event["reason"] == "WaitsForEviction"
+    names = ("default/low-1, default/low-11", "default/n2-1, default/n2-11",
+             "default/n3-1, default/n3-11")  # fmt: skip
+    texts = [f"{name} and 1 more from node n{n}" for n, name in enumerate(names, 1)]
+    note = ", or of ".join(texts)
+    assert event["note"] == f"waits for the eviction of {note}, or of pods of 2 other nodes"
+
+
+async def test_without_the_right_to_create_events_victims_are_answered(bed: PreemptionBed) -> None:
+    bed.cluster.fail(403, "forbidden", on="events")
+    assert await bed.preempt(high(), n1=[]) == {"n1": ["low-1", "low-11", "low-13"]}
 
 
 # --- bad questions --------------------------------------------------------------------------------
@@ -282,7 +305,8 @@ async def test_five_hundred_candidates(bed: PreemptionBed) -> None:
     bed.cluster.requests.clear()
     answer = await bed.preempt(high(), **victims)
     assert 16 <= len(answer) <= MAX_LISTED_NODES
-    assert len(bed.cluster.requests) == 2 * MAX_LISTED_NODES + 1
+    budgets_and_event = 2
+    assert len(bed.cluster.requests) == 2 * MAX_LISTED_NODES + budgets_and_event
 
 
 async def tick(bed: ExtenderBed, seconds: float) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from nri_numa.engine.decision import Admitted, Rejected
 from nri_numa.engine.explain.explanation import explain_allocation
 from nri_numa.engine.explain.sentences import explanation_sentences
 from nri_numa.engine.request.annotations import resolve_placement_options
@@ -18,7 +19,7 @@ from nri_numa.model.machine import Topology
 from nri_numa.model.reasons import Rejection
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import QoSClass, Resources
-from tests.beds.world import GIB, SINGLE, World, container, pod, resources, says
+from tests.beds.world import GIB, SINGLE, World, container, pod, resources, says, two_nodes
 from tests.machines import named as machines
 from tests.machines.named import write_tree
 
@@ -457,3 +458,32 @@ def test_case_12_a_policy_of_a_guaranteed_pod_cannot_know_either() -> None:
     found = _demand({}, {"policy": "restricted"})
     assert isinstance(found, Rejection)
     assert found.reason == "CPURequestUnknown"
+
+
+SOURCE = "annotation cpu-shared.crio.io/app"
+
+
+def create(world: World, asks: Mapping[str, str], cpus: float = 2) -> Admitted | Rejected | None:
+    of = pod("web", asks)
+    made = container(of, "app", wants=resources(cpus))
+    return world.create(of, replace(made, added_cpus_source=SOURCE))
+
+
+@pytest.mark.parametrize(
+    "asks", [{"cpus": "exclusive"}, {"policy": "single-numa-node"}, {"numacpu": "2-3"}]
+)
+def test_cpus_of_its_own_are_rejected_at_the_creation(asks: Mapping[str, str]) -> None:
+    """CRI-O's CPUs were taken out of its cpuset again within two seconds."""
+    rejected = create(two_nodes(), asks)
+    assert isinstance(rejected, Rejected)
+    says(rejected, "RuntimeAddsCPUs", f"{SOURCE} is set", "cpus: shared and no numacpu")
+
+
+@pytest.mark.parametrize(
+    "asks", [{}, {"policy": "single-numa-node", "cpus": "shared"}, {"on-failure": "unpinned"}]
+)
+def test_whoever_shares_is_admitted(asks: Mapping[str, str]) -> None:
+    asks = {"cpus": "exclusive", **asks} if "on-failure" in asks else asks
+    decision = create(two_nodes(), asks)
+    assert isinstance(decision, Admitted)
+    assert not decision.allocation.exclusive

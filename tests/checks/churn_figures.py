@@ -198,9 +198,6 @@ def _between(
                 )
 
 
-# --- time ---------------------------------------------------------------------------------------
-
-
 def union(intervals: Iterable[Interval]) -> list[Interval]:
     """The same time, each moment once, in order."""
     joined: list[Interval] = []

@@ -38,8 +38,6 @@ async def proper(runtime: RawRuntime) -> None:
         await runtime.next_event()
 
 
-# --- the runtime misbehaves ----------------------------------------------------------------------
-
 OVERSIZED_FRAME = struct.pack(">II", 1, 0x7FFFFFFF)
 OVERSIZED_MESSAGE = ttrpc.encode_frames(1, struct.pack(">IIBB", 0x7FFFFFFF, 1, 1, 0))
 DATA_FOR_A_RESPONSE = ttrpc.encode_frames(2, ttrpc.encode_message(1, 3, b""))

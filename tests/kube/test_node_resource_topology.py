@@ -288,9 +288,6 @@ def test_devices_are_counted_as_the_kubelet_counts_them(
             hidden.rename(socket)
 
 
-# --- Volcano ------------------------------------------------------------------------------------
-
-
 NUMATOPOLOGY = definition("Numatopology", "nodeinfo.volcano.sh", "v1alpha1")
 
 

@@ -147,9 +147,6 @@ def test_wide_owners_leave_what_was_promised(
         never_overcommitted(world.agent.current.machine, decision.state)
 
 
-# --- What is offered to the scheduler is given, whatever else happened on the node before -------
-
-
 smts = st.sampled_from(["", "any", "spread", "isolate"])
 
 

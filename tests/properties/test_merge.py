@@ -76,9 +76,6 @@ def test_the_fold_of_the_oracle_equals_its_product() -> None:
     assert compared
 
 
-# --- Memory without CPUs, as part of the NUMA nodes it serves: against walking over all masks ---
-
-
 CPU_NODES = 4
 amounts = st.lists(st.integers(0, 6), min_size=CPU_NODES, max_size=CPU_NODES)
 serving = st.lists(

@@ -289,9 +289,6 @@ def test_variables_name_the_cpus_of_each_numa_node() -> None:
     }
 
 
-# --- PCIe roots below a NUMA node -----------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("asks", "cpus", "beside"),
     [

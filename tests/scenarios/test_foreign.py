@@ -192,9 +192,6 @@ def test_a_cpuset_on_a_container_whose_memory_we_bind_is_answered_with_the_pool(
     assert world.has("a-app") == (str(world.topology.allowed), "0")
 
 
-# --- CPUs that somebody else pinned are given away last, and it is said -------------------------
-
-
 def _elsewhere(world: World) -> CPUSet:
     return foreign_pinned_cpus(world.agent.current.state, world.topology)
 

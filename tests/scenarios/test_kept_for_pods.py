@@ -674,9 +674,6 @@ def test_an_impossible_annotation_is_said(world: World, containers: str, said: s
     assert [a.container for a in world.agent.current.state.reservations_of(of.uid)] == ["*"]
 
 
-# --- What was chosen for a pod outlives the agent: its later containers find it after a restart -
-
-
 def node() -> World:
     """Two NUMA nodes of eight CPUs without hyperthreads."""
     world = World(machines.dual_no_smt(memory_gib=64))

@@ -250,9 +250,6 @@ def test_vectors_of_the_kubelets_unit_tests(
     assert found == expected != kubelets
 
 
-# --- A list that is given for the pod and exclusive belongs to all containers of the pod --------
-
-
 LIST = {"numacpu": "2-5", "cpus": "exclusive"}
 KEEP = Settings(reservation_seconds=600.0)
 

@@ -205,9 +205,6 @@ def test_case_19_memory_that_is_tied_by_the_kubelets_rules() -> None:
     )
 
 
-# --- What happened to containers is noted for whoever looks from outside the node ---------------
-
-
 SMALL = machines.snc_single_no_smt(cores_per_numa=2)
 
 

@@ -348,9 +348,6 @@ def test_who_becomes_an_owner_is_not_throttled_on_its_cpus(world: World) -> None
     assert world.live["a-app"].resources.cpu_quota == -1
 
 
-# --- Resources that were changed while the plugin was away are caught up with at the next picture
-
-
 def resize_unseen(world: World, container_id: str, wants: Resources) -> None:
     """The runtime changes a container while nobody listens; its cpuset stays."""
     old = world.live[container_id]

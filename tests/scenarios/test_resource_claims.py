@@ -181,9 +181,6 @@ def test_a_grant_elsewhere_can_be_overridden_or_let_be() -> None:
     assert mems == "1"
 
 
-# --- A container is known to belong to a claim by its environment, in every message of the runtim
-
-
 POD = pb.PodSandbox(id="s-web", uid="uid-web", namespace="default", name="web")
 
 

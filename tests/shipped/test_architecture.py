@@ -56,9 +56,6 @@ def test_files_of_the_checkout_and_dotted_names_exist(page: Path) -> None:
             assert re.search(rf"\b{path.name}\b", module.read_text()), f"nri_numa.{word}"
 
 
-# --- decision records -------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("record", RECORDS, ids=page_id)
 def test_a_decision_record_has_the_form_of_all(record: Path) -> None:
     lines = record.read_text().splitlines()

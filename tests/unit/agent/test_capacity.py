@@ -180,9 +180,6 @@ def test_cpus_that_moved_are_not_counted_for_their_new_numa_node(bed: CapacityBe
     assert bed.factors() == {}
 
 
-# --- from outside ---------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def told(tmp_path: Path) -> CapacityBed:
     return CapacityBed(tmp_path)

@@ -200,9 +200,6 @@ def test_a_place_that_cannot_be_made_stops_nobody(tmp_path: Path) -> None:
     assert ClaimBed(tmp_path).book.claims == {}
 
 
-# --- containers -------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("parameters", "mems"),
     [

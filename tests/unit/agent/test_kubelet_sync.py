@@ -198,9 +198,6 @@ def test_grants_of_nobody_and_of_pods_are_shown(bed: KubeletBed) -> None:
     ]
 
 
-# --- the kubelet's configuration ------------------------------------------------------------------
-
-
 def test_the_kubelets_configuration_is_followed_while_running(bed: KubeletBed) -> None:
     found = [
         DiscoveredConfig(

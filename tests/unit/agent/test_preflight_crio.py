@@ -174,9 +174,6 @@ def test_a_request_timeout_below_nri_is_named(tmp_path: Path, timeout: str, is_n
     assert any("nri_plugin_request_timeout" in f.message for f in found) is is_named
 
 
-# --- two runtimes ---------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("endpoint", "choice"),
     [

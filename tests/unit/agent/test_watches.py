@@ -218,9 +218,6 @@ def test_a_container_without_cpus_of_its_own_may_use_what_containers_may(bed: Us
     assert plain.cpu_set_milli == 1000 * (len(topology.online) - 1)
 
 
-# --- waiting --------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def waits(tmp_path: Path) -> UsageBed:
     made = UsageBed(tmp_path)

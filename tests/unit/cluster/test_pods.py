@@ -272,8 +272,6 @@ def test_what_the_runtime_sends_is_read_back_the_same(whole: PodManifest) -> Non
         assert read == replace(container, labels={})
 
 
-# --- as the API server has them -----------------------------------------------------------------
-
 OWNER = {"kind": "ReplicaSet", "uid": "rs", "controller": True}
 
 

@@ -179,9 +179,6 @@ def test_cpus_of_the_numa_nodes_may_be_told_later() -> None:
     assert [name for name, _ in bed.evicted] == ["web"]
 
 
-# --- NUMA nodes that the host takes away ----------------------------------------------------------
-
-
 class StealBed(DrainBed):
     """The same Node, which the host takes away."""
 

@@ -81,9 +81,6 @@ async def test_an_absent_socket_is_named(directory: Path) -> None:
             await client.update_container(ContainerUpdate("x", cpus="1"))
 
 
-# --- what CRI reports, in the engine's types ------------------------------------------------------
-
-
 SPEC = {
     "annotations": {"a": "oci"},
     "process": {"env": ["PCIDEVICE_X=0000:3b:00.0"], "oomScoreAdj": -997},

@@ -163,9 +163,6 @@ def test_many_ids_are_cut_short_and_hostile_names_are_harmless() -> None:
     assert sentence.isprintable()
 
 
-# --- how many devices there are -----------------------------------------------------------------
-
-
 def machine(request: Any, context: Any) -> Any:
     """Two GPUs on NUMA node 0, one of both, and devices that say no NUMA node."""
     found = pb.AllocatableResourcesResponse(cpu_ids=[0, 1])

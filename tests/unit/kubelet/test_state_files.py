@@ -115,9 +115,6 @@ def test_another_machine_judges_the_same_file_anew(tmp_path: Path) -> None:
     assert (str(files.grants.granted_cpus), files.problems) == ("7", ())
 
 
-# --- the kubelet's state files: every version, and everything that is none ------------------------
-
-
 V2 = {
     "policyName": "static",
     "defaultCpuSet": "0,4-7",

@@ -162,9 +162,6 @@ def test_a_real_process(tree: Tree) -> None:
     assert os.getpid() in found.threads
 
 
-# --- the frequency of the CPUs of a NUMA node, from a tree ----------------------------------------
-
-
 def cpufreq(root: Path, cpu: int, text: str) -> None:
     directory = root / f"sys/devices/system/cpu/cpu{cpu}/cpufreq"
     directory.mkdir(parents=True)

@@ -101,8 +101,6 @@ def test_a_container_of_each_version(
     assert read_container_usage(CgroupReader(str(root)), PLACE, str(root), 4096) == found
 
 
-# --- where a container's memory is: a number, or why there is none --------------------------------
-
 MAPS = b"""5576dd821000 default file=/usr/bin/head mapped=2 N0=2 kernelpagesize_kB=4
 7f0000000000 bind:1 anon=6 dirty=6 active=0 N0=1 N1=5 kernelpagesize_kB=4
 7f0010000000 default file=/a\\040N1\\0759 mapped=1 N1=1 kernelpagesize_kB=4

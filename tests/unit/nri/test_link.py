@@ -33,9 +33,6 @@ def test_a_name_no_runtime_takes_is_refused_before_anything_is_dialled() -> None
         NRILink(RecordingPlugin(), LinkSettings(name="a b", index="10"))
 
 
-# --- what a runtime sets for the plugins it launches ----------------------------------------------
-
-
 def test_an_ordinary_process_was_not_launched() -> None:
     """Name and index may be preset for external plugins; they are left alone then."""
     environ = {"NRI_PLUGIN_NAME": "x", "NRI_PLUGIN_IDX": "10", "PATH": "/bin"}

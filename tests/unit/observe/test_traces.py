@@ -65,9 +65,6 @@ def test_one_width_for_all_resources_is_kept() -> None:
     assert restored.resource_summaries == alignment.resource_summaries
 
 
-# --- in the agent ---------------------------------------------------------------------------------
-
-
 def agent(
     machine: NodeModel = MACHINE,
     later: Callable[[Callable[[], object]], object] = lambda function: function(),

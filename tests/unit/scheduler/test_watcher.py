@@ -341,9 +341,6 @@ def test_who_is_held_or_not_ours_changes_nothing() -> None:
     assert not watched.nodes.assumed_pods
 
 
-# --- what is held -----------------------------------------------------------------------------
-
-
 def hold(name: str) -> AssumedPod:
     places = {"main": NUMASet([0])}
     return AssumedPod(

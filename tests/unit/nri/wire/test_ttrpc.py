@@ -232,9 +232,6 @@ def test_a_large_message_is_not_kept_once_it_was_read() -> None:
     assert kept < 1 << 16
 
 
-# --- the multiplexer: lenient in, exact out -------------------------------------------------------
-
-
 def chunks(trunk: ttrpc.Trunk) -> list[tuple[int, bytes]]:
     found = []
     while (chunk := trunk.next_chunk()) is not None:

@@ -35,6 +35,11 @@ def utc_text(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
+def micro_time_text(seconds: float) -> str:
+    """Format seconds since the epoch as Kubernetes' MicroTime."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
 def human_bytes(amount: int, *, free: bool = False) -> str:
     """Format bytes: ``512 B``, ``6 GiB``, ``1.5 TiB``; free amounts are rounded down."""
     power = min(max(0, abs(amount).bit_length() - 1) // 10, 5)
@@ -115,6 +120,14 @@ def whole_bytes(value: object) -> int:
     if amount >= 1 << 62:
         raise BadQuantity("an amount that some machine has")
     return int(amount)
+
+
+def hugepages_resource_name(size: int) -> str:
+    """Return the resource name of huge pages of a size in bytes: ``hugepages-2Mi``."""
+    for power, unit in ((30, "Gi"), (20, "Mi")):
+        if size >= 1 << power:
+            return f"{HUGEPAGES_PREFIX}{size >> power}{unit}"
+    return f"{HUGEPAGES_PREFIX}{size >> 10}Ki"
 
 
 def page_bytes_of_resource(resource: str) -> int:

@@ -32,6 +32,7 @@ from bench.stats import quantile, table
 from nri_numa.agent.view import zones_document
 from nri_numa.engine.desired import NodeSnapshot
 from nri_numa.engine.node_model import MeasuredFree, NodeModel
+from nri_numa.kube.requests import Resource
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.settings import Settings
 from nri_numa.publisher import topology
@@ -308,7 +309,13 @@ class Published:
         found = zones_document(NodeSnapshot(agent.machine, agent.state, MeasuredFree()))
         what = topology.build_topology_contents(PREFIX, found)
         what = what if ready else topology.contents_with_agent_not_ready(PREFIX, what)
-        return topology.build_topology_object(node, self._uids[node], {}, what)
+        owner = {"apiVersion": "v1", "kind": "Node", "name": node, "uid": self._uids[node]}
+        return {
+            "apiVersion": Resource.TOPOLOGIES.api_version,
+            "kind": topology.TopologyOutput.kind,
+            "metadata": {"name": node, "annotations": {}, "ownerReferences": [owner]},
+            **what,
+        }
 
     def write(self, node: str, written: JsonObject) -> None:
         """Write an object; a busy API server may end an answer in the middle."""

@@ -149,7 +149,7 @@ def _schedulers(
 
 def _with_plugin(extender: Extender, control: ControlPlane, program: str) -> Daemon:
     """A kube-scheduler that has the plugin in its program."""
-    kind = f"{Resource.TOPOLOGIES.plural}.{Resource.TOPOLOGIES.api_group}"
+    kind = f"{Resource.TOPOLOGIES.plural_name}.{Resource.TOPOLOGIES.api_group}"
     role = ("--verb=get,list,watch", f"--resource={kind}")
     control.client.kubectl("create", "clusterrole", _ROLE, *role)
     user = ("--user=system:kube-scheduler", f"--clusterrole={_ROLE}")

@@ -314,7 +314,6 @@ class AgentServer(Server):
         view: LiveView,
         metrics: Metrics,
         *,
-        version: str,
         busy_seconds: Callable[[], float] = lambda: 0.0,
         crowded: Callable[[bool], object] = lambda crowded: None,
     ) -> None:
@@ -327,7 +326,7 @@ class AgentServer(Server):
         certificate = Certificate(config.tls_cert, config.tls_key) if config.tls_cert else None
         api = API(view, metrics, busy_seconds)
         self._open = PROBE_PATHS | {route.path for route in api.page}
-        super().__init__(host, (*api.routes, *api.page), version=version, certificate=certificate)
+        super().__init__(host, (*api.routes, *api.page), certificate=certificate)
         self._metrics, self._crowded = metrics, crowded
 
     async def run(self) -> None:
@@ -399,7 +398,7 @@ class AgentServer(Server):
 
     def on_request_answered(self, request: HTTPRequest | None, status: int) -> None:
         """Count a request by the pattern of its path, so labels are bounded."""
-        routes = self.routes.routes_for_path(request) if request is not None else []
+        routes = protocol.routes_for_path(self.routes, request) if request is not None else []
         route = routes[0].path if routes else "other"
         label = "page" if route in self._open - PROBE_PATHS else route
         self._metrics.http_requests.labels(label, str(status)).inc()

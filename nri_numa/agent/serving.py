@@ -16,7 +16,6 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from nri_numa import __version__
 from nri_numa.agent.agent import Agent
 from nri_numa.agent.loop import Clock, CPUBudget, LoopMonitor, YieldingSelector
 from nri_numa.config import AgentConfig
@@ -127,7 +126,6 @@ class HTTPThread:
                 config.http,
                 view,
                 self._metrics,
-                version=__version__,
                 busy_seconds=self._watch.current_gap,
                 crowded=self._share.set_hurry,
             )

@@ -81,7 +81,7 @@ class CapturedCluster(Struct, frozen=True):
 
     def exclusion(self, name: str, spec: Document) -> Exclusion | None:
         """Return why a node takes no pod with this spec; None if it does, or without a Node."""
-        facts = self.state.facts(name)
+        facts = self.state.node_facts(name)
         return None if facts is None else node_admits(facts, spec)
 
 
@@ -109,7 +109,7 @@ def simulate_cluster(
     state, candidates = cluster.state, VerdictCache(cluster.state, config.strategy)
     claimed = config.dra.enabled and any(c.claims for pod in pods for c in pod.containers)
     with show_progress(f"judging {len(pods)} pods on {len(cluster.names)} nodes"):
-        facts = [f for name in cluster.names if (f := state.facts(name)) is not None]
+        facts = [f for name in cluster.names if (f := state.node_facts(name)) is not None]
         about = {
             "nodes": len(cluster.names),
             "cordoned": [f.name for f in facts if f.unschedulable],

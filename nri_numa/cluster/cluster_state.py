@@ -86,14 +86,8 @@ class AssumedPod(Struct, frozen=True, kw_only=True):
 
     def containers_counted_by(self, room: NodeResources) -> frozenset[str]:
         """Return the pod's containers that the numbers of a node count."""
-        named = room.counted_containers.split() if room.counted_containers else ()
-        return frozenset(
-            [
-                name
-                for name in self.non_init_containers
-                if counted_container_hash(self.uid, name) in named
-            ]
-        )
+        hashes, names = (room.counted_containers or "").split(), self.non_init_containers
+        return frozenset([n for n in names if counted_container_hash(self.uid, n) in hashes])
 
     def is_nameable_by(self, room: NodeResources) -> bool:
         """Return True if the object of a node lists the pod once it counts it."""
@@ -115,12 +109,10 @@ class AssumedPod(Struct, frozen=True, kw_only=True):
         partly = len(missing) < len(self.non_init_containers)
         if partly and request.pod_scope_request is None and self.numa_nodes:
             containers = tuple(c for c in request.containers if c.container in missing)
-            return room.charge_of_placed_pod(
-                replace(request, containers=containers), self.numa_nodes
-            )
-        if self.charge is None and self.numa_nodes:
-            return room.charge_of_placed_pod(request, self.numa_nodes)
-        return self.charge
+            request = replace(request, containers=containers)
+        elif self.charge is not None or not self.numa_nodes:
+            return self.charge
+        return room.charge_of_placed_pod(request, self.numa_nodes)
 
 
 class ClusterState:
@@ -185,7 +177,7 @@ class ClusterState:
         """Assumed pods by uid."""
         return self._holds
 
-    def facts(self, name: str) -> NodeFacts | None:
+    def node_facts(self, name: str) -> NodeFacts | None:
         """Return the facts of a Node; None for an unknown one."""
         return self._facts.get(name)
 
@@ -202,7 +194,7 @@ class ClusterState:
         if resources is None:
             resources = self._nodes.get(name)
             if isinstance(resources, NodeResources):
-                resources = self._shared(self._without_holds(name, resources))
+                resources = self._find_equal_resources(self._without_holds(name, resources))
             if resources is not None:
                 self._rooms[name] = resources
         return resources
@@ -238,7 +230,7 @@ class ClusterState:
         room = room.minus_pods(item for item in charges if item is not None)
         return replace(room, counted_containers="") if room.counted_containers != "" else room
 
-    def _shared(self, room: NodeResources) -> NodeResources:
+    def _find_equal_resources(self, room: NodeResources) -> NodeResources:
         if len(self._equal) >= len(self._nodes) + _MAX_SHARED_NODES:
             self._equal = {room: room for room in self.rooms()}
         return self._equal.setdefault(room, room)
@@ -263,9 +255,8 @@ class ClusterState:
 
     def update_topology(self, name: str, document: Mapping[str, Any], now_s: float) -> bool:
         """Read a NodeResourceTopology; return True if a free amount of its node has increased."""
-        return self.update_resources(
-            name, self._validity.decode_with_validity(name, document, now_s)
-        )
+        info = self._validity.decode_with_validity(name, document, now_s)
+        return self.update_resources(name, info)
 
     def remove_topology(self, name: str) -> None:
         """Drop a NodeResourceTopology that no longer exists."""
@@ -360,9 +351,7 @@ class ClusterState:
 
     def late_assumed_pods(self, now_s: float) -> list[AssumedPod]:
         """Return started pods that their nodes should have counted by now, by uid."""
-        pods = [
-            hold for hold in self._holds.values() if now_s - hold.left_at >= UNCOUNTED_POD_WARNING_S
-        ]
+        pods = [h for h in self._holds.values() if now_s - h.left_at >= UNCOUNTED_POD_WARNING_S]
         return sorted(pods, key=lambda hold: hold.uid)
 
 
@@ -384,26 +373,26 @@ def assumed_pod_of(
 def _with_count_state(hold: AssumedPod, info: NodeInfo | None) -> AssumedPod:
     """Return an assumed pod with the containers that an object counts."""
     named = hold.containers_counted_by(info) if isinstance(info, NodeResources) else frozenset()
-    return (
-        hold
-        if named <= hold.counted_by_node
-        else replace(hold, counted_by_node=hold.counted_by_node | named)
-    )
+    if named <= hold.counted_by_node:
+        return hold
+    return replace(hold, counted_by_node=hold.counted_by_node | named)
 
 
-def _has_more_free(before: NodeInfo | None, after: NodeInfo | None) -> bool:
+def _has_more_free(old_info: NodeInfo | None, new_info: NodeInfo | None) -> bool:
     """Return True if a node has more of any resource than before."""
-    if not isinstance(after, NodeResources):
+    if not isinstance(new_info, NodeResources):
         return False
-    if not isinstance(before, NodeResources) or before.ids != after.ids:
+    if not isinstance(old_info, NodeResources) or old_info.ids != new_info.ids:
         return True
-    if (before.agent_not_ready and not after.agent_not_ready) or (before.exclusive_limit or 0) < (
-        after.exclusive_limit or 0
-    ):
+    agent_became_ready = old_info.agent_not_ready and not new_info.agent_not_ready
+    if agent_became_ready or (old_info.exclusive_limit or 0) < (new_info.exclusive_limit or 0):
         return True
-    amounts = {r.name: r.free for r in before.other_resources}
-    pairs = [(before.cpu.free, after.cpu.free), (before.exclusive.free, after.exclusive.free)]
-    if after.exclusive_after_moves:
-        pairs.append((before.exclusive_after_moves, after.exclusive_after_moves))
-    pairs += [(amounts.get(r.name, ()), r.free) for r in after.other_resources]
+    amounts = {r.name: r.free for r in old_info.other_resources}
+    pairs = [
+        (old_info.cpu.free, new_info.cpu.free),
+        (old_info.exclusive.free, new_info.exclusive.free),
+    ]
+    if new_info.exclusive_after_moves:
+        pairs.append((old_info.exclusive_after_moves, new_info.exclusive_after_moves))
+    pairs += [(amounts.get(r.name, ()), r.free) for r in new_info.other_resources]
     return any(len(a) != len(b) or any(n > w for w, n in zip(a, b, strict=True)) for a, b in pairs)

@@ -93,19 +93,18 @@ class ManifestValue(msgspec.Struct, frozen=True):
         if not isinstance(self.value, Mapping):
             self.add_expectation_problem("a mapping")
             return {}
-        strange = [key for key in self.value if not isinstance(key, str)]
-        for key in strange:
-            self.add_problem(f"has the key {value_text(key)}, expected text: quote it")
+        for key in self.value:
+            if not isinstance(key, str):
+                self.add_problem(f"has the key {value_text(key)}, expected text: quote it")
         return {key: self[key] for key in self.value if isinstance(key, str)}
 
     def as_list(self, item_text: str, *, required: bool = False) -> list[ManifestValue]:
-        """The places below in a list of ``what``; empty, after a complaint, when it is none."""
+        """Return the values of a list; empty, with a problem, if this is no list."""
         if self.value is None and not required:
             return []
         if not isinstance(self.value, list) or (required and not self.value):
-            self.add_expectation_problem(
-                f"a list of at least {item_text}" if required else "a list"
-            )
+            text = f"a list of at least {item_text}" if required else "a list"
+            self.add_expectation_problem(text)
             return []
         return [
             ManifestValue(self.location, f"{self.path}[{number}]", item, self.problems)
@@ -122,7 +121,7 @@ class ManifestValue(msgspec.Struct, frozen=True):
         return self.value
 
     def as_number(self, default: int, maximum: int) -> int:
-        """The whole number that stands here, between 0 and ``most``."""
+        """Return the whole number; the default, with a problem, if it is not 0 to ``maximum``."""
         if self.value is None:
             return default
         if isinstance(self.value, bool) or not isinstance(self.value, int):
@@ -175,10 +174,8 @@ class PodManifestReader:
         """Read a pod without its name and uid."""
         meta, spec = pod["metadata"], pod["spec"]
         spec.as_mapping(required=True)
-        labels, annotations = (
-            read_string_map(meta["labels"]),
-            read_string_map(meta["annotations"]),
-        )
+        labels = read_string_map(meta["labels"])
+        annotations = read_string_map(meta["annotations"])
         requests = limits = None
         if spec["resources"].value is not None:
             requests, limits = self._read_resources(spec["resources"], _POD_SUBJECT)
@@ -207,23 +204,16 @@ class PodManifestReader:
             policy = item["restartPolicy"].as_text()
             if policy not in ("", "Always", "Never", "OnFailure"):
                 item["restartPolicy"].add_expectation_problem("Always (a sidecar), or nothing")
-            roles.append(
-                (item, ContainerRole.SIDECAR if policy == "Always" else ContainerRole.INIT)
-            )
+            role = ContainerRole.SIDECAR if policy == "Always" else ContainerRole.INIT
+            roles.append((item, role))
         apps = spec["containers"].as_list("one container", required=True)
-        debuggers = spec["ephemeralContainers"].as_list("one container")
-        for item in debuggers:
+        roles += [(item, ContainerRole.APP) for item in apps]
+        for item in spec["ephemeralContainers"].as_list("one container"):
             if item["resources"].as_mapping():
                 item["resources"].add_expectation_problem("none: an ephemeral container has none")
+            roles.append((item, ContainerRole.EPHEMERAL))
         names: set[str] = set()
-        return tuple(
-            self._read_container(item, role, names, claims)
-            for item, role in [
-                *roles,
-                *((item, ContainerRole.APP) for item in apps),
-                *((item, ContainerRole.EPHEMERAL) for item in debuggers),
-            ]
-        )
+        return tuple(self._read_container(item, role, names, claims) for item, role in roles)
 
     def _read_container(
         self,
@@ -319,9 +309,8 @@ class PodManifestReader:
                 )
         if not quantities.hugepages.items() <= limits.hugepages.items():
             resources["requests"].add_problem("has huge pages that differ from the limits")
-        if (quantities.hugepages or limits.hugepages) and not any(
-            a.cpu_milli or a.memory for a in (quantities, limits)
-        ):
+        has_other_resources = any(a.cpu_milli or a.memory for a in (quantities, limits))
+        if (quantities.hugepages or limits.hugepages) and not has_other_resources:
             resources.add_problem("has huge pages alone, expected cpu or memory beside them")
         requests = quantities.with_defaults(limits)
         return replace(requests, hugepages={**limits.hugepages, **quantities.hugepages}), limits

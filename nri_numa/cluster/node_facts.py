@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from nri_numa.kube.requests import annotations_of, list_of_mappings, mapping_or_empty
+from nri_numa.kube.requests import annotations_of, list_of_mappings, mapping_or_empty, section_of
 from nri_numa.model.offline_capacity import DRAINED_ANNOTATION, parse_ids_or_empty
 
 NODE_CONSTRAINTS: Final = ("tolerations", "nodeSelector", "affinity")
@@ -60,7 +60,7 @@ class NodeFacts(Struct, frozen=True, kw_only=True):
 
 def read_node(name: str, document: Mapping[str, Any], prefix: str) -> NodeFacts:
     """Read a Node; invalid fields count as missing."""
-    spec = mapping_or_empty(document.get("spec"))
+    spec = section_of(document, "spec")
     taints = [
         Taint(str(e.get("key") or ""), str(e.get("value") or ""), e["effect"])
         for e in list_of_mappings(spec.get("taints"))
@@ -69,13 +69,13 @@ def read_node(name: str, document: Mapping[str, Any], prefix: str) -> NodeFacts:
     unschedulable = bool(spec.get("unschedulable"))
     if unschedulable and not any(e.key == _UNSCHEDULABLE_TAINT_KEY for e in taints):
         taints.append(Taint(_UNSCHEDULABLE_TAINT_KEY, "", "NoSchedule"))
-    addresses = list_of_mappings(mapping_or_empty(document.get("status")).get("addresses"))
+    addresses = list_of_mappings(section_of(document, "status").get("addresses"))
     internal = (
         str(e.get("address", "")) for e in addresses if e.get("type") == INTERNAL_ADDRESS_TYPE
     )
     return NodeFacts(
         name=name,
-        labels=mapping_or_empty(mapping_or_empty(document.get("metadata")).get("labels")),
+        labels=section_of(document, "metadata", "labels"),
         taints=tuple(taints),
         unschedulable=unschedulable,
         drained=parse_ids_or_empty(annotations_of(document).get(f"{prefix}/{DRAINED_ANNOTATION}")),
@@ -90,10 +90,10 @@ def node_admits(facts: NodeFacts, spec: Mapping[str, Any]) -> Exclusion | None:
         if not any(_tolerates_taint(t, taint) for t in tolerations):
             cordon = taint.key == _UNSCHEDULABLE_TAINT_KEY
             return Exclusion.CORDONED if cordon else Exclusion.TAINT
-    selector = mapping_or_empty(spec.get("nodeSelector"))
+    selector = section_of(spec, "nodeSelector")
     if any(facts.labels.get(key) != value for key, value in selector.items()):
         return Exclusion.AFFINITY
-    affinity = mapping_or_empty(mapping_or_empty(spec.get("affinity")).get("nodeAffinity"))
+    affinity = section_of(spec, "affinity", "nodeAffinity")
     required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution")
     if required is None:
         return None

@@ -6,7 +6,7 @@ order of `NodeResources.ids`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Self
 
@@ -70,19 +70,15 @@ class ResourceCounts(Struct, frozen=True, gc=False):
                 resources = {**resources, name: tuple(column)}
         return ResourceCounts(tuple(exclusive), tuple(milli), resources)
 
-    def difference_to(self, after: ResourceCounts) -> ResourceCounts | None:
+    def difference_to(self, later_counts: ResourceCounts) -> ResourceCounts | None:
         """Return the amounts taken between this state and a later one; None for none."""
-        exclusive = _subtract_columns(self.exclusive, after.exclusive)
-        milli = _subtract_columns(self.milli, after.milli)
-        resources = {
-            name: _subtract_columns(column, after.other_resources[name])
-            for name, column in self.other_resources.items()
-            if column != after.other_resources[name]
-        }
-        return (
-            ResourceCounts(exclusive, milli, resources)
-            if resources or any(exclusive) or any(milli)
-            else None
+        return _nonzero_counts(
+            _subtract_columns(self.exclusive, later_counts.exclusive),
+            _subtract_columns(self.milli, later_counts.milli),
+            {
+                name: _subtract_columns(column, later_counts.other_resources[name])
+                for name, column in self.other_resources.items()
+            },
         )
 
 
@@ -212,16 +208,16 @@ class NodeResources(Struct, frozen=True, kw_only=True, dict=True, cache_hash=Tru
         self, request: PodRequest, placed: Mapping[str, NUMASet]
     ) -> ResourceCounts | None:
         """Return the charge of a pod by the NUMA nodes of its containers' annotation."""
+        return self.charge_of_containers(self._placed_requests(request, placed))
+
+    def _placed_requests(
+        self, request: PodRequest, placed: Mapping[str, NUMASet]
+    ) -> Iterator[tuple[ContainerRequest, Sequence[int]]]:
+        """Yield what the plugin places, and its positions by the NUMA nodes of containers."""
         pod_nodes = next(iter(placed.values()), NO_NUMA_NODES)
-        return self.charge_of_containers(
-            (
-                c,
-                self.positions_of(
-                    placed.get(c.container, NO_NUMA_NODES) if c.container else pod_nodes
-                ),
-            )
-            for c in request.plugin_aligned_requests
-        )
+        for c in request.plugin_aligned_requests:
+            nodes = placed.get(c.container, NO_NUMA_NODES) if c.container else pod_nodes
+            yield c, self.positions_of(nodes)
 
     def min_release_of_pod(
         self, request: PodRequest, placed: Mapping[str, NUMASet]
@@ -233,10 +229,9 @@ class NodeResources(Struct, frozen=True, kw_only=True, dict=True, cache_hash=Tru
         """
         exclusive, milli = [0] * len(self.ids), [0] * len(self.ids)
         resources = {r.name: [0] * len(self.ids) for r in self.other_resources}
-        pod_nodes = next(iter(placed.values()), NO_NUMA_NODES)
-        for c in request.plugin_aligned_requests:
-            nodes = placed.get(c.container, NO_NUMA_NODES) if c.container else pod_nodes
-            positions = () if c.is_init else self.positions_of(nodes)
+        for c, positions in self._placed_requests(request, placed):
+            if c.is_init:
+                continue
             cpus, capacity = self.cpus_with_idle_siblings(c), self.exclusive.capacity
             _add_min_shares(exclusive, cpus, positions, capacity)
             cpu_milli = 1000 * c.exclusive_cpus + c.charged_milli
@@ -245,10 +240,7 @@ class NodeResources(Struct, frozen=True, kw_only=True, dict=True, cache_hash=Tru
                 if name in resources:
                     capacity = self.capacity_by_resource[name]
                     _add_min_shares(resources[name], amount, positions, capacity)
-        columns = {name: tuple(column) for name, column in resources.items() if any(column)}
-        if not (columns or any(exclusive) or any(milli)):
-            return None
-        return ResourceCounts(tuple(exclusive), tuple(milli), columns)
+        return _nonzero_counts(exclusive, milli, resources)
 
     def plus_pods(
         self, charges: Iterable[ResourceCounts], movable_charges: Iterable[ResourceCounts] = ()
@@ -257,38 +249,28 @@ class NodeResources(Struct, frozen=True, kw_only=True, dict=True, cache_hash=Tru
 
         ``exclusive_after_moves`` may have the CPUs of movable pods already.
         """
-        immovable, movable = list(charges), list(movable_charges)
-        if not (charges := immovable + movable):
+        immovable = list(charges)
+        if not (charges := [*immovable, *movable_charges]):
             return self
-
-        def add(resource: NodeResource, columns: Iterable[AmountByPosition]) -> NodeResource:
-            sums = map(sum, zip(resource.free, *columns, strict=True))
-            return replace(resource, free=tuple(map(min, sums, resource.capacity)))
-
-        exclusive = add(self.exclusive, (c.exclusive for c in charges))
-        after_moves: AmountByPosition = ()
+        resources = self._map_columns(_release_columns, charges)
+        free_cpus = resources.exclusive.free
+        exclusive_after_moves: AmountByPosition = ()
         if self.exclusive_after_moves:
-            moved = replace(self.exclusive, free=self.exclusive_after_moves)
-            column = add(moved, (c.exclusive for c in immovable)).free
-            after_moves = tuple(map(max, column, exclusive.free))
-        limit = self.exclusive_limit
+            exclusive = replace(self.exclusive, free=self.exclusive_after_moves)
+            column = _release_columns(exclusive, [c.exclusive for c in immovable]).free
+            exclusive_after_moves = tuple(map(max, column, free_cpus))
+        is_more, limit = exclusive_after_moves != free_cpus, self.exclusive_limit
         return replace(
-            self,
-            cpu=add(self.cpu, (c.milli for c in charges)),
-            exclusive=exclusive,
-            exclusive_after_moves=after_moves if after_moves != exclusive.free else (),
+            resources,
+            exclusive_after_moves=exclusive_after_moves if is_more else (),
             exclusive_limit=None if limit is None else limit + _sum_exclusive_cpus(charges),
-            other_resources=tuple(
-                add(r, (c.other_resources[r.name] for c in charges if r.name in c.other_resources))
-                for r in self.other_resources
-            ),
         )
 
     def minus_pods(self, charges: Iterable[ResourceCounts]) -> Self:
         """Return the resources less the charges of pods, never below zero."""
         if not (charges := list(charges)):
             return self
-        resources = self._without_charges(charges)
+        resources = replace(self._map_columns(_charge_columns, charges), exclusive_after_moves=())
         if self.exclusive_limit is None:
             return resources
         total = max(0, self.exclusive_limit - _sum_exclusive_cpus(charges))
@@ -298,30 +280,21 @@ class NodeResources(Struct, frozen=True, kw_only=True, dict=True, cache_hash=Tru
             resources, exclusive_limit=total, exclusive=replace(resources.exclusive, free=column)
         )
 
-    def _without_charges(self, charges: Sequence[ResourceCounts]) -> Self:
-        def subtract(resource: NodeResource, columns: Iterable[AmountByPosition]) -> NodeResource:
-            counts = list(resource.free)
-            for column in columns:
-                # A column of another length is from before a change of the node's NUMA nodes.
-                if len(column) == len(counts):
-                    counts = [n - amount for n, amount in zip(counts, column, strict=True)]
-            return replace(resource, free=tuple([max(0, n) for n in counts]))
-
+    def _map_columns(
+        self,
+        change: Callable[[NodeResource, Sequence[AmountByPosition]], NodeResource],
+        charges: Sequence[ResourceCounts],
+    ) -> Self:
+        """Return the resources, each changed by its columns of the charges."""
         return replace(
             self,
-            exclusive_after_moves=(),
-            cpu=subtract(self.cpu, (c.milli for c in charges)),
-            exclusive=subtract(self.exclusive, (c.exclusive for c in charges)),
+            cpu=change(self.cpu, [c.milli for c in charges]),
+            exclusive=change(self.exclusive, [c.exclusive for c in charges]),
             other_resources=tuple(
-                subtract(
-                    stock,
-                    (
-                        c.other_resources[stock.name]
-                        for c in charges
-                        if stock.name in c.other_resources
-                    ),
+                change(
+                    r, [c.other_resources[r.name] for c in charges if r.name in c.other_resources]
                 )
-                for stock in self.other_resources
+                for r in self.other_resources
             ),
         )
 
@@ -347,6 +320,30 @@ class UnreadableTopology(Struct, frozen=True):
     """An unreadable object; ``reason`` is a sentence without the node's name."""
 
     reason: str
+
+
+def _release_columns(resource: NodeResource, columns: Sequence[AmountByPosition]) -> NodeResource:
+    sums = map(sum, zip(resource.free, *columns, strict=True))
+    return replace(resource, free=tuple(map(min, sums, resource.capacity)))
+
+
+def _charge_columns(resource: NodeResource, columns: Sequence[AmountByPosition]) -> NodeResource:
+    counts = resource.free
+    for column in columns:
+        # A column of another length is from before a change of the node's NUMA nodes.
+        if len(column) == len(counts):
+            counts = _subtract_columns(counts, column)
+    return replace(resource, free=tuple([max(0, n) for n in counts]))
+
+
+def _nonzero_counts(
+    exclusive: Sequence[int], milli: Sequence[int], resources: Mapping[str, Sequence[int]]
+) -> ResourceCounts | None:
+    """Return amounts without resources that have none anywhere; None if no amount is left."""
+    columns = {name: tuple(column) for name, column in resources.items() if any(column)}
+    if not (columns or any(exclusive) or any(milli)):
+        return None
+    return ResourceCounts(tuple(exclusive), tuple(milli), columns)
 
 
 def _sum_exclusive_cpus(charges: Iterable[ResourceCounts]) -> int:
@@ -381,5 +378,5 @@ def _shift_charge_to_other_nodes(
     return tuple([n - amount if i == position else n + amount for i, n in enumerate(column)])
 
 
-def _subtract_columns(before: AmountByPosition, after: AmountByPosition) -> AmountByPosition:
-    return tuple([b - a for b, a in zip(before, after, strict=True)])
+def _subtract_columns(column: AmountByPosition, amounts: AmountByPosition) -> AmountByPosition:
+    return tuple([n - amount for n, amount in zip(column, amounts, strict=True)])

@@ -21,6 +21,7 @@ from nri_numa.cluster.pod_request import (
     peak_request,
 )
 from nri_numa.cluster.pods import (
+    ContainerManifest,
     ContainerRole,
     PodManifest,
     container_of,
@@ -32,7 +33,6 @@ from nri_numa.config.sections import AgentConfig
 from nri_numa.engine.assigned import ASSIGNED_KEY
 from nri_numa.engine.place.memory import (
     MEMPOLICY_KEY,
-    hugepages_resource_name,
     unpinned_memory_policy_rejection,
 )
 from nri_numa.engine.pod_admission import MAX_EXPECTED_CONTAINERS
@@ -51,7 +51,7 @@ from nri_numa.engine.request.demand import (
 )
 from nri_numa.engine.request.options import PlacementOptions
 from nri_numa.engine.state import NO_CHARGE, Charge
-from nri_numa.kube.requests import annotations_of, mapping_or_empty
+from nri_numa.kube.requests import annotations_of, mapping_or_empty, section_of
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.reasons import Rejection
 from nri_numa.model.workload import (
@@ -65,6 +65,7 @@ from nri_numa.model.workload import (
     QoSClass,
     Scope,
 )
+from nri_numa.text import hugepages_resource_name
 
 POLICY_NAMES: Final = tuple(str(policy) for policy in Policy)
 _MAX_POD_CONTAINERS: Final = 500
@@ -83,23 +84,19 @@ class PodReader:
     """
 
     def __init__(self, config: AgentConfig) -> None:
+        self.prefix = config.annotation_prefix
         self._settings, self._counted = derive_settings(config), slots_resource(config)
         self._claims = config.dra.enabled
         self._known: dict[str, tuple[str, PodRequest]] = {}
 
-    @property
-    def prefix(self) -> str:
-        """Prefix of annotations and attributes, as on the nodes."""
-        return self._settings.prefix
-
     def read_pod_request(self, document: Mapping[str, Any]) -> PodRequest:
         """Read a pod's request; an unreadable pod has an empty or an invalid one."""
-        metadata = mapping_or_empty(document.get("metadata"))
+        metadata = section_of(document, "metadata")
         uid, version = str(metadata.get("uid", "")), str(metadata.get("resourceVersion", ""))
         entry = self._known.get(uid)
         if entry is not None and version and entry[0] == version:
             return entry[1]
-        request = self._decode_pod_request(document, metadata)
+        request = self._decode_pod_request(document)
         if uid:
             if len(self._known) >= _MAX_CACHED_PODS:
                 self._known.clear()
@@ -120,12 +117,9 @@ class PodReader:
 
         Without exclusive CPUs it has one shared CPU; the policy is one of `POLICY_NAMES`.
         """
-        prefix = self._settings.prefix
         amounts = {"cpu": str(cpus or 1), **({"memory": str(memory)} if memory else {})}
-        annotations = {
-            f"{prefix}/policy": policy,
-            **({f"{prefix}/cpus": "exclusive"} if cpus else {}),
-        }
+        exclusive = {f"{self.prefix}/cpus": "exclusive"} if cpus else {}
+        annotations = {f"{self.prefix}/policy": policy, **exclusive}
         resources = {"requests": amounts, "limits": amounts}
         return self.read_pod_request(
             {
@@ -136,13 +130,12 @@ class PodReader:
 
     def scheduled_numa_nodes(self, document: Mapping[str, Any]) -> dict[str, NUMASet]:
         """Read the NUMA nodes by container from a pod's annotation; empty without one."""
-        annotations, prefix = annotations_of(document), self._settings.prefix
-        text = written_annotation(annotations, prefix, SCHEDULED_NODES_KEY)
+        text = written_annotation(annotations_of(document), self.prefix, SCHEDULED_NODES_KEY)
         return (parse_scheduled_nodes(text) if isinstance(text, str) else None) or {}
 
     def assigned_numa_nodes(self, document: Mapping[str, Any]) -> dict[str, NUMASet]:
         """Read the memory nodes by container that the publisher wrote; empty without them."""
-        text = annotations_of(document).get(f"{self._settings.prefix}/{ASSIGNED_KEY}")
+        text = annotations_of(document).get(f"{self.prefix}/{ASSIGNED_KEY}")
         try:
             entries = mapping_or_empty(msgspec.json.decode(text)) if isinstance(text, str) else {}
             return {
@@ -152,11 +145,9 @@ class PodReader:
         except (ValueError, RecursionError):
             return {}
 
-    def _decode_pod_request(
-        self, document: Mapping[str, Any], metadata: Mapping[str, Any]
-    ) -> PodRequest:
+    def _decode_pod_request(self, document: Mapping[str, Any]) -> PodRequest:
         try:
-            spec = mapping_or_empty(document.get("spec"))
+            spec = section_of(document, "spec")
             listed = [spec.get(key) for key in ("containers", "initContainers")]
             count = sum(len(c) for c in listed if isinstance(c, list))
             if count > _MAX_POD_CONTAINERS:
@@ -164,10 +155,9 @@ class PodReader:
                 raise ManifestError((problem,))
             pod = read_pod(document, slots_resource=self._counted)
         except (ManifestError, RecursionError, OverflowError) as error:
-            prefix = f"{self._settings.prefix}/"
-            has_annotation = any(
-                prefix in str(name) for name in mapping_or_empty(metadata.get("annotations"))
-            )
+            metadata = section_of(document, "metadata")
+            names = map(str, annotations_of(document))
+            has_annotation = any(f"{self.prefix}/" in name for name in names)
             return PodRequest(
                 uid=str(metadata.get("uid", "")),
                 namespace=str(metadata.get("namespace", "")),
@@ -191,17 +181,15 @@ class PodReader:
         for manifest in pod.containers[:MAX_EXPECTED_CONTAINERS]:
             if self._claims and manifest.claims:
                 continue
-            container = container_of(pod, manifest, 0, f"{settings.prefix}/{SLOTS_KEY}")
-            is_init, memory = manifest.role is ContainerRole.INIT, manifest.requests.memory or 0
+            container = container_of(pod, manifest, 0, f"{self.prefix}/{SLOTS_KEY}")
+            is_init = manifest.role is ContainerRole.INIT
             requested = resolve_placement_options(settings, sandbox, container)
             requested = complete_options(settings, sandbox, container, requested)
             if isinstance(requested, Rejection):
                 return _invalid_request(request, requested)
             cpus = _static_policy_cpus(sandbox, container, whole_milli)
             if cpus:
-                kubelets.append(
-                    _kubelet_request(container, is_init, memory, cpus, manifest.devices)
-                )
+                kubelets.append(_kubelet_request(container, manifest, cpus))
                 if not is_init:
                     whole_milli = whole_milli.add(Charge(cpu_milli=1000 * cpus))
             # The kubelet may pin whole CPUs, and its pins are left to it.
@@ -216,27 +204,18 @@ class PodReader:
             if isinstance(demand, Rejection):
                 return _invalid_request(request, demand)
             scopes.add(requested.scope)
-            amounts = _required_and_charged_memory(sandbox.qos, memory, demand)
-            need = _container_request(container, is_init, requested, demand, amounts)
-            if manifest.devices and requested.devices is DeviceAlignmentMode.ALIGN:
-                devices = _device_amounts(manifest.devices)
-                need = replace(
-                    need,
-                    amounts=need.amounts + devices,
-                    charged_amounts=need.charged_amounts + devices,
-                )
+            need = _container_request(sandbox.qos, manifest, requested, demand)
             containers.append(need)
             if not is_init:
                 milli = 1000 * need.exclusive_cpus or min(need.shared_milli, need.charged_milli)
                 allocated = allocated.add(
                     Charge(milli, dict(need.charged_amounts).get("memory", 0))
                 )
+        has_pod_scope = Scope.POD in scopes and len(containers) > 1
         return replace(
             request,
             containers=tuple(containers),
-            pod_scope_request=peak_request(containers)
-            if Scope.POD in scopes and len(containers) > 1
-            else None,
+            pod_scope_request=peak_request(containers) if has_pod_scope else None,
             kubelet_aligned=tuple(kubelets),
             has_placement_request=bool(containers),
         )
@@ -269,12 +248,13 @@ def _static_policy_cpus(pod: PodSandbox, container: Container, charge: Charge) -
 
 
 def _kubelet_request(
-    container: Container, is_init: bool, memory: int, cpus: int, devices: Mapping[str, int]
+    container: Container, manifest: ContainerManifest, cpus: int
 ) -> ContainerRequest:
-    amounts = _memory_amounts(container.resources.hugepages, memory) + _device_amounts(devices)
+    memory = _memory_amounts(container.resources.hugepages, manifest.requests.memory or 0)
+    amounts = memory + _device_amounts(manifest.devices)
     return ContainerRequest(
-        container=container.name,
-        is_init=is_init,
+        container=manifest.name,
+        is_init=manifest.role is ContainerRole.INIT,
         policy=Policy.BEST_EFFORT,
         exclusive_cpus=cpus,
         amounts=amounts,
@@ -295,22 +275,25 @@ def _required_and_charged_memory(qos: QoSClass, requested: int, demand: Demand) 
 
 
 def _container_request(
-    container: Container,
-    is_init: bool,
-    requested: PlacementOptions,
-    demand: Demand,
-    memory: tuple[int, int],
+    qos: QoSClass, manifest: ContainerManifest, requested: PlacementOptions, demand: Demand
 ) -> ContainerRequest:
-    pins_memory = requested.bind is Bind.CPU_MEM and requested.numamem is None
+    aligns_devices = requested.devices is DeviceAlignmentMode.ALIGN
+    amounts = charged_amounts = _device_amounts(manifest.devices) if aligns_devices else ()
+    if requested.bind is Bind.CPU_MEM and requested.numamem is None:
+        required_bytes, charged_bytes = _required_and_charged_memory(
+            qos, manifest.requests.memory or 0, demand
+        )
+        amounts = _memory_amounts(demand.hugepages, required_bytes) + amounts
+        charged_amounts = _memory_amounts(demand.hugepages, charged_bytes) + charged_amounts
     return ContainerRequest(
-        container=container.name,
-        is_init=is_init,
+        container=manifest.name,
+        is_init=manifest.role is ContainerRole.INIT,
         policy=requested.effective_policy,
         exclusive_cpus=demand.exclusive_cpus,
         shared_milli=0 if demand.exclusive_cpus else demand.cpu_milli,
         charged_milli=0 if demand.exclusive_cpus else demand.cpu_requested_milli,
-        amounts=_memory_amounts(demand.hugepages, memory[0]) if pins_memory else (),
-        charged_amounts=_memory_amounts(demand.hugepages, memory[1]) if pins_memory else (),
+        amounts=amounts,
+        charged_amounts=charged_amounts,
         smt=requested.smt,
         on_failure=requested.effective_on_failure,
         is_movable=requested.movable,
@@ -318,11 +301,8 @@ def _container_request(
 
 
 def _memory_amounts(hugepages: Mapping[int, int], memory: int) -> AmountByResource:
-    amounts = [("memory", memory)] if memory else []
-    return (
-        *amounts,
-        *((hugepages_resource_name(size), n) for size, n in sorted(hugepages.items()) if n),
-    )
+    amounts = [(hugepages_resource_name(size), n) for size, n in sorted(hugepages.items())]
+    return tuple([(name, amount) for name, amount in [("memory", memory), *amounts] if amount])
 
 
 def _device_amounts(devices: Mapping[str, int]) -> AmountByResource:

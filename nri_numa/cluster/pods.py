@@ -28,7 +28,7 @@ from nri_numa.engine.request.demand import MAX_CPU_SHARES, MAX_SLOTS, SHARES_PER
 from nri_numa.kube.requests import (
     annotations_of,
     list_of_mappings,
-    mapping_or_empty,
+    section_of,
     text_in_section,
 )
 from nri_numa.model.workload import ENDED_POD_PHASES, Container, PodSandbox, QoSClass, Resources
@@ -176,7 +176,7 @@ def is_finished(document: Mapping[str, Any]) -> bool:
 
 def pod_priority(document: Mapping[str, Any]) -> int:
     """Return the priority of a pod; 0 without one, as in kube-scheduler."""
-    value = mapping_or_empty(document.get("spec")).get("priority")
+    value = section_of(document, "spec").get("priority")
     return value if isinstance(value, int) and not isinstance(value, bool) else 0
 
 
@@ -186,7 +186,7 @@ def is_replaced_after_eviction(document: Mapping[str, Any]) -> bool:
     Static pods and those of a DaemonSet return to the same node; a pod without a controller is not
     replaced. Pods of kube-system are never evicted, which an admission policy enforces.
     """
-    metadata = mapping_or_empty(document.get("metadata"))
+    metadata = section_of(document, "metadata")
     if metadata.get("deletionTimestamp") or metadata.get("namespace") == "kube-system":
         return False
     if is_finished(document) or "kubernetes.io/config.mirror" in annotations_of(document):
@@ -202,8 +202,8 @@ def controller_uid(document: Mapping[str, Any]) -> str:
 
 def _controller_reference(document: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the reference to the controller; empty if there is none. The input is untrusted."""
-    listed = mapping_or_empty(document.get("metadata")).get("ownerReferences")
-    return next((r for r in list_of_mappings(listed) if r.get("controller")), {})
+    owners = list_of_mappings(section_of(document, "metadata").get("ownerReferences"))
+    return next((owner for owner in owners if owner.get("controller")), {})
 
 
 # --- As a plugin sees them ----------------------------------------------------------------------

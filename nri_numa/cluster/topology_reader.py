@@ -11,6 +11,7 @@ available amount.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final
 
 from msgspec.structs import replace
@@ -45,6 +46,10 @@ class _InvalidTopology(Exception):
     """An invalid object; the text has the path, the value and what was expected."""
 
 
+def _unexpected_value(subject: str, value: object, expectation: str) -> _InvalidTopology:
+    return _InvalidTopology(f"{subject} is {_value_text(value)}, expected {expectation}")
+
+
 def decode_topology(document: Mapping[str, Any], prefix: str) -> NodeResources | UnreadableTopology:
     """Read one object."""
     try:
@@ -55,13 +60,11 @@ def decode_topology(document: Mapping[str, Any], prefix: str) -> NodeResources |
 
 def _read_resources(document: Mapping[str, Any], prefix: str) -> NodeResources:
     if document.get("apiVersion") not in (None, "topology.node.k8s.io/v1alpha2"):
-        raise _InvalidTopology(
-            f"apiVersion is {_value_text(document['apiVersion'])}, expected v1alpha2"
-        )
+        raise _unexpected_value("apiVersion", document["apiVersion"], "v1alpha2")
     zones: dict[int, Mapping[str, Any]] = {}
     for number, zone in enumerate(_require_list(document.get("zones"), "zones")):
         if not isinstance(zone, Mapping):
-            raise _InvalidTopology(f"zones[{number}] is {_value_text(zone)}, expected a zone")
+            raise _unexpected_value(f"zones[{number}]", zone, "a zone")
         if zone.get("type") != NODE_ZONE_TYPE:
             continue
         numa_node = _parse_numa_id(zone.get("name"), f"zones[{number}].name")
@@ -76,34 +79,31 @@ def _read_resources(document: Mapping[str, Any], prefix: str) -> NodeResources:
     cpu = resources.pop("cpu", None)
     if cpu is None:
         raise _InvalidTopology("no zone has the resource cpu")
+    whole_cpus = [n // 1000 for n in cpu.capacity]
     exclusive: list[int] = []
-    after_moves: list[int] = []
+    exclusive_after_moves: list[int] = []
     factors: list[int] = []
     milli: list[int] = []
     threads, exclusive_name = 1, f"{prefix}/free-exclusive-cpus"
-    for index, i in enumerate(ids):
+    for i, free_milli, max_cpus in zip(ids, cpu.free, whole_cpus, strict=True):
         path = f"zone {_ZONE_NAME_PREFIX}{i}"
         values = _attributes_by_name(zones[i].get("attributes"), path)
+        parse_integer = partial(_parse_integer_attribute, values, path)
         # The resource counts CPUs that may be exclusive; shared containers use their free time.
-        milli.append(
-            _parse_integer_attribute(values, f"{prefix}/free-cpu-milli", path, cpu.free[index])
-        )
-        cpus = _parse_integer_attribute(values, exclusive_name, path, cpu.free[index] // 1000)
-        exclusive.append(min(cpus, cpu.capacity[index] // 1000))
-        moved_cpus = _parse_integer_attribute(
-            values, f"{prefix}/exclusive-cpus-after-moves", path, 0
-        )
-        after_moves.append(max(exclusive[-1], min(moved_cpus, cpu.capacity[index] // 1000)))
-        threads = max(
-            threads, _parse_integer_attribute(values, f"{prefix}/threads-per-core", path, 1)
-        )
+        milli.append(parse_integer(f"{prefix}/free-cpu-milli", free_milli))
+        exclusive.append(min(parse_integer(exclusive_name, free_milli // 1000), max_cpus))
+        cpus_after_moves = parse_integer(f"{prefix}/exclusive-cpus-after-moves", 0)
+        exclusive_after_moves.append(max(exclusive[-1], min(cpus_after_moves, max_cpus)))
+        threads = max(threads, parse_integer(f"{prefix}/threads-per-core", 1))
         factors.append(_parse_capacity_factor(values.get(f"{prefix}/capacity-factor"), path))
     return NodeResources(
         ids=ids,
         distances=tuple(_parse_distance_row(zones[i].get("costs"), i, ids) for i in ids),
         cpu=NodeResource("cpu", tuple(map(max, cpu.capacity, milli)), tuple(milli)),
-        exclusive=NodeResource("cpu", tuple(n // 1000 for n in cpu.capacity), tuple(exclusive)),
-        exclusive_after_moves=tuple(after_moves) if after_moves != exclusive else (),
+        exclusive=NodeResource("cpu", tuple(whole_cpus), tuple(exclusive)),
+        exclusive_after_moves=(
+            tuple(exclusive_after_moves) if exclusive_after_moves != exclusive else ()
+        ),
         other_resources=tuple(resources[name] for name in sorted(resources)),
         factor=tuple(factors),
         threads_per_core=threads,
@@ -113,7 +113,7 @@ def _read_resources(document: Mapping[str, Any], prefix: str) -> NodeResources:
         aligns_memory=attributes.get("memoryManagerPolicy") == "Static",
         agent_not_ready=attributes.get(f"{prefix}/agent-state", _READY_VALUE) != _READY_VALUE,
         exclusive_limit=(
-            _parse_integer_attribute(attributes, exclusive_name, "attributes", 0)
+            _parse_integer_attribute(attributes, "attributes", exclusive_name, 0)
             if exclusive_name in attributes
             else None
         ),
@@ -122,16 +122,12 @@ def _read_resources(document: Mapping[str, Any], prefix: str) -> NodeResources:
 
 
 def _parse_policy(attributes: Mapping[str, str]) -> Policy:
-    text = attributes.get("topologyManagerPolicy")
-    if text is None:
-        return Policy.NONE
+    name = "topologyManagerPolicy"
+    text = attributes.get(name, Policy.NONE)
     try:
         return Policy(text)
     except ValueError:
-        choices = ", ".join(Policy)
-        raise _InvalidTopology(
-            f"attribute topologyManagerPolicy is {_value_text(text)}, expected one of {choices}"
-        ) from None
+        raise _unexpected_value(f"attribute {name}", text, f"one of {', '.join(Policy)}") from None
 
 
 def _resources_by_name(
@@ -141,22 +137,20 @@ def _resources_by_name(
     capacity: dict[str, list[int]] = {}
     available: dict[str, list[int]] = {}
     for position, i in enumerate(ids):
-        for number, resource in enumerate(
-            _require_list(zones[i]["resources"], f"zone {_ZONE_NAME_PREFIX}{i}")
-        ):
-            path = f"zone {_ZONE_NAME_PREFIX}{i}, resources[{number}]"
+        zone_path = f"zone {_ZONE_NAME_PREFIX}{i}"
+        for number, resource in enumerate(_require_list(zones[i]["resources"], zone_path)):
+            path = f"{zone_path}, resources[{number}]"
             name = resource.get("name") if isinstance(resource, Mapping) else None
             if not isinstance(name, str):
                 raise _InvalidTopology(f"{path} has no name")
-            path = f"zone {_ZONE_NAME_PREFIX}{i}, {_printable_name(name)}"
+            path = f"{zone_path}, {_printable_name(name)}"
             factor = 1000 if name == "cpu" else 1
             allocatable = _parse_amount(resource, "allocatable", path, factor)
+            free_amount = _parse_amount(resource, "available", path, factor)
             if name not in capacity:
                 capacity[name], available[name] = [0] * len(ids), [0] * len(ids)
             capacity[name][position] = allocatable
-            available[name][position] = min(
-                allocatable, _parse_amount(resource, "available", path, factor)
-            )
+            available[name][position] = min(allocatable, free_amount)
     return {
         name: NodeResource(name, tuple(capacity[name]), tuple(available[name])) for name in capacity
     }
@@ -170,11 +164,9 @@ def _parse_amount(resource: Mapping[str, Any], key: str, path: str, factor: int)
     try:
         amount = int(parse_exact_quantity(value) * factor)
     except BadQuantity as error:
-        raise _InvalidTopology(f"{path}: {key} is {_value_text(value)}, expected {error}") from None
+        raise _unexpected_value(f"{path}: {key}", value, str(error)) from None
     if amount > _MAX_AMOUNT:
-        raise _InvalidTopology(
-            f"{path}: {key} is {_value_text(value)}, expected what some machine has"
-        )
+        raise _unexpected_value(f"{path}: {key}", value, "what some machine has")
     return amount
 
 
@@ -183,12 +175,10 @@ def _parse_distance_row(value: object, me: int, ids: tuple[int, ...]) -> AmountB
     for number, cost in enumerate(_require_list(value, f"zone {_ZONE_NAME_PREFIX}{me}, costs")):
         path = f"zone {_ZONE_NAME_PREFIX}{me}, costs[{number}]"
         if not isinstance(cost, Mapping):
-            raise _InvalidTopology(f"{path} is {_value_text(cost)}, expected name and value")
+            raise _unexpected_value(path, cost, "name and value")
         amount = cost.get("value")
         if isinstance(amount, bool) or not isinstance(amount, int) or not 0 <= amount <= 10_000:
-            raise _InvalidTopology(
-                f"{path}: value is {_value_text(amount)}, expected a distance such as 21"
-            )
+            raise _unexpected_value(f"{path}: value", amount, "a distance such as 21")
         name = cost.get("name")
         if isinstance(name, str) and name.startswith(_ZONE_NAME_PREFIX):
             distances.setdefault(_parse_numa_id(name, f"{path}: name"), amount)
@@ -208,15 +198,13 @@ def _attributes_by_name(value: object, path: str) -> dict[str, str]:
 
 
 def _parse_integer_attribute(
-    attributes: Mapping[str, str], name: str, path: str, default: int
+    attributes: Mapping[str, str], path: str, name: str, default: int
 ) -> int:
     text = attributes.get(name)
     if text is None:
         return default
     if not (text.isascii() and text.isdigit() and len(text) <= 9):
-        raise _InvalidTopology(
-            f"{path}: attribute {name} is {_value_text(text)}, expected a whole number"
-        )
+        raise _unexpected_value(f"{path}: attribute {name}", text, "a whole number")
     return int(text)
 
 
@@ -228,9 +216,7 @@ def _parse_capacity_factor(text: str | None, path: str) -> int:
     except BadQuantity:
         factor = None
     if factor is None or factor > 1:
-        raise _InvalidTopology(
-            f"{path}: capacity-factor is {_value_text(text)}, expected a number from 0 to 1"
-        )
+        raise _unexpected_value(f"{path}: capacity-factor", text, "a number from 0 to 1")
     return int(factor * 1000)
 
 
@@ -238,9 +224,7 @@ def _parse_numa_id(name: object, path: str) -> int:
     digits = name.removeprefix(_ZONE_NAME_PREFIX) if isinstance(name, str) else ""
     is_number = digits.isascii() and digits.isdigit() and len(digits) <= 6 and digits != name
     if not is_number or int(digits) >= NUMASet.LIMIT:
-        raise _InvalidTopology(
-            f"{path} is {_value_text(name)}, expected {_ZONE_NAME_PREFIX}0 and so on"
-        )
+        raise _unexpected_value(path, name, f"{_ZONE_NAME_PREFIX}0 and so on")
     return int(digits)
 
 
@@ -248,9 +232,7 @@ def _require_list(value: object, path: str) -> list[Any]:
     if value is None:
         return []
     if not isinstance(value, list) or len(value) > _MAX_LIST_ITEMS:
-        raise _InvalidTopology(
-            f"{path} is {_value_text(value)}, expected a list of at most {_MAX_LIST_ITEMS}"
-        )
+        raise _unexpected_value(path, value, f"a list of at most {_MAX_LIST_ITEMS}")
     return value
 
 
@@ -276,10 +258,8 @@ class TopologyValidity:
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
-        self._renewed, self._valid = (
-            f"{prefix}/{RENEWED_AT_ANNOTATION}",
-            f"{prefix}/{VALIDITY_ANNOTATION}",
-        )
+        self._renewed_key = f"{prefix}/{RENEWED_AT_ANNOTATION}"
+        self._validity_key = f"{prefix}/{VALIDITY_ANNOTATION}"
         self._known: dict[str, tuple[str, float]] = {}
 
     def decode_with_validity(
@@ -294,15 +274,13 @@ class TopologyValidity:
     def _record_validity(self, name: str, document: Mapping[str, Any], now_s: float) -> bool:
         """Record an object; return True if it is valid, as always without a validity."""
         annotations = annotations_of(document)
-        text, seconds = (
-            annotations.get(self._renewed),
-            _parse_validity_seconds(annotations.get(self._valid)),
-        )
+        text = annotations.get(self._renewed_key)
+        seconds = _parse_validity_seconds(annotations.get(self._validity_key))
         if not isinstance(text, str) or seconds is None:
             self._known.pop(name, None)
             return True
-        record = self._known.get(name)
-        expires_at = record[1] if record is not None and record[0] == text else now_s + seconds
+        known_text, expires_at = self._known.get(name, (None, 0.0))
+        expires_at = expires_at if known_text == text else now_s + seconds
         self._known[name] = text, expires_at
         return now_s < expires_at
 

@@ -1,5 +1,5 @@
 """The controller, one for the cluster: capacity that others measure, and what is evicted.
 
-What decides is pure (`capacity`, `evictor`, `refused`); what listens, asks and writes is around it
-(`sources`, `service`, `page`). No agent imports any of it.
+What decides is pure (`capacity`, `evictor`, `stuck_pods`); what listens, asks and writes is around
+it (`sources`, `service`, `overview`, `verdicts`). No agent imports any of it.
 """

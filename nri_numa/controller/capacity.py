@@ -30,7 +30,7 @@ from nri_numa.model.offline_capacity import (
     encode_offline_capacity,
     format_id_list,
     parse_capacity_factor,
-    parse_id_list,
+    parse_ids_or_empty,
     parse_offline_capacity,
     parse_zone_factors,
     parse_zone_id,
@@ -168,9 +168,6 @@ def truncate_problems(problems: Iterable[str]) -> list[str]:
     return [*texts[:MAX_NAMED_PROBLEMS], f"and {surplus} more"] if surplus > 0 else texts
 
 
-# --- one Node -------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapacityRules:
     """Rules for the values of sources.
@@ -204,10 +201,13 @@ class NodeCapacity:
 
     Attributes:
         written: last known value of the annotation; None for no annotation.
+        failures, retry_at: failed writes one after another, and the time of the next attempt.
     """
 
     rules: CapacityRules
     written: OfflineCapacity | None = None
+    failures: int = 0
+    retry_at: float = -math.inf
     _values: dict[tuple[str, int], _SmoothedCapacityFactor] = field(default_factory=dict)
     _changed_at: float = -math.inf
     _last_effective: OfflineCapacity | None = None
@@ -292,29 +292,23 @@ class NodeCapacity:
     def is_write_due(self, now_s: float, wall: float) -> bool:
         """Return True if the annotation must be written now."""
         desired, written = self.desired_annotation(now_s, wall), self.written
-        if desired is None or written is None:
-            different = (desired is None) != (written is None)
-        else:
-            different = desired.zones != written.zones
-            if not different:
-                # A later expiry is written only when the written one is near. An earlier expiry is
-                # not written: the annotation is removed when the values expire.
-                remaining_s = written.expires_at - wall
-                return (
-                    remaining_s < self.rules.validity * REWRITE_VALIDITY_FRACTION
-                    and desired.expires_at > written.expires_at + 1
-                )
-        return different and now_s >= self._changed_at + self.rules.min_update_interval
+        if now_s < self.retry_at or (desired is None and written is None):
+            return False
+        if desired is not None and written is not None and desired.zones == written.zones:
+            # A later expiry is written only when the written one is near. An earlier expiry is
+            # not written: the annotation is removed when the values expire.
+            remaining_s = written.expires_at - wall
+            expires_soon = remaining_s < self.rules.validity * REWRITE_VALIDITY_FRACTION
+            return expires_soon and desired.expires_at > written.expires_at + 1
+        return now_s >= self._changed_at + self.rules.min_update_interval
 
     def record_written(self, annotation: OfflineCapacity | None, now_s: float) -> None:
         """Record the value that was written now; None for a removed annotation."""
         old_zones = self.written.zones if self.written is not None else None
         if old_zones != (annotation.zones if annotation is not None else None):
             self._changed_at = now_s
-        self.written = annotation
+        self.written, self.failures, self.retry_at = annotation, 0, -math.inf
 
-
-# --- all Nodes ------------------------------------------------------------------------------------
 
 _UNREADABLE_CAPACITY: Final = OfflineCapacity({}, 0.0, "unreadable")
 """Stands for an unreadable annotation: it differs from every desired value."""
@@ -330,17 +324,16 @@ class OfflineCapacityAnnotationOutput(Output):
     It is written as a merge patch of that one key, which changes no other field.
     """
 
+    name = "offline-capacity"
+
     def __init__(self, prefix: str, rules: CapacityRules) -> None:
-        super().__init__("offline-capacity")
-        self._key, self._ids_key = (
-            f"{prefix}/{OFFLINE_CAPACITY_ANNOTATION}",
-            f"{prefix}/{NODE_EXISTING_NUMA_IDS_ANNOTATION}",
-        )
+        super().__init__()
+        self._key = f"{prefix}/{OFFLINE_CAPACITY_ANNOTATION}"
+        self._ids_key = f"{prefix}/{NODE_EXISTING_NUMA_IDS_ANNOTATION}"
         self._rules = rules
         self._ids: dict[str, frozenset[int] | None] = {}
         self._capacity: dict[str, NodeCapacity] = {}
         self._ready: list[str] = []
-        self._failures: dict[str, tuple[int, float]] = {}
         self._wall = 0.0
 
     # --- Nodes ------------------------------------------------------------------------------------
@@ -348,13 +341,7 @@ class OfflineCapacityAnnotationOutput(Output):
     def on_node_updated(self, name: str, document: Mapping[str, Any], now_s: float) -> None:
         """Read NUMA nodes and annotation of a new or changed Node."""
         annotations = annotations_of(document)
-        ids: frozenset[int] | None = None
-        if text := annotations.get(self._ids_key):
-            try:
-                ids = parse_id_list(text)
-            except BadCapacity:
-                ids = None
-        self._ids[name] = ids
+        self._ids[name] = parse_ids_or_empty(annotations.get(self._ids_key)) or None
         text = annotations.get(self._key)
         if text is None and name not in self._capacity:
             return
@@ -368,7 +355,6 @@ class OfflineCapacityAnnotationOutput(Output):
         """Drop a Node that no longer exists."""
         self._ids.pop(name, None)
         self._capacity.pop(name, None)
-        self._failures.pop(name, None)
 
     def node_names(self) -> frozenset[str]:
         """Return the names of all Nodes."""
@@ -399,8 +385,8 @@ class OfflineCapacityAnnotationOutput(Output):
         if ids is None:
             return (
                 f"Node {measured.node} does not publish its NUMA nodes (annotation "
-                f"{self._ids_key}): is offlineCapacity.file "
-                "set there, and does nri-numa publish run?"
+                f"{self._ids_key}): is offlineCapacity.file set there, and does nri-numa publish "
+                "run?"
             )
         return ""
 
@@ -431,15 +417,8 @@ class OfflineCapacityAnnotationOutput(Output):
     def update_due_nodes(self, now_s: float, wall: float) -> None:
         """Update which annotations must be written; called once a second."""
         self._wall = wall
-        self._ready = sorted(
-            (
-                node
-                for node, capacity in self._capacity.items()
-                if self._failures.get(node, (0, 0.0))[1] <= now_s
-                and capacity.is_write_due(now_s, wall)
-            ),
-            reverse=True,
-        )
+        due_nodes = [n for n, c in self._capacity.items() if c.is_write_due(now_s, wall)]
+        self._ready = sorted(due_nodes, reverse=True)
 
     def _next_request(self, now_s: float) -> APIRequest | None:
         while self._ready:
@@ -460,16 +439,14 @@ class OfflineCapacityAnnotationOutput(Output):
     def _on_outcome(
         self, request: APIRequest, outcome: Outcome, now_s: float, jitter: float
     ) -> None:
-        node, annotation = request.name, request.version
-        if outcome.result is OutcomeKind.SUCCEEDED:
-            self._failures.pop(node, None)
-            if node in self._capacity:
-                self._capacity[node].record_written(annotation, now_s)
-        elif outcome.result is OutcomeKind.MISSING:
-            self.on_node_removed(node)
-        else:
-            failures = self._failures.get(node, (0, 0.0))[0] + 1
-            self._failures[node] = failures, now_s + backoff_seconds(failures, jitter)
+        capacity = self._capacity.get(request.name)
+        if outcome.result is OutcomeKind.MISSING:
+            self.on_node_removed(request.name)
+        elif capacity is not None and outcome.result is OutcomeKind.SUCCEEDED:
+            capacity.record_written(request.version, now_s)
+        elif capacity is not None:
+            capacity.failures += 1
+            capacity.retry_at = now_s + backoff_seconds(capacity.failures, jitter)
 
     def pending_count(self) -> int:
         """Return the number of Nodes whose annotation must be written now."""

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
 from nri_numa.cluster.pods import controller_uid, is_replaced_after_eviction
+from nri_numa.config.sections import CPUStealEviction, EvictionSection
+from nri_numa.config.values import parse_duration
 from nri_numa.kube.requests import (
     APIRequest,
     Outcome,
@@ -53,55 +55,37 @@ MAX_EVICTION_RECORDS: Final = 65536
 """Evicted pods, and workloads; far more than are evicted in `WORKLOAD_WINDOW_S`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvictionRules:
-    """Limits for all evictors together.
-
-    Attributes:
-        max_per_minute: evictions in the whole cluster, one at a time: its replacement shows if
-            another pod fits.
-        max_per_workload_per_hour: evictions of one workload's pods; drains are not counted.
-        dry_run: the API server checks the eviction and does not evict.
-    """
-
-    max_per_minute: float = 6.0
-    max_per_workload_per_hour: int = 3
-    dry_run: bool = False
-
-
 class EvictionBudget:
-    """Evictions that the rules still allow.
+    """Evictions that the limits for all evictors together still allow.
+
+    Evictions are one at a time: the replacement of a pod shows if another one fits.
 
     Attributes:
         next_at: time at which the next pod may be evicted.
     """
 
-    def __init__(self, rules: EvictionRules, now_s: float) -> None:
-        self.rules, self.next_at = rules, now_s
+    def __init__(self, limits: EvictionSection, now_s: float) -> None:
+        self.limits, self.next_at = limits, now_s
         self._evictions: dict[str, deque[float]] = {}
 
-    def spend(self, now_s: float) -> None:
+    def spend_eviction(self, now_s: float) -> None:
         """Count a requested eviction."""
-        self.next_at = now_s + 60 / self.rules.max_per_minute
+        self.next_at = now_s + 60 / self.limits.max_per_minute
 
     def workload_allowed_at(self, workload: str, now_s: float) -> float:
         """Return when a workload's next pod may be evicted; the limit prevents eviction loops."""
-        evictions = self._evictions.get(workload)
-        if evictions is None:
-            return now_s
-        while evictions and evictions[0] + WORKLOAD_WINDOW_S <= now_s:
-            evictions.popleft()
-        if not evictions:
-            del self._evictions[workload]
-        is_allowed = len(evictions) < self.rules.max_per_workload_per_hour
-        return now_s if is_allowed else evictions[0] + WORKLOAD_WINDOW_S
+        evictions = self._evictions.get(workload, deque[float]())
+        is_allowed = len(evictions) < self.limits.max_per_workload_per_hour
+        return now_s if is_allowed else max(now_s, evictions[0] + WORKLOAD_WINDOW_S)
 
     def record_workload(self, workload: str, now_s: float) -> None:
         """Record the eviction of a workload's pod."""
         if len(self._evictions) >= MAX_EVICTION_RECORDS:
-            for key in list(self._evictions):
-                self.workload_allowed_at(key, now_s)
-        max_evictions = self.rules.max_per_workload_per_hour
+            min_at = now_s - WORKLOAD_WINDOW_S
+            self._evictions = {
+                w: times for w, times in self._evictions.items() if times[-1] > min_at
+            }
+        max_evictions = self.limits.max_per_workload_per_hour
         self._evictions.setdefault(workload, deque(maxlen=max_evictions)).append(now_s)
 
 
@@ -145,10 +129,8 @@ class Evictor(Output, Generic[CandidateT]):
     counts_workload = True
     min_interval_s = 0.0
 
-    def __init__(
-        self, name: str, prefix: str, budget: EvictionBudget, delay_s: float, now_s: float
-    ) -> None:
-        super().__init__(name)
+    def __init__(self, prefix: str, budget: EvictionBudget, delay_s: float, now_s: float) -> None:
+        super().__init__()
         self.pods: dict[str, CandidateT] = {}
         self._prefix, self._budget, self._delay_s = prefix, budget, delay_s
         self._not_before = now_s
@@ -194,11 +176,9 @@ class Evictor(Output, Generic[CandidateT]):
         """Return the earliest time of the next request."""
         if self._events:
             return self.hold_until
-        evictions = min(
-            (max(pod.retry_at, self._next_eviction_at()) for pod in self.pods.values()),
-            default=float("inf"),
-        )
-        return max(self.hold_until, min(self._next_list_at(), evictions))
+        retry_at = min((pod.retry_at for pod in self.pods.values()), default=float("inf"))
+        eviction_at = max(retry_at, self._next_eviction_at())
+        return max(self.hold_until, min(self._next_list_at(), eviction_at))
 
     def _next_eviction_at(self) -> float:
         return max(self._budget.next_at, self._not_before)
@@ -233,7 +213,7 @@ class Evictor(Output, Generic[CandidateT]):
         if request.resource is Resource.PODS:
             self._on_pod_list(request, outcome, now_s, jitter)
             return
-        self._budget.spend(now_s)
+        self._budget.spend_eviction(now_s)
         self._not_before = now_s + self.min_interval_s
         pod = self._asked
         assert pod is not None  # noqa: S101  # the request was made from it
@@ -243,9 +223,9 @@ class Evictor(Output, Generic[CandidateT]):
                 del self._evicted[next(iter(self._evicted))]
             self._evicted[pod.uid] = None
             self._record_eviction(pod, now_s)
-            action_text = DRY_RUN_TEXT if self._budget.rules.dry_run else "evicted"
+            action_text = DRY_RUN_TEXT if self._budget.limits.dry_run else "evicted"
             note = f"{action_text}: {self._eviction_reason(pod, now_s)}"
-            self._events.append(self._event_request(pod, self._event_reason(pod), note))
+            self._add_event(pod, self._event_reason(pod), note, self.event_suffix)
         elif outcome.result is OutcomeKind.MISSING:
             self.pods.pop(pod.uid, None)
         else:  # the pod has changed, or a disruption budget protects it
@@ -259,7 +239,6 @@ class Evictor(Output, Generic[CandidateT]):
         return self._budget.workload_allowed_at(pod.workload, now_s)
 
     def _record_eviction(self, pod: CandidateT, now_s: float) -> None:
-        """Record an eviction."""
         if self.counts_workload:
             self._budget.record_workload(pod.workload, now_s)
 
@@ -268,7 +247,7 @@ class Evictor(Output, Generic[CandidateT]):
         if pod.version:
             conditions["resourceVersion"] = pod.version
         options: dict[str, Any] = {"preconditions": conditions}
-        if self._budget.rules.dry_run:
+        if self._budget.limits.dry_run:
             options["dryRun"] = ["All"]
         body = {
             "apiVersion": "policy/v1",
@@ -279,17 +258,14 @@ class Evictor(Output, Generic[CandidateT]):
         return self._create_request(Resource.EVICTIONS, body)
 
     def _event_reason(self, pod: CandidateT) -> str:
-        """Return the reason of the Event about an eviction."""
         return self.reason
 
-    def _event_request(
-        self, pod: CandidateT, reason: str, note: str, *, suffix: str = ""
-    ) -> APIRequest:
+    def _add_event(self, pod: CandidateT, reason: str, note: str, suffix: str) -> None:
         body = pod_event(
             pod.namespace,
             pod.name,
             pod.uid,
-            id=f"{pod.uid[:8]}.{suffix or self.event_suffix}",
+            id=f"{pod.uid[:8]}.{suffix}",
             event_time=self._wall,
             text=note,
             reportingController=f"{self._prefix}/nri-numa-controller",
@@ -298,16 +274,13 @@ class Evictor(Output, Generic[CandidateT]):
             reason=reason,
             type="Normal",
         )
-        return self._create_request(Resource.EVENTS, body)
+        self._events.append(self._create_request(Resource.EVENTS, body))
 
     def _create_request(self, resource: Resource, body: Mapping[str, Any]) -> APIRequest:
         metadata = body["metadata"]
         return self._new_request(
             Verb.CREATE, resource, metadata["name"], namespace=metadata["namespace"], body=body
         )
-
-
-# --- draining NUMA nodes --------------------------------------------------------------------------
 
 
 @dataclass(slots=True, kw_only=True)
@@ -339,10 +312,8 @@ def parse_assigned_numa_nodes(text: str, cpus: Mapping[int, frozenset[int]]) -> 
 class _NUMANodeEvictor(Evictor[NUMANodePod]):
     """Evicts pods from NUMA nodes that are emptied."""
 
-    def __init__(
-        self, name: str, prefix: str, budget: EvictionBudget, delay_s: float, now_s: float
-    ) -> None:
-        super().__init__(name, prefix, budget, delay_s, now_s)
+    def __init__(self, prefix: str, budget: EvictionBudget, delay_s: float, now_s: float) -> None:
+        super().__init__(prefix, budget, delay_s, now_s)
         self._emptied: dict[str, _DrainingNUMANodes] = {}
         self._cpus: dict[str, dict[int, frozenset[int]]] = {}
 
@@ -353,14 +324,11 @@ class _NUMANodeEvictor(Evictor[NUMANodePod]):
     def on_node_updated(self, name: str, document: Mapping[str, Any], now_s: float) -> None:
         """Read the CPUs of a Node's NUMA nodes, which its publisher may add later."""
         annotations = annotations_of(document)
-        ids = parse_ids_or_empty(
-            annotations.get(f"{self._prefix}/{NODE_EXISTING_NUMA_IDS_ANNOTATION}", "")
-        )
+        key = f"{self._prefix}/{NODE_EXISTING_NUMA_IDS_ANNOTATION}"
+        ids = sorted(parse_ids_or_empty(annotations.get(key)))
         fields = annotations.get(f"{self._prefix}/numacpu", "").split("|")
-        self._cpus[name] = {}
-        if len(ids) == len(fields):
-            pairs = zip(sorted(ids), fields, strict=True)
-            self._cpus[name] = {i: parse_ids_or_empty(cpus, CPU_ID_LIMIT) for i, cpus in pairs}
+        pairs = zip(ids, fields, strict=True) if len(ids) == len(fields) else ()
+        self._cpus[name] = {i: parse_ids_or_empty(cpus, CPU_ID_LIMIT) for i, cpus in pairs}
 
     def on_node_removed(self, name: str) -> None:
         """Drop a Node that no longer exists."""
@@ -377,7 +345,6 @@ class _NUMANodeEvictor(Evictor[NUMANodePod]):
             self._replace_pods(node, {})
 
     def _replace_pods(self, node: str, pods: Mapping[str, NUMANodePod]) -> None:
-        """Replace the pods to evict from a node."""
         for uid in [uid for uid, pod in self.pods.items() if pod.node == node and uid not in pods]:
             del self.pods[uid]
         self.pods.update(pods)
@@ -429,19 +396,14 @@ class NUMANodeDrainEvictor(_NUMANodeEvictor):
     know it first, or the replacement is placed on the same NUMA nodes.
     """
 
-    reason, event_suffix = "NUMANodeDrained", "drained"
+    name, reason, event_suffix = "drain", "NUMANodeDrained", "drained"
     counts_workload = False
-
-    def __init__(self, prefix: str, budget: EvictionBudget, delay_s: float, now_s: float) -> None:
-        super().__init__("drain", prefix, budget, delay_s, now_s)
 
     def on_node_updated(self, name: str, document: Mapping[str, Any], now_s: float) -> None:
         """Read the drained NUMA nodes of a Node; an unreadable list drains none."""
         super().on_node_updated(name, document, now_s)
-        named = parse_ids_or_empty(
-            annotations_of(document).get(f"{self._prefix}/{DRAINED_ANNOTATION}", "")
-        )
-        self._set_draining(name, named, now_s + self._delay_s)
+        text = annotations_of(document).get(f"{self._prefix}/{DRAINED_ANNOTATION}")
+        self._set_draining(name, parse_ids_or_empty(text), now_s + self._delay_s)
 
     def _eviction_reason(self, pod: NUMANodePod, now_s: float) -> str:
         return f"NUMA node {format_id_list(pod.numa_nodes)} of node {pod.node} is drained"
@@ -464,27 +426,16 @@ class HostStealEvictor(_NUMANodeEvictor):
     A NUMA node whose factor is low for the delay is *degraded* until `RECOVERED_FACTOR`, so a
     factor that wavers about the limit does not restart the delay. If too many are degraded at the
     same time, no pod is evicted: no node is better, or the measurement is wrong.
-
-    Args:
-        below: a factor below this is low.
-        max_fraction: of the cluster's NUMA nodes; if more are degraded, no pod is evicted.
     """
 
-    reason, event_suffix = "NUMANodeStolen", "stolen"
+    name, reason, event_suffix = "steal", "NUMANodeStolen", "stolen"
     min_interval_s = 60.0  # a measurement may err
 
     def __init__(
-        self,
-        prefix: str,
-        budget: EvictionBudget,
-        delay_s: float,
-        now_s: float,
-        *,
-        below: float,
-        max_fraction: float,
+        self, prefix: str, budget: EvictionBudget, config: CPUStealEviction, now_s: float
     ) -> None:
-        super().__init__("steal", prefix, budget, delay_s, now_s)
-        self._below, self._at_most = below, max_fraction
+        super().__init__(prefix, budget, parse_duration(config.delay), now_s)
+        self._config = config
         self._attribute = f"{prefix}/{MEASURED_CAPACITY_FACTOR_ATTRIBUTE}"
         self._measured: dict[str, dict[int, _MeasuredCapacityFactor]] = {}
 
@@ -507,7 +458,8 @@ class HostStealEvictor(_NUMANodeEvictor):
         for zones in self._measured.values():
             for zone in zones.values():
                 self._update_degraded(zone, now_s)
-        excess = self.degraded_count() > self._at_most * sum(map(len, self._measured.values()))
+        max_degraded = self._config.max_affected_fraction * sum(map(len, self._measured.values()))
+        excess = self.degraded_count() > max_degraded
         for node, zones in self._measured.items():
             numa_ids = frozenset(i for i, zone in zones.items() if zone.is_degraded and not excess)
             self._set_draining(node, numa_ids, now_s)
@@ -515,7 +467,7 @@ class HostStealEvictor(_NUMANodeEvictor):
     def _update_degraded(self, zone: _MeasuredCapacityFactor, now_s: float) -> None:
         if zone.factor >= RECOVERED_FACTOR:
             zone.degraded_since, zone.is_degraded = None, False
-        elif zone.factor < self._below:
+        elif zone.factor < self._config.below_factor:
             zone.degraded_since = now_s if zone.degraded_since is None else zone.degraded_since
             zone.is_degraded = zone.is_degraded or now_s >= zone.degraded_since + self._delay_s
         elif not zone.is_degraded:
@@ -532,7 +484,8 @@ class HostStealEvictor(_NUMANodeEvictor):
         )
         return (
             f"the host steals CPU time of NUMA node {format_id_list(pod.numa_nodes)} of node "
-            f"{pod.node} (measured factor {factors or 'unknown'}, limit {self._below:g})"
+            f"{pod.node} (measured factor {factors or 'unknown'}, limit "
+            f"{self._config.below_factor:g})"
         )
 
 

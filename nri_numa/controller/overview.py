@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Final
 from urllib.parse import quote
 
@@ -29,10 +29,11 @@ from nri_numa.scheduler.fit import Fit
 from nri_numa.text import BadQuantity, whole_bytes
 from nri_numa.web.protocol import (
     TEXT_CONTENT_TYPE,
-    APIError,
     HTTPRequest,
     Response,
     Route,
+    bad_request_error,
+    not_ready_error,
     page_routes,
 )
 from nri_numa.web.security import TokenFile
@@ -48,10 +49,6 @@ SHARED_PAGE_FILES: Final = ("page.css", "theme.js", "small.js", "icon.svg")
 DEFAULT_TOPOLOGY_MANAGER_POLICY: Final = "single-numa-node"
 FULL_CAPACITY_FACTOR_MILLI: Final = 1000
 """A capacity factor of 1, in thousandths."""
-
-
-class BadQuery(Exception):
-    """An invalid query; the text names the key, the value and what was expected."""
 
 
 class OverviewQuery(Struct, frozen=True):
@@ -140,36 +137,42 @@ def parse_query(parameters: Mapping[str, str]) -> OverviewQuery:
     """Parse a query string.
 
     Raises:
-        BadQuery: a key is unknown or its value is invalid.
+        APIError: a key is unknown or its value is invalid.
     """
     keys = sorted(OverviewQuery.__struct_encode_fields__)
     for key in parameters:
         if key not in keys:
-            raise BadQuery(f"{ascii(key)[:40]}: unknown, expected one of {', '.join(keys)}")
+            raise bad_request_error(
+                f"{ascii(key)[:40]}: unknown, expected one of {', '.join(keys)}"
+            )
 
     def parse_integer(key: str, default: int, maximum: int) -> int:
         text = parameters.get(key, "")
         if not text:
             return default
         if not (text.isascii() and text.isdigit() and len(text) <= 9) or int(text) > maximum:
-            raise BadQuery(f"{key} is {ascii(text)[:40]}, expected a whole number up to {maximum}")
+            raise bad_request_error(
+                f"{key} is {ascii(text)[:40]}, expected a whole number up to {maximum}"
+            )
         return int(text)
 
     try:
         memory = whole_bytes(parameters.get("memory") or "0")
     except BadQuantity as error:
         text = ascii(parameters["memory"])[:40]
-        raise BadQuery(f"memory is {text}, expected {error}, such as 8Gi") from None
+        raise bad_request_error(f"memory is {text}, expected {error}, such as 8Gi") from None
 
     def parse_choice(key: str, default: str, choices: Sequence[str]) -> str:
         text = parameters.get(key) or default
         if text and text not in choices:
-            raise BadQuery(f"{key} is {ascii(text)[:40]}, expected one of {', '.join(choices)}")
+            raise bad_request_error(
+                f"{key} is {ascii(text)[:40]}, expected one of {', '.join(choices)}"
+            )
         return text
 
     def parse_name(key: str) -> str:
         if len(text := parameters.get(key, "")) > 253:
-            raise BadQuery(f"{key} has {len(text)} characters, expected at most 253")
+            raise bad_request_error(f"{key} has {len(text)} characters, expected at most 253")
         return text
 
     def parse_switch(key: str) -> bool:
@@ -194,11 +197,7 @@ class Overview:
     """The published resources of all nodes, as documents for the page."""
 
     def __init__(
-        self,
-        config: AgentConfig,
-        nodes: ClusterState,
-        candidates: VerdictCache,
-        reader: PodReader,
+        self, config: AgentConfig, nodes: ClusterState, candidates: VerdictCache, reader: PodReader
     ) -> None:
         self._nodes, self._candidates, self._reader = nodes, candidates, reader
         self._page = config.controller.page.node_url
@@ -213,8 +212,6 @@ class Overview:
         """True if the address of a Node is needed, beside its metadata."""
         return "{address}" in self._page
 
-    # --- documents --------------------------------------------------------------------------------
-
     async def overview_document(self, query: OverviewQuery) -> dict[str, Any]:
         """Answer a query; other tasks may run while it evaluates thousands of nodes."""
         revision = self.revision
@@ -228,27 +225,22 @@ class Overview:
             fits = await self._score_nodes(request, names, verdicts)
             names = [name for name in names if name in fits or not query.fitting_only]
         by_fit = request is not None
-        cells: dict[str, NodeCell] = {}
-        for start in range(0, len(names), _YIELD_EVERY_NODES):
-            for name in names[start : start + _YIELD_EVERY_NODES]:
-                cells[name] = self._node_cell(name, states[name], name in fits if by_fit else None)
-            await asyncio.sleep(0)
+        cells = {
+            name: self._node_cell(name, states[name], name in fits if by_fit else None)
+            async for name in _yield_in_turns(names)
+        }
         # Nodes that fit first; then by sort key, the highest score and the name.
         rank = CELL_SORT_KEYS[query.sort_key]
         names.sort(key=lambda n: (by_fit and n not in fits, rank(cells[n]), -fits.get(n, 0), n))
         page_names = names[query.offset : query.offset + query.limit]
         if query.node:
             page_names = [name for name in names if name == query.node]
-        entries: list[NodeOverviewEntry] = []
-        for name in page_names:
-            entries.append(self._node_entry(name, request, verdicts.get(name)))
-            if len(entries) % _YIELD_EVERY_NODES == 0:
-                await asyncio.sleep(0)
-        rooms = [
-            t
-            for name in nodes
-            if isinstance(t := self._nodes.published_resources(name), NodeResources)
+        entries = [
+            self._node_entry(name, request, verdicts.get(name))
+            async for name in _yield_in_turns(page_names)
         ]
+        published = map(self._nodes.published_resources, nodes)
+        rooms = [room for room in published if isinstance(room, NodeResources)]
         return {
             "revision": revision,
             "total": {
@@ -256,7 +248,7 @@ class Overview:
                 "unknownNodes": len(nodes) - len(rooms),
                 "exclusiveCpus": sum(sum(r.exclusive.capacity) for r in rooms),
                 "freeExclusiveCpus": sum(sum(r.exclusive.free) for r in rooms),
-                "maxExclusiveRequest": max((max(t.exclusive.free) for t in rooms), default=0),
+                "maxExclusiveRequest": max((max(r.exclusive.free) for r in rooms), default=0),
                 "fragmentation": fragmentation_ratio(
                     sum(max(r.exclusive.free) for r in rooms),
                     sum(map(_max_unfragmented_request, rooms)),
@@ -274,7 +266,7 @@ class Overview:
         }
 
     def _drained_numa_nodes(self, name: str) -> frozenset[int]:
-        facts = self._nodes.facts(name)
+        facts = self._nodes.node_facts(name)
         return facts.drained if facts is not None else frozenset()
 
     def _node_state(self, name: str) -> str:
@@ -303,7 +295,7 @@ class Overview:
         )
 
     def _node_page_url(self, name: str) -> str:
-        facts = self._nodes.facts(name)
+        facts = self._nodes.node_facts(name)
         address = facts.address if facts is not None else ""
         if not self._page or ("{address}" in self._page and not address):
             return ""
@@ -336,17 +328,17 @@ class Overview:
         self, name: str, request: PodRequest | None, reason: str | None
     ) -> NodeOverviewEntry:
         room = self._nodes.published_resources(name)
+        cell = self._node_cell(name, "", None if request is None else reason == "")
         drained_numa_nodes = self._drained_numa_nodes(name)
-        numa_nodes = ""
+        numa_nodes = problem = ""
         if request is not None and not request.is_unconstrained and reason == "":
             verdict = self._candidates.evaluate_node(request, name)
             if isinstance(verdict, Fit) and verdict.numa_nodes:
                 numa_nodes = str(verdict.numa_nodes[0][1])
+        zones: list[NUMANodeEntry] = []
         if not isinstance(room, NodeResources):
             problem = self._candidates.unreadable_reason(name) or NO_TOPOLOGY_TEXT
-            zones: list[NUMANodeEntry] = []
         else:
-            problem = ""
             memory = next((r for r in room.other_resources if r.name == "memory"), None)
             zones = [
                 NUMANodeEntry(
@@ -367,16 +359,20 @@ class Overview:
             agent_ready=isinstance(room, NodeResources) and not room.agent_not_ready,
             drained_numa_nodes=",".join(map(str, sorted(drained_numa_nodes))),
             zones=zones,
-            max_exclusive_request=max((z.free_exclusive_cpus for z in zones), default=0),
-            fragmentation=(
-                fragmentation_ratio(max(room.exclusive.free), _max_unfragmented_request(room))
-                if isinstance(room, NodeResources)
-                else 0.0
-            ),
-            feasible=None if request is None else reason == "",
+            max_exclusive_request=cell.max_exclusive_request,
+            fragmentation=cell.fragmentation,
+            feasible=cell.feasible,
             numa_nodes=numa_nodes,
             reason=reason or "",
         )
+
+
+async def _yield_in_turns(names: Iterable[str]) -> AsyncIterator[str]:
+    """Yield names; other tasks may run after each `_YIELD_EVERY_NODES`."""
+    for number, name in enumerate(names, 1):
+        yield name
+        if number % _YIELD_EVERY_NODES == 0:
+            await asyncio.sleep(0)
 
 
 def fragmentation_ratio(max_request: int, max_unfragmented: int) -> float:
@@ -399,10 +395,8 @@ class ClusterPage:
     """
 
     def __init__(self, config: AgentConfig, overview: Overview, topologies: Watch) -> None:
-        section = config.controller
-        self._overview = overview
-        self._topologies = topologies
-        file = section.page.token_file
+        self._overview, self._topologies = overview, topologies
+        file = config.controller.page.token_file
         self._token = TokenFile(file, setting="controller.page") if file else None
         # A revision belongs to one process of one replica.
         self._life = uuid.uuid4().hex[:12]
@@ -425,19 +419,13 @@ class ClusterPage:
             self._token.check_request_token(request)
         problem = self._topologies.problem
         if not self._topologies.synced.is_set():
-            raise APIError(
-                503, "NotReady", problem or "the nodes are not known yet", [("Retry-After", "2")]
-            )
+            raise not_ready_error(problem or "the nodes are not known yet")
         query_text = repr((sorted(request.query.items()), problem))
         query_hash = hashlib.sha256(query_text.encode()).hexdigest()[:12]
         tag = f'"{self._life}-{self._overview.revision}-{query_hash}"'
         if request.header_value(b"if-none-match") == tag.encode():
             return Response(304, b"", headers=[("ETag", tag)])
-        try:
-            query = parse_query(request.query)
-        except BadQuery as error:
-            raise APIError(400, "BadRequest", str(error)) from error
-        document: dict[str, Any] = await self._overview.overview_document(query)
+        document = await self._overview.overview_document(parse_query(request.query))
         if problem:
             document["stale"] = problem
         return Response(200, msgspec.json.encode(document), headers=[("ETag", tag)])

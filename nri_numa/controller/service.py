@@ -11,7 +11,7 @@ import contextlib
 import json
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import aiohttp
@@ -21,16 +21,15 @@ from nri_numa import __version__, service
 from nri_numa.cluster.cluster_state import ClusterState
 from nri_numa.cluster.pod_reader import PodReader
 from nri_numa.config import AgentConfig, parse_duration, split_address
-from nri_numa.controller import capacity
 from nri_numa.controller.capacity import (
     CapacityReport,
+    CapacityRules,
     OfflineCapacityAnnotationOutput,
     UnknownNode,
     parse_capacity_put,
 )
 from nri_numa.controller.evictor import (
     EvictionBudget,
-    EvictionRules,
     HostStealEvictor,
     NUMANodeDrainEvictor,
 )
@@ -45,12 +44,16 @@ from nri_numa.controller.verdicts import PodVerdicts
 from nri_numa.kube.api import KubeAPI, Watch, WatchHandler, name_of, read_pod_namespace, uid_of
 from nri_numa.kube.lease import Lease, reachable_address
 from nri_numa.kube.requests import APIRequest, KubeClient, Outcome, OutcomeKind, Resource
-from nri_numa.model.offline_capacity import MAX_CAPACITY_VALIDITY_S, BadCapacity
+from nri_numa.model.offline_capacity import (
+    MAX_CAPACITY_VALIDITY_S,
+    BadCapacity,
+    OfflineCapacity,
+)
 from nri_numa.observe.logs import get_logger
 from nri_numa.publisher.writer import Writer, WriterMetrics
 from nri_numa.scheduler.candidates import VerdictCache
 from nri_numa.scheduler.watcher import PODS_PATH, TOPOLOGIES_PATH
-from nri_numa.web.protocol import APIError, Handler, HTTPRequest, Response, Route
+from nri_numa.web.protocol import APIError, Handler, HTTPRequest, Response, Route, not_ready_error
 from nri_numa.web.security import Certificate, TokenFile
 from nri_numa.web.server import MetricsAndProbeServer
 
@@ -83,8 +86,7 @@ class ControllerMetrics(WriterMetrics):
         self.leader = self.new_gauge("leader", "1 if this replica holds the Lease.")
         self.nodes = self.new_gauge("nodes", "Nodes of the cluster.")
         self.reduced_capacity_nodes = self.new_gauge(
-            "reduced_capacity_nodes",
-            "Nodes for which a source reports reduced capacity.",
+            "reduced_capacity_nodes", "Nodes for which a source reports reduced capacity."
         )
         self.drained_numa_nodes = self.new_gauge(
             "drained_numa_nodes",
@@ -94,16 +96,13 @@ class ControllerMetrics(WriterMetrics):
             "pods_to_evict", "Pods on drained NUMA nodes that are still to be evicted."
         )
         self.stuck_pods = self.new_gauge(
-            "stuck_pods",
-            "Pods that their node keeps rejecting; 0 if these evictions are off.",
+            "stuck_pods", "Pods that their node keeps rejecting; 0 if these evictions are off."
         )
         self.resting_pods = self.new_gauge(
-            "pods_with_misaligned_devices",
-            "Stuck pods that keep misaligned devices for now.",
+            "pods_with_misaligned_devices", "Stuck pods that keep misaligned devices for now."
         )
         self.device_evictions = self.new_counter(
-            "device_evictions_total",
-            "Evictions of pods for other devices.",
+            "device_evictions_total", "Evictions of pods for other devices."
         )
         self.degraded_numa_nodes = self.new_gauge(
             "degraded_numa_nodes",
@@ -120,29 +119,27 @@ class ControllerMetrics(WriterMetrics):
         )
 
 
-ObjectChanged = Callable[[str, Mapping[str, Any], float], object]
-"""Receives name, document and time of an object."""
-
-
 class _ObjectEventFanout(WatchHandler):
-    """Passes the objects of one kind to several parts of the controller."""
+    """Passes the objects of one kind to several parts of the controller.
 
-    def __init__(
-        self,
-        clock: Callable[[], float],
-        changed: Iterable[ObjectChanged],
-        removed: Iterable[Callable[[str], object]] = (),
-    ) -> None:
-        self._clock, self._changed, self._removed = clock, tuple(changed), tuple(removed)
+    Attributes:
+        parts: by part what receives name, document and time, and what receives a deleted key.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self.parts: list[
+            tuple[Callable[[str, Mapping[str, Any], float], object], Callable[[str], object]]
+        ] = []
 
     def on_update(self, document: Mapping[str, Any]) -> None:
         """Pass on a new or changed object."""
-        for changed in self._changed:
+        for changed, _ in self.parts:
             changed(name_of(document), document, self._clock())
 
     def on_every_deleted_key(self, key: str) -> None:
         """Pass on the key of a deleted object."""
-        for removed in self._removed:
+        for _, removed in self.parts:
             removed(key)
 
 
@@ -154,19 +151,14 @@ class ControllerService:
     """
 
     def __init__(
-        self,
-        config: AgentConfig,
-        api: KubeClient,
-        *,
-        clock: Callable[[], float] = time.monotonic,
+        self, config: AgentConfig, api: KubeClient, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         section, prefix = config.controller, config.annotation_prefix
         self._section, self._clock = section, clock
-        self._metrics = ControllerMetrics(__version__)
-        self._api = api
+        self._api, self._metrics = api, ControllerMetrics(__version__)
         self.capacity = OfflineCapacityAnnotationOutput(
             prefix,
-            capacity.CapacityRules(
+            CapacityRules(
                 validity=parse_duration(section.validity),
                 keep_last_value=section.on_stale_source == "last",
                 smoothing=parse_duration(section.smoothing_time),
@@ -182,41 +174,20 @@ class ControllerService:
             Overview(config, self._cluster, candidates, reader) if section.page.enabled else None
         )
         self._watches: list[Watch] = []
-        self._verdicts = (
-            PodVerdicts(self._cluster, candidates, reader, self._watches, clock)
-            if section.verdicts.enabled
-            else None
-        )
+        self._verdicts: PodVerdicts | None = None
+        if section.verdicts.enabled:
+            self._verdicts = PodVerdicts(self._cluster, candidates, reader, self._watches, clock)
         self.drained = self.stolen = self.stuck = None
         evictions = section.evictions
-        budget = EvictionBudget(
-            EvictionRules(
-                max_per_minute=evictions.max_per_minute,
-                max_per_workload_per_hour=evictions.max_per_workload_per_hour,
-                dry_run=evictions.dry_run,
-            ),
-            now_s,
-        )
+        budget = EvictionBudget(evictions, now_s)
         if (drains := evictions.drained_numa_nodes).evict:
             self.drained = NUMANodeDrainEvictor(prefix, budget, parse_duration(drains.delay), now_s)
         if (steal := evictions.cpu_steal).evict:
-            self.stolen = HostStealEvictor(
-                prefix,
-                budget,
-                parse_duration(steal.delay),
-                now_s,
-                below=steal.below_factor,
-                max_fraction=steal.max_affected_fraction,
-            )
+            self.stolen = HostStealEvictor(prefix, budget, steal, now_s)
         if (stuck := evictions.stuck_pods).evict:
+            delay_s = parse_duration(stuck.delay)
             self.stuck = StuckPodEvictor(
-                prefix,
-                budget,
-                parse_duration(stuck.delay),
-                self._cluster,
-                candidates,
-                reader,
-                now_s,
+                prefix, budget, delay_s, self._cluster, candidates, reader, now_s
             )
         self._evictors = [
             evictor for evictor in (self.drained, self.stolen, self.stuck) if evictor is not None
@@ -233,26 +204,19 @@ class ControllerService:
         )
         self._writer.may, self._writer.written = self._may_write, self._log_written
         self._address = split_address(section.address)
-        self.lease = Lease(
-            LEASE_NAME,
-            read_pod_namespace(section.credentials_dir),
-            self._api.execute,
-            address=reachable_address(self._address),
-            clock=clock,
-        )
+        namespace = read_pod_namespace(section.credentials_dir)
+        address = reachable_address(self._address)
+        self.lease = Lease(LEASE_NAME, namespace, api.execute_request, address=address, clock=clock)
         self.lease.answered, self.lease.changed = self._writer.record_outcome, self._writer.wake.set
         self._watches += self._build_watches(config)
         self._token = (
             TokenFile(section.token_file, setting="controller") if section.token_file else None
         )
-        self._certificate = (
-            Certificate(section.tls_cert, section.tls_key, setting="controller")
-            if section.tls_cert
-            else None
-        )
+        self._certificate: Certificate | None = None
+        if section.tls_cert:
+            self._certificate = Certificate(section.tls_cert, section.tls_key, setting="controller")
         self.server = MetricsAndProbeServer(
             self._address[0] if self._address else "",
-            version=__version__,
             metrics=self.render_metrics,
             unready_reason=self.unready_reason,
             certificate=self._certificate,
@@ -277,52 +241,47 @@ class ControllerService:
         )
 
     def _build_watches(self, config: AgentConfig) -> list[Watch]:
-        """Build the watches of the enabled features."""
         watches: list[Watch] = []
 
-        def follow(path: str, objects: WatchHandler, **more: Any) -> Watch:
+        def add_watch(path: str, objects: WatchHandler, **more: Any) -> Watch:
             watches.append(Watch(self._api, path, objects, **more))
             return watches[-1]
 
-        clock, cluster, overview = self._clock, self._cluster, self._overview
-        emptying = (output for output in (self.drained, self.stolen) if output is not None)
-        parts = [self.capacity, *emptying]
-        node_changed: list[ObjectChanged] = [output.on_node_updated for output in parts]
-        node_removed: list[Callable[[str], object]] = [output.on_node_removed for output in parts]
-        changed, removed = list[ObjectChanged](), list[Callable[[str], object]]()
-        judges_pods = self.stuck is not None or self._verdicts is not None
+        cluster, overview = self._cluster, self._overview
+        steal, stuck = self.stolen, self.stuck
+        nodes, topologies, pods, events = (_ObjectEventFanout(self._clock) for _ in range(4))
+        for output in (self.capacity, self.drained, steal):
+            if output is not None:
+                nodes.parts.append((output.on_node_updated, output.on_node_removed))
+        judges_pods = stuck is not None or self._verdicts is not None
         if judges_pods or overview is not None:
-            node_changed.append(lambda name, node, _: cluster.update_node(name, node))
-            node_removed.append(cluster.remove_node)
-            changed.append(cluster.update_topology)
-            removed.append(cluster.remove_topology)
-        if self.stolen is not None:
-            changed.append(self.stolen.on_topology_updated)
-            removed.append(self.stolen.on_topology_removed)
-        nodes = _ObjectEventFanout(clock, node_changed, node_removed)
+            nodes.parts.append(
+                (lambda name, node, _: cluster.update_node(name, node), cluster.remove_node)
+            )
+            topologies.parts.append((cluster.update_topology, cluster.remove_topology))
+        if steal is not None:
+            topologies.parts.append((steal.on_topology_updated, steal.on_topology_removed))
         # Metadata is enough without these: specs of nodes, and the addresses of their pages.
         full_objects = judges_pods or (overview is not None and overview.needs_node_addresses)
-        self._nodes = follow(NODES_PATH, nodes, metadata=not full_objects)
+        self._nodes = add_watch(NODES_PATH, nodes, metadata=not full_objects)
         self.page: ClusterPage | None = None
-        if changed:
-            topologies = follow(TOPOLOGIES_PATH, _ObjectEventFanout(clock, changed, removed))
+        if topologies.parts:
+            topology_watch = add_watch(TOPOLOGIES_PATH, topologies)
             if overview is not None:
-                self.page = ClusterPage(config, overview, topologies)
-        pod_changed, pod_removed = list[ObjectChanged](), list[Callable[[str], object]]()
-        if (stuck := self.stuck) is not None:
-            pod_changed.append(lambda _, pod, now_s: stuck.on_pod(pod, now_s))
-            pod_removed.append(stuck.on_pod_removed)
-        if (verdicts := self._verdicts) is not None:
-            pod_changed.append(lambda _, pod, now_s: verdicts.on_pod(pod))
-            pod_removed.append(verdicts.on_pod_removed)
-        if judges_pods:
-            pods = _ObjectEventFanout(clock, pod_changed, pod_removed)
-            follow(PODS_PATH, pods, fields="status.phase=Pending", key=uid_of)
-        if stuck is not None and self._section.evictions.stuck_pods.include_running:
-            events = _ObjectEventFanout(
-                clock, [lambda _, event, now_s: stuck.on_rejection_event(event, now_s)]
+                self.page = ClusterPage(config, overview, topology_watch)
+        if stuck is not None:
+            pods.parts.append(
+                (lambda _, pod, now_s: stuck.on_pod(pod, now_s), stuck.on_pod_removed)
             )
-            follow(EVENTS_PATH, events, fields=REJECTION_EVENT_SELECTOR, key=uid_of)
+        if (verdicts := self._verdicts) is not None:
+            pods.parts.append((lambda _, pod, now_s: verdicts.on_pod(pod), verdicts.on_pod_removed))
+        if judges_pods:
+            add_watch(PODS_PATH, pods, fields="status.phase=Pending", key=uid_of)
+        if stuck is not None and self._section.evictions.stuck_pods.include_running:
+            events.parts.append(
+                (lambda _, event, now_s: stuck.on_rejection_event(event, now_s), lambda _: None)
+            )
+            add_watch(EVENTS_PATH, events, fields=REJECTION_EVENT_SELECTOR, key=uid_of)
         return watches
 
     async def run(self) -> None:
@@ -339,7 +298,7 @@ class ControllerService:
             async with asyncio.TaskGroup() as group:
                 for watch in self._watches:
                     group.create_task(watch.run())
-                group.create_task(self.lease.run())
+                group.create_task(self.lease.run_election())
                 group.create_task(self._writer.run())
                 group.create_task(self._run_ticks())
                 if section.capacity_file:
@@ -352,7 +311,7 @@ class ControllerService:
                     group.create_task(query.run())
         finally:
             await self.server.stop()
-            await self.lease.release()
+            await self.lease.release_lease()
             await self._api.close()
 
     def unfinished_work_fields(self) -> dict[str, object]:
@@ -363,7 +322,6 @@ class ControllerService:
 
     @contextlib.contextmanager
     def _count_report_outcome(self, source: str) -> Iterator[None]:
-        """Count a source's report about one Node."""
         try:
             yield
         except (BadCapacity, UnknownNode):
@@ -375,9 +333,8 @@ class ControllerService:
         """Return the document of a Node's capacity."""
         self.capacity.require_node(node)
         now_s = self._clock()
-        current = self.capacity.effective_capacity(node, now_s)
-        if current is None:
-            return {"node": node, "zones": {}, "seconds": 0, "source": ""}
+        whole_capacity = OfflineCapacity(expires_at=now_s)
+        current = self.capacity.effective_capacity(node, now_s) or whole_capacity
         return {
             "node": node,
             "zones": {str(i): round(f, 3) for i, f in sorted(current.zones.items())},
@@ -387,15 +344,14 @@ class ControllerService:
 
     def _check_write_allowed(self, request: HTTPRequest) -> None:
         if self._token is None:
-            raise APIError(
-                403, "Forbidden", "controller.tokenFile is not set, so PUT is not allowed"
-            )
+            problem = "controller.tokenFile is not set, so PUT is not allowed"
+            raise APIError(403, "Forbidden", problem)
         self._token.check_request_token(request)
         problem = self.unready_reason()
         if request.header_value(FORWARDED_HEADER.encode()) and not self.lease.is_leader:
             problem = "this replica is no longer the leader"
         if problem:
-            raise _not_ready_error(problem)
+            raise not_ready_error(problem)
 
     def _forward_to_leader(self, answer: Callable[[HTTPRequest], Response]) -> Handler:
         """Build a handler that forwards to the leader, which alone keeps the PUT reports.
@@ -409,7 +365,7 @@ class ControllerService:
             try:
                 return await forward_to_replica(request, leader, self._certificate)
             except (aiohttp.ClientError, OSError, ValueError) as error:
-                raise _not_ready_error(f"{leader}, the leader, does not answer: {error}") from error
+                raise not_ready_error(f"{leader}, the leader, does not answer: {error}") from error
 
         return handle
 
@@ -536,13 +492,8 @@ async def forward_to_replica(
         return Response(answer.status, await answer.read(), answer.content_type)
 
 
-def _not_ready_error(problem: str) -> APIError:
-    return APIError(503, "NotReady", problem, [("Retry-After", "2")])
-
-
 @contextlib.contextmanager
 def _translate_api_errors() -> Iterator[None]:
-    """Translate errors of a request into API errors."""
     try:
         yield
     except BadCapacity as error:

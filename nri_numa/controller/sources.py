@@ -40,15 +40,18 @@ class ExternalCapacitySource:
     """Reads capacity reports periodically, and logs each problem once.
 
     Args:
+        location: path or URL that is read.
         sink: receives a source's reports about all Nodes, and returns problems.
         set_readable: receives True if the source could be read.
     """
 
-    name = location = ""
+    name = ""
     interval = FILE_POLL_INTERVAL_S
 
-    def __init__(self, sink: CapacityReportSink, set_readable: Callable[[bool], object]) -> None:
-        self._take, self._up = sink, set_readable
+    def __init__(
+        self, location: str, sink: CapacityReportSink, set_readable: Callable[[bool], object]
+    ) -> None:
+        self.location, self._take, self._up = location, sink, set_readable
         self._said: frozenset[str] = frozenset()
 
     async def run(self) -> None:
@@ -96,8 +99,7 @@ class CapacityFileSource(ExternalCapacitySource):
     def __init__(
         self, path: str, sink: CapacityReportSink, set_readable: Callable[[bool], object]
     ) -> None:
-        super().__init__(sink, set_readable)
-        self.location = path
+        super().__init__(path, sink, set_readable)
         self._seen: tuple[int, ...] = ()
         self._last: tuple[list[CapacityReport], list[str]] = [], []
 
@@ -125,6 +127,7 @@ class PrometheusSource(ExternalCapacitySource):
     """An instant query, repeated periodically."""
 
     name = "prometheus"
+    interval = QUERY_INTERVAL_S
 
     def __init__(
         self,
@@ -132,8 +135,7 @@ class PrometheusSource(ExternalCapacitySource):
         sink: CapacityReportSink,
         set_readable: Callable[[bool], object],
     ) -> None:
-        super().__init__(sink, set_readable)
-        self.location, self.interval = config.url, QUERY_INTERVAL_S
+        super().__init__(config.url, sink, set_readable)
         self._config = config
 
     async def _read_capacity_reports(self) -> tuple[list[CapacityReport], list[str]]:
@@ -167,17 +169,10 @@ class PrometheusSource(ExternalCapacitySource):
             # An error of a query has the same form, with another status.
             if response.status not in (200, 400, 422, 503):
                 raise BadCapacity(f"answers with status {response.status}")
-            document = await asyncio.to_thread(_decode_answer, bytes(data))
+        try:
+            document = await asyncio.to_thread(msgspec.json.decode, bytes(data))
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+            raise BadCapacity(f"the answer is no JSON: {str(error)[:100]}") from None
         return parse_query_answer(
-            document,
-            node_label=config.node_label,
-            numa_node_label=config.numa_node_label,
+            document, node_label=config.node_label, numa_node_label=config.numa_node_label
         )
-
-
-def _decode_answer(data: bytes) -> object:
-    try:
-        document: object = msgspec.json.decode(data)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise BadCapacity(f"the answer is no JSON: {str(error)[:100]}") from None
-    return document

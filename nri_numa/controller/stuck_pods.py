@@ -116,25 +116,21 @@ class DeviceTries:
     def __init__(self) -> None:
         self._tries: dict[str, tuple[int, float]] = {}
 
-    def count(self, workload: str, now_s: float) -> int:
-        """Count a workload's tries; after a rest there are none."""
-        count, last_at = self._tries.get(workload, (0, 0.0))
-        if count and last_at + DEVICE_REST_S <= now_s:
-            del self._tries[workload]
-            return 0
-        return count
+    def count_tries(self, workload: str, now_s: float) -> int:
+        """Return the number of a workload's tries; after a rest there are none."""
+        count, rest_ends_at = self._tries.get(workload, (0, 0.0))
+        return count if now_s < rest_ends_at else 0
 
     def allowed_at(self, workload: str, now_s: float) -> float:
         """Return when the next try of a workload is allowed; not after ``now_s`` for now."""
-        is_allowed = self.count(workload, now_s) < MAX_DEVICE_TRIES
-        return now_s if is_allowed else self._tries[workload][1] + DEVICE_REST_S
+        is_allowed = self.count_tries(workload, now_s) < MAX_DEVICE_TRIES
+        return now_s if is_allowed else self._tries[workload][1]
 
-    def record(self, workload: str, now_s: float) -> None:
+    def record_try(self, workload: str, now_s: float) -> None:
         """Record a try."""
         if len(self._tries) >= MAX_EVICTION_RECORDS:
-            for key in list(self._tries):
-                self.count(key, now_s)
-        self._tries[workload] = self.count(workload, now_s) + 1, now_s
+            self._tries = {w: tries for w, tries in self._tries.items() if now_s < tries[1]}
+        self._tries[workload] = self.count_tries(workload, now_s) + 1, now_s + DEVICE_REST_S
 
 
 class StuckPodEvictor(Evictor[StuckPod]):
@@ -146,7 +142,7 @@ class StuckPodEvictor(Evictor[StuckPod]):
         reader: reads the requests of pods.
     """
 
-    reason, event_suffix = "NUMAPodMoved", "moved"
+    name, reason, event_suffix = "stuck", "NUMAPodMoved", "moved"
 
     def __init__(
         self,
@@ -158,7 +154,7 @@ class StuckPodEvictor(Evictor[StuckPod]):
         reader: PodReader,
         now_s: float,
     ) -> None:
-        super().__init__("stuck", prefix, budget, delay_s, now_s)
+        super().__init__(prefix, budget, delay_s, now_s)
         self._nodes, self._candidates, self._reader = nodes, candidates, reader
         self._suspects: dict[tuple[str, str], _Suspect] = {}
         self._looking: StuckPod | None = None
@@ -280,9 +276,7 @@ class StuckPodEvictor(Evictor[StuckPod]):
                 "after all evictions that its workload may have; the kubelet aligns devices with "
                 f"{DEVICE_REMEDY}"
             )
-            self._events.append(
-                self._event_request(pod, MISALIGNED_EVENT_REASON, note, suffix="misaligned")
-            )
+            self._add_event(pod, MISALIGNED_EVENT_REASON, note, "misaligned")
         pod.has_rest_event = allowed_at > now_s
         return allowed_at
 
@@ -322,7 +316,7 @@ class StuckPodEvictor(Evictor[StuckPod]):
                 yield
             if work.done >= MAX_QUESTION_WORK:
                 break
-            facts = self._nodes.facts(name)
+            facts = self._nodes.node_facts(name)
             if name == pod.node or facts is None or node_admits(facts, pod.spec) is not None:
                 continue
             if not isinstance(self._nodes.free_resources(name), NodeResources):
@@ -337,7 +331,7 @@ class StuckPodEvictor(Evictor[StuckPod]):
 
         A node that does not count all of these devices gives no verdict.
         """
-        room, facts = self._nodes.free_resources(pod.node), self._nodes.facts(pod.node)
+        room, facts = self._nodes.free_resources(pod.node), self._nodes.node_facts(pod.node)
         devices = pod.unstarted_request.device_amounts
         if (
             not isinstance(room, NodeResources)
@@ -348,9 +342,8 @@ class StuckPodEvictor(Evictor[StuckPod]):
             or not devices.keys() <= room.capacity_by_resource.keys()
         ):
             return None
-        verdict = self._candidates.evaluate_room(
-            pod.unstarted_request, room.with_devices_freed(devices)
-        )
+        freed_room = room.with_devices_freed(devices)
+        verdict = self._candidates.evaluate_room(pod.unstarted_request, freed_room)
         if isinstance(verdict, Unfit) or verdict.requires_moves or verdict.by_sums:
             return None
         return verdict
@@ -368,7 +361,7 @@ class StuckPodEvictor(Evictor[StuckPod]):
     def _record_eviction(self, pod: StuckPod, now_s: float) -> None:
         super()._record_eviction(pod, now_s)
         if pod.has_misaligned_devices:
-            self._device_tries.record(pod.workload, now_s)
+            self._device_tries.record_try(pod.workload, now_s)
         assert pod.target is not None  # noqa: S101  # `_may` says so
         node, fits = pod.target
         self._nodes.assume_pod(
@@ -385,7 +378,7 @@ class StuckPodEvictor(Evictor[StuckPod]):
     def _eviction_reason(self, pod: StuckPod, now_s: float) -> str:
         node = pod.target[0] if pod.target else ""
         if pod.has_misaligned_devices:
-            tries = self._device_tries.count(pod.workload, now_s)
+            tries = self._device_tries.count_tries(pod.workload, now_s)
             return (
                 f"the kubelet chose misaligned devices on {pod.node}, and chooses anew for its "
                 f"successor (try {tries} of {MAX_DEVICE_TRIES}); {node} has room; "
@@ -393,8 +386,7 @@ class StuckPodEvictor(Evictor[StuckPod]):
             )
         return (
             f"node {pod.node} has rejected it for {now_s - pod.stuck_since:.0f} s, and {node} has "
-            "room; "
-            f"{pod.rejection_text}"
+            f"room; {pod.rejection_text}"
         )
 
 
@@ -431,10 +423,8 @@ def unstarted_request(request: PodRequest, document: Mapping[str, Any]) -> PodRe
         return request
     return structs.replace(
         request,
-        containers=tuple(need for need in request.containers if need.container not in running),
-        kubelet_aligned=tuple(
-            need for need in request.kubelet_aligned if need.container not in running
-        ),
+        containers=tuple(c for c in request.containers if c.container not in running),
+        kubelet_aligned=tuple(c for c in request.kubelet_aligned if c.container not in running),
         pod_scope_request=None,
     )
 

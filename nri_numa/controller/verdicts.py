@@ -34,7 +34,7 @@ from nri_numa.scheduler.candidates import (
     group_reasons,
 )
 from nri_numa.scheduler.fit import Fit, Unfit, WorkBudget
-from nri_numa.web.protocol import APIError, HTTPRequest, Response, Route
+from nri_numa.web.protocol import APIError, HTTPRequest, Response, Route, not_ready_error
 
 VERDICTS_PATH: Final = "/v1/verdicts/{namespace}/{pod}"
 MAX_PENDING_PODS: Final = 10_000
@@ -143,8 +143,7 @@ class PodVerdicts:
             expectation = f"expected the pod's metadata.uid of at most {_MAX_UID_CHARS} characters"
             raise _bad_query(f"uid is {ascii(uid)[:80]}, {expectation}")
         if not all(watch.synced.is_set() for watch in self._watches):
-            problem = self._watch_problems() or "nodes and pods are not known yet"
-            raise APIError(503, "NotReady", problem, [("Retry-After", "2")])
+            raise not_ready_error(self._watch_problems() or "nodes and pods are not known yet")
         self._check_rate()
         pod = self._pods.get(uid)
         if pod is None or (pod.request.namespace, pod.request.name) != (namespace, name):
@@ -187,7 +186,7 @@ class PodVerdicts:
     def _judge_node(
         self, pod: PendingPod, name: str, work: WorkBudget, findings: _Findings
     ) -> None:
-        facts = self._cluster.facts(name)
+        facts = self._cluster.node_facts(name)
         if facts is None:
             return  # without a Node object kube-scheduler does not know it
         reason = node_admits(facts, pod.constraints) or self._topology_problem(pod, name)

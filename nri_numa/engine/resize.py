@@ -49,7 +49,6 @@ from nri_numa.engine.place.listed_cpus import (
 )
 from nri_numa.engine.place.memory import (
     cpu_and_memory_charges,
-    hugepages_resource_name,
     interleaved_charges,
 )
 from nri_numa.engine.place.needs import (
@@ -94,6 +93,7 @@ from nri_numa.model.workload import (
     Resources,
     container_subject,
 )
+from nri_numa.text import hugepages_resource_name
 
 RESIZE_RULE_TEXT = "a resize stays in place"
 

@@ -20,6 +20,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, M
 from contextlib import aclosing
 from datetime import datetime
 from email.utils import parsedate_to_datetime
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -38,7 +39,8 @@ from nri_numa.kube.requests import (
     ContentType,
     KubeClient,
     KubeError,
-    mapping_or_empty,
+    list_of_mappings,
+    section_of,
     text_in_section,
 )
 from nri_numa.observe.logs import get_logger
@@ -60,13 +62,6 @@ _CA_CHECK_INTERVAL_S: Final = 1.0
 _CLOSE_LOOP_TURNS: Final = 100
 """Turns of the event loop for sockets to close after the peer has; they need three."""
 _MAX_BACKOFF_S: Final = 30.0
-_UNAUTHORIZED_STATUS, _NOT_FOUND_STATUS, _GONE_STATUS, _TOO_MANY_REQUESTS_STATUS = (
-    401,
-    404,
-    410,
-    429,
-)
-_BOOKMARK_EVENT: Final = "BOOKMARK"
 
 
 class _StatusCause(msgspec.Struct):
@@ -98,14 +93,8 @@ class KubeAPI(KubeClient):
         service: name in the audit log, and field manager of written objects.
     """
 
-    def __init__(
-        self,
-        credentials: str,
-        service: str,
-        *,
-        wall: Callable[[], float] = time.time,
-    ) -> None:
-        self._directory, self._service, self._wall = Path(credentials), service, wall
+    def __init__(self, credentials: str, service: str) -> None:
+        self._directory, self._service = Path(credentials), service
         self._session: aiohttp.ClientSession | None = None
         self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
         self._server = self._bearer = ""
@@ -115,7 +104,7 @@ class KubeAPI(KubeClient):
 
     def server_time(self) -> float:
         """Return the server's time in seconds since the epoch, at most a second off."""
-        return self._wall() - self._ahead
+        return time.time() - self._ahead
 
     async def request_json(
         self,
@@ -135,11 +124,10 @@ class KubeAPI(KubeClient):
         headers = {"Content-Type": form, "Accept": accept}
         async with self._send_request(method, path, body, headers, seconds) as answer:
             data = await answer.read()
-            try:
-                result = msgspec.json.decode(data, type=dict[str, Any])
-            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-                raise KubeError(f"cannot read the answer: {error}", answer.status) from None
-        return result
+        try:
+            return msgspec.json.decode(data, type=dict[str, Any])
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise KubeError(f"cannot read the answer: {error}", answer.status) from None
 
     async def refresh_credentials(self) -> None:
         """Read token and ca.crt if the last check is a second old."""
@@ -157,8 +145,7 @@ class KubeAPI(KubeClient):
         """Yield the events of a watch, a piece of its answer at a time."""
         query = {**parameters, "watch": "true", "timeoutSeconds": str(seconds)}
         url, silence = f"{path}?{urlencode(query)}", seconds + _WATCH_TIMEOUT_MARGIN_S
-        headers = {"Accept": accept}
-        async with self._send_request("GET", url, None, headers, silence) as answer:
+        async with self._send_request("GET", url, None, {"Accept": accept}, silence) as answer:
             yield WATCH_OPENED, {}
             remainder = b""
             while True:
@@ -178,9 +165,9 @@ class KubeAPI(KubeClient):
         self,
         method: str,
         url: str,
-        body: bytes | None = None,
-        headers: Mapping[str, str] | None = None,
-        silence: float = REQUEST_STEP_TIMEOUT_S,
+        body: bytes | None,
+        headers: Mapping[str, str],
+        silence: float,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Send one authenticated request; retry once with a new token if it is unauthorized."""
         with self._translate_errors():
@@ -190,7 +177,7 @@ class KubeAPI(KubeClient):
                     method,
                     self._server + url,
                     data=body,
-                    headers={"Authorization": self._bearer, **(headers or {})},
+                    headers={"Authorization": self._bearer, **headers},
                     timeout=aiohttp.ClientTimeout(
                         total=None, sock_connect=REQUEST_STEP_TIMEOUT_S, sock_read=silence
                     ),
@@ -202,10 +189,9 @@ class KubeAPI(KubeClient):
                         yield answer
                         return
                     data = await answer.read()
-                    if answer.status != _UNAUTHORIZED_STATUS or is_retry:
-                        raise error_from_response(
-                            answer.status, data, answer.headers.get("Retry-After", "")
-                        )
+                    if answer.status != HTTPStatus.UNAUTHORIZED or is_retry:
+                        retry_after = answer.headers.get("Retry-After", "")
+                        raise error_from_response(answer.status, data, retry_after)
                 self._bearer = self._read_token()
 
     async def _open_session(self) -> aiohttp.ClientSession:
@@ -258,7 +244,7 @@ class KubeAPI(KubeClient):
     def _compare_clocks(self, answer: aiohttp.ClientResponse) -> None:
         with contextlib.suppress(ValueError):
             server = parsedate_to_datetime(answer.headers.get("Date", "")).timestamp()
-            self._ahead = self._wall() - server
+            self._ahead = time.time() - server
 
     def _read_token(self) -> str:
         return f"Bearer {(self._directory / 'token').read_text('utf-8').strip()}"
@@ -343,9 +329,6 @@ def _decode_watch_event(line: bytes) -> tuple[str, dict[str, Any]]:
     return event.type, event.object
 
 
-# --- watches --------------------------------------------------------------------------------------
-
-
 class WatchHandler:
     """Objects of one kind, kept up to date by a `Watch`."""
 
@@ -394,11 +377,8 @@ class Watch:
         self._key = key or name_of
         self._what = path.rpartition("/")[2]
         self._parameters = {"fieldSelector": fields} if fields else {}
-        self._accept = (
-            (ACCEPT_METADATA, ACCEPT_METADATA_LIST)
-            if metadata
-            else (ACCEPT_WHOLE_OBJECT, ACCEPT_WHOLE_OBJECT)
-        )
+        self._accept = ACCEPT_METADATA if metadata else ACCEPT_WHOLE_OBJECT
+        self._accept_list = ACCEPT_METADATA_LIST if metadata else ACCEPT_WHOLE_OBJECT
         self._log = get_logger("kube")
         self._keys: set[str] = set()
         self._token, self._found = "", set[str]()
@@ -419,7 +399,7 @@ class Watch:
                 query = {
                     **self._parameters, "resourceVersion": version, "allowWatchBookmarks": "true",
                 }  # fmt: skip
-                followed = self._api.watch_events(self._path, query, accept=self._accept[0])
+                followed = self._api.watch_events(self._path, query, accept=self._accept)
                 async with aclosing(followed) as events:
                     async for event, document in events:
                         self._mark_healthy()
@@ -427,28 +407,23 @@ class Watch:
                             continue
                         failures = gone_count = 0
                         version = document["metadata"].get("resourceVersion", version)
-                        if event != _BOOKMARK_EVENT:
+                        if event != "BOOKMARK":
                             self._apply_event(event, document)
             except KubeError as error:
-                min_pause_s, gone_count = (
-                    error.retry_after,
-                    gone_count + 1 if error.code == _GONE_STATUS else 0,
-                )
-                if error.code in (_GONE_STATUS, _NOT_FOUND_STATUS):
+                min_pause_s = error.retry_after
+                gone_count = gone_count + 1 if error.code == HTTPStatus.GONE else 0
+                is_listed_again = error.code in (HTTPStatus.GONE, HTTPStatus.NOT_FOUND)
+                if is_listed_again:
                     version = ""
-                if 0 < error.code < _TOO_MANY_REQUESTS_STATUS:
+                if 0 < error.code < HTTPStatus.TOO_MANY_REQUESTS:
                     self._token, self._found = "", set()
-                if error.code == _NOT_FOUND_STATUS:
+                if error.code == HTTPStatus.NOT_FOUND:
                     self._delete_unlisted_keys(set())  # no object of this kind can exist
                 if 0 < gone_count < 3:  # normal after a watch has ended
                     self._log.info("list repeated", object_kind=self._what)
                 else:
                     code = f"{self._what}: {error.code}: " if error.code else ""
-                    missed = error.code not in (
-                        _GONE_STATUS,
-                        _NOT_FOUND_STATUS,
-                    )  # for it is listed again
-                    self._mark_failed(f"{code}{str(error)[:300]}", missed=missed)
+                    self._mark_failed(f"{code}{str(error)[:300]}", missed=not is_listed_again)
             except (ValueError, TypeError, KeyError, AttributeError) as error:
                 version, self._token, self._found = "", "", set()
                 self._mark_failed(f"{self._what}: cannot read the answer: {str(error)[:300]}")
@@ -459,7 +434,7 @@ class Watch:
     async def _list_objects(self) -> str:
         version = ""
         query = {**self._parameters, **({"continue": self._token} if self._token else {})}
-        pages = self._api.list_pages(self._path, query, accept=self._accept[1])
+        pages = self._api.list_pages(self._path, query, accept=self._accept_list)
         async for metadata, items in pages:
             version = str(metadata.get("resourceVersion") or version)
             for number, document in enumerate(items):
@@ -523,20 +498,10 @@ def written_at(document: Mapping[str, Any]) -> float | None:
     The time is that of its field managers, by the API server's clock; of a binding that of a
     condition.
     """
-    metadata, status = (
-        mapping_or_empty(document.get("metadata")),
-        mapping_or_empty(document.get("status")),
-    )
-    times = [
-        time
-        for section, key in (
-            (metadata.get("managedFields"), "time"),
-            (status.get("conditions"), "lastTransitionTime"),
-        )
-        for entry in (section if isinstance(section, list) else ())
-        if isinstance(time := mapping_or_empty(entry).get(key), str)
-    ]
+    managers = list_of_mappings(section_of(document, "metadata").get("managedFields"))
+    conditions = list_of_mappings(section_of(document, "status").get("conditions"))
+    times = [m.get("time") for m in managers] + [c.get("lastTransitionTime") for c in conditions]
     try:
-        return datetime.fromisoformat(max(times)).timestamp()
+        return datetime.fromisoformat(max(t for t in times if isinstance(t, str))).timestamp()
     except ValueError:
         return None

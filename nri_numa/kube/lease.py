@@ -15,13 +15,13 @@ import random
 import socket
 import time
 import uuid
-from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
 from nri_numa.config.values import is_loopback
-from nri_numa.kube.requests import APIRequest, Outcome, OutcomeKind, Resource, Verb
+from nri_numa.kube.requests import APIRequest, Outcome, OutcomeKind, Resource, Verb, section_of
 from nri_numa.observe.logs import get_logger
+from nri_numa.text import micro_time_text
 
 log = get_logger("lease")
 
@@ -41,8 +41,6 @@ _NORMAL_ELECTION_OUTCOMES: Final = frozenset(
     {OutcomeKind.SUCCEEDED, OutcomeKind.MISSING, OutcomeKind.EXISTS, OutcomeKind.CONFLICT}
 )
 """Normal outcomes: one of two concurrent writers gets a conflict."""
-
-LeaseSpec = dict[str, Any]
 
 
 class Lease:
@@ -85,7 +83,7 @@ class Lease:
         self._ask = execute
         self._clock, self._wall, self._jitter = clock, wall, jitter
         self._there: dict[str, Any] | None = None
-        self._known: LeaseSpec | None = None
+        self._known: Mapping[str, Any] | None = None
         """The spec that was read last, also when the Lease must be read again."""
         self._absent = self._led = False
         self._hold_until = 0.0
@@ -114,12 +112,11 @@ class Lease:
             return "no replica leads yet"
         return f"another replica leads, and says no address: {self.holder}"
 
-    async def run(self) -> None:
+    async def run_election(self) -> None:
         """Take part in the election until cancelled."""
-        pause = 0.0
         while True:
-            await asyncio.sleep(pause)
-            pause = await self.run_step()
+            pause_s = await self.run_step()
+            await asyncio.sleep(pause_s)
 
     async def run_step(self) -> float:
         """Send the request that is due; return the seconds until the next step."""
@@ -144,12 +141,13 @@ class Lease:
             min(MAX_LEADERSHIP_CHECK_INTERVAL_S, self._hold_until - self._clock()),
         )
 
-    async def release(self) -> None:
+    async def release_lease(self) -> None:
         """Release the Lease when this replica stops, so another one can lead at once."""
         if self._there is None or self.holder != self._identity:
             return
         self._renewed = float("-inf")
-        spec = {**_lease_spec(self._there), "holderIdentity": "", "leaseDurationSeconds": 1}
+        spec = section_of(self._there, "spec")
+        spec = {**spec, "holderIdentity": "", "leaseDurationSeconds": 1}
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LEASE_RELEASE_TIMEOUT_S):
                 await self._ask(self._lease_request(Verb.UPDATE, {**self._there, "spec": spec}))
@@ -160,14 +158,13 @@ class Lease:
             if self._known is not None and not self.is_leader and now_s < self._expires_at():
                 return self._lease_request(Verb.GET)  # deleted: its holder creates it again
             return self._new_write_request(Verb.CREATE, {}, 0)
-        if self._there is None:
-            return self._lease_request(Verb.GET)
-        spec = _lease_spec(self._there)
-        transitions = spec.get("leaseTransitions") or 0
-        if spec.get("holderIdentity") == self._identity:
-            return self._new_write_request(Verb.UPDATE, self._there, transitions)
-        if not spec.get("holderIdentity") or now_s >= self._expires_at():
-            return self._new_write_request(Verb.UPDATE, self._there, transitions + 1)
+        if self._there is not None:
+            spec = section_of(self._there, "spec")
+            transitions = spec.get("leaseTransitions") or 0
+            if spec.get("holderIdentity") == self._identity:
+                return self._new_write_request(Verb.UPDATE, self._there, transitions)
+            if not spec.get("holderIdentity") or now_s >= self._expires_at():
+                return self._new_write_request(Verb.UPDATE, self._there, transitions + 1)
         return self._lease_request(Verb.GET)
 
     def _on_outcome(self, request: APIRequest, outcome: Outcome, start_time: float) -> None:
@@ -196,28 +193,26 @@ class Lease:
         self.problem = problem
 
     def _record_lease(self, document: dict[str, Any], now_s: float) -> None:
-        self._there, spec = document, _lease_spec(document)
+        spec = section_of(document, "spec")
         if self._known != spec:
             self._seen = now_s
-        self._known = spec
+        self._there, self._known = document, spec
         self.holder = spec.get("holderIdentity") or ""
         if self.holder != self._identity:
             self._renewed = float("-inf")
 
     def _expires_at(self) -> float:
         """Return when the Lease expires without a renewal; an invalid duration is replaced."""
-        runs = (self._known or {}).get("leaseDurationSeconds")
-        if not isinstance(runs, int) or not 0 < runs <= 3600:
-            return self._seen + LEASE_DURATION_S
-        return self._seen + runs
+        duration_s = (self._known or {}).get("leaseDurationSeconds")
+        if not isinstance(duration_s, int) or not 0 < duration_s <= 3600:
+            duration_s = LEASE_DURATION_S
+        return self._seen + duration_s
 
     def _new_write_request(
         self, verb: Verb, document: dict[str, Any], transitions: int
     ) -> APIRequest:
-        # Six digits must follow the seconds; zeros could be dropped.
-        wall = datetime.fromtimestamp(self._wall(), UTC)
-        moment = wall.replace(microsecond=wall.microsecond or 1).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        spec, metadata = _lease_spec(document), document.get("metadata") or {}
+        moment = micro_time_text(self._wall())
+        spec, metadata = section_of(document, "spec"), section_of(document, "metadata")
         is_holder = spec.get("holderIdentity") == self._identity
         body = {
             **document,
@@ -244,10 +239,6 @@ class Lease:
             namespace=self._namespace,
             body=body,
         )
-
-
-def _lease_spec(document: dict[str, Any]) -> LeaseSpec:
-    return document.get("spec") or {}
 
 
 def reachable_address(address: tuple[str, int] | None) -> str:

@@ -80,7 +80,12 @@ class Resource(Enum):
         return self.value[0]
 
     @property
-    def plural(self) -> str:
+    def api_version(self) -> str:
+        """The ``apiVersion`` of its objects."""
+        return "/".join(part for part in self.value[:2] if part)
+
+    @property
+    def plural_name(self) -> str:
         """Name in RBAC rules."""
         return self.value[2]
 
@@ -120,15 +125,22 @@ class APIRequest:
     version: Any = None
 
     @property
+    def reads_node(self) -> bool:
+        """True if it reads one Node."""
+        return self.verb is Verb.GET and self.resource is Resource.NODES
+
+    @property
     def target_text(self) -> str:
         """Object of the request, for log lines."""
-        return "/".join(part for part in (self.resource.plural, self.namespace, self.name) if part)
+        return "/".join(
+            part for part in (self.resource.plural_name, self.namespace, self.name) if part
+        )
 
     @property
     def url_path(self) -> str:
         """Path and parameters."""
         # A new object is named in its body, a subresource in the path.
-        named = self.verb is not Verb.CREATE or "/" in self.resource.plural
+        named = self.verb is not Verb.CREATE or "/" in self.resource.plural_name
         path = self.resource.object_or_list_path(self.namespace, self.name if named else "")
         return f"{path}?{urlencode({'force': 'true'})}" if self.force else path
 
@@ -195,6 +207,7 @@ def classify_error(request: APIRequest, error: KubeError) -> Outcome:
     if not code:
         return Outcome(result=OutcomeKind.UNREACHABLE, text=api_text)
     result, remedy = _OUTCOME_BY_STATUS.get(code, OutcomeKind.FAILED), ""
+    names_object = f'"{request.name}"' in api_text
     if "ValidatingAdmissionPolicy" in api_text:
         result = OutcomeKind.FORBIDDEN
         remedy = "; an admission policy refused it: does the token name this node?"
@@ -206,14 +219,10 @@ def classify_error(request: APIRequest, error: KubeError) -> Outcome:
         else:
             remedy = (
                 f"; a ClusterRole of its service account lacks apiGroups "
-                f"[{request.resource.api_group!r}], resources [{request.resource.plural}], "
+                f"[{request.resource.api_group!r}], resources [{request.resource.plural_name}], "
                 f"verbs [{request.verb}]"
             )
-    elif (
-        code == 404
-        and request.resource in _RESOURCES_NEEDING_CRD
-        and f'"{request.name}"' not in api_text
-    ):
+    elif code == 404 and request.resource in _RESOURCES_NEEDING_CRD and not names_object:
         # The message about a missing object names it; otherwise its definition is missing.
         result, remedy = OutcomeKind.UNKNOWN, "; no such kind of object"
     elif code == 409 and request.verb is Verb.CREATE:
@@ -301,7 +310,7 @@ class KubeClient(Protocol):
     async def close(self) -> None:
         """Close the connections; the next request reads the credentials again."""
 
-    async def execute(self, request: APIRequest) -> Outcome:
+    async def execute_request(self, request: APIRequest) -> Outcome:
         """Execute one request; every failure is a value."""
         path = request.url_path
         try:
@@ -322,27 +331,19 @@ class KubeClient(Protocol):
         return Outcome(result=OutcomeKind.SUCCEEDED, documents=tuple(documents))
 
     async def list_objects(self, path: str, fields: str = "") -> list[dict[str, Any]]:
-        """Read a list by a field selector.
-
-        Raises:
-            KubeError: see `request_json`.
-        """
+        """Read a list by a field selector; errors are those of `request_json`."""
         pages = self.list_pages(path, {"fieldSelector": fields} if fields else {})
         return [document async for _, items in pages for document in items]
 
     async def list_pages(
         self, path: str, parameters: Mapping[str, str], *, accept: str = ACCEPT_WHOLE_OBJECT
     ) -> AsyncIterator[tuple[Mapping[str, Any], list[dict[str, Any]]]]:
-        """Read a long list: metadata and objects of each page.
-
-        Raises:
-            KubeError: see `request_json`.
-        """
+        """Yield metadata and objects of each page; errors are those of `request_json`."""
         query = {**parameters, "limit": str(LIST_PAGE_SIZE)}
         while True:
             url = f"{path}?{urlencode(query)}"
             page = await self.request_json("GET", url, accept=accept, seconds=LIST_PAGE_TIMEOUT_S)
-            metadata = mapping_or_empty(page.get("metadata"))
+            metadata = section_of(page, "metadata")
             yield metadata, _decode_items(page)
             if not metadata.get("continue"):
                 return
@@ -359,14 +360,21 @@ def _decode_items(document: Mapping[str, Any]) -> list[dict[str, Any]]:
 # --- documents ------------------------------------------------------------------------------------
 
 
+def section_of(document: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
+    """Return the mapping below keys, one in the other; empty if there is none."""
+    for key in keys:
+        document = mapping_or_empty(document.get(key))
+    return document
+
+
 def annotations_of(document: Mapping[str, Any]) -> Mapping[str, str]:
     """Return the annotations of an object."""
-    return mapping_or_empty(mapping_or_empty(document.get("metadata")).get("annotations"))
+    return section_of(document, "metadata", "annotations")
 
 
 def text_in_section(document: Mapping[str, Any], section: str, key: str) -> str:
     """Return a text in a section; empty if it is no text."""
-    value = mapping_or_empty(document.get(section)).get(key)
+    value = section_of(document, section).get(key)
     return value if isinstance(value, str) else ""
 
 

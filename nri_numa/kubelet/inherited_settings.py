@@ -15,7 +15,6 @@ from msgspec.structs import replace
 from nri_numa.config import AgentConfig, derive_kubelet_rules
 from nri_numa.engine.cpus.index import AllocatorIndex
 from nri_numa.engine.cpus.orders import take_packed
-from nri_numa.engine.place.memory import hugepages_resource_name
 from nri_numa.kubelet.configuration import KubeletFacts
 from nri_numa.kubelet.state_files import STATE_FILE_NAMES, STATIC_POLICIES
 from nri_numa.model.cpuset import CPUSet
@@ -23,6 +22,7 @@ from nri_numa.model.machine import Topology, cpus_text, numa_text
 from nri_numa.model.settings import Settings
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import Metrics
+from nri_numa.text import hugepages_resource_name
 
 # --- Report of the kubelet's own pinning ----------------------------------------------------------
 # With ``cpuManagerPolicy: static`` the kubelet sends a cpuset for every container, at its creation

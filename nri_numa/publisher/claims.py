@@ -10,11 +10,15 @@ from nri_numa.dra.claims import prune_claim
 from nri_numa.dra.handover import ClaimFileResponder
 from nri_numa.kube.requests import APIRequest, KubeClient, OutcomeKind, Resource, Verb
 from nri_numa.observe.logs import get_logger
+from nri_numa.observe.reports import ReportOnce
 
 log = get_logger("publish")
 
 CLAIM_REQUEST_POLL_INTERVAL_S: Final = 0.1
 """Seconds between two polls for requests; one `listdir` of a small directory costs 10 µs."""
+
+
+CLAIM_PROBLEM_EVENT: Final = "claim not handed over"
 
 
 class ClaimRequestAnswerer:
@@ -28,7 +32,7 @@ class ClaimRequestAnswerer:
         self, handover: ClaimFileResponder, api: KubeClient, registered: Callable[[], object]
     ) -> None:
         self._handover, self._api, self._driver_registered = handover, api, registered
-        self._said = ""
+        self._problems = ReportOnce(log)
         self._registered: str | None = None
 
     async def run(self) -> None:
@@ -47,32 +51,21 @@ class ClaimRequestAnswerer:
             try:
                 self._handover.write_answer_if_still_asked(id, answer)
             except OSError as error:
-                self._report_problem(
-                    f"dra.handoverDir: {error.filename}: {error.strerror or error}"
-                )
+                problem = f"{error.filename}: {error.strerror or error}"
+                self._problems.report(CLAIM_PROBLEM_EVENT, f"dra.handoverDir: {problem}")
             else:
                 if "problem" not in answer:
-                    self._said = ""
+                    self._problems.report(CLAIM_PROBLEM_EVENT, "")
 
     async def _fetch_claim(self, question: dict[str, Any]) -> dict[str, Any]:
         namespace, name = question.get("namespace"), question.get("name")
         if not (isinstance(namespace, str) and isinstance(name, str) and namespace and name):
             return {"problem": "the question names no claim"}
-        outcome = await self._api.execute(
-            APIRequest(
-                output="claims",
-                verb=Verb.GET,
-                resource=Resource.CLAIMS,
-                namespace=namespace,
-                name=name,
-            )
+        request = APIRequest(
+            output="claims", verb=Verb.GET, resource=Resource.CLAIMS, namespace=namespace, name=name
         )
+        outcome = await self._api.execute_request(request)
         if outcome.result is not OutcomeKind.SUCCEEDED:
-            self._report_problem(outcome.text)
+            self._problems.report(CLAIM_PROBLEM_EVENT, outcome.text)
             return {"problem": outcome.text}
         return {"claim": prune_claim(outcome.documents[0])}
-
-    def _report_problem(self, problem: str) -> None:
-        if problem != self._said:
-            log.warning("claim not handed over", problem=problem)
-        self._said = problem

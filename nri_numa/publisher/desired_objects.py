@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime
 from typing import Any, Final
 
 from nri_numa.model.offline_capacity import (
@@ -19,7 +18,7 @@ from nri_numa.model.offline_capacity import (
     parse_id_list,
 )
 from nri_numa.observe.notices import Notice
-from nri_numa.text import escape_unprintable
+from nri_numa.text import escape_unprintable, micro_time_text
 from nri_numa.web.responses import Assignment, MachineNUMAInfo
 
 Object = dict[str, Any]
@@ -57,11 +56,8 @@ def node_annotations(prefix: str, info: MachineNUMAInfo) -> dict[str, str]:
 
 def numa_ids_annotation(prefix: str, topology: Mapping[str, Any]) -> dict[str, str]:
     """Return the ids of the NUMA nodes; they also mark that offline capacity counts here."""
-    return {
-        f"{prefix}/{NODE_EXISTING_NUMA_IDS_ANNOTATION}": format_id_list(
-            {node["id"] for node in topology["numaNodes"]}
-        )
-    }
+    ids = format_id_list({node["id"] for node in topology["numaNodes"]})
+    return {f"{prefix}/{NODE_EXISTING_NUMA_IDS_ANNOTATION}": ids}
 
 
 def node_labels(prefix: str, topology: Mapping[str, Any]) -> dict[str, str]:
@@ -167,9 +163,8 @@ def event_series(notice: Notice) -> Object:
     """Return the changed fields of a repeated Event; empty the first time."""
     if notice.count < 2:
         return {}
-    return {
-        "series": {"count": notice.count, "lastObservedTime": micro_time_text(notice.last_time)}
-    }
+    last_time = micro_time_text(notice.last_time)
+    return {"series": {"count": notice.count, "lastObservedTime": last_time}}
 
 
 def _truncate_note(text: str) -> str:
@@ -178,8 +173,3 @@ def _truncate_note(text: str) -> str:
     if len(data) <= MAX_EVENT_NOTE_BYTES:
         return data.decode()
     return data[: MAX_EVENT_NOTE_BYTES - 3].decode(errors="ignore") + "…"
-
-
-def micro_time_text(seconds: float) -> str:
-    """Format seconds since the epoch as Kubernetes' MicroTime."""
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -12,13 +12,11 @@ from typing import Any, Final
 
 from nri_numa.kube.requests import Resource
 from nri_numa.model.offline_capacity import CPU_ID_LIMIT, format_id_list, parse_id_list
-from nri_numa.publisher.outbox import AppliedObjectOutput, node_owner_reference
+from nri_numa.publisher.outbox import AppliedObjectOutput
 from nri_numa.web.responses import Assignment, TopologyDocument, Zones
 
 Object = dict[str, Any]
 
-VOLCANO_NUMATOPOLOGY_API_VERSION: Final = "nodeinfo.volcano.sh/v1alpha1"
-NUMATOPOLOGY_KIND: Final = "Numatopology"
 STATIC_POLICY: Final = "static"
 """CPU Manager policy of nodes that the plugin allocates whole CPUs on."""
 NO_POLICY: Final = "none"
@@ -40,22 +38,14 @@ def build_numatopology_spec(
     """
     containers = sorted(assignments, key=lambda c: (c.namespace, c.pod, c.container))
     reserved = _parse_cpu_list(topology["cpus"]["reserved"])
-    exclusive_cpus = reserved | {
-        cpu for c in containers if c.kind in _EXCLUSIVE_KINDS for cpu in _cpus_of_assignment(c)
-    }
-    named = {
-        cpu
-        for c in containers
-        if c.kind in _POSSIBLY_SHARED_KINDS
-        for cpu in _cpus_of_assignment(c)
-    }
+    exclusive_cpus = reserved | _cpus_of_kinds(containers, *_EXCLUSIVE_KINDS)
+    named = _cpus_of_kinds(containers, *_POSSIBLY_SHARED_KINDS)
     free_cpus = _free_cpus(topology, exclusive_cpus, named, zones)
     cpus = _parse_cpu_list(topology["cpus"]["online"])
+    allocates_whole_cpus = zones.ready and not zones.defaults_to_shared
     return {
         "policies": {
-            "CPUManagerPolicy": (
-                STATIC_POLICY if zones.ready and not zones.defaults_to_shared else NO_POLICY
-            ),
+            "CPUManagerPolicy": STATIC_POLICY if allocates_whole_cpus else NO_POLICY,
             "TopologyManagerPolicy": zones.policy,
         },
         "resReserved": {"cpu": "0"},
@@ -72,18 +62,14 @@ def build_numatopology_spec(
 
 
 def _free_cpus(
-    topology: TopologyDocument, exclusive_cpus: frozenset[int], named: set[int], zones: Zones
+    topology: TopologyDocument, exclusive_cpus: frozenset[int], named: frozenset[int], zones: Zones
 ) -> set[int]:
-    cpus_by_node = {
-        node["id"]: sorted(
-            _parse_cpu_list(node["cpus"]) - exclusive_cpus, key=lambda cpu: (cpu in named, cpu)
-        )
-        for node in topology["numaNodes"]
-    }
-    for zone in zones.zones:
-        del cpus_by_node.get(zone.id, [])[zone.free_exclusive_cpus :]
-    zone_ids = {zone.id for zone in zones.zones}
-    free_by_node = {i: cpus for i, cpus in cpus_by_node.items() if i in zone_ids}
+    max_cpus_by_node = {zone.id: zone.free_exclusive_cpus for zone in zones.zones}
+    free_by_node: dict[int, list[int]] = {}
+    for node in topology["numaNodes"]:
+        cpus = _parse_cpu_list(node["cpus"]) - exclusive_cpus
+        candidates = sorted(cpus, key=lambda cpu: (cpu in named, cpu))
+        free_by_node[node["id"]] = candidates[: max_cpus_by_node.get(node["id"], 0)]
     total = zones.free_exclusive_cpus
     while total is not None and sum(map(len, free_by_node.values())) > max(0, total):
         # From the NUMA node with the most free CPUs, of equal ones the last.
@@ -95,12 +81,11 @@ def _parse_cpu_list(text: str) -> frozenset[int]:
     return parse_id_list(text, CPU_ID_LIMIT)  # CPUs are listed in the same form
 
 
-def _cpus_of_assignment(assignment: Assignment) -> frozenset[int]:
-    return (
-        _parse_cpu_list(assignment.cpus)
-        | _parse_cpu_list(assignment.foreign_cpus)
-        | _parse_cpu_list(assignment.idle_siblings)
-    )
+def _cpus_of_kinds(containers: Iterable[Assignment], *kinds: str) -> frozenset[int]:
+    """Return the CPUs of containers of some kinds, and their idle siblings."""
+    assignments = [c for c in containers if c.kind in kinds]
+    texts = [text for c in assignments for text in (c.cpus, c.foreign_cpus, c.idle_siblings)]
+    return frozenset[int]().union(*map(_parse_cpu_list, texts))
 
 
 def _pod_allocations(containers: Iterable[Assignment]) -> list[Object]:
@@ -109,12 +94,7 @@ def _pod_allocations(containers: Iterable[Assignment]) -> list[Object]:
     for c in containers:
         pod = pods.setdefault(
             c.pod_uid,
-            {
-                "uid": c.pod_uid,
-                "name": c.pod,
-                "namespace": c.namespace,
-                "containerAllocations": [],
-            },
+            {"uid": c.pod_uid, "name": c.pod, "namespace": c.namespace, "containerAllocations": []},
         )
         cpus = _parse_cpu_list(c.cpus) | _parse_cpu_list(c.foreign_cpus)
         if cpus and c.kind in (*_EXCLUSIVE_KINDS, *_POSSIBLY_SHARED_KINDS):
@@ -133,26 +113,14 @@ def stale_spec(spec: Object) -> Object:
 class NumatopologyOutput(AppliedObjectOutput):
     """The Numatopology of one Node; fields of Volcano's own exporter are not overwritten."""
 
-    resource = Resource.NUMATOPOLOGIES
+    name, resource, kind = "numatopology", Resource.NUMATOPOLOGIES, "Numatopology"
     failure_text = "Numatopology not written"
     missing_definition_hint = "Volcano brings its definition"
     alternative = "stop that, or leave publish.numatopology off"
-
-    def __init__(self, node: str) -> None:
-        super().__init__("numatopology", node)
 
     def set_desired(self, spec: Object | None) -> None:
         """Set the desired spec; None if the agent no longer answers."""
         self._wanted = spec or (self._wanted and stale_spec(self._wanted))
 
-    def _build_object(self) -> Object:
-        metadata = {
-            "name": self._node,
-            "ownerReferences": [node_owner_reference(self._node, self._owner_uid)],
-        }
-        return {
-            "apiVersion": VOLCANO_NUMATOPOLOGY_API_VERSION,
-            "kind": NUMATOPOLOGY_KIND,
-            "metadata": metadata,
-            "spec": self._wanted,
-        }
+    def _build_contents(self) -> Object:
+        return {"spec": self._wanted}

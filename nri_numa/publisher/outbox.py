@@ -134,10 +134,10 @@ class Output:
         failure_text: text of the problem's log line.
     """
 
+    name: str
     failure_text = "output not written"
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self) -> None:
         self.dropped = 0
         self.hold_until = 0.0
         self.problem = ""
@@ -195,8 +195,8 @@ class Output:
 class SingleObjectOutput(Output):
     """One object, or a part of it, retried with backoff until it is as desired."""
 
-    def __init__(self, name: str, node: str) -> None:
-        super().__init__(name)
+    def __init__(self, node: str) -> None:
+        super().__init__()
         self._node = node
         self._failures, self._not_before = 0, 0.0
 
@@ -223,11 +223,6 @@ class SingleObjectOutput(Output):
         self.hold_until = now_s + BLOCKED_RETRY_S * (0.8 + 0.4 * jitter)
 
 
-def node_owner_reference(node: str, uid: str) -> dict[str, Any]:
-    """Return a reference to the current Node; with an old uid the object would be collected."""
-    return {"apiVersion": "v1", "kind": "Node", "name": node, "uid": uid}
-
-
 class AppliedObjectOutput(SingleObjectOutput):
     """An object that the Node owns, written by server-side apply.
 
@@ -235,22 +230,33 @@ class AppliedObjectOutput(SingleObjectOutput):
     unless `force` is set.
 
     Attributes:
+        kind: kind of the object.
         missing_definition_hint: remedy if the cluster has no such kind.
         alternative: remedy if another field manager owns the fields.
     """
 
     resource: Resource
-    missing_definition_hint = alternative = ""
+    kind = missing_definition_hint = alternative = ""
 
-    def __init__(self, name: str, node: str, *, force: bool = False) -> None:
-        super().__init__(name, node)
+    def __init__(self, node: str, *, force: bool = False) -> None:
+        super().__init__(node)
         self._object, self._force = node, force
         self._wanted: Any = None
         self._sent: Any = None
         self._owner_uid = ""
 
     def _build_object(self) -> dict[str, Any]:
-        """Build the whole object."""
+        # With the uid of an earlier Node the object would be collected.
+        owner = {"apiVersion": "v1", "kind": "Node", "name": self._node, "uid": self._owner_uid}
+        return {
+            "apiVersion": self.resource.api_version,
+            "kind": self.kind,
+            "metadata": {"name": self._object, "ownerReferences": [owner]},
+            **self._build_contents(),
+        }
+
+    def _build_contents(self) -> dict[str, Any]:
+        """Build the fields beside the metadata."""
         raise NotImplementedError
 
     def pending_count(self) -> int:
@@ -290,16 +296,14 @@ class AppliedObjectOutput(SingleObjectOutput):
             case OutcomeKind.UNKNOWN:
                 self._mark_blocked(f"{outcome.text}; {self.missing_definition_hint}", now_s, jitter)
             case OutcomeKind.CONFLICT if self.alternative:
-                self._block_on_field_owners(
-                    re.findall(r'with "([^"]*)"', outcome.text), now_s, jitter
-                )
+                owners = re.findall(r'with "([^"]*)"', outcome.text)
+                self._block_on_field_owners(owners, now_s, jitter)
             case OutcomeKind.INVALID if self.missing_definition_hint:
                 text = f"{outcome.text}; is its definition another one?"
                 self._mark_blocked(text, now_s, jitter)
             case OutcomeKind.FAILED | OutcomeKind.FORBIDDEN:
-                self._mark_failed(
-                    now_s, jitter
-                )  # retry unchanged: the Node is not known to be another one
+                # Retry unchanged: the Node is not known to be another one.
+                self._mark_failed(now_s, jitter)
             case _:
                 # The Node is not registered yet, or the object was deleted at this moment.
                 self._owner_uid = ""
@@ -361,8 +365,8 @@ class OutputQueue:
         self.failures = 0
         (output,) = (o for o in self.outputs if o.name == request.output)
         output.on_outcome(request, outcome, now_s, jitter)
-        is_node_read = request.verb is Verb.GET and request.resource is Resource.NODES
-        if is_node_read and not request.metadata and outcome.result is OutcomeKind.SUCCEEDED:
+        is_succeeded = outcome.result is OutcomeKind.SUCCEEDED
+        if request.reads_node and not request.metadata and is_succeeded:
             for other_output in self.outputs:
                 if other_output is not output and other_output.is_node_read_due(now_s):
                     other_output.on_outcome(request, outcome, now_s, jitter)

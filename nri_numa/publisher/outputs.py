@@ -11,7 +11,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from nri_numa.kube.requests import APIRequest, Outcome, OutcomeKind, Resource, Verb
+from nri_numa.kube.requests import (
+    APIRequest,
+    Outcome,
+    OutcomeKind,
+    Resource,
+    Verb,
+    annotations_of,
+    section_of,
+)
 from nri_numa.model.offline_capacity import (
     DRAINED_ANNOTATION,
     MAX_CAPACITY_DOCUMENT_BYTES,
@@ -44,8 +52,8 @@ EVENT_BURST_PER_POD: Final = 25
 class NodePatchOutput(SingleObjectOutput):
     """Keeps a part of the Node as desired: reads it first, then writes the difference."""
 
-    def __init__(self, name: str, node: str) -> None:
-        super().__init__(name, node)
+    def __init__(self, node: str) -> None:
+        super().__init__(node)
         self._active = self._node_read = False
 
     def _record_node_state(self, document: Mapping[str, Any]) -> None:
@@ -66,9 +74,6 @@ class NodePatchOutput(SingleObjectOutput):
 
     def _next_request(self, now_s: float) -> APIRequest | None:
         return self._patch_request() if self._node_read else self._node_read_request()
-
-    def _new_patch_request(self, resource: Resource, body: dict[str, Any]) -> APIRequest:
-        return self._new_request(Verb.PATCH, resource, self._node, body=body)
 
     def _on_outcome(
         self, request: APIRequest, outcome: Outcome, now_s: float, jitter: float
@@ -94,27 +99,26 @@ class NodePatchOutput(SingleObjectOutput):
 class NodeMetadataOutput(NodePatchOutput):
     """Annotations and labels of the Node; the publisher's own ones are removed if disabled."""
 
+    name = "node"
+
     def __init__(self, node: str, prefix: str, *, annotations: bool, labels: bool) -> None:
-        super().__init__("node", node)
+        super().__init__(node)
         self._with = {"annotations": annotations, "labels": labels}
         self._ours = {
             "annotations": {f"{prefix}/{key}" for key in desired_objects.NODE_ANNOTATIONS},
             "labels": {f"{prefix}/{key}" for key in desired_objects.NODE_LABELS},
         }
-        self._wanted: dict[str, dict[str, str]] = {"annotations": {}, "labels": {}}
+        self._wanted: dict[str, Mapping[str, str]] = {"annotations": {}, "labels": {}}
         self._there = self._wanted
 
     def set_desired(self, annotations: Mapping[str, str], labels: Mapping[str, str]) -> None:
         """Set the desired annotations and labels of the machine."""
         machine = {"annotations": annotations, "labels": labels}
-        self._wanted = {
-            part: dict(machine[part]) if flag else {} for part, flag in self._with.items()
-        }
+        self._wanted = {part: machine[part] if flag else {} for part, flag in self._with.items()}
         self._active = True
 
     def _record_node_state(self, document: Mapping[str, Any]) -> None:
-        metadata = document.get("metadata", {})
-        self._there = {part: metadata.get(part) or {} for part in self._with}
+        self._there = {part: section_of(document, "metadata", part) for part in self._with}
 
     def _patch_request(self) -> APIRequest | None:
         changes: dict[str, dict[str, str | None]] = {}
@@ -123,7 +127,9 @@ class NodeMetadataOutput(NodePatchOutput):
             keys = sorted(own_keys | desired.keys())
             if changed := {k: desired.get(k) for k in keys if desired.get(k) != actual.get(k)}:
                 changes[part] = changed
-        return self._new_patch_request(Resource.NODES, {"metadata": changes}) if changes else None
+        if not changes:
+            return None
+        return self._new_request(Verb.PATCH, Resource.NODES, self._node, body={"metadata": changes})
 
 
 class NodeCapacityOutput(NodePatchOutput):
@@ -134,8 +140,10 @@ class NodeCapacityOutput(NodePatchOutput):
     ``kubelet_node_status.go``), so it is read again at every resync.
     """
 
+    name = "capacity"
+
     def __init__(self, node: str, resource: str) -> None:
-        super().__init__("capacity", node)
+        super().__init__(node)
         self._resource, self._wanted = resource, ""
         self._there: str | None = None
 
@@ -144,14 +152,13 @@ class NodeCapacityOutput(NodePatchOutput):
         self._wanted, self._active = str(count), True
 
     def _record_node_state(self, document: Mapping[str, Any]) -> None:
-        capacity = (document.get("status") or {}).get("capacity") or {}
-        self._there = capacity.get(self._resource)
+        self._there = section_of(document, "status", "capacity").get(self._resource)
 
     def _patch_request(self) -> APIRequest | None:
         if self._there == self._wanted:
             return None
-        capacity = {self._resource: self._wanted}
-        return self._new_patch_request(Resource.NODE_STATUS, {"status": {"capacity": capacity}})
+        body = {"status": {"capacity": {self._resource: self._wanted}}}
+        return self._new_request(Verb.PATCH, Resource.NODE_STATUS, self._node, body=body)
 
 
 class AgentOfflineCapacityOutput(Output):
@@ -165,10 +172,10 @@ class AgentOfflineCapacityOutput(Output):
         problem: sentence saying why a text is not passed on.
     """
 
-    failure_text = "capacity not handed to agent"
+    name, failure_text = "handover", "capacity not handed to agent"
 
     def __init__(self, node: str, prefix: str, interval: float) -> None:
-        super().__init__("handover")
+        super().__init__()
         self.document = ""
         self._node, self._prefix, self._interval = node, prefix, interval
         self._failures = 0
@@ -190,7 +197,7 @@ class AgentOfflineCapacityOutput(Output):
             return
         self._failures = 0
         self.hold_until = now_s + self._interval * (0.9 + 0.2 * jitter)
-        annotations = outcome.documents[0].get("metadata", {}).get("annotations") or {}
+        annotations = annotations_of(outcome.documents[0])
         texts = {
             key: str(annotations.get(f"{self._prefix}/{key}", ""))
             for key in (OFFLINE_CAPACITY_ANNOTATION, DRAINED_ANNOTATION)
@@ -201,23 +208,21 @@ class AgentOfflineCapacityOutput(Output):
             # The agent would reject the document, too, and keep its last one.
             self.problem = (
                 f"the annotations {OFFLINE_CAPACITY_ANNOTATION} and {DRAINED_ANNOTATION} have "
-                f"{len(document)} bytes "
-                f"together, expected {MAX_CAPACITY_DOCUMENT_BYTES} at most"
+                f"{len(document)} bytes together, expected {MAX_CAPACITY_DOCUMENT_BYTES} at most"
             )
         else:
             self.document = document
 
 
-_PodName = tuple[str, str]
-
-
 class PodAnnotationOutput(Output):
     """The ``assigned`` annotation of the node's pods."""
 
+    name = "pods"
+
     def __init__(self, node: str, prefix: str) -> None:
-        super().__init__("pods")
+        super().__init__()
         self._node, self._key = node, f"{prefix}/assigned"
-        self._shelf: VersionedQueue[_PodName] = VersionedQueue(MAX_ITEMS_PER_OUTPUT)
+        self._shelf: VersionedQueue[tuple[str, str]] = VersionedQueue(MAX_ITEMS_PER_OUTPUT)
         self._list_due = False
 
     def set_desired(self, assignments: Iterable[Assignment]) -> None:
@@ -280,7 +285,7 @@ class PodAnnotationOutput(Output):
         for document in documents:
             metadata = document["metadata"]
             name = (metadata["namespace"], metadata["name"])
-            annotation = (metadata.get("annotations") or {}).get(self._key)
+            annotation = annotations_of(document).get(self._key)
             item = self._shelf.get(name)
             if item is not None and item.sent is not None and item.sent[1] != annotation:
                 item.sent = None
@@ -308,8 +313,10 @@ class EventOutput(Output):
         expired_count: notices that were an hour old when they were first read.
     """
 
+    name = "events"
+
     def __init__(self, node: str, prefix: str) -> None:
-        super().__init__("events")
+        super().__init__()
         self.expired_count = 0
         self._node, self._prefix = node, prefix
         self._shelf: VersionedQueue[str] = VersionedQueue(MAX_ITEMS_PER_OUTPUT)
@@ -333,17 +340,12 @@ class EventOutput(Output):
         for key in self._shelf.due_keys(now_s):
             item, notice = self._shelf[key], self._known[key].notice
             if not self._known[key].exists:
-                if (
-                    pause_s := self._pod_token_bucket(notice.pod_uid, now_s).seconds_until_token(
-                        now_s
-                    )
-                ) > 0:
+                bucket = self._pod_token_bucket(notice.pod_uid, now_s)
+                if (pause_s := bucket.seconds_until_token(now_s)) > 0:
                     item.retry_at = now_s + pause_s
                     continue
-                verb, body = (
-                    Verb.CREATE,
-                    desired_objects.build_event(notice, self._prefix, self._node),
-                )
+                verb = Verb.CREATE
+                body = desired_objects.build_event(notice, self._prefix, self._node)
             elif notice.count < 2:
                 item.mark_sent(notice.count)
                 continue
@@ -382,11 +384,8 @@ class EventOutput(Output):
                 if request.verb is Verb.CREATE:
                     self._pod_token_bucket(progress.notice.pod_uid, now_s).take_token(now_s)
                 progress.written_count += 1
-                interval_s = (
-                    EVENT_UPDATE_INTERVALS_S[progress.written_count]
-                    if progress.written_count < len(EVENT_UPDATE_INTERVALS_S)
-                    else MAX_EVENT_UPDATE_INTERVAL_S
-                )
+                intervals_s = EVENT_UPDATE_INTERVALS_S[progress.written_count :]
+                interval_s = intervals_s[0] if intervals_s else MAX_EVENT_UPDATE_INTERVAL_S
                 item.mark_sent(request.version, now_s + interval_s)
             case OutcomeKind.EXISTS:
                 # An earlier publisher created it, or the answer was lost.

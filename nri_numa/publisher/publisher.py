@@ -30,6 +30,7 @@ from nri_numa.kube.requests import (
     text_in_section,
 )
 from nri_numa.observe.logs import get_logger
+from nri_numa.observe.reports import ReportOnce
 from nri_numa.publisher import desired_objects, numatopology, slices
 from nri_numa.publisher.claims import ClaimRequestAnswerer
 from nri_numa.publisher.numatopology import NumatopologyOutput
@@ -104,8 +105,7 @@ class PublisherMetrics(WriterMetrics):
         )
         self.agent_up = self.new_gauge("agent_up", "1 if the agent's socket answers.")
         self.clock_skew = self.new_gauge(
-            "clock_skew_seconds",
-            "Seconds by which this node's clock is ahead of the API server's.",
+            "clock_skew_seconds", "Seconds by which this node's clock is ahead of the API server's."
         )
 
 
@@ -124,9 +124,8 @@ class BoundPods(WatchHandler):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         fields = f"spec.nodeName={node},status.phase=Pending"
-        self.watch = Watch(
-            api, Resource.PODS.object_or_list_path(), self, fields=fields, key=uid_of
-        )
+        path = Resource.PODS.object_or_list_path()
+        self.watch = Watch(api, path, self, fields=fields, key=uid_of)
         self._changed, self._clock = changed, clock
         self._pods: dict[str, tuple[float, NodePod]] = {}
 
@@ -148,14 +147,11 @@ class BoundPods(WatchHandler):
     def with_bound_pods(self, zones: Zones) -> Zones:
         """Return the agent's document with these pods, except those that fail to start."""
         min_bound_at = self._clock() - BOUND_POD_TIMEOUT_S
-        listed_names = {(p.namespace, p.name) for p in zones.pods}
-        pods = {
-            (pod.namespace, pod.name): pod
-            for bound_at, pod in self._pods.values()
-            if bound_at > min_bound_at
-        }
-        added_pods = tuple(pod for name, pod in sorted(pods.items()) if name not in listed_names)
-        return replace(zones, pods=(*zones.pods, *added_pods))
+        starting_pods = [pod for bound_at, pod in self._pods.values() if bound_at > min_bound_at]
+        pods = {(pod.namespace, pod.name): pod for pod in starting_pods}
+        for pod in zones.pods:
+            pods.pop((pod.namespace, pod.name), None)
+        return replace(zones, pods=(*zones.pods, *(pods[name] for name in sorted(pods))))
 
 
 class Publisher:
@@ -179,8 +175,7 @@ class Publisher:
             problem = "http.socket: is empty; nri-numa publish reads the agent there"
             raise ConfigError("configuration", [problem])
         publish, prefix = config.publish, config.annotation_prefix
-        self._publish = publish
-        self._prefix = prefix
+        self._publish, self._prefix = publish, prefix
         self._clock, self._wall, self._jitter = clock, wall, jitter
         self._debounce_s = (
             TOPOLOGY_DEBOUNCE_S if publish.node_resource_topology else AGENT_CHANGE_DEBOUNCE_S
@@ -207,12 +202,10 @@ class Publisher:
         self._instance, self._number, self._serial = "", 0, -1
         self._machine_read = self._number_known = self._counted = False
         self._agent_problem = "the agent was not asked yet"
-        self._unlisted_said = False
-        self._skew_said = False
+        self._unlisted_said, self._problems = False, ReportOnce(log)
         self._address = split_address(publish.address)
         self.probes = MetricsAndProbeServer(
             self._address[0] if self._address else "",
-            version=__version__,
             metrics=self.metrics.render_metrics,
             unready_reason=lambda: self.problem,
         )
@@ -226,15 +219,7 @@ class Publisher:
         self._slices = self._claims = self._events = self._handover = self._bound = None
         self._spans: SpanSender | None = None
         if publish.node_resource_topology:
-            force = publish.node_resource_topology_force
-            validity = parse_duration(publish.node_resource_topology_validity)
-            self._topology = TopologyOutput(
-                node,
-                prefix,
-                force=force,
-                validity=validity,
-                touch=publish.node_resource_topology_touch_on_release,
-            )
+            self._topology = TopologyOutput(node, prefix, publish)
             self._topology.renew_validity(self._wall())
         if publish.node_annotations or publish.node_labels:
             self._node = NodeMetadataOutput(
@@ -251,11 +236,8 @@ class Publisher:
         if config.dra.enabled:
             self._driver, self._lists = config.dra.driver, config.dra.list_attributes
             self._slices = slices.SliceOutput(node, self._driver)
-            self._claims = ClaimRequestAnswerer(
-                ClaimFileResponder(config.dra.handover_dir),
-                self._api,
-                self._schedule_slice_rechecks,
-            )
+            handover = ClaimFileResponder(config.dra.handover_dir)
+            self._claims = ClaimRequestAnswerer(handover, self._api, self._schedule_slice_rechecks)
         if publish.events:
             self._events = EventOutput(node, prefix)
         if publish.otlp_endpoint:
@@ -265,11 +247,9 @@ class Publisher:
         if config.offline_capacity.file:
             interval = parse_duration(config.offline_capacity.interval)
             self._handover = AgentOfflineCapacityOutput(node, prefix, interval)
-        possible = (
-            *(self._topology, self._node, self._pods, self._capacity, self._numatopology),
-            *(self._slices, self._events, self._handover),
-        )
-        return [output for output in possible if output is not None]
+        node_outputs = (self._topology, self._node, self._pods, self._capacity, self._numatopology)
+        outputs = (*node_outputs, self._slices, self._events, self._handover)
+        return [output for output in outputs if output is not None]
 
     @property
     def problem(self) -> str:
@@ -289,10 +269,7 @@ class Publisher:
             tasks.append(self._run_zone_refreshes())
         if self._bound is not None:
             tasks.append(self._bound.watch.run())
-        if self._claims is not None:
-            tasks.append(self._claims.run())
-        if self._spans is not None:
-            tasks.append(self._spans.run())
+        tasks += [part.run() for part in (self._claims, self._spans) if part is not None]
         try:
             async with asyncio.TaskGroup() as group:
                 for task in tasks:
@@ -331,7 +308,6 @@ class Publisher:
             await asyncio.sleep(min(10.0, backoff_seconds(failures, self._jitter())))
 
     async def _fetch_changed_documents(self, changed: AgentChange) -> None:
-        """Read the changed documents, and set the desired objects."""
         if self._spans is not None:
             self._spans.wake.set()
         await self._fetch_zones()
@@ -359,20 +335,16 @@ class Publisher:
                     spec = numatopology.build_numatopology_spec(topology, listed.containers, zones)
                 self._numatopology.set_desired(spec)
         if self._slices is not None:
-            zones, slots = (
-                await self._source.read_document(Zones),
-                await self._source.read_document(ExclusiveCPUSlotsDocument),
-            )
-            self._slices.set_desired(
-                slices.build_slice_devices(zones, slots, self._driver, lists=self._lists)
-            )
+            zones = await self._source.read_document(Zones)
+            slots = await self._source.read_document(ExclusiveCPUSlotsDocument)
+            devices = slices.build_slice_devices(zones, slots, self._driver, lists=self._lists)
+            self._slices.set_desired(devices)
         if self._pods is not None and changed.serial != self._serial:
             listed = await self._source.read_document(Assignments)
             self._pods.set_desired(listed.containers)
             self._serial = listed.serial
-        if self._events is not None and not (
-            self._number_known and changed.notices == self._number
-        ):
+        has_new_notices = not self._number_known or changed.notices != self._number
+        if self._events is not None and has_new_notices:
             await self._fetch_notices(self._events)
         self._wake.set()
 
@@ -382,13 +354,11 @@ class Publisher:
         async with self._zones_turn:  # an older answer must not come after a newer one
             zones = await self._source.read_document(Zones)
             self._counted = zones.devices_problem is not None
-            self._topology.set_desired(
-                zones if self._bound is None else self._bound.with_bound_pods(zones)
-            )
+            with_pods = zones if self._bound is None else self._bound.with_bound_pods(zones)
+            self._topology.set_desired(with_pods)
         self._wake.set()
-        if not self._unlisted_said and any(
-            zone.id == SCHEDULER_CRASHING_ZONE_ID for zone in zones.zones
-        ):
+        ids = {zone.id for zone in zones.zones}
+        if SCHEDULER_CRASHING_ZONE_ID in ids and not self._unlisted_said:
             self._unlisted_said = True
             log.warning(
                 "NUMA node omitted from NodeResourceTopology",
@@ -462,15 +432,13 @@ class Publisher:
 
     def _report_clock_skew(self, seconds: float) -> None:
         self.metrics.clock_skew.set(round(seconds))
-        is_skewed = abs(seconds) > CLOCK_SKEW_LIMIT_S
-        if is_skewed and not self._skew_said:
-            log.warning(
-                "node clock skewed",
-                clock_skew_s=round(seconds),
-                remedy="set the clock of the node: tokens, certificates and the times of Events "
-                "depend on it",
-            )
-        self._skew_said = is_skewed
+        self._problems.report(
+            "node clock skewed",
+            "skewed" if abs(seconds) > CLOCK_SKEW_LIMIT_S else "",
+            clock_skew_s=round(seconds),
+            remedy="set the clock of the node: tokens, certificates and the times of Events depend "
+            "on it",
+        )
 
     async def _run_resyncs(self) -> None:
         period = parse_duration(self._publish.resync_interval)
@@ -499,7 +467,6 @@ class Publisher:
 
 @contextlib.contextmanager
 def _translate_topology_errors() -> Iterator[None]:
-    """Translate errors for missing fields of the agent's topology."""
     try:
         yield
     except (KeyError, TypeError, ValueError) as error:

@@ -20,12 +20,10 @@ from nri_numa.dra.claims import (
     numa_node_device_name,
 )
 from nri_numa.kube.requests import APIRequest, Resource
-from nri_numa.publisher.outbox import AppliedObjectOutput, node_owner_reference
-from nri_numa.publisher.topology import hugepages_resource_name
-from nri_numa.text import HUGEPAGES_PREFIX
+from nri_numa.publisher.outbox import AppliedObjectOutput
+from nri_numa.text import HUGEPAGES_PREFIX, hugepages_resource_name
 from nri_numa.web.responses import ExclusiveCPUSlotsDocument, Zone, Zones
 
-RESOURCE_SLICE_API_VERSION: Final = "resource.k8s.io/v1"
 PCIE_ROOT_ATTRIBUTE: Final = "resource.kubernetes.io/pcieRoot"
 """Standard; a list of them needs DRAListTypeAttributes (KEP-5491, alpha)."""
 MAX_SLICE_DEVICES: Final = 128
@@ -52,13 +50,13 @@ def build_slice_devices(
     with claims. It excludes those of containers that request CPUs by annotation.
     """
     cpus_by_node = {n.id: n.allocated + (n.free if slots.ready else 0) for n in slots.numa_nodes}
+    # Without CPUs its capacity would be below its own minimum request, which is invalid.
+    offered_zones = [zone for zone in zones.zones if cpus_by_node.get(zone.id, 0) > 0]
+    max_devices = MAX_SLICE_DEVICES_WITH_LISTS if lists else MAX_SLICE_DEVICES
     return [
-        _build_device(zone, cpus_by_node.get(zone.id, 0), zones.threads_per_core, driver, lists)
-        for zone in sorted(zones.zones, key=lambda z: z.id)
-        # A NUMA node without CPUs offers nothing, and a capacity below its own minimum request is
-        # invalid.
-        if cpus_by_node.get(zone.id, 0) > 0
-    ][: MAX_SLICE_DEVICES_WITH_LISTS if lists else MAX_SLICE_DEVICES]
+        _build_device(zone, cpus_by_node[zone.id], zones.threads_per_core, driver, lists)
+        for zone in sorted(offered_zones, key=lambda z: z.id)[:max_devices]
+    ]
 
 
 def _build_device(zone: Zone, cpus: int, threads: int, driver: str, lists: bool) -> dict[str, Any]:
@@ -111,12 +109,12 @@ def _bytes_capacity(size: int) -> dict[str, Any]:
 class SliceOutput(AppliedObjectOutput):
     """The ResourceSlice of one Node; no other process writes this driver's devices."""
 
-    resource = Resource.SLICES
+    name, resource, kind = "slices", Resource.SLICES, "ResourceSlice"
     failure_text = "ResourceSlice without effect"
 
     def __init__(self, node: str, driver: str) -> None:
         # Applying an equal object changes nothing, so it is not read first.
-        super().__init__("slices", node, force=True)
+        super().__init__(node, force=True)
         self._driver = driver
         self._object = f"00000-{driver}-{node}"[:253].rstrip("-.")
         self._checks: list[float] = []
@@ -142,15 +140,12 @@ class SliceOutput(AppliedObjectOutput):
         return max(self.hold_until, min(self._checks, default=float("inf")))
 
     def _build_object(self) -> dict[str, Any]:
+        document = super()._build_object()
+        document["metadata"]["ownerReferences"][0]["controller"] = True
+        return document
+
+    def _build_contents(self) -> dict[str, Any]:
         return {
-            "apiVersion": RESOURCE_SLICE_API_VERSION,
-            "kind": "ResourceSlice",
-            "metadata": {
-                "name": self._object,
-                "ownerReferences": [
-                    {**node_owner_reference(self._node, self._owner_uid), "controller": True}
-                ],
-            },
             "spec": {
                 "driver": self._driver,
                 "nodeName": self._node,

@@ -18,20 +18,19 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
+from nri_numa.config.sections import Publish
+from nri_numa.config.values import parse_duration
 from nri_numa.kube.requests import APIRequest, ContentType, Outcome, OutcomeKind, Resource, Verb
 from nri_numa.model.counted_containers import (
     COUNTED_CONTAINERS_NRT_ATTRIBUTE,
     encode_counted_container_hashes,
 )
-from nri_numa.publisher.desired_objects import micro_time_text
-from nri_numa.publisher.outbox import AppliedObjectOutput, node_owner_reference
-from nri_numa.text import HUGEPAGES_PREFIX
+from nri_numa.publisher.outbox import AppliedObjectOutput
+from nri_numa.text import hugepages_resource_name, micro_time_text
 from nri_numa.web.responses import Zone, Zones
 
 Object = dict[str, Any]
 
-TOPOLOGY_API_VERSION: Final = "topology.node.k8s.io/v1alpha2"
-TOPOLOGY_KIND: Final = "NodeResourceTopology"
 RELEASE_COUNTER_ANNOTATION: Final = "release-counter"
 """Annotation below the prefix that counts releases of CPUs; see `RELEASE_TOUCH_DELAY_S`."""
 RENEWED_AT_ANNOTATION: Final = "renewed-at"
@@ -70,7 +69,6 @@ SERVER_PRUNE_ERROR_TEXT: Final = "failed to prune fields"
 Every apply fails until the entries are removed."""
 _FINGERPRINT_VERSION: Final = "pfp0v001"
 _OWNED_FIELD_KEYS: Final = ("f:zones", "f:attributes")
-_BINARY_SUFFIXES: Final = ("", "Ki", "Mi", "Gi", "Ti")
 
 
 def build_topology_contents(prefix: str, document: Zones) -> Object:
@@ -197,10 +195,7 @@ def _zone_resources(zone: Zone, *, defaults_to_shared: bool) -> Iterable[Object]
         yield _resource_amounts("cpu", zone.cpus, allocatable, available)
     if zone.memory_bytes:
         yield _resource_amounts(
-            "memory",
-            zone.memory_bytes,
-            zone.memory_allocatable_bytes,
-            zone.memory_available_bytes,
+            "memory", zone.memory_bytes, zone.memory_allocatable_bytes, zone.memory_available_bytes
         )
         for pages in zone.huge_pages:
             yield _resource_amounts(
@@ -230,31 +225,13 @@ def _resource_amounts(resource: str, capacity: int, allocatable: int, available:
     }
 
 
-def hugepages_resource_name(size: int) -> str:
-    """Return the Kubernetes name of huge pages of a size in bytes: ``hugepages-2Mi``."""
-    power = 0
-    while power < len(_BINARY_SUFFIXES) - 1 and size and size % 1024 == 0:
-        size, power = size // 1024, power + 1
-    return f"{HUGEPAGES_PREFIX}{size}{_BINARY_SUFFIXES[power]}"
-
-
-def build_topology_object(node: str, uid: str, annotations: dict[str, str], body: Object) -> Object:
-    """Build the whole object to apply; `uid` is the current Node's."""
-    metadata = {
-        "name": node,
-        "annotations": annotations,
-        "ownerReferences": [node_owner_reference(node, uid)],
-    }
-    return {"apiVersion": TOPOLOGY_API_VERSION, "kind": TOPOLOGY_KIND, "metadata": metadata, **body}
-
-
-def has_more_available(before: Object | None, after: Object) -> bool:
-    """Return True if more of any resource is available than before, or before is None."""
-    if before is None:
+def has_more_available(old_contents: Object | None, contents: Object) -> bool:
+    """Return True if more of any resource is available than before, also if that is None."""
+    if old_contents is None:
         return True
-    amounts = _available_by_resource(before)
+    amounts = _available_by_resource(old_contents)
     return any(
-        amount > amounts.get(key, 0) for key, amount in _available_by_resource(after).items()
+        amount > amounts.get(key, 0) for key, amount in _available_by_resource(contents).items()
     )
 
 
@@ -271,14 +248,9 @@ class TopologyOutput(AppliedObjectOutput):
 
     Another field manager of its zones (NFD's topology updater, the resource topology exporter,
     koordlet, an editor) is reported once, and its fields stay.
-
-    Args:
-        force: take the fields from other field managers.
-        validity: seconds after which an object that was not renewed has expired; 0 for none.
-        touch: change the object again after a release, see `RELEASE_TOUCH_DELAY_S`.
     """
 
-    resource = Resource.TOPOLOGIES
+    name, resource, kind = "topology", Resource.TOPOLOGIES, "NodeResourceTopology"
     failure_text = "NodeResourceTopology not written"
     missing_definition_hint = "apply config/kubernetes/publish-topology/crd.yaml"
     alternative = (
@@ -286,18 +258,11 @@ class TopologyOutput(AppliedObjectOutput):
         "publish.nodeResourceTopologyForce"
     )
 
-    def __init__(
-        self,
-        node: str,
-        prefix: str,
-        *,
-        force: bool = False,
-        validity: float = 0.0,
-        touch: bool = True,
-    ) -> None:
-        super().__init__("topology", node, force=force)
-        self._touch = touch
-        self._prefix, self._validity, self._renewed = prefix, validity, ""
+    def __init__(self, node: str, prefix: str, config: Publish) -> None:
+        super().__init__(node, force=config.node_resource_topology_force)
+        self._touch = config.node_resource_topology_touch_on_release
+        self._validity_s = parse_duration(config.node_resource_topology_validity)
+        self._prefix, self._renewed = prefix, ""
         self._key = f"{prefix}/{RELEASE_COUNTER_ANNOTATION}"
         self._steady: Zones | None = None
         self._applied_last: Object | None = None
@@ -318,19 +283,22 @@ class TopologyOutput(AppliedObjectOutput):
         self._silent = zones is None
         if zones is None:
             if self._wanted is not None:
-                self._wanted, self._steady = (
-                    contents_with_agent_not_ready(self._prefix, self._wanted),
-                    None,
-                )
+                self._wanted = contents_with_agent_not_ready(self._prefix, self._wanted)
+                self._steady = None
         elif (steady_zones := without_volatile_amounts(zones)) != self._steady:
             self._steady, self._wanted = steady_zones, build_topology_contents(self._prefix, zones)
 
     def _build_object(self) -> Object:
         annotations = {self._key: str(self._freed)}
-        if self._validity:
+        if self._validity_s:
             annotations[f"{self._prefix}/{RENEWED_AT_ANNOTATION}"] = self._renewed
-            annotations[f"{self._prefix}/{VALIDITY_ANNOTATION}"] = f"{self._validity:.0f}"
-        return build_topology_object(self._node, self._owner_uid, annotations, self._wanted)
+            annotations[f"{self._prefix}/{VALIDITY_ANNOTATION}"] = f"{self._validity_s:.0f}"
+        document = super()._build_object()
+        document["metadata"]["annotations"] = annotations
+        return document
+
+    def _build_contents(self) -> Object:
+        return dict(self._wanted)
 
     def pending_count(self) -> int:
         """Return 1 while the object or its field managers are not known to be as desired."""
@@ -339,9 +307,9 @@ class TopologyOutput(AppliedObjectOutput):
 
     def next_due_at(self) -> float:
         """Return when the next request may be made."""
-        return (
-            super().next_due_at() if self.pending_count() else max(self.hold_until, self._touch_at)
-        )
+        if self.pending_count():
+            return super().next_due_at()
+        return max(self.hold_until, self._touch_at)
 
     def _next_request(self, now_s: float) -> APIRequest | None:
         """Return a read of the Node's UID first, then of the field managers, then the apply."""
@@ -362,20 +330,13 @@ class TopologyOutput(AppliedObjectOutput):
         self, request: APIRequest, outcome: Outcome, now_s: float, jitter: float
     ) -> None:
         result = outcome.result
-        about = request.resource is self.resource
-        if (
-            about
-            and request.verb is Verb.GET
-            and result in (OutcomeKind.SUCCEEDED, OutcomeKind.MISSING)
-        ):
+        is_object_read = request.resource is self.resource and request.verb is Verb.GET
+        is_prune_error = result is OutcomeKind.FAILED and SERVER_PRUNE_ERROR_TEXT in outcome.text
+        if is_object_read and result in (OutcomeKind.SUCCEEDED, OutcomeKind.MISSING):
             self._on_object_read(outcome.documents[0] if outcome.documents else {}, now_s, jitter)
         elif result is OutcomeKind.SUCCEEDED and request.form is ContentType.JSON:
             self._reset = False
-        elif (
-            result is OutcomeKind.FAILED
-            and SERVER_PRUNE_ERROR_TEXT in outcome.text
-            and not self._cured
-        ):
+        elif is_prune_error and not self._cured:
             self._reset = self._cured = True
         else:
             if result not in (OutcomeKind.SUCCEEDED, OutcomeKind.FAILED, OutcomeKind.FORBIDDEN):
@@ -416,14 +377,12 @@ class TopologyOutput(AppliedObjectOutput):
 
 def other_field_managers(managed: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return the other managers of zones or attributes, from ``metadata.managedFields``."""
-    return sorted(
-        {
-            str(entry.get("manager", ""))
-            for entry in managed
-            if entry.get("manager") != FIELD_MANAGER
-            and any(field in (entry.get("fieldsV1") or {}) for field in _OWNED_FIELD_KEYS)
-        }
-    )
+    managers = {
+        str(entry.get("manager", ""))
+        for entry in managed
+        if any(field in (entry.get("fieldsV1") or {}) for field in _OWNED_FIELD_KEYS)
+    }
+    return sorted(managers - {FIELD_MANAGER})
 
 
 def pods_fingerprint(pods: Iterable[tuple[str, str]]) -> str:

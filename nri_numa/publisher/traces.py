@@ -103,11 +103,10 @@ class SpanSender:
         if document.instance != self._instance and self._number:
             self._number = 0
             document = await self._source.read_document(DecidedRequests, "/v1/requests?after=0")
-        if spans := [
-            span for r in document.requests if (span := self._build_span(r, document.instance))
-        ]:
+        spans = [self._build_span(r, document.instance) for r in document.requests]
+        if sampled_spans := [span for span in spans if span is not None]:
             # The exporter blocks until the receiver answers, so it runs in a thread.
-            result = await asyncio.to_thread(exporter.export, spans)
+            result = await asyncio.to_thread(exporter.export, sampled_spans)
             if result.name != "SUCCESS":
                 raise RuntimeError(self._logged)
         if document.requests and document.instance == self._instance:

@@ -20,7 +20,7 @@ from nri_numa.kube.requests import (
     Resource,
     Verb,
     annotations_of,
-    mapping_or_empty,
+    section_of,
 )
 from nri_numa.model.offline_capacity import NODE_EXISTING_NUMA_IDS_ANNOTATION
 from nri_numa.observe.logs import get_logger
@@ -28,8 +28,7 @@ from nri_numa.observe.logs import get_logger
 log = get_logger("publish")
 
 WITHDRAW_CAPACITY: Final = "capacity"
-WITHDRAWABLE_KINDS: Final = (WITHDRAW_CAPACITY, NODE_EXISTING_NUMA_IDS_ANNOTATION)
-"""Targets of a withdrawal: the extended resource of exclusive CPUs, and the annotation."""
+"""Target of a withdrawal: the extended resource of exclusive CPUs."""
 
 
 async def withdraw_from_all_nodes(
@@ -38,13 +37,13 @@ async def withdraw_from_all_nodes(
     """Remove the targets from every Node; return the number of failed requests."""
     outcomes: list[Outcome] = []
     try:
-        listed = await api.execute(
+        listed = await api.execute_request(
             APIRequest(output="withdraw", verb=Verb.LIST, resource=Resource.NODES)
         )
         outcomes.append(listed)
         for node in listed.documents:
             for request in _withdrawal_requests(node, config, targets):
-                outcomes.append(await api.execute(request))
+                outcomes.append(await api.execute_request(request))
                 log.info(
                     "object withdrawn", target=request.target_text, result=outcomes[-1].result.value
                 )
@@ -61,14 +60,12 @@ def _withdrawal_requests(
     node: Mapping[str, Any], config: AgentConfig, targets: frozenset[str]
 ) -> Iterator[APIRequest]:
     """Yield the requests that remove the targets from one Node."""
-    resource, key = (
-        config.device_plugin.resource_name,
-        f"{config.annotation_prefix}/{NODE_EXISTING_NUMA_IDS_ANNOTATION}",
-    )
+    resource = config.device_plugin.resource_name
+    key = f"{config.annotation_prefix}/{NODE_EXISTING_NUMA_IDS_ANNOTATION}"
     parts = {
         part: {resource: None}
         for part in ("capacity", "allocatable")
-        if resource in mapping_or_empty(mapping_or_empty(node.get("status")).get(part))
+        if resource in section_of(node, "status", part)
     }
     if WITHDRAW_CAPACITY in targets and parts:
         yield _patch_request(Resource.NODE_STATUS, node, {"status": parts})

@@ -13,8 +13,6 @@ from nri_numa.kube.requests import (
     KubeClient,
     Outcome,
     OutcomeKind,
-    Resource,
-    Verb,
 )
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import ServiceMetrics
@@ -91,7 +89,7 @@ class Writer:
                     async with asyncio.timeout(pause_s if pause_s < float("inf") else None):
                         await self.wake.wait()
                 continue
-            outcome = await self._api.execute(request)
+            outcome = await self._api.execute_request(request)
             self.queue.on_outcome(request, outcome, self._clock(), self._jitter())
             self.record_outcome(request, outcome)
             self.written(request, outcome)
@@ -111,16 +109,13 @@ class Writer:
             log.info("API server available again")
             self.again()
         self.problem = ""
-        log.debug(
-            "request sent", target=request.target_text, verb=request.verb.value, result=result.value
-        )
-        key = request.verb.value, request.resource.plural
+        verb = request.verb.value
+        log.debug("request sent", target=request.target_text, verb=verb, result=result.value)
+        key = verb, request.resource.plural_name
         if result in (OutcomeKind.SUCCEEDED, OutcomeKind.EXISTS):
             self._said.discard(key)
         elif result in (OutcomeKind.FORBIDDEN, OutcomeKind.INVALID, OutcomeKind.FAILED) or (
-            result is OutcomeKind.MISSING
-            and request.verb is Verb.GET
-            and request.resource is Resource.NODES
+            result is OutcomeKind.MISSING and request.reads_node
         ):
             level = log.debug if key in self._said else log.warning
             level("object not written", result=result.value, problem=outcome.text)

@@ -165,7 +165,7 @@ class Extender:
             Lease(
                 section.lease_name,
                 read_pod_namespace(section.credentials_dir),
-                self.lease_api.execute,
+                self.lease_api.execute_request,
                 address=reachable_address(split_address(section.address)),
                 clock=clock,
             )
@@ -436,7 +436,6 @@ class Extender:
 
         return MetricsAndProbeServer(
             host,
-            version=__version__,
             metrics=self.render_metrics,
             unready_reason=self.health_problem,
             certificate=self._certificate,
@@ -477,7 +476,7 @@ class Extender:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._run_watches())
                 if self.election is not None:
-                    group.create_task(self.election.run())
+                    group.create_task(self.election.run_election())
                 group.create_task(self.activator.run(self.is_leader))
                 group.create_task(self.run_ticks())
                 group.create_task(self._run_sampled_wakeups())
@@ -487,7 +486,7 @@ class Extender:
             await server.stop()
             await self.binder.wait_for_bindings()  # the next leader must find them written
             if self.election is not None:
-                await self.election.release()
+                await self.election.release_lease()
             await self.lease_api.close()
             await self.api.close()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import resources
@@ -14,6 +14,7 @@ from urllib.parse import parse_qsl, unquote
 import h11
 import msgspec
 
+from nri_numa import __version__
 from nri_numa.web.responses import Error, ErrorBody
 
 JSON_CONTENT_TYPE: Final = "application/json"
@@ -65,13 +66,13 @@ class HTTPRequest:
         text = target.decode("latin-1")
         path, _, query = text.partition("?")
         if not path.startswith("/") or len(text) > 4096:
-            raise APIError(400, "BadRequest", "expected a path of at most 4096 characters")
+            raise bad_request_error("expected a path of at most 4096 characters")
         try:
             segments = tuple(unquote(s, errors="strict") for s in path.split("/")[1:])
             pairs = parse_qsl(query, keep_blank_values=True, errors="strict", max_num_fields=16)
         except ValueError as error:
             problem = "path or query is not valid UTF-8, or has more than 16 parameters"
-            raise APIError(400, "BadRequest", problem) from error
+            raise bad_request_error(problem) from error
         return cls(method, path, segments, dict(pairs), **fields)  # type: ignore[arg-type]
 
     def header_value(self, name: bytes) -> bytes:
@@ -101,6 +102,16 @@ class APIError(Exception):
         """Return the response, an `Error` document."""
         body = msgspec.json.encode(Error(error=ErrorBody(reason=self.reason, message=self.message)))
         return Response(self.status, body + b"\n", headers=self.headers)
+
+
+def bad_request_error(problem: str) -> APIError:
+    """Return the error for a request that no client should send."""
+    return APIError(400, "BadRequest", problem)
+
+
+def not_ready_error(problem: str) -> APIError:
+    """Return the error for a request that can be answered soon."""
+    return APIError(503, "NotReady", problem, [("Retry-After", "2")])
 
 
 def too_many_open_error(items: str) -> APIError:
@@ -137,34 +148,27 @@ class Route:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Routes:
-    """All routes of a server."""
+def routes_for_path(routes: Iterable[Route], request: HTTPRequest) -> list[Route]:
+    """Return the routes of the request's path, for all methods."""
+    return [route for route in routes if route.matches_path(request.segments)]
 
-    every_route: tuple[Route, ...]
 
-    def routes_for_path(self, request: HTTPRequest) -> list[Route]:
-        """Return the routes of the request's path, for all methods."""
-        return [route for route in self.every_route if route.matches_path(request.segments)]
-
-    def resolve_route(self, request: HTTPRequest) -> Route:
-        """Return the route of a request; `APIError` if there is none."""
-        routes = self.routes_for_path(request)
-        if not routes:
-            raise APIError(404, "NotFound", "there is no such path")
-        method = "GET" if request.method == "HEAD" else request.method
-        for route in routes:
-            if route.method == method:
-                break
-        else:
-            allowed = ", ".join("GET, HEAD" if r.method == "GET" else r.method for r in routes)
-            raise APIError(405, "MethodNotAllowed", f"expected {allowed}", [("Allow", allowed)])
-        for name in request.query if route.query is not None else ():
-            if name not in (names := route.query or ()):
-                hint = f"expected {' or '.join(names)}" if names else "this path has none"
-                problem = f"unknown query parameter {name[:80]!r}; {hint}"
-                raise APIError(400, "BadRequest", problem)
-        return route
+def resolve_route(routes: Iterable[Route], request: HTTPRequest) -> Route:
+    """Return the route of a request; `APIError` if there is none."""
+    candidates = routes_for_path(routes, request)
+    if not candidates:
+        raise APIError(404, "NotFound", "there is no such path")
+    method = "GET" if request.method == "HEAD" else request.method
+    route = next((route for route in candidates if route.method == method), None)
+    if route is None:
+        allowed = ", ".join("GET, HEAD" if r.method == "GET" else r.method for r in candidates)
+        raise APIError(405, "MethodNotAllowed", f"expected {allowed}", [("Allow", allowed)])
+    for name in request.query if route.query is not None else ():
+        if name not in (names := route.query or ()):
+            hint = f"expected {' or '.join(names)}" if names else "this path has none"
+            problem = f"unknown query parameter {name[:80]!r}; {hint}"
+            raise bad_request_error(problem)
+    return route
 
 
 _FILE_CONTENT_TYPES: Final = {
@@ -247,7 +251,7 @@ class HTTPConnection:
             raise APIError(431, "BadRequest", problem)
         if b"content-length" in self._head and b"transfer-encoding" in self._head:
             # A proxy may use the other length and so see two requests (RFC 9112, section 6.1).
-            raise APIError(400, "BadRequest", "Content-Length and Transfer-Encoding, expected one")
+            raise bad_request_error("Content-Length and Transfer-Encoding, expected one")
         certified = bool(self._writer.get_extra_info("peercert"))
         method = event.method.decode("ascii", "replace")
         return HTTPRequest.from_method_and_target(
@@ -305,15 +309,13 @@ class HTTPConnection:
         self._idle = False
         self._limit.reschedule(asyncio.get_running_loop().time() + REQUEST_TIMEOUT_S)
 
-    async def send_response(
-        self, response: Response, server: str, *, head: bool, shutdown: bool
-    ) -> None:
+    async def send_response(self, response: Response, *, head: bool, shutdown: bool) -> None:
         """Write a response; after a broken request or with ``shutdown`` it is the last one."""
         if self._h11.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             return
         body = response.body
         headers = {
-            "Server": server,
+            "Server": f"nri-numa/{__version__}",
             "Content-Type": response.content_type,
             "X-Content-Type-Options": "nosniff",
             "Cache-Control": "no-store",

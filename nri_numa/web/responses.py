@@ -68,8 +68,7 @@ class ActualCpuset(Document, frozen=True, kw_only=True):
         tuple[str, ...], "Containers that have these CPUs, as namespace/pod/container."
     ]
     repairs_abandoned: Annotated[
-        bool,
-        "True if no repair is tried for a while, because another program rewrites the cpuset.",
+        bool, "True if no repair is tried for a while, because another program rewrites the cpuset."
     ]
 
 
@@ -141,8 +140,7 @@ class Assignment(Document, frozen=True, kw_only=True):
         str, "Its CPUs, if all of them are offline and it runs on the shared pool."
     ] = ""
     reserved: Annotated[
-        str,
-        "Exclusive CPUs of it that have become reserved since; they stay exclusive.",
+        str, "Exclusive CPUs of it that have become reserved since; they stay exclusive."
     ] = ""
     aligned: Annotated[
         bool,
@@ -329,8 +327,7 @@ class RuntimeLinkStatus(Document, frozen=True, kw_only=True):
         str, "Sentence about a registration that the runtime does not answer; else empty."
     ] = ""
     problem: Annotated[
-        str,
-        "Sentence about a missing link and what it means for containers; empty with a link.",
+        str, "Sentence about a missing link and what it means for containers; empty with a link."
     ] = ""
     interface: Annotated[
         str | UnsetType, "`cri` if the runtime is reached over CRI; left out over NRI."
@@ -355,8 +352,7 @@ class Status(Document, frozen=True, kw_only=True):
     serial: int
     containers: Annotated[dict[str, int], "Number of containers by kind."]
     misaligned: Annotated[
-        int,
-        "Containers on more NUMA nodes than preferred, or pinned less than requested.",
+        int, "Containers on more NUMA nodes than preferred, or pinned less than requested."
     ] = 0
     drifted: Annotated[int, "Containers whose actual cpuset differs from the desired one."] = 0
     on_exclusive_cpus: Annotated[
@@ -517,8 +513,7 @@ class Zone(Document, frozen=True, kw_only=True):
     ] = 1.0
     devices: tuple[ZoneDevices, ...] = ()
     core_kind: Annotated[
-        str,
-        "Kind of its cores on a hybrid machine: performance, efficient or mixed; else empty.",
+        str, "Kind of its cores on a hybrid machine: performance, efficient or mixed; else empty."
     ] = ""
     pcie_roots: Annotated[
         tuple[str, ...], "PCIe root complexes next to it, such as pci0000:00, with dra.enabled."

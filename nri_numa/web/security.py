@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from nri_numa.config.values import is_loopback
 from nri_numa.errors import ConfigError
 from nri_numa.observe.logs import get_logger
+from nri_numa.observe.reports import ReportOnce
 from nri_numa.web.protocol import APIError, HTTPRequest
 
 if TYPE_CHECKING:
@@ -84,14 +85,12 @@ class Certificate:
     def __init__(self, cert: str, key: str, client_ca: str = "", *, setting: str = "http") -> None:
         self._files = (cert, key, *((client_ca,) if client_ca else ()))
         self._mtimes: tuple[int, ...] = ()
-        self._problem = ""
+        self._problems = ReportOnce(log)
         try:
             self._refresh_context()
         except OSError as error:
-            raise ConfigError(
-                "configuration",
-                [f"{setting}.tlsCert: {' and '.join(self._files)} cannot be used: {error}"],
-            ) from error
+            problem = f"{setting}.tlsCert: {' and '.join(self._files)} cannot be used: {error}"
+            raise ConfigError("configuration", [problem]) from error
 
     def current_context(self) -> ssl.SSLContext:
         """Return the context for the next connection; changed files are loaded if usable."""
@@ -100,9 +99,7 @@ class Certificate:
             self._refresh_context()
         except OSError as error:  # such as an unfinished rotation: the old pair stays in force
             problem = f"{self._files[0]}: {error}"
-        if problem and problem != self._problem:
-            log.warning("certificate not renewed", problem=problem)
-        self._problem = problem
+        self._problems.report("certificate not renewed", problem)
         return self.context
 
     def certificate_sha256(self) -> bytes:

@@ -45,7 +45,6 @@ from nri_numa.web.protocol import (
     HTTPRequest,
     Response,
     Route,
-    Routes,
 )
 from nri_numa.web.security import Certificate, is_expected_host
 
@@ -239,13 +238,11 @@ class Server:
         host: str,
         routes: Iterable[Route],
         *,
-        version: str,
         certificate: Certificate | None = None,
         max_connections: int | None = None,
     ) -> None:
         self._host, self._certificate = host, certificate
-        self._name = f"nri-numa/{version}"
-        self.routes = Routes(tuple(routes))
+        self.routes = tuple(routes)
         self._limiter = ConnectionLimiter(
             max_connections or MAX_ORDINARY_CONNECTIONS,
             MAX_TLS_RESERVE_CONNECTIONS if certificate else MAX_RESERVE_CONNECTIONS,
@@ -363,7 +360,6 @@ class Server:
         self.on_connection_count(len(self._limiter), crowded=self._limiter.has_reserve_connections)
 
     def _assign_slot(self, sock: socket.socket, peer: str) -> None:
-        """Assign a slot to a connection."""
         sock.setblocking(False)
         slot = self._limiter.acquire_slot(peer)
         slot.close_connection = partial(self._close_unserved, sock, slot)
@@ -453,7 +449,6 @@ class Server:
         return self._certificate is not None and slot.peer != UNIX_PEER
 
     async def _serve_connection(self, sock: socket.socket, slot: ConnectionSlot) -> None:
-        """Serve one connection from its first byte to its end."""
         writer: asyncio.StreamWriter | None = None
         try:
             async with asyncio.timeout_at(_first_request_deadline(slot)) as limit:
@@ -536,7 +531,7 @@ class Server:
         slot.answered += 1
         shutdown = slot.is_reserve or slot.answered >= MAX_REQUESTS_PER_CONNECTION
         head = request is not None and request.method == "HEAD"
-        await connection.send_response(response, self._name, head=head, shutdown=shutdown)
+        await connection.send_response(response, head=head, shutdown=shutdown)
         slot.answered_at = time.monotonic()
         return connection.prepare_next_request()
 
@@ -546,7 +541,7 @@ class Server:
             problem = "this server is only reachable as localhost or by its address"
             raise APIError(421, "MisdirectedRequest", problem)
         self.check_request_allowed(request)
-        route = self.routes.resolve_route(request)
+        route = protocol.resolve_route(self.routes, request)
         if route.method != "GET" and (origin := request.header_value(b"origin")):
             # Browsers send such requests for foreign pages; the agent's own page never does.
             page = origin[:80].decode("latin-1")
@@ -594,7 +589,6 @@ class MetricsAndProbeServer(Server):
         host: str,
         routes: Iterable[Route] = (),
         *,
-        version: str,
         metrics: Callable[[], bytes],
         unready_reason: Callable[[], str],
         certificate: Certificate | None = None,
@@ -613,9 +607,7 @@ class MetricsAndProbeServer(Server):
             Route("GET", "/healthz", lambda request: Response(200, b"ok\n", TEXT_CONTENT_TYPE)),
             Route("GET", "/readyz", serve_readyz),
         ]
-        super().__init__(
-            host, routes, version=version, certificate=certificate, max_connections=max_connections
-        )
+        super().__init__(host, routes, certificate=certificate, max_connections=max_connections)
         self._count_request = count_request
 
     def error_response(self, error: APIError) -> Response:
@@ -625,7 +617,8 @@ class MetricsAndProbeServer(Server):
 
     def on_request_answered(self, request: HTTPRequest | None, status: int) -> None:
         """Count the request."""
-        for route in self.routes.routes_for_path(request)[:1] if request is not None else ():
+        routes = protocol.routes_for_path(self.routes, request) if request is not None else ()
+        for route in routes[:1]:
             self._count_request(route.path, status)
 
 
@@ -658,7 +651,6 @@ def unix_listener(path: str) -> socket.socket:
 
 
 def _can_be_probe(data: bytes) -> bool:
-    """Return True if this may be the start of a probe."""
     return any(start[: len(data)] == data[: len(start)] for start in _PROBE_STARTS)
 
 

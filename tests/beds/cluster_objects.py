@@ -166,7 +166,7 @@ class ClusterObjects(KubeClient):
 
     def execute_at_once(self, request: APIRequest) -> Outcome:
         """Do a request without a loop: in memory nothing waits."""
-        work = self.execute(request)
+        work = self.execute_request(request)
         try:
             work.send(None)
         except StopIteration as end:

@@ -49,7 +49,6 @@ class ClusterPage(LoopThread):
         super().__init__()
         self._server = MetricsAndProbeServer(
             "127.0.0.1",
-            version="1",
             metrics=lambda: b"",
             unready_reason=lambda: "this replica does not lead",
             routes=[*page.http_routes()],

@@ -135,7 +135,7 @@ class EvictorBed:
     def answer(self, request: APIRequest) -> Outcome:
         """As the API server would, where nothing else was told."""
         is_eviction = request.resource is Resource.EVICTIONS
-        result = self.answers.get(request.name if is_eviction else request.resource.plural)
+        result = self.answers.get(request.name if is_eviction else request.resource.plural_name)
         return self.cluster.execute_at_once(request) if result is None else Outcome(result=result)
 
     def run(self, seconds: int) -> list[str]:

@@ -14,7 +14,8 @@ from nri_numa.agent.view import zones_document
 from nri_numa.cluster.cluster_state import ClusterState
 from nri_numa.cluster.pod_reader import PodReader
 from nri_numa.config import AgentConfig
-from nri_numa.controller.evictor import EvictionBudget, EvictionRules
+from nri_numa.config.sections import EvictionSection
+from nri_numa.controller.evictor import EvictionBudget
 from nri_numa.controller.stuck_pods import StuckPodEvictor
 from nri_numa.engine.admit import admit, forget_pod, release_container
 from nri_numa.engine.decision import Admitted
@@ -191,7 +192,7 @@ class DeviceCluster:
         self._extender = VerdictCache(self._extender_state, config.strategy)
         self.evictor = StuckPodEvictor(
             objects.PREFIX,
-            EvictionBudget(EvictionRules(max_per_workload_per_hour=60), 0.0),
+            EvictionBudget(EvictionSection(max_per_workload_per_hour=60), 0.0),
             60.0,
             self._state,
             VerdictCache(self._state, config.strategy),

@@ -313,7 +313,7 @@ async def serving(
     """The agent's server at its address; ``more`` are other arguments of it."""
     config = HTTP(**{"address": "127.0.0.1:0", **section})
     parts = config, view or FakeView(), Metrics("0.1.0")
-    server = AgentServer(*parts, version="0.1.0", **dict(more))  # type: ignore[arg-type]
+    server = AgentServer(*parts, **dict(more))  # type: ignore[arg-type]
     await server.start()
     try:
         yield server, server.address or ("", 0)

@@ -57,7 +57,7 @@ class PageBed(LoopThread):
         about = ProcessInfo(self.version, "worker-7.example.org", time.time())
         view = live_view(self.agent, about, link=self, clock=self.clock, devices=self)
         section = HTTP(address=f"127.0.0.1:{self.address[1]}", token_file=self._section.token_file)
-        self._server = AgentServer(section, view, Metrics("0"), version=self.version)
+        self._server = AgentServer(section, view, Metrics("0"))
         self.call(self._server.start())
         assert self._server.address is not None
         self.address = self._server.address

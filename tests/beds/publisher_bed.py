@@ -177,7 +177,7 @@ class PublisherBed:
     async def start_agent(self) -> None:
         config = HTTP(address="off", socket=str(self._socket))
         self._agent_metrics = Metrics("1")
-        self._agent = AgentServer(config, self.view, self._agent_metrics, version="1")
+        self._agent = AgentServer(config, self.view, self._agent_metrics)
         await self._agent.start()
         await until(self._socket.exists)
 

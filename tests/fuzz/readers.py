@@ -196,7 +196,7 @@ class HTTP(Target):
         super().__init__()
         self.loop = asyncio.new_event_loop()
         config = configuration.load_config(None, {}, {}).http
-        self.server = AgentServer(config, FakeView(), Metrics("0"), version="0")
+        self.server = AgentServer(config, FakeView(), Metrics("0"))
 
     def close(self) -> None:
         self.loop.close()

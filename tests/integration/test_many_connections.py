@@ -27,7 +27,7 @@ from nri_numa.agent.http_api import AgentServer
 from nri_numa.observe.metrics import Metrics
 from tests.beds.http_view import FakeView
 config = HTTP(address=sys.argv[1], tls_cert="cert.pem", tls_key="key.pem")
-asyncio.run(AgentServer(config, FakeView(), Metrics("0"), version="0").run())
+asyncio.run(AgentServer(config, FakeView(), Metrics("0")).run())
 """
 
 

@@ -197,9 +197,8 @@ class Cluster:
         """The publisher writes what the agent says."""
         del number
         found = zones_document(NodeSnapshot(MACHINE, self.state, MeasuredFree()))
-        document = topology.build_topology_object(
-            "n1", "uid", {}, topology.build_topology_contents(PREFIX, found)
-        )
+        contents = topology.build_topology_contents(PREFIX, found)
+        document = {"metadata": {"name": "n1"}, **contents}
         self.nodes.entries.append((attrgetter("topologies.on_update"), document))
 
     def step(self, what: int, number: int) -> None:

@@ -11,9 +11,12 @@ from jsonschema import Draft202012Validator
 
 from nri_numa import config as configuration
 from nri_numa.config.layers import config_path_by_environment_name
+from nri_numa.config.sections import Publish
+from nri_numa.kube.requests import Resource
 from nri_numa.publisher import desired_objects, topology
 from tests.beds.http_view import FakeView
 from tests.beds.install_manifests import AS_ROOT, BASE, charted, documents
+from tests.beds.publisher_bed import ObjectBed
 from tests.beds.schemas import closed_schema
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -108,11 +111,13 @@ def test_the_chart_has_the_same_container() -> None:
 def test_the_definition_is_of_the_version_that_keeps_attributes() -> None:
     (definition,) = documents("publish-topology/crd.yaml")
     (version,) = definition["spec"]["versions"]
-    assert f"{definition['spec']['group']}/{version['name']}" == topology.TOPOLOGY_API_VERSION
-    assert definition["spec"]["names"]["kind"] == topology.TOPOLOGY_KIND
+    assert f"{definition['spec']['group']}/{version['name']}" == Resource.TOPOLOGIES.api_version
+    assert definition["spec"]["names"]["kind"] == topology.TopologyOutput.kind
     approved = "https://github.com/kubernetes/enhancements/pull/1870"
     assert definition["metadata"]["annotations"] == {"api-approved.kubernetes.io": approved}
     schema = version["schema"]["openAPIV3Schema"]
-    what = topology.build_topology_contents("x.io", FakeView().scheduler_zones_document())
-    whole = topology.build_topology_object("n1", "u", {}, what)
+    bed = ObjectBed(topology.TopologyOutput("n1", "x.io", Publish()), Resource.TOPOLOGIES)
+    bed.output.set_desired(FakeView().scheduler_zones_document())
+    bed.later()
+    whole = bed.requests[-1].body
     assert [e.message for e in Draft202012Validator(closed_schema(schema)).iter_errors(whole)] == []

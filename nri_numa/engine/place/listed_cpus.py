@@ -20,7 +20,7 @@ from nri_numa.engine.decision import Placement, PlacementRequest
 from nri_numa.engine.desired import NodeSnapshot
 from nri_numa.engine.kubelet_grants import grant_holders
 from nri_numa.engine.node_model import NodeModel, tier_text
-from nri_numa.engine.place.memory import cpu_and_memory_charges, hugepages_resource_name
+from nri_numa.engine.place.memory import cpu_and_memory_charges
 from nri_numa.engine.place.needs import per_node_text
 from nri_numa.engine.request.annotations import quote_value
 from nri_numa.engine.request.demand import Demand, requested_cpus_text
@@ -30,7 +30,7 @@ from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
 from nri_numa.model.machine import cpus_text, join_words, listed_words_text, numa_text
 from nri_numa.model.reasons import Rejection, RejectionReason
 from nri_numa.model.workload import Bind, CPUMode
-from nri_numa.text import human_bytes
+from nri_numa.text import hugepages_resource_name, human_bytes
 
 
 class _CPUList(NamedTuple):

@@ -45,6 +45,7 @@ from nri_numa.model.cpuset import NO_NUMA_NODES, NUMASet
 from nri_numa.model.machine import join_words, numa_text
 from nri_numa.model.reasons import Rejection, RejectionReason
 from nri_numa.model.workload import MemoryPolicy, MemoryPolicySetting, OnFailure, QoSClass
+from nri_numa.text import hugepages_resource_name
 
 
 def widen_for_memory(
@@ -193,14 +194,6 @@ def kubelet_memory_grant(
 
 def _is_sufficient(demands: Sequence[ResourceDemand], mask: NUMASet) -> bool:
     return all(sum(d.free_amounts.get(i, 0) for i in mask) >= d.need for d in demands)
-
-
-def hugepages_resource_name(size: int) -> str:
-    """The resource name of huge pages of one size: ``hugepages-2Mi``, ``hugepages-1Gi``."""
-    for power, unit in ((30, "Gi"), (20, "Mi")):
-        if size >= 1 << power:
-            return f"hugepages-{size >> power}{unit}"
-    return f"hugepages-{size >> 10}Ki"
 
 
 def memory_table(node: NodeSnapshot, sizes: Iterable[int]) -> MemoryTable:

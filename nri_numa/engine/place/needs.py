@@ -29,7 +29,6 @@ from nri_numa.engine.node_model import NodeModel, tier_text
 from nri_numa.engine.place.memory import (
     MemoryTable,
     bytes_by_type,
-    hugepages_resource_name,
     memory_table,
 )
 from nri_numa.engine.request.demand import (
@@ -61,7 +60,7 @@ from nri_numa.model.workload import (
     QoSClass,
     Scope,
 )
-from nri_numa.text import human_bytes
+from nri_numa.text import hugepages_resource_name, human_bytes
 
 
 def exclusive_cpu_count_text(count: int) -> str:

@@ -7,7 +7,7 @@ import pytest
 
 from nri_numa.agent.http_api import API
 from nri_numa.observe.metrics import Metrics
-from nri_numa.web.protocol import APIError, HTTPRequest, Response, Routes
+from nri_numa.web.protocol import APIError, HTTPRequest, Response, resolve_route
 from tests.beds.http_view import FakeView, assignment
 
 
@@ -17,7 +17,7 @@ def api(view: FakeView) -> API:
 
 def ask(server: API, target: str) -> Response:
     request = HTTPRequest.from_method_and_target("GET", target.encode())
-    answer = Routes(server.routes).resolve_route(request).answer(request)
+    answer = resolve_route(server.routes, request).answer(request)
     assert isinstance(answer, Response)
     return answer
 

@@ -8,11 +8,15 @@ from typing import Any
 import pytest
 
 from nri_numa.config import AgentConfig
-from nri_numa.config.sections import Controller, DrainEviction, EvictionSection
+from nri_numa.config.sections import (
+    Controller,
+    CPUStealEviction,
+    DrainEviction,
+    EvictionSection,
+)
 from nri_numa.controller.evictor import (
     POD_LIST_INTERVAL_S,
     EvictionBudget,
-    EvictionRules,
     HostStealEvictor,
     NUMANodeDrainEvictor,
     parse_assigned_numa_nodes,
@@ -51,7 +55,7 @@ def drained(
     **rules: Any,
 ) -> DrainBed:
     bed = DrainBed(*pods)
-    budget = budget or EvictionBudget(EvictionRules(**rules), 0.0)
+    budget = budget or EvictionBudget(EvictionSection(**rules), 0.0)
     bed.output = NUMANodeDrainEvictor(PREFIX, budget, delay_s, 0.0)
     bed.see(see)
     return bed
@@ -188,8 +192,9 @@ class StealBed(DrainBed):
         self, *pods: dict[str, Any], most: int = 3, budget: EvictionBudget | None = None
     ) -> None:
         super().__init__(*pods)
-        budget = budget or EvictionBudget(EvictionRules(max_per_workload_per_hour=most), 0.0)
-        self.output = HostStealEvictor(PREFIX, budget, 60.0, 0.0, below=0.7, max_fraction=0.5)
+        budget = budget or EvictionBudget(EvictionSection(max_per_workload_per_hour=most), 0.0)
+        config = CPUStealEviction(delay=60.0, below_factor=0.7, max_affected_fraction=0.5)
+        self.output = HostStealEvictor(PREFIX, budget, config, 0.0)
         self.see(NODE_ANNOTATIONS)
 
     def says(self, *factors: object) -> None:
@@ -264,7 +269,7 @@ def test_budgets_and_the_limit_of_one_workload_hold() -> None:
 
 
 def test_all_reasons_share_a_minute_and_drains_count_for_no_workload() -> None:
-    budget = EvictionBudget(EvictionRules(max_per_workload_per_hour=1), 0.0)
+    budget = EvictionBudget(EvictionSection(max_per_workload_per_hour=1), 0.0)
     drain = drained(*(pod(name, "4", workload="web") for name in "abcd"), budget=budget)
     host = StealBed(*(pod(name, "0", workload="web") for name in "yz"), budget=budget)
     host.says("0.6", None)

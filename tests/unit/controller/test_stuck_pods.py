@@ -9,7 +9,8 @@ from nri_numa.cluster.node_resources import NodeResources
 from nri_numa.cluster.pod_reader import PodReader
 from nri_numa.cluster.pod_request import PodRequest
 from nri_numa.config import AgentConfig
-from nri_numa.controller.evictor import EvictionBudget, EvictionRules
+from nri_numa.config.sections import EvictionSection
+from nri_numa.controller.evictor import EvictionBudget
 from nri_numa.controller.stuck_pods import (
     DEVICE_REST_S,
     MAX_RUNNING_PODS,
@@ -47,7 +48,7 @@ class StuckPodBed(EvictorBed):
     ) -> None:
         super().__init__()
         self.nodes, config = ClusterState(PREFIX), AgentConfig()
-        settled = EvictionRules(max_per_minute=60.0, max_per_workload_per_hour=most, **rules)
+        settled = EvictionSection(max_per_minute=60.0, max_per_workload_per_hour=most, **rules)
         self.output = StuckPodEvictor(
             PREFIX,
             EvictionBudget(settled, 0.0),
@@ -599,5 +600,5 @@ def test_tries_are_forgotten_when_there_are_too_many(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("nri_numa.controller.stuck_pods.MAX_EVICTION_RECORDS", 2)
     tries = DeviceTries()
     for n in range(4):
-        tries.record(f"w{n}", n * DEVICE_REST_S)
-    assert [tries.count(f"w{n}", 3 * DEVICE_REST_S) for n in range(4)] == [0, 0, 0, 1]
+        tries.record_try(f"w{n}", n * DEVICE_REST_S)
+    assert [tries.count_tries(f"w{n}", 3 * DEVICE_REST_S) for n in range(4)] == [0, 0, 0, 1]

@@ -21,7 +21,7 @@ class Replicas:
 
     def _made(self, name: str) -> Lease:
         lease = Lease(
-            "l", "ns", self.cluster.execute, identity=name,
+            "l", "ns", self.cluster.execute_request, identity=name,
             clock=lambda: self.now, wall=lambda: 1_795_000_000.0 + self.now, jitter=lambda: 0.5,
         )  # fmt: skip
         lease.limit = 60.0
@@ -68,11 +68,11 @@ async def test_one_leads_and_another_takes_over_what_is_not_renewed(made: Replic
     assert made.said == [
         ("one", True), ("other", True), ("one", False),
     ]  # fmt: skip
-    await made.other.release()
+    await made.other.release_lease()
     assert (made.other.is_leader, made.holder) == (False, "")
     await made.run(4, made.one)
     assert made.one.is_leader, "what is given back is taken at once"
-    await made.other.release()
+    await made.other.release_lease()
     assert made.holder == "one", "nobody gives back what is another's"
 
 
@@ -83,7 +83,7 @@ async def test_of_two_that_write_one_fails(made: Replicas) -> None:
 
     await made.run(4, made.one)
     assert made.one.is_leader
-    await made.one.release()
+    await made.one.release_lease()
     made.cluster.on_request = overtake
     await made.run(30, made.one, made.other)
     assert not made.one.is_leader

@@ -63,7 +63,7 @@ async def ask(server: FakeAPIServer) -> AsyncIterator[Ask]:
     async def done(request: APIRequest, said: Said | None = None) -> Outcome:
         if said is not None:
             server.answer = lambda asked: said
-        return await api.execute(request)
+        return await api.execute_request(request)
 
     yield done
     await api.close()
@@ -219,6 +219,6 @@ async def test_nobody_there(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_the_clocks_are_compared(server: FakeAPIServer) -> None:
     server.skew = 600.0
     api = KubeAPI(str(server.directory), "test")
-    await api.execute(GET)
+    await api.execute_request(GET)
     await api.close()
     assert 595 < api.server_time() - time.time() < 605

@@ -60,7 +60,7 @@ async def test_proxies_and_authorities_of_the_environment_are_not_for_the_agents
     for name in ("NO_PROXY", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
     socket = str(tmp_path / "s")
-    server = AgentServer(HTTP(address="off", socket=socket), FakeView(), Metrics("1"), version="1")
+    server = AgentServer(HTTP(address="off", socket=socket), FakeView(), Metrics("1"))
     await server.start()
     await until(Path(socket).exists)
     source = AgentSource(socket)

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from nri_numa.config.sections import Publish
 from nri_numa.kube.requests import APIRequest, ContentType, Outcome, OutcomeKind, Resource
 from nri_numa.publisher.outbox import BLOCKED_RETRY_S, MAX_BACKOFF_S, MIN_BACKOFF_S
 from nri_numa.publisher.outputs import AgentOfflineCapacityOutput, NodeMetadataOutput
@@ -19,7 +20,8 @@ class TopologyBed(ObjectBed):
 
     def __init__(self, cluster: ClusterObjects | None = None, **keys: Any) -> None:
         self.view = FakeView()
-        super().__init__(TopologyOutput("n1", "x.io", **keys), Resource.TOPOLOGIES, cluster=cluster)
+        config = Publish(**{f"node_resource_topology_{key}": value for key, value in keys.items()})
+        super().__init__(TopologyOutput("n1", "x.io", config), Resource.TOPOLOGIES, cluster=cluster)
 
     def says(self, free: int = 3, seconds: float = 0.0) -> None:
         """So many CPUs are free, and time passes."""
@@ -106,7 +108,7 @@ def test_what_is_given_back_changes_the_object_twice(started: TopologyBed) -> No
 
 
 def test_where_no_stock_plugin_reads_it_what_is_given_back_is_one_write() -> None:
-    bed = TopologyBed(touch=False)
+    bed = TopologyBed(touch_on_release=False)
     for free in (3, 1, 3):
         bed.says(free, seconds=60)
     assert bed.verbs() == ["get", "get", "patch", "patch", "patch"]
@@ -123,7 +125,7 @@ def test_a_write_that_failed_is_tried_again_alone(started: TopologyBed) -> None:
 
 
 def test_one_look_at_the_node_is_for_all_outputs() -> None:
-    topology = TopologyOutput("n1", "x.io")
+    topology = TopologyOutput("n1", "x.io", Publish())
     node = NodeMetadataOutput("n1", "x.io", annotations=True, labels=True)
     handover = AgentOfflineCapacityOutput("n1", "x.io", 15.0)
     bed = OutputBed(topology, node, handover)

@@ -217,7 +217,7 @@ def test_an_unusable_token_or_certificate_is_a_configuration_error(
         file.write_text(content)
     section = HTTP(address="127.0.0.1:0", **dict.fromkeys(keys, str(file)))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=rf"http\.{'tokenFile' if len(keys) == 1 else 'tlsCert'}"):
-        AgentServer(section, FakeView(), Metrics("0"), version="0")
+        AgentServer(section, FakeView(), Metrics("0"))
 
 
 @in_loop
@@ -231,7 +231,7 @@ async def test_a_taken_port_is_said_and_taken_over_when_free(
     blocker.listen()
     port = blocker.getsockname()[1]
     metrics = Metrics("0")
-    server = AgentServer(HTTP(address=f"127.0.0.1:{port}"), FakeView(), metrics, version="0")
+    server = AgentServer(HTTP(address=f"127.0.0.1:{port}"), FakeView(), metrics)
     task = asyncio.create_task(server.run())
     while "http not " not in caplog.text:
         await asyncio.sleep(0)
@@ -397,7 +397,7 @@ async def test_probes_overtake_others(tmp_path: Path, said: bytes, begun: int, u
     path = str(tmp_path / "http.sock")
     config = HTTP(address="127.0.0.1:0", socket=path)
     view = FakeView([assignment(n) for n in range(500)])
-    server = Watched(config, view, Metrics("0"), version="0")
+    server = Watched(config, view, Metrics("0"))
     await server.start()
     while not Path(path).exists():
         await asyncio.sleep(0)

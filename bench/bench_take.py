@@ -17,9 +17,9 @@ from nri_numa.engine.cpus.allocator import (
     AllocatorIndex,
     ChosenCPUs,
     TakeRequest,
-    build_allocator_index,
     take_cpus,
 )
+from nri_numa.engine.cpus.index import build_allocator_index
 from nri_numa.engine.request.options import parse_load
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet
@@ -53,11 +53,11 @@ ORDERS = {
 }
 
 
-def measure(topology: Topology, tables: AllocatorIndex, request: TakeRequest) -> list[float]:
+def measure(tables: AllocatorIndex, request: TakeRequest) -> list[float]:
     times: list[float] = []
     for _ in range(ROUNDS):
         start = time.perf_counter()
-        take_cpus(topology, request, tables)
+        take_cpus(tables, request)
         times.append((time.perf_counter() - start) * 1e6)
     return sorted(times)
 
@@ -90,8 +90,8 @@ def main() -> int:
                         loads=loads if smt is SMT.PAIR else {},
                         settings=settings,
                     )
-                    done = isinstance(take_cpus(topology, request, tables), ChosenCPUs)
-                    times = measure(topology, tables, request)
+                    done = isinstance(take_cpus(tables, request), ChosenCPUs)
+                    times = measure(tables, request)
                     mark = "" if done else "-"
                     cells += f"{mark + format(times[ROUNDS // 2], '.0f'):>9}"
                 print(f"{name:<26}{order:<22}{smt:<11}{cells}")

@@ -34,26 +34,14 @@ class ConfigError(AgentError):
 
 
 class TopologyError(AgentError):
-    """A machine description that cannot be read at all (unusual machines are no errors).
-
-    Attributes:
-        path: the file or directory.
-        finding: its actual content.
-    """
+    """A machine description that cannot be read at all (unusual machines are no errors)."""
 
     def __init__(self, path: str, finding: str) -> None:
-        self.path = path
-        self.finding = finding
         super().__init__(f"{path}: {finding}")
 
 
 class ProtocolError(AgentError):
-    """Base of the two protocol errors; cannot be raised itself."""
-
-    def __init__(self, message: str) -> None:
-        if type(self) is ProtocolError:
-            raise TypeError("raise LocalProtocolError or RemoteProtocolError")
-        super().__init__(message)
+    """Base of the two protocol errors."""
 
 
 class LocalProtocolError(ProtocolError):
@@ -65,14 +53,9 @@ class RemoteProtocolError(ProtocolError):
 
 
 class CheckpointError(AgentError):
-    """Base of the checkpoint errors; caught at start, which renames the file.
-
-    Attributes:
-        path: the checkpoint file.
-    """
+    """Base of the checkpoint errors; caught at start, which renames the file."""
 
     def __init__(self, path: str, message: str) -> None:
-        self.path = path
         super().__init__(f"{path}: {message}")
 
 

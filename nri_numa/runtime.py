@@ -76,20 +76,6 @@ class PermanentlyRejected(AgentError):
     reason = "RegistrationRefused"
 
 
-class PushResult(msgspec.Struct, frozen=True):
-    """Result of a push; ``detail`` says why the runtime refused it and is empty if it did not.
-
-    Over NRI it does not name the updates without effect.
-    """
-
-    detail: str = ""
-
-    @property
-    def succeeded(self) -> bool:
-        """True if the runtime accepted the updates."""
-        return not self.detail
-
-
 Planner = Callable[[PodTable, Sequence[Container]], Sequence[ContainerUpdate]]
 """Function from all pods and containers of a runtime to its updates, at most one for each."""
 
@@ -104,23 +90,19 @@ class RuntimeHandler(Protocol):
     @property
     def reads_mentions(self) -> bool:
         """True if ``mentions`` and ``network_namespace`` are used; reading them takes time."""
-        ...
 
     def on_runtime_configured(self, info: RuntimeInfo) -> None:
         """Handle the runtime's Configure. A rejection here ends `RuntimeLink.run`."""
-        ...
 
     def synchronize(
         self, pods: PodTable, containers: Sequence[Container]
     ) -> Sequence[ContainerUpdate]:
         """Synchronize with all pods and live containers; return at most one update for each."""
-        ...
 
     def create_container(
         self, pod: PodSandbox, container: Container
     ) -> tuple[ContainerAdjustment, Sequence[ContainerUpdate]]:
         """Place a container that is about to be created; updates are for others."""
-        ...
 
     def update_container(
         self, pod: PodSandbox, container: Container, requested: Resources
@@ -129,62 +111,48 @@ class RuntimeHandler(Protocol):
 
         The container's own update comes first; without one the request is applied unchanged.
         """
-        ...
 
     def post_update_container(self, container_id: str) -> None:
         """Handle the end of an update of a container, successful or not."""
-        ...
 
     def stop_container(self, container_id: str) -> Sequence[ContainerUpdate]:
         """Release a container that ends; return updates for others. The id may be unknown."""
-        ...
 
     def remove_container(self, container_id: str) -> None:
         """Handle the removal of a container; the id may be unknown."""
-        ...
 
     def start_container(self, pod: PodSandbox, container: Container) -> None:
         """Handle a container whose cgroup exists and whose program does not run yet."""
-        ...
 
     def post_start_container(self, pod: PodSandbox, container: Container) -> None:
         """Handle a container whose program runs."""
-        ...
 
     def run_pod(self, pod: PodSandbox) -> None:
         """Handle a started pod sandbox. A rejection here leaks sandboxes on older runtimes."""
-        ...
 
     def update_pod(self, pod: PodSandbox, total: Resources) -> None:
         """Handle a new sum of a pod's resources; ``pod`` may still have the previous one."""
-        ...
 
     def stop_pod(self, pod: PodSandbox) -> None:
         """Handle a stopped pod sandbox; only its id may be known."""
-        ...
 
     def remove_pod(self, pod: PodSandbox) -> None:
         """Handle the removal of a pod sandbox; only its id may be known."""
-        ...
 
     def on_request_answered(self, event_name: str, seconds: float) -> None:
         """Do slow work such as logging, after the answer to a request.
 
         ``seconds`` are those from the parsed request to the written answer.
         """
-        ...
 
     def on_link_changed(self, state: LinkState, detail: str) -> None:
         """Handle a new state of the link."""
-        ...
 
     def on_protocol_broken(self) -> None:
         """Handle a connection that was closed because the runtime broke the protocol."""
-        ...
 
     def on_internal_error(self, event_name: str, error: Exception) -> None:
         """Handle a method's exception; the answer is empty, or this raises `RequestRejected`."""
-        ...
 
 
 class CallTimer:
@@ -262,8 +230,12 @@ class RuntimeLink(ABC):
         """
 
     @abstractmethod
-    async def push_updates(self, updates: Sequence[ContainerUpdate]) -> PushResult:
-        """Send updates that answer no request, at most one for each container."""
+    async def push_updates(self, updates: Sequence[ContainerUpdate]) -> str:
+        """Send updates that answer no request, at most one for each container.
+
+        Returns the reason why the runtime refused them; empty if it did not. Over NRI it does not
+        name the updates without effect.
+        """
 
     @abstractmethod
     async def ensure_containers_reported(self) -> str:
@@ -281,15 +253,15 @@ class RuntimeLink(ABC):
                 self._handler.on_internal_error("link_changed", error)
 
 
-def backoff_delays(fraction: Callable[[], float], *, jitter: float = 0.1) -> Iterator[float]:
+def backoff_delays(random_number: Callable[[], float]) -> Iterator[float]:
     """Yield the pauses between attempts: 1, 2, 4, 8, 16, 30, 30 … seconds.
 
-    Up to the fraction ``jitter`` is added to each, by random numbers from 0 to 1 that ``fraction``
-    returns, so the plugins of many nodes do not retry at the same time.
+    Up to a tenth is added to each, by a random number from 0 to 1, so the plugins of many nodes do
+    not retry at the same time.
     """
     delay = 1.0
     while True:
-        yield delay * (1 + jitter * fraction())
+        yield delay * (1 + 0.1 * random_number())
         delay = min(delay * 2, 30.0)
 
 
@@ -310,6 +282,11 @@ def parse_page_bytes(text: str) -> int:
     """Parse a huge page size such as ``2MB`` (units of 1024) to bytes; 0 if it is none."""
     match = _PAGE_SIZE_PATTERN.fullmatch(text)
     return 0 if match is None else int(match[1]) << _SHIFT_BY_UNIT[match[2].upper()]
+
+
+def allows_all_devices(allow: bool, kind: str, *numbers: int | None) -> bool:
+    """True if a device rule makes a container privileged: its device files then mean nothing."""
+    return allow and kind in ("", "a") and all(number is None or number < 0 for number in numbers)
 
 
 def inferred_qos(pod_resources: Resources, container: Container | None) -> QoSClass:

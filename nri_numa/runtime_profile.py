@@ -36,10 +36,8 @@ class PushPath(enum.StrEnum):
 
     UPDATE_CONTAINERS = "update-containers"
     """The plain call."""
-
     ONE_SHOT = "one-shot"
     """A second registration that answers Synchronize with the updates."""
-
     NONE = "none"
     """No way is known to be safe."""
 

@@ -163,11 +163,7 @@ _YAML12.add_constructor("tag:yaml.org,2002:float", _construct_float)
 
 
 def parse_yaml12(text: str) -> Any:
-    """Parse the only document of ``text``; None if it is empty.
-
-    Raises:
-        YAMLProblem: it is not YAML, has a key twice, or has several documents.
-    """
+    """Parse the only document of ``text``, None if it is empty; `YAMLProblem` for others."""
     try:
         limit_depth_and_aliases(text)
         return yaml.load(text, Loader=_YAML12)  # noqa: S506  # derived from the safe loader

@@ -25,31 +25,18 @@ class Service(Protocol):
     """A service that `run_service` runs."""
 
     async def run(self) -> None:
-        """Run until cancelled.
-
-        Raises:
-            OSError: the address cannot be used.
-        """
-        ...
+        """Run until cancelled; `OSError` if the address cannot be used."""
 
     def unfinished_work_fields(self) -> Mapping[str, object]:
         """Return the work that a stop would leave unfinished, as fields of a log line."""
-        ...
 
 
 def run_service(new_service: Callable[[], Service], log: Logger, *, address: str) -> int:
     """Run a service until SIGTERM or SIGINT; return the exit code.
 
-    Args:
-        new_service: builds the service, within the event loop.
-        log: log of the service.
-        address: name of the setting that has its address.
-
-    Returns:
-        0 if a signal stopped it, 3 if the address cannot be used, 1 if it failed.
-
-    Raises:
-        ConfigError: raised by ``new_service``.
+    ``new_service`` builds it within the event loop and may raise `ConfigError`; ``address`` is the
+    name of the setting that has its address. The code is 0 if a signal stopped it, 3 if the address
+    cannot be used, 1 if it failed.
     """
     return asyncio.run(_until_stopped(new_service, log, address))
 

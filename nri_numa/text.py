@@ -61,7 +61,6 @@ _FACTOR_BY_SUFFIX: Final = {
     **{f"{suffix}i": Fraction(1024) ** power for power, suffix in enumerate("KMGTPE", 1)},
 }
 HUGEPAGES_PREFIX: Final = "hugepages-"
-_QUANTITY_EXPECTED: Final = "a quantity such as 2, 500m, 1.5 or 4Gi"
 
 
 class BadQuantity(ValueError):
@@ -77,12 +76,10 @@ def parse_exact_quantity(value: object) -> Fraction:
     Raises:
         BadQuantity: the value is no quantity, or negative.
     """
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise BadQuantity(_QUANTITY_EXPECTED)
-    text = str(value)
-    match = _QUANTITY_PATTERN.fullmatch(text)
+    is_readable = isinstance(value, int | float | str) and not isinstance(value, bool)
+    match = _QUANTITY_PATTERN.fullmatch(str(value)) if is_readable else None
     if match is None:
-        raise BadQuantity(_QUANTITY_EXPECTED)
+        raise BadQuantity("a quantity such as 2, 500m, 1.5 or 4Gi")
     digits, exponent, suffix = match.groups()
     amount = Fraction(digits)
     if exponent:

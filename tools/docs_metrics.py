@@ -18,7 +18,7 @@ from nri_numa.observe.metrics import (
     Registry,
 )
 from nri_numa.publisher.publisher import PublisherMetrics
-from nri_numa.scheduler.extender import SchedulerMetrics
+from nri_numa.scheduler.metrics import SchedulerMetrics
 from tools.docs_regions import cell, code, table, write
 
 _SAMPLE = MetricsSnapshot(

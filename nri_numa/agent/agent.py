@@ -41,14 +41,13 @@ from nri_numa.engine.state import (
     NodeState,
     PodRecord,
     state_invariant_violations,
-    union_cpus,
 )
 from nri_numa.machine.cgroups import (
     CgroupReader,
     CgroupWrite,
     has_sandbox_cgroup,
 )
-from nri_numa.model.cpuset import CPUSet
+from nri_numa.model.cpuset import CPUSet, union_cpus
 from nri_numa.model.workload import (
     NO_CHANGED_IDS,
     ChangedStateIds,

@@ -122,7 +122,7 @@ class Daemon:
         if self.link.late_starts is not None:
             await self.link.late_starts.close()
         await self._history_file.save_last_changes()
-        self._history_file.close()
+        self._history_file.stop_writing()
         self.node.current.store.close()
         self.link.ownership.close()
 

@@ -105,7 +105,9 @@ class DecisionHistory:
             if isinstance(trace, PackedTrace) and i in live
         }
 
-    def restore(self, traces: Mapping[str, PackedTrace], rejections: Iterable[Rejection]) -> None:
+    def restore_records(
+        self, traces: Mapping[str, PackedTrace], rejections: Iterable[Rejection]
+    ) -> None:
         """Restore the history of an earlier run; only before the first event."""
         self._traces |= traces
         self._rejections.update((r.key, r) for r in rejections)

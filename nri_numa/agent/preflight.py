@@ -48,7 +48,7 @@ from nri_numa.machine.cgroups import CgroupReader, CgroupWriter
 from nri_numa.machine.pci import list_pci_devices
 from nri_numa.machine.sysfs import discover_topology
 from nri_numa.machine.tree import open_tree
-from nri_numa.model.cpuset import NO_CPUS, CPUSet, ListFormatError, NUMASet
+from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
 from nri_numa.model.machine import Topology, cpus_text, listed_words_text, numa_text
 from nri_numa.model.settings import IsolatedCPUs, NohzFullCPUs
 from nri_numa.model.workload import KubeletGrants
@@ -395,10 +395,8 @@ def check_host_processes(config: AgentConfig, topology: Topology) -> Iterator[Fi
 
 
 def _read_effective_cpus(directory: Path) -> CPUSet:
-    try:
-        return CPUSet.parse((_read_text_or_none(directory / "cpuset.cpus.effective") or "").strip())
-    except ListFormatError:
-        return NO_CPUS
+    text = _read_text_or_none(directory / "cpuset.cpus.effective") or ""
+    return CPUSet.parse_or_none(text.strip()) or NO_CPUS
 
 
 # --- the runtime --------------------------------------------------------------------------------

@@ -44,7 +44,6 @@ from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import Metrics
 from nri_numa.observe.notices import NoticedEventKind, NoticeLog, NoticeMessageReason
 from nri_numa.observe.reports import ReportOnce
-from nri_numa.runtime import PushResult
 
 log = get_logger("reconcile")
 
@@ -95,7 +94,7 @@ class RuntimeStatus(Protocol):
         """True if registered and synchronized."""
 
 
-PushUpdates = Callable[[Sequence[ContainerUpdate]], Awaitable[PushResult]]
+PushUpdates = Callable[[Sequence[ContainerUpdate]], Awaitable[str]]
 """Function that sends the runtime updates that answer no event."""
 
 
@@ -483,10 +482,9 @@ class Reconciler:
         sent: list[Drift] = []
         for start in range(0, len(pending), PUSH_BATCH):
             chunk = pending[start : start + PUSH_BATCH]
-            result = await self._push_updates([c.to_update for c in chunk])
-            if not result.succeeded:
+            if problem := await self._push_updates([c.to_update for c in chunk]):
                 unsent = len(pending) - start
-                log.warning("corrections not sent", container_count=unsent, problem=result.detail)
+                log.warning("corrections not sent", container_count=unsent, problem=problem)
                 break
             sent += chunk
         if any(correction.quota for correction in sent):

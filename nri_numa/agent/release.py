@@ -19,7 +19,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
-from typing import Final, TypeVar
+from typing import Final
 
 import msgspec
 from msgspec.structs import replace
@@ -40,7 +40,7 @@ from nri_numa.errors import CheckpointError, RuntimeUnavailable, StateDirectoryB
 from nri_numa.kubelet.state_files import KubeletStateFiles
 from nri_numa.machine.cgroups import CgroupPlace, CgroupReader, read_actual_cgroups
 from nri_numa.machine.sysfs import discover_topology
-from nri_numa.model.cpuset import CPUSet, ListFormatError, NUMASet
+from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.machine import NO_CFS_QUOTA
 from nri_numa.model.workload import Container, ContainerUpdate, PodSandbox, PodTable, QoSClass
 from nri_numa.nri.link import push_one_shot
@@ -48,8 +48,6 @@ from nri_numa.store import checkpoint
 from nri_numa.store.checkpoint import CheckpointStore
 from nri_numa.store.files import read_key
 from nri_numa.store.journal import Document, state_from
-
-_CPUOrNUMASet = TypeVar("_CPUOrNUMASet", CPUSet, NUMASet)
 
 RELEASED_CHECKPOINT_NAME: Final = "checkpoint.released"
 """Name of the archived checkpoint after a complete release."""
@@ -209,8 +207,8 @@ def _plan_container_release(
     if kind is ContainerKind.FOREIGN:
         return entry
     cpus, mems = (
-        _parse_list_or_none(CPUSet, resources.cpus),
-        _parse_list_or_none(NUMASet, resources.mems),
+        CPUSet.parse_or_none(resources.cpus),
+        NUMASet.parse_or_none(resources.mems),
     )
     quota, note = None, ""
     if lifted is not None and (resources.cpu_quota or 0) <= 0:
@@ -248,7 +246,7 @@ def _kind_from_annotation(
     """
     marker = container.annotations.get(f"{machine.settings.prefix}/{ASSIGNED_KEY}")
     if marker is None:
-        cpus = _parse_list_or_none(CPUSet, container.resources.cpus)
+        cpus = CPUSet.parse_or_none(container.resources.cpus)
         is_subset = (
             placed is not None
             and placed.yields_to_exclusive
@@ -266,13 +264,6 @@ def _kind_from_annotation(
     except (ValueError, KeyError, msgspec.DecodeError, RecursionError):
         return ContainerKind.UNPINNED, None  # damaged, but only the agent writes this key
     return kind, 0 if owned and container.resources.cpu_quota == NO_CFS_QUOTA else None
-
-
-def _parse_list_or_none(kind: type[_CPUOrNUMASet], text: str) -> _CPUOrNUMASet | None:
-    try:
-        return kind.parse(text)
-    except ListFormatError:
-        return None
 
 
 # --- execution --------------------------------------------------------------------------------

@@ -289,7 +289,7 @@ class MachineReloader:
         """Read measured free memory."""
         current = self._current
         try:
-            reading = await asyncio.to_thread(read_memory, self._root, current.machine.topology)
+            readings = await asyncio.to_thread(read_memory, self._root, current.machine.topology)
         except (TopologyError, OSError) as error:
             if current.memory is not None:
                 log.warning("measured free memory unreadable", problem=str(error))
@@ -301,8 +301,8 @@ class MachineReloader:
                 devices[device_count.numa_node] += device_count.available
         current.set_memory(
             MeasuredFree(
-                memory={i: n.available_bytes for i, n in reading.numa_nodes.items()},
-                hugepages={i: dict(n.free_hugepages) for i, n in reading.numa_nodes.items()},
+                memory={i: n.available_bytes for i, n in readings.items()},
+                hugepages={i: dict(n.free_hugepages) for i, n in readings.items()},
                 devices=devices,
             )
         )

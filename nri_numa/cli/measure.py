@@ -99,7 +99,7 @@ def _measure_comparisons(rounds: int, seconds: float, subset: tuple[str, ...]) -
     planned = plan_comparisons(
         topology,
         usable,
-        available={i: n.available_bytes for i, n in memory.numa_nodes.items()},
+        available={i: n.available_bytes for i, n in memory.items()},
         l3_bytes=measuring.read_last_level_cache_bytes(),
     )
     names = [plan.name for plan in planned]

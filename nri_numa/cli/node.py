@@ -198,7 +198,7 @@ def _fix_containerd_config(config: str, root: Path = Path("/"), *, write: bool) 
     from nri_numa.nri import runtime_config
     from nri_numa.runtime_profile import CONTAINERD_FILES
 
-    section = runtime_config.NRI_SECTION
+    section = CONTAINERD_FILES.nri_section
     if problem := runtime_config.nri_unsupported_reason(CONTAINERD_FILES, root):
         raise Failure(f"{problem}; install a newer one, or set runtime.link: cri")
     if (distribution := runtime_config.find_containerd_distribution(root)) and config == str(

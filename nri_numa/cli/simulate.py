@@ -267,7 +267,7 @@ def _read_free_memory_and_hugepages(path: str | None, topology: Topology) -> Mea
     from nri_numa.engine.node_model import MeasuredFree
     from nri_numa.machine.sysfs import read_memory
 
-    nodes = read_memory(path or "/", topology).numa_nodes
+    nodes = read_memory(path or "/", topology)
     return MeasuredFree(
         memory={i: n.available_bytes for i, n in nodes.items()},
         hugepages={i: dict(n.free_hugepages) for i, n in nodes.items()},

@@ -1,4 +1,4 @@
-"""Sums of a Node as kube-scheduler counts them, and PodDisruptionBudgets. Pure.
+"""Sums of a Node as kube-scheduler counts them, claims of pods, and PodDisruptionBudgets. Pure.
 
 A pod fits on a Node by sums if its requests and those of the Node's pods are allocatable
 (NodeResourcesFit). Unreadable fields count as missing.
@@ -25,20 +25,23 @@ _LOCAL_VOLUME_KINDS: Final = frozenset(
 """Volumes that no node runs out of."""
 
 
-def pod_sums(document: Mapping[str, Any]) -> Mapping[str, int]:
+def pod_sums(document: Mapping[str, Any]) -> Counter[str]:
     """Return the requests of a pod by resource: CPUs in thousandths, and one of the pods."""
     spec = mapping_or_empty(document.get("spec"))
     running, peak = Counter[str](), Counter[str]()
     for container in list_of_mappings(spec.get("initContainers")):
-        amounts = _amounts(mapping_or_empty(container.get("resources")).get("requests"))
+        amounts = _requested_sums(container)
         peak |= running + amounts
         if container.get("restartPolicy") == "Always":
             running += amounts
     for container in list_of_mappings(spec.get("containers")):
-        running += _amounts(mapping_or_empty(container.get("resources")).get("requests"))
-    sums = dict(running | peak)
-    sums.update(_amounts(mapping_or_empty(spec.get("resources")).get("requests")))
-    return Counter(sums) + _amounts(spec.get("overhead")) + Counter({PODS_RESOURCE: 1})
+        running += _requested_sums(container)
+    sums = Counter({**(running | peak), **_requested_sums(spec)})
+    return sums + _amounts(spec.get("overhead")) + Counter({PODS_RESOURCE: 1})
+
+
+def _requested_sums(section: Mapping[str, Any]) -> Counter[str]:
+    return _amounts(mapping_or_empty(section.get("resources")).get("requests"))
 
 
 def allocatable_sums(node: Mapping[str, Any]) -> Mapping[str, int]:
@@ -101,6 +104,18 @@ def repels_other_pods(document: Mapping[str, Any]) -> bool:
     return bool(affinity.get("podAntiAffinity"))
 
 
+def claim_uses(document: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return container and request of each ResourceClaim that a pod's containers use.
+
+    The request is empty for all requests of a claim.
+    """
+    return [
+        (str(container.get("name")), str(use.get("request") or ""))
+        for container in list_of_mappings(mapping_or_empty(document.get("spec")).get("containers"))
+        for use in list_of_mappings(mapping_or_empty(container.get("resources")).get("claims"))
+    ]
+
+
 class DisruptionBudget(Struct, frozen=True):
     """A PodDisruptionBudget.
 
@@ -135,6 +150,6 @@ def read_disruption_budget(document: Mapping[str, Any]) -> DisruptionBudget:
     return DisruptionBudget(
         text_in_section(document, "metadata", "namespace"),
         mapping_or_empty(mapping_or_empty(document.get("spec")).get("selector")),
-        allowed if isinstance(allowed, int) else 0,
+        max(0, allowed) if isinstance(allowed, int) else 0,
         frozenset(mapping_or_empty(status.get("disruptedPods"))),
     )

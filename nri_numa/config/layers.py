@@ -6,10 +6,12 @@ key by key; any other value (a rule list, ``capacityFactor``) is replaced as a w
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import difflib
 import functools
 import json
+import operator
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -89,12 +91,9 @@ class LayeredDocument:
 
     def set_key(self, path: str, value: object, origin: str) -> None:
         """Set one key by its dotted path."""
-        document: Document = {}
-        parent = document
-        *sections, key = path.split(".")
-        for section in sections:
-            parent = parent.setdefault(section, {})
-        parent[key] = value
+        document: Any = value
+        for key in reversed(path.split(".")):
+            document = {key: document}
         self.merge_document(document)
         self.origins[path] = origin
 
@@ -130,11 +129,7 @@ def _merge_sections(
 
 
 def parse_config_text(text: str, source: str) -> Document:
-    """Parse the document of a YAML (or JSON) text.
-
-    Raises:
-        ConfigError: the text is not a mapping with text keys.
-    """
+    """Parse the document of a YAML (or JSON) text; `ConfigError` if it is no mapping."""
     if not text.strip():
         return {}
     if len(text) > MAX_CONFIG_BYTES:
@@ -159,11 +154,7 @@ def _parse_yaml(text: str) -> Any:
 
 
 def read_config_file(path: str) -> Document:
-    """Read the document of a file.
-
-    Raises:
-        ConfigError: the file cannot be read or is not a mapping.
-    """
+    """Read the document of a file; `ConfigError` if it cannot be read or is no mapping."""
     try:
         data = Path(path).read_bytes()
     except OSError as error:
@@ -203,11 +194,7 @@ def _add_environment(gathered: LayeredDocument, env: Mapping[str, str]) -> None:
 
 
 def build_config(gathered: LayeredDocument, source: str) -> AgentConfig:
-    """Validate a gathered document and convert it to a configuration.
-
-    Raises:
-        ConfigError: lists every structural and semantic problem.
-    """
+    """Validate a gathered document and convert it; `ConfigError` lists every problem."""
     problems, document = list(gathered.problems), _with_text_keys(gathered.document)
     try:
         config = msgspec.convert(document, AgentConfig, strict=True, str_keys=True)
@@ -253,9 +240,7 @@ def load_config(
     """Read the configuration: flags over environment over ``text`` over file over defaults.
 
     Flags are values by dotted path (None: not given); ``text`` is from the Configure request.
-
-    Raises:
-        ConfigError: lists every problem.
+    `ConfigError` lists every problem.
     """
     gathered = LayeredDocument()
     if path:
@@ -280,12 +265,9 @@ def changed_paths(
     prior: AgentConfig, config: AgentConfig
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return changed paths: those a reload applies, and those that need a restart."""
-    live: list[str] = []
-    restart: list[str] = []
-    for leaf in config_keys().values():
-        if leaf.value_in(prior) != leaf.value_in(config):
-            (restart if leaf.restart else live).append(leaf.path)
-    return tuple(live), tuple(restart)
+    changed = [k for k in config_keys().values() if k.value_in(prior) != k.value_in(config)]
+    live = tuple(key.path for key in changed if not key.restart)
+    return live, tuple(key.path for key in changed if key.restart)
 
 
 def merge_reloadable(prior: AgentConfig, config: AgentConfig) -> AgentConfig:
@@ -397,11 +379,8 @@ def _schema_error_problems(error: Any) -> Iterator[tuple[list[Any], str]]:
         hint = f"; did you mean {matches[0]}?" if matches and len(allowed) > 1 else ""
         yield path, f"{value_text}, expected {_choices_text(allowed)}{hint}"
     elif rule == "type":
-        yield (
-            path,
-            f"{value_text}, expected "
-            f"{_JSON_TYPE_TEXTS.get(error.validator_value, error.validator_value)}",
-        )
+        type_text = _JSON_TYPE_TEXTS.get(error.validator_value, error.validator_value)
+        yield path, f"{value_text}, expected {type_text}"
     elif rule == "anyOf":
         types = [
             _JSON_TYPE_TEXTS.get(item.get("type", ""), "a value") for item in error.validator_value
@@ -451,13 +430,5 @@ def _remove_key(document: Any, path: list[Any]) -> None:
     """Remove an invalid key; an invalid list item removes its list, so no index shifts."""
     while path and isinstance(path[-1], int):
         path = path[:-1]
-    if not path:
-        return
-    parent = document
-    for part in path[:-1]:
-        try:
-            parent = parent[part]
-        except (KeyError, IndexError, TypeError):
-            return
-    if isinstance(parent, dict):
-        parent.pop(path[-1], None)
+    with contextlib.suppress(LookupError, TypeError):  # an earlier error removed it
+        del functools.reduce(operator.getitem, path[:-1], document)[path[-1]]

@@ -161,10 +161,8 @@ def _exposed_server_text(section: str, address: str, key: str) -> str:
 
 def _check_topology_validity_period(config: AgentConfig) -> Iterator[str]:
     text = config.publish.node_resource_topology_validity
-    validity, interval_s = (
-        _parse_or_none(parse_duration, text),
-        _parse_or_none(parse_duration, config.publish.resync_interval),
-    )
+    validity = _parse_or_none(parse_duration, text)
+    interval_s = _parse_or_none(parse_duration, config.publish.resync_interval)
     if validity and interval_s is not None and not 3 * interval_s <= validity <= DAY_S:
         yield (
             f"publish.nodeResourceTopologyValidity: {text}, expected 0, or three times "
@@ -240,16 +238,12 @@ def _check_annotation_permissions(config: AgentConfig) -> Iterator[str]:
             if key not in options.TABLE.by_key:
                 yield f"{values_path}: {check_value(key, '')}"
                 continue
-            if (
-                ANY_ANNOTATION_KEY not in permission.allowed_keys
-                and key not in permission.allowed_keys
-            ):
+            if not {key, ANY_ANNOTATION_KEY} & set(permission.allowed_keys):
                 yield f"{values_path}.{key}: has values, but {path}.allowedKeys does not allow it"
             if not values:
                 yield f"{values_path}.{key}: is empty, expected at least one value"
             for value in values:
-                problem = check_value(key, str(value))
-                if problem is not None:
+                if problem := check_value(key, str(value)):
                     yield f"{values_path}.{key}: {problem}"
         if number < last_number and permission.match == PodMatch():
             yield f"{path}.match: matches every pod, so that the entries after it never count"
@@ -270,7 +264,7 @@ def _check_namespace_quotas(config: AgentConfig) -> Iterator[str]:
 
 
 def _check_reserved_resource_syntax(config: AgentConfig) -> Iterator[str]:
-    for section, mapping in _sections_by_numa_node(config):
+    for section, mapping in _sections_by_numa_node(config).items():
         for numa_node in mapping:
             if not 0 <= numa_node < NUMASet.LIMIT:
                 yield f"{section}.{numa_node}: expected a NUMA node from 0 to {NUMASet.LIMIT - 1}"
@@ -285,11 +279,8 @@ def _check_reserved_resource_syntax(config: AgentConfig) -> Iterator[str]:
         yield "strictCPUReservation: is true, but reservedCPUs names no CPU to keep out"
 
 
-def _sections_by_numa_node(config: AgentConfig) -> tuple[tuple[str, Mapping[int, object]], ...]:
-    return (
-        ("capacityFactor", config.capacity_factor),
-        ("reservedMemory", config.reserved_memory),
-    )
+def _sections_by_numa_node(config: AgentConfig) -> dict[str, Mapping[int, object]]:
+    return {"capacityFactor": config.capacity_factor, "reservedMemory": config.reserved_memory}
 
 
 def _reserved_memory_entries(config: AgentConfig) -> Iterator[tuple[str, int, str, str | int]]:
@@ -344,10 +335,8 @@ def _paths_that_set_annotation(config: AgentConfig, key: str, value: str) -> Ite
 
 def _check_against_machine(config: AgentConfig, topology: Topology) -> Iterator[str]:
     """Report CPUs, NUMA nodes and amounts that the machine lacks; bad values are skipped."""
-    floor, cpus = (
-        _parse_or_none(parse_pool_floor, config.shared_pool.min_cpus),
-        len(topology.allowed),
-    )
+    floor = _parse_or_none(parse_pool_floor, config.shared_pool.min_cpus)
+    cpus = len(topology.allowed)
     if floor is not None and floor.cpus_of_total(cpus) >= cpus:
         yield (
             f"sharedPool.minCPUs: {floor} is the whole machine, which has {cpus} CPUs; no CPU "
@@ -359,7 +348,7 @@ def _check_against_machine(config: AgentConfig, topology: Topology) -> Iterator[
     if reserved and topology.online <= reserved:
         yield f"reservedCPUs: {reserved} is the whole machine; nothing is left for containers"
     numa_ids = f"this machine has {topology.numa_ids}"
-    for section, mapping in _sections_by_numa_node(config):
+    for section, mapping in _sections_by_numa_node(config).items():
         for numa_node in mapping:
             if numa_node not in topology.numa_nodes:
                 yield f"{section}.{numa_node}: there is no NUMA node {numa_node}; {numa_ids}"
@@ -376,10 +365,8 @@ def _check_against_machine(config: AgentConfig, topology: Topology) -> Iterator[
 def _check_reserved_memory(config: AgentConfig, topology: Topology) -> Iterator[str]:
     for path, i, resource, quantity in _reserved_memory_entries(config):
         numa_node = topology.numa_nodes.get(i)
-        bytes_, size = (
-            _parse_or_none(parse_memory_bytes, quantity),
-            _parse_or_none(page_bytes_of_type, resource),
-        )
+        bytes_ = _parse_or_none(parse_memory_bytes, quantity)
+        size = _parse_or_none(page_bytes_of_type, resource)
         if numa_node is None or bytes_ is None or (size is None and resource != "memory"):
             continue
         capacity = numa_node.memory_bytes if size is None else numa_node.hugepages.get(size, 0)

@@ -36,23 +36,14 @@ from nri_numa.model.settings import (
 )
 from nri_numa.model.workload import KubeletGrantOverriders, QoSClass, Strategy
 
-_ACRONYMS = {
-    "ca": "CA",
-    "cfs": "CFS",
-    "cpu": "CPU",
-    "cpus": "CPUs",
-    "l3": "L3",
-    "numa": "NUMA",
-    "qps": "QPS",
-    "uid": "UID",
-    "url": "URL",
-}
+_ACRONYMS = ("CA", "CFS", "CPU", "CPUs", "L3", "NUMA", "QPS", "UID", "URL")
+_ACRONYM_BY_PART = {acronym.lower(): acronym for acronym in _ACRONYMS}
 
 
 def camel_case(name: str) -> str:
     """Name of a key in the file: ``reservedCPUs`` for ``reserved_cpus``."""
     head, *parts = name.split("_")
-    return head + "".join(_ACRONYMS.get(part, part.capitalize()) for part in parts)
+    return head + "".join(_ACRONYM_BY_PART.get(part, part.capitalize()) for part in parts)
 
 
 class Section(Struct, frozen=True, forbid_unknown_fields=True, rename=camel_case):
@@ -867,6 +858,8 @@ def config_keys() -> Mapping[str, ConfigKey]:
     """Return every key that is not a section by dotted path, in order of declaration."""
     from msgspec import inspect
 
+    defaults = AgentConfig()
+
     def walk_struct_fields(
         struct: inspect.StructType, path: str, names: tuple[str, ...], restart: bool
     ) -> Iterator[ConfigKey]:
@@ -880,11 +873,7 @@ def config_keys() -> Mapping[str, ConfigKey]:
             if isinstance(kind, inspect.StructType):
                 yield from walk_struct_fields(kind, f"{key_path}.", field_names, needs_restart)
             else:
-                default = (
-                    item.default
-                    if item.default_factory is msgspec.NODEFAULT
-                    else item.default_factory()
-                )
+                default = functools.reduce(getattr, field_names, defaults)
                 yield ConfigKey(key_path, default, needs_restart, extra.get("check"), field_names)
 
     root = cast("inspect.StructType", inspect.type_info(AgentConfig))

@@ -30,7 +30,6 @@ _SECONDS_BY_UNIT = {
     "h": Fraction(3600),
 }
 _PERCENT_PATTERN = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,3})?)%", re.ASCII)
-_MAX_CPUS = 8192  # of the largest kernels, as in `nri_numa.model.cpuset`
 
 # --- Amounts ------------------------------------------------------------------------------------
 
@@ -62,7 +61,7 @@ def parse_cpu_count_or_percent(value: str | int) -> CPUAmount:
     match = _PERCENT_PATTERN.fullmatch(text)
     if match is not None and float(match[1]) <= 100:
         return CPUAmount(percent=float(match[1]))
-    if text.isascii() and text.isdigit() and len(text) <= 4 and int(text) <= _MAX_CPUS:
+    if text.isascii() and text.isdigit() and len(text) <= 4 and int(text) <= CPUSet.LIMIT:
         return CPUAmount(int(text))
     raise ValueError(f"{text[:40]!r}, expected a number of CPUs, or a part of them such as 25%")
 
@@ -81,10 +80,8 @@ def parse_duration(value: str | float) -> float:
             raise ValueError(
                 f"{value[:40]!r} is no duration, expected seconds or a text such as 30s"
             )
-        total = Fraction(0)
-        for number, unit in _DURATION_PART.findall(value):
-            total += Fraction(number) * _SECONDS_BY_UNIT[unit]
-        return float(total)
+        parts = _DURATION_PART.findall(value)
+        return float(sum(Fraction(number) * _SECONDS_BY_UNIT[unit] for number, unit in parts))
     if not 0 <= value < float("inf"):
         raise ValueError(f"{value} is no duration, expected 0 or more seconds")
     return float(value)

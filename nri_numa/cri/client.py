@@ -9,7 +9,6 @@ Public source of the protocol: github.com/kubernetes/cri-api, ``pkg/apis/runtime
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from types import TracebackType
 from typing import Annotated, Self, TypeVar
 
 import grpc
@@ -29,7 +28,7 @@ from nri_numa.model.workload import (
     Resources,
     find_device_mentions,
 )
-from nri_numa.runtime import RuntimeInfo, inferred_qos, parse_page_bytes
+from nri_numa.runtime import RuntimeInfo, allows_all_devices, inferred_qos, parse_page_bytes
 
 _RUNTIME_SERVICE_PATH = "/runtime.v1.RuntimeService/"
 # The kubelet's own limit of two minutes is meant for image pulls; no call here does more than a
@@ -53,25 +52,19 @@ _UNREACHABLE_CODES = frozenset(
 )
 
 
-class UpdateFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """Failed update of a container.
-
-    Attributes:
-        unknown: the runtime does not know the container, or no longer.
-        message: the runtime's own text.
-    """
+class UpdateFailure(msgspec.Struct, frozen=True):
+    """Failed update, with the runtime's text; ``unknown`` if it knows the container no longer."""
 
     container_id: str
-    unknown: bool
     message: str
+    unknown: bool = False
 
 
 class CallRefused(RuntimeUnavailable):
     """Error that the runtime answered to one call; other calls may succeed.
 
-    Attributes:
-        unknown: the runtime does not know the pod or container of the call, or no longer.
-        details: the runtime's own text.
+    ``unknown`` is true if it does not know the pod or container of the call, or no longer;
+    ``details`` is its own text.
     """
 
     def __init__(self, message: str, *, unknown: bool, details: str) -> None:
@@ -86,39 +79,25 @@ _Response = TypeVar("_Response", bound=Message)
 class CRIClient:
     """Client of one runtime on a unix socket, whose path may start with ``unix://``.
 
-    It is an asynchronous context manager. Each call raises `RuntimeUnavailable` if the socket is
-    missing, the answer is late, or the answer is an error without a meaning here.
+    It is an asynchronous context manager, at whose end open calls fail. Each call raises
+    `RuntimeUnavailable` if the socket is missing, the answer is late, or the answer is an error
+    without a meaning here.
     """
 
     def __init__(self, socket_path: str, *, timeout_s: float = DEFAULT_CALL_TIMEOUT_S) -> None:
         self.socket_path = socket_path.removeprefix("unix://")
         self._timeout_s = timeout_s
-        self._channel: grpc.aio.Channel | None = None
+        self._channel: grpc.aio.Channel
 
     async def __aenter__(self) -> Self:
+        # Opened here: a channel belongs to the event loop that opened it.
+        self._channel = grpc.aio.insecure_channel(
+            f"unix://{self.socket_path}", options=_CHANNEL_OPTIONS
+        )
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """Close the connection; open calls fail."""
-        channel, self._channel = self._channel, None
-        if channel is not None:
-            await channel.close(None)
-
-    def _open_channel(self) -> grpc.aio.Channel:
-        # Opened on the first call: a channel belongs to the event loop that opened it.
-        if self._channel is None:
-            self._channel = grpc.aio.insecure_channel(
-                f"unix://{self.socket_path}", options=list(_CHANNEL_OPTIONS)
-            )
-        return self._channel
+    async def __aexit__(self, *error: object) -> None:
+        await self._channel.close(None)
 
     def _error_from_rpc(self, method: str, error: grpc.aio.AioRpcError) -> RuntimeUnavailable:
         code, details = error.code(), error.details()
@@ -134,7 +113,7 @@ class CRIClient:
     async def _call_method(
         self, method: str, request: Message, response: type[_Response]
     ) -> _Response:
-        call = self._open_channel().unary_unary(
+        call = self._channel.unary_unary(
             _RUNTIME_SERVICE_PATH + method,
             request_serializer=type(request).SerializeToString,
             response_deserializer=response.FromString,
@@ -219,9 +198,7 @@ class CRIClient:
                 "UpdateContainerResources", request, cri_pb2.UpdateContainerResourcesResponse
             )
         except CallRefused as refused:
-            return UpdateFailure(
-                container_id=update.container_id, unknown=refused.unknown, message=refused.details
-            )
+            return UpdateFailure(update.container_id, refused.details, unknown=refused.unknown)
         return None
 
     async def container_events(self) -> AsyncIterator[cri_pb2.ContainerEventResponse]:
@@ -230,7 +207,7 @@ class CRIClient:
         Events are not replayed: list the containers after the first step of this iterator started.
         The ``pod_sandbox_status`` of an event is empty if the runtime does not name the pod.
         """
-        call = self._open_channel().unary_stream(
+        call = self._channel.unary_stream(
             _RUNTIME_SERVICE_PATH + "GetContainerEvents",
             request_serializer=cri_pb2.GetEventsRequest.SerializeToString,
             response_deserializer=cri_pb2.ContainerEventResponse.FromString,
@@ -276,12 +253,6 @@ class _DeviceRule(_OCI, frozen=True):
     type: str = ""
     major: _Int64 | None = None
     minor: _Int64 | None = None
-
-    @property
-    def allows_all(self) -> bool:
-        """True if the rule makes a container privileged: its listed devices then mean nothing."""
-        numbers = (self.major, self.minor)
-        return self.allow and self.type in ("", "a") and all(n is None or n < 0 for n in numbers)
 
 
 class _Resources(_OCI, frozen=True):
@@ -422,7 +393,7 @@ def container_from(answer: cri_pb2.ContainerStatusResponse) -> Container:
             cpus=linux.cpuset_cpus,
             mems=linux.cpuset_mems,
         )
-    privileged = any(rule.allows_all for rule in oci.devices)
+    privileged = any(allows_all_devices(r.allow, r.type, r.major, r.minor) for r in oci.devices)
     return Container(
         id=status.id,
         pod_id=info.sandbox_id,

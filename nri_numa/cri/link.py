@@ -41,7 +41,6 @@ from nri_numa.runtime import (
     STABLE_LINK_S,
     LinkState,
     Planner,
-    PushResult,
     RequestRejected,
     RuntimeHandler,
     RuntimeLink,
@@ -65,7 +64,6 @@ LISTING_INTERVAL_WITH_EVENTS_S: Final = 5.0
 """Seconds between two listings while events arrive; a listing finds what no event reported."""
 EVENT_STREAM_RETRY_S: Final = 5.0
 """Seconds from the end of the event stream to the next attempt to open it."""
-
 RECONNECT_DELAYS: Final = partial(backoff_delays, random.random)
 """Creates the sequence of delays between attempts."""
 
@@ -78,16 +76,13 @@ _T = TypeVar("_T")
 async def list_pods_and_containers(
     client: CRIClient,
 ) -> tuple[dict[str, PodSandbox], list[Container]]:
-    """List all pods by id, and all created or running containers.
-
-    Raises:
-        RuntimeUnavailable: the runtime does not answer.
-    """
+    """List pods by id, and live containers; `RuntimeUnavailable` if the runtime does not answer."""
     entries = [c for c in await client.list_all_containers() if c.state in LIVE_STATES]
-    pods: dict[str, PodSandbox] = {}
-    for pod_id in await client.pod_sandbox_ids():
-        if (pod := await client.query_and_decode_pod(pod_id)) is not None:
-            pods[pod_id] = pod
+    pods = {
+        pod_id: pod
+        for pod_id in await client.pod_sandbox_ids()
+        if (pod := await client.query_and_decode_pod(pod_id)) is not None
+    }
     containers: list[Container] = []
     for entry in entries:
         answer = await client.container_status(entry.id)
@@ -163,15 +158,11 @@ class UpdateQueue:
             outcome = asyncio.get_running_loop().create_future()
             pending = self._pending[container_id] = _PendingUpdate(update, outcome)
         if container_id not in self._workers:
-            work = (
-                self._send_pending_updates(container_id)
-                if urgent
-                else self._send_within_limit(container_id)
-            )
+            work = self._send_pending_updates(container_id, urgent=urgent)
             self._workers[container_id] = asyncio.create_task(work, name="update")
         return asyncio.shield(pending.outcome)
 
-    async def close(self) -> None:
+    async def drop_pending_updates(self) -> None:
         """Drop pending updates, without waiting for open calls."""
         workers = list(self._workers.values())
         for worker in workers:
@@ -181,30 +172,23 @@ class UpdateQueue:
             pending.outcome.set_result(_closed_failure(container_id))
         self._pending.clear()
 
-    async def _send_within_limit(self, container_id: str) -> None:
-        async with self._lane:
-            await self._send_pending_updates(container_id)
-
-    async def _send_pending_updates(self, container_id: str) -> None:
+    async def _send_pending_updates(self, container_id: str, *, urgent: bool) -> None:
         try:
-            while (pending := self._pending.pop(container_id, None)) is not None:
-                failure: UpdateFailure | None = _closed_failure(container_id)
-                try:
-                    failure = await self._client.update_container(pending.update)
-                except RuntimeUnavailable as error:
-                    failure = UpdateFailure(
-                        container_id=container_id, unknown=False, message=str(error)
-                    )
-                finally:
-                    pending.outcome.set_result(failure)
+            async with contextlib.nullcontext() if urgent else self._lane:
+                while (pending := self._pending.pop(container_id, None)) is not None:
+                    failure: UpdateFailure | None = _closed_failure(container_id)
+                    try:
+                        failure = await self._client.update_container(pending.update)
+                    except RuntimeUnavailable as error:
+                        failure = UpdateFailure(container_id, str(error))
+                    finally:
+                        pending.outcome.set_result(failure)
         finally:
             self._workers.pop(container_id, None)
 
 
 def _closed_failure(container_id: str) -> UpdateFailure:
-    return UpdateFailure(
-        container_id=container_id, unknown=False, message="the connection was closed"
-    )
+    return UpdateFailure(container_id, "the connection was closed")
 
 
 # --- sizes of containers, as the runtime reports them ---------------------------------------------
@@ -301,7 +285,6 @@ class LifecycleCallbacks(Protocol):
         self, namespace: str, pod: str, uid: str, container: str, message: str, /
     ) -> None:
         """Handle the start of a container that was rejected with this message."""
-        ...
 
     def on_start(self, container_id: str, start_time: float, updated_at: float | None, /) -> None:
         """Handle the start of a container.
@@ -309,15 +292,12 @@ class LifecycleCallbacks(Protocol):
         ``start_time`` is the time of the start, ``updated_at`` the time when the runtime accepted
         its update (None if it has not), both as Unix time.
         """
-        ...
 
     def on_start_update_applied(self, container_id: str, start_time: float, /) -> None:
         """Handle the applied update of a container that started at ``start_time``."""
-        ...
 
     def on_rejected_resize_in_force(self, container_id: str, quota: int, /) -> None:
         """Handle a rejected resize whose CFS quota is in force nevertheless."""
-        ...
 
 
 class CRIConnection:
@@ -351,7 +331,7 @@ class CRIConnection:
         self._listener: asyncio.Task[None] | None = None
         self._listing_due = asyncio.Event()
 
-    async def connect(self) -> tuple[int, int]:
+    async def list_and_synchronize(self) -> tuple[int, int]:
         """Follow events, list what runs, and synchronize the handler.
 
         Returns the number of pods and of live containers.
@@ -374,11 +354,7 @@ class CRIConnection:
         return len(pods), len(containers)
 
     async def follow_runtime_until_failure(self) -> None:
-        """Follow events and listings until the runtime is unreachable.
-
-        Raises:
-            RuntimeUnavailable: the runtime is unreachable.
-        """
+        """Follow events and listings until the runtime is unreachable: `RuntimeUnavailable`."""
         # Containers that events reported during the listing.
         self._is_synchronized = True
         for container_id in tuple(self._requery_ids):
@@ -394,7 +370,7 @@ class CRIConnection:
             self._listing_due.clear()
             await self._query_unreported_changes()
 
-    async def close(self) -> None:
+    async def cancel_tasks(self) -> None:
         """Cancel all queries and updates."""
         await asyncio.sleep(0)  # cancelling a task that never ran would cancel its waiter
         tasks: list[asyncio.Task[Any]] = [*self._querying.values(), *self._checked_sends]
@@ -402,7 +378,7 @@ class CRIConnection:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._outbox.close()
+        await self._outbox.drop_pending_updates()
 
     def send_update(self, update: ContainerUpdate) -> asyncio.Future[UpdateFailure | None]:
         """Send an update and return its outcome."""
@@ -532,10 +508,7 @@ class CRIConnection:
             self._querying.pop(container_id, None)
 
     async def _query_and_apply_status(self, container_id: str) -> None:
-        if (
-            container_id not in self._pod_of
-            and await self._find_or_query_pod(container_id) is not None
-        ):
+        if container_id not in self._pod_of and await self._find_or_query_pod(container_id):
             return  # a pod, reported before its containers as over NRI
         answer = await self._client.container_status(container_id)
         if answer is None or answer.status.state not in LIVE_STATES:
@@ -676,7 +649,7 @@ class CRIConnection:
     def _call_handler(
         self, name: str, handle: Callable[[], _T], *, rejections: bool = False
     ) -> _T | None:
-        """Call the handler; return None if it fails, or rejects without ``refusals``."""
+        """Call the handler; return None if it fails, or rejects without ``rejections``."""
         start_time = time.perf_counter()
         try:
             return handle()
@@ -749,16 +722,16 @@ class CRILink(RuntimeLink):
         finally:
             self._set_link_state(LinkState.STOPPED, "")
 
-    async def push_updates(self, updates: Sequence[ContainerUpdate]) -> PushResult:
+    async def push_updates(self, updates: Sequence[ContainerUpdate]) -> str:
         """Send updates that answer no request."""
         if not updates:
-            return PushResult()
+            return ""
         connection = self._connection
         if connection is None or self.state is not LinkState.ACTIVE:
-            return PushResult(f"the link is {self.state.value}")
+            return f"the link is {self.state.value}"
         failures = await asyncio.gather(*map(connection.send_update, updates))
         messages = [f.message for f in failures if f is not None and not f.unknown]
-        return PushResult("; ".join(messages[:3]))
+        return "; ".join(messages[:3])
 
     async def ensure_containers_reported(self) -> str:
         """Do nothing: listings show all running containers."""
@@ -775,18 +748,15 @@ class CRILink(RuntimeLink):
                     client, self._handler, self._callbacks, listing=self._listing
                 )
                 try:
-                    pods, containers = await connection.connect()
+                    pods, containers = await connection.list_and_synchronize()
                     self._connection = connection
-                    self._set_link_state(
-                        LinkState.ACTIVE,
-                        f"{count_text(pods, 'pod')} and {count_text(containers, 'container')} "
-                        "when it "
-                        "was made, over CRI",
-                    )
+                    counts = f"{count_text(pods, 'pod')} and {count_text(containers, 'container')}"
+                    detail = f"{counts} when it was made, over CRI"
+                    self._set_link_state(LinkState.ACTIVE, detail)
                     await connection.follow_runtime_until_failure()
                 finally:
                     self._connection = None
-                    await connection.close()
+                    await connection.cancel_tasks()
         except RuntimeUnavailable as error:
             return str(error)
         return "the connection ended"

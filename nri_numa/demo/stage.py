@@ -20,7 +20,7 @@ from nri_numa.cli.machine import parse_synthetic
 from nri_numa.cluster.pods import ContainerRole, PodManifest, container_of, pod_sandbox
 from nri_numa.demo.runtime import DemoContainer, DemoContainerState, DemoRuntime, PodOperationFailed
 from nri_numa.machine.synthetic import synthetic_sysfs_files
-from nri_numa.model.cpuset import CPUSet
+from nri_numa.model.cpuset import CPUSet, union_cpus
 from nri_numa.model.machine import Topology
 from nri_numa.model.workload import Container, PodSandbox, Resources
 from nri_numa.nri.wire.pb import nri_pb2 as pb
@@ -216,10 +216,7 @@ def read_assigned_annotation(container: DemoContainer) -> dict[str, Any]:
 
 def union_of_container_cpus(containers: Iterable[DemoContainer]) -> CPUSet:
     """Union of the CPUs that containers may run on."""
-    bits = 0
-    for container in containers:
-        bits |= CPUSet.parse(container.cpus).bits
-    return CPUSet.from_bits(bits)
+    return union_cpus(CPUSet.parse(container.cpus) for container in containers)
 
 
 def _environment_without_plugin_settings() -> dict[str, str]:

@@ -16,7 +16,7 @@ import os
 import stat
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import grpc
 import grpc.aio
@@ -36,8 +36,6 @@ from nri_numa.web.responses import ExclusiveCPUSlotsDocument
 log = get_logger("device-plugin")
 
 DEVICE_PLUGIN_API_VERSION: Final = "v1beta1"
-HEALTHY_STATE: Final = "Healthy"
-UNHEALTHY_STATE: Final = "Unhealthy"
 _PLUGIN_SERVICE: Final = "v1beta1.DevicePlugin"
 _REGISTER_METHOD: Final = "/v1beta1.Registration/Register"
 _REGISTER_TIMEOUT_S: Final = 15.0
@@ -53,9 +51,7 @@ def encode_devices(slots: tuple[Slot, ...]) -> pb.ListAndWatchResponse:
     """Encode the whole list for the kubelet."""
     answer = pb.ListAndWatchResponse()
     for slot in slots:
-        device = answer.devices.add(
-            ID=slot.id, health=HEALTHY_STATE if slot.healthy else UNHEALTHY_STATE
-        )
+        device = answer.devices.add(ID=slot.id, health="Healthy" if slot.healthy else "Unhealthy")
         if slot.numa_node is not None:
             # Left unset if unknown: with an empty topology PodResources would lose the device.
             device.topology.nodes.add(ID=slot.numa_node)
@@ -63,31 +59,22 @@ def encode_devices(slots: tuple[Slot, ...]) -> pb.ListAndWatchResponse:
 
 
 class SlotService:
-    """gRPC service of a `SlotList` on a unix socket, from `start` to `stop`; usable once.
+    """gRPC service of a `SlotList` on a unix socket, within its context; usable once.
 
-    The socket of a killed process is removed.
-
-    Attributes:
-        streams: number of lists that the kubelet is watching now.
+    The socket of a killed process is removed; `RuntimeUnavailable` if it cannot be created. At the
+    end every call has ended, and the kubelet can detect it. ``streams`` is the number of lists that
+    the kubelet is watching now.
     """
 
-    def __init__(
-        self, path: str, slots: SlotList, *, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, path: str, slots: SlotList) -> None:
         self.path = path
         self._slots = slots
-        self._clock = clock
-        self._server: grpc.aio.Server | None = None
+        self._server: grpc.aio.Server
         self._changed = asyncio.Event()
         self.streams = 0
 
-    async def start(self) -> None:
-        """Listen on the socket.
-
-        Raises:
-            RuntimeUnavailable: the socket cannot be created.
-        """
-        server = grpc.aio.server()
+    async def __aenter__(self) -> Self:
+        self._server = grpc.aio.server()
         handlers = {
             "GetDevicePluginOptions": _unary_rpc_handler(self._get_plugin_options, pb.Empty),
             "ListAndWatch": grpc.unary_stream_rpc_method_handler(
@@ -100,24 +87,21 @@ class SlotService:
             ),
             "Allocate": _unary_rpc_handler(self._allocate_slots, pb.AllocateRequest),
         }
-        server.add_generic_rpc_handlers(
+        self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(_PLUGIN_SERVICE, handlers),)
         )
         try:
             unlink_socket(self.path)
-            server.add_insecure_port(f"unix:{self.path}")
+            self._server.add_insecure_port(f"unix:{self.path}")
         except (OSError, RuntimeError) as error:
             raise RuntimeUnavailable(
                 f"device plugin socket {self.path} cannot be made: {error}"
             ) from error
-        await server.start()
-        self._server = server
+        await self._server.start()
+        return self
 
-    async def stop(self) -> None:
-        """End every call and close; returns when the kubelet can detect it."""
-        server, self._server = self._server, None
-        if server is not None:
-            await server.stop(None)
+    async def __aexit__(self, *error: object) -> None:
+        await self._server.stop(None)
 
     def notify_slots_changed(self) -> None:
         """Send the changed list to the kubelet."""
@@ -157,7 +141,7 @@ class SlotService:
         answer = pb.AllocateResponse()
         for container in request.container_requests:
             try:
-                text = self._slots.allocate_slots(list(container.devices_ids), self._clock())
+                text = self._slots.allocate_slots(list(container.devices_ids), time.monotonic())
             except UnknownSlots as error:
                 log.warning("allocation rejected", problem=str(error))
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
@@ -176,11 +160,7 @@ def _unary_rpc_handler(method: Any, request: Any) -> Any:
 
 
 def unlink_socket(path: str) -> None:
-    """Remove the socket of an earlier process.
-
-    Raises:
-        OSError: it cannot be removed, or is no socket.
-    """
+    """Remove the socket of an earlier process; `OSError` if that fails, or it is no socket."""
     try:
         mode = os.lstat(path).st_mode
     except FileNotFoundError:
@@ -262,7 +242,7 @@ class DevicePlugin:
         fetch: Callable[[], Mapping[str, Any]],
         slots: SlotList,
         *,
-        allocated: Callable[[], Iterable[str]] = tuple,
+        allocated: Callable[[], Iterable[str]],
         times: PluginTiming | None = None,
     ) -> None:
         self._directory = directory
@@ -313,15 +293,16 @@ class DevicePlugin:
         return counts if counts.ready else counts.reason
 
     def _apply_counts(self, counts: ExclusiveCPUSlotsDocument | str) -> None:
-        now, reason = time.monotonic(), ""
+        queried_at, reason = time.monotonic(), ""
+        expires_at = self._counted_at + self._times.agent_timeout_s
         if not isinstance(counts, str):
-            self._counted_at = now
-            changed = self._slots.apply_counts(counts, now)
-        elif not self._has_count.is_set() or now - self._counted_at < self._times.agent_timeout_s:
+            self._counted_at = queried_at
+            changed = self._slots.apply_counts(counts, queried_at)
+        elif not self._has_count.is_set() or queried_at < expires_at:
             self._report_problem(counts, "")
             return
         else:
-            reason, changed = counts, self._slots.stop_offering(now)
+            reason, changed = counts, self._slots.stop_offering(queried_at)
         self._has_count.set()
         self._report_problem(reason, "; free slots are unhealthy until then")
         if changed:
@@ -351,7 +332,8 @@ class DevicePlugin:
         while True:
             kubelet = await self._wait_for_kubelet()
             try:
-                async with self._running_service() as service:
+                async with SlotService(self._own_socket, self._slots) as service:
+                    self._service = service
                     await register_with_kubelet(
                         self._kubelet_socket, PLUGIN_SOCKET_NAME, self._resource
                     )
@@ -372,10 +354,8 @@ class DevicePlugin:
                     log.warning("resource not registered", problem=str(error))
             await asyncio.sleep(self._times.settle)
             if failures:
-                await self._wait_same_kubelet(
-                    self._times.retry_delays_s[min(failures, len(self._times.retry_delays_s)) - 1],
-                    kubelet,
-                )
+                delays_s = self._times.retry_delays_s
+                await self._wait_same_kubelet(delays_s[min(failures, len(delays_s)) - 1], kubelet)
 
     async def _wait_same_kubelet(self, seconds: float, kubelet: object) -> None:
         """Wait, unless the kubelet restarts: a new one has not seen the failure."""
@@ -395,23 +375,12 @@ class DevicePlugin:
             await asyncio.sleep(self._times.poll)
         return kubelet
 
-    @contextlib.asynccontextmanager
-    async def _running_service(self) -> AsyncIterator[SlotService]:
-        service = SlotService(self._own_socket, self._slots)
-        await service.start()
-        self._service = service
-        try:
-            yield service
-        finally:
-            self._service = None
-            await service.stop()
-
     async def _watch_sockets(self, service: SlotService, kubelet: object) -> _ReregisterReason:
         """Poll the directory until there is a reason to register again."""
         plugin_socket, watched_at = _socket_identity(self._own_socket), time.monotonic()
         while True:
             await asyncio.sleep(self._times.poll)
-            now = time.monotonic()
+            checked_at = time.monotonic()
             kubelet_socket = _socket_identity(self._kubelet_socket)
             if kubelet_socket not in (None, kubelet):
                 return _ReregisterReason("the kubelet restarted", is_retry=False)
@@ -422,11 +391,11 @@ class DevicePlugin:
                 )
             if service.streams or kubelet_socket is None:
                 # Without its socket no kubelet can be registered with: the list is still served.
-                watched_at = now
-            elif now - watched_at > self._times.watched:
+                watched_at = checked_at
+            elif checked_at - watched_at > self._times.watched:
                 return _ReregisterReason(
                     "the kubelet no longer watches the list; another plugin may register "
-                    "{self._resource} too",
+                    f"{self._resource} too",
                     is_retry=True,
                 )
 

@@ -74,28 +74,28 @@ class SlotList:
         self._pending_slots.update(dict.fromkeys(ids, allocated_at))
         self._node_by_slot.update({id: numa_node_of_slot(id) for id in self._pending_slots})
 
-    def apply_counts(self, counts: ExclusiveCPUSlotsDocument, now: float) -> bool:
+    def apply_counts(self, counts: ExclusiveCPUSlotsDocument, queried_at: float) -> bool:
         """Apply the counts of a ready agent; True if the list changed."""
         self._counts, self._ready = counts, True
-        return self._rebuild_slots(now)
+        return self._rebuild_slots(queried_at)
 
-    def stop_offering(self, now: float) -> bool:
+    def stop_offering(self, queried_at: float) -> bool:
         """Stop offering free slots, because the agent is not ready; True if the list changed."""
         self._ready = False
-        return self._rebuild_slots(now)
+        return self._rebuild_slots(queried_at)
 
-    def _rebuild_slots(self, now: float) -> bool:
+    def _rebuild_slots(self, queried_at: float) -> bool:
         if self._counts is None:
             return False
         held_ids = set(self._counts.ids)
         self._pending_slots = {
             id: allocated_at
             for id, allocated_at in self._pending_slots.items()
-            if id not in held_ids and now - allocated_at < PENDING_SLOT_TIMEOUT_S
+            if id not in held_ids and queried_at - allocated_at < PENDING_SLOT_TIMEOUT_S
         }
         ids = held_ids | self._pending_slots.keys()
         slots = {
-            id: Slot(id, numa_node=self._announced_numa_node(numa_node_of_slot(id))) for id in ids
+            id: Slot(id, numa_node=numa_node_of_slot(id) if self._topology else None) for id in ids
         }
         counts = {item.id: max(0, item.free) for item in self._counts.numa_nodes}
         if not self._topology:
@@ -103,23 +103,17 @@ class SlotList:
         for id in self._pending_slots:
             # The agent still counts its CPU as free.
             node = numa_node_of_slot(id)
-            target = (
-                node if self._topology and node in counts else max(counts, key=lambda i: counts[i])
-            )
-            counts[target] -= 1
+            if node is None or node not in counts:
+                node = max(counts, key=lambda i: counts[i])
+            counts[node] -= 1
         for i, free_count in sorted(counts.items()):
             prefix, numbers = (f"numa{i}-slot-" if self._topology else "slot-"), count()
             for _ in range(free_count):
                 id = next(f"{prefix}{n}" for n in numbers if f"{prefix}{n}" not in slots)
-                slots[id] = Slot(
-                    id, self._ready, self._announced_numa_node(i if self._topology else None)
-                )
+                slots[id] = Slot(id, self._ready, i if self._topology else None)
         prior, self.slots = self.slots, tuple(slots[id] for id in sorted(slots, key=_slot_sort_key))
         self._node_by_slot.update((slot.id, slot.numa_node) for slot in self.slots)
         return prior != self.slots
-
-    def _announced_numa_node(self, node: int | None) -> int | None:
-        return node if self._topology else None
 
     def allocate_slots(self, ids: Sequence[str], allocated_at: float) -> str:
         """Record the kubelet's allocation for one container; return the annotation's text.

@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from msgspec.structs import replace
+
 from nri_numa.devices.lookup import (
     DeviceFinder,
     MissedHints,
@@ -36,9 +38,7 @@ from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.workload import (
     MAX_CONTAINER_DEVICES,
     Container,
-    DeviceMentions,
     DeviceRequest,
-    KnownContainerDevices,
     PodSandbox,
     PodTable,
 )
@@ -218,18 +218,11 @@ class DeviceWatch(PodObserver):
         self._pods.pop(pod_id, None)
 
     def complete(self, pod: PodSandbox, container: Container) -> tuple[PodSandbox, Container]:
-        """Return the container with its known devices."""
-        devices = self.known_container_devices(pod.id, container.name, container.mentions)
-        return pod, devices.apply_to(container)
-
-    def known_container_devices(
-        self, pod_id: str, name: str, mentions: DeviceMentions
-    ) -> KnownContainerDevices:
-        """Return the devices of the container ``name`` that are known now."""
-        entry = self._pods.get(pod_id, _UNKNOWN_POD)
+        """Return the container with the devices that are known now."""
+        entry, name = self._pods.get(pod.id, _UNKNOWN_POD), container.name
         (cards, network_note), (kubelet_devices, kubelet_note) = entry.network, entry.kubelet
         lookup, missed = self._lookup, MissedHints()
-        devices = list(lookup.find_mentioned(mentions, missed))
+        devices = list(lookup.find_mentioned(container.mentions, missed))
         # Sources that lack a name are read again.
         if missed.cdi and self._clock() - self._files_read > _MIN_CDI_REREAD_INTERVAL_S:
             self._files_read = self._clock()
@@ -258,8 +251,10 @@ class DeviceWatch(PodObserver):
                 chain.from_iterable(kubelet_devices.values()),
             )
         for note in hints.notes:
-            log.debug("device without hint", pod=entry.pod or pod_id, container=name, problem=note)
-        return KnownContainerDevices(requests, pod_requests, hints.notes)
+            log.debug("device without hint", pod=entry.pod or pod.id, container=name, problem=note)
+        return pod, replace(
+            container, devices=requests, pod_devices=pod_requests, device_notes=hints.notes
+        )
 
     def _with_stocks(
         self, requests: tuple[DeviceRequest, ...], held_devices: Iterable[LocatedDevice]

@@ -14,14 +14,13 @@ import msgspec
 
 from nri_numa.engine.request import options
 from nri_numa.errors import AgentError
+from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.workload import CLAIM_VARIABLE_PREFIX
 from nri_numa.text import BadQuantity, parse_exact_quantity
 
 MAX_CLAIM_BYTES: Final = 256 << 10
 """Bytes of a claim's document. The API server allows 32 configurations of 10 KiB."""
 MAX_CLAIM_RESULTS_PER_CONTAINER: Final = 32
-MAX_CPUS: Final = 8192
-"""NR_CPUS of the largest kernels."""
 
 DRA_DRIVER_CPU_VARIABLE_PREFIX: Final = "DRA_CPUSET_"
 """Prefix of dra-driver-cpu's variable with the CPUs of a claim; the claim's UID follows."""
@@ -116,11 +115,7 @@ def prune_claim(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse_claim(document: object, *, driver: str, pool: str) -> Claim:
-    """Parse a claim object of the API server for a driver and this node's pool.
-
-    Raises:
-        InvalidClaim: the claim cannot be prepared on this node.
-    """
+    """Parse a claim object for this driver and pool; `InvalidClaim` if it cannot be prepared."""
     top = _require_mapping(document, "the document")
     metadata, status = (_require_mapping(top.get(key), key) for key in ("metadata", "status"))
     uid, namespace, name = (
@@ -142,6 +137,7 @@ def parse_claim(document: object, *, driver: str, pool: str) -> Claim:
     ]
     if not results:
         raise InvalidClaim(f"{subject} has no device of driver {driver}")
+    annotations = _require_mapping(metadata.get("annotations") or {}, "")
     consumers = _require_mappings(status.get("reservedFor") or [], "status.reservedFor")
     return Claim(
         uid=uid,
@@ -153,12 +149,7 @@ def parse_claim(document: object, *, driver: str, pool: str) -> Claim:
             if entry.get("resource") == "pods"
         ),
         results=tuple(results),
-        pod_claim=str(
-            _require_mapping(metadata.get("annotations") or {}, "").get(
-                CLAIM_NAME_IN_POD_ANNOTATION
-            )
-            or ""
-        ),
+        pod_claim=str(annotations.get(CLAIM_NAME_IN_POD_ANNOTATION) or ""),
     )
 
 
@@ -208,9 +199,8 @@ def _parse_result_numa_node(result: Mapping[str, Any], pool: str) -> int:
 def _consumed_capacity(result: Mapping[str, Any], driver: str) -> dict[str, int]:
     """Parse the consumed capacity of a result, with 1 or more CPUs."""
     capacity = {CPU_CAPACITY: 0}
-    for key, value in _require_mapping(
-        result.get("consumedCapacity") or {}, "consumedCapacity"
-    ).items():
+    consumed = _require_mapping(result.get("consumedCapacity") or {}, "consumedCapacity")
+    for key, value in consumed.items():
         name = str(key).removeprefix(f"{driver}/")
         try:
             amount = parse_exact_quantity(value)
@@ -220,11 +210,10 @@ def _consumed_capacity(result: Mapping[str, Any], driver: str) -> dict[str, int]
             text = f"{name[:80]} is {str(value)[:40]!r}, expected {error}"
             raise InvalidClaim(text) from None
         capacity[name] = int(amount)
-    if not 1 <= capacity[CPU_CAPACITY] <= MAX_CPUS:
+    if not 1 <= capacity[CPU_CAPACITY] <= CPUSet.LIMIT:
         raise InvalidClaim(
             f"consumes {capacity[CPU_CAPACITY]} of {driver}/{CPU_CAPACITY}, expected 1 or more "
-            "CPUs (does the API "
-            "server know consumable capacity, DRAConsumableCapacity?)"
+            "CPUs (does the API server know consumable capacity, DRAConsumableCapacity?)"
         )
     return capacity
 
@@ -266,11 +255,7 @@ def encode_record(claim: Claim) -> str:
 
 
 def decode_record(text: str) -> Claim:
-    """Decode the text of `encode_record`.
-
-    Raises:
-        InvalidClaim: the text is no record, or one of another version.
-    """
+    """Decode the text of `encode_record`; `InvalidClaim` if it is none, or of another version."""
     try:
         claim = msgspec.json.decode(text, type=Claim)
     except (msgspec.MsgspecError, RecursionError) as error:

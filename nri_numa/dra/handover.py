@@ -55,11 +55,7 @@ class ClaimFileRequester:
                     _unlink_if_present(os.path.join(self._directory, name))
 
     def fetch_claim(self, namespace: str, name: str, uid: str) -> object:
-        """Request the claim object from the publisher.
-
-        Raises:
-            InvalidClaim: no claim was handed over; the message says why.
-        """
+        """Request the claim object from the publisher; `InvalidClaim` says why there is none."""
         number, subject = secrets.token_hex(8), f"claim {namespace}/{name}"
         request_path, answer_path = (
             os.path.join(self._directory, f"{kind}-{number}.json") for kind in _ASK_ANSWER_PREFIXES
@@ -123,11 +119,7 @@ class ClaimFileResponder:
         return requests
 
     def write_answer_if_still_asked(self, id: str, answer: dict[str, Any]) -> None:
-        """Answer a request if its file still exists.
-
-        Raises:
-            OSError: the answer cannot be written.
-        """
+        """Answer a request if its file still exists; `OSError` if that cannot be written."""
         request_path, answer_path = (
             os.path.join(self._directory, f"{kind}-{id}.json") for kind in _ASK_ANSWER_PREFIXES
         )
@@ -155,11 +147,7 @@ def list_file_names(directory: str) -> list[str]:
 
 
 def write_file_atomically(path: str, text: str, *, mode: int = 0o644) -> None:
-    """Write a file whole or not at all.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Write a file whole or not at all; `OSError` if that fails."""
     # Names with a leading dot are read neither as requests nor as CDI files.
     head, tail = os.path.split(path)
     temporary_path = os.path.join(head, f".{tail}.new")
@@ -178,12 +166,7 @@ def write_file_atomically(path: str, text: str, *, mode: int = 0o644) -> None:
 
 
 def read_small_file_or_raise(path: str, max_bytes: int) -> str:
-    """Read the text of a small regular file that another process may have written.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        OSError: it is not a small regular file.
-    """
+    """Read a small regular file of another process; `OSError` if there is none."""
     # Do not follow a link, and do not block on a pipe without a writer.
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
     descriptor = os.open(path, flags)

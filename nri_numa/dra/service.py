@@ -55,15 +55,12 @@ class ClaimPreparer(Protocol):
 
     def prepare_claim(self, namespace: str, name: str, uid: str) -> Sequence[PreparedDevice]:
         """Prepare a claim; idempotent."""
-        ...
 
     def unprepare_claim(self, uid: str) -> None:
         """Drop a claim; unknown claims are not an error."""
-        ...
 
     def pool_and_device_health(self) -> tuple[str, Mapping[str, str]]:
         """Return the pool, and the problem of each device by name; empty for none."""
-        ...
 
 
 class KubeletPlugin:
@@ -86,11 +83,7 @@ class KubeletPlugin:
         self._stopped = threading.Event()
 
     def start(self) -> None:
-        """Serve the driver's calls, then the registration.
-
-        Raises:
-            RuntimeUnavailable: a socket cannot be created.
-        """
+        """Serve the driver's calls, then registration; `RuntimeUnavailable` without a socket."""
         calls = {
             "NodePrepareResources": _unary_rpc_handler(
                 self._prepare_resources, dra.NodePrepareResourcesRequest
@@ -173,21 +166,19 @@ class KubeletPlugin:
                 log.warning("claim not prepared", claim_uid=claim.uid, problem=str(error))
                 continue
             for prepared in devices:
-                device = entry.devices.add(
+                entry.devices.add(
                     request_names=[prepared.request],
                     pool_name=prepared.pool,
                     device_name=prepared.device,
                     cdi_device_ids=[prepared.cdi],
+                    share_id=prepared.share_id or None,
                 )
-                if prepared.share_id:
-                    device.share_id = prepared.share_id
         return answer
 
     def _unprepare_resources(self, request: Any, context: Any) -> Any:
         answer = dra.NodeUnprepareResourcesResponse()
         for claim in request.claims:
-            entry = answer.claims[claim.uid]
-            entry.error = ""
+            entry = answer.claims[claim.uid]  # as above
             try:
                 self._book.unprepare_claim(claim.uid)
             except OSError as error:

@@ -21,18 +21,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from itertools import accumulate
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
-from nri_numa.engine.cpus.allocator import (
-    ChosenCPUs,
-    NotEnoughCPUs,
-    SMTMisaligned,
-    TakeRequest,
-    take_cpus,
-)
+from nri_numa.engine.cpus.allocator import ChosenCPUs, TakeRequest, TakeResult, take_cpus
 from nri_numa.engine.cpus.index import AllocatorIndex
 from nri_numa.engine.decision import PlacementRequest
 from nri_numa.engine.desired import NodeSnapshot
@@ -43,16 +37,11 @@ from nri_numa.engine.foreign_pins import (
     yielding_list_cpus,
 )
 from nri_numa.engine.node_model import NodeModel
-from nri_numa.engine.state import Allocation, NodeState, union_cpus
-from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
+from nri_numa.engine.state import Allocation, NodeState
+from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet, union_cpus
 from nri_numa.model.machine import count_text, numa_text
 from nri_numa.model.reasons import Rejection, RejectionReason
-from nri_numa.model.settings import (
-    ALL_CPUS_AMOUNT,
-    CPUAmount,
-    IsolatedCPUs,
-    NamespacePatternQuota,
-)
+from nri_numa.model.settings import ALL_CPUS_AMOUNT, CPUAmount, IsolatedCPUs, NamespacePatternQuota
 from nri_numa.model.workload import SMT, BusySchedule, PodSandbox
 
 MANY_CPUS: Final = 2
@@ -60,7 +49,7 @@ MANY_CPUS: Final = 2
 
 
 def count_free_exclusive_by_node(
-    node: NodeSnapshot, free: CPUSet, smt: SMT, free_milli: Mapping[int, int]
+    node: NodeSnapshot, free_cpus: CPUSet, smt: SMT, free_milli: Mapping[int, int]
 ) -> dict[int, int]:
     """Count by NUMA node the CPUs that one more container could have exclusively.
 
@@ -69,13 +58,14 @@ def count_free_exclusive_by_node(
     cores, each of which takes all of its threads from the pool.
     """
     machine, pool = node.machine, node.pool.bits
-    sizes = _free_core_sizes_by_node(machine, free) if smt in (SMT.FULL_CORE, SMT.ISOLATE) else {}
+    counts_cores = smt in (SMT.FULL_CORE, SMT.ISOLATE)
+    sizes = _free_core_sizes_by_node(machine, free_cpus) if counts_cores else {}
     counts: dict[int, int] = {}
     milli_of_cpu = max(1, machine.shared_milli_of(1))
     for i, cpus in machine.allowed_cpus_by_node.items():
         pool_count = (cpus.bits & pool).bit_count()
         promised = -(-node.state.shared_milli(i, cpus) // milli_of_cpu)
-        isolated_count = (cpus.bits & free.bits & ~pool).bit_count()
+        isolated_count = (cpus.bits & free_cpus.bits & ~pool).bit_count()
         spare = max(0, pool_count - promised) + isolated_count
         if smt is SMT.ISOLATE:
             # The number of cores that the pool can lose, whichever are taken.
@@ -86,7 +76,7 @@ def count_free_exclusive_by_node(
             if cores and min(cores) == max(cores):
                 count -= count % cores[0]
         else:
-            count = min((cpus.bits & free.bits).bit_count(), spare)
+            count = min((cpus.bits & free_cpus.bits).bit_count(), spare)
         counts[i] = min(count, free_milli.get(i, 0) // 1000)
     return counts
 
@@ -133,7 +123,7 @@ def loads_by_cpu(state: NodeState) -> dict[int, BusySchedule]:
 
 def take_avoiding_contended(
     case: PlacementRequest, request: TakeRequest, limits: Mapping[int, int]
-) -> ChosenCPUs | NotEnoughCPUs | SMTMisaligned:
+) -> TakeResult:
     """Take CPUs within the limits of each NUMA node, contended ones last.
 
     CPUs of yielding lists are avoided if others on the same NUMA nodes are equivalent. The
@@ -146,18 +136,18 @@ def take_avoiding_contended(
         loads=loads_by_cpu(state) if request.smt is SMT.PAIR else {},
         unavailable_cpus=state.unavailable_cpus,
         contended_cpus=foreign_or_grantable_cpus(state, machine.topology, machine.settings),
-        listed=yielding_list_cpus(state, machine.topology),
     )
+    listed_cpus = yielding_list_cpus(state, machine.topology)
     chosen_cpus = _take_within_node_limits(machine, request, limits)
     if (
         not isinstance(chosen_cpus, ChosenCPUs)
-        or not (chosen_cpus.cpus - request.current_cpus) & request.listed
+        or not (chosen_cpus.cpus - request.current_cpus) & listed_cpus
         or request.prefer
         or request.smt is SMT.PAIR
         or request.settings.kubelet.cpu_order
     ):
         return chosen_cpus
-    unlisted = replace(request, free_cpus=request.free_cpus - request.listed)
+    unlisted = replace(request, free_cpus=request.free_cpus - listed_cpus)
     unlisted_cpus = _take_within_node_limits(machine, unlisted, limits)
     is_equivalent = isinstance(unlisted_cpus, ChosenCPUs) and _cpu_choice_key(
         machine, unlisted_cpus
@@ -179,37 +169,32 @@ def _cpu_choice_key(machine: NodeModel, chosen_cpus: ChosenCPUs) -> tuple[object
 
 def _take_within_node_limits(
     machine: NodeModel, request: TakeRequest, limits: Mapping[int, int]
-) -> ChosenCPUs | NotEnoughCPUs | SMTMisaligned:
-    topology = machine.topology
-    chosen_cpus = take_cpus(topology, request, machine.allocator_index)
+) -> TakeResult:
+    index = machine.allocator_index
+    chosen_cpus = take_cpus(index, request)
     for _ in limits:
-        numa_node = (
-            _first_exceeded_node(machine, request, chosen_cpus, limits)
-            if isinstance(chosen_cpus, ChosenCPUs)
-            else None
-        )
+        if not isinstance(chosen_cpus, ChosenCPUs):
+            return chosen_cpus
+        numa_node = _first_exceeded_node(machine, request, chosen_cpus, limits)
         if numa_node is None:
             return chosen_cpus
         # Keep the CPUs of that NUMA node that the allocator would take first.
         node_cpus = machine.allowed_cpus_by_node[numa_node]
         current_here = request.current_cpus & node_cpus
-        within_limit = take_cpus(
-            topology,
-            replace(
-                request,
-                count=max(limits[numa_node], len(current_here)),
-                free_cpus=request.free_cpus & node_cpus,
-                prefer=request.prefer & node_cpus,
-                current_cpus=current_here,
-                affinity=None,
-            ),
-            machine.allocator_index,
+        request_here = replace(
+            request,
+            count=max(limits[numa_node], len(current_here)),
+            free_cpus=request.free_cpus & node_cpus,
+            prefer=request.prefer & node_cpus,
+            current_cpus=current_here,
+            affinity=None,
         )
+        within_limit = take_cpus(index, request_here)
         free_cpus = request.free_cpus - node_cpus
         if isinstance(within_limit, ChosenCPUs):
             free_cpus = free_cpus | within_limit.cpus | within_limit.idle
         request = replace(request, free_cpus=free_cpus)
-        chosen_cpus = take_cpus(topology, request, machine.allocator_index)
+        chosen_cpus = take_cpus(index, request)
     return chosen_cpus
 
 
@@ -251,7 +236,7 @@ def check_exclusive_limits(
 ) -> Rejection | None:
     """Reject exclusive CPUs that violate a pool floor or a quota."""
     withheld = cpus | idle_siblings
-    return check_pool_floor(case.node, subject, withheld) or _check_quotas(
+    return check_pool_floor(case.node, subject, withheld) or _check_exclusive_quotas(
         case, subject, withheld, idle_siblings
     )
 
@@ -268,7 +253,7 @@ def exclusive_candidate_cpus(node: NodeSnapshot, count: int = 1) -> CPUSet:
     return CPUSet.from_bits(bits & ~excluded_bits & ~machine.avoided_isolated_cpus(count).bits)
 
 
-def max_exclusive_above_pool_floor(node: NodeSnapshot, smt: SMT, count: int = 1) -> int:
+def max_exclusive_above_pool_floor(node: NodeSnapshot, smt: SMT, count: int) -> int:
     """Count the CPUs that a container of ``count`` could have exclusively above the pool floor.
 
     For ``isolate`` the count may be too low if cores have different numbers of threads.
@@ -305,7 +290,7 @@ def cpus_above_floors(
 
 
 def _cpus_withheld_for_pool_floor(
-    node: NodeSnapshot, free: CPUSet, own_cpus: CPUSet = NO_CPUS
+    node: NodeSnapshot, free_cpus: CPUSet, own_cpus: CPUSet
 ) -> CPUSet:
     """Select free CPUs that cannot become exclusive, so each NUMA node keeps its pool floor.
 
@@ -316,10 +301,8 @@ def _cpus_withheld_for_pool_floor(
     machine, pool = node.machine, node.pool - own_cpus
     if not (machine.node_pool_floors or machine.withheld_isolated_cpus):
         return NO_CPUS
-    topology, floor_bits = machine.topology, 0
-    in_use = machine.allocator_index.threads_of(
-        machine.allocator_index.cores_touched(topology.allowed.bits & ~free.bits)
-    )
+    topology, index, floor_bits = machine.topology, machine.allocator_index, 0
+    in_use = index.threads_of(index.cores_touched(topology.allowed.bits & ~free_cpus.bits))
 
     def select_floor_bits(cpus: CPUSet, count: int) -> int:
         order = sorted(cpus, key=lambda i: (not in_use >> i & 1, -topology.cpus[i].core, -i))
@@ -331,9 +314,10 @@ def _cpus_withheld_for_pool_floor(
         if machine.withheld_isolated_cpus:
             promised = -(-node.state.shared_milli(i, cpus) // max(1, machine.shared_milli_of(1)))
             floor_here = max(floor_here, promised)
-        floor_bits |= select_floor_bits(pool_here & free, floor_here - len(pool_here - free))
+        count = floor_here - len(pool_here - free_cpus)
+        floor_bits |= select_floor_bits(pool_here & free_cpus, count)
     if machine.withheld_isolated_cpus:
-        pool_rest = CPUSet.from_bits(floor_bits) | (pool - free)
+        pool_rest = CPUSet.from_bits(floor_bits) | (pool - free_cpus)
         floor_bits |= select_floor_bits(pool - pool_rest, machine.pool_floor - len(pool_rest))
     return CPUSet.from_bits(floor_bits)
 
@@ -354,17 +338,11 @@ def check_pool_floor(node: NodeSnapshot, subject: str, withheld: CPUSet) -> Reje
             continue
         nodes_text = "" if numa_nodes is None else f" of {numa_text(numa_nodes)}"
         key = "sharedPool.minCPUs" if numa_nodes is None else "sharedPool.minCPUsPerNUMANode"
-        pool_text = f"the shared pool{nodes_text or ' of the machine'}"
-        reason, rule = (
-            RejectionReason.SHARED_POOL_FLOOR,
-            f"{pool_text} keeps {count_text(floor, 'CPU')}",
-        )
+        reason = RejectionReason.SHARED_POOL_FLOOR
+        rule = f"the shared pool{nodes_text or ' of the machine'} keeps {count_text(floor, 'CPU')}"
         if numa_nodes is None and not remainder:
-            reason, rule, key = (
-                RejectionReason.SHARED_POOL_EMPTY,
-                "the shared pool is never empty",
-                "",
-            )
+            reason, rule = RejectionReason.SHARED_POOL_EMPTY, "the shared pool is never empty"
+            key = ""
         return Rejection(
             reason=reason,
             detail=f"{subject} would leave {remainder} of the {count_text(len(cpus), 'CPU')} in "
@@ -380,55 +358,60 @@ def check_pool_floor(node: NodeSnapshot, subject: str, withheld: CPUSet) -> Reje
 # --- quotas ---------------------------------------------------------------------------------------
 
 
-def _check_quotas(
+class _Quota(NamedTuple):
+    """A quota and its use.
+
+    Attributes:
+        used: CPUs that count against it now.
+        scope_text: whose quota it is; empty for that of all namespaces.
+    """
+
+    key: str
+    noun: str
+    amount: CPUAmount
+    used: int
+    holders: Iterable[Allocation]
+    scope_text: str = ""
+
+
+def _check_quota(machine: NodeModel, subject: str, quota: _Quota, count: int) -> Rejection | None:
+    """Reject ``count`` CPUs if the quota has fewer left."""
+    limit, used = quota.amount.cpus_of_total(machine.cpu_count), quota.used
+    if quota.amount == ALL_CPUS_AMOUNT or used + count <= limit:
+        return None
+    quota_text = f"{count_text(limit, quota.noun)}{quota.scope_text}"
+    return Rejection(
+        reason=RejectionReason.QUOTA_EXCEEDED,
+        detail=f"{subject} would exceed the quota of {quota_text} ({quota.key}): {used} used, "
+        f"{count} requested; expected at most {max(0, limit - used)} "
+        f"more{holder_list_text(quota.holders)}",
+        rule=f"{quota.key} allows {quota_text}",
+    )
+
+
+def _check_exclusive_quotas(
     case: PlacementRequest, subject: str, withheld: CPUSet, idle_siblings: CPUSet
 ) -> Rejection | None:
     machine, state, namespace = case.node.machine, case.node.state, case.pod.namespace
     limits, allocations = machine.settings.limits, state.allocations.values()
-    used, need = len(state.exclusive | state.idle_siblings), len(withheld)
-
-    def check_quota_limit(
-        name: str,
-        noun: str,
-        amount: CPUAmount,
-        used: int,
-        need: int,
-        holders: Iterable[Allocation],
-        scope_text: str = "",
-    ) -> Rejection | None:
-        limit = amount.cpus_of_total(machine.cpu_count)
-        if not need or amount == ALL_CPUS_AMOUNT or used + need <= limit:
-            return None
-        quota_text = f"{count_text(limit, noun)}{scope_text}"
-        return _quota_rejection(subject, name, quota_text, limit, used, need, holders)
-
-    idlers, owners = (
-        (a for a in allocations if a.idle_siblings),
-        (a for a in allocations if a.exclusive),
-    )
-    amount = limits.quota.exclusive
-    rejection = check_quota_limit(
-        "quotas.idleSiblings",
-        "idle sibling",
-        limits.idle_siblings,
-        len(state.idle_siblings),
-        len(idle_siblings),
-        idlers,
-    ) or check_quota_limit("quotas.exclusiveCPUs", "exclusive CPU", amount, used, need, owners)
+    rejection, noun = None, "exclusive CPU"
+    if idle_siblings:
+        amount, used = limits.idle_siblings, len(state.idle_siblings)
+        holders = (a for a in allocations if a.idle_siblings)
+        quota = _Quota("quotas.idleSiblings", "idle sibling", amount, used, holders)
+        rejection = _check_quota(machine, subject, quota, len(idle_siblings))
+    amount, used = limits.quota.exclusive, len(state.exclusive | state.idle_siblings)
+    holders = (a for a in allocations if a.exclusive)
+    quota = _Quota("quotas.exclusiveCPUs", noun, amount, used, holders)
+    rejection = rejection or _check_quota(machine, subject, quota, len(withheld))
     entry = _namespace_quota(machine, case.pod)
     if rejection is not None or entry is None:
         return rejection
     mine = [a for a in allocations if a.exclusive and a.namespace == namespace]
     used = len(union_cpus(a.cpus | a.idle_siblings for a in mine))
-    return check_quota_limit(
-        f"{entry.name}.exclusiveCPUs",
-        "exclusive CPU",
-        entry.quota.exclusive,
-        used,
-        need,
-        mine,
-        f" of namespace {namespace}",
-    )
+    key, scope_text = f"{entry.name}.exclusiveCPUs", f" of namespace {namespace}"
+    quota = _Quota(key, noun, entry.quota.exclusive, used, mine, scope_text)
+    return _check_quota(machine, subject, quota, len(withheld))
 
 
 def check_listed_cpus_quota(case: PlacementRequest, subject: str, cpus: CPUSet) -> Rejection | None:
@@ -448,68 +431,43 @@ def check_listed_cpus_quota(case: PlacementRequest, subject: str, cpus: CPUSet) 
         mine = [a for a in allocations if a.namespace == pod.namespace]
         scope_text = f" of namespace {pod.namespace}"
         quotas.append((f"{entry.name}.listedCPUs", scope_text, entry.quota.listed, mine))
-    for name, scope_text, amount, holders in quotas:
+    for key, scope_text, amount, holders in quotas:
         used = union_cpus(a.cpus for a in holders) - reserved
-        limit, count = _listed_quota_cpu_count(machine, amount), len(cpus - reserved - used)
-        if len(used) + count > limit:
-            quota_text = f"{count_text(limit, 'listed CPU')}{scope_text}"
-            return _quota_rejection(subject, name, quota_text, limit, len(used), count, holders)
+        if amount.percent:  # at least one core and two CPUs
+            limit = amount.cpus_of_total(machine.cpu_count)
+            amount = CPUAmount(max(limit, 2, machine.topology.threads_per_core))
+        quota = _Quota(key, "listed CPU", amount, len(used), holders, scope_text)
+        rejection = _check_quota(machine, subject, quota, len(cpus - reserved - used))
+        if rejection is not None:
+            return rejection
     return None
 
 
-def _listed_quota_cpu_count(machine: NodeModel, amount: CPUAmount) -> int:
-    """CPUs of a quota on lists; a percentage is at least one core and two CPUs."""
-    count = amount.cpus_of_total(machine.cpu_count)
-    return max(count, 2, machine.topology.threads_per_core) if amount.percent else count
-
-
 def _namespace_quota(machine: NodeModel, pod: PodSandbox) -> NamespacePatternQuota | None:
-    return next(
-        (
-            entry
-            for entry in machine.settings.limits.namespaces
-            if any(fnmatchcase(pod.namespace, p) for p in entry.namespaces)
-        ),
-        None,
-    )
-
-
-def _quota_rejection(
-    subject: str,
-    name: str,
-    quota_text: str,
-    limit: int,
-    used: int,
-    count: int,
-    holders: Iterable[Allocation],
-) -> Rejection:
-    return Rejection(
-        reason=RejectionReason.QUOTA_EXCEEDED,
-        detail=f"{subject} would exceed the quota of {quota_text} ({name}): {used} used, "
-        f"{count} requested; expected at most {max(0, limit - used)} "
-        f"more{holder_list_text(holders)}",
-        rule=f"{name} allows {quota_text}",
-    )
+    for entry in machine.settings.limits.namespaces:
+        if any(fnmatchcase(pod.namespace, pattern) for pattern in entry.namespaces):
+            return entry
+    return None
 
 
 def _group_floor_cpus(
-    node: NodeSnapshot, free: CPUSet, own_cpus: CPUSet = NO_CPUS, *, pair: bool = False
+    node: NodeSnapshot, free_cpus: CPUSet, own_cpus: CPUSet, *, pair: bool
 ) -> CPUSet:
     """Select free CPUs to keep, so every group of shared containers has a CPU on its NUMA nodes.
 
     One CPU for each group that has only free CPUs there; one CPU may serve several groups. With
     ``pair`` the container prefers threads of cores in use, so a thread of a whole core is kept.
     """
-    machine, floor_bits = node.machine, 0
+    index, topology, floor_bits = node.machine.allocator_index, node.machine.topology, 0
     for key in sorted(node.state.shared_groups):
         if key < 0:
             continue
-        group_bits = node.pool.bits & machine.topology.cpu_bits_of(key)
+        group_bits = node.pool.bits & topology.cpu_bits_of(key)
         spare = group_bits & ~own_cpus.bits
-        if not spare or group_bits & ~free.bits or spare & floor_bits:
+        if not spare or group_bits & ~free_cpus.bits or spare & floor_bits:
             continue
         # A thread of a core in use, or with `pair` one of a whole core; then the highest number.
-        cores = machine.allocator_index.threads_of(machine.allocator_index.whole_cores(free.bits))
+        cores = index.threads_of(index.whole_cores(free_cpus.bits))
         bits = spare & (cores if pair else ~cores) or spare
         floor_bits |= 1 << bits.bit_length() - 1
     return CPUSet.from_bits(floor_bits)
@@ -557,21 +515,13 @@ def slot_capacity(node: NodeSnapshot) -> SlotCapacity:
 
 
 def max_exclusive_by_node(node: NodeSnapshot) -> dict[int, int]:
-    """Count by NUMA node the exclusive CPUs of one more container on that NUMA node alone.
-
-    `slot_capacity` splits the machine's total over NUMA nodes; here each NUMA node is counted
-    independently of the others.
-    """
+    """Count by NUMA node, each by itself, the exclusive CPUs of one more container there."""
     counts, total = _free_exclusive_with_total(node)
     return {i: max(0, min(count, total)) for i, count in counts.items()}
 
 
 def total_free_exclusive(node: NodeSnapshot) -> int:
-    """Count the exclusive CPUs that containers could still have in all.
-
-    This is less than the sum of `max_exclusive_by_node` if a pool floor or a quota of the whole
-    machine is the limit.
-    """
+    """Count the exclusive CPUs that containers could still have in all, by machine limits, too."""
     counts, total = _free_exclusive_with_total(node)
     return max(0, min(sum(counts.values()), total))
 
@@ -585,11 +535,8 @@ def _free_exclusive_with_total(node: NodeSnapshot) -> tuple[dict[int, int], int]
     free_cpus = exclusive_candidate_cpus(node, MANY_CPUS)
     free_cpus = cpus_above_floors(node, free_cpus, pair=smt is SMT.PAIR)
     counts = count_free_exclusive_by_node(node, free_cpus, smt, node.free_cpu_milli)
-    total = min(
-        max_exclusive_above_pool_floor(node, smt, MANY_CPUS),
-        _free_in_machine_exclusive_quota(node, smt),
-    )
-    return counts, total
+    total = max_exclusive_above_pool_floor(node, smt, MANY_CPUS)
+    return counts, min(total, _free_in_machine_exclusive_quota(node, smt))
 
 
 def _free_in_machine_exclusive_quota(node: NodeSnapshot, smt: SMT) -> int:
@@ -600,9 +547,6 @@ def _free_in_machine_exclusive_quota(node: NodeSnapshot, smt: SMT) -> int:
         threads = machine.topology.threads_per_core
         count //= threads
         if threads > 1:
-            count = min(
-                count,
-                (limits.idle_siblings.cpus_of_total(total) - len(state.idle_siblings))
-                // (threads - 1),
-            )
+            idle_count = limits.idle_siblings.cpus_of_total(total) - len(state.idle_siblings)
+            count = min(count, idle_count // (threads - 1))
     return count

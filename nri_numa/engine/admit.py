@@ -1,8 +1,7 @@
 """Admission and release of containers.
 
-All functions are pure: machine, state and request in, decision out. A decision takes effect when
-the agent swaps its state in. `nri_numa.engine.resize` and `nri_numa.engine.resync` are the other
-entry points of the engine, built from the same parts.
+Machine, state and request in, decision out. `nri_numa.engine.resize` and `nri_numa.engine.resync`
+are the engine's other entry points.
 """
 
 from __future__ import annotations
@@ -133,7 +132,13 @@ def _place_request(
         trace = DecisionTrace(pod=pod, container=container, pool_before=pool, rule=rule)
         return Rejected(requested, trace)
     case = PlacementRequest(
-        vacated, pod, container, requested, current_cpus=current_cpus, is_running=is_running
+        vacated,
+        pod,
+        container,
+        requested,
+        current_cpus=current_cpus,
+        is_running=is_running,
+        prior_pool=node.pool,
     )
     case, grant = _resolve_kubelet_grant(case)
     record = vacated.state.pods.get(pod.uid)
@@ -146,13 +151,12 @@ def _place_request(
     case, demand_rejection = _with_demand(case, grant)
     if has_members:
         case, reservation = reservation.open_node(case)
-    placement = _place_with_fallback(case, grant, demand_rejection, reservation, node.pool)
+    placement = _place_with_fallback(case, grant, demand_rejection, reservation)
+    if isinstance(placement, Rejection) and reservation.has_withheld_cpus(case):
+        case, reservation = reservation.open_whole_node(case)
+        placement = _place_with_fallback(case, grant, demand_rejection, reservation)
     if isinstance(placement, Rejection):
-        if reservation.has_withheld_cpus(case):
-            case, reservation = reservation.open_whole_node(case)
-            placement = _place_with_fallback(case, grant, demand_rejection, reservation, node.pool)
-        if isinstance(placement, Rejection):
-            return Rejected(placement, _build_trace(case, placement, node.pool, node.pool))
+        return Rejected(placement, _build_trace(case, placement, node.pool))
     return case, placement, reservation
 
 
@@ -161,12 +165,9 @@ def _vacate_previous(node: NodeSnapshot, pod: PodSandbox, container: Container) 
     state = node.state
     if container.id in state.allocations:
         state = state.without_allocation(container.id)
-    elif pod.uid not in state.pods:
-        return node
-    record = state.pods.get(pod.uid)
-    for i in sorted(record.containers) if record is not None else ():
-        if state.allocations[i].container == container.name:
-            state = state.without_allocation(i)
+    for a in state.allocations_of_pod(pod.uid):
+        if a.container == container.name:
+            state = state.without_allocation(a.container_id)
     return node.with_state(state)
 
 
@@ -196,14 +197,7 @@ def _resolve_kubelet_grant(case: PlacementRequest) -> tuple[PlacementRequest, _G
     grants, pod, container = case.node.state.kubelet, case.pod, case.container
     if grants.is_empty:  # on most nodes
         return case, None
-    grant = keep_or_override_grant(
-        case.node.machine.topology,
-        case.node.machine.settings,
-        grants,
-        pod,
-        container,
-        case.requested,
-    )
+    grant = keep_or_override_grant(case)
     if not isinstance(grant, OverrideGrant):
         return case, grant
     # The kubelet's grant is unavailable to other containers, but not to this one.
@@ -241,16 +235,15 @@ def _place_with_fallback(
     grant: _GrantDecision,
     demand_rejection: Rejection | None,
     reservation: PodReservation,
-    pool: CPUSet,
 ) -> Placement | Rejection:
     """Place a container, or leave it unpinned if that fails and ``on-failure`` allows it."""
     if isinstance(grant, Rejection):
         return grant
-    placement = demand_rejection or _place(case, grant, reservation, pool)
+    placement = demand_rejection or _choose_placement(case, grant, reservation)
     if isinstance(placement, Rejection):
         if case.on_failure is not OnFailure.UNPINNED:
             return placement
-        placement = _place_unpinned_after(case, placement, pool)
+        placement = _place_unpinned_after(case, placement)
     if isinstance(grant, OverrideGrant) and grant.warnings:
         return replace(
             placement,
@@ -260,18 +253,15 @@ def _place_with_fallback(
     return placement
 
 
-def _place(
-    case: PlacementRequest,
-    grant: KeepGrant | OverrideGrant | None,
-    reservation: PodReservation,
-    pool: CPUSet,
+def _choose_placement(
+    case: PlacementRequest, grant: KeepGrant | OverrideGrant | None, reservation: PodReservation
 ) -> Placement | Rejection:
     """Place a container: by the kubelet's grant, unpinned, in the pod pool or by itself."""
     requested = case.requested
     if isinstance(grant, KeepGrant):
         placement: Placement | Rejection = _place_kubelet_pinned(case, grant)
     elif case.demand is NO_DEMAND:
-        placement = _place_unpinned(case, pool)
+        placement = _place_unpinned(case)
     elif reservation.sharers and reservation.is_joining:
         placement = _place_in_pod_pool(case, reservation.sharers[0])
     else:
@@ -282,17 +272,18 @@ def _place(
     asks_to_move = requested.movable and requested.is_from_annotation("movable")
     if not (has_list and asks_to_move) or isinstance(placement, Rejection):
         return placement
+    warning = (MOVABLE_WITHOUT_EFFECT_WARNING,)
     return replace(
         placement,
-        warnings=(*placement.warnings, MOVABLE_WITHOUT_EFFECT_WARNING),
-        decision_steps=(*placement.decision_steps, MOVABLE_WITHOUT_EFFECT_WARNING),
+        warnings=placement.warnings + warning,
+        decision_steps=placement.decision_steps + warning,
     )
 
 
-def _place_unpinned_after(case: PlacementRequest, rejection: Rejection, pool: CPUSet) -> Placement:
+def _place_unpinned_after(case: PlacementRequest, rejection: Rejection) -> Placement:
     """Leave a rejected container unpinned, as its ``on-failure`` demands."""
     return replace(
-        _place_unpinned(case, pool),
+        _place_unpinned(case),
         reason=unpinned_caption(rejection.reason),
         unpinned_for=rejection.reason,
         aligned=False,
@@ -305,10 +296,7 @@ def _place_unpinned_after(case: PlacementRequest, rejection: Rejection, pool: CP
 
 
 def _book_placement(
-    case: PlacementRequest,
-    placement: Placement,
-    reservation: PodReservation,
-    prior: NodeSnapshot,
+    case: PlacementRequest, placement: Placement, reservation: PodReservation, prior: NodeSnapshot
 ) -> Admitted:
     """Allocate a placement, restore the pod's reservation, and update changed containers."""
     uid, container_id = case.pod.uid, case.container.id
@@ -323,7 +311,7 @@ def _book_placement(
         adjustment=build_adjustment(node, allocation, memory_policy, marked=marked),
         updates=updates_between(prior, node, skip=container_id, resized=resized_ids),
         warnings=placement.warnings,
-        trace=_build_trace(case, placement, prior.pool, node.pool),
+        trace=_build_trace(case, placement, node.pool),
     )
 
 
@@ -344,14 +332,11 @@ def _booked_state(
         record = replace(record, affinity=placement.pod_affinity, affinity_is_preferred=preferred)
         state = state.with_pod(record)
     total = case.pod_share.sum.cpu_milli
-    if total >= 1000 and (record.pending_milli or case.demand.own_cpu_milli < total):
+    may_be_pending = record.pending_milli or case.demand.own_cpu_milli < total
+    # With a pod pool its members are not in this state, and no container is to come.
+    if total >= 1000 and may_be_pending and not reservation.sharers:
         is_first_container = case.pod.uid not in prior.state.pods
-        # With a pod pool its members are not in this state, and no container is to come.
-        state = (
-            state
-            if reservation.sharers
-            else with_creation(case, state, is_first_container=is_first_container)
-        )
+        state = with_creation(case, state, is_first_container=is_first_container)
     if reservation is not NO_POD_RESERVATION:
         return reservation.restore(case, state, allocation)
     return state, ()
@@ -384,20 +369,19 @@ def unpinned_allocation(
     Only its memory request affects other containers, so a node full of such containers can be
     admitted without one decision after the other.
     """
-    if container.resources.cpus:
+    if container.resources.cpus or node.state.kubelet.cpus_of(
+        pod.uid, container.name, container.id
+    ):
         return None
-    grants = node.state.kubelet
     requested = complete_options(node.machine.settings, pod, container, resolved)
     if isinstance(requested, Rejection) or not requested.is_unpinned:
         return None
-    if not grants.is_empty and grants.cpus_of(pod.uid, container.name, container.id):
-        return None
     case = PlacementRequest(node, pod, container, requested)
-    return new_allocation(case, _place_unpinned(case, NO_CPUS))
+    return new_allocation(case, _place_unpinned(case))
 
 
 def _build_trace(
-    case: PlacementRequest, placed: Placement | Rejection, pool_before: CPUSet, pool_after: CPUSet
+    case: PlacementRequest, placed: Placement | Rejection, pool_after: CPUSet
 ) -> DecisionTrace:
     has_demand, ignored = case.demand is not NO_DEMAND, case.requested.ignored
     if case.demand.ignored:
@@ -416,7 +400,7 @@ def _build_trace(
         decision_steps=texts,
         free_cpu_milli=case.node.free_cpu_milli if has_demand else {},
         free_memory=case.node.free_memory if has_demand else {},
-        pool_before=pool_before,
+        pool_before=case.prior_pool,
         pool_after=pool_after,
         rule=rule,
         ignored=ignored,
@@ -450,7 +434,7 @@ def release_container(
         return Released(state=state)
     result = state_without_ended(node, allocation, ended_at)
     ids: tuple[str, ...] = ()
-    if allocation.exclusive and is_for_pod_pool(state, allocation):
+    if is_for_pod_pool(state, allocation):
         ids = tuple(a.container_id for a in state.pod_pool(allocation.pod_uid))
     updates = updates_between(node, node.with_state(result), skip=container_id, resized=ids)
     if ended_at is not None and state.pods[allocation.pod_uid].pending_milli:
@@ -466,9 +450,9 @@ def state_without_ended(
     """Return the state after a container has ended; see `release_container`."""
     state, container_id = node.state, allocation.container_id
     may_reserve = allocation.is_reservable and node.machine.settings.reservation_seconds
-    if allocation.exclusive and is_for_pod_pool(state, allocation):
+    if is_for_pod_pool(state, allocation):
         return give_to_pod_pool(node, allocation)
-    if ended_at is not None and may_reserve and not state.cpu_sharers(allocation):
+    if ended_at is not None and may_reserve and not state.has_cpu_sharer(allocation):
         return state.with_reservation(container_id, ended_at)
     return state.without_allocation(container_id)
 
@@ -477,7 +461,7 @@ def release_reservations(node: NodeSnapshot, reserved: Iterable[Allocation]) -> 
     """Release reservations of pods."""
     uids = {a.container_id: a.pod_uid for a in reserved}
     state = node.state.without_allocation(*uids)
-    return _released(node, state, ChangedStateIds(tuple(uids), tuple({*uids.values()})))
+    return _released_outcome(node, state, ChangedStateIds(tuple(uids), tuple({*uids.values()})))
 
 
 def forget_pod(node: NodeSnapshot, uid: str, sandbox: str = "") -> Released:
@@ -494,10 +478,10 @@ def forget_pod(node: NodeSnapshot, uid: str, sandbox: str = "") -> Released:
     result = state.without_allocation(*ids)
     if len(ids) == len(allocations):
         result = result.without_pod(uid)
-    return _released(node, result, ChangedStateIds(tuple(ids), (uid,)))
+    return _released_outcome(node, result, ChangedStateIds(tuple(ids), (uid,)))
 
 
-def _released(node: NodeSnapshot, state: NodeState, change: ChangedStateIds) -> Released:
+def _released_outcome(node: NodeSnapshot, state: NodeState, change: ChangedStateIds) -> Released:
     updates = updates_between(node, node.with_state(state))
     return Released(state=state, change=change, updates=updates)
 
@@ -531,9 +515,9 @@ def build_adjustment(
     )
 
 
-def _place_unpinned(case: PlacementRequest, pool: CPUSet) -> Placement:
+def _place_unpinned(case: PlacementRequest) -> Placement:
     cpus = case.container.resources.cpus
-    if cpus and not is_shared_pool_cpuset(cpus, pool, case.node.state.kubelet.shared):
+    if cpus and not is_shared_pool_cpuset(cpus, case.prior_pool, case.node.state.kubelet.shared):
         # Pinned by an earlier plugin, or by a kubelet whose grants cannot be read.
         return replace(
             case.initial_placement,
@@ -565,9 +549,9 @@ def place_container(case: PlacementRequest) -> Placement | Rejection:
             return place_computed(replace(case, policy=Policy.NONE))  # as numactl --cpunodebind
         return place_listed(case)
     placed = place_computed(case)
-    if isinstance(placed, Placement) or case.on_failure is not OnFailure.BEST_EFFORT:
+    if isinstance(placed, Placement) or not placed.allows_best_effort:
         return placed
-    if not placed.allows_best_effort:
+    if case.on_failure is not OnFailure.BEST_EFFORT:
         return placed
     fallback = place_computed(replace(case, policy=Policy.BEST_EFFORT))
     if isinstance(fallback, Rejection):
@@ -627,7 +611,11 @@ def new_allocation(case: PlacementRequest, placed: Placement) -> Allocation:
         if retention_applies[retention]:
             fields[field] = value_of(requested)
     if placed.kind is ContainerKind.FOREIGN:
-        fields["foreign_cpus"] = _container_foreign_or_granted_cpus(case)
+        # The kubelet may have granted the CPUs without having written the cpuset yet.
+        grants, container = case.node.state.kubelet, case.container
+        cpus = parse_foreign_cpuset(container.resources.cpus)
+        granted = grants.cpus_of(case.pod.uid, container.name, container.id)
+        fields["foreign_cpus"] = cpus or granted
     if case.pod.qos is not QoSClass.BEST_EFFORT and not placed.mems:
         fields["unpinned_memory"] = _unpinned_memory(case)
     return Allocation(**fields)
@@ -644,10 +632,3 @@ def _unpinned_memory(case: PlacementRequest) -> int:
     if pod.resources.memory_limit:
         charge = state.requested_memory_of_pod(pod.uid, container.id)
     return unpinned_memory_request(pod, container, case.node.machine.total_memory_bytes, charge)
-
-
-def _container_foreign_or_granted_cpus(case: PlacementRequest) -> CPUSet:
-    """CPUs that another program pinned, or the kubelet granted before it wrote the cpuset."""
-    container, grants = case.container, case.node.state.kubelet
-    cpus = parse_foreign_cpuset(container.resources.cpus)
-    return cpus or grants.cpus_of(case.pod.uid, container.name, container.id)

@@ -1,16 +1,14 @@
 """Annotation ``assigned``: written and signed, read back and verified.
 
-Every container that is seen while it is created gets the annotation ``assigned``, also one that
-nothing asks to pin: the runtime keeps it for as long as the container lives, so it tells ours from
-others when the checkpoint is lost. A runtime may be set up to copy annotations of pods to
-their containers, and other plugins write annotations too, so the text alone proves nothing. It ends
-with a signature over the container's id and the text before it (HMAC-SHA-256, RFC 2104, cut to 128
-bits). No other program has the key, and the signature of one container is worth nothing on another.
+Every container whose creation is seen gets it, also an unpinned one: the runtime keeps it while the
+container lives, so decisions are known when the checkpoint is lost. Runtimes may copy annotations
+of pods to their containers, and other plugins write annotations too, so it ends with a signature
+over the container's id and the text before it (HMAC-SHA-256, RFC 2104, cut to 128 bits).
 
-One with our signature is ours: what it says was decided, and the runtime says what has changed
-since. Without it (the key was lost with the state directory, or it was forged) it is believed
-only as far as the pod could have been given the same today: the pod must ask for it, the runtime
-must have it, and reserved CPUs are never owned.
+A signed one was decided, and the runtime says what has changed since. Without a valid signature
+(the key was lost with the state directory, or it was forged) it counts only as far as the pod could
+have been given the same today: the pod must ask for it, the runtime must have it, and reserved CPUs
+are never owned.
 """
 
 from __future__ import annotations
@@ -137,10 +135,7 @@ def _decode_document(text: str) -> _Document | str:
 
 
 def encode_assignment(allocation: Allocation, cpus: str, key: bytes) -> str:
-    """The annotation of one container: a short JSON object, enough to adopt the container again.
-
-    ``cpus`` is the kernel list it starts with; empty when it is left alone.
-    """
+    """The annotation of a container that starts with ``cpus``, which are empty if left alone."""
     is_migrating = allocation.movable and bool(allocation.migrating_from)
     document = _Document(
         format=ASSIGNED_FORMAT,
@@ -187,26 +182,21 @@ def assignment_signature(key: bytes, container_id: str, text: str) -> str:
 def adopt_assignment(
     machine: NodeModel, text: str, pod: PodSandbox, container: Container
 ) -> Allocation | str:
-    """Read one annotation.
-
-    Returns what the container has, or why the annotation is not believed, as the end of a sentence.
-    """
+    """Read an annotation: what the container has, or why it does not count, as a sentence's end."""
     decoded = _decode_allocation(machine, text, pod, container)
     if isinstance(decoded, str):
         return decoded
     allocation, has_same_cpus = decoded
-    if cpus_beyond := _cpus_beyond_lists_text(machine, pod, container, allocation):
+    if beyond := _cpus_beyond_lists_text(machine, pod, container, allocation):
         # Given back by `release`, or widened by another program.
-        return (
-            f"is out of date: the runtime has {cpus_beyond} for it, which its pod did not request"
-        )
-    if not is_signed(text, container.id, machine.key):
+        return f"is out of date: the runtime has {beyond} for it, which its pod did not request"
+    if is_signed(text, container.id, machine.key):
+        allocation = replace(allocation, **facts_of_caption(allocation.reason))
+    else:
         checked = _check_unsigned(machine, pod, container, allocation)
         if isinstance(checked, str):
             return f"is not signed by this agent, and {checked}"
         allocation = checked
-    else:
-        allocation = replace(allocation, **facts_of_caption(allocation.reason))
     size_milli = cpu_size_milli(container.resources)
     has_milli = 1000 * len(allocation.cpus)
     is_size = has_milli == size_milli
@@ -214,18 +204,15 @@ def adopt_assignment(
         is_size = has_milli <= size_milli and size_milli % 1000 == 0
     if allocation.exclusive and not (has_same_cpus or is_size):
         # Resized since, and perhaps no owner any more: its present size must say the same.
-        return (
-            "is out of date: the runtime has "
-            f"{count_text(len(allocation.cpus), 'CPU')} for it, and its size is "
-            f"{human_milli(size_milli)}"
-        )
-    idle_siblings = NO_CPUS
+        count = count_text(len(allocation.cpus), "CPU")
+        size_text = f"its size is {human_milli(size_milli)}"
+        return f"is out of date: the runtime has {count} for it, and {size_text}"
+    idle_bits = 0
     if allocation.smt is SMT.ISOLATE:
         # Which siblings are kept idle follows from the CPUs it has now, not from those of then.
-        index = machine.allocator_index
-        bits = allocation.cpus.bits
-        idle_siblings = CPUSet.from_bits(index.threads_of(index.cores_touched(bits)) & ~bits)
-    allocation = replace(allocation, idle_siblings=idle_siblings)
+        index, bits = machine.allocator_index, allocation.cpus.bits
+        idle_bits = index.threads_of(index.cores_touched(bits)) & ~bits
+    allocation = replace(allocation, idle_siblings=CPUSet.from_bits(idle_bits))
     return _self_contradiction_text(allocation) or allocation
 
 
@@ -293,9 +280,8 @@ def _decode_allocation(
     has_same_cpus = str(cpus) == document.cpus
     if document.kind is ContainerKind.EXCLUSIVE and not has_same_cpus:
         nodes_text = numa_text(machine.topology.numa_of(cpus))
-        document = replace(
-            document, reason=f"{exclusive_cpu_count_text(len(cpus))} on {nodes_text}"
-        )
+        reason = f"{exclusive_cpu_count_text(len(cpus))} on {nodes_text}"
+        document = replace(document, reason=reason)
     allocation = _allocation_from(machine, pod, container, document, cpus, mems)
     if migrating_from - mems:
         charges = dict.fromkeys(migrating_from, next(iter(allocation.charges.values()), NO_CHARGE))
@@ -336,20 +322,15 @@ def _allocation_from(
     # Exclusive CPUs, or the request in equal parts.
     pod_share = share_of_first_container(pod, resources)
     requested_milli = min(cpu_milli, pod_share.limit_milli(own_request_milli(pod.qos, resources)))
-    counts = machine.topology.cpu_count_by_node(cpus)
-    milli_by_node = (
-        {i: 1000 * count for i, count in counts.items()}
-        if is_owner
-        else dict.fromkeys(numa_nodes, requested_milli // max(1, len(numa_nodes)))
-    )
+    milli_by_node = dict.fromkeys(numa_nodes, requested_milli // max(1, len(numa_nodes)))
+    if is_owner:
+        counts = machine.topology.cpu_count_by_node(cpus)
+        milli_by_node = {i: 1000 * count for i, count in counts.items()}
     memory_bytes = max(0, resources.memory_limit or 0) if mems else 0
     hugepages = hugepage_demand(resources, []) if mems else {}
-    is_unpinned = not mems and kind is not ContainerKind.FOREIGN  # the kubelet may grant that one's
-    unpinned_memory = (
-        unpinned_memory_request(pod, container, machine.total_memory_bytes, NO_CHARGE)
-        if is_unpinned
-        else 0
-    )
+    total_memory, unpinned_memory = machine.total_memory_bytes, 0
+    if not mems and kind is not ContainerKind.FOREIGN:  # the kubelet may grant that one's
+        unpinned_memory = unpinned_memory_request(pod, container, total_memory, NO_CHARGE)
     return Allocation(
         **container_identity(pod, container),
         kind=kind,
@@ -363,7 +344,7 @@ def _allocation_from(
             numa_nodes,
             milli_by_node,
             mems,
-            requested_memory(pod, container, machine.total_memory_bytes, memory_bytes, pod_share),
+            requested_memory(pod, container, total_memory, memory_bytes, pod_share),
             machine.memory_capacity,
             hugepages,
             {size: machine.hugepages_capacity(size) for size in hugepages},
@@ -408,9 +389,8 @@ def _implausible_text(
         return f"says {claim.kind}, but its pod requests {demand_text}"
     reserved = claim.cpus & machine.settings.reserved_cpus
     if claim.exclusive and reserved:
-        return (
-            f"names {cpus_text(reserved)}, which {inflect_for_ids(reserved, 'is', 'are')} reserved"
-        )
+        verb = inflect_for_ids(reserved, "is", "are")
+        return f"names {cpus_text(reserved)}, which {verb} reserved"
     if not container.resources.cpus:
         return f"names {cpus_text(claim.cpus)}, which the runtime did not set"
     demand = compute_demand(pod, container, requested, machine.total_memory_bytes)

@@ -1,8 +1,7 @@
 """Captions: the reason of an assignment in one line, made from values.
 
-An allocation has a caption for people, and because checkpoints and annotations of older versions
-have nothing else. No decision reads captions; the facts are fields of the allocation. Only this
-module parses captions, of records that were written before those fields existed.
+No decision reads captions: the facts are fields of the allocation. Only this module parses them, of
+records that were written before those fields existed.
 """
 
 from __future__ import annotations
@@ -19,11 +18,10 @@ _MISALIGNED: Final = ", misaligned"
 SHORTFALL_TEXT: Final = "less than requested"
 _SHORTFALL: Final = f", {SHORTFALL_TEXT}"
 _MOVED: Final = "; moved to "
-_UNDECIDED: Final = "not decided yet"
 
 RESERVATION_CAPTION: Final = "reserved for its pod, because the container ended"
 PENDING_RESERVATION_CAPTION: Final = "reserved for its pod, because containers are pending"
-UNDECIDED_CAPTION: Final = f"{_UNPINNED}{_UNDECIDED}{_RUNNING}"
+UNDECIDED_CAPTION: Final = f"{_UNPINNED}not decided yet{_RUNNING}"
 
 
 def unpinned_caption(cause: str) -> str:

@@ -226,6 +226,7 @@ class PlacementRequest(msgspec.Struct, frozen=True, dict=True):
         policy: policy to align by; a fallback may be weaker than the requested one.
         current_cpus: CPUs of a running container, which it must keep.
         is_running: True if it runs already, False if it is being created.
+        prior_pool: the shared pool before the decision; empty if it does not matter.
     """
 
     node: NodeSnapshot
@@ -237,6 +238,7 @@ class PlacementRequest(msgspec.Struct, frozen=True, dict=True):
     current_cpus: CPUSet = NO_CPUS
     is_running: bool = False
     pod_share: PodShare = NO_POD_SHARE
+    prior_pool: CPUSet = NO_CPUS
 
     @property
     def initial_placement(self) -> Placement:

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
-from types import MappingProxyType
-from typing import TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -25,11 +23,9 @@ from nri_numa.engine.state import (
     shared_group_key,
     withheld_isolated_bits,
 )
-from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, ListFormatError, NUMASet
+from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
 from nri_numa.model.machine import NO_CFS_QUOTA, ActualCgroup
 from nri_numa.model.workload import Container, ContainerUpdate, Resources
-
-_IdSetT = TypeVar("_IdSetT", CPUSet, NUMASet)
 
 
 class NodeSnapshot(msgspec.Struct, frozen=True, dict=True):
@@ -149,8 +145,12 @@ class NodeSnapshot(msgspec.Struct, frozen=True, dict=True):
             return NO_CPUS
         key = shared_group_key(a)
         if key is None:
-            own = a.cpus.bits & self.machine.topology.online.bits
-            return self.pool if not own and self.has_all_cpus_offline(a) else CPUSet.from_bits(own)
+            own_bits = a.cpus.bits & self.machine.topology.online.bits
+            return (
+                self.pool
+                if not own_bits and self.has_all_cpus_offline(a)
+                else CPUSet.from_bits(own_bits)
+            )
         if key == UNPINNED_GROUP_KEY and self.is_pool_whole:
             return NO_CPUS
         return self.group_cpuset(key)
@@ -190,12 +190,14 @@ class NodeSnapshot(msgspec.Struct, frozen=True, dict=True):
 def _free_amounts(
     total: Mapping[int, int],
     charges: Mapping[int, int],
-    granted: Mapping[int, int] = MappingProxyType({}),
-    limits: Mapping[int, int] = MappingProxyType({}),
+    granted: Mapping[int, int],
+    limits: Mapping[int, int],
 ) -> dict[int, int]:
     """Subtract charges and grants from totals by NUMA node, at most the ``limits``."""
-    amounts = {i: max(0, n - charges.get(i, 0) - granted.get(i, 0)) for i, n in total.items()}
-    return {i: min(n, limits.get(i, n)) for i, n in amounts.items()} if limits else amounts
+    return {
+        i: min(max(0, n - charges.get(i, 0) - granted.get(i, 0)), limits.get(i, n))
+        for i, n in total.items()
+    }
 
 
 class Drift(msgspec.Struct, frozen=True, kw_only=True):
@@ -253,17 +255,12 @@ class Drift(msgspec.Struct, frozen=True, kw_only=True):
                 texts.append(f"cpuset.cpus is {actual.cpus or 'empty'}, desired {desired}")
             else:
                 above = f" ({actual.above})" if actual.above else ""
-                texts.append(
-                    _limited_by_parent_cgroup_text("cpus", actual.cpus, actual.effective_cpus)
-                    + above
-                )
+                texts.append(_limited_text("cpus", actual.cpus, actual.effective_cpus) + above)
         if mems := self.desired_mems:
             if self.mems or self.blocked_mems:
                 texts.append(f"cpuset.mems is {actual.mems or 'empty'}, desired {mems}")
             else:
-                texts.append(
-                    _limited_by_parent_cgroup_text("mems", actual.mems, actual.effective_mems)
-                )
+                texts.append(_limited_text("mems", actual.mems, actual.effective_mems))
         if self.quota:
             texts.append(f"the CFS quota is {actual.quota} µs, desired none")
         return "; ".join((*texts, *self._blocked_texts))
@@ -292,9 +289,7 @@ class Drift(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def _limited_by_parent_cgroup_text(
-    name: str, written: CPUSet | NUMASet, effective: CPUSet | NUMASet
-) -> str:
+def _limited_text(name: str, written: CPUSet | NUMASet, effective: CPUSet | NUMASet) -> str:
     clause = f"but a parent cgroup leaves {effective or 'none'} of it"
     return f"cpuset.{name} is {written} as desired, {clause}"
 
@@ -323,7 +318,9 @@ def drift_of_container(
     is_throttled = a.lifted_quota is not None and (actual.quota or 0) > 0
     if not (cpus.bits or mems.bits or is_throttled):
         return None
-    intrudes = actual.effective_cpus.bits and _intrudes(desired.state, a, actual.effective_cpus)
+    intrudes = actual.effective_cpus.bits and _uses_cpus_of_others(
+        desired.state, a, actual.effective_cpus
+    )
     return Drift(
         container_id=a.container_id,
         pod=f"{a.namespace}/{a.pod}",
@@ -338,7 +335,7 @@ def drift_of_container(
     )
 
 
-def _intrudes(state: NodeState, a: Allocation, cpus: CPUSet) -> bool:
+def _uses_cpus_of_others(state: NodeState, a: Allocation, cpus: CPUSet) -> bool:
     """True if some of these CPUs are exclusive to another container."""
     own_cpus = a.cpus | a.idle_siblings if a.exclusive else NO_CPUS
     own_cpus = own_cpus | state.kubelet.cpus_of(a.pod_uid, a.container, a.container_id)
@@ -365,23 +362,16 @@ def recorded_actual(
     cpus: str, mems: str, quota: int | None, period: int | None = None
 ) -> ActualCgroup:
     """Build actual values from a runtime's record or request; an invalid list counts as empty."""
-    has_cpus = _parse_list(CPUSet, cpus) if cpus else NO_CPUS
-    has_mems = _parse_list(NUMASet, mems) if mems else NO_NUMA_NODES
+    cpu_set = CPUSet.parse_or_none(cpus) or NO_CPUS
+    mem_set = NUMASet.parse_or_none(mems) or NO_NUMA_NODES
     return ActualCgroup(
-        cpus=has_cpus,
-        mems=has_mems,
-        effective_cpus=has_cpus,
-        effective_mems=has_mems,
+        cpus=cpu_set,
+        mems=mem_set,
+        effective_cpus=cpu_set,
+        effective_mems=mem_set,
         quota=quota,
         cfs_period=period or None,
     )
-
-
-def _parse_list(kind: type[_IdSetT], text: str) -> _IdSetT:
-    try:
-        return kind.parse(text)
-    except ListFormatError:
-        return kind()
 
 
 def answer_to_update(
@@ -433,23 +423,23 @@ def updates_between(
     remains the whole machine, unpinned containers get an update only if they may have been narrowed
     and CPUs were added.
     """
-    prior, new, same_machine = base.state, node.state, base.machine is node.machine
+    prior, state, same_machine = base.state, node.state, base.machine is node.machine
     if (
         same_machine
-        and prior.exclusive is new.exclusive
-        and prior.idle_siblings is new.idle_siblings
-        and prior.kubelet is new.kubelet
+        and prior.exclusive is state.exclusive
+        and prior.idle_siblings is state.idle_siblings
+        and prior.kubelet is state.kubelet
     ):
         return ()  # nothing that the pool is made of
-    updates = [ContainerUpdate(i, str(node.cpuset_of(new.allocations[i]))) for i in resized]
+    updates = [ContainerUpdate(i, str(node.cpuset_of(state.allocations[i]))) for i in resized]
     if (
         not same_machine
         or base.pool.bits != node.pool.bits
-        or prior.unavailable_bits != new.unavailable_bits
+        or prior.unavailable_bits != state.unavailable_bits
     ):
         updates += _group_updates(base, node, skip)
-        offline = (new.exclusive.bits | new.listed_cpus.bits) & ~node.machine.topology.online.bits
-        if offline or not same_machine:
+        own_bits = state.exclusive.bits | state.listed_cpus.bits
+        if own_bits & ~node.machine.topology.online.bits or not same_machine:
             updates += _own_cpuset_updates(base, node, skip)
     return tuple(updates)
 

@@ -22,20 +22,17 @@ from nri_numa.engine.state import (
     ContainerKind,
     NodeState,
 )
-from nri_numa.model.cpuset import NO_CPUS, CPUSet, ListFormatError, NUMASet
+from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
 from nri_numa.model.machine import Topology, cpus_text, human_milli, join_words
 from nri_numa.model.settings import Settings
 
 
 def parse_foreign_cpuset(text: str) -> CPUSet:
     """CPUs of a cpuset that another program wrote; empty when it cannot be read."""
-    try:
-        return CPUSet.parse(text)
-    except ListFormatError:
-        return NO_CPUS
+    return CPUSet.parse_or_none(text) or NO_CPUS
 
 
-def is_shared_pool_cpuset(text: str, pool: CPUSet, shared: Collection[CPUSet] = ()) -> bool:
+def is_shared_pool_cpuset(text: str, pool: CPUSet, shared: Collection[CPUSet]) -> bool:
     """True if a cpuset pins nothing.
 
     Such is an empty one, one that holds the whole shared pool, and one that the kubelet's static
@@ -48,28 +45,21 @@ def is_shared_pool_cpuset(text: str, pool: CPUSet, shared: Collection[CPUSet] = 
 
 
 def reclassify_cpuset(
-    allocation: Allocation, text: str, pool: CPUSet, shared: Collection[CPUSet] = ()
+    allocation: Allocation, text: str, pool: CPUSet, shared: Collection[CPUSet]
 ) -> Allocation:
-    """Reclassify a foreign or unpinned container whose cpuset another program changed.
-
-    Return the same object if nothing is different.
-    """
+    """Reclassify a foreign or unpinned container by its new cpuset; itself if nothing differs."""
+    cpus = parse_foreign_cpuset(text)
     if is_shared_pool_cpuset(text, pool, shared):
         if allocation.kind is ContainerKind.UNPINNED:
             return allocation
-        holds_pool = bool(pool) and pool <= parse_foreign_cpuset(text)
-        cpuset_text = (
-            "holds the whole shared pool"
-            if holds_pool or not text
-            else "is the kubelet's shared one"
-        )
+        holds_pool = not text or (pool and pool <= cpus)
+        cpuset_text = "holds the whole shared pool" if holds_pool else "is the kubelet's shared one"
         return replace(
             allocation,
             kind=ContainerKind.UNPINNED,
             foreign_cpus=NO_CPUS,
             reason=unpinned_caption(f"its cpuset {cpuset_text}"),
         )
-    cpus = parse_foreign_cpuset(text)
     if allocation.kind is ContainerKind.FOREIGN and (allocation.foreign_cpus == cpus or not cpus):
         return allocation
     return replace(
@@ -106,9 +96,8 @@ def foreign_pinned_cpus(state: NodeState, topology: Topology) -> CPUSet:
 
 def yielding_list_cpus(state: NodeState, topology: Topology) -> CPUSet:
     """CPUs of yielding lists, as in `foreign_pinned_cpus`."""
-    return _cpus_of_narrow_sets(
-        (~key for key in state.shared_groups if key < UNPINNED_GROUP_KEY), topology
-    )
+    lists = (~key for key in state.shared_groups if key < UNPINNED_GROUP_KEY)
+    return _cpus_of_narrow_sets(lists, topology)
 
 
 def _cpus_of_narrow_sets(sets: Iterable[int], topology: Topology) -> CPUSet:
@@ -155,27 +144,18 @@ def _charged_milli(a: Allocation) -> int:
     return sum([charge.cpu_milli for charge in a.charges.values()])
 
 
+def _holder_sort_key(a: Allocation) -> tuple[int, str, str]:
+    """Most CPUs that it keeps from others, else requests, first; then by name, then by id."""
+    withheld = 0 if a.yields_to_exclusive else (a.cpus.bits | a.idle_siblings.bits).bit_count()
+    return -(1000 * withheld or _charged_milli(a)), a.full_name, a.container_id
+
+
 def holder_list_text(allocations: Iterable[Allocation]) -> str:
     """Name the holders among some containers."""
     holders = [*allocations]
     if not holders:
         return ""
-    # By number of CPUs, most first, then by name, then by id.
-    largest_holders = nsmallest(
-        _MAX_NAMED_HOLDERS,
-        holders,
-        key=lambda a: (
-            -(
-                (
-                    not a.yields_to_exclusive
-                    and 1000 * (a.cpus.bits | a.idle_siblings.bits).bit_count()
-                )
-                or _charged_milli(a)
-            ),
-            a.full_name,
-            a.container_id,
-        ),
-    )
+    largest_holders = nsmallest(_MAX_NAMED_HOLDERS, holders, key=_holder_sort_key)
     parts = [_holder_text(a) for a in largest_holders]
     if len(holders) > _MAX_NAMED_HOLDERS:
         parts.append(f"{len(holders) - _MAX_NAMED_HOLDERS} more")

@@ -13,23 +13,15 @@ from collections.abc import Sequence
 import msgspec
 from msgspec.structs import replace
 
+from nri_numa.engine.decision import PlacementRequest
 from nri_numa.engine.request.annotations import quote_value
 from nri_numa.engine.request.demand import CLAIM_SLOT_MARK
 from nri_numa.engine.request.options import KUBELET_GRANT_SOURCE, HeldCPUSlots, PlacementOptions
 from nri_numa.engine.state import NodeState
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
-from nri_numa.model.machine import Topology, count_text, cpus_text, join_words, numa_text
+from nri_numa.model.machine import count_text, cpus_text, join_words, numa_text
 from nri_numa.model.reasons import Rejection, RejectionReason
-from nri_numa.model.settings import Settings
-from nri_numa.model.workload import (
-    Bind,
-    Container,
-    CPUMode,
-    KubeletGrantOverriders,
-    KubeletGrants,
-    OnFailure,
-    PodSandbox,
-)
+from nri_numa.model.workload import Bind, CPUMode, KubeletGrantOverriders, OnFailure
 
 
 class KeepGrant(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,62 +68,48 @@ class _Grant(msgspec.Struct, frozen=True):
         return f"the kubelet granted it {self.text} by its static policy"
 
 
-def keep_or_override_grant(
-    topology: Topology,
-    settings: Settings,
-    grants: KubeletGrants,
-    pod: PodSandbox,
-    container: Container,
-    requested: PlacementOptions,
-) -> KeepGrant | OverrideGrant | Rejection | None:
+def keep_or_override_grant(case: PlacementRequest) -> KeepGrant | OverrideGrant | Rejection | None:
     """Decide whether a container stays as the kubelet has it.
 
     None for a container that the kubelet granted nothing relevant: it is like any other. A
     `Rejection` if the pod insists on a list and may not.
     """
-    grant = _Grant(
-        grants.cpus_of(pod.uid, container.name, container.id),
-        grants.mems_of(pod.uid, container.name),
-    )
+    grants, pod, container = case.node.state.kubelet, case.pod, case.container
+    requested = case.requested
+    cpus = grants.cpus_of(pod.uid, container.name, container.id)
+    grant = _Grant(cpus, grants.mems_of(pod.uid, container.name))
     if not grant.cpus and not grant.mems:
         return None
     if requested.is_unpinned:
         return KeepGrant(reason=grant.granted_by_kubelet_text) if grant.cpus else None
     if grant.cpus and requested.slots is not None and CLAIM_SLOT_MARK in requested.slots.ids:
-        return _resolve_claim_grant(topology, settings, requested, requested.slots, grant)
+        return _resolve_claim_grant(case, requested.slots, grant)
     if requested.numacpu is None and requested.numamem is None:
         return _resolve_grant_without_list(grant, requested)
-    conflicts = [
-        key
-        for key, granted, listed in (
-            ("numacpu", grant.cpus, requested.listed_cpus),
-            ("numamem", grant.mems, requested.listed_mems),
-        )
-        if getattr(requested, key) is not None and granted and listed != granted
-    ]
+    conflicts = []
+    if requested.numacpu is not None and grant.cpus and requested.listed_cpus != grant.cpus:
+        conflicts.append("numacpu")
+    if requested.numamem is not None and grant.mems and requested.listed_mems != grant.mems:
+        conflicts.append("numamem")
     if not conflicts:
         return _resolve_grant_with_matching_list(grant, requested)
-    return _resolve_list_conflict(settings, requested, grant, conflicts)
+    return _resolve_list_conflict(case, grant, conflicts)
 
 
 def _resolve_list_conflict(
-    settings: Settings,
-    requested: PlacementOptions,
-    grant: _Grant,
-    keys: Sequence[str],
+    case: PlacementRequest, grant: _Grant, keys: Sequence[str]
 ) -> KeepGrant | OverrideGrant | Rejection:
     """Resolve lists that differ from the kubelet's grant."""
-    key = keys[0]
-    by_pod = all(requested.is_from_annotation(key) for key in keys)
+    requested, settings, key = case.requested, case.node.machine.settings, keys[0]
+    by_pod = all(map(requested.is_from_annotation, keys))
     if by_pod and settings.kubelet_override is KubeletGrantOverriders.ANNOTATED:
         lists = " and ".join(f"{key} {getattr(requested, key)}" for key in keys)
         warning = (
             f"{lists} overrides the kubelet: the kubelet granted it {grant.text} and still "
             "assumes so"
         )
-        return OverrideGrant(
-            requested=_with_granted_cpus_listed(requested, grant), warnings=(warning,)
-        )
+        requested = _with_granted_cpus_listed(requested, grant)
+        return OverrideGrant(requested=requested, warnings=(warning,))
     remedy = (
         "kubelet.overrideGrants: annotated" if by_pod else f"annotation {key} of the pod itself"
     )
@@ -152,26 +130,23 @@ def _resolve_list_conflict(
 
 
 def _resolve_claim_grant(
-    topology: Topology,
-    settings: Settings,
-    requested: PlacementOptions,
-    slots: HeldCPUSlots,
-    grant: _Grant,
+    case: PlacementRequest, slots: HeldCPUSlots, grant: _Grant
 ) -> KeepGrant | OverrideGrant | Rejection:
     """Resolve a grant for a claim, whose CPUs the scheduler counts on their NUMA nodes."""
-    if topology.cpu_count_by_node(grant.cpus) == slots.by_node:
+    requested, machine = case.requested, case.node.machine
+    if machine.topology.cpu_count_by_node(grant.cpus) == slots.by_node:
         return OverrideGrant(requested=requested, cpus=grant.cpus)
     counts = join_words([f"{count} on NUMA node {i}" for i, count in slots.by_node.items()])
     text = f"its ResourceClaim has {count_text(slots.count, 'CPU')}, {counts}, but "
     text += grant.granted_by_kubelet_text
-    if settings.kubelet_override is KubeletGrantOverriders.ANNOTATED:
+    if machine.settings.kubelet_override is KubeletGrantOverriders.ANNOTATED:
         return OverrideGrant(requested=requested, warnings=(f"{text} and still assumes so",))
     if requested.on_failure is OnFailure.UNPINNED:
         return KeepGrant(reason=grant.granted_by_kubelet_text, warnings=(text,))
     return Rejection(
         reason=RejectionReason.KUBELET_PINNED,
         detail=f"{text}, and kubelet.overrideGrants is "
-        f"{settings.kubelet_override}; expected cpuManagerPolicy none, a pod that is not "
+        f"{machine.settings.kubelet_override}; expected cpuManagerPolicy none, a pod that is not "
         "Guaranteed, or kubelet.overrideGrants: annotated",
         rule="nri-numa does not change what the kubelet granted",
     )

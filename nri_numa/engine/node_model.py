@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 
 import msgspec
@@ -12,11 +12,7 @@ from nri_numa.engine.cpus.index import AllocatorIndex, build_allocator_index
 from nri_numa.engine.request.annotations import OptionsResolver, longest_list_chars
 from nri_numa.engine.request.demand import SLOTS_KEY
 from nri_numa.engine.request.options import PlacementOptions
-from nri_numa.engine.state import (
-    NO_CHARGE,
-    Allocation,
-    withheld_isolated_bits,
-)
+from nri_numa.engine.state import NO_CHARGE, Allocation, withheld_isolated_bits
 from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
 from nri_numa.model.machine import Topology, numa_text
 from nri_numa.model.settings import IsolatedCPUs, Settings
@@ -208,15 +204,14 @@ class NodeModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def shared_pool_milli_by_node(self) -> Mapping[int, int]:
-        """By NUMA node, milli-CPUs that an empty machine has to share, overcommit included.
+        """By NUMA node that has any, milli-CPUs to share when empty, overcommit included."""
+        isolated = self.withheld_isolated_cpus
+        return self._positive_by_node(lambda cpus: self.shared_milli_of(len(cpus - isolated)))
 
-        Without the NUMA nodes that have none.
-        """
-        shared = {
-            i: self.shared_milli_of(len(cpus - self.withheld_isolated_cpus))
-            for i, cpus in self.allowed_cpus_by_node.items()
-        }
-        return {i: n for i, n in shared.items() if n}
+    def _positive_by_node(self, amount_of: Callable[[CPUSet], int]) -> dict[int, int]:
+        """By NUMA node, an amount that its allowed CPUs make; without those where it is 0."""
+        amounts = {i: amount_of(cpus) for i, cpus in self.allowed_cpus_by_node.items()}
+        return {i: amount for i, amount in amounts.items() if amount}
 
     @cached_property
     def usable_cpu_count_by_node(self) -> Mapping[int, int]:
@@ -246,9 +241,8 @@ class NodeModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def node_pool_floors(self) -> Mapping[int, int]:
         """By NUMA node, CPUs that stay in the shared pool there; without those where none do."""
-        of, isolated = self.settings.limits.numa_pool.cpus_of_total, self.withheld_isolated_cpus
-        floors = {i: of(len(cpus - isolated)) for i, cpus in self.allowed_cpus_by_node.items()}
-        return {i: count for i, count in floors.items() if count}
+        floor, isolated = self.settings.limits.numa_pool, self.withheld_isolated_cpus
+        return self._positive_by_node(lambda cpus: floor.cpus_of_total(len(cpus - isolated)))
 
     def avoided_isolated_cpus(self, count: int) -> CPUSet:
         """Isolated CPUs that a container of so many exclusive CPUs does not get.
@@ -263,19 +257,14 @@ class NodeModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def exclusive_capacity(self) -> Mapping[int, int]:
         """Maximum exclusive CPUs by NUMA node, without those that have none."""
         isolated = self.settings.isolated is IsolatedCPUs.ONLY and self.withheld_isolated_cpus
-        counts = {
-            i: len(cpus & isolated if isolated else cpus)
-            for i, cpus in self.allowed_cpus_by_node.items()
-        }
-        return {i: count for i, count in counts.items() if count}
+        return self._positive_by_node(lambda cpus: len(cpus & isolated if isolated else cpus))
 
     def exclusive_capacity_for(self, count: int) -> Mapping[int, int]:
         """`exclusive_capacity` for a container of so many CPUs."""
         avoided = self.avoided_isolated_cpus(count)
         if not avoided:
             return self.exclusive_capacity
-        counts = {i: len(cpus - avoided) for i, cpus in self.allowed_cpus_by_node.items()}
-        return {i: count for i, count in counts.items() if count}
+        return self._positive_by_node(lambda cpus: len(cpus - avoided))
 
     def shared_milli_of(self, cpus: int) -> int:
         """Thousandths of a CPU that so many CPUs of the shared pool can be promised as."""
@@ -300,13 +289,9 @@ class NodeModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         settings = self.settings
         if settings.strict_cpu_reservation:
             isolated = isolated | settings.reserved_cpus
+        overcommit, factors = settings.cpu_overcommit, settings.capacity_factor
         return {
-            i: int(
-                len(cpus - isolated)
-                * 1000
-                * settings.cpu_overcommit
-                * settings.capacity_factor.get(i, 1.0)
-            )
+            i: int(len(cpus - isolated) * 1000 * overcommit * factors.get(i, 1.0))
             for i, cpus in self.allowed_cpus_by_node.items()
         }
 

@@ -67,7 +67,7 @@ from nri_numa.model.workload import (
     Resources,
     Scope,
 )
-from nri_numa.text import BadQuantity, milli_cpus, whole_bytes
+from nri_numa.text import milli_cpus, whole_bytes
 
 MAX_CONTAINERS_ANNOTATION_CHARS: Final = 16_384
 """Characters of the annotation that are read."""
@@ -116,11 +116,12 @@ def parse_expected_containers(text: str) -> dict[str, ExpectedContainer] | None:
         for name, entry in document.items():
             if not isinstance(entry, dict) or not entry.keys() <= {"cpu", "memory", "ends"}:
                 return None
-            milli, memory = milli_cpus(entry.get("cpu", 0)), whole_bytes(entry.get("memory", 0))
             containers[name] = ExpectedContainer(
-                milli=milli, memory=memory, is_init=entry.get("ends") is True
+                milli=milli_cpus(entry.get("cpu", 0)),
+                memory=whole_bytes(entry.get("memory", 0)),
+                is_init=entry.get("ends") is True,
             )
-    except (ValueError, BadQuantity, RecursionError):
+    except (ValueError, RecursionError):
         return None
     return containers
 
@@ -150,7 +151,7 @@ def reserve_for_sandbox(node: NodeSnapshot, pod: PodSandbox) -> Released:
         unchanged = Released(state=with_sandbox(node.state, pod), change=change)
         if record.containers:
             return unchanged
-    container = _pending_containers(pod, pod.resources)
+    container = _pending_container(pod, pod.resources)
     requested = machine.options_resolver(pod, container)
     if isinstance(requested, Rejection) or requested.scope is not Scope.POD:
         return unchanged
@@ -294,10 +295,9 @@ def _expected_containers(
         return None, ""
     members = parse_expected_containers(text)
     if members is None:
-        return (
-            None,
+        return None, (
             f"{CONTAINER_RESOURCES_KEY} is {quote_value(text)} (annotation {key}), expected "
-            f"{_EXPECTED_CONTAINERS_TEXT}",
+            f"{_EXPECTED_CONTAINERS_TEXT}"
         )
     init = [c for c in members.values() if c.is_init]
     main = [c for c in members.values() if not c.is_init]
@@ -333,7 +333,7 @@ def _reserve_expected_containers(
     placed = dict(islice(other_members.items(), count))
     for name, member in placed.items():
         resources = _resources_of_guaranteed_limits(member.milli, member.memory)
-        container = Container(id=f"{pod.id}/{name}", pod_id=pod.id, name=name, resources=resources)
+        container = _pending_container(pod, resources, name)
         outcome = state_with_expected(plan, pod, container)
         if isinstance(outcome, Rejected):
             return replace(
@@ -391,7 +391,7 @@ def _reserve_pod_sum(
         # The number of containers is unknown, and each is aligned by itself.
         requested = replace(requested, policy=Policy.BEST_EFFORT)
     memory = max(0, total.memory - sum(a.memory_bytes for a in members))
-    container = _pending_containers(pod, _resources_of_guaranteed_limits(milli, memory))
+    container = _pending_container(pod, _resources_of_guaranteed_limits(milli, memory))
     base = node.with_state(state)
     decision = admit(base, pod, container, resolved=requested)
     if isinstance(decision, Admitted):
@@ -427,7 +427,8 @@ def _can_reserve_pod_sum(
     return requested.scope is Scope.POD or not uses_kubelet_rules(node.machine, requested)
 
 
-def _pending_containers(pod: PodSandbox, resources: Resources) -> Container:
-    """Build one container that stands for all later containers of a pod."""
-    name = POD_RESERVATION_NAME
+def _pending_container(
+    pod: PodSandbox, resources: Resources, name: str = POD_RESERVATION_NAME
+) -> Container:
+    """Build a later container of a pod, or one that stands for all of them."""
     return Container(id=f"{pod.id}/{name}", pod_id=pod.id, name=name, resources=resources)

@@ -114,11 +114,9 @@ def expired_reservations(node: NodeSnapshot) -> list[Allocation]:
 
 def reserved_text(reservation: Allocation) -> str:
     """Clause that names a reservation's pod and its CPUs, or its memory if it has no CPUs."""
-    subject = (
-        cpus_text(reservation.cpus)
-        if reservation.cpus
-        else f"memory of {numa_text(reservation.numa_nodes)}"
-    )
+    subject = f"memory of {numa_text(reservation.numa_nodes)}"
+    if reservation.cpus:
+        subject = cpus_text(reservation.cpus)
     pod = f"{reservation.namespace}/{reservation.pod}"
     if not reservation.reserved_at:
         return f"{subject} of {pod}, whose container was not created,"
@@ -372,10 +370,7 @@ def pod_pool_cpus(state: NodeState, uid: str, total_milli: int) -> int:
 
 
 def by_core(topology: Topology, cpus: CPUSet) -> list[int]:
-    """Sort CPUs by core, then by id, so a pool is cut between cores.
-
-    An offline CPU counts as a core.
-    """
+    """Sort CPUs by core, then by id, so a pool is cut between cores; an offline CPU is a core."""
     cores = {cpu: entry.core for cpu, entry in topology.cpus.items()}
     return sorted(cpus, key=lambda cpu: (cores.get(cpu, cpu), cpu))
 
@@ -457,7 +452,6 @@ def _count_owned_cpus_once(
 
 
 def _sum_charges(allocations: Iterable[Allocation]) -> Charge:
-    """Sum CPUs and memory of allocations."""
     cpu_milli = memory = 0
     for a in allocations:
         for charge in a.charges.values():

@@ -107,13 +107,11 @@ class MovePlan(msgspec.Struct, frozen=True):
         state: state with the newcomer, and the movers at their targets.
         admitted: decision about the rejected container on the state without the movers.
         moves: moves in the order of placement.
-        targets: NUMA node of each container, the newcomer first.
     """
 
     state: NodeState
     admitted: Admitted
     moves: tuple[ContainerMove, ...]
-    targets: _Places
 
 
 def plan_moves(
@@ -146,7 +144,7 @@ def plan_moves(
     yield _MOVER_WORK * len(movers)
     search = _PlanSearch(node, demand, movers, max_moves, running=running)
     while (targets := (yield from search.next_plan())) is not None:
-        yield _verification_work(node, rejected, len(targets) - 1)
+        yield _verification_work(node, rejected, len(targets))
         plan = _verify_plan(node, rejected, targets, purpose, running=running)
         if plan is not None:
             return plan
@@ -161,9 +159,8 @@ def admit_by_moving(
     Containers in ``exempt`` do not move. If `MAX_SEARCH_WORK` does not suffice, the container is
     rejected, and `continued_move_search` may continue.
     """
-    decision = StepwiseSearch(_make_room_by_moving(node, rejected, exempt)).run_steps(
-        MAX_SEARCH_WORK
-    )
+    search = StepwiseSearch(_make_room_by_moving(node, rejected, exempt))
+    decision = search.run_steps(MAX_SEARCH_WORK)
     return replace(rejected, is_search_spent=True) if decision is None else decision
 
 
@@ -183,7 +180,7 @@ def continued_move_search(
 def _make_room_by_moving(
     node: NodeSnapshot,
     rejected: Rejected,
-    exempt: Collection[str] = (),
+    exempt: Collection[str],
     *,
     is_deferred: bool = False,
     must_move: bool = False,
@@ -228,9 +225,7 @@ def _with_moves(
     node_after = node.with_state(state)
     move_updates = tuple(
         ContainerUpdate(
-            m.after.container_id,
-            cpus=str(node_after.cpuset_of(m.after)),
-            mems=str(m.after.mems),
+            m.after.container_id, cpus=str(node_after.cpuset_of(m.after)), mems=str(m.after.mems)
         )
         for m in moves
     )
@@ -273,9 +268,8 @@ def state_after_migration(decision: Admitted) -> NodeState:
     """Return the state after the memory of moved containers has migrated."""
     state = decision.state
     for move in decision.moves:
-        state = state.without_allocation(move.after.container_id).with_allocation(
-            move.after.with_migration_finished
-        )
+        migrated = move.after.with_migration_finished
+        state = state.without_allocation(migrated.container_id).with_allocation(migrated)
     return state
 
 
@@ -340,21 +334,17 @@ def _plan_if_movable(
 def _mover_text(move: ContainerMove) -> str:
     allocation = move.before
     memory = f", {human_bytes(_migrated_bytes(allocation))}" if allocation.mems else ""
-    cpus = (
-        exclusive_cpu_count_text(len(allocation.cpus))
-        if allocation.exclusive
-        else human_milli(allocation.cpu_milli)
-    )
+    cpus = human_milli(allocation.cpu_milli)
+    if allocation.exclusive:
+        cpus = exclusive_cpu_count_text(len(allocation.cpus))
     return f"{allocation.full_name} ({cpus}{memory})"
 
 
 def _displaced_container_text(move: ContainerMove) -> str:
-    source, target = move.before, move.after
+    source, target, text = move.before, move.after, _mover_text(move)
     if source.numa_nodes == target.numa_nodes:
-        return f"{_mover_text(move)} had {cpus_text(target.cpus)} instead of {source.cpus}"
-    return (
-        f"{_mover_text(move)} were on {numa_text(target.numa_nodes)} instead of {source.numa_nodes}"
-    )
+        return f"{text} had {cpus_text(target.cpus)} instead of {source.cpus}"
+    return f"{text} were on {numa_text(target.numa_nodes)} instead of {source.numa_nodes}"
 
 
 def _immovable_ids(state: NodeState, exempt: Collection[str]) -> set[str]:
@@ -399,6 +389,7 @@ class _MoveItem(NamedTuple):
         released: amounts that it frees on its current NUMA node.
         bytes: bytes that migrate with it.
         current_node: its current NUMA node; -1 for the newcomer.
+        container_id: id of a mover.
     """
 
     needs: ResourceVector
@@ -406,21 +397,14 @@ class _MoveItem(NamedTuple):
     released: ResourceVector
     bytes: int = 0
     current_node: int = -1
+    container_id: str = ""
     mover: Allocation | None = None
-
-    @property
-    def container_id(self) -> str:
-        """Id of a mover."""
-        assert self.mover is not None  # noqa: S101
-        return self.mover.container_id
 
     def fits_on(self, i: int, amounts: ResourceVector) -> bool:
         """True if free amounts suffice on a NUMA node; on its own, its charge that stays counts."""
         demand = self.needs
         if i == self.current_node:
-            demand = tuple(
-                n - b + g for n, b, g in zip(demand, self.charge, self.released, strict=True)
-            )
+            demand = _subtract_amounts(demand, _subtract_amounts(self.charge, self.released))
         return _covers_needs(demand, amounts)
 
     def equivalence_key(self, *, on_same_node: bool) -> tuple[object, ...]:
@@ -443,6 +427,7 @@ class _PartialPlan(NamedTuple):
         cleared_node: NUMA node that is being cleared for the next one; None if none is chosen.
         first_mover_index: index of the first mover there that may still be displaced.
         fits_unmoved: the sums sufficed before, so movers may stay there on other CPUs.
+        targets: movers that are placed, with their NUMA nodes.
     """
 
     pending: tuple[_MoveItem, ...]
@@ -451,10 +436,10 @@ class _PartialPlan(NamedTuple):
     first_mover_index: int = 0
     fits_unmoved: bool = False
     displaced_ids: tuple[str, ...] = ()
-    placed: _Places = ()
+    targets: _MoverTargets = ()
 
 
-_Places = tuple[tuple[_MoveItem, int], ...]
+_MoverTargets = tuple[tuple[Allocation, int], ...]
 PlanCost = tuple[int, int, tuple[str, ...]]
 _Child = tuple[PlanCost, PlanCost, _PartialPlan]
 """Minimum cost of a plan, its cost so far, and the plan."""
@@ -501,14 +486,9 @@ class _PlanSearch:
     def _free_by_node(self, node: NodeSnapshot) -> dict[int, ResourceVector]:
         machine, cpus, memory = node.machine, node.free_cpu_milli, node.free_memory
         pages = [node.free_hugepages(size) for size in self._sizes]
-        candidates = exclusive_candidate_cpus(node)
+        candidates, allowed = exclusive_candidate_cpus(node), machine.allowed_cpus_by_node
         return {
-            i: (
-                cpus[i],
-                len(candidates & machine.allowed_cpus_by_node[i]),
-                memory[i],
-                *(p[i] for p in pages),
-            )
+            i: (cpus[i], len(candidates & allowed[i]), memory[i], *(p[i] for p in pages))
             for i in sorted(machine.alignable_nodes)
         }
 
@@ -542,7 +522,8 @@ class _PlanSearch:
         size = (1000 * cpus or a.cpu_milli, owned, a.memory_bytes if a.mems else 0, *pages)
         charge = (base_charge.cpu_milli, owned, base_charge.memory, *booked_pages)
         released = (*charge[:2], *(0 for _ in charge[2:])) if self._running else charge
-        return _MoveItem(size, charge, released, _migrated_bytes(a), next(iter(a.numa_nodes)), a)
+        current_node, migrated_bytes = a.numa_nodes.first_id, _migrated_bytes(a)
+        return _MoveItem(size, charge, released, migrated_bytes, current_node, a.container_id, a)
 
     def freed_by_node(self) -> dict[int, int]:
         """Count by NUMA node the exclusive CPUs that its movers free, the largest movers first."""
@@ -558,8 +539,8 @@ class _PlanSearch:
                     budget -= 1
         return counts
 
-    def next_plan(self) -> SearchSteps[_Places | None]:
-        """Find the next plan: NUMA nodes of all, the newcomer first; None if there is none."""
+    def next_plan(self) -> SearchSteps[_MoverTargets | None]:
+        """Find the next plan: movers in the order of placement; None if there is none."""
         while self._heap:
             _, _, cost, partial, siblings = heappop(self._heap)
             work_before = self._used
@@ -568,7 +549,7 @@ class _PlanSearch:
                 self._push_children(children)
             yield _PARTIAL_WORK + self._used - work_before
             if not partial.pending:
-                return partial.placed
+                return partial.targets
         return None
 
     def _push_children(self, children: Iterator[_Child]) -> None:
@@ -584,7 +565,7 @@ class _PlanSearch:
         self._used += _LOOK_WORK * len(numa_nodes)
         fitting = [i for i in numa_nodes if item.fits_on(i, p.free_by_node[i])]
         if item.mover is not None and not is_cleared and fitting:
-            for i in self._destinations(p, fitting):
+            for i in self._target_nodes(p, fitting):
                 yield self._place_item(p, cost, i)
             return
         if p.cleared_node in fitting:
@@ -592,9 +573,9 @@ class _PlanSearch:
         for i in numa_nodes:
             if i != item.current_node and i in self._max_released:
                 fits_newcomer = item.mover is None and not is_cleared and i in fitting
-                yield self._displacements(p, cost, i, fits=p.fits_unmoved or fits_newcomer)
+                yield self._displacing_plans(p, cost, i, fits=p.fits_unmoved or fits_newcomer)
 
-    def _destinations(self, p: _PartialPlan, fitting: Collection[int]) -> set[int]:
+    def _target_nodes(self, p: _PartialPlan, fitting: Collection[int]) -> set[int]:
         """Select the fullest that fits, then the lowest id; and the mover's own if it may stay."""
         fullest = min(fitting, key=lambda i: (p.free_by_node[i], i))
         current_node = p.pending[0].current_node
@@ -602,7 +583,7 @@ class _PlanSearch:
             return {fullest, current_node}
         return {fullest}
 
-    def _displacements(
+    def _displacing_plans(
         self, p: _PartialPlan, cost: PlanCost, i: int, *, fits: bool
     ) -> Iterator[_Child]:
         """Yield plans in which one mover leaves NUMA node ``i`` for the first pending container.
@@ -631,12 +612,12 @@ class _PlanSearch:
                 (bytes_so_far, len(displaced_ids), displaced_ids),
                 _PartialPlan(
                     (p.pending[0], *pending),
-                    {**p.free_by_node, i: _add_amounts(p.free_by_node[i], mover.released)},
+                    {**p.free_by_node, i: tuple(map(add, p.free_by_node[i], mover.released))},
                     i,
                     position + 1,
                     fits,
                     displaced_ids,
-                    p.placed,
+                    p.targets,
                 ),
             )
 
@@ -674,7 +655,7 @@ class _PlanSearch:
                 free_by_node={**p.free_by_node, i: _subtract_amounts(p.free_by_node[i], charge)},
                 cleared_node=None,
                 first_mover_index=0,
-                placed=(*p.placed, (item, i)),
+                targets=p.targets if item.mover is None else (*p.targets, (item.mover, i)),
             ),
         )
 
@@ -691,10 +672,6 @@ def _round_down_to_leading_bits(amount: int) -> int:
 
 def _covers_needs(demand: ResourceVector, amounts: ResourceVector) -> bool:
     return all(map(le, demand, amounts))
-
-
-def _add_amounts(total: ResourceVector, amounts: ResourceVector) -> ResourceVector:
-    return tuple(map(add, total, amounts))
 
 
 def _subtract_amounts(total: ResourceVector, amounts: ResourceVector) -> ResourceVector:
@@ -720,28 +697,17 @@ def _demand_of(a: Allocation) -> Demand:
 def _verification_work(node: NodeSnapshot, rejected: Rejected, movers: int) -> int:
     """Units of work of a `_verify_plan`: admissions of a pod's named containers, and movers."""
     admission = admission_work(node)
-    return (
-        admission * max(1, count_expected_containers(node.machine, rejected.trace.pod))
-        + admission * movers // 2
-    )
+    containers = max(1, count_expected_containers(node.machine, rejected.trace.pod))
+    return admission * containers + admission * movers // 2
 
 
 def _verify_plan(
-    node: NodeSnapshot,
-    rejected: Rejected,
-    targets: _Places,
-    purpose: str = "",
-    *,
-    running: bool,
+    node: NodeSnapshot, rejected: Rejected, targets: _MoverTargets, purpose: str, *, running: bool
 ) -> MovePlan | None:
     """Place the newcomer and then each mover with the engine; None if one is rejected."""
-    _, *mover_targets = targets
-    movers = [(m.mover, i) for m, i in mover_targets if m.mover is not None]
-    base, reading = (
-        node.state.without_allocation(*(a.container_id for a, _ in movers)),
-        node.reading,
-    )
-    for a, i in movers:
+    base = node.state.without_allocation(*(a.container_id for a, _ in targets))
+    reading = node.reading
+    for a, i in targets:
         if running and i not in a.numa_nodes:
             base = base.with_allocation(_allocation_without_cpus(a))
         elif reading is not None:
@@ -753,7 +719,7 @@ def _verify_plan(
     if not isinstance(decision, Admitted):
         return None
     state, moves, placed = decision.state, [], decision.allocation
-    for a, i in movers:
+    for a, i in targets:
         reading = None if reading is None else reading.with_own_charges_added(placed, -1)
         target = _place_mover(replace(node, state=state, reading=reading), a, i)
         if target is None or _has_same_place(a, target):
@@ -767,7 +733,7 @@ def _verify_plan(
         target = replace(target, reason=moved_caption(target.reason, purpose), moved_for=purpose)
         state, placed = state.with_allocation(target), target.with_migration_finished
         moves.append(ContainerMove(a, target))
-    return MovePlan(_state_with_moves(node.state, state, moves), decision, tuple(moves), targets)
+    return MovePlan(_state_with_moves(node.state, state, moves), decision, tuple(moves))
 
 
 def _has_same_place(a: Allocation, b: Allocation) -> bool:

@@ -24,12 +24,7 @@ from nri_numa.engine.accounting import (
 from nri_numa.engine.admit import new_allocation
 from nri_numa.engine.align.policies import byte_shortage_clause, shortage_clause
 from nri_numa.engine.captions import SHORTFALL_TEXT, with_outcome
-from nri_numa.engine.cpus.allocator import (
-    ChosenCPUs,
-    NotEnoughCPUs,
-    SMTMisaligned,
-    TakeRequest,
-)
+from nri_numa.engine.cpus.allocator import ChosenCPUs, NotEnoughCPUs, SMTMisaligned, TakeRequest
 from nri_numa.engine.decision import DecisionTrace, Placement, PlacementRequest, Rejected, Resized
 from nri_numa.engine.desired import NodeSnapshot, answer_to_update, updates_between
 from nri_numa.engine.foreign_pins import (
@@ -84,7 +79,6 @@ from nri_numa.model.machine import cpus_text, human_milli, numa_text
 from nri_numa.model.reasons import Rejection, RejectionReason
 from nri_numa.model.workload import (
     NO_CHANGED_IDS,
-    SMT,
     ChangedStateIds,
     Container,
     ContainerUpdate,
@@ -99,7 +93,7 @@ RESIZE_RULE_TEXT = "a resize stays in place"
 
 
 def resize_in_place(
-    case: PlacementRequest, allocation: Allocation, offered: CPUSet = NO_CPUS
+    case: PlacementRequest, allocation: Allocation, offered: CPUSet
 ) -> Placement | Rejection:
     """Place a running container with its new size on its current NUMA nodes.
 
@@ -141,7 +135,12 @@ class _Resize:
         self.is_misaligned = not allocation.aligned and (
             not self.had_shortfall or allocation.is_misaligned
         )
-        self.distribution = device_distribution(case, self._own_nodes())
+        # It may grow on its own NUMA nodes, and on those of its pod's affinity.
+        record, self.home = case.pod_record, allocation.numa_nodes
+        if record is not None and record.affinity is not None:
+            self.home |= record.affinity
+        self.smt = allocation.smt if allocation.exclusive else case.effective_smt
+        self.distribution = device_distribution(case, self.home)
 
     def check_pod_sum(self) -> Rejection | None:
         """Reject a size beyond its part of the pod's sum, unless it may run with less."""
@@ -217,10 +216,10 @@ class _Resize:
         self.steps += choice.notes
         distribution, topology = self.distribution, self.case.node.machine.topology
         if distribution is not None:
-            self.steps += distribution.sentences(topology, choice.cpus)
-            if distribution.shortfalls(topology, choice.cpus):
+            self.steps += distribution.proportion_sentences(topology, choice.cpus)
+            if distribution.cpu_shortfalls(topology, choice.cpus):
                 self.is_misaligned = True
-        if not numa_nodes <= self._own_nodes():
+        if not numa_nodes <= self.home:
             self.is_misaligned = True
         elif numa_nodes < self.prior.numa_nodes and len(numa_nodes | self.prior.mems) == 1:
             self.is_misaligned = False  # no longer
@@ -257,13 +256,6 @@ class _Resize:
             return True
         return 1000 * len(prior.cpus) <= case.demand.cpu_requested_milli
 
-    def _own_nodes(self) -> NUMASet:
-        """NUMA nodes that it may grow on: its own, and those of its pod's affinity."""
-        record = self.case.node.state.pods.get(self.prior.pod_uid)
-        if record is None or record.affinity is None:
-            return self.prior.numa_nodes
-        return self.prior.numa_nodes | record.affinity
-
     def _resize_cpus(self) -> ChosenCPUs | Rejection:
         case, cpus = self.case, self.prior.cpus
         count = case.demand.exclusive_cpus
@@ -285,7 +277,7 @@ class _Resize:
             pool_choice = self._grow_from_pod_pool()
             if isinstance(pool_choice, ChosenCPUs):
                 return pool_choice
-        home, smt = self._own_nodes(), self._effective_smt()
+        home, smt = self.home, self.smt
         limits = count_free_exclusive_by_node(node, free_cpus | own_cpus, smt, node.free_cpu_milli)
         room = sum(limits.get(i, 0) for i in home)
         choice: ChosenCPUs | NotEnoughCPUs | SMTMisaligned | None = None
@@ -311,33 +303,28 @@ class _Resize:
         return check_exclusive_limits(case, f"cpu: {need}", choice.cpus, choice.idle) or choice
 
     def _grow_from_pod_pool(self) -> ChosenCPUs | NotEnoughCPUs | SMTMisaligned:
-        node, smt = self.case.node, self._effective_smt()
-        cpus = self.offered | self.prior.cpus
-        limits = count_free_exclusive_by_node(node, cpus, smt, node.free_cpu_milli)
+        node, cpus = self.case.node, self.offered | self.prior.cpus
+        limits = count_free_exclusive_by_node(node, cpus, self.smt, node.free_cpu_milli)
         return self._take_cpus(self.offered, limits, strict=True)
 
     def _milli_to_allocate(self) -> int:
         """Thousandths of a CPU to charge for shared CPUs: at most the request."""
         return min(self.case.demand.cpu_milli, self.case.demand.cpu_requested_milli)
 
-    def _effective_smt(self) -> SMT:
-        return self.prior.smt if self.prior.exclusive else self.case.effective_smt
-
     def _take_cpus(
         self, available: CPUSet, limits: Mapping[int, int], *, strict: bool
     ) -> ChosenCPUs | NotEnoughCPUs | SMTMisaligned:
-        case, nodes = self.case, self._own_nodes()
-        cpus = available | self.prior.cpus
+        case, cpus = self.case, available | self.prior.cpus
         return take_avoiding_contended(
             case,
             TakeRequest(
                 count=case.demand.exclusive_cpus,
                 free_cpus=available,
                 current_cpus=self.prior.cpus,
-                affinity=nodes,
-                parts=parts_for_devices(case, self.distribution, nodes, cpus, limits),
+                affinity=self.home,
+                parts=parts_for_devices(case, self.distribution, self.home, cpus, limits),
                 strict=strict,
-                smt=self._effective_smt(),
+                smt=self.smt,
                 load=case.requested.load if self.prior.load is None else self.prior.load,
                 # The rest of its sockets are not the NUMA nodes it is on.
                 settings=case.node.machine.settings.without_socket_alignment,
@@ -347,7 +334,7 @@ class _Resize:
 
     def _smt_rejection(self, shortage: NotEnoughCPUs | SMTMisaligned) -> Rejection:
         text = (
-            smt_misaligned_text(self.case, shortage, self._effective_smt())
+            smt_misaligned_text(self.case, shortage, self.smt)
             if isinstance(shortage, SMTMisaligned)
             else cpu_shortage_text(self.case.node.machine, shortage, None)
         )
@@ -447,9 +434,9 @@ def resize_container(
     if allocation is None:
         return Resized(state=state, container_update=None, trace=trace)
     if update.cpus:
-        outcome = _apply_other_cpuset(node, pod, container, update, trace)
-        if outcome is not None:
-            return outcome
+        reclassified = _reclassify_other_cpuset(node, pod, container, update)
+        if reclassified is not None:
+            return _reclassified_outcome(node, trace, *reclassified)
     new_state, change = state, NO_CHANGED_IDS
     sharers: tuple[str, ...] = ()
     has_amounts = update.cpu_quota or update.cpu_shares or update.memory_limit or update.hugepages
@@ -542,57 +529,45 @@ def _apply_update(container: Container, allocation: Allocation, update: Resource
     return replace(container, resources=merged)
 
 
-def _apply_other_cpuset(
-    node: NodeSnapshot,
-    pod: PodSandbox,
-    container: Container,
-    update: Resources,
-    trace: DecisionTrace,
-) -> Resized | None:
+_Reclassified = tuple[Allocation, ContainerUpdate | None, tuple[str, ...]]
+"""Allocation after another program's cpuset, update of the container, and decision steps."""
+
+
+def _reclassify_other_cpuset(
+    node: NodeSnapshot, pod: PodSandbox, container: Container, update: Resources
+) -> _Reclassified | None:
     """Accept another program's cpuset; None if the container's allocation takes precedence.
 
     The kubelet may grant CPUs to a container of the agent if its policy became static later. Both
     would overwrite each other repeatedly, so the configuration decides.
     """
-    state = node.state
-    allocation, cpus = state.allocations[container.id], parse_foreign_cpuset(update.cpus)
-    grant = state.kubelet.cpus_of(pod.uid, container.name, container.id)
-    if (
-        grant
-        and cpus
-        and (cpus <= grant or allocation.kind is ContainerKind.FOREIGN)
-        and not _overrides_grant(node, pod, container, allocation)
-    ):
-        if allocation.kind is ContainerKind.FOREIGN and allocation.foreign_cpus == cpus:
-            return Resized(state=state, container_update=None, trace=trace)
+    allocation, cpus = node.state.allocations[container.id], parse_foreign_cpuset(update.cpus)
+    is_foreign = allocation.kind is ContainerKind.FOREIGN
+    grant = node.state.kubelet.cpus_of(pod.uid, container.name, container.id)
+    is_granted = grant and cpus and (cpus <= grant or is_foreign)
+    if is_granted and not _overrides_grant(node, pod, container):
+        if is_foreign and allocation.foreign_cpus == cpus:
+            return allocation, None, ()
         result, own_update = to_kubelet_allocation(allocation, cpus), None
         if allocation.mems and not update.mems:  # no other program removes the agent's pin
             own_update = ContainerUpdate(container.id, mems=str(node.machine.topology.memory_nodes))
-        return _foreign_cpuset_outcome(node, result, own_update, trace, result.reason)
+        return result, own_update, (result.reason,)
     if allocation.is_pinned:
         return None
     if not cpus:  # the runtime refuses an invalid list
-        return Resized(state=state, container_update=None, trace=trace)
-    return _apply_foreign_cpuset(node, allocation, cpus, update, trace)
+        return allocation, None, ()
+    return _reclassify_unpinned(node, allocation, cpus, update)
 
 
-def _overrides_grant(
-    node: NodeSnapshot,
-    pod: PodSandbox,
-    container: Container,
-    allocation: Allocation,
-) -> bool:
-    """True if the container's options override the kubelet's grant."""
-    machine = node.machine
+def _overrides_grant(node: NodeSnapshot, pod: PodSandbox, container: Container) -> bool:
+    machine, allocation = node.machine, node.state.allocations[container.id]
     requested = _options_with_held_slots(
         machine, pod, container, allocation, machine.options_resolver(pod, container)
     )
-    return not isinstance(requested, Rejection) and isinstance(
-        keep_or_override_grant(
-            machine.topology, machine.settings, node.state.kubelet, pod, container, requested
-        ),
-        OverrideGrant,
-    )
+    if isinstance(requested, Rejection):
+        return False
+    case = PlacementRequest(node, pod, container, requested)
+    return isinstance(keep_or_override_grant(case), OverrideGrant)
 
 
 def _options_with_held_slots(
@@ -610,13 +585,9 @@ def _options_with_held_slots(
     return with_slots(machine.settings, pod, holding, requested)
 
 
-def _apply_foreign_cpuset(
-    node: NodeSnapshot,
-    allocation: Allocation,
-    cpus: CPUSet,
-    update: Resources,
-    trace: DecisionTrace,
-) -> Resized:
+def _reclassify_unpinned(
+    node: NodeSnapshot, allocation: Allocation, cpus: CPUSet, update: Resources
+) -> _Reclassified:
     """Apply another program's cpuset to a container without a pin of the agent.
 
     The container becomes foreign, or unpinned again if the cpuset holds the whole shared pool. An
@@ -632,17 +603,16 @@ def _apply_foreign_cpuset(
         step_text = f"the shared pool, {cpus_text(pool)}, instead of {update.cpus}"
         if blocked_cpus:
             step_text += f": {cpus_text(blocked_cpus, 'is', 'are')} exclusive to others"
-    return _foreign_cpuset_outcome(node, result, own_update, trace, step_text)
+    return result, own_update, (step_text,)
 
 
-def _foreign_cpuset_outcome(
+def _reclassified_outcome(
     node: NodeSnapshot,
+    trace: DecisionTrace,
     allocation: Allocation,
     own_update: ContainerUpdate | None,
-    trace: DecisionTrace,
-    step_text: str,
+    decision_steps: tuple[str, ...],
 ) -> Resized:
-    """Build the outcome for a container reclassified by another program's cpuset."""
     container_id, state, change = allocation.container_id, node.state, NO_CHANGED_IDS
     if allocation is not state.allocations[container_id]:
         state = state.without_allocation(container_id).with_allocation(allocation)
@@ -652,7 +622,7 @@ def _foreign_cpuset_outcome(
         change=change,
         container_update=own_update,
         updates=updates_between(node, node.with_state(state), skip=container_id),
-        trace=replace(trace, decision_steps=(step_text,)),
+        trace=replace(trace, decision_steps=decision_steps),
     )
 
 
@@ -700,7 +670,8 @@ def resize_to_current_resources(
     if pool and demand.exclusive_cpus and not allocation.exclusive:
         allocation = _among_sharers(allocation, pool[0])
     case = replace(case, node=base, demand=demand, pod_share=pod_share)
-    placed = resize_in_place(*_open_pod_pool(case, allocation))
+    opened, offered_cpus = _open_pod_pool(case)
+    placed = resize_in_place(opened, allocation, offered_cpus)
     if isinstance(placed, Rejection):
         return _resize_rejection(placed, trace)
     result = _resized_allocation(case, allocation, placed).with_migration_started(prior)
@@ -715,22 +686,19 @@ def _among_sharers(allocation: Allocation, sharer: Allocation) -> Allocation:
     )  # fmt: skip
 
 
-def _open_pod_pool(
-    case: PlacementRequest, allocation: Allocation
-) -> tuple[PlacementRequest, Allocation, CPUSet]:
+def _open_pod_pool(case: PlacementRequest) -> tuple[PlacementRequest, CPUSet]:
     """Shrink the pod pool for an exclusive container; also return the CPUs that it offers."""
     state, pool = case.node.state, case.node.state.pod_pool(case.pod.uid)
     if not pool:
-        return case, allocation, NO_CPUS
+        return case, NO_CPUS
     milli = own_request_milli(case.pod.qos, case.container.resources)
     total_milli = case.pod_share.total_milli(milli) - case.pod_share.limit_milli(milli)
     state = state.without_allocation(*(a.container_id for a in pool))
     cpus, topology = pool[0].cpus, case.node.machine.topology
     count = pod_pool_cpus(state, case.pod.uid, total_milli)
     remaining = CPUSet(by_core(topology, cpus)[:count])
-    template = replace(pool[0], cpus=remaining)
-    state = with_pod_pool(state, pool, template, topology)
-    return replace(case, node=case.node.with_state(state)), allocation, cpus - remaining
+    state = with_pod_pool(state, pool, replace(pool[0], cpus=remaining), topology)
+    return replace(case, node=case.node.with_state(state)), cpus - remaining
 
 
 def _resized_allocation(

@@ -142,21 +142,17 @@ class _Rebuild:
         exclusive_bits = listed_bits = 0
         usable = self.node.with_state(NodeState(kubelet=self.prior.kubelet)).pool.bits
         allocations: list[Allocation] = []
-        lists: set[tuple[str, CPUSet] | None] = set()
+        lists: set[tuple[str, CPUSet] | None] = set()  # exclusive ones
         for allocation in candidates:
             claimed_bits = allocation.cpus.bits | allocation.idle_siblings.bits
-            if (
-                allocation.yields_to_exclusive
-                or not (claimed_bits or allocation.exclusive)  # a shared one is in no other's way
-                or (own_list := allocation.exclusive_owners_key)
-                in lists  # its pod's containers share it
-            ):
+            own_list = allocation.exclusive_owners_key
+            # A shared container is in no other's way, and containers of a pod share a list.
+            is_shared = allocation.yields_to_exclusive or not (claimed_bits or own_list)
+            if is_shared or own_list in lists:
                 allocations.append(allocation)
                 continue
             claim = ""
-            if clash := claimed_bits & (
-                exclusive_bits | listed_bits if own_list else exclusive_bits
-            ):
+            if clash := claimed_bits & (exclusive_bits | (listed_bits if own_list else 0)):
                 claim = f"exclusive {cpus_text(CPUSet.from_bits(clash))} of another container"
             elif missing_cpus := allocation.cpus - self.machine.topology.possible:
                 claim = f"{cpus_text(missing_cpus)}, which the machine does not have"
@@ -197,12 +193,9 @@ class _Rebuild:
             if uid in pod_ids
         ]
         state = build_node_state(allocations, records, prior.serial, prior.kubelet)
-        reservations = [
-            a
-            for container_id, a in sorted(prior.allocations.items())
-            if container_id not in self.live and a.pod_uid in pod_ids and a.is_reservable
-        ]
-        for a in reservations:
+        for container_id, a in sorted(prior.allocations.items()):
+            if container_id in self.live or a.pod_uid not in pod_ids or not a.is_reservable:
+                continue
             if a.pod_id not in self.pods.uids:  # its pod has a new sandbox
                 a = replace(a, pod_id=pod_ids[a.pod_uid])
             if (a.cpus | a.idle_siblings) & (state.unavailable_cpus | state.listed_cpus):
@@ -211,11 +204,9 @@ class _Rebuild:
             if is_for_pod_pool(new_state, a):
                 state = give_to_pod_pool(self.node.with_state(new_state), a)
             elif self.machine.settings.reservation_seconds:
-                state = (
-                    new_state
-                    if a.reserved_at
-                    else new_state.with_reservation(a.container_id, self.node.now)
-                )
+                state = new_state
+                if not a.reserved_at:
+                    state = state.with_reservation(a.container_id, self.node.now)
         self.node = self.node.with_state(state)
 
     def resize_known(self, allocations: Iterable[Allocation]) -> None:
@@ -306,12 +297,11 @@ class _Rebuild:
     ) -> Allocation:
         """Build the allocation of an undecided container: its current cpuset, no charges."""
         cpus = container.resources.cpus
+        allocation = _unpinned_allocation(pod, container, None, self.node.now)
         if is_shared_pool_cpuset(cpus, pool, self.node.state.kubelet.shared):
-            return _unpinned_allocation(pod, container, None, self.node.now)
-        allocation = _unpinned_allocation(
-            pod, container, None, self.node.now, ContainerKind.FOREIGN
-        )
-        return replace(allocation, foreign_cpus=parse_foreign_cpuset(cpus))
+            return allocation
+        pinned = parse_foreign_cpuset(cpus)
+        return replace(allocation, kind=ContainerKind.FOREIGN, foreign_cpus=pinned)
 
     def build_outcome(self, allocations: Iterable[Allocation]) -> Resynced:
         """Build the outcome, with the updates to the desired state of every container."""
@@ -400,20 +390,14 @@ def _container_and_keepable_cpus(
 
 
 def _unpinned_allocation(
-    pod: PodSandbox,
-    container: Container,
-    rejected_for: RejectionReason | None,
-    now: float,
-    kind: ContainerKind = ContainerKind.UNPINNED,
+    pod: PodSandbox, container: Container, rejected_for: RejectionReason | None, now: float
 ) -> Allocation:
     """Build the allocation of a running container that was rejected, or is not decided about."""
     return Allocation(
         **container_identity(pod, container),
-        kind=kind,
+        kind=ContainerKind.UNPINNED,
         aligned=False,
-        reason=UNDECIDED_CAPTION
-        if rejected_for is None
-        else rejected_running_caption(rejected_for),
+        reason=rejected_running_caption(rejected_for) if rejected_for else UNDECIDED_CAPTION,
         is_undecided=rejected_for is None,
         unpinned_for=rejected_for,
         assigned_at=now,

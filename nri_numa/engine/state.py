@@ -26,7 +26,7 @@ import msgspec
 from msgspec.structs import replace
 
 from nri_numa.engine.captions import RESERVATION_CAPTION
-from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
+from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet, union_cpus
 from nri_numa.model.machine import Topology, cpus_text
 from nri_numa.model.reasons import RejectionReason
 from nri_numa.model.settings import IsolatedCPUs, Settings
@@ -87,9 +87,7 @@ class Charge(msgspec.Struct, frozen=True, array_like=True):
                 merged[size] = merged.get(size, 0) + sign * amount
             hugepages = {size: amount for size, amount in merged.items() if amount}
         return Charge(
-            self.cpu_milli + sign * charge.cpu_milli,
-            self.memory + sign * charge.memory,
-            hugepages,
+            self.cpu_milli + sign * charge.cpu_milli, self.memory + sign * charge.memory, hugepages
         )
 
     def subtract(self, charge: Charge) -> Charge:
@@ -181,8 +179,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_pinned(self) -> bool:
         """True if the agent writes its CPUs or memory nodes."""
-        is_foreign_or_unpinned = self.kind in (ContainerKind.UNPINNED, ContainerKind.FOREIGN)
-        return not is_foreign_or_unpinned or bool(self.mems)
+        return self.kind not in (ContainerKind.UNPINNED, ContainerKind.FOREIGN) or bool(self.mems)
 
     @property
     def blocks_exclusive(self) -> bool:
@@ -194,11 +191,9 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_reservable(self) -> bool:
         """True if the pod keeps this allocation after the container has ended."""
-        is_sharing = (
-            self.kind in (ContainerKind.SHARED, ContainerKind.UNPINNED)
-            and self.policy in STRICT_POLICIES
-        )
-        return self.exclusive or (is_sharing and bool(self.charges))
+        is_sharing = self.kind in (ContainerKind.SHARED, ContainerKind.UNPINNED)
+        is_strict = self.policy in STRICT_POLICIES
+        return self.exclusive or (is_sharing and is_strict and bool(self.charges))
 
     @property
     def with_migration_finished(self) -> Allocation:
@@ -309,7 +304,6 @@ class PodRecord(msgspec.Struct, frozen=True, kw_only=True):
         return self.pending_milli >= 1000 or self.may_be_init
 
 
-NO_CONTAINER_IDS: frozenset[str] = frozenset()
 POD_RESERVATION_NAME = "*"
 """Name of what is kept for all containers of a pod that are still to come."""
 STRICT_POLICIES = (Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE)
@@ -401,20 +395,16 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
 
     def requested_memory_of_pod(self, uid: str, excluded_id: str) -> Charge:
         """Sum the memory of a pod's live containers except one, pinned or not."""
-        live = (a for a in self.allocations_of_pod(uid) if not a.reserved_at)
-        return Charge(
-            memory=sum(
-                a.unpinned_memory + sum(charge.memory for charge in a.charges.values())
-                for a in live
-                if a.container_id != excluded_id
-            )
-        )
+        memory = 0
+        for a in self.allocations_of_pod(uid):
+            if not a.reserved_at and a.container_id != excluded_id:
+                memory += a.unpinned_memory + sum(c.memory for c in a.charges.values())
+        return Charge(memory=memory)
 
-    def cpu_sharers(self, allocation: Allocation) -> tuple[Allocation, ...]:
-        """Other containers of the pod with the same exclusive CPUs."""
-        mine, id = allocation.exclusive_owners_key, allocation.container_id
-        members = self.allocations_of_pod(allocation.pod_uid) if mine else ()
-        return tuple(a for a in members if a.exclusive_owners_key == mine and a.container_id != id)
+    def has_cpu_sharer(self, allocation: Allocation) -> bool:
+        """True if another container of the pod has the same exclusive CPUs."""
+        record = self.pods[allocation.pod_uid]
+        return allocation.exclusive and _is_list_shared_in_pod(self.allocations, record, allocation)
 
     def with_allocation(self, *allocations: Allocation) -> NodeState:
         """Add allocations; their containers must not have one."""
@@ -465,10 +455,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
 
     def without_pod(self, uid: str) -> NodeState:
         """Drop a pod without containers."""
-        if uid not in self.pods:
-            return self
-        pods = dict(self.pods)
-        del pods[uid]
+        pods = {i: record for i, record in self.pods.items() if i != uid}
         return replace(self, serial=self.serial + 1, pods=pods)
 
 
@@ -564,10 +551,7 @@ class StateBuilder:
     def _update_owned_and_listed_cpus(
         self, a: Allocation, sign: int, *, is_list_counted: bool
     ) -> None:
-        """Update exclusive CPUs with their idle siblings, and CPUs of lists.
-
-        With ``is_list_counted`` another container of its pod has the same exclusive list.
-        """
+        """Update exclusive CPUs that no other of its pod shares, idle siblings, and listed CPUs."""
         if a.exclusive:
             if not is_list_counted:
                 self._owned = self._owned | a.cpus if sign > 0 else self._owned - a.cpus
@@ -591,12 +575,12 @@ def _add_amount(amounts: dict[int, int], key: int, amount: int) -> None:
 def _is_list_shared_in_pod(
     allocations: Mapping[str, Allocation], record: PodRecord, allocation: Allocation
 ) -> bool:
-    """True if another container of the pod shares the same exclusive CPUs."""
-    return any(
-        i in allocations and allocations[i].exclusive_owners_key == allocation.exclusive_owners_key
+    keys = [
+        allocations[i].exclusive_owners_key
         for i in record.containers
-        if i != allocation.container_id
-    )
+        if i in allocations and i != allocation.container_id
+    ]
+    return allocation.exclusive_owners_key in keys
 
 
 def withheld_isolated_bits(topology: Topology, settings: Settings) -> int:
@@ -614,24 +598,13 @@ def withheld_isolated_bits(topology: Topology, settings: Settings) -> int:
     return isolated if bits & ~isolated else 0
 
 
-def union_cpus(sets: Iterable[CPUSet]) -> CPUSet:
-    """All CPUs of several sets."""
-    bits = 0
-    for cpus in sets:
-        bits |= cpus.bits
-    return CPUSet.from_bits(bits)
-
-
 def charges_with_cpu_removed(charges: Mapping[int, Charge]) -> dict[int, Charge]:
     """Remove CPUs from charges of a container whose list is counted already."""
     return {i: replace(charge, cpu_milli=0) for i, charge in charges.items()}
 
 
 def shared_group_key(allocation: Allocation) -> int | None:
-    """Key of the group whose CPUs follow the shared pool; None for a container with own CPUs.
-
-    None also for a container that does not run.
-    """
+    """Key of the group whose CPUs follow the shared pool; None with own CPUs, or if not running."""
     if allocation.reserved_at:
         return None
     if allocation.kind is ContainerKind.SHARED:
@@ -667,9 +640,8 @@ def build_node_state(
     for a in allocations:
         members.setdefault(a.pod_uid, set()).add(a.container_id)
     for p in pods:
-        containers = members.get(p.uid, NO_CONTAINER_IDS)
-        is_current = p.containers == containers
-        builder.pods[p.uid] = p if is_current else replace(p, containers=frozenset(containers))
+        containers = frozenset(members.get(p.uid, ()))
+        builder.pods[p.uid] = p if p.containers == containers else replace(p, containers=containers)
     for a in allocations:
         builder.add_allocation(a)
     return builder.build_state()

@@ -18,8 +18,11 @@ from nri_numa.kubelet import state_files
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.text import BadQuantity, milli_cpus, page_bytes_of_resource, whole_bytes
 
-KUBELET_CONFIG_API_VERSION: Final = "kubelet.config.k8s.io/v1beta1"
 KUBELET_CONFIG_KIND: Final = "KubeletConfiguration"
+_DOCUMENT_TYPE: Final = {
+    "apiVersion": "kubelet.config.k8s.io/v1beta1",
+    "kind": KUBELET_CONFIG_KIND,
+}
 
 _DEFAULT_KUBELET_ROOT: Final = "/var/lib/kubelet"
 _KEY_BY_FLAG: Final = {
@@ -149,17 +152,12 @@ def merge_file_and_drop_ins(
         if not isinstance(document, dict):
             problems.append(f"{name}: is {_type_text(document)}, expected a {KUBELET_CONFIG_KIND}")
             continue
-        for key, expected_value in (
-            ("apiVersion", KUBELET_CONFIG_API_VERSION),
-            ("kind", KUBELET_CONFIG_KIND),
-        ):
-            if document.get(key) != expected_value:
-                problems.append(
-                    f"{name}: {key} is {_value_text(document.get(key))}, expected {expected_value}"
-                )
-                break
-        else:
+        wrong_key = next((k for k, v in _DOCUMENT_TYPE.items() if document.get(k) != v), None)
+        if wrong_key is None:
             merged = _merge_patch(merged, document)
+        else:
+            value = _value_text(document.get(wrong_key))
+            problems.append(f"{name}: {wrong_key} is {value}, expected {_DOCUMENT_TYPE[wrong_key]}")
     return merged, tuple(problems)
 
 
@@ -396,9 +394,8 @@ def _find_kubelet_flags_and_root(kubelet_root: str, proc: str) -> tuple[KubeletF
         base = os.path.join(proc, entry)
         try:
             with open(os.path.join(base, "cmdline"), "rb") as file:
-                command = (
-                    file.read(state_files.MAX_STATE_FILE_BYTES).decode(errors="replace").split("\0")
-                )
+                data = file.read(state_files.MAX_STATE_FILE_BYTES)
+            command = data.decode(errors="replace").split("\0")
             if os.path.basename(command[0]) != "kubelet":
                 continue
             flags = parse_command_line(command)

@@ -298,8 +298,4 @@ def _decode_container(container: Any) -> ContainerResources:
 
 def _keep_valid_ids(kind: Any, ids: Iterable[int]) -> Any:
     """Build a set of ids without those that no machine can have."""
-    valid_ids = set()
-    for id in ids:
-        if 0 <= id < kind.LIMIT:
-            valid_ids.add(id)
-    return kind(valid_ids)
+    return kind(id for id in ids if 0 <= id < kind.LIMIT)

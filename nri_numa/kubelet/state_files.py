@@ -297,11 +297,8 @@ def combine_manager_grants(
         text = numa_text(nodes - numa_nodes)
         problems.append(f"memory_manager_state names {text}, which this machine does not have")
     pool &= cpus
-    shared = (
-        (pool, *(p for p in old_grants.shared if p != pool))[:MAX_REMEMBERED_SHARED_CPUSETS]
-        if pool
-        else ()
-    )
+    pools = (pool, *(p for p in old_grants.shared if p != pool))
+    shared = pools[:MAX_REMEMBERED_SHARED_CPUSETS] if pool else ()
     grants = replace(
         memory,
         cpu_policy=cpu.cpu_policy,

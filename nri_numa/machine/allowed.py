@@ -27,7 +27,7 @@ import msgspec
 from msgspec.structs import replace
 
 from nri_numa.machine.tree import Tree
-from nri_numa.model.cpuset import NO_CPUS, CPUSet, ListFormatError, NUMASet
+from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet, union_cpus
 from nri_numa.model.machine import CgroupPartitionKind, Partition, cpus_text
 
 _IdSetT = TypeVar("_IdSetT", CPUSet, NUMASet)
@@ -127,12 +127,8 @@ def _cgroup_and_ancestors(path: str) -> Iterator[str]:
 
 
 def _parse_ids(kind: type[_IdSetT], text: str | None) -> _IdSetT | None:
-    if text is None:
-        return None
-    try:
-        return kind.parse(text.strip())
-    except ListFormatError:
-        return None  # unknown, which counts as no limit
+    # None is unknown, which counts as no limit.
+    return None if text is None else kind.parse_or_none(text.strip())
 
 
 # --- cpuset partitions: CPUs of one cgroup that no pod can have -----------------------------------
@@ -196,10 +192,7 @@ def find_partitions(tree: Tree, unexplained: CPUSet) -> tuple[Partition, ...]:
 
 def cpus_of_valid_partitions(partitions: Collection[Partition]) -> CPUSet:
     """Return the CPUs of all valid partitions."""
-    bits = 0
-    for partition in partitions:
-        bits |= 0 if partition.problem else partition.cpus.bits
-    return CPUSet.from_bits(bits)
+    return union_cpus(p.cpus for p in partitions if not p.problem)
 
 
 def _find_exclusive_cgroups(tree: Tree, mount: str) -> list[Partition]:

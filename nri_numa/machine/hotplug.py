@@ -19,7 +19,7 @@ from typing import Final
 from nri_numa.machine.allowed import read_usable_ids
 from nri_numa.machine.sysfs import discover_tree, read_memory_totals, read_online
 from nri_numa.machine.tree import NODE_DIR, Tree, open_tree
-from nri_numa.model.cpuset import ListFormatError, NUMASet
+from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.machine import Topology
 from nri_numa.text import human_bytes
 
@@ -142,10 +142,7 @@ def rediscover_topology(root: Path | str, topology: Topology) -> Topology:
 
 def _read_online_numa_nodes(tree: Tree, topology: Topology) -> NUMASet:
     """Read the online NUMA nodes; those of the topology if the kernel reports none."""
-    try:
-        listed = NUMASet.parse(tree.read_file(f"{NODE_DIR}/online") or "")
-    except ListFormatError:
-        return topology.numa_ids
+    listed = NUMASet.parse_or_none(tree.read_file(f"{NODE_DIR}/online") or "") or ()
     present = set(tree.list_directory(NODE_DIR))
     return NUMASet(i for i in listed if f"node{i}" in present) or topology.numa_ids
 

@@ -6,7 +6,7 @@ import re
 from typing import Final
 
 from nri_numa.machine.tree import PCI_DIR, Tree
-from nri_numa.model.cpuset import NO_CPUS, CPUSet, ListFormatError
+from nri_numa.model.cpuset import NO_CPUS, CPUSet
 from nri_numa.model.machine import PCIDevice
 
 PCI_ADDRESS: Final = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.ASCII)
@@ -48,10 +48,7 @@ def parse_cpu_list(text: str | None) -> CPUSet:
 
     Linux with NUMA lists the CPUs of its NUMA node, or all CPUs (``drivers/pci/pci-sysfs.c``).
     """
-    try:
-        return CPUSet.parse(text or "")
-    except ListFormatError:
-        return NO_CPUS
+    return CPUSet.parse_or_none(text or "") or NO_CPUS
 
 
 def list_pci_devices(tree: Tree) -> tuple[PCIDevice, ...]:

@@ -18,7 +18,6 @@ from nri_numa.model.machine import (
     Core,
     CoreKind,
     L3Group,
-    MachineMemoryReading,
     NUMAMemoryReading,
     NUMANode,
     Socket,
@@ -130,7 +129,6 @@ def build_synthetic_topology(
     online = present - offline
 
     cores: dict[int, Core] = {}
-    key_of: dict[int, tuple[int, int, int]] = {}
     shared: dict[tuple[int, int, int], CPUSet] = {}
     for (n, index, kind), ids_of_core in zip(plan, members, strict=True):
         siblings = CPUSet(ids_of_core) & online
@@ -140,17 +138,10 @@ def build_synthetic_topology(
         core = Core(id=siblings.first_id, socket=socket, numa_node=ids[n], cpus=siblings, kind=kind)
         cores[core.id] = core
         key = (n, socket, 0 if cores_per_l3 is None else index // max(cores_per_l3, 1))
-        key_of[core.id] = key
         shared[key] = shared.get(key, NO_CPUS) | siblings
     groups = {} if cores_per_l3 == 0 else shared
     cpus = {
-        i: CPU(
-            id=i,
-            core=core.id,
-            socket=core.socket,
-            numa_node=core.numa_node,
-            l3=groups[key_of[core.id]].first_id if groups else None,
-        )
+        i: CPU(id=i, core=core.id, socket=core.socket, numa_node=core.numa_node)
         for core in cores.values()
         for i in core.cpus
     }
@@ -213,7 +204,7 @@ def sockets_from(cores: Iterable[Core]) -> dict[int, Socket]:
 
 
 def synthetic_sysfs_files(
-    topology: Topology, memory: MachineMemoryReading | None = None
+    topology: Topology, memory: Mapping[int, NUMAMemoryReading] = {}
 ) -> dict[str, str]:
     """Build the files of /sys and /proc that the kernel would show for a machine, by relative path.
 
@@ -239,7 +230,7 @@ def synthetic_sysfs_files(
         files[f"sys/devices/virtual/memory_tiering/memory_tier{tier}/nodelist"] = f"{nodes}\n"
     total_kib = free_kib = reclaimable_kib = 0
     for i, numa_node in topology.numa_nodes.items():
-        reading = None if memory is None else memory.numa_nodes.get(i)
+        reading = memory.get(i)
         if reading is None:
             pages_bytes = sum(numa_node.hugepages.values())
             reading = NUMAMemoryReading(

@@ -26,7 +26,6 @@ from nri_numa.model.machine import (
     Core,
     CoreKind,
     L3Group,
-    MachineMemoryReading,
     NUMAMemoryReading,
     NUMANode,
     Topology,
@@ -72,8 +71,8 @@ def read_online(root: Path | str) -> CPUSet:
     return _Discovery(open_tree(root)).read_online_cpus()
 
 
-def read_memory(root: Path | str, topology: Topology) -> MachineMemoryReading:
-    """Read the current use of each NUMA node's memory; a few files per NUMA node.
+def read_memory(root: Path | str, topology: Topology) -> dict[int, NUMAMemoryReading]:
+    """Read the current memory of each NUMA node, by id; a few files per NUMA node.
 
     A removed NUMA node reads as all zero.
 
@@ -92,7 +91,7 @@ def read_memory(root: Path | str, topology: Topology) -> MachineMemoryReading:
             reclaimable_bytes=_reclaimable_bytes(info, node_watermark),
             free_hugepages=_read_hugepage_bytes(tree, directory, "free_hugepages"),
         )
-    return MachineMemoryReading(numa_nodes=readings)
+    return readings
 
 
 def read_memory_totals(tree: Tree, topology: Topology) -> dict[int, tuple[int, dict[int, int]]]:
@@ -164,16 +163,9 @@ class _Discovery:
         cores = self._read_cores(online, node_by_cpu)
         core_of = {i: core for core in cores.values() for i in core.cpus}
         groups = self._read_l3_groups(online, cores)
-        l3_of = {i: group.id for group in groups.values() for i in group.cpus}
         cpus = {
-            i: CPU(
-                id=i,
-                core=core_of[i].id,
-                socket=core_of[i].socket,
-                numa_node=node_by_cpu.get(i),
-                l3=l3_of.get(i),
-            )
-            for i in online
+            i: CPU(id=i, core=core.id, socket=core.socket, numa_node=node_by_cpu.get(i))
+            for i, core in sorted(core_of.items())
         }
         memory_nodes = NUMASet(i for i, claim in claims.items() if claim.memory_bytes)
         limits = read_usable_ids(self._tree, isolated)

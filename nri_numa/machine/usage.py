@@ -86,7 +86,7 @@ def read_usage(root: Path | str, topology: Topology) -> MachineUsage:
         TopologyError: ``root`` is no machine.
     """
     tree = open_tree(root)
-    memory = read_memory(root, topology).numa_nodes
+    memory = read_memory(root, topology)
     pages: dict[int, tuple[int, int]] = {}
     for i in memory:
         stat = dict(

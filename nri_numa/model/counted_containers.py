@@ -29,6 +29,4 @@ def counted_container_hash(uid: str, container: str) -> str:
 
 def encode_counted_container_hashes(containers: Iterable[tuple[str, str]]) -> str:
     """Return one text for containers, each a pod's UID and a name, in any order."""
-    return " ".join(
-        sorted({counted_container_hash(uid, container) for uid, container in containers})
-    )
+    return " ".join(sorted({counted_container_hash(*container) for container in containers}))

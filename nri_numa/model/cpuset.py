@@ -111,6 +111,14 @@ class _IdSet:
             bits |= (1 << (high_id + 1)) - (1 << low_id)
         return cls.from_bits(bits)
 
+    @classmethod
+    def parse_or_none(cls, text: str) -> Self | None:
+        """Read the list format as `parse` does; None for a text that is not in it."""
+        try:
+            return cls.parse(text)
+        except ListFormatError:
+            return None
+
     def __str__(self) -> str:
         return _format_id_list(self.bits)
 
@@ -135,14 +143,14 @@ class _IdSet:
     def __eq__(self, value: object) -> bool:
         return self.bits == value.bits if isinstance(value, type(self)) else NotImplemented
 
-    def __and__(self, other: Self) -> Self:
-        return self.from_bits(self.bits & other.bits)
+    def __and__(self, ids: Self) -> Self:
+        return self.from_bits(self.bits & ids.bits)
 
-    def __or__(self, other: Self) -> Self:
-        return self.from_bits(self.bits | other.bits)
+    def __or__(self, ids: Self) -> Self:
+        return self.from_bits(self.bits | ids.bits)
 
-    def __sub__(self, other: Self) -> Self:
-        return self.from_bits(self.bits & ~other.bits)
+    def __sub__(self, ids: Self) -> Self:
+        return self.from_bits(self.bits & ~ids.bits)
 
     def __le__(self, superset: Self) -> bool:
         return not self.bits & ~superset.bits
@@ -182,6 +190,14 @@ class NUMASet(_IdSet):
 
     def __iter__(self) -> Iterator[int]:
         return iter(_cached_ids_of_bits(self.bits))
+
+
+def union_cpus(sets: Iterable[CPUSet]) -> CPUSet:
+    """All CPUs of several sets."""
+    bits = 0
+    for cpus in sets:
+        bits |= cpus.bits
+    return CPUSet.from_bits(bits)
 
 
 NO_CPUS = CPUSet()

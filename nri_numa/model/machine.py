@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
-from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
+from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet, union_cpus
 from nri_numa.text import human_bytes
 
 
@@ -54,14 +54,12 @@ class CPU(msgspec.Struct, frozen=True, kw_only=True):
         core: id of its `Core` (unique over the machine; the lowest CPU id among its threads).
         socket: the kernel's physical package id.
         numa_node: its NUMA node, or None if the kernel reports none.
-        l3: id of its `L3Group` (the lowest CPU id that shares the cache), or None.
     """
 
     id: int
     core: int
     socket: int
     numa_node: int | None
-    l3: int | None
 
 
 class Core(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -75,7 +73,7 @@ class Core(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class L3Group(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """CPUs that share one last level cache (the kubelet's *uncore cache*)."""
+    """CPUs that share one last level cache (the kubelet's *uncore cache*), the lowest its id."""
 
     id: int
     cpus: CPUSet
@@ -220,24 +218,14 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def siblings_of(self, cpus: CPUSet) -> CPUSet:
         """Return all online threads of the cores of these CPUs, these CPUs included."""
-        bits = 0
-        for i in cpus:
-            cpu = self.cpus.get(i)
-            if cpu is not None:
-                bits |= self.cores[cpu.core].cpus.bits
-        return CPUSet.from_bits(bits)
+        return union_cpus(self.cores[self.cpus[i].core].cpus for i in cpus if i in self.cpus)
 
     def distance(self, a: int, b: int) -> int:
         """Return the SLIT distance from ``a`` to ``b``; if unknown, 10 to itself, else 20."""
         try:
-            return self._distances_by_node[a][b]
+            return self.numa_nodes[a].distances[b]
         except KeyError:
             return 10 if a == b else 20
-
-    @cached_property
-    def _distances_by_node(self) -> dict[int, Mapping[int, int]]:
-        """Distances of the NUMA nodes, cached because every decision reads some."""
-        return {i: n.distances for i, n in self.numa_nodes.items()}
 
     @cached_property
     def fingerprint(self) -> str:
@@ -269,12 +257,6 @@ class NUMAMemoryReading(msgspec.Struct, frozen=True, kw_only=True):
         return self.free_bytes + self.reclaimable_bytes
 
 
-class MachineMemoryReading(msgspec.Struct, frozen=True, kw_only=True):
-    """Memory of all NUMA nodes at one moment, by NUMA node id."""
-
-    numa_nodes: Mapping[int, NUMAMemoryReading]
-
-
 # --- Numbers and lists in sentences: one CPU or several, one NUMA node or several -----------------
 
 
@@ -297,10 +279,8 @@ def cpus_text(ids: IdSetOrText, *verb: str) -> str:
 def numa_text(ids: IdSetOrText, *verb: str) -> str:
     """``NUMA node 1``, ``NUMA nodes 0-1``; with a verb's two forms as `cpus_text`."""
     # Digits alone mean one node: this is on the path of every request, so nothing is counted.
-    text = str(ids)
-    if not text:
-        text = "no NUMA node"
-    else:
+    text = str(ids) or "no NUMA node"
+    if ids:
         text = f"NUMA node {text}" if text.isdigit() else f"NUMA nodes {text}"
     return f"{text} {inflect_for_ids(ids, *verb)}" if verb else text
 
@@ -319,12 +299,10 @@ MAX_LISTED_WORDS: Final = 8
 """Items of a list that a sentence names."""
 
 
-def listed_words_text(parts: Sequence[str]) -> str:
-    """``a, b and c``; after eight items ``and 3 more``."""
-    unlisted = len(parts) - MAX_LISTED_WORDS
-    if unlisted <= 0:
-        return join_words(parts)
-    return join_words([*parts[:MAX_LISTED_WORDS], f"{unlisted} more"])
+def listed_words_text(parts: Sequence[str], max_words: int = MAX_LISTED_WORDS) -> str:
+    """``a, b and c``; after eight items (``max_words``) ``and 3 more``."""
+    unlisted = len(parts) - max_words
+    return join_words([*parts[:max_words], f"{unlisted} more"] if unlisted > 0 else parts)
 
 
 def human_cpu_number(milli: int) -> str:
@@ -411,10 +389,7 @@ class ActualCgroup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def topology_document(
-    topology: Topology,
-    *,
-    reserved: CPUSet = NO_CPUS,
-    devices: Sequence[PCIDevice] | None = None,
+    topology: Topology, *, reserved: CPUSet = NO_CPUS, devices: Sequence[PCIDevice] | None = None
 ) -> dict[str, Any]:
     """Describe a machine with field names that stay the same over versions.
 
@@ -465,7 +440,5 @@ def topology_document(
 
 
 def _documents_sorted_by_id(by_id: Mapping[int, object]) -> list[dict[str, Any]]:
-    documents: list[dict[str, Any]] = msgspec.to_builtins(
-        [value for _, value in sorted(by_id.items())], enc_hook=str
-    )
-    return documents
+    values = [value for _, value in sorted(by_id.items())]
+    return list(msgspec.to_builtins(values, enc_hook=str))

@@ -41,9 +41,8 @@ MAX_CAPACITY_VALIDITY_S: Final = 7 * 86400.0
 _ZONE_NAME_PATTERN: Final = re.compile(r"(?:node-)?(0|[1-9][0-9]{0,3})", re.ASCII)
 _SOURCE_NAME_PATTERN: Final = re.compile(r"[a-z0-9,-]{0,64}", re.ASCII)
 _ID_RANGE_PATTERN: Final = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", re.ASCII)
-_UTC_TIMESTAMP_PATTERN: Final = re.compile(
-    r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z", re.ASCII
-)
+_UTC_TIMESTAMP_PATTERN: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", re.ASCII)
+_UTC_TIMESTAMP_FORMAT: Final = "%Y-%m-%dT%H:%M:%SZ"
 
 
 class BadCapacity(ValueError):
@@ -70,11 +69,8 @@ def parse_zone_id(name: object) -> int:
     Raises:
         BadCapacity: the name is neither.
     """
-    if isinstance(name, int) and not isinstance(name, bool) and 0 <= name < NUMA_NODE_ID_LIMIT:
-        return name
-    match = (
-        _ZONE_NAME_PATTERN.fullmatch(name) if isinstance(name, str) and len(name) <= 16 else None
-    )
+    is_readable = isinstance(name, int | str) and not isinstance(name, bool)
+    match = _ZONE_NAME_PATTERN.fullmatch(str(name)) if is_readable else None
     if match is None or int(match[1]) >= NUMA_NODE_ID_LIMIT:
         raise BadCapacity(
             f"{_value_text(name)} names no NUMA node, expected 0 to {NUMA_NODE_ID_LIMIT - 1}, or "
@@ -143,16 +139,13 @@ def parse_offline_capacity(text: str) -> OfflineCapacity:
 
 def encode_offline_capacity(capacity: OfflineCapacity) -> str:
     """Return the text of the annotation; the same for the same content."""
-    return json.dumps(
-        {
-            "zones": {str(i): capacity.zones[i] for i in sorted(capacity.zones)},
-            "until": datetime.fromtimestamp(int(capacity.expires_at), UTC).strftime(
-                "%Y-%m-%dT%H:%M:%SZ"
-            ),
-            "source": capacity.source,
-        },
-        separators=(",", ":"),
-    )
+    expiry = datetime.fromtimestamp(int(capacity.expires_at), UTC)
+    document = {
+        "zones": {str(i): capacity.zones[i] for i in sorted(capacity.zones)},
+        "until": expiry.strftime(_UTC_TIMESTAMP_FORMAT),
+        "source": capacity.source,
+    }
+    return json.dumps(document, separators=(",", ":"))
 
 
 def parse_id_list(text: str, limit: int = NUMA_NODE_ID_LIMIT) -> frozenset[int]:
@@ -221,10 +214,9 @@ def _parse_expiry(value: object) -> float:
             f"until: {_value_text(value)}, expected a time such as 2026-11-22T15:00:00Z"
         )
     try:
-        moment = datetime.strptime(value, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
+        return datetime.strptime(value, _UTC_TIMESTAMP_FORMAT).replace(tzinfo=UTC).timestamp()
     except ValueError:
         raise BadCapacity(f"until: {_value_text(value)} is no day of the calendar") from None
-    return moment.timestamp()
 
 
 def _value_text(value: object) -> str:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Final, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
-from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
+from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet, union_cpus
 
 
 class MemoryPolicy(StrEnum):
@@ -77,7 +77,6 @@ MIN_KERNEL_VERSIONS: Final = {
 
 EVERY_MEMORY_POLICY: Final = MemoryPolicies()
 """Every policy is supported, as far as known."""
-
 
 ENDED_POD_PHASES: Final = frozenset({"Succeeded", "Failed"})
 """Phases of pods that no longer use resources."""
@@ -200,7 +199,6 @@ BUILT_IN_PERMISSION_NAME = "the built-in permission"
 
 ALWAYS_BUSY_SCHEDULE = BusySchedule(((0, 1440),))
 NEVER_BUSY_SCHEDULE = BusySchedule(())
-
 
 MAX_CONTAINER_DEVICES: Final = 64
 """Devices that are read of one container; one with more has all of the machine's."""
@@ -412,23 +410,6 @@ class DeviceRequest(msgspec.Struct, frozen=True, kw_only=True):
     stock: DeviceStock | None = None
 
 
-class KnownContainerDevices(msgspec.Struct, frozen=True):
-    """Known devices of a container at one moment."""
-
-    devices: tuple[DeviceRequest, ...] = ()
-    pod_devices: tuple[DeviceRequest, ...] = ()
-    notes: tuple[str, ...] = ()
-
-    def apply_to(self, container: Container) -> Container:
-        """Return the container with these devices in place of its own."""
-        return replace(
-            container,
-            devices=self.devices,
-            pod_devices=self.pod_devices,
-            device_notes=self.notes,
-        )
-
-
 GrantHolder = tuple[str, str]
 """Pod UID and container name; for kubelets before 1.18 the empty text and the container's id."""
 
@@ -470,10 +451,7 @@ class KubeletGrants(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def granted_cpus(self) -> CPUSet:
         """All granted CPUs."""
-        bits = 0
-        for cpus in (*self.cpus.values(), *self.pods.values()):
-            bits |= cpus.bits
-        return CPUSet.from_bits(bits)
+        return union_cpus((*self.cpus.values(), *self.pods.values()))
 
     @cached_property
     def is_empty(self) -> bool:
@@ -512,13 +490,10 @@ class PodTable:
     built on first access, and only once.
     """
 
-    __slots__ = ("_build_pod", "_pods", "uids")
-
     def __init__(self, uids: Mapping[str, str], build_pod: Callable[[str], PodSandbox]) -> None:
         """Name the pods."""
         self.uids = uids
-        self._build_pod = build_pod
-        self._pods: dict[str, PodSandbox] = {}
+        self._find_pod = cache(build_pod)
 
     @classmethod
     def from_pods(cls, pods: Iterable[PodSandbox]) -> PodTable:
@@ -528,10 +503,7 @@ class PodTable:
 
     def __getitem__(self, pod_id: str) -> PodSandbox:
         """Return the pod with a sandbox id."""
-        pod = self._pods.get(pod_id)
-        if pod is None:
-            pod = self._pods[pod_id] = self._build_pod(pod_id)
-        return pod
+        return self._find_pod(pod_id)
 
 
 class ContainerAdjustment(msgspec.Struct, frozen=True, kw_only=True):

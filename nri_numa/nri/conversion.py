@@ -2,15 +2,15 @@
 
 No other module of the agent sees protobuf. What runtimes send differs from the field tables in
 small ways: names may be missing, the QoS class is not set, and an update has zeros for fields that
-it does not change. This module evens that out. Messages with missing parts become values with
-missing parts, never an exception.
+it does not change. This module evens that out. A missing message reads like an empty one, so
+missing parts become values with missing parts, never an exception.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from google.protobuf.message import Message
 from msgspec.structs import replace
@@ -40,6 +40,7 @@ from nri_numa.runtime import (
     EMPTY_RESOURCES,
     Planner,
     RuntimeHandler,
+    allows_all_devices,
     inferred_qos,
     parse_page_bytes,
 )
@@ -55,7 +56,7 @@ POD_UID_LABEL: Final = "io.kubernetes.pod.uid"
 
 
 def pods_from(
-    pods: Iterable[pb.PodSandbox], containers: Iterable[pb.Container], *, mentions: bool = False
+    pods: Iterable[pb.PodSandbox], containers: Iterable[pb.Container], *, mentions: bool
 ) -> PodTable:
     """Build the table of all pods; each pod is converted when it is first used, and most never are.
 
@@ -70,13 +71,11 @@ def pods_from(
                 container_by_pod.setdefault(container.pod_sandbox_id, container)
         return pod_from(messages[pod_id], container_by_pod.get(pod_id), mentions=mentions)
 
-    return PodTable(
-        {
-            pod_id: pod.uid or pod.labels.get(POD_UID_LABEL, "") or pod_id
-            for pod_id, pod in messages.items()
-        },
-        convert_pod,
-    )
+    return PodTable({pod_id: _pod_uid(pod) for pod_id, pod in messages.items()}, convert_pod)
+
+
+def _pod_uid(pod: pb.PodSandbox) -> str:
+    return pod.uid or pod.labels.get(POD_UID_LABEL, "") or pod.id
 
 
 def pod_from(
@@ -87,53 +86,43 @@ def pod_from(
     The container is read only if the pod's cgroup does not show the QoS class, and the network
     namespace only for ``mentions``.
     """
-    labels = _copy_map(pod.labels)
-    cgroup_parent, cgroups_path, resources, network = "", "", EMPTY_RESOURCES, ""
-    if pod.HasField("linux"):
-        linux = pod.linux
-        cgroup_parent, cgroups_path = linux.cgroup_parent, linux.cgroups_path
-        if linux.HasField("pod_resources"):
-            resources = resources_from(linux.pod_resources)
-        if mentions:
-            network = next((n.path for n in linux.namespaces if n.type == "network"), "")
-    qos = QoSClass.of_cgroup(cgroup_parent)
+    labels, linux = _copy_map(pod.labels), pod.linux
+    resources, network = EMPTY_RESOURCES, ""
+    if linux.HasField("pod_resources"):
+        resources = resources_from(linux.pod_resources)
+    if mentions:
+        network = next((n.path for n in linux.namespaces if n.type == "network"), "")
+    qos = QoSClass.of_cgroup(linux.cgroup_parent)
     if qos is None:
         qos = inferred_qos(resources, None if container is None else container_from(container))
     return PodSandbox(
         id=pod.id,
-        uid=pod.uid or labels.get(POD_UID_LABEL, "") or pod.id,
+        uid=_pod_uid(pod),
         namespace=pod.namespace or labels.get(POD_NAMESPACE_LABEL, ""),
         name=pod.name or labels.get(POD_NAME_LABEL, ""),
         labels=labels,
         annotations=_copy_map(pod.annotations),
         qos=qos,
         runtime_handler=pod.runtime_handler,
-        cgroup_parent=cgroup_parent,
+        cgroup_parent=linux.cgroup_parent,
         resources=resources,
         network_namespace=network,
-        cgroups_path=cgroups_path,
+        cgroups_path=linux.cgroups_path,
     )
 
 
 def container_from(container: pb.Container, *, mentions: bool = False) -> Container:
     """Convert a container; the label has its name if the runtime leaves the field empty."""
-    resources, score, cgroups_path = EMPTY_RESOURCES, None, ""
-    if container.HasField("linux"):
-        linux = container.linux
-        cgroups_path = linux.cgroups_path
-        if linux.HasField("resources"):
-            resources = resources_from(linux.resources)
-        if linux.HasField("oom_score_adj"):
-            score = linux.oom_score_adj.value
+    linux = container.linux
     return Container(
         id=container.id,
         pod_id=container.pod_sandbox_id,
         name=container.name or container.labels.get(CONTAINER_NAME_LABEL, ""),
         annotations=_copy_map(container.annotations),
-        resources=resources,
-        oom_score_adj=score,
+        resources=resources_from(linux.resources),
+        oom_score_adj=_optional_number(linux, "oom_score_adj"),
         pid=container.pid,
-        cgroups_path=cgroups_path,
+        cgroups_path=linux.cgroups_path,
         mentions=read_device_mentions(container) if mentions else NO_DEVICE_MENTIONS,
         starting=container.state == pb.CONTAINER_CREATED,
     )
@@ -164,18 +153,12 @@ def _cached_resources(data: bytes) -> Resources:
 
 
 def _convert_resources(resources: pb.LinuxResources, *, update: bool) -> Resources:
-    # Missing messages read like empty ones.
     cpu, memory = resources.cpu, resources.memory
-    shares, quota, period = (
-        _optional_number(cpu, "shares"),
-        _optional_number(cpu, "quota"),
-        _optional_number(cpu, "period"),
-    )
-    limit = _optional_number(memory, "limit")
-    if update:
-        shares, quota, period, limit = shares or None, quota or None, period or None, limit or None
+    fields = ((cpu, "shares"), (cpu, "quota"), (cpu, "period"), (memory, "limit"))
+    values = [_optional_number(message, name) for message, name in fields]
+    cpu_shares, quota, period, limit = [v or None for v in values] if update else values
     return Resources(
-        cpu_shares=shares,
+        cpu_shares=cpu_shares,
         cpu_quota=quota,
         cpu_period=period,
         memory_limit=limit,
@@ -211,7 +194,6 @@ def read_device_mentions(container: pb.Container) -> DeviceMentions:
     Nearly all containers have none. A search in the message's bytes shows that for less than the
     decoding of its variables.
     """
-    # Missing messages read like empty ones.
     linux, devices = container.linux, container.CDI_devices
     # Has every variable and annotation, in UTF-8.
     encoded = container.SerializeToString()
@@ -221,7 +203,12 @@ def read_device_mentions(container: pb.Container) -> DeviceMentions:
     has_names = _ENCODED_CDI_ANNOTATION_PREFIX in encoded
     if not linux.devices and not has_variables and not has_names and not devices:
         return NO_DEVICE_MENTIONS
-    privileged = any(_allows_all_devices(rule) for rule in linux.resources.devices)
+    privileged = any(
+        allows_all_devices(
+            rule.allow, rule.type, *(_optional_number(rule, name) for name in ("major", "minor"))
+        )
+        for rule in linux.resources.devices
+    )
     files = () if privileged else linux.devices
     return find_device_mentions(
         nodes=[DeviceFile(device.type, device.major, device.minor) for device in files],
@@ -238,39 +225,14 @@ def find_added_cpus_source(
     key = f"{CRI_O_SHARED_CPUS_ANNOTATION}/{container.name}"
     if "enable" in (pod.annotations.get(key), container.annotations.get(key)):
         return f"annotation {key}"
-    is_set = any(v.startswith(f"{CRI_O_SHARED_CPUS_VARIABLE}=") for v in environment)
-    return f"variable {CRI_O_SHARED_CPUS_VARIABLE}" if is_set else ""
-
-
-def _allows_all_devices(rule: pb.LinuxDeviceCgroup) -> bool:
-    """True if the rule makes a container privileged: its device files then mean nothing."""
-    return (
-        rule.allow
-        and rule.type in ("", "a")
-        and not (rule.HasField("major") and rule.major.value >= 0)
-        and not (rule.HasField("minor") and rule.minor.value >= 0)
-    )
+    has_variable = any(v.startswith(f"{CRI_O_SHARED_CPUS_VARIABLE}=") for v in environment)
+    return f"variable {CRI_O_SHARED_CPUS_VARIABLE}" if has_variable else ""
 
 
 # --- to the runtime ---------------------------------------------------------------------------
 
-_MessageWithUpdates: TypeAlias = (
-    pb.CreateContainerResponse
-    | pb.UpdateContainerResponse
-    | pb.StopContainerResponse
-    | pb.SynchronizeResponse
-    | pb.UpdateContainersRequest
-)
-"""Messages with a field ``update``."""
-
 _MPOL_MODES: Final[Mapping[MemoryPolicy, pb.MpolMode]] = {
-    MemoryPolicy.DEFAULT: pb.MPOL_DEFAULT,
-    MemoryPolicy.LOCAL: pb.MPOL_LOCAL,
-    MemoryPolicy.PREFERRED: pb.MPOL_PREFERRED,
-    MemoryPolicy.PREFERRED_MANY: pb.MPOL_PREFERRED_MANY,
-    MemoryPolicy.BIND: pb.MPOL_BIND,
-    MemoryPolicy.INTERLEAVE: pb.MPOL_INTERLEAVE,
-    MemoryPolicy.WEIGHTED_INTERLEAVE: pb.MPOL_WEIGHTED_INTERLEAVE,
+    policy: getattr(pb, f"MPOL_{policy.name}") for policy in MemoryPolicy
 }
 
 
@@ -301,10 +263,10 @@ def create_response(adjustment: ContainerAdjustment) -> pb.CreateContainerRespon
     return response
 
 
-def add_updates(
-    response: _MessageWithUpdates, updates: Sequence[ContainerUpdate], *, own_id: str = ""
-) -> None:
-    """Add updates to a response, one for each container, in their order.
+def update_messages(
+    updates: Sequence[ContainerUpdate], *, own_id: str = ""
+) -> Iterator[pb.ContainerUpdate]:
+    """Yield a message for each container, in their order, to be copied before the next one.
 
     The runtime ignores a failed update, except that of the request's own container ``own_id``:
     another container that exits meanwhile must not fail the request. CRI-O would fail a whole
@@ -332,7 +294,7 @@ def add_updates(
             message = messages[update[1:]] = pb.ContainerUpdate(linux=linux_update(update))
         message.container_id = container_id
         message.ignore_failure = container_id != own_id
-        response.update.append(message)
+        yield message
 
 
 def linux_update(update: ContainerUpdate) -> pb.LinuxContainerUpdate:
@@ -357,21 +319,15 @@ def linux_update(update: ContainerUpdate) -> pb.LinuxContainerUpdate:
 
 
 def answer_synchronize(
-    plan: Planner,
-    pods: Sequence[pb.PodSandbox],
-    containers: Sequence[pb.Container],
-    *,
-    mentions: bool = False,
+    plan: Planner, request: ev.SynchronizeRequested, *, mentions: bool
 ) -> pb.SynchronizeResponse:
     """Build the answer to Synchronize.
 
     A container without an id is left out: its update would make the whole answer invalid.
     """
-    reported = [container_from(c, mentions=mentions) for c in containers if c.id]
-    response = pb.SynchronizeResponse()
-    updates = plan(pods_from(pods, containers, mentions=mentions), reported)
-    add_updates(response, updates)
-    return response
+    pods = pods_from(request.pods, request.containers, mentions=mentions)
+    reported = [container_from(c, mentions=mentions) for c in request.containers if c.id]
+    return pb.SynchronizeResponse(update=update_messages(plan(pods, reported)))
 
 
 # --- requests ---------------------------------------------------------------------------------
@@ -383,36 +339,28 @@ def answer_request(
     """Let the handler answer a request of the session; None is the empty response."""
     mentions = handler.reads_mentions
     if isinstance(request, ev.SynchronizeRequested):
-        return answer_synchronize(
-            handler.synchronize, request.pods, request.containers, mentions=mentions
-        )
+        return answer_synchronize(handler.synchronize, request, mentions=mentions)
     event, message = request.event, request.message
     match event:
         case Event.POST_UPDATE_CONTAINER:
             handler.post_update_container(message.container.id)
-            return None
         case Event.STOP_CONTAINER:
-            stopped = pb.StopContainerResponse()
-            add_updates(stopped, handler.stop_container(message.container.id))
-            return stopped
+            updates = handler.stop_container(message.container.id)
+            return pb.StopContainerResponse(update=update_messages(updates))
         case Event.REMOVE_CONTAINER:
             handler.remove_container(message.container.id)
-            return None
         case Event.RUN_POD_SANDBOX:
             handler.run_pod(pod_from(message.pod, mentions=mentions))
-            return None
         case Event.UPDATE_POD_SANDBOX:
             total = resources_from(message.linux_resources, update=True)
             handler.update_pod(pod_from(message.pod), total)
-            return None
         case Event.STOP_POD_SANDBOX:
             handler.stop_pod(pod_from(message.pod))
-            return None
         case Event.REMOVE_POD_SANDBOX:
             handler.remove_pod(pod_from(message.pod))
-            return None
         case _:
             return _answer_container_event(handler, event, message, mentions=mentions)
+    return None
 
 
 def _answer_container_event(
@@ -427,10 +375,9 @@ def _answer_container_event(
             # The container's own update overrides the request field by field. Without one the
             # request passes unchanged, which avoids a containerd bug that loses the swap limit.
             requested = resources_from(message.linux_resources, update=True)
-            updated = pb.UpdateContainerResponse()
             updates = handler.update_container(pod, container, requested)
-            add_updates(updated, updates, own_id=container.id)
-            return updated
+            messages = update_messages(updates, own_id=container.id)
+            return pb.UpdateContainerResponse(update=messages)
         case Event.START_CONTAINER:
             handler.start_container(pod, container)
         case Event.POST_START_CONTAINER:
@@ -446,6 +393,6 @@ def _answer_create(
     if source := find_added_cpus_source(pod, container, environment):
         container = replace(container, added_cpus_source=source)
     adjustment, updates = handler.create_container(pod, container)
-    created = create_response(adjustment)
-    add_updates(created, updates)
-    return created
+    response = create_response(adjustment)
+    response.update.extend(update_messages(updates))
+    return response

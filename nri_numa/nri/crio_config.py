@@ -43,11 +43,7 @@ class CRIOConfig(NamedTuple):
 
 
 def read_crio_config(root: Path = Path("/")) -> CRIOConfig:
-    """Read CRI-O's main file and its drop-ins.
-
-    Raises:
-        OSError, ValueError: a file cannot be read or is not valid; the message names it.
-    """
+    """Read CRI-O's main file and drop-ins; `OSError` or `ValueError` names a bad one."""
     values, file_by_key = dict[str, Any](), dict[str, Path]()
     for file in _list_config_files(root):
         for key, value in _read_keys(file):
@@ -68,16 +64,16 @@ def _read_keys(file: Path) -> Iterator[tuple[str, Any]]:
         document = tomllib.loads(file.read_text("utf-8"))
     except ValueError as error:  # not UTF-8, or not TOML
         raise ValueError(f"{file} is not valid TOML: {error}") from error
-    for table, kinds in _KEYS_BY_TABLE.items():
+    for table, type_by_key in _KEYS_BY_TABLE.items():
         section = document.get("crio", {})
         section = section.get(table, {}) if isinstance(section, Mapping) else {}
-        for key, kind in kinds.items():
+        for key, kind in type_by_key.items():
             value = section.get(key) if isinstance(section, Mapping) else None
             if value is None:
                 continue
             if not isinstance(value, kind):
-                expected = "true or false" if kind is bool else "a text"
-                raise ValueError(f"{file}: {key} is {value!r}, expected {expected}")
+                type_text = "true or false" if kind is bool else "a text"
+                raise ValueError(f"{file}: {key} is {value!r}, expected {type_text}")
             yield key, value
 
 
@@ -118,14 +114,14 @@ def plan_fix(root: Path = Path("/")) -> FileChange | None:
     if not nri_disabled_reason(config, root):
         return None
     path = root / DROP_IN_DIRECTORY[1:] / DROP_IN_NAME
-    defaults = {"enable_nri": True, "nri_disable_connections": False}
-    for key, expected in defaults.items():
+    needed_values = {"enable_nri": True, "nri_disable_connections": False}
+    for key, needed_value in needed_values.items():
         file = config.file_by_key.get(key, Path())
-        is_later = path.parent in file.parents and file.parts >= path.parts
-        if is_later and config.values[key] is not expected:
+        is_read_later = path.parent in file.parents and file.parts >= path.parts
+        if is_read_later and config.values[key] is not needed_value:
             raise ValueError(
                 f"{config.setting_text(key)}, and CRI-O does not read {path.name} after it: set "
-                f"{key} = {str(expected).lower()} there"
+                f"{key} = {str(needed_value).lower()} there"
             )
     text = CRI_O_FILES.nri_section
     if config.values.get("nri_disable_connections"):

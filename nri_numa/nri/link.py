@@ -54,7 +54,6 @@ from nri_numa.runtime import (
     LinkState,
     PermanentlyRejected,
     Planner,
-    PushResult,
     RequestRejected,
     RuntimeHandler,
     RuntimeLink,
@@ -65,34 +64,24 @@ from nri_numa.runtime_profile import PushPath, profile_of
 # The owner of the link logs state changes and failed pushes.
 logger = get_logger("nri")
 
-DEFAULT_NRI_SOCKET: Final = "/var/run/nri/nri.sock"
 DEFAULT_REQUEST_TIMEOUT_S: Final = 2.0
 """Seconds that a runtime waits for an answer if it does not report them (NRI before 0.7)."""
-
 MAX_RETRY_WHILE_LISTENING_S: Final = 2.0
 """Maximum delay while the runtime's socket accepts connections."""
-
 REGISTRATION_STEP: Final = "registration"
 """Name of the registration in `CallTimer`."""
-
 QUIET_AFTER_S: Final = 0.3
 """Seconds without a request after which the runtime counts as idle."""
-
 SOCKET_POLL_INTERVAL_S: Final = 0.1
 """Seconds between two checks for a new socket of the runtime."""
-
 QUIET_WAIT_TIMEOUT_S: Final = 10.0
 """Maximum wait for an idle runtime; on a busier node the updates travel with a reply."""
-
 QUIET_CHECK_INTERVAL_S: Final = 0.1
 """Seconds between two checks for an idle runtime."""
-
 MAX_SANDBOX_REMOVAL_S: Final = 5.0
 """Maximum time from the stop of a sandbox to its removal with containers still in it."""
-
 PUSH_REGISTRATION_STEP: Final = "second registration"
 """Name of the second registration in `CallTimer`."""
-
 ONE_SHOT_LINGER_S: Final = 0.05
 """Time that the one-shot stays connected after its answer, so that the runtime reads all of it."""
 
@@ -166,21 +155,19 @@ async def push_one_shot(
             case ev.RegistrationAnswered(status):
                 if status is not None:
                     answered.set_result(f"the second registration was refused: {status}")
-            case ev.UpdateContainersAnswered():
-                pass
             case ev.ConfigureRequested(stream):
                 # One harmless bit: zero would mean all events, the validator's included.
                 mask = Event.REMOVE_POD_SANDBOX.mask_bit
                 session.reply(stream, pb.ConfigureResponse(events=mask))
-            case ev.SynchronizeRequested(stream, pods, containers, _):
-                answer = conversion.answer_synchronize(plan, pods, containers, mentions=mentions)
+            case ev.SynchronizeRequested(stream):
+                answer = conversion.answer_synchronize(plan, event, mentions=mentions)
                 session.reply(stream, answer)
                 if not answered.done():
                     answered.set_result("")
             case _:
                 session.reply(event.stream)
 
-    connection: SessionTransport[ev.PluginSessionEvent] = SessionTransport(session, on_event)
+    connection = SessionTransport(session, on_event)
     try:
         await loop.create_unix_connection(lambda: connection, socket_path)
         session.register_plugin(name, index)
@@ -219,7 +206,7 @@ class LinkSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     index: str
-    socket_path: str = DEFAULT_NRI_SOCKET
+    socket_path: str
     descriptor: int | None = None
     events: int = ALL_EVENTS
     delays: Callable[[], Iterator[float]] = partial(backoff_delays, random.random)
@@ -256,11 +243,7 @@ class NRILink(RuntimeLink):
         self._unanswered_push: asyncio.Task[str] | None = None
 
     async def run(self) -> None:
-        """Keep the link connected until cancelled, or in pre-installed mode until it is closed.
-
-        Raises:
-            PermanentlyRejected: the runtime will never accept this plugin.
-        """
+        """Keep the link connected until cancelled, or in pre-installed mode until it is closed."""
         try:
             if self._settings.descriptor is not None:
                 await self._serve_descriptor(self._settings.descriptor)
@@ -315,25 +298,18 @@ class NRILink(RuntimeLink):
         """Serve one connection until it ends."""
         loop = asyncio.get_running_loop()
         session = PluginSession()
-        connection: SessionTransport[ev.PluginSessionEvent] = SessionTransport(
-            session, self._on_event
-        )
+        connection = SessionTransport(session, self._on_event)
+        path = self._settings.socket_path if sock is None else None
         try:
-            if sock is None:
-                await loop.create_unix_connection(lambda: connection, self._settings.socket_path)
-            else:
-                await loop.create_unix_connection(lambda: connection, sock=sock)
+            await loop.create_unix_connection(lambda: connection, path, sock=sock)
         except OSError as error:
             self._is_runtime_listening = False
             self.watch.end_call(REGISTRATION_STEP)
-            return ConnectionEnding(
-                detail=f"{self._settings.socket_path}: {error.strerror or error}", error=error
-            )
+            problem = f"{self._settings.socket_path}: {error.strerror or error}"
+            return ConnectionEnding(detail=problem, error=error)
         self._is_runtime_listening = True
         self._session, self._connection = session, connection
-        self._set_link_state(
-            LinkState.REGISTERING, self._settings.socket_path if sock is None else "inherited"
-        )
+        self._set_link_state(LinkState.REGISTERING, path or "inherited")
         self._registration_timer = loop.call_later(
             self._settings.registration_wait,
             connection.close_or_abort,
@@ -508,12 +484,9 @@ class NRILink(RuntimeLink):
             )
             return
         self._active_since = asyncio.get_running_loop().time()
-        self._set_link_state(
-            LinkState.ACTIVE,
-            f"{count_text(len(event.pods), 'pod')} and "
-            f"{count_text(len(event.containers), 'container')} "
-            "at the registration",
-        )
+        pods, containers = len(event.pods), len(event.containers)
+        counts = f"{count_text(pods, 'pod')} and {count_text(containers, 'container')}"
+        self._set_link_state(LinkState.ACTIVE, f"{counts} at the registration")
 
     def _close_connection(self, detail: str) -> None:
         if self._connection is not None:
@@ -521,10 +494,10 @@ class NRILink(RuntimeLink):
 
     # ------------------------------------------------------------------ pushing
 
-    async def push_updates(self, updates: Sequence[ContainerUpdate]) -> PushResult:
+    async def push_updates(self, updates: Sequence[ContainerUpdate]) -> str:
         """Send updates that answer no request, by the safe path, one push at a time."""
         if not updates:
-            return PushResult()
+            return ""
         loop = asyncio.get_running_loop()
         async with self._push_lock:
             await asyncio.sleep(self._last_push_at + self._settings.push_interval - loop.time())
@@ -533,7 +506,7 @@ class NRILink(RuntimeLink):
             if not detail and self._push_path is PushPath.ONE_SHOT:
                 detail = await self._wait_for_idle_runtime() or self._push_obstacle()
             if detail:
-                return PushResult(detail)
+                return detail
             try:
                 if self._push_path is PushPath.UPDATE_CONTAINERS:
                     detail = await self._push_by_update_call(updates)
@@ -541,7 +514,7 @@ class NRILink(RuntimeLink):
                     detail = await self._register_again("push", lambda pods, containers: updates)
             finally:
                 self._last_push_at = loop.time()
-        return PushResult(detail)
+        return detail
 
     @property
     def _push_path(self) -> PushPath:
@@ -622,18 +595,15 @@ class NRILink(RuntimeLink):
         # The task goes on: an answer, however late, distinguishes a slow runtime from one that
         # hangs.
         overdue, self._unanswered_push = True, task
-        return (
-            "the runtime did not synchronise the second registration within "
-            f"{settings.push_timeout:g} s"
-        )
+        limit = f"{settings.push_timeout:g} s"
+        return f"the runtime did not synchronise the second registration within {limit}"
 
     async def _push_by_update_call(self, updates: Sequence[ContainerUpdate]) -> str:
         """Call UpdateContainers; return the reason of a failure."""
         session, connection = self._session, self._connection
         if session is None or connection is None:
             return "the link broke"
-        request = pb.UpdateContainersRequest()
-        conversion.add_updates(request, updates)
+        request = pb.UpdateContainersRequest(update=conversion.update_messages(updates))
         stream = session.update_containers(request, timeout=self._settings.push_timeout)
         answer = asyncio.get_running_loop().create_future()
         self._updates[stream] = answer

@@ -25,15 +25,12 @@ from nri_numa.runtime_profile import (
     profile_of_version,
 )
 
-CONTAINERD_CONFIG_PATH: Final = CONTAINERD_FILES.config
 NRI_PLUGIN_NAME: Final = "io.containerd.nri.v1.nri"
 VERSION_QUERY_TIMEOUT_S: Final = 2.0
 _NRI_SECTION_PATTERN = re.compile(
     rf"^[ \t]*\[[ \t]*plugins[ \t]*\.[ \t]*(['\"]){re.escape(NRI_PLUGIN_NAME)}\1[ \t]*\]"
 )
-_TOML_TABLE_HEADER_PATTERN = re.compile(r"^[ \t]*\[")
 _DISABLE_KEY_PATTERN = re.compile(r"^[ \t]*(disable|disable_connections)[ \t]*=")
-NRI_SECTION: Final = CONTAINERD_FILES.nri_section
 
 
 # --- which runtime ---
@@ -104,7 +101,7 @@ def choose_runtime(runtimes: Sequence[FoundRuntime], kubelet_endpoint: str) -> R
 def nri_disabled_reason(root: Path = Path("/")) -> str | None:
     """Return the reason why containerd does not serve NRI, by its configuration files."""
     distribution = find_containerd_distribution(root)
-    path = root / CONTAINERD_CONFIG_PATH[1:] if distribution is None else distribution.config
+    path = root / CONTAINERD_FILES.config[1:] if distribution is None else distribution.config
     try:
         version, table, files = read_containerd_nri_config(path, root)
     except OSError as error:
@@ -120,10 +117,8 @@ def nri_disabled_reason(root: Path = Path("/")) -> str | None:
         if installed is None:
             return f"{source} does not turn it on, which containerd before 2.0 needs"
         if not installed.profile.nri_by_default:
-            return (
-                f"{source} does not turn it on, and containerd {installed.version} has it off by "
-                "default"
-            )
+            release = f"containerd {installed.version}"
+            return f"{source} does not turn it on, and {release} has it off by default"
     if table.get("disable_connections") is True:
         return f"{files['disable_connections']} sets disable_connections"
     return None
@@ -296,7 +291,7 @@ def plan_fix(path: Path) -> FileChange | None:
 
 
 def _plan_new_file(path: Path, version: int) -> FileChange:
-    text = f"version = {version}\n\n{NRI_SECTION}"
+    text = f"version = {version}\n\n{CONTAINERD_FILES.nri_section}"
     return FileChange(path, text, text)
 
 
@@ -313,10 +308,11 @@ def _enable_nri(path: Path, text: str, document: Mapping[str, Any]) -> FileChang
     start = next((i for i, line in enumerate(lines) if _NRI_SECTION_PATTERN.match(line)), None)
     if start is None:
         tail = "" if not text or text.endswith("\n") else "\n"
-        change = FileChange(path, f"{text}{tail}\n{NRI_SECTION}", NRI_SECTION)
+        table = CONTAINERD_FILES.nri_section
+        change = FileChange(path, f"{text}{tail}\n{table}", table)
     else:
         indices = range(start + 1, len(lines))
-        stop = next((i for i in indices if _TOML_TABLE_HEADER_PATTERN.match(lines[i])), len(lines))
+        stop = next((i for i in indices if lines[i].lstrip().startswith("[")), len(lines))
         body = [line for line in lines[start + 1 : stop] if not _DISABLE_KEY_PATTERN.match(line)]
         table = "".join([lines[start].rstrip("\n"), "\n  disable = false\n", *body])
         edited = "".join([*lines[:start], table, *lines[stop:]])

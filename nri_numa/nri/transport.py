@@ -21,7 +21,6 @@ logger = get_logger("nri")
 
 READ_BUFFER_BYTES: Final = 1 << 18
 """Bytes of one read from the socket."""
-
 WRITE_HIGH_WATER_BYTES: Final = 1 << 20
 """Bytes that the peer has not read, above which no more requests are read; bounds memory."""
 
@@ -43,15 +42,11 @@ class ConnectionEnding(msgspec.Struct, frozen=True, kw_only=True):
 class SessionTransport(asyncio.BufferedProtocol, Generic[EventT]):
     """One connection: feeds a session and passes its events on.
 
-    Attributes:
-        ended: resolves once, with the `ConnectionEnding`, when the socket is closed.
+    ``ended`` resolves once, with the `ConnectionEnding`, when the socket is closed. It needs a
+    running event loop, and ``on_event`` should answer an event before it returns.
     """
 
     def __init__(self, session: SessionBase[EventT], on_event: Callable[[EventT], None]) -> None:
-        """Create the protocol object of one connection; needs a running event loop.
-
-        ``on_event`` should answer an event before it returns.
-        """
         self._session = session
         self._on_event = on_event
         self._transport: asyncio.Transport | None = None

@@ -149,9 +149,9 @@ class VerdictCache:
         result = FilterResult()
         grades: list[int] = []
         unfit: list[tuple[str, Unfit]] = []
-        best_only = self._filter_to_best and request.has_placement_request
-        sufficient_work = max(_MIN_FILTER_WORK, len(names) / 2) if best_only else inf
-        max_feasible = _MAX_FITTING_NODES if best_only else inf
+        selects_best = self._filter_to_best and request.has_placement_request
+        sufficient_work = max(_MIN_FILTER_WORK, len(names) / 2) if selects_best else inf
+        max_feasible = _MAX_FITTING_NODES if selects_best else inf
         verdicts = yield from self._evaluate_nodes(
             request, names, sufficient_work, WorkBudget(limit), max_feasible
         )
@@ -164,7 +164,7 @@ class VerdictCache:
                 result.feasible.append(name)
                 grades.append(verdict.score_key)
                 result.by_sums += verdict.by_sums
-        if best_only and grades:
+        if selects_best and grades:
             min_score_key = min_near_best_score_key(max(grades), self._strategy)
             fits = zip(result.feasible, grades, strict=True)
             result.feasible = [name for name, grade in fits if grade >= min_score_key]

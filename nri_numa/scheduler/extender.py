@@ -13,15 +13,16 @@ from nri_numa.cluster.cluster_state import ClusterState
 from nri_numa.cluster.pod_reader import PodReader
 from nri_numa.cluster.pod_request import PodRequest
 from nri_numa.config import AgentConfig, split_address
-from nri_numa.config.sections import MissingTopologyAction
+from nri_numa.config.sections import MissingTopologyAction, Scheduling
 from nri_numa.kube.api import KubeAPI, Watch, read_pod_namespace, uid_of
 from nri_numa.kube.lease import Lease, reachable_address
 from nri_numa.kube.requests import KubeClient, KubeError
 from nri_numa.observe.logs import get_logger
-from nri_numa.observe.metrics import ServiceMetrics
 from nri_numa.scheduler import protocol
 from nri_numa.scheduler.binder import Binder
 from nri_numa.scheduler.candidates import VerdictCache
+from nri_numa.scheduler.metrics import WATCHED_KINDS, SchedulerMetrics
+from nri_numa.scheduler.pending_evictions import PendingEvictions
 from nri_numa.scheduler.preemption import Preemption
 from nri_numa.scheduler.watcher import (
     PENDING_BOUND_PODS_SELECTOR,
@@ -55,82 +56,8 @@ REREAD_AFTER_IDLE_S: Final = 1.0
 """Seconds without a question after which another replica may have been asked, if there is no Lease:
 kube-schedulers need longer for two changes of their leader (their retryPeriod is 2 s).
 """
-_DURATION_BUCKETS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0, 5.0)
-WATCHED_KINDS: Final = ("noderesourcetopologies", "pods")
-"""Watched kinds, as metrics name them."""
-_EVENT_AGE_BUCKETS_S: Final = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0)
 
 VerbHandler = Callable[[bytes], Awaitable[bytes]]
-
-
-class SchedulerMetrics(ServiceMetrics):
-    """Metrics of the extender; names begin with ``nri_numa_scheduler_``."""
-
-    def __init__(self, version: str) -> None:
-        super().__init__("nri_numa_scheduler", version)
-        self.calls = self.new_counter(
-            "calls_total", "Calls of kube-scheduler, by verb and result.", "verb", "result"
-        )
-        self.call_duration = self.new_histogram(
-            "call_duration_seconds",
-            "Time to answer a call of kube-scheduler, in seconds.",
-            "verb",
-            buckets=_DURATION_BUCKETS,
-        )
-        self.nodes_filtered = self.new_counter(
-            "nodes_filtered_total", "Nodes rejected for a pod by the verb filter."
-        )
-        self.nodes_by_sums = self.new_counter(
-            "nodes_by_sums_total",
-            "Nodes accepted by sums of free amounts alone: a full check of the pod takes too long.",
-        )
-        self.bind_failures = self.new_counter(
-            "bind_failures_total", "Calls of bind after which the pod was not on the node."
-        )
-        self.pod_wakeups = self.new_counter(
-            "pod_wakeups_total",
-            "Updates of a Node's annotation that make kube-scheduler retry rejected pods.",
-        )
-        self.preemption_nodes_left_out = self.new_counter(
-            "preemption_nodes_left_out_total",
-            "Nodes proposed for preemption that are left out.",
-        )
-        self.preemption_victims_changed = self.new_counter(
-            "preemption_victims_changed_total",
-            "Nodes for which other victims are selected than proposed.",
-        )
-        self.pods_evicted_in_vain = self.new_counter(
-            "pods_evicted_in_vain_total",
-            "Evicted pods whose node did not get the pod within 60 s.",
-        )
-        self.nodes = self.new_gauge("nodes", "Nodes with a NodeResourceTopology.")
-        self.unreadable_nodes = self.new_gauge(
-            "unreadable_nodes", "Nodes whose NodeResourceTopology is missing, stale or invalid."
-        )
-        self.assumed_pods = self.new_gauge(
-            "assumed_pods", "Pods that have a node and that the node's numbers do not count yet."
-        )
-        self.oldest_assumed_pod = self.new_gauge(
-            "oldest_assumed_pod_seconds",
-            "Age of the oldest assumed pod in seconds; 0 without one.",
-        )
-        self.uncounted_pods = self.new_gauge(
-            "uncounted_pods",
-            "Assumed pods, started over a minute ago, that their nodes do not count.",
-        )
-        self.leader = self.new_gauge("leader", "1 if this replica binds pods.")
-        self.synced = self.new_gauge("synced", "1 if nodes and pods were read.")
-        self.cache_age = self.new_gauge(
-            "cache_age_seconds",
-            "Seconds since the API server last sent this kind; up to 60 if nothing changes.",
-            "kind",
-        )
-        self.event_age = self.new_histogram(
-            "event_age_seconds",
-            "Seconds from the write of an object until the extender read it, to within a second.",
-            "kind",
-            buckets=_EVENT_AGE_BUCKETS_S,
-        )
 
 
 class Extender:
@@ -154,24 +81,10 @@ class Extender:
     ) -> None:
         section = config.scheduler
         self._section, self._clock = section, clock
-        self._certificate = (
-            Certificate(section.tls_cert, section.tls_key, section.client_ca, setting="scheduler")
-            if section.tls_cert
-            else None
-        )
+        self._certificate = _load_certificate(section)
         self.metrics = SchedulerMetrics(__version__)
         self.api, self.lease_api = api, lease_api
-        self.election = (
-            Lease(
-                section.lease_name,
-                read_pod_namespace(section.credentials_dir),
-                self.lease_api.execute_request,
-                address=reachable_address(split_address(section.address)),
-                clock=clock,
-            )
-            if section.lease_name
-            else None
-        )
+        self.election = _create_lease(section, lease_api, clock)
         self.nodes = ClusterState(config.annotation_prefix)
         self.reader = PodReader(config)
         self.candidates = VerdictCache(
@@ -181,34 +94,25 @@ class Extender:
             filter_to_best=section.filter_to_best,
         )
         self.activator = PodActivator(
-            self.api, config, self.metrics.pod_wakeups, clock=clock, wall=time.time
+            api, config, self.metrics.pod_wakeups, clock=clock, wall=time.time
         )
         self.node_watcher = NodeWatcher(self.nodes, self.activator, clock)
-        self.pod_watcher = PodWatcher(
-            self.api, self.nodes, self.reader, self.activator, config, clock
-        )
+        self.pod_watcher = PodWatcher(api, self.nodes, self.reader, self.activator, config, clock)
         self.binder = Binder(
-            self.api, self.nodes, self.candidates, self.reader, self.pod_watcher, config, clock
+            api, self.nodes, self.candidates, self.reader, self.pod_watcher, config, clock
+        )
+        self.evictions = PendingEvictions(
+            self.nodes, clock, self.metrics, self.activator.on_free_increased
         )
         self.preemption = Preemption(
-            self.api,
-            self.nodes,
-            self.candidates,
-            self.reader,
-            config.strategy,
-            clock,
-            prefix=config.annotation_prefix,
-            nodes_left_out=self.metrics.preemption_nodes_left_out,
-            victims_changed=self.metrics.preemption_victims_changed,
-            evicted_in_vain=self.metrics.pods_evicted_in_vain,
-            wake=self.activator.on_free_increased,
+            api, self.nodes, self.candidates, self.reader, self.evictions, config, self.metrics
         )
         topologies, pods = (self.metrics.event_age.labels(kind).observe for kind in WATCHED_KINDS)
         self.topologies = Watch(
-            self.api, TOPOLOGIES_PATH, self.node_watcher, aged=topologies, clock=clock
+            api, TOPOLOGIES_PATH, self.node_watcher, aged=topologies, clock=clock
         )
         self.pods = Watch(
-            self.api,
+            api,
             PODS_PATH,
             self.pod_watcher,
             fields=PENDING_BOUND_PODS_SELECTOR,
@@ -235,8 +139,8 @@ class Extender:
         result = await service.run_in_turns(
             self.candidates.filter_steps(request, question.node_names)
         )
-        self.preemption.record_nomination(question.pod)
-        self.preemption.explain_rejections(request.uid, result)
+        self.evictions.record_nomination(question.pod)
+        self.evictions.explain_rejections(request.uid, result)
         reasons = result.failed | result.unresolvable
         if reasons:
             self.metrics.nodes_filtered.inc(len(reasons))
@@ -306,7 +210,7 @@ class Extender:
         binding = protocol.parse_binding_args(body)
         problem = self.unready_reason() or await self.binder.bind(binding)
         if not problem:
-            self.preemption.on_bound(binding.uid, binding.node)
+            self.evictions.on_bound(binding.uid, binding.node)
         else:
             self.metrics.bind_failures.inc()
             log.info(
@@ -401,38 +305,11 @@ class Extender:
             "/preempt": self.preempt,
             "/bind": self.bind,
         }
-        certified, metrics = bool(self._section.client_ca), self.metrics
-        scheme = "https://" if self._certificate is not None else "http://"
-
-        def require_client_certificate(request: HTTPRequest) -> None:
-            if certified and not request.certified:
-                raise APIError(
-                    403, "Forbidden", "a client certificate is expected (scheduler.clientCA)"
-                )
-
-        def build_handler(path: str, answer: VerbHandler) -> Handler:
-            seconds = metrics.call_duration.labels(
-                path[1:]
-            )  # one lookup, which is the expensive part
-
-            async def handle_request(request: HTTPRequest) -> Response:
-                # The leader alone knows the assumed pods. The redirect keeps the body.
-                if self.election is not None and (leader := self.election.leader_address):
-                    return Response(307, b"", headers=[("Location", f"{scheme}{leader}{path}")])
-                start_time = time.perf_counter()
-                try:
-                    return Response(200, await answer(request.body))
-                except protocol.BadRequest as error:
-                    return Response(400, protocol.encode_error(str(error)))
-                finally:
-                    seconds.observe(time.perf_counter() - start_time)
-
-            return handle_request
 
         def count_call(path: str, status: int) -> None:
             if path in verbs:
                 result = "answered" if status == 200 else str(status)
-                metrics.calls.labels(path[1:], result).inc()
+                self.metrics.calls.labels(path[1:], result).inc()
 
         return MetricsAndProbeServer(
             host,
@@ -443,15 +320,43 @@ class Extender:
                 Route(
                     "POST",
                     path,
-                    build_handler(path, verb),
+                    self._build_handler(path, verb),
                     MAX_QUESTION_BYTES,
-                    require_client_certificate,
+                    self._require_client_certificate,
                 )
                 for path, verb in verbs.items()
             ],
             count_request=count_call,
             max_connections=MAX_EXTENDER_CONNECTIONS,
         )
+
+    def _require_client_certificate(self, request: HTTPRequest) -> None:
+        if self._section.client_ca and not request.certified:
+            raise APIError(
+                403, "Forbidden", "a client certificate is expected (scheduler.clientCA)"
+            )
+
+    def _build_handler(self, path: str, answer: VerbHandler) -> Handler:
+        """Build the handler of a verb: followers redirect to the leader, with the body.
+
+        The leader alone knows the assumed pods.
+        """
+        # One lookup, which is the expensive part.
+        seconds = self.metrics.call_duration.labels(path[1:])
+        scheme = "https://" if self._certificate is not None else "http://"
+
+        async def handle_request(request: HTTPRequest) -> Response:
+            if self.election is not None and (leader := self.election.leader_address):
+                return Response(307, b"", headers=[("Location", f"{scheme}{leader}{path}")])
+            start_time = time.perf_counter()
+            try:
+                return Response(200, await answer(request.body))
+            except protocol.BadRequest as error:
+                return Response(400, protocol.encode_error(str(error)))
+            finally:
+                seconds.observe(time.perf_counter() - start_time)
+
+        return handle_request
 
     # --- life -------------------------------------------------------------------------------------
 
@@ -479,8 +384,8 @@ class Extender:
                     group.create_task(self.election.run_election())
                 group.create_task(self.activator.run(self.is_leader))
                 group.create_task(self.run_ticks())
-                group.create_task(self._run_sampled_wakeups())
-                group.create_task(self._run_pod_queries())
+                group.create_task(_run_repeatedly(self.wake_sampled_pods))
+                group.create_task(_run_repeatedly(self.pod_watcher.query_overdue_pods))
                 group.create_task(self._probe_api_server())
         finally:
             await server.stop()
@@ -510,8 +415,8 @@ class Extender:
         while True:
             self._elected.clear()
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self.topologies.run()),
-                         group.create_task(self._run_pod_watch())]  # fmt: skip
+                watches = self.topologies.run(), self._run_pod_watch()
+                tasks = list(map(group.create_task, watches))
                 await self._elected.wait()
                 for task in tasks:
                     task.cancel()
@@ -521,16 +426,6 @@ class Extender:
         await self.topologies.synced.wait()
         await self.pods.run()
 
-    async def _run_sampled_wakeups(self) -> None:
-        while True:
-            await asyncio.sleep(TICK_INTERVAL_S)
-            await self.wake_sampled_pods()
-
-    async def _run_pod_queries(self) -> None:
-        while True:
-            await asyncio.sleep(TICK_INTERVAL_S)
-            await self.pod_watcher.query_overdue_pods()
-
     async def run_ticks(self) -> None:
         """Expire topologies and assumed pods; wake pods when this replica becomes ready."""
         answers = False
@@ -538,11 +433,35 @@ class Extender:
             await asyncio.sleep(TICK_INTERVAL_S)
             self.node_watcher.expire_topologies()
             self.pod_watcher.expire_assumed_pods()
-            self.preemption.expire()
+            self.evictions.expire_evictions()
             answered_before, answers = answers, not self.unready_reason()
             if answers and not answered_before:
                 # Other replicas may have rejected pods before.
                 self.activator.wake_pods(*self.nodes.node_names)
+
+
+async def _run_repeatedly(step: Callable[[], Awaitable[None]]) -> None:
+    while True:
+        await asyncio.sleep(TICK_INTERVAL_S)
+        await step()
+
+
+def _load_certificate(section: Scheduling) -> Certificate | None:
+    if not section.tls_cert:
+        return None
+    return Certificate(section.tls_cert, section.tls_key, section.client_ca, setting="scheduler")
+
+
+def _create_lease(section: Scheduling, api: KubeClient, clock: Callable[[], float]) -> Lease | None:
+    if not section.lease_name:
+        return None
+    return Lease(
+        section.lease_name,
+        read_pod_namespace(section.credentials_dir),
+        api.execute_request,
+        address=reachable_address(split_address(section.address)),
+        clock=clock,
+    )
 
 
 def run_extender(config: AgentConfig) -> int:

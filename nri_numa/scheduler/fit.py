@@ -32,7 +32,6 @@ from nri_numa.engine.align.hints import EXACT_MERGE_MAX_NODES, ResourceDemand
 from nri_numa.engine.align.policies import (
     AlignmentRequest,
     align_demands,
-    numa_node_count_text,
 )
 from nri_numa.engine.place.computed import strategy_keys
 from nri_numa.model.cpuset import NUMASet
@@ -181,14 +180,14 @@ def evaluate_fit(
     evaluation_cost.begin_node()
     verdict = _evaluate_without_moves(room, request, strategy, evaluation_cost)
     if isinstance(verdict, Unfit) and room.exclusive_after_moves:
-        after_moves = _evaluate_without_moves(
+        moved_verdict = _evaluate_without_moves(
             room.with_exclusive_after_moves, request, strategy, evaluation_cost
         )
         # A movable container can make room only once.
-        if isinstance(after_moves, Fit) and (
-            after_moves.by_sums or [len(p) for _, p in after_moves.assigned_nodes] == [1]
+        if isinstance(moved_verdict, Fit) and (
+            moved_verdict.by_sums or [len(p) for _, p in moved_verdict.assigned_nodes] == [1]
         ):
-            return replace(after_moves, room=room, score_key=0, requires_moves=True)
+            return replace(moved_verdict, room=room, score_key=0, requires_moves=True)
     return verdict
 
 
@@ -523,7 +522,7 @@ def _resolve_requirements(
             # As many NUMA nodes as an empty machine would need.
             width = 1 if single else _required_node_count(capacity, amount)
         if width == 1 or width < len(capacity):
-            limit = "one NUMA node" if width == 1 else numa_node_count_text(width)
+            limit = "one NUMA node" if width == 1 else count_text(width, "NUMA node")
             need += f" on {limit}"
         texts[-1] = need, unit, width
         if unfit is None and (total := _max_sum_over_nodes(capacity, width)) < max(1, amount):

@@ -1,165 +1,108 @@
 """The verb preempt: victims whose eviction frees the NUMA nodes that a pod needs.
 
 kube-scheduler proposes victims by the sums of Nodes. Here the pods of a node are listed when it is
-asked about, and `nri_numa.scheduler.eviction_search` selects those whose end makes room. A victim
-gives back the NUMA nodes that the extender or the publisher wrote; a pod of which nothing is known
-gives back nothing.
-
-Between the deletion of the victims and the node's next object the pod still does not fit, and
-kube-scheduler would evict again. So an eviction is remembered until the pod is bound, and its
-resources are reserved from pods that are not more important.
+asked about, and `nri_numa.scheduler.eviction_search` selects those whose end makes room.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
-from enum import StrEnum
-from typing import Any, Final
+from collections.abc import Awaitable, Iterable, Mapping
+from typing import Any, Final, TypeVar
 from zlib import crc32
 
-from msgspec import Struct, field
-from msgspec.structs import replace
-from prometheus_client import Counter
+from msgspec import Struct
 
 from nri_numa.cluster.cluster_state import ClusterState
-from nri_numa.cluster.node_resources import NodeResources, ResourceCounts
+from nri_numa.cluster.node_resources import NodeResources
 from nri_numa.cluster.node_sums import (
     DisruptionBudget,
     allocatable_sums,
+    claim_uses,
     has_neighbour_constraints,
     missing_sums,
     pod_sums,
     read_disruption_budget,
-    repels_other_pods,
 )
 from nri_numa.cluster.pod_reader import PodReader
 from nri_numa.cluster.pod_request import PodRequest
 from nri_numa.cluster.pods import pod_priority
+from nri_numa.config import AgentConfig
 from nri_numa.kube.api import uid_of
 from nri_numa.kube.requests import (
     KubeClient,
     KubeError,
     Resource,
     annotations_of,
+    list_of_mappings,
+    mapping_or_empty,
     text_in_section,
 )
 from nri_numa.model.counted_containers import counted_container_hash
-from nri_numa.model.machine import count_text
-from nri_numa.model.workload import ENDED_POD_PHASES, Strategy
+from nri_numa.model.workload import ENDED_POD_PHASES
 from nri_numa.observe.logs import get_logger
 from nri_numa.publisher.desired_objects import pod_event
-from nri_numa.scheduler.candidates import Cooperative, FilterResult, VerdictCache
+from nri_numa.scheduler.candidates import Cooperative, VerdictCache
 from nri_numa.scheduler.eviction_search import (
     MAX_SEARCH_WORK,
     CandidateNode,
-    EvictablePod,
     Eviction,
     select_victims,
 )
 from nri_numa.scheduler.fit import Fit, Unfit, WorkBudget
+from nri_numa.scheduler.metrics import SchedulerMetrics
+from nri_numa.scheduler.pending_evictions import (
+    NodeEviction,
+    PendingEvictions,
+    PreemptionEventReason,
+)
 from nri_numa.scheduler.protocol import PreemptionArgs, ProposedVictims
+from nri_numa.scheduler.released_resources import ReleaseReader
 from nri_numa.service import run_in_turns
 
 log = get_logger("scheduler")
 
 MAX_LISTED_NODES: Final = 32
 """Nodes of one question whose pods are listed."""
+MAX_CLAIM_NAMESPACES: Final = 8
+"""Namespaces of one question whose ResourceClaims are listed."""
 LIST_TIMEOUT_S: Final = 2.0
 """Seconds for all lists of a question; kube-scheduler waits 5 (httpTimeout)."""
-EVICTION_TIMEOUT_S: Final = 60.0
-"""Seconds without a second eviction for one pod, and until its victims count as evicted in vain."""
-MAX_TERMINATION_S: Final = 600.0
-"""Seconds for which resources are reserved while victims end."""
+EVENT_TIMEOUT_S: Final = 1.0
+"""Seconds without a byte for an Event, while kube-scheduler waits for the answer."""
 _MAX_QUESTION_WORK: Final = 12_000
 """Work for one question (`WorkBudget`), 0.12 s; nodes beyond it are left out."""
 _POD_WORK: Final = 20
 """Work of reading one pod."""
-_MAX_EVICTIONS: Final = 1000
-"""Pods whose evictions are remembered."""
-_MAX_NAMED_VICTIMS: Final = 2
-"""Victims that a reason names; kube-scheduler repeats it in the pod's condition."""
-_MAX_NAMED_NODES: Final = 3
-"""Nodes that an Event names; kube-scheduler chooses one of all."""
-EVENT_TIMEOUT_S: Final = 1.0
-"""Seconds without a byte for an Event, while kube-scheduler waits for the answer."""
-_WAITING_TEXT: Final = "waits for the eviction of"
-_HOPELESS_TEXT: Final = "preemption cannot help: without the pods of lower priority"
 
-
-class PreemptionEventReason(StrEnum):
-    """Reason of an Event about a pod that preemption was tried for."""
-
-    WAITS_FOR_EVICTION = "WaitsForEviction"
-    PREEMPTION_CANNOT_HELP = "PreemptionCannotHelp"
-
-
-class NodeEviction(Struct, frozen=True, kw_only=True):
-    """Victims on one node, and the charge of the pod that replaces them.
-
-    Attributes:
-        marks: hashes of their containers, as the node's object lists them.
-        room: resources of the node at the time.
-    """
-
-    uids: frozenset[str]
-    names: tuple[str, ...]
-    marks: frozenset[str]
-    room: NodeResources
-    charge: ResourceCounts | None
-
-    def is_counted_by(self, room: object) -> bool:
-        """Return True if the numbers of the node count a victim, as far as its object says."""
-        if not isinstance(room, NodeResources):
-            return True
-        if room.counted_containers is None:
-            return room == self.room
-        return not self.marks.isdisjoint(room.counted_containers.split())
-
-    @property
-    def victims_text(self) -> str:
-        """Names of the victims."""
-        listed, more = self.names[:_MAX_NAMED_VICTIMS], len(self.names) - _MAX_NAMED_VICTIMS
-        return f"{', '.join(listed)}{f' and {more} more' if more > 0 else ''}"
-
-
-class PendingEviction(Struct, kw_only=True):
-    """An eviction that was answered; ``nodes`` has one node once its choice is known.
-
-    Attributes:
-        freed_at: time at which the node no longer counted the victims; None before.
-        is_nominated: kube-scheduler has evicted the victims, as far as the pod says.
-    """
-
-    request: PodRequest
-    nodes: dict[str, NodeEviction]
-    answered_at: float
-    freed_at: float | None = None
-    is_nominated: bool = False
-
-    @property
-    def only_node(self) -> str:
-        """The chosen node; empty if it is unknown."""
-        return next(iter(self.nodes)) if len(self.nodes) == 1 else ""
+T = TypeVar("T")
+Document = Mapping[str, Any]
+Documents = list[dict[str, Any]]
 
 
 class _ListedNode(Struct, frozen=True):
-    """A Node and the pods on it, as documents."""
+    """A Node, and the pods on it, as documents."""
 
-    node: Mapping[str, Any]
-    pods: list[dict[str, Any]]
+    name: str
+    node: Document
+    pods: Documents
 
 
-class PreemptionAnswer(Struct):
-    """Victims by node, and the reason why the other nodes were left out."""
+class _Listing(Struct, frozen=True):
+    """Objects that were read for a question.
 
-    victims: dict[str, ProposedVictims] = field(default_factory=dict)
-    evictions: dict[str, NodeEviction] = field(default_factory=dict)
-    reason: str = ""
+    Attributes:
+        budgets: None if they cannot be read.
+        claims_by_pod: ResourceClaims by UID of a pod that they are reserved for.
+    """
+
+    nodes: list[_ListedNode]
+    budgets: list[DisruptionBudget] | None
+    claims_by_pod: Mapping[str, Documents]
 
 
 class Preemption:
-    """Selects victims, and remembers them until the pod that they make room for is bound."""
+    """Selects victims from the pods of the nodes that kube-scheduler asks about."""
 
     def __init__(
         self,
@@ -167,28 +110,14 @@ class Preemption:
         nodes: ClusterState,
         candidates: VerdictCache,
         reader: PodReader,
-        strategy: Strategy,
-        clock: Callable[[], float],
-        *,
-        prefix: str,
-        nodes_left_out: Counter,
-        victims_changed: Counter,
-        evicted_in_vain: Counter,
-        wake: Callable[[str], None],
+        pending: PendingEvictions,
+        config: AgentConfig,
+        metrics: SchedulerMetrics,
     ) -> None:
         self._api, self._nodes, self._candidates = api, nodes, candidates
-        self._reader, self._strategy, self._clock, self._wake = reader, strategy, clock, wake
-        self._left_out, self._changed, self._in_vain = (
-            nodes_left_out,
-            victims_changed,
-            evicted_in_vain,
-        )
-        self._prefix = prefix
-        self._pending: dict[str, PendingEviction] = {}
-        self._hopeless: dict[str, str] = {}
+        self._reader, self._pending, self._metrics = reader, pending, metrics
+        self._strategy, self._dra = config.strategy, config.dra
         self._first = 0
-
-    # --- the verb ---------------------------------------------------------------------------------
 
     async def select_victims(self, question: PreemptionArgs) -> Mapping[str, ProposedVictims]:
         """Return the victims by node, without the nodes where no eviction helps."""
@@ -196,26 +125,33 @@ class Preemption:
         proposed = question.victims_by_node
         if request.is_unconstrained:
             return proposed
-        self.record_nomination(question.pod)
-        if request.invalid_reason or self._waits_for_eviction(request.uid):
-            self._left_out.inc(len(proposed))
-            return {}
-        names, unknown = self._select_nodes(request, proposed)
-        listed, budgets = await self._list(names)
-        answer = await run_in_turns(self._answer_steps(question, request, listed, budgets))
-        answer.victims |= unknown
-        event = self._remember(request, answer)
-        if event is not None:
-            await self._create_event(request, *event)
-        self._left_out.inc(len(proposed.keys() - answer.victims.keys()))
-        log.info(
-            "victims selected",
-            pod=f"{request.namespace}/{request.name}",
-            node_count=len(proposed),
-            victim_node_count=len(answer.victims),
-            problem=answer.reason,
-        )
-        return dict(answer.victims)
+        self._pending.record_nomination(question.pod)
+        victims: dict[str, ProposedVictims] = {}
+        if not (
+            request.invalid_reason
+            or self._pending.waits_for_eviction(request.uid)
+            or self._fits_freed_node(request)
+        ):
+            names, victims = self._select_nodes(request, proposed)
+            listing = await self._list_objects(names)
+            evictions, reason = await run_in_turns(self._answer_steps(question, request, listing))
+            if (event := self._pending.record_answer(request, evictions, reason)) is not None:
+                await self._create_event(request, *event)
+            victims |= {node: eviction.victims for node, eviction in evictions.items()}
+            log.info(
+                "victims selected",
+                pod=f"{request.namespace}/{request.name}",
+                node_count=len(proposed),
+                victim_node_count=len(victims),
+                problem=reason,
+            )
+        self._metrics.preemption_nodes_left_out.inc(len(proposed.keys() - victims.keys()))
+        return victims
+
+    def _fits_freed_node(self, request: PodRequest) -> bool:
+        """Return True if the pod fits where its victims have ended: it was filtered before."""
+        nodes = self._pending.eviction_nodes(request.uid)
+        return any(isinstance(self._candidates.evaluate_node(request, n), Fit) for n in nodes)
 
     def _select_nodes(
         self, request: PodRequest, proposed: Mapping[str, ProposedVictims]
@@ -224,201 +160,24 @@ class Preemption:
 
         Equally good ones take turns, by name, from question to question.
         """
-        ordered = sorted(proposed)
-        first = self._first % max(1, len(ordered))
+        names = sorted(proposed)
+        start = self._first % max(1, len(names))
         self._first += MAX_LISTED_NODES
-        turns = sorted(ordered[first:] + ordered[:first], key=lambda n: proposed[n].violations)
-        names: list[str] = []
-        unknown: dict[str, ProposedVictims] = {}
-        for name in turns:
+        ordered_names = sorted(
+            names[start:] + names[:start], key=lambda name: proposed[name].violations
+        )
+        listed_names: list[str] = []
+        victims_of_unknown: dict[str, ProposedVictims] = {}
+        for name in ordered_names:
             verdict = self._candidates.evaluate_node(request, name)
             if isinstance(self._nodes.published_resources(name), NodeResources):
                 if isinstance(verdict, Fit) or not verdict.unresolvable:
-                    names.append(name)
+                    listed_names.append(name)
             elif isinstance(verdict, Fit) and proposed[name].uids:
-                unknown[name] = proposed[name]
-            if len(names) == MAX_LISTED_NODES:
+                victims_of_unknown[name] = proposed[name]
+            if len(listed_names) == MAX_LISTED_NODES:
                 break
-        return names, unknown
-
-    async def _list(
-        self, names: Iterable[str]
-    ) -> tuple[dict[str, _ListedNode], list[DisruptionBudget] | None]:
-        """Read Nodes with their pods, and budgets; those that are late or fail are missing."""
-        budgets = asyncio.create_task(
-            self._api.list_objects(Resource.DISRUPTION_BUDGETS.object_or_list_path())
-        )
-        tasks = {name: asyncio.create_task(self._list_node(name)) for name in names}
-        everything: list[asyncio.Task[Any]] = [budgets, *tasks.values()]
-        try:
-            _, late = await asyncio.wait(everything, timeout=LIST_TIMEOUT_S)
-        finally:
-            for task in everything:
-                task.cancel()
-        await asyncio.gather(*late, return_exceptions=True)
-        for task in everything:
-            if task not in late and isinstance(task.exception(), KubeError):
-                log.info("objects for preemption not read", problem=str(task.exception())[:300])
-        listed = {name: task.result() for name, task in tasks.items() if _has_result(task)}
-        if not _has_result(budgets):
-            return listed, None
-        return listed, [read_disruption_budget(document) for document in budgets.result()]
-
-    async def _list_node(self, name: str) -> _ListedNode:
-        selector = ",".join(f"status.phase!={phase}" for phase in sorted(ENDED_POD_PHASES))
-        node, pods = await asyncio.gather(
-            self._api.request_json("GET", Resource.NODES.object_or_list_path(name=name)),
-            self._api.list_objects(
-                Resource.PODS.object_or_list_path(), f"spec.nodeName={name},{selector}"
-            ),
-        )
-        return _ListedNode(node, pods)
-
-    def _answer_steps(
-        self,
-        question: PreemptionArgs,
-        request: PodRequest,
-        listed: Mapping[str, _ListedNode],
-        budgets: list[DisruptionBudget] | None,
-    ) -> Cooperative[PreemptionAnswer]:
-        """Select the victims of each listed node, one node in each step."""
-        answer, work = PreemptionAnswer(), WorkBudget()
-        for name in listed:
-            yield
-            work.done += _POD_WORK * len(listed[name].pods)
-            if work.done >= _MAX_QUESTION_WORK:
-                break
-            proposed = question.victims_by_node[name]
-            node = self._read_candidate(
-                question.pod, request, name, listed[name], budgets, proposed.uids
-            )
-            if node is None:
-                continue
-            limit = min(MAX_SEARCH_WORK, _MAX_QUESTION_WORK - work.done)
-            outcome = select_victims(node, self._strategy, work, limit=limit)
-            if isinstance(outcome, Unfit):
-                answer.reason = answer.reason or outcome.reason_text(outcome.best_amount)
-            elif outcome.pods:
-                uids = tuple(pod.uid for pod in outcome.pods)
-                # Without the budgets kube-scheduler's own count is the only one.
-                violations = proposed.violations if budgets is None else outcome.violations
-                answer.victims[name] = ProposedVictims(uids, violations)
-                answer.evictions[name] = self._node_eviction(node, outcome, listed[name].pods)
-                self._changed.inc({*uids} != {*proposed.uids})
-        return answer
-
-    # --- reading a node ---------------------------------------------------------------------------
-
-    def _read_candidate(
-        self,
-        pod: Mapping[str, Any],
-        request: PodRequest,
-        name: str,
-        listed: _ListedNode,
-        budgets: list[DisruptionBudget] | None,
-        proposed: Iterable[str],
-    ) -> CandidateNode | None:
-        """Read a node as it is without the pods that leave it; None if another pod may get it."""
-        room, documents = self._nodes.free_resources(name), listed.pods
-        published = self._nodes.published_resources(name)
-        leaving = {uid_of(document) for document in documents if _is_terminating(document)}
-        for other in self._more_important_evictions(request, name):
-            self._narrow_if_begun(other, name, {uid_of(d) for d in documents} - leaving)
-            if (eviction := other.nodes.get(name)) is not None:
-                if other.only_node != name:
-                    return None
-                leaving |= eviction.uids
-        if not isinstance(room, NodeResources) or not isinstance(published, NodeResources):
-            return None
-        sums = {uid_of(d): pod_sums(d) for d in documents if uid_of(d) not in leaving}
-        release = _Release(self._reader, self._nodes, published)
-        pods: dict[str, EvictablePod] = {}
-        charges: list[ResourceCounts] = []
-        for document in documents:
-            uid = uid_of(document)
-            if uid in leaving:
-                charges += [c for c in (release.of_pod(document),) if c is not None]
-            elif pod_priority(document) < request.priority and not _is_mirror(document):
-                pods[uid] = release.evictable_pod(document, sums[uid], budgets or [])
-        return CandidateNode(
-            room=room.plus_pods(charges).minus_pods(self._nodes.nominated_charges(name, request)),
-            request=request,
-            pods=tuple(pods.values()),
-            missing=missing_sums(pod_sums(pod), allocatable_sums(listed.node), sums.values()),
-            allowed=tuple(budget.allowed for budget in budgets or ()),
-            proposed=tuple(pods[uid] for uid in proposed if uid in pods),
-            may_change=budgets is not None and not has_neighbour_constraints(pod),
-        )
-
-    def _more_important_evictions(
-        self, request: PodRequest, node: str
-    ) -> Iterable[PendingEviction]:
-        return [
-            pending
-            for uid, pending in self._pending.items()
-            if uid != request.uid
-            and pending.request.priority >= request.priority
-            and node in pending.nodes
-        ]
-
-    def _narrow_if_begun(self, pending: PendingEviction, node: str, staying: set[str]) -> None:
-        """Record that a pod's node is chosen if one of its victims there ends."""
-        if not pending.nodes[node].uids <= staying:
-            self._choose_node(pending, node)
-
-    def _node_eviction(
-        self, node: CandidateNode, eviction: Eviction, pods: Iterable[Mapping[str, Any]]
-    ) -> NodeEviction:
-        uids = frozenset(pod.uid for pod in eviction.pods)
-        requests = [self._reader.read_pod_request(d) for d in pods if uid_of(d) in uids]
-        return NodeEviction(
-            uids=uids,
-            names=tuple(pod.full_name for pod in eviction.pods),
-            marks=frozenset(
-                counted_container_hash(r.uid, c.container) for r in requests for c in r.containers
-            ),
-            room=node.room,
-            charge=eviction.fit.pod_charge,
-        )
-
-    # --- memory -----------------------------------------------------------------------------------
-
-    def _waits_for_eviction(self, uid: str) -> bool:
-        """Return True if the victims of the last answer may still end; else forget them."""
-        pending = self._pending.get(uid)
-        if pending is None:
-            return False
-        if self._clock() - pending.answered_at < EVICTION_TIMEOUT_S and any(
-            eviction.is_counted_by(self._nodes.published_resources(node))
-            for node, eviction in pending.nodes.items()
-        ):
-            return True
-        self._forget(uid)
-        return False
-
-    def _remember(
-        self, request: PodRequest, answer: PreemptionAnswer
-    ) -> tuple[PreemptionEventReason, str] | None:
-        """Remember an answer; return reason and text of an Event if it is news for the pod."""
-        earlier = self._hopeless.pop(request.uid, None)
-        if answer.evictions:
-            while len(self._pending) >= _MAX_EVICTIONS:
-                self._forget(next(iter(self._pending)))
-            self._pending[request.uid] = PendingEviction(
-                request=request, nodes=answer.evictions, answered_at=self._clock()
-            )
-            for node, eviction in answer.evictions.items():
-                if eviction.charge is not None:
-                    self._nodes.nominate_pod(request, node, eviction.charge)
-            return PreemptionEventReason.WAITS_FOR_EVICTION, _evictions_text(answer.evictions)
-        if answer.reason:
-            while len(self._hopeless) >= _MAX_EVICTIONS:
-                del self._hopeless[next(iter(self._hopeless))]
-            self._hopeless[request.uid] = answer.reason
-            if answer.reason != earlier:
-                text = f"{_HOPELESS_TEXT} it {answer.reason}"
-                return PreemptionEventReason.PREEMPTION_CANNOT_HELP, text
-        return None
+        return listed_names, victims_of_unknown
 
     async def _create_event(
         self, request: PodRequest, reason: PreemptionEventReason, text: str
@@ -434,7 +193,7 @@ class Preemption:
             id=f"{request.uid[:8]}.{crc32(text.encode()):08x}",
             event_time=self._api.server_time(),
             text=text,
-            reportingController=f"{self._prefix}/nri-numa-scheduler",
+            reportingController=f"{self._reader.prefix}/nri-numa-scheduler",
             reportingInstance="nri-numa-scheduler",
             action="Preempting",
             reason=reason,
@@ -447,147 +206,161 @@ class Preemption:
             if error.code != 409:
                 log.info("event not written", reason=reason, problem=str(error)[:300])
 
-    def record_nomination(self, pod: Mapping[str, Any]) -> None:
-        """Record the node that kube-scheduler has chosen for a pod, if it is known."""
-        pending = self._pending.get(uid_of(pod))
-        node = text_in_section(pod, "status", "nominatedNodeName")
-        if pending is not None and node in pending.nodes:
-            pending.is_nominated = True
-            self._choose_node(pending, node)
+    # --- reading objects --------------------------------------------------------------------------
 
-    def _choose_node(self, pending: PendingEviction, node: str) -> None:
-        for other in pending.nodes.keys() - {node}:
-            del pending.nodes[other]
-            self._end_reservation(pending, other)
-
-    def explain_rejections(self, uid: str, result: FilterResult) -> None:
-        """Say of a pod's rejected nodes that it waits for an eviction, or that none helps."""
-        pending, reason = self._pending.get(uid), self._hopeless.get(uid)
-        for node, text in result.failed.items():
-            if pending is not None and node in pending.nodes:
-                result.failed[node] = f"{_WAITING_TEXT} {pending.nodes[node].victims_text}"
-            elif reason:
-                result.failed[node] = f"{text}; {_HOPELESS_TEXT} it {reason}"
-
-    def on_bound(self, uid: str, node: str) -> None:
-        """Forget the eviction for a pod that is bound."""
-        self._hopeless.pop(uid, None)
-        if (pending := self._pending.get(uid)) is not None:
-            if node in pending.nodes:
-                pending.freed_at = None  # not in vain
-            self._forget(uid)
-
-    def expire(self) -> None:
-        """Record victims that their node no longer counts, and forget old evictions."""
-        now_s = self._clock()
-        for uid, pending in list(self._pending.items()):
-            node = pending.only_node
-            if node and pending.freed_at is None:
-                published = self._nodes.published_resources(node)
-                if not pending.nodes[node].is_counted_by(published):
-                    pending.freed_at = now_s
-            timeout = MAX_TERMINATION_S if pending.is_nominated else EVICTION_TIMEOUT_S
-            expires_at = pending.answered_at + timeout
-            if pending.freed_at is not None:
-                expires_at = pending.freed_at + EVICTION_TIMEOUT_S
-            if now_s >= expires_at:
-                self._forget(uid)
-
-    def _forget(self, uid: str) -> None:
-        """Forget an eviction; victims that are gone were evicted in vain."""
-        pending = self._pending.pop(uid)
-        for node, eviction in pending.nodes.items():
-            if pending.freed_at is not None:
-                self._in_vain.inc(len(eviction.uids))
-                log.warning(
-                    "pods evicted in vain",
-                    pod=f"{pending.request.namespace}/{pending.request.name}",
-                    node=node,
-                    victims=", ".join(eviction.names)[:500],
-                )
-            self._end_reservation(pending, node)
-
-    def _end_reservation(self, pending: PendingEviction, node: str) -> None:
-        self._nodes.withdraw_nomination(pending.request.uid, node)
-        self._wake(node)
-
-
-class _Release:
-    """Resources that the pods of one node give back when they end."""
-
-    def __init__(self, reader: PodReader, nodes: ClusterState, published: NodeResources) -> None:
-        self._reader, self._assumed_pods, self._published = reader, nodes.assumed_pods, published
-        listed = published.counted_containers
-        self._counted = None if listed is None else frozenset(listed.split())
-
-    def evictable_pod(
-        self,
-        document: Mapping[str, Any],
-        sums: Mapping[str, int],
-        budgets: Iterable[DisruptionBudget],
-    ) -> EvictablePod:
-        """Return a pod as the search has it."""
-        request = self._reader.read_pod_request(document)
-        return EvictablePod(
-            uid=uid_of(document),
-            full_name=f"{request.namespace}/{request.name}",
-            priority=request.priority,
-            released=self.of_pod(document),
-            is_movable=any(c.is_movable for c in request.containers),
-            sums=sums,
-            budgets=tuple(n for n, budget in enumerate(budgets) if budget.covers(document)),
-            repels_others=repels_other_pods(document),
+    async def _list_objects(self, names: Iterable[str]) -> _Listing:
+        """Read Nodes with their pods, and budgets; those that are late or fail are missing."""
+        deadline = asyncio.get_running_loop().time() + LIST_TIMEOUT_S
+        budgets_path = Resource.DISRUPTION_BUDGETS.object_or_list_path()
+        budgets, nodes = await asyncio.gather(
+            self._read_in_time(self._api.list_objects(budgets_path), deadline),
+            asyncio.gather(*(self._read_in_time(self._list_node(n), deadline) for n in names)),
+        )
+        listed_nodes = [listed for listed in nodes if listed is not None]
+        return _Listing(
+            nodes=listed_nodes,
+            budgets=None if budgets is None else list(map(read_disruption_budget, budgets)),
+            claims_by_pod=await self._list_claims(listed_nodes, deadline),
         )
 
-    def of_pod(self, document: Mapping[str, Any]) -> ResourceCounts | None:
-        """Return what a pod gives back, of the containers that the node or a reservation counts.
+    async def _read_in_time(self, reading: Awaitable[T], deadline: float) -> T | None:
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await reading
+        except KubeError as error:
+            log.info("objects for preemption not read", problem=str(error)[:300])
+        except TimeoutError:
+            pass  # late
+        return None
 
-        The extender's annotation is from the start of a pod; a movable one may be elsewhere.
+    async def _list_node(self, name: str) -> _ListedNode:
+        selector = ",".join(f"status.phase!={phase}" for phase in sorted(ENDED_POD_PHASES))
+        node, pods = await asyncio.gather(
+            self._api.request_json("GET", Resource.NODES.object_or_list_path(name=name)),
+            self._api.list_objects(
+                Resource.PODS.object_or_list_path(), f"spec.nodeName={name},{selector}"
+            ),
+        )
+        return _ListedNode(name, node, pods)
+
+    async def _list_claims(
+        self, nodes: Iterable[_ListedNode], deadline: float
+    ) -> Mapping[str, Documents]:
+        """Read the ResourceClaims of listed pods, by UID of a pod that they are reserved for."""
+        namespaces = {
+            text_in_section(pod, "metadata", "namespace")
+            for listed in nodes
+            for pod in listed.pods
+            if self._dra.enabled and claim_uses(pod)
+        }
+        paths = [
+            Resource.CLAIMS.object_or_list_path(namespace)
+            for namespace in sorted(namespaces)[:MAX_CLAIM_NAMESPACES]
+        ]
+        lists = await asyncio.gather(
+            *(self._read_in_time(self._api.list_objects(path), deadline) for path in paths)
+        )
+        claims_by_pod: dict[str, Documents] = {}
+        for claim in (claim for claims in lists for claim in claims or ()):
+            consumers = mapping_or_empty(claim.get("status")).get("reservedFor")
+            for consumer in list_of_mappings(consumers):
+                claims_by_pod.setdefault(str(consumer.get("uid")), []).append(claim)
+        return claims_by_pod
+
+    # --- the answer -------------------------------------------------------------------------------
+
+    def _answer_steps(
+        self, question: PreemptionArgs, request: PodRequest, listing: _Listing
+    ) -> Cooperative[tuple[dict[str, NodeEviction], str]]:
+        """Select the victims of each listed node, one node in each step.
+
+        Return them, and the reason why no eviction helps on the first of the other nodes.
         """
-        request, hold = self._reader.read_pod_request(document), None
-        placed = self._reader.assigned_numa_nodes(document)
-        by_publisher = bool(placed)
-        if not placed and not any(c.is_movable for c in request.containers):
-            hold = self._assumed_pods.get(request.uid)
-            placed = self._reader.scheduled_numa_nodes(document)
-        if not placed:
-            charge = None if hold is None else hold.charge
-            fits = charge is not None and len(charge.exclusive) == len(self._published.ids)
-            return charge if fits else None
-        hold = self._assumed_pods.get(request.uid)
-        uncounted = hold.uncounted_containers(self._published) if hold else frozenset()
-        counted = self._counted
-        containers = tuple(
-            c
-            for c in request.containers
-            if (c.amounts or not by_publisher)  # the publisher names memory nodes
-            and (
-                counted is None
-                or c.container in uncounted
-                or counted_container_hash(request.uid, c.container) in counted
-            )
+        evictions: dict[str, NodeEviction] = {}
+        hopeless_reason, work = "", WorkBudget()
+        for listed in listing.nodes:
+            yield
+            work.done += _POD_WORK * len(listed.pods)
+            if work.done >= _MAX_QUESTION_WORK:
+                break
+            node = self._read_candidate(question, request, listed, listing)
+            if node is None:
+                continue
+            limit = min(MAX_SEARCH_WORK, _MAX_QUESTION_WORK - work.done)
+            outcome = select_victims(node, self._strategy, work, limit=limit)
+            if isinstance(outcome, Unfit):
+                hopeless_reason = hopeless_reason or outcome.reason_text(outcome.best_amount)
+            elif outcome is not None and outcome.pods:
+                proposed = question.victims_by_node[listed.name]
+                uids = tuple(pod.uid for pod in outcome.pods)
+                # Without the budgets kube-scheduler's own count is the only one.
+                count = proposed.violations if listing.budgets is None else outcome.violations
+                victims = ProposedVictims(uids, count)
+                evictions[listed.name] = self._build_eviction(listed, victims, outcome)
+                self._metrics.preemption_victims_changed.inc({*uids} != {*proposed.uids})
+        return evictions, hopeless_reason
+
+    def _build_eviction(
+        self, listed: _ListedNode, victims: ProposedVictims, eviction: Eviction
+    ) -> NodeEviction:
+        return NodeEviction(
+            victims=victims,
+            names=tuple(pod.full_name for pod in eviction.pods),
+            marks=frozenset(
+                counted_container_hash(uid_of(document), str(container.get("name")))
+                for document in listed.pods
+                if uid_of(document) in victims.uids
+                for container in list_of_mappings(document["spec"].get("containers"))
+            ),
+            published=self._nodes.published_resources(listed.name),
+            charge=eviction.fit.pod_charge,
         )
-        if request.pod_scope_request is not None and len(containers) < len(request.containers):
+
+    def _read_candidate(
+        self, question: PreemptionArgs, request: PodRequest, listed: _ListedNode, listing: _Listing
+    ) -> CandidateNode | None:
+        """Read a node as it is without the pods that leave it; None if another pod may get it."""
+        name, documents = listed.name, {uid_of(document): document for document in listed.pods}
+        room, published = self._nodes.free_resources(name), self._nodes.published_resources(name)
+        ending_uids = {
+            uid
+            for uid, document in documents.items()
+            if text_in_section(document, "metadata", "deletionTimestamp")
+        }
+        evicted_uids = self._pending.select_leaving_pods(
+            request, name, documents.keys() - ending_uids
+        )
+        if (
+            evicted_uids is None
+            or not isinstance(room, NodeResources)
+            or not isinstance(published, NodeResources)
+        ):
             return None
-        return self._published.min_release_of_pod(replace(request, containers=containers), placed)
+        release = ReleaseReader(
+            self._reader, self._nodes, name, published, listing.claims_by_pod, self._dra.driver
+        )
+        leaving_uids = ending_uids | evicted_uids
+        leaving = [documents[uid] for uid in documents.keys() & leaving_uids]
+        staying = [document for uid, document in documents.items() if uid not in leaving_uids]
+        charges = [charge for charge in map(release.read_release, leaving) if charge is not None]
+        pods = {
+            uid_of(document): release.read_evictable_pod(document, listing.budgets or ())
+            for document in staying
+            if pod_priority(document) < request.priority and not _is_mirror(document)
+        }
+        return CandidateNode(
+            room=room.plus_pods(charges).minus_pods(self._nodes.nominated_charges(name, request)),
+            request=request,
+            pods=tuple(pods.values()),
+            missing=missing_sums(
+                pod_sums(question.pod), allocatable_sums(listed.node), map(pod_sums, staying)
+            ),
+            allowed=tuple(budget.allowed for budget in listing.budgets or ()),
+            proposed=tuple(pods[uid] for uid in question.victims_by_node[name].uids if uid in pods),
+            may_change=listing.budgets is not None and not has_neighbour_constraints(question.pod),
+        )
 
 
-def _evictions_text(evictions: Mapping[str, NodeEviction]) -> str:
-    """``waits for the eviction of a, b and 1 more from node x, or of c from node y``."""
-    texts = [f"{eviction.victims_text} from node {node}" for node, eviction in evictions.items()]
-    more = len(texts) - _MAX_NAMED_NODES
-    more_text = f", or of pods of {count_text(more, 'other node')}" if more > 0 else ""
-    return f"{_WAITING_TEXT} {', or of '.join(texts[:_MAX_NAMED_NODES])}{more_text}"
-
-
-def _is_terminating(document: Mapping[str, Any]) -> bool:
-    return bool(text_in_section(document, "metadata", "deletionTimestamp"))
-
-
-def _is_mirror(document: Mapping[str, Any]) -> bool:
+def _is_mirror(document: Document) -> bool:
     """Return True for a static pod: its file starts it again."""
     return "kubernetes.io/config.mirror" in annotations_of(document)
-
-
-def _has_result(task: asyncio.Task[Any]) -> bool:
-    return task.done() and not task.cancelled() and task.exception() is None

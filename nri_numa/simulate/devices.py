@@ -22,6 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import yaml
+from msgspec.structs import replace
 
 from nri_numa import safe_yaml
 from nri_numa.cluster.manifests import ManifestError, ManifestValue
@@ -29,9 +30,9 @@ from nri_numa.cluster.pods import ContainerRole, PodManifest
 from nri_numa.devices.lookup import DeviceHints, build_hints
 from nri_numa.devices.sysfs import LocatedDevice
 from nri_numa.machine.pci import PCI_ADDRESS
-from nri_numa.model.cpuset import ListFormatError, NUMASet
+from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.machine import PCIDevice, Topology, numa_text
-from nri_numa.model.workload import Device, KnownContainerDevices
+from nri_numa.model.workload import Container, Device
 from nri_numa.simulate.manifests import load_yaml_documents, read_input_text
 
 DeviceInventory = Mapping[str, tuple[Device, ...]]
@@ -196,10 +197,7 @@ def _parse_numa_nodes(item: ManifestValue, online: NUMASet) -> NUMASet | None:
     text = _scalar_text(item.value)
     if text == NO_NUMA_NODE_WORD:
         return NUMASet()
-    try:
-        nodes = NUMASet.parse(text)
-    except ListFormatError:
-        nodes = None
+    nodes = NUMASet.parse_or_none(text)
     if text == "-1":
         item.add_problem("is -1, by which a kernel says that it knows none, expected the word none")
     elif not nodes:
@@ -276,11 +274,13 @@ class KubeletDevices:
         """Devices of one container."""
         return self._by_pod.get(pod.uid, {}).get(container, {})
 
-    def known_devices_of_container(self, pod: PodManifest, container: str) -> KnownContainerDevices:
-        """Build what the agent would know about a container's devices."""
-        hints = self._hints_of_given_devices([self.devices_of(pod, container)])
-        pod_hints = self._hints_of_given_devices(self._by_pod.get(pod.uid, {}).values())
-        return KnownContainerDevices(hints.requests, pod_hints.requests, hints.notes)
+    def complete(self, pod: PodManifest, container: Container) -> Container:
+        """Return the container with the devices that the agent would know."""
+        hints = self._hints_of_given_devices([self.devices_of(pod, container.name)])
+        requests = self._hints_of_given_devices(self._by_pod.get(pod.uid, {}).values()).requests
+        return replace(
+            container, devices=hints.requests, pod_devices=requests, device_notes=hints.notes
+        )
 
     def _hints_of_given_devices(self, allocations: Iterable[DevicesByResource]) -> DeviceHints:
         located_devices = (

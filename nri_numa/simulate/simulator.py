@@ -396,7 +396,7 @@ class _Simulator:
                 self._remove_pod(pod)
                 break
             devices = self._devices.devices_of(pod, manifest.name)
-            spec = self._devices.known_devices_of_container(pod, manifest.name).apply_to(spec)
+            spec = self._devices.complete(pod, spec)
             node = NodeSnapshot(machine, self.state, reading, self._now)
             decision = admit_pod(node, sandbox, spec)
             if isinstance(decision, Rejected):

@@ -181,22 +181,21 @@ class CheckpointStore:
         Raises:
             StateDirectoryBusy: another agent uses the directory.
         """
-        problems: list[str] = []
+        lock_problems: list[str] = []
         try:
             self._take_lock()
         except StateDirectoryBusy:
             raise
         except CheckpointError as error:
-            problems.append(f"{error}; {_STATE_IN_MEMORY_ONLY_TEXT}")
+            lock_problems.append(f"{error}; {_STATE_IN_MEMORY_ONLY_TEXT}")
         loaded = self._read_journal()
-        problems += loaded.problems
+        loaded.problems[:0] = lock_problems
         self._entries = {key: loaded.raw[key] for key in loaded.entries}
-        if self._lock_fd >= 0:
+        if self.has_lock:
             try:
-                problems += self._rewrite_journal()
+                loaded.problems += self._rewrite_journal()
             except CheckpointError as error:
-                problems.append(f"{error}; {_STATE_IN_MEMORY_ONLY_TEXT}")
-        loaded.problems = problems
+                loaded.problems.append(f"{error}; {_STATE_IN_MEMORY_ONLY_TEXT}")
         return loaded
 
     def _read_journal(self) -> JournalContents:
@@ -271,33 +270,29 @@ class CheckpointStore:
         """Write new documents by key, together with those that could not be written so far.
 
         The documents are encoded at once and may be changed by the caller afterwards. None removes
-        a key; without changes only the failed write is retried.
-
-        Raises:
-            CheckpointError: it is in memory but not on disk; the next record retries.
+        a key; without changes only the failed write is retried. After a `CheckpointError` they are
+        in memory but not on disk, and the next record retries.
         """
-        encoded: dict[str, msgspec.Raw | None] = {
-            key: None if document is None else msgspec.Raw(encode(document))
+        updates = {
+            key: msgspec.Raw(encode(document))
             for key, document in changes.items()
+            if document is not None
         }
-        for key, raw in encoded.items():
-            if raw is None:
-                self._entries.pop(key, None)
-            else:
-                self._entries[key] = raw
+        deleted_keys = tuple(key for key, document in changes.items() if document is None)
+        self._entries |= updates
+        for key in deleted_keys:
+            self._entries.pop(key, None)
         self._close_replaced_file()
         if self._fd < 0:
             self._rewrite_journal()
-        elif encoded:
-            self._append_line(encoded)
+        elif changes:
+            self._append_line(JournalLine(updates=updates, delete=deleted_keys))
 
     def compact_if_needed(self) -> bool:
         """Compact the journal if it is much larger than its contents; True if it was rewritten.
 
-        It also detects a removed or replaced file, and retries a failed write.
-
-        Raises:
-            CheckpointError: it could not be written; the old one stays in use.
+        It also detects a removed or replaced file, and retries a failed write. After a
+        `CheckpointError` the old one stays in use.
         """
         self._close_replaced_file()
         # Four times: with less, a node with frequent changes would compact all the time.
@@ -317,12 +312,7 @@ class CheckpointStore:
     # --- files ---
 
     def _take_lock(self) -> None:
-        """Lock the directory.
-
-        Raises:
-            StateDirectoryBusy: another agent uses it.
-            CheckpointError: the directory cannot be created or written.
-        """
+        """Lock the directory, or raise `StateDirectoryBusy` or another `CheckpointError`."""
         if self._lock_fd >= 0:
             if os.fstat(self._lock_fd).st_nlink:
                 return
@@ -336,16 +326,17 @@ class CheckpointStore:
             problem = directory_problem(os.stat(self.directory))
             self.trusted = not problem
             if problem:
-                remedy = f"chown and chmod it, or {_STATE_DIR_HINT}"
-                raise self._record_error(self.directory, problem, remedy)
+                text = f"{problem}; chown and chmod it, or {_STATE_DIR_HINT}"
+                raise self._record_error(CheckpointError(self.directory, text))
             fd = os.open(path, flags, 0o600)
         except OSError as error:
-            self.error = _checkpoint_error(self.directory, "use as state directory", error)
-            raise self.error from error
-        problem = file_obstacle(os.fstat(fd))
-        if problem:
+            raise self._record_error(
+                _checkpoint_error(self.directory, "use as state directory", error)
+            ) from error
+        if problem := file_obstacle(os.fstat(fd)):
             os.close(fd)
-            raise self._record_error(path, problem, f"remove it, or {_STATE_DIR_HINT}")
+            text = f"{problem}; remove it, or {_STATE_DIR_HINT}"
+            raise self._record_error(CheckpointError(path, text))
         try:
             # The kernel releases it when this process ends for any reason.
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -354,8 +345,7 @@ class CheckpointStore:
             os.close(fd)
             process = f"process {number}" if number.isdigit() else ""
             owner = escape_unprintable(pod) if pod else process
-            self.error = StateDirectoryBusy(self.directory, owner)
-            raise self.error from error
+            raise self._record_error(StateDirectoryBusy(self.directory, owner)) from error
         self._lock_fd = fd
         # In another pod the pid means nothing. On a full disk the lock works too, only the name of
         # its owner is missing.
@@ -365,17 +355,15 @@ class CheckpointStore:
             os.ftruncate(fd, 0)
             os.pwrite(fd, f"{os.getpid()}\n{pod_line}".encode(), 0)
 
-    def _record_error(self, path: str, problem: str, remedy: str) -> CheckpointError:
-        self.error = CheckpointError(path, f"{problem}; {remedy}")
-        return self.error
+    def _record_error(self, error: CheckpointError) -> CheckpointError:
+        self.error = error
+        return error
 
     def _close_replaced_file(self) -> None:
         """Close the file if it is no longer the one that the next start will read."""
-        try:
+        with contextlib.suppress(OSError):
             if self._fd < 0 or os.path.samestat(os.fstat(self._fd), os.lstat(self.path)):
                 return
-        except OSError:
-            pass
         self._close_journal_file()
 
     def _close_journal_file(self) -> None:
@@ -383,22 +371,14 @@ class CheckpointStore:
             os.close(self._fd)
             self._fd = -1
 
-    def _append_line(self, encoded: Mapping[str, msgspec.Raw | None]) -> None:
-        line = frame_line(
-            self._sequence + 1,
-            JournalLine(
-                updates={key: raw for key, raw in encoded.items() if raw is not None},
-                delete=tuple([key for key, raw in encoded.items() if raw is None]),
-            ),
-        )
+    def _append_line(self, record: JournalLine) -> None:
+        line = frame_line(self._sequence + 1, record)
         try:
-            written = os.write(self._fd, line)
-            if written != len(line):
+            if os.write(self._fd, line) != len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             self._close_journal_file()  # it may have half a line: the next record rewrites it
-            self.error = _checkpoint_error(self.path, "write", error)
-            raise self.error from error
+            raise self._record_error(_checkpoint_error(self.path, "write", error)) from error
         self._size += len(line)
         self._sequence += 1
 
@@ -419,8 +399,7 @@ class CheckpointStore:
                 notes = self._rename_corrupt()
             fd = replace_file(self.path, data)
         except OSError as error:
-            self.error = _checkpoint_error(self.path, "write", error)
-            raise self.error from error
+            raise self._record_error(_checkpoint_error(self.path, "write", error)) from error
         self._close_journal_file()
         self._fd = fd
         self._size = self._compacted_size = len(data)

@@ -169,9 +169,6 @@ def _read_signing_key_or_raise(path: str) -> bytes:
     except ValueError:
         key = b""
     if len(key) != _SIGNING_KEY_BYTES:
-        raise OSError(
-            errno.EINVAL,
-            f"is not a key, expected {2 * _SIGNING_KEY_BYTES} hexadecimal digits",
-            path,
-        )
+        problem = f"is not a key, expected {2 * _SIGNING_KEY_BYTES} hexadecimal digits"
+        raise OSError(errno.EINVAL, problem, path)
     return key

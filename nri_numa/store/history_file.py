@@ -74,7 +74,9 @@ class RecordedDecisions(Protocol):
     def packed_traces(self) -> dict[str, tuple[PackedTrace, Allocation]]:
         """Return traces by container id, with the allocations that they explain."""
 
-    def restore(self, traces: Mapping[str, PackedTrace], rejections: tuple[Rejection, ...]) -> None:
+    def restore_records(
+        self, traces: Mapping[str, PackedTrace], rejections: tuple[Rejection, ...]
+    ) -> None:
         """Restore the records of an earlier run; only before the first event."""
 
 
@@ -93,7 +95,7 @@ class HistorySnapshot(msgspec.Struct, frozen=True):
     rejections: tuple[Rejection, ...]
     traces: dict[str, tuple[PackedTrace, Allocation]]
 
-    def documents(self) -> Iterator[tuple[str, msgspec.Struct]]:
+    def ranked_documents(self) -> Iterator[tuple[str, msgspec.Struct]]:
         """Yield documents by key, the most important first: of each kind the youngest first."""
         yield from ((f"notice/{notice.id}", notice) for notice in reversed(self.notices))
         yield from ((f"rejection/{n}", r) for n, r in enumerate(reversed(self.rejections)))
@@ -154,7 +156,7 @@ class HistoryFile:
         if (snapshot := self._unsaved_snapshot()) is not None:
             self._rewrite_file(snapshot)
 
-    def close(self) -> None:
+    def stop_writing(self) -> None:
         """Stop writing."""
         self._notices.keep = lambda notice: None
         self._close_file()
@@ -174,10 +176,12 @@ class HistoryFile:
             return f"{self.path}: is damaged or of a newer version; it is not used"
         if any(contents.head.get(k) != v for k, v in self._identity.items() if k != "version"):
             return f"{self.path}: is of another machine or boot; it is not used"
-        damaged = len(contents.problems) + self._restore(contents, allocations)
+        damaged = len(contents.problems) + self._restore_documents(contents, allocations)
         return f"{self.path}: is damaged; {damaged} of its lines are left out" if damaged else ""
 
-    def _restore(self, contents: JournalContents, allocations: Mapping[str, Allocation]) -> int:
+    def _restore_documents(
+        self, contents: JournalContents, allocations: Mapping[str, Allocation]
+    ) -> int:
         """Restore the documents; return the number of unreadable ones."""
         notices: list[Notice] = []
         rejections: list[Rejection] = []
@@ -187,8 +191,7 @@ class HistoryFile:
             kind, _, name = key.partition("/")
             try:
                 if kind == "notice":
-                    notice = _decode_notice(contents.raw[key])
-                    notices.append(_with_current_names(notice))
+                    notices.append(_decode_notice(contents.raw[key]))
                 elif kind == "rejection":
                     rejection = msgspec.json.decode(contents.raw[key], type=Rejection)
                     reason = _current_reason(rejection.reason)
@@ -203,7 +206,7 @@ class HistoryFile:
         instance, number = contents.head.get("instance"), contents.head.get("number", "")
         if instance and number.isdecimal() and int(number) <= MAX_JSON_INTEGER:
             self._notices.restore_notices(instance, notices, int(number))
-        self._history.restore(traces, tuple(reversed(rejections)))
+        self._history.restore_records(traces, tuple(reversed(rejections)))
         return damaged
 
     # --- writing ----------------------------------------------------------------------------------
@@ -309,7 +312,7 @@ def encode_lines(
 ) -> list[bytes]:
     """Return the file's lines, at most ``limit`` bytes after the first line."""
     lines = [frame_line(1, JournalLine(head=head))]
-    for key, document in snapshot.documents():
+    for key, document in snapshot.ranked_documents():
         line = _document_line(len(lines) + 1, key, document)
         limit -= len(line)
         if limit < 0:
@@ -322,12 +325,6 @@ def _document_line(number: int, key: str, document: msgspec.Struct) -> bytes:
     return frame_line(number, JournalLine(updates={key: msgspec.Raw(encode(document))}))
 
 
-def _with_current_names(notice: Notice) -> Notice:
-    """Return a notice with kind and reason as this version names them."""
-    kind = FORMER_NOTICE_KINDS.get(notice.notice_kind, notice.notice_kind)
-    return replace(notice, notice_kind=kind, reason=_current_reason(notice.reason))
-
-
 def _current_reason(reason: str) -> str:
     """Return the reason as this version names it."""
     return FORMER_NOTICE_REASONS.get(reason, reason)
@@ -337,20 +334,22 @@ def _valid_digests(allocation: Allocation) -> Iterator[int]:
     """Yield the digests of an allocation by this version and by the one with former names."""
     yield _allocation_digest(allocation)
     document = with_old_names(allocation_document(allocation))
-    for key, current_by_former in (("kind", FORMER_KINDS), ("unpinned_for", FORMER_REASONS)):
-        for former, current in current_by_former.items():
-            if document.get(key) == current:
-                document[key] = former
+    for key, name_by_old_name in (("kind", FORMER_KINDS), ("unpinned_for", FORMER_REASONS)):
+        for old_name, name in name_by_old_name.items():
+            if document.get(key) == name:
+                document[key] = old_name
     yield crc32(encode(document))
 
 
 def _decode_notice(raw: bytes) -> Notice:
-    """Decode a notice, whose fields may have the names of an older version."""
+    """Decode a notice; fields, kind and reason may have the names of an older version."""
     document = msgspec.json.decode(raw, type=dict[str, object])
-    for former, current in FORMER_NOTICE_FIELDS.items():
-        if former in document:
-            document[current] = document.pop(former)
-    return msgspec.convert(document, Notice)
+    for old_name, name in FORMER_NOTICE_FIELDS.items():
+        if old_name in document:
+            document[name] = document.pop(old_name)
+    notice = msgspec.convert(document, Notice)
+    kind = FORMER_NOTICE_KINDS.get(notice.notice_kind, notice.notice_kind)
+    return replace(notice, notice_kind=kind, reason=_current_reason(notice.reason))
 
 
 def _allocation_digest(allocation: Allocation) -> int:

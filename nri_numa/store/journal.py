@@ -195,8 +195,8 @@ _DEFAULT_BY_KEY: Final = {
     f.encode_name: msgspec.NODEFAULT if f.encode_name in _REQUIRED_ALLOCATION_KEYS else f.default
     for f in _ALLOCATION_FIELDS
 }
-_KEY_BY_FIELD: Final = {f.name: f.encode_name for f in _ALLOCATION_FIELDS}
 _KEY_DEFAULTS: Final = tuple(_DEFAULT_BY_KEY.items())
+_KEY_BY_FIELD: Final = {f.name: f.encode_name for f in _ALLOCATION_FIELDS}
 _allocation_values = attrgetter(*(f.name for f in _ALLOCATION_FIELDS))
 
 
@@ -265,11 +265,6 @@ _RESERVATION_FIELDS: Final = {
 
 def pod_document(record: PodRecord) -> Document | None:
     """Return the facts of a pod that its containers do not have; None if there are none."""
-    has_resize = record.told_sum is not None or record.grown_container_names
-    is_reserving = record.pending_milli or record.stopped_at
-    has_details = record.previous or record.sandbox_cgroup or has_resize or is_reserving
-    if record.affinity is None and not has_details:
-        return None
     document: Document = {"podID": record.pod_id}
     if record.affinity is not None:
         document["affinity"] = record.affinity
@@ -285,7 +280,8 @@ def pod_document(record: PodRecord) -> Document | None:
     for key, name in _RESERVATION_FIELDS.items():
         if value := getattr(record, name):
             document[key] = value
-    return document
+    # Neither of these is a fact on its own.
+    return document if document.keys() - {"podID", "init"} else None
 
 
 def pod_record_from(uid: str, document: Mapping[str, Any]) -> PodRecord:

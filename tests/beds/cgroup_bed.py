@@ -44,14 +44,6 @@ from tests.machines import named as machines
 READ_ONLY = "/cgroup: Read-only file system"
 
 
-@dataclass
-class Result:
-    """What became of a push."""
-
-    succeeded: bool = True
-    detail: str = ""
-
-
 class Writer(CgroupWriter):
     """Writes as the kernel would: a cgroup of version 2 has an effective set too."""
 
@@ -126,9 +118,9 @@ class CgroupBed(Clock):
         self.clock += seconds
         self.on_sleep()
 
-    async def push_updates(self, updates: Sequence[ContainerUpdate]) -> Result:
+    async def push_updates(self, updates: Sequence[ContainerUpdate]) -> str:
         if self.failing or not self.is_synchronized:
-            return Result(False, self.failing or "there is no link")
+            return self.failing or "there is no link"
         self.pushes.append(list(updates))
         self.before_push()
         self.world.apply(updates)
@@ -137,7 +129,7 @@ class CgroupBed(Clock):
                 self.settle(update.container_id)
                 if update.cpu_quota is not None:
                     self.tree.limit(f"/pods/{update.container_id}", update.cpu_quota)
-        return Result()
+        return ""
 
     @property
     def checks(self) -> Confirmations:

@@ -1,5 +1,6 @@
 """Random nodes with pods to evict, and the cheapest eviction by trying every set of them."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -30,6 +31,7 @@ class PlacedPod:
     priority: int
     budgets: tuple[int, ...]
     known: bool
+    repels: bool
 
     def sums(self) -> dict[str, int]:
         return {"cpu": 1000 * self.cpus, "memory": self.gib * GIB, "pods": 1}
@@ -43,10 +45,13 @@ class PlacedPod:
         )
         return EvictablePod(
             uid=self.uid,
+            full_name=self.uid,
+            is_movable=False,
             priority=self.priority,
             released=released if self.known else None,
-            sums=self.sums(),
+            sums=Counter(self.sums()),
             budgets=self.budgets,
+            repels_others=self.repels,
         )
 
 
@@ -80,6 +85,10 @@ class RandomNode:
         free = CPUS * self.numa_nodes - sum(p.cpus for p in self.pods)
         self.limit = random.choice((None, None, min(4, free)))  # a floor is never undercut
         self.proposed = self._propose()
+        if self.proposed and random.random() < 0.2:
+            # One that another filter needs, such as that of host ports.
+            self.proposed = [*{*self.proposed, random.choice(self.pods)}]
+        self.may_change = random.random() < 0.9
 
     def _make_pods(self, random: Random) -> Iterator[PlacedPod]:
         """Pods until a NUMA node is full; few sizes, so that several sets cost the same."""
@@ -91,7 +100,7 @@ class RandomNode:
                 yield PlacedPod(
                     f"uid-{number}", numa_node, cpus, random.choice((1, 1, 3)),
                     random.choice((-5, 0, 0, 100)), random.choice(((), (), (0,), (1,), (0, 1))),
-                    random.random() < 0.9,
+                    random.random() < 0.9, random.random() < 0.1,
                 )  # fmt: skip
 
     def room_without(self, evicted: Sequence[PlacedPod]) -> NodeResources:
@@ -133,6 +142,7 @@ class RandomNode:
             missing=self.lacking(()),
             allowed=self.allowed,
             proposed=tuple(evictable[p.uid] for p in self.proposed),
+            may_change=self.may_change,
         )
 
     def fits_without(self, evicted: Sequence[PlacedPod]) -> bool:
@@ -149,7 +159,19 @@ class RandomNode:
             sum(p.priority + 2**31 for p in evicted), len(evicted), sum(p.gib for p in evicted),
         )  # fmt: skip
 
+    def required(self) -> set[str]:
+        """Proposed pods that the sums could do without: who proposed them needs them."""
+        return {
+            one.uid for one in self.proposed
+            if one.repels or not self.lacking([p for p in self.proposed if p is not one])
+        }  # fmt: skip
+
     def cheapest(self) -> tuple[int, ...] | None:
         """The cost of the cheapest eviction; None where none helps."""
-        sets = (s for n in range(len(self.pods) + 1) for s in combinations(self.pods, n))
+        sets: Iterator[Sequence[PlacedPod]] = (
+            s for n in range(len(self.pods) + 1) for s in combinations(self.pods, n)
+            if self.required() <= {p.uid for p in s}
+        )  # fmt: skip
+        if not self.may_change:
+            sets = iter([self.proposed])
         return min((self.cost(s) for s in sets if self.fits_without(s)), default=None)

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from nri_numa.config import AgentConfig
-from nri_numa.config.sections import Scheduling
+from nri_numa.config.sections import DRA, Scheduling
 from nri_numa.kube.requests import KubeClient, Resource
 from nri_numa.scheduler.extender import Extender
 from nri_numa.scheduler.protocol import BindingArgs
@@ -22,11 +22,16 @@ class ExtenderBed:
     """
 
     def __init__(
-        self, *, synced: bool = True, api: KubeClient | None = None, **section: Any
+        self,
+        *,
+        synced: bool = True,
+        api: KubeClient | None = None,
+        dra: DRA = DRA(),  # noqa: B008
+        **section: Any,
     ) -> None:
         self.cluster = ClusterObjects()
         self.extender = Extender(
-            AgentConfig(scheduler=Scheduling(address="127.0.0.1:0", **section)),
+            AgentConfig(scheduler=Scheduling(address="127.0.0.1:0", **section), dra=dra),
             api or self.cluster,
             self.cluster,
             clock=asyncio.get_running_loop().time,

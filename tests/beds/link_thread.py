@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from nri_numa.model.workload import Container, PodSandbox
 from nri_numa.nri.link import LinkSettings, NRILink
 from nri_numa.nri.wire.versions import AGENT_EVENTS
-from nri_numa.runtime import LinkState, PushResult
+from nri_numa.runtime import LinkState
 from tests.beds.containerd import Containerd
 from tests.beds.cri import poll
 from tests.beds.recording_plugin import Created, RecordingPlugin, adjusted, update
@@ -59,8 +59,8 @@ class LinkThread:
     def wait_active(self) -> None:
         poll(lambda: self.link.state is LinkState.ACTIVE, f"active, {self.handler.states}")
 
-    def push(self, wanted: dict[str, str]) -> PushResult:
-        async def work() -> PushResult:
+    def push(self, wanted: dict[str, str]) -> str:
+        async def work() -> str:
             return await self.link.push_updates([update(*each) for each in wanted.items()])
 
         return self.call(work())

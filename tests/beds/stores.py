@@ -12,7 +12,8 @@ from nri_numa.store.history_file import HistoryFile
 IDENTITY = {"version": "0.1.0", "machine": "two sockets", "boot": "b1"}
 
 
-Stores = list[CheckpointStore | HistoryFile]
+Stores = list[Callable[[], None]]
+"""What closes each."""
 
 
 Opened = Callable[..., tuple[NoticeLog, HistoryFile, str]]
@@ -30,13 +31,13 @@ class StateDirectoryBed:
         store = CheckpointStore(
             str(self.directory), identity={**IDENTITY, **identity}, clock=lambda: 1_700_000_000.0
         )
-        self._stores.append(store)
+        self._stores.append(store.close)
         return store
 
     def start(self, **identity: str) -> tuple[CheckpointStore, JournalContents]:
         """Let the former agent go, as the kernel does when it dies, and start a new one."""
-        for store in self._stores:
-            store.close()
+        for close in self._stores:
+            close()
         store = self.store(**identity)
         return store, store.load()
 

@@ -16,9 +16,9 @@ from nri_numa.engine.cpus.allocator import (
     NotEnoughCPUs,
     SMTMisaligned,
     TakeRequest,
-    build_allocator_index,
     take_cpus,
 )
+from nri_numa.engine.cpus.index import build_allocator_index
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.machine import Topology
 from nri_numa.model.settings import (
@@ -55,7 +55,7 @@ def told(machine: str) -> Iterator[str]:
     for number in range(CASES):
         asked = _request(Random(f"{machine} {number}"), topology)
         yield f"{number} {_asked(asked)}"
-        yield f"    {_answer(take_cpus(topology, asked, tables))}"
+        yield f"    {_answer(take_cpus(tables, asked))}"
 
 
 def _some(random: Random, cpus: CPUSet, chance: float) -> CPUSet:

@@ -111,5 +111,5 @@ def _shortage_problem(clause: str) -> str:
     told = shortage(clause)
     if told is not None and told[1] <= told[2] and "but not together" not in clause:
         # Tied to groups of others, as the kubelet's memory rules have it.
-        return "" if "by the kubelet's rules" in clause else "has as much as it needs"
+        return "" if "the kubelet's rules" in clause else "has as much as it needs"
     return ""

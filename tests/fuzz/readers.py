@@ -135,9 +135,9 @@ class History(targets.Checkpoint):
             pod_uid=one.pod_uid,
                 container=one.container, reason=one.reason,
             )  # fmt: skip
-        file.close()
+        file.stop_writing()
         unread, file, kept = self.opened()
-        file.close()
+        file.stop_writing()
         assert unread == ""
         assert kept.notices.instance == notices.instance
         assert kept.notices.number == notices.number >= before

@@ -29,7 +29,7 @@ def told(name: str) -> Iterator[str]:
     yield from topology_lines(machine)
     yield f"{machine.present} present, {machine.possible} possible, {machine.allowed} allowed"
     yield f"cores: {' '.join(str(core.cpus) for core in machine.cores.values())}"
-    for i, numa_node in read_memory(captured(name), machine).numa_nodes.items():
+    for i, numa_node in read_memory(captured(name), machine).items():
         total, free = machine.numa_nodes[i].memory_bytes, numa_node.free_bytes
         yield f"NUMA node {i}: {free >> 10} of {total >> 10} KiB free"
 
@@ -46,7 +46,7 @@ def test_a_captured_machine_is_read_as_it_is(name: str) -> None:
 def test_its_memory_is_read_and_packed_again_it_is_the_same(name: str, tmp_path: Path) -> None:
     path, again, machine = captured(name), tmp_path / "again.tar.gz", discovered(name)
     reading = read_memory(path, machine)
-    for i, numa_node in reading.numa_nodes.items():
+    for i, numa_node in reading.items():
         assert numa_node.total_bytes == machine.numa_nodes[i].memory_bytes
         assert numa_node.reclaimable_bytes >= 0
         assert 0 < numa_node.available_bytes <= numa_node.total_bytes

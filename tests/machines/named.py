@@ -6,7 +6,7 @@ from pathlib import Path
 
 from nri_numa.machine.synthetic import Numbering, build_synthetic_topology, synthetic_sysfs_files
 from nri_numa.model.cpuset import CPUSet
-from nri_numa.model.machine import MachineMemoryReading, Topology
+from nri_numa.model.machine import NUMAMemoryReading, Topology
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -101,6 +101,8 @@ def write_tree(root: Path, files: Mapping[str, str]) -> Path:
     return root
 
 
-def write_sysfs(root: Path, topology: Topology, memory: MachineMemoryReading | None = None) -> Path:
+def write_sysfs(
+    root: Path, topology: Topology, memory: Mapping[int, NUMAMemoryReading] = {}
+) -> Path:
     """Write the machine below ``root`` so that ``discover(root)`` reads an equal one."""
     return write_tree(root, synthetic_sysfs_files(topology, memory))

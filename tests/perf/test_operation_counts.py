@@ -138,7 +138,7 @@ def test_telling_others_costs_a_few_calls_for_each_of_them() -> None:
     def create(node: CountingNode, of: PodSandbox, wanted: Container) -> None:
         made = node.agent.create_container(of, wanted)
         assert isinstance(made, Admitted)
-        conversion.add_updates(response, made.updates)
+        response.update.extend(conversion.update_messages(made.updates))
 
     counts = []
     for residents in (100, 1100):

@@ -47,10 +47,10 @@ def _consistent(machine: Topology) -> None:
         assert i in machine.sockets[cpu.socket].cpus
         owners = [n.id for n in machine.numa_nodes.values() if i in n.cpus]
         assert owners == ([] if cpu.numa_node is None else [cpu.numa_node])
-        assert cpu.l3 is None or i in machine.l3_groups[cpu.l3].cpus
     for groups in (machine.cores, machine.sockets, machine.l3_groups):
         sets = [group.cpus for group in groups.values()]
         assert sum(len(cpus) for cpus in sets) == len(CPUSet(i for cpus in sets for i in cpus))
+        assert all(cpus <= machine.online for cpus in sets)
     assert sum(len(core.cpus) for core in machine.cores.values()) == len(machine.online)
     for numa_node in machine.numa_nodes.values():
         assert set(numa_node.distances) == set(machine.numa_nodes)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.engine.place.distribution import apportion
+from nri_numa.engine.place.distribution import apportion_cpus
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.settings import KubeletRules, Settings
@@ -359,4 +359,4 @@ def test_on_one_of_several_numa_nodes_roots_do_not_add_a_second_one() -> None:
 
 
 def test_parts_are_whole_and_sum_up() -> None:
-    assert apportion(5, {3: 1, 1: 1}, 2) == {1: 4, 3: 1}
+    assert apportion_cpus(5, {3: 1, 1: 1}, 2) == {1: 4, 3: 1}

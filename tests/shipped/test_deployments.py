@@ -57,6 +57,7 @@ RIGHTS = {
         ("pods/binding", "create"),
         ("nodes", "get"),
         ("poddisruptionbudgets", "list"),
+        ("resourceclaims", "list"),
         ("events", "create"),
         ("nodes", "patch"),
         ("leases", "create"),
@@ -172,6 +173,7 @@ def test_without_preemption_the_extender_reads_no_budgets() -> None:
                      for r in rule["resources"]]  # fmt: skip
         assert ("preemptVerb" in extender(made)) is enabled
         assert ("poddisruptionbudgets" in resources) is enabled
+        assert ("resourceclaims" in resources) is enabled
         assert ("events" in resources) is enabled
 
 

@@ -33,7 +33,7 @@ from nri_numa.publisher.topology import (
     VALIDITY_ANNOTATION,
     ZONE_ATTRIBUTES,
 )
-from nri_numa.scheduler.extender import SchedulerMetrics
+from nri_numa.scheduler.metrics import SchedulerMetrics
 from nri_numa.scheduler.watcher import WAKE_ANNOTATION
 from tests.beds.docs_pages import PAGES, page_id
 from tests.checks.docs_rejections import REJECTIONS, line

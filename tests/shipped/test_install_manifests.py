@@ -220,6 +220,7 @@ def test_the_extender_may_do_what_it_asks_for_and_no_more() -> None:
         "pods/binding": {"create"},
         "nodes": {"get", "patch"},
         "poddisruptionbudgets": {"list"},
+        "resourceclaims": {"list"},
         "events": {"create"},
         "leases": {"create", "get", "update"},
     }

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from nri_numa.controller.service import ControllerMetrics
 from nri_numa.observe.metrics import LateStartMetrics, Metrics, ServiceMetrics
 from nri_numa.publisher.publisher import PublisherMetrics
-from nri_numa.scheduler.extender import SchedulerMetrics
+from nri_numa.scheduler.metrics import SchedulerMetrics
 from tools import docs_metrics
 
 ROOT = Path(__file__).resolve().parents[2]

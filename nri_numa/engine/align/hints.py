@@ -272,11 +272,9 @@ class MaskRequirement(msgspec.Struct, frozen=True, kw_only=True):
         Order: least distance first (with ``distances``), then ``order``.
         """
         if len(order.nodes) > EXACT_MERGE_MAX_NODES:
-            nodes, choose = (
-                order.nodes_of(self.allowed_mask & ~self.required),
-                self.required.bit_count(),
-            )
-            return self._search_mask(nodes, width - choose, distances, budget)
+            nodes = order.nodes_of(self.allowed_mask & ~self.required)
+            choose = width - self.required.bit_count()
+            return self._search_mask(nodes, choose, distances, budget)
         masks = [
             m for m in self._sufficient_masks() if m.bit_count() == width and self._is_acceptable(m)
         ]
@@ -303,11 +301,8 @@ class MaskRequirement(msgspec.Struct, frozen=True, kw_only=True):
                 return mask
             if budget.used > SEARCH_STEP_LIMIT:
                 break
-        return (
-            self.allowed_mask
-            if self.allowed_mask and self.satisfied_by(self.allowed_mask)
-            else None
-        )
+        has_mask = self.allowed_mask and self.satisfied_by(self.allowed_mask)
+        return self.allowed_mask if has_mask else None
 
     def satisfying_masks(self) -> list[int]:
         """Every mask that has everything, on a machine with few NUMA nodes."""
@@ -535,7 +530,7 @@ class HintProvider(Protocol):
     ) -> Hints:
         """The hints on a machine's NUMA nodes, the same list for all of ``joint_providers``."""
 
-    def amounts(self, numa_ids: NUMASet) -> list[NodeAmount]:
+    def amounts_by_node(self, numa_ids: NUMASet) -> list[NodeAmount]:
         """Amount by NUMA node, for texts."""
 
     def max_amount_on(self, numa_ids: NUMASet, width: int, *, empty: bool) -> int | None:
@@ -550,7 +545,7 @@ class HintProvider(Protocol):
     def no_hint_text(self) -> str:
         """Say, as the end of a clause, why any placement suits although something is needed."""
 
-    def obstacle(self, amounts: Sequence[NodeAmount]) -> Obstacle:
+    def find_obstacle(self, amounts: Sequence[NodeAmount]) -> Obstacle:
         """Say why no mask suits."""
 
 
@@ -634,9 +629,8 @@ class ResourceDemand(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         for d in joint_providers:
             if d.groups is not None:
                 groups = {i: g.bits for i, g in d.groups.items() if universe >> i & 1}
-                hints.single_node_mask &= ~_mask_of_nodes(
-                    i for i, g in groups.items() if g & (g - 1)
-                )
+                larger_groups = _mask_of_nodes(i for i, g in groups.items() if g & (g - 1))
+                hints.single_node_mask &= ~larger_groups
                 # A NUMA node with assignments and no group is a group of its own.
                 hints.groups = {i: groups.get(i, 1 << i) for i in d.assigned if universe >> i & 1}
                 break
@@ -654,7 +648,7 @@ class ResourceDemand(msgspec.Struct, frozen=True, kw_only=True, tag=True):
                 masks[socket] = masks.get(socket, 0) | 1 << i
         return tuple(masks.values())
 
-    def amounts(self, numa_ids: NUMASet) -> list[NodeAmount]:
+    def amounts_by_node(self, numa_ids: NUMASet) -> list[NodeAmount]:
         """NUMA nodes without CPUs that serve others stand there for themselves."""
         return [
             NodeAmount(
@@ -684,19 +678,15 @@ class ResourceDemand(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         """The kubelet's memory manager answers so, see ``empty_is_nil``."""
         return "which no set of NUMA nodes has; its allocation decides"
 
-    def obstacle(self, amounts: Sequence[NodeAmount]) -> Obstacle:
+    def find_obstacle(self, amounts: Sequence[NodeAmount]) -> Obstacle:
         """The machine has too little, too little is free, or it is not together."""
-        unit, capacity, free_amount = self.amount_unit, 0, 0
-        for node in amounts:
-            capacity, free_amount = capacity + node.capacity, free_amount + node.free
+        unit = self.amount_unit
+        capacity, free_amount = sum(n.capacity for n in amounts), sum(n.free for n in amounts)
         if capacity < self.need:
-            text = (
-                "this machine has "
-                f"{unit.amount_text_without_cpu_noun(capacity, free=True)} for containers"
-                if self.resource == "cpu"
-                else "all NUMA nodes that may serve it have "
-                f"{unit.amount_text(capacity, free=True)}"
-            )
+            text = f"all NUMA nodes that may serve it have {unit.amount_text(capacity, free=True)}"
+            if self.resource == "cpu":
+                count = unit.amount_text_without_cpu_noun(capacity, free=True)
+                text = f"this machine has {count} for containers"
             return Obstacle(ObstacleKind.CAPACITY, text)
         free_text = unit.free_text(free_amount)
         if free_amount < self.need:
@@ -704,11 +694,9 @@ class ResourceDemand(msgspec.Struct, frozen=True, kw_only=True, tag=True):
             if self.confinement:
                 nodes_text = f"{numa_text(self.confinement)}, near the listed memory"
             return Obstacle(ObstacleKind.FREE_AMOUNT, f"{free_text} on {nodes_text}")
-        rule = (
-            "not together with what it has already or with its other resources"
-            if self.groups is None
-            else "other containers tie its NUMA nodes to groups"
-        )
+        rule = "other containers tie its NUMA nodes to groups"
+        if self.groups is None:
+            rule = "not together with what it has already or with its other resources"
         return Obstacle(ObstacleKind.SPREAD, f"{free_text}, but {rule}")
 
 
@@ -761,7 +749,7 @@ class DeviceDemand(msgspec.Struct, frozen=True, kw_only=True, tag=True):
             hints.nil = False
         return hints
 
-    def amounts(self, numa_ids: NUMASet) -> list[NodeAmount]:
+    def amounts_by_node(self, numa_ids: NUMASet) -> list[NodeAmount]:
         """Devices that the kubelet could give, or the container's own; only these suffice."""
         counts = [(i, sum(1 for d in self.request.devices if i in d.numa_nodes)) for i in numa_ids]
         if (stock := self.request.stock) is None:
@@ -794,7 +782,7 @@ class DeviceDemand(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         """Nobody knows where they are."""
         return "of devices that belong to no NUMA node"
 
-    def obstacle(self, amounts: Sequence[NodeAmount]) -> Obstacle:
+    def find_obstacle(self, amounts: Sequence[NodeAmount]) -> Obstacle:
         """Without a NUMA node, or too few at all."""
         count = len(self.request.devices)
         if count < self.need:
@@ -930,14 +918,13 @@ class HintMerge(msgspec.Struct, frozen=True, kw_only=True):
                 return 1 << node_ids[self_distances.index(min(self_distances))]
         has_plain_hints = not excluded and all(f.groups is None and not f.sockets for f in lists)
 
-        def accept(mask: int) -> bool:
+        def accept_mask(mask: int) -> bool:
             return mask not in excluded and all(
                 f.prefers_width(mask) and f.allows_mask_by_group_rule(mask) for f in lists
             )
 
-        cover = self._merged_requirement(
-            lists, None if has_plain_hints else accept
-        )  # of plain ones the width decides
+        # Of plain ones the width decides.
+        cover = self._merged_requirement(lists, None if has_plain_hints else accept_mask)
         for width in () if self.single else widths or range(2, cover.allowed_mask.bit_count() + 1):
             mask = cover.best_mask_of_width(width, self.order, self.distances, self.budget)
             if mask is not None:

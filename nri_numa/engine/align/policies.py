@@ -72,10 +72,7 @@ class AlignmentRequest(msgspec.Struct, frozen=True, dict=True):
     one_width: bool = False
 
     def build_merge(self, distances: DistanceSums | None = None) -> HintMerge:
-        """The hints of each provider, with a fresh budget to look for a mask.
-
-        Who merges often for one machine hands in its distances.
-        """
+        """The hints of each provider, with a fresh budget; distances of a machine may be kept."""
         single, budget = self.policy is Policy.SINGLE_NUMA_NODE, SearchBudget()
         return HintMerge(
             hint_lists=compute_hints(
@@ -138,11 +135,6 @@ class RejectedMask(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     text: str
 
 
-def numa_node_count_text(count: int) -> str:
-    """``1 NUMA node``, ``2 NUMA nodes``."""
-    return count_text(count, "NUMA node")
-
-
 def free_by_node_text(numa_nodes: Sequence[NodeAmount], unit: Unit) -> str:
     """``NUMA node 0: 2 of 8 CPUs free for exclusive use; NUMA node 1: …``."""
     parts = [
@@ -164,12 +156,8 @@ def _sample_masks(hints: Hints, merge: HintMerge) -> tuple[list[int], int | None
     """
     if len(merge.order.nodes) > EXACT_MERGE_MAX_NODES:
         mask = hints.mask_requirement().narrowest_mask(merge.order, None, merge.budget)
-        return (
-            [] if mask is None else [mask],
-            None,
-            None,
-            _is_every_node_set_sufficient(hints, mask or 0),
-        )
+        all_sets_fit = _is_every_node_set_sufficient(hints, mask or 0)
+        return [] if mask is None else [mask], None, None, all_sets_fit
     masks = hints.mask_requirement().satisfying_masks()
     masks.sort(key=int.bit_count)
     min_width, max_width = masks[0].bit_count(), masks[:MAX_SAMPLE_MASKS][-1].bit_count()
@@ -221,8 +209,8 @@ def _summary_text(summary: ResourceSummary, provider: HintProvider) -> str:
         return f"{need} needed, {provider.no_hint_text()}"
     free_text = free_by_node_text(summary.numa_nodes, summary.unit)
     if summary.state is HintState.IMPOSSIBLE:
-        return f"{need} needed, {provider.obstacle(summary.numa_nodes).text} ({free_text})"
-    nodes_text = numa_node_count_text(summary.narrowest_width)
+        return f"{need} needed, {provider.find_obstacle(summary.numa_nodes).text} ({free_text})"
+    nodes_text = count_text(summary.narrowest_width, "NUMA node")
     if summary.narrowest_width == summary.preferred_width:
         return f"{need} needed, fits on {nodes_text} ({free_text})"
     return (
@@ -244,9 +232,9 @@ def _explain_ranking(winner: int, loser: int, neediest: int, merge: HintMerge) -
     loser_width, winner_width, distances = loser.bit_count(), winner.bit_count(), merge.distances
     if loser_width != winner_width:
         if loser_width < neediest:
-            min_width = f"the {numa_node_count_text(neediest)} that the neediest resource takes"
+            min_width = f"the {count_text(neediest, 'NUMA node')} that the neediest resource takes"
             return "width", f"fewer than {min_width}"
-        return "width", f"{numa_node_count_text(loser_width)} instead of {winner_width}"
+        return "width", f"{count_text(loser_width, 'NUMA node')} instead of {winner_width}"
     if distances is not None and distances.total_distance(winner) != distances.total_distance(
         loser
     ):
@@ -285,9 +273,8 @@ def shortage_clause(resource: str, need: str, available: str) -> str:
 
 def byte_shortage_clause(resource: str, need: int, free_bytes: int, nodes_text: str) -> str:
     """The same of memory or huge pages; ``nodes_text`` goes on after ``3 GiB free``."""
-    return shortage_clause(
-        resource, human_bytes(need), f"{human_bytes(free_bytes, free=True)} free{nodes_text}"
-    )
+    available = f"{human_bytes(free_bytes, free=True)} free{nodes_text}"
+    return shortage_clause(resource, human_bytes(need), available)
 
 
 class NamedDevice(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -330,9 +317,9 @@ class MisalignedDevices(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def clause(self) -> str:
         """``the kubelet gave a (NUMA node 0) and b (NUMA node 1); c would be on …``."""
-        given = [f"{d.text} ({numa_text(d.numa_nodes)})" for d in self.given]
+        device_texts = [f"{d.text} ({numa_text(d.numa_nodes)})" for d in self.given]
         giver = "the kubelet gave" if self.is_kubelet_choice else "it has"
-        clause = f"{giver} {listed_words_text(given)}"
+        clause = f"{giver} {listed_words_text(device_texts)}"
         if not self.alternative:
             none_text = ", and no free ones are better aligned"
             return clause if self.alternative is None else clause + none_text
@@ -361,7 +348,7 @@ def _shortage_at_width(
             f"at most {summary.unit.free_text(max_free)} on {_numa_node_width_text(width)}"
         )
         if not single:
-            nodes_text = numa_node_count_text(summary.narrowest_width)
+            nodes_text = count_text(summary.narrowest_width, "NUMA node")
             text += f"; fits on {nodes_text}, on an empty machine on {summary.preferred_width}"
         return _single_shortage(summary, text)
     if len(group) > 1:
@@ -417,14 +404,14 @@ def _no_common_nodes_shortage(
 def _resource_nodes_text(provider: HintProvider, numa_ids: NUMASet) -> str:
     """NUMA nodes, or how many, that one resource fits on whose list others share."""
 
-    def suffices(nodes: NUMASet, width: int) -> bool:
+    def has_enough(nodes: NUMASet, width: int) -> bool:
         return (provider.max_amount_on(nodes, width, empty=False) or 0) >= provider.need
 
-    single_nodes = NUMASet(i for i in numa_ids if suffices(NUMASet([i]), 1))
+    single_nodes = NUMASet(i for i in numa_ids if has_enough(NUMASet([i]), 1))
     if single_nodes:
         return numa_text(single_nodes)
-    widths = (width for width in range(2, len(numa_ids)) if suffices(numa_ids, width))
-    return numa_node_count_text(next(widths, len(numa_ids)))
+    widths = (width for width in range(2, len(numa_ids)) if has_enough(numa_ids, width))
+    return count_text(next(widths, len(numa_ids)), "NUMA node")
 
 
 def _preferred_nodes_text(
@@ -433,10 +420,8 @@ def _preferred_nodes_text(
     """NUMA nodes that one resource would prefer by itself."""
     if hints.width == 1 or problem.policy is Policy.SINGLE_NUMA_NODE:
         return numa_text(NUMASet(i for i in order.nodes if hints.prefers_mask(1 << i)))
-    preferred = [h.affinity for h in summary.hints if h.preferred]
-    return numa_node_sets_text(
-        [str(a) for a in preferred], summary.all_sets_fit, summary.narrowest_count
-    )
+    sets = [str(h.affinity) for h in summary.hints if h.preferred]
+    return numa_node_sets_text(sets, summary.all_sets_fit, summary.narrowest_count)
 
 
 def _need_text(summary: ResourceSummary) -> str:
@@ -451,15 +436,13 @@ def _quantity_text(need: int, unit: Unit) -> str:
 
 def _single_shortage(summary: ResourceSummary, available: str) -> Shortage:
     need = _quantity_text(summary.need, summary.unit)
-    return Shortage(
-        shortage_clause(summary.resource, need, available),
-        free_by_node_text(summary.numa_nodes, summary.unit),
-    )
+    clause = shortage_clause(summary.resource, need, available)
+    return Shortage(clause, free_by_node_text(summary.numa_nodes, summary.unit))
 
 
 def _width_conflict_shortage(summaries: Sequence[ResourceSummary]) -> Shortage:
     widths = ", ".join(
-        f"{_need_text(s)} on {numa_node_count_text(s.preferred_width)}" for s in summaries
+        f"{_need_text(s)} on {count_text(s.preferred_width, 'NUMA node')}" for s in summaries
     )
     names = join_words([s.resource for s in summaries])
     return Shortage(f"{names}: {DIFFERENT_WIDTHS_TEXT}: {widths}", width_conflict=True)
@@ -497,9 +480,8 @@ class Alignment(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             text = f"{numa_text(affinity, 'has', 'have')} room for everything"
         if self.exact:
             return text
-        return (
-            f"{text} (the search ended after {self.search_steps} steps; a better choice may exist)"
-        )
+        steps_text = f"the search ended after {self.search_steps} steps; a better choice may exist"
+        return f"{text} ({steps_text})"
 
     @cached_property
     def misaligned_devices(self) -> MisalignedDevices | None:
@@ -523,11 +505,11 @@ class Alignment(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         if not alignment.preferred:
             return replace(misaligned, alternative=())
         nodes = problem.numa_ids if alignment.affinity is None else alignment.affinity
-        held = frozenset((device.resource, device.id) for device in misaligned.given)
+        held_ids = frozenset((device.resource, device.id) for device in misaligned.given)
         return replace(
             misaligned,
             numa_nodes=nodes,
-            alternative=_list_devices(choices, frozenset(nodes), preferred=held),
+            alternative=_list_devices(choices, frozenset(nodes), preferred=held_ids),
         )
 
     @cached_property
@@ -541,7 +523,7 @@ class Alignment(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         merge = problem.build_merge()
         entries = list(zip(self.resource_summaries, merge.hint_lists, problem.demands, strict=True))
         impossible = [
-            (provider.obstacle(summary.numa_nodes), summary, provider)
+            (provider.find_obstacle(summary.numa_nodes), summary, provider)
             for summary, _, provider in entries
             if summary.state is HintState.IMPOSSIBLE
         ]
@@ -572,7 +554,7 @@ class Alignment(msgspec.Struct, frozen=True, kw_only=True, dict=True):
                 need=provider.need,
                 unit=provider.amount_unit,
                 state=HintState.NO_HINT if hints.nil else HintState.IMPOSSIBLE,
-                numa_nodes=provider.amounts(problem.numa_ids),
+                numa_nodes=provider.amounts_by_node(problem.numa_ids),
             )
             if hints.nil is None:
                 masks, count, narrowest_count, all_sets_fit = _sample_masks(hints, merge)
@@ -613,16 +595,13 @@ class Alignment(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             and any(f.nil is None for f in merge.hint_lists)
         ):
             masks, neediest = merge.reachable_masks()
-            unpreferred = _sort_unpreferred(
-                [m for m in masks if m not in told_masks], neediest, merge
-            )
+            untold_masks = [m for m in masks if m not in told_masks]
+            unpreferred = _sort_unpreferred(untold_masks, neediest, merge)
             wide_text = "more NUMA nodes than an empty machine would need, or not the same for all"
             for mask in unpreferred[: MAX_SAMPLE_MASKS - len(rejected)]:
-                ranking = (
-                    ("preferred", wide_text)
-                    if preferred
-                    else _explain_ranking(winner, mask, neediest, merge)
-                )
+                ranking = "preferred", wide_text
+                if not preferred:
+                    ranking = _explain_ranking(winner, mask, neediest, merge)
                 rejected.append(_rejected_mask(mask, False, ranking))
         return tuple(rejected)
 
@@ -664,10 +643,7 @@ def _sort_unpreferred(masks: list[int], neediest: int, merge: HintMerge) -> list
 
 
 def align_demands(problem: AlignmentRequest, distances: DistanceSums | None = None) -> Alignment:
-    """Merge what the hint providers prefer and judge it by the policy.
-
-    The result does not depend on the order of the providers.
-    """
+    """Merge what the hint providers, in any order, prefer, and judge it by the policy."""
     merge = problem.build_merge(distances)
     mask, preferred = merge.best_affinity()
     return Alignment(

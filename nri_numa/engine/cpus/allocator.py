@@ -18,11 +18,13 @@ docs/adr/0010-cpu-order.md tells why.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import reduce
+from itertools import accumulate, product
 
 import msgspec
 
-from nri_numa.engine.cpus.index import NO_UNIT, AllocatorIndex, build_allocator_index
+from nri_numa.engine.cpus.index import NO_UNIT, AllocatorIndex
 from nri_numa.engine.cpus.orders import (
     MAX_DISTRIBUTED_NUMA_NODES,
     CPUFiller,
@@ -36,7 +38,7 @@ from nri_numa.engine.cpus.orders import (
     whole_cores_first_filler,
 )
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
-from nri_numa.model.machine import Topology, count_text, cpus_text, numa_text
+from nri_numa.model.machine import count_text, cpus_text, numa_text
 from nri_numa.model.settings import NohzFullCPUs, PreferredCores, Settings
 from nri_numa.model.workload import ALWAYS_BUSY_SCHEDULE, SMT, BusySchedule
 
@@ -50,14 +52,12 @@ class TakeRequest(msgspec.Struct, frozen=True, kw_only=True):
         prefer: take these first: a restarted container's old CPUs, CPUs of finished init
             containers. When they are exactly as many as wanted, all free and inside the affinity,
             they are taken as they are.
-        current_cpus: CPUs that the container owns already; all of them stay, unless they went
-        offline.
+        current_cpus: CPUs that the container owns already; all stay, unless they went offline.
         affinity: take from these NUMA nodes first; None is anywhere.
         parts: CPUs with a number; in this order, so many of them come before anything else.
         load: of this container, for ``pair``; None counts as high.
         contended_cpus: CPUs to take when there are no others: another program pinned containers to
-        them.
-        listed: CPUs of yielding lists: equivalent other CPUs are preferred.
+            them.
     """
 
     count: int
@@ -72,7 +72,6 @@ class TakeRequest(msgspec.Struct, frozen=True, kw_only=True):
     loads: Mapping[int, BusySchedule] = msgspec.field(default_factory=dict)
     unavailable_cpus: CPUSet = NO_CPUS
     contended_cpus: CPUSet = NO_CPUS
-    listed: CPUSet = NO_CPUS
     settings: Settings = msgspec.field(default_factory=Settings)
 
 
@@ -115,6 +114,9 @@ class SMTMisaligned(msgspec.Struct, frozen=True, kw_only=True):
     threads_per_core: int
     available: CPUSet
     fitting: tuple[int, ...] = ()
+
+
+TakeResult = ChosenCPUs | NotEnoughCPUs | SMTMisaligned
 
 
 class SiblingLoads(msgspec.Struct, frozen=True, kw_only=True):
@@ -165,18 +167,18 @@ def _cores_of_best_class(cores: int, classes: Iterable[int]) -> int:
 
 
 def whole_core_classes_by_tier(
-    index: AllocatorIndex, free_cpus: int, current: int, tiers: Sequence[Callable[[int], int]]
+    index: AllocatorIndex, free_cpus: int, current: int, tiers: Iterable[int]
 ) -> list[CoreClass]:
     """Cores that would belong wholly to the container, best classes first.
 
-    Order: cores that the container has a part of; then tier by tier (each tier says which of some
-    cores are good, and is compared before the next); then larger before smaller.
+    Order: cores that the container has a part of; then tier by tier (each has the cores that are
+    good, and is compared before the next); then larger before smaller.
     """
     whole_cores = index.whole_cores(free_cpus | current) & index.cores_touched(free_cpus)
     mine = whole_cores & index.cores_touched(current)
     groups = [mine, whole_cores & ~mine]
-    for tier_cores in tiers:
-        groups = [part for g in groups for part in (tier_cores(g), g & ~tier_cores(g)) if part]
+    for good_cores in tiers:
+        groups = [part for g in groups for part in (g & good_cores, g & ~good_cores) if part]
     adds = index.cores_by_thread_count(free_cpus)
     return [
         CoreClass(cores, size)
@@ -187,15 +189,9 @@ def whole_core_classes_by_tier(
 
 
 def fitting_core_counts(classes: Sequence[CoreClass], n: int) -> list[int] | None:
-    """Numbers of cores of each class that make exactly ``n`` CPUs, most of earlier ones.
-
-    None when whole cores cannot make ``n``.
-    """
+    """Number of cores of each class that make exactly ``n`` CPUs, most of earlier ones, or None."""
     # reach[i]: bit s is set when classes i and later can make s CPUs.
-    reach = [1]
-    for c in reversed(classes):
-        reach.append(_extend_reachable_cpu_counts(reach[-1], c))
-    reach.reverse()
+    reach = [*accumulate(reversed(classes), _extend_reachable_cpu_counts, initial=1)][::-1]
     if not reach[0] >> n & 1:
         return None
     counts = []
@@ -210,9 +206,7 @@ def fitting_core_counts(classes: Sequence[CoreClass], n: int) -> list[int] | Non
 
 def nearest_whole_core_counts(classes: Sequence[CoreClass], n: int) -> tuple[int, ...]:
     """The next lower and the next higher number of CPUs that whole cores make, where there are."""
-    reach = 1
-    for c in classes:
-        reach = _extend_reachable_cpu_counts(reach, c)
+    reach = reduce(_extend_reachable_cpu_counts, classes, 1)
     lower = (reach & ((1 << n) - 1)).bit_length() - 1
     higher = reach >> n + 1
     counts = (lower,) if lower > 0 else ()
@@ -252,17 +246,10 @@ def cpus_clause(cpus: int, *verb: str) -> str:
     return cpus_text(CPUSet.from_bits(cpus), *verb)
 
 
-def take_cpus(
-    topology: Topology, request: TakeRequest, tables: AllocatorIndex | None = None
-) -> ChosenCPUs | NotEnoughCPUs | SMTMisaligned:
-    """Choose CPUs.
-
-    The same for equal arguments, whatever was decided before. Building the tables anew costs more
-    than the choice itself. A negative count is a bug in the caller: ValueError.
-    """
+def take_cpus(ix: AllocatorIndex, request: TakeRequest) -> TakeResult:
+    """Choose CPUs, the same for equal arguments; ValueError for a negative count."""
     if request.count < 0:
         raise ValueError(f"{request.count} CPUs were asked for; expected 0 or more")
-    ix = build_allocator_index(topology) if tables is None else tables
     current = request.current_cpus.bits & ix.all_cpus
     if request.count < current.bit_count():
         return _shrink_held_cpus(ix, request, current)
@@ -379,13 +366,11 @@ class _CPUAccumulator:
         self.ticks = (ix.all_cpus,) if uniform else (self.good_tick, ix.all_cpus & ~self.good_tick)
         # The kubelet's order takes no notice of others either.
         self.last = 0 if self.kubelet else request.contended_cpus.bits & ix.all_cpus
-        self.partners = (
-            classify_cpus_by_load_overlap(request.load, request.loads)
-            if request.smt is SMT.PAIR
-            else SiblingLoads()
-        )
+        self.partners = classify_cpus_by_load_overlap(request.load, request.loads)
         affinity = 0 if request.affinity is None else request.affinity.bits
-        self.hint = sum(1 << p for p, u in enumerate(ix.numa) if u.id >= 0 and affinity >> u.id & 1)
+        self.hint = sum(
+            [1 << p for p, u in enumerate(ix.numa) if u.id >= 0 and affinity >> u.id & 1]
+        )
         inside = self._affinity_cpus()
         outside_cpus = 0 if request.strict else ix.all_cpus & ~inside
         self.regions = (inside, outside_cpus) if outside_cpus else (inside,)
@@ -394,14 +379,14 @@ class _CPUAccumulator:
     def _affinity_cpus(self) -> int:
         if self.request.affinity is None:
             return self.ix.all_cpus
-        inside = sum(u.bits for p, u in enumerate(self.ix.numa) if self.hint >> p & 1)
+        inside = sum([u.bits for p, u in enumerate(self.ix.numa) if self.hint >> p & 1])
         if self.settings.kubelet.align_by_socket:
             for socket in self.ix.sockets:
                 if socket.bits & inside:
                     inside |= socket.bits
         return inside
 
-    def take_requested_cpus(self) -> ChosenCPUs | NotEnoughCPUs | SMTMisaligned:
+    def take_requested_cpus(self) -> TakeResult:
         request, smt = self.request, self.request.smt
         if (
             smt is SMT.FULL_CORE
@@ -430,18 +415,17 @@ class _CPUAccumulator:
             or prefer & ~self.regions[0]
         ):
             return False
-        for cpus, count in self.request.parts:
-            count = min(count, (self.free & cpus.bits).bit_count())
-            if (prefer & cpus.bits).bit_count() < count:
-                return False
+        if any(
+            (prefer & cpus.bits).bit_count() < min(count, (self.free & cpus.bits).bit_count())
+            for cpus, count in self.request.parts
+        ):
+            return False
         cores = self.ix.cores_touched(prefer)
         if self.request.smt is SMT.FULL_CORE:
             return self.ix.threads_of(cores) == prefer
         if self.request.smt is SMT.ISOLATE:
-            return (
-                cores.bit_count() == prefer.bit_count()
-                and not self.ix.threads_of(cores) & ~self.free
-            )
+            has_own_cores = cores.bit_count() == prefer.bit_count()
+            return has_own_cores and not self.ix.threads_of(cores) & ~self.free
         return True
 
     # -- the ways to take ------------------------------------------------------------------------
@@ -484,11 +468,11 @@ class _CPUAccumulator:
 
     def _candidate_regions(self, region: int) -> Iterator[int]:
         yield region & self.prefer
-        for zone in self._zones_uncontended_first():
-            for isolation in (self.good_isolation, ~self.good_isolation):
-                for tick in self.ticks:
-                    for kind in (self.good_kind, ~self.good_kind):
-                        yield region & zone & isolation & tick & kind
+        isolations = (self.good_isolation, ~self.good_isolation)
+        kinds = (self.good_kind, ~self.good_kind)
+        zones = self._zones_uncontended_first()
+        for zone, isolation, tick, kind in product(zones, isolations, self.ticks, kinds):
+            yield region & zone & isolation & tick & kind
 
     def _split_to_save_numa_nodes(self, region: int, candidates: int) -> tuple[int, ...]:
         """A region, split where the preferred tick would cost another NUMA node."""
@@ -499,7 +483,7 @@ class _CPUAccumulator:
         tick_nodes = self._sufficient_numa_nodes(candidates & self.good_tick)
         if not nodes or (tick_nodes and tick_nodes.bit_count() <= nodes.bit_count()):
             return (region,)
-        inside = sum(u.bits for p, u in enumerate(self.ix.numa) if nodes >> p & 1)
+        inside = sum([u.bits for p, u in enumerate(self.ix.numa) if nodes >> p & 1])
         return region & inside, region & ~inside
 
     def _zones_uncontended_first(self) -> tuple[int, ...]:
@@ -523,9 +507,8 @@ class _CPUAccumulator:
     def _select_as_kubelet(self, free_cpus: int, n: int, group: int) -> int:
         if self.settings.kubelet.distribute_cpus_across_numa:
             if len(self.ix.numa) > MAX_DISTRIBUTED_NUMA_NODES:
-                return self._select_cpus(
-                    free_cpus, n, fill=whole_cores_first_filler(self.ix, self.taken)
-                )
+                fill = whole_cores_first_filler(self.ix, self.taken)
+                return self._select_cpus(free_cpus, n, fill=fill)
             min_nodes = sum(
                 1 for p, u in enumerate(self.ix.numa) if self.hint >> p & 1 and u.bits & free_cpus
             )
@@ -614,9 +597,8 @@ class _CPUAccumulator:
     def _cores_by_sibling_load(self) -> Sequence[int]:
         ix, occupied, partners = self.ix, self._occupied_cpus(), self.partners
         same_cores = ix.cores_touched(occupied & partners.same_hours)
-        unknown = ix.cores_touched(
-            occupied & ~partners.same_hours & ~partners.opposite & ~partners.unloaded
-        )
+        known_cpus = partners.same_hours | partners.opposite | partners.unloaded
+        unknown = ix.cores_touched(occupied & ~known_cpus)
         usable = ix.first_threads & ~same_cores & ~unknown
         opposite = usable & ix.cores_touched(occupied & partners.opposite)
         empty = ix.first_threads & ~ix.cores_touched(occupied)
@@ -625,7 +607,7 @@ class _CPUAccumulator:
     def _fewest_nodes_first(self, region: int) -> Iterator[int]:
         """A region, split where half-used cores would spare it another NUMA node.
 
-        ChosenCPUs kind by kind, the last wholly free cores would be collected from all over the
+        Taken kind by kind, the last wholly free cores would be collected from all over the
         machine. So the fewest NUMA nodes that have one thread on as many cores as are needed come
         first, whatever is on the other threads; for ``pair``, cores that are busy at the same hours
         do not count.
@@ -652,7 +634,7 @@ class _CPUAccumulator:
         nodes = self._sufficient_numa_nodes(any_thread)
         kind = self._sufficient_numa_nodes(threads)
         if nodes and (not kind or nodes.bit_count() < kind.bit_count()):
-            inside = sum(u.bits for p, u in enumerate(ix.numa) if nodes >> p & 1)
+            inside = sum([u.bits for p, u in enumerate(ix.numa) if nodes >> p & 1])
             yield region & inside
             yield region & ~inside
         else:
@@ -663,7 +645,7 @@ class _CPUAccumulator:
         if candidates.bit_count() < self.needed:
             return 0
         cpus = self._select_cpus(candidates, self.needed, fill=select_lowest_ids)
-        return sum(1 << p for p, u in enumerate(self.ix.numa) if cpus & u.bits)
+        return sum([1 << p for p, u in enumerate(self.ix.numa) if cpus & u.bits])
 
     def _select_in_configured_order(self, candidates: int, n: int, weight: int = 1) -> int:
         if not self.kubelet or self.settings.kubelet.distribute_cpus_across_numa:
@@ -684,9 +666,7 @@ class _CPUAccumulator:
                 current=self.taken,
                 weight=weight,
                 fill=fill,
-                align_l3=self.settings.align_l3,
-                align_by_socket=self.settings.kubelet.align_by_socket,
-                distribute=self.settings.kubelet.distribute_cpus_across_numa,
+                settings=self.settings,
                 hint=self.hint,
             ),
             n,
@@ -700,25 +680,17 @@ class _CPUAccumulator:
                 self._take_cpus(cpus)
                 return None
         classes: list[CoreClass] = []
-        whole_cores = (
-            0 if len(self.ticks) == 1 else ix.threads_of(ix.whole_cores(self.free | self.held))
+        whole_cores = ix.threads_of(ix.whole_cores(self.free | self.held)) & self.free
+        tiers = (
+            ix.cores_touched(self.prefer),
+            ~ix.cores_touched(self.last),
+            ~ix.cores_touched(self.free & ~self.good_isolation),
+            ~ix.cores_touched(self.free & ~self.good_tick),
+            ix.cores_touched(self.good_kind),
         )
-        for region in (
-            zone
-            for outer in self.regions
-            for zone in self._split_to_save_numa_nodes(outer, whole_cores & self.free)
-        ):
-            tiers: list[Callable[[int], int]] = [
-                lambda cores: cores & ix.cores_touched(self.prefer),
-                lambda cores: cores & ~ix.cores_touched(self.last),
-                lambda cores: cores & ~ix.cores_touched(self.free & ~self.good_isolation),
-                lambda cores: cores & ix.cores_touched(self.good_kind),
-            ]
-            if len(self.ticks) > 1:
-                tiers.insert(
-                    -1, lambda cores: cores & ~ix.cores_touched(self.free & ~self.good_tick)
-                )
-            classes += whole_core_classes_by_tier(ix, self.free & region, self.held, tiers)
+        for outer in self.regions:
+            for region in self._split_to_save_numa_nodes(outer, whole_cores):
+                classes += whole_core_classes_by_tier(ix, self.free & region, self.held, tiers)
         counts = fitting_core_counts(classes, self.needed)
         if counts is None:
             maximum = sum(c.cores.bit_count() * c.size for c in classes)

@@ -27,7 +27,7 @@ class TopologyUnit(msgspec.Struct, frozen=True):
     bits: int
 
 
-class NUMAUnit(msgspec.Struct, frozen=True):
+class NUMAUnit(TopologyUnit, frozen=True):
     """A NUMA node with CPUs.
 
     Attributes:
@@ -35,8 +35,6 @@ class NUMAUnit(msgspec.Struct, frozen=True):
         l3_groups: L3 groups cut down to this NUMA node, by id; then CPUs without one, by socket.
     """
 
-    id: int
-    bits: int
     sockets: int
     l3_groups: tuple[TopologyUnit, ...]
 
@@ -76,22 +74,6 @@ class AllocatorIndex(msgspec.Struct, frozen=True, kw_only=True):
         avoid = settings.isolated is IsolatedCPUs.AVOID
         return self.all_cpus & ~self.isolated if avoid else self.isolated
 
-    def cores_by_thread_position(self, cpus: int) -> list[int]:
-        """For each thread position, the cores that have that thread in ``cpus``."""
-        planes = [0] * self.threads
-        for firsts, offsets in self.core_shapes:
-            for j, offset in enumerate(offsets):
-                planes[j] |= cpus >> offset & firsts
-        return planes
-
-    def threads_at(self, cores: int, thread: int) -> int:
-        """The CPUs at one thread position of these cores."""
-        bits = 0
-        for firsts, offsets in self.core_shapes:
-            if thread < len(offsets):
-                bits |= (cores & firsts) << offsets[thread]
-        return bits
-
     def cores_touched(self, cpus: int) -> int:
         """Cores with at least one thread in ``cpus``."""
         bits = 0
@@ -116,19 +98,23 @@ class AllocatorIndex(msgspec.Struct, frozen=True, kw_only=True):
     def cores_by_thread_count(self, cpus: int) -> list[int]:
         """At position k, the cores with exactly k threads in ``cpus``."""
         exactly = [self.first_threads] + [0] * self.threads
-        for plane in self.cores_by_thread_position(cpus):
-            for k in range(self.threads, 0, -1):
-                exactly[k] = exactly[k] & ~plane | exactly[k - 1] & plane
-            exactly[0] &= ~plane
+        for firsts, offsets in self.core_shapes:
+            for offset in offsets:
+                matching_cores = cpus >> offset & firsts
+                for k in range(self.threads, 0, -1):
+                    exactly[k] = exactly[k] & ~matching_cores | exactly[k - 1] & matching_cores
+                exactly[0] &= ~matching_cores
         return exactly
 
     def lowest_threads(self, cores: int, cpus: int) -> int:
         """One CPU for each core: its lowest-positioned thread that is in ``cpus``."""
         bits = 0
-        for j, plane in enumerate(self.cores_by_thread_position(cpus)):
-            threads = plane & cores
-            bits |= self.threads_at(threads, j)
-            cores &= ~threads
+        for firsts, offsets in self.core_shapes:
+            remaining = cores & firsts
+            for offset in offsets:
+                matching_cores = cpus >> offset & remaining
+                bits |= matching_cores << offset
+                remaining &= ~matching_cores
         return bits
 
 
@@ -152,14 +138,13 @@ def build_allocator_index(topology: Topology) -> AllocatorIndex:
         TopologyUnit(i, g.cpus.bits) for i, g in sorted(topology.l3_groups.items()) if g.cpus
     )
     all_bits = CPUSet(topology.cpus).bits
-    nodes = [(i, n.cpus.bits & all_bits) for i, n in sorted(topology.numa_nodes.items())]
-    placed = 0
-    for position, (i, bits) in enumerate(nodes):
+    nodes, unplaced = [], all_bits
+    for i, numa_node in sorted(topology.numa_nodes.items()):
         # Firmware that lies may put a CPU into two NUMA nodes; the lower id keeps it, so that
         # counts per NUMA node add up.
-        nodes[position] = (i, bits & ~placed)
-        placed |= bits
-    nodes.append((NO_UNIT, all_bits & ~placed))
+        nodes.append((i, numa_node.cpus.bits & unplaced))
+        unplaced &= ~numa_node.cpus.bits
+    nodes.append((NO_UNIT, unplaced))
     numa = tuple(_numa_unit(i, bits, sockets, l3_groups) for i, bits in nodes if bits)
     cores = [TopologyUnit(first_cpu, bits) for first_cpu, bits in core_bits.items()]
     return AllocatorIndex(
@@ -186,15 +171,11 @@ def _numa_unit(
 ) -> NUMAUnit:
     groups: list[TopologyUnit] = []
     ungrouped = bits
-    for group in l3_groups:
+    # Where no cache is known, what lies in one socket is nearer than neighbouring numbers.
+    for group in (*l3_groups, *(TopologyUnit(NO_UNIT, socket.bits) for socket in sockets)):
         if group.bits & ungrouped:
             groups.append(TopologyUnit(group.id, group.bits & ungrouped))
             ungrouped &= ~group.bits
-    for socket in sockets:
-        # No cache is known: what lies in one socket is nearer than neighbouring numbers.
-        if socket.bits & ungrouped:
-            groups.append(TopologyUnit(NO_UNIT, socket.bits & ungrouped))
-            ungrouped &= ~socket.bits
     touching = CPUSet(p for p, s in enumerate(sockets) if s.bits & bits).bits
     return NUMAUnit(i, bits, touching, tuple(groups))
 
@@ -207,7 +188,7 @@ def _unit_distance(topology: Topology, a: int, b: int) -> int:
 
 
 def _cores_by_unit(
-    units: Sequence[TopologyUnit] | Sequence[NUMAUnit], cores: Sequence[TopologyUnit]
+    units: Sequence[TopologyUnit], cores: Sequence[TopologyUnit]
 ) -> tuple[tuple[TopologyUnit, ...], ...]:
     # By the lowest thread: a core whose threads lie in two units is firmware's mistake and must
     # still be met exactly once.

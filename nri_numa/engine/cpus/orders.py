@@ -5,10 +5,9 @@ machine really has, never by averages. `select_cpus` goes down level by level: w
 which L3 groups in each, and there a *filler* says which CPUs.
 
 *The kubelet's* follows the static policy of the CPU manager (KEP-3570 and its successors KEP-2902
-and KEP-4800),
-averages included: a core or a socket counts as free when it has as many free CPUs as the machine's
-average says. Where the kubelet would then hand out CPUs that are not free (a core larger than the
-average), we hand out the free ones only; see docs/adr/0010-cpu-order.md.
+and KEP-4800), averages included: a core or a socket counts as free when it has as many free CPUs as
+the machine's average says. Where the kubelet would then hand out CPUs that are not free (a core
+larger than the average), we hand out the free ones only; see docs/adr/0010-cpu-order.md.
 
 CPU sets are plain integers, see `nri_numa.engine.cpus.index`.
 """
@@ -21,8 +20,9 @@ from math import comb, floor, sqrt
 
 import msgspec
 
-from nri_numa.engine.cpus.index import NO_UNIT, AllocatorIndex, NUMAUnit, TopologyUnit
+from nri_numa.engine.cpus.index import NO_UNIT, AllocatorIndex, TopologyUnit
 from nri_numa.model.cpuset import ids_of
+from nri_numa.model.settings import Settings
 
 # Up to this many combinations of NUMA nodes are all compared (C(12, 6) is 924). Beyond, one
 # candidate set grows around each NUMA node: 64 nodes cost 64 sets instead of 10^18.
@@ -40,9 +40,8 @@ class SelectionPool(msgspec.Struct, frozen=True, kw_only=True):
         free: every CPU that is free now, candidates or not; tells how used a unit is.
         current: CPUs the container has already: the rest is taken next to them.
         weight: CPUs that one candidate stands for (a lowest thread stands for its whole core).
-        align_by_socket: more NUMA nodes of one socket rather than fewer of several.
-        hint: positions of the NUMA nodes that the policy chose, as bits; with ``distribute`` all
-            that have a candidate are used, since devices may be on any of them.
+        hint: positions of the NUMA nodes that the policy chose, as bits; if CPUs are distributed,
+            all that have a candidate are used, since devices may be on any of them.
     """
 
     index: AllocatorIndex
@@ -51,10 +50,8 @@ class SelectionPool(msgspec.Struct, frozen=True, kw_only=True):
     current: int
     weight: int
     fill: CPUFiller
-    align_l3: bool
-    align_by_socket: bool
-    distribute: bool
-    hint: int = 0
+    settings: Settings
+    hint: int
 
 
 def select_cpus(pool: SelectionPool, n: int) -> int:
@@ -105,25 +102,18 @@ def whole_cores_first_filler(index: AllocatorIndex, current: int) -> CPUFiller:
         if candidates.bit_count() <= n:
             return candidates
         touched = index.cores_touched(candidates)
-        mine = index.cores_touched(current) & touched if current else 0
+        mine = index.cores_touched(current) if current else 0
         whole_cores = index.whole_cores(candidates | current) & touched
+        half_used = touched & ~whole_cores
         cpus = 0
         counts = index.cores_by_thread_count(candidates)
-        for completes in (True, False):
-            group = whole_cores & mine if completes else whole_cores & ~mine
-            for size in range(index.threads, 0, -1):
+        for group in (whole_cores & mine, whole_cores & ~mine, half_used):
+            for size in reversed(sizes):
                 for first_id in ids_of(group & counts[size]):
                     if size > n:
                         break
                     cpus |= index.core_bits[first_id] & candidates
                     n -= size
-        half_used = touched & ~whole_cores
-        for size in range(index.threads, 0, -1):
-            for first_id in ids_of(half_used & counts[size]):
-                if size > n:
-                    break
-                cpus |= index.core_bits[first_id] & candidates
-                n -= size
         if not n:
             return cpus
         # Every core that is left has more threads free than are needed.
@@ -142,7 +132,7 @@ def _split_cpu_count_by_node(
 ) -> dict[int, int]:
     """Numbers of candidates to take, by position of the NUMA node."""
     nodes = _choose_numa_nodes(pool, room, n, current)
-    if pool.distribute:
+    if pool.settings.kubelet.distribute_cpus_across_numa:
         candidates = {*nodes, *(p for p in room if pool.hint >> p & 1)}
         nodes = sorted(candidates) if len(candidates) <= n else nodes
         if len(nodes) > 1:
@@ -200,7 +190,8 @@ def _choose_numa_nodes(
             )
 
         return [min(fits, key=numa_node_key)]
-    if pool.align_by_socket:
+    if pool.settings.kubelet.align_by_socket:
+        # More NUMA nodes of one socket rather than fewer of several.
         room = _room_in_tightest_socket(index, room, n)
     return min(
         _smallest_node_sets(index, room, n),
@@ -209,10 +200,7 @@ def _choose_numa_nodes(
 
 
 def _room_in_tightest_socket(index: AllocatorIndex, room: dict[int, int], n: int) -> dict[int, int]:
-    """The NUMA nodes of the socket with the least room that suffices, then the lowest id.
-
-    All of them when no socket suffices.
-    """
+    """NUMA nodes of the socket with the least room that suffices, then the lowest id; or all."""
     inside = [
         {p: count for p, count in room.items() if index.numa[p].sockets >> i & 1}
         for i in range(len(index.sockets))
@@ -270,8 +258,7 @@ def _grow_node_set(
     for radius in sorted({row[p] for p in room}):
         # Roomiest first, then closest, then by position.
         candidates = sorted(
-            (p for p in room if p != seed and row[p] <= radius),
-            key=lambda p: (-room[p], row[p], p),
+            (p for p in room if p != seed and row[p] <= radius), key=lambda p: (-room[p], row[p], p)
         )[: size - 1]
         if room[seed] + sum(room[p] for p in candidates) >= n and len(candidates) == size - 1:
             return tuple(sorted([seed, *candidates]))
@@ -280,7 +267,7 @@ def _grow_node_set(
 
 def _l3_groups_needed(pool: SelectionPool, p: int, n: int) -> int:
     """The fewest L3 groups of a NUMA node with room for ``n``: the roomiest ones."""
-    if not pool.align_l3:
+    if not pool.settings.align_l3:
         return 1
     groups = pool.index.numa[p].l3_groups
     groups_needed = 0
@@ -294,7 +281,7 @@ def _l3_groups_needed(pool: SelectionPool, p: int, n: int) -> int:
 
 def _select_in_node(pool: SelectionPool, p: int, candidates: int, n: int) -> int:
     groups = pool.index.numa[p].l3_groups
-    if len(groups) == 1 or not pool.align_l3 or candidates.bit_count() == n:
+    if len(groups) == 1 or not pool.settings.align_l3 or candidates.bit_count() == n:
         return pool.fill(candidates, n)
     cpus = 0
     while True:
@@ -370,11 +357,11 @@ def take_packed(
 
 
 def take_distributed(
-    index: AllocatorIndex, free_cpus: int, n: int, group: int, min_nodes: int = 0
+    index: AllocatorIndex, free_cpus: int, n: int, group: int, min_nodes: int
 ) -> int:
     """Take ``n`` CPUs of ``free`` in groups, evenly from the fewest NUMA nodes that allow it.
 
-    From no fewer than ``least`` where that many have any: the width of the hint, whose devices
+    From no fewer than ``min_nodes`` where that many have any: the width of the hint, whose devices
     may be on all of them (kubernetes#139456). Packed when ``n`` is no multiple of the group size
     and when nothing works out evenly. For at most `MAX_DISTRIBUTED_NUMA_NODES`: it compares all
     combinations.
@@ -439,9 +426,8 @@ class _PackedTake:
 
     def _take_remainder_in_group(self, group: TopologyUnit) -> None:
         threads = threads_per_core(self.index)
-        cores = select_lowest_ids(
-            self.index.cores_touched(self.free & group.bits), -(-self.needed // threads)
-        )
+        count = -(-self.needed // threads)
+        cores = select_lowest_ids(self.index.cores_touched(self.free & group.bits), count)
         cpus = self.free & self.index.threads_of(cores)
         if self.needed % 2 and threads > 1 and cpus.bit_count() > self.needed:
             cpus ^= 1 << cpus.bit_length() - 1
@@ -539,8 +525,8 @@ def _take_round_robin(
 
 def _standard_deviation(counts: Sequence[int]) -> float:
     """Population standard deviation; mean and result rounded to three decimals, as ties need."""
-    mean = _round3(sum(counts) / len(counts))
-    return _round3(sqrt(sum((x - mean) * (x - mean) for x in counts) / len(counts)))
+    average = _round3(sum(counts) / len(counts))
+    return _round3(sqrt(sum((x - average) * (x - average) for x in counts) / len(counts)))
 
 
 def _round3(x: float) -> float:
@@ -558,9 +544,7 @@ def _are_sockets_in_numa_nodes(index: AllocatorIndex) -> bool:
     return len(index.sockets) >= len(index.numa)
 
 
-def _positions_by_free_cpus(
-    units: Sequence[TopologyUnit] | Sequence[NUMAUnit], free_cpus: int
-) -> list[int]:
+def _positions_by_free_cpus(units: Sequence[TopologyUnit], free_cpus: int) -> list[int]:
     """Positions of units with something free: fewest free CPUs first, then id."""
     counts = [(free_cpus & u.bits).bit_count() for u in units]
     return sorted((i for i, c in enumerate(counts) if c), key=lambda i: (counts[i], units[i].id))
@@ -572,22 +556,19 @@ def _units_by_free_cpus(units: Sequence[TopologyUnit], free_cpus: int) -> list[T
 
 def _numa_nodes_by_free_cpus(index: AllocatorIndex, free_cpus: int) -> list[int]:
     """Positions of NUMA nodes with something free, nested in sockets where these are larger."""
-    return _nested_unit_positions(
-        index.numa, () if _are_sockets_in_numa_nodes(index) else index.sockets, free_cpus
-    )
+    outer = () if _are_sockets_in_numa_nodes(index) else index.sockets
+    return _nested_unit_positions(index.numa, outer, free_cpus)
 
 
 def _sockets_by_free_cpus(index: AllocatorIndex, free_cpus: int) -> list[int]:
     """Positions of sockets with something free, nested in NUMA nodes where these are larger."""
-    return _nested_unit_positions(
-        index.sockets, index.numa if _are_sockets_in_numa_nodes(index) else (), free_cpus
-    )
+    outer = index.numa if _are_sockets_in_numa_nodes(index) else ()
+    return _nested_unit_positions(index.sockets, outer, free_cpus)
 
 
-_Units = Sequence[TopologyUnit] | Sequence[NUMAUnit]
-
-
-def _nested_unit_positions(units: _Units, outer: _Units, free_cpus: int) -> list[int]:
+def _nested_unit_positions(
+    units: Sequence[TopologyUnit], outer: Sequence[TopologyUnit], free_cpus: int
+) -> list[int]:
     order = _positions_by_free_cpus(units, free_cpus)
     nested = (
         i

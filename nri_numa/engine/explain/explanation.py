@@ -1,9 +1,6 @@
 """The explanation of a placement or a refusal, as a plain document.
 
-The document holds what was asked for and where each value came from, what the container needs and
-how that was worked out, what each resource could have had, the best places and what separated the
-winner from the losers, the shared pool before and after, and for a refusal the rule that refused.
-`nri_numa.engine.explain.sentences` says the same in sentences.
+`nri_numa.engine.explain.sentences` makes its sentences.
 
 Keys are camelCase, id sets are texts in the kernel's list format, CPU amounts are thousandths of a
 CPU where the key ends in ``Milli``, sizes are bytes. Everything in it is text, number, truth value,
@@ -27,13 +24,11 @@ from nri_numa.model.workload import MemoryPolicy, QoSClass, Scope
 
 ExplanationDocument = dict[str, Any]
 
-PLACED_OUTCOME, MISALIGNED_OUTCOME, UNPINNED_OUTCOME, REJECTED_OUTCOME = (
-    "placed",
-    "misaligned",
-    "unpinned",
-    "rejected",
-)
-"""Outcomes; an unpinned container started without a pin because its demand did not fit."""
+PLACED_OUTCOME = "placed"
+MISALIGNED_OUTCOME = "misaligned"
+UNPINNED_OUTCOME = "unpinned"
+"""It started without a pin, because its demand did not fit."""
+REJECTED_OUTCOME = "rejected"
 
 
 class DemandSource(msgspec.Struct, array_like=True, frozen=True):
@@ -243,9 +238,6 @@ def _misaligned_devices_document(alignment: Alignment | None) -> ExplanationDocu
     }
 
 
-# --- options -------------------------------------------------------------------------------
-
-
 def _requested_options(requested: PlacementOptions) -> dict[str, tuple[str, str]]:
     """Value and source by key, in the annotations' grammar, without built-in defaults."""
     sources = requested.sources
@@ -254,9 +246,6 @@ def _requested_options(requested: PlacementOptions) -> dict[str, tuple[str, str]
         for key, option in options.TABLE.by_key.items()
         if key in sources and (value := getattr(requested, option.field)) is not None
     }
-
-
-# --- what it needs ----------------------------------------------------------------------------
 
 
 def _demand_document(
@@ -318,5 +307,4 @@ def _cpu_mode_reason(
 def _as_documents(
     values: Iterable[ResourceSummary | RejectedMask | NamedDevice],
 ) -> list[ExplanationDocument]:
-    documents: list[ExplanationDocument] = msgspec.to_builtins([*values], enc_hook=str)
-    return documents
+    return list(msgspec.to_builtins([*values], enc_hook=str))

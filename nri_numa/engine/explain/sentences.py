@@ -26,6 +26,7 @@ from nri_numa.model.machine import (
     cpus_text,
     inflect_for_ids,
     join_words,
+    listed_words_text,
     numa_text,
 )
 from nri_numa.text import escape_unprintable, human_bytes, page_bytes_of_resource
@@ -72,11 +73,8 @@ def render_text(document: ExplanationDocument, width: int = 80, *, brief: bool =
 
 
 def _brief_sentences(document: ExplanationDocument) -> list[str]:
-    outcome = [
-        sentence for sentence in _outcome_sentences(document) if sentence != _PREFERRED_PLACE_TEXT
-    ]
-    if document["outcome"] == REJECTED_OUTCOME:
-        outcome = [text for text in outcome if not text.startswith(_REJECTION_RULE_SENTENCE_PREFIX)]
+    left_out = (_PREFERRED_PLACE_TEXT, _REJECTION_RULE_SENTENCE_PREFIX)
+    outcome = [text for text in _outcome_sentences(document) if not text.startswith(left_out)]
     parts = [" ".join(outcome)]
     if document["traced"]:
         parts += [*islice(_request_sentences(document), 1), *islice(_choice_sentences(document), 1)]
@@ -183,11 +181,9 @@ def _pinned_sentences(document: ExplanationDocument) -> Iterator[str]:
     memory = f", with memory of {numa_text(result['mems'])}" if result["mems"] else ""
     yield f"It runs on {cpus}{sharing}{memory}."
     if result["idleSiblings"]:
-        yield (
-            f"{cpus_text(result['idleSiblings'], 'stays', 'stay')} idle, so nothing else runs on "
-            f"its cores."
-        )
-    if document["result"].get("shortfall"):
+        idle_text = cpus_text(result["idleSiblings"], "stays", "stay")
+        yield f"{idle_text} idle, so nothing else runs on its cores."
+    if result.get("shortfall"):
         yield "Its last resize gave it less than it requests, because no more was free there."
     elif document["outcome"] == MISALIGNED_OUTCOME:
         yield "It is misaligned: on an empty machine it would need fewer NUMA nodes."
@@ -239,8 +235,7 @@ def _is_explicit_placement_option(option: ExplanationDocument) -> bool:
 
 def _option_meaning(key: str, value: str) -> str:
     """Meaning of a value as the end of a sentence; other versions may store other values."""
-    option = options.TABLE.by_key.get(key)
-    meanings = {} if option is None else option.meanings
+    meanings = options.TABLE.by_key[key].meanings if key in options.TABLE.by_key else {}
     return meanings.get(value, meanings.get("", "not known to this version"))
 
 
@@ -358,10 +353,10 @@ def _alignment_sentences(
         reason = f"{inflect_for_ids(nodes, 'it has', 'they have')} room for everything"
     scope_text = " for the whole pod" if alignment["scope"] == "pod" else ""
     though = "" if alignment["preferred"] else ", though misaligned"
-    chosen = inflect_for_ids(nodes, "was chosen", "were chosen")
+    choice_text = inflect_for_ids(nodes, "was chosen", "were chosen")
     if document["outcome"] == REJECTED_OUTCOME:
-        chosen = "would have been chosen"
-    yield _to_sentence(f"{numa_text(nodes)} {chosen}{scope_text}{though}: {reason}")
+        choice_text = "would have been chosen"
+    yield _to_sentence(f"{numa_text(nodes)} {choice_text}{scope_text}{though}: {reason}")
 
 
 def _step_sentences(document: ExplanationDocument) -> Iterator[str]:
@@ -469,13 +464,10 @@ def _missing_resource_text(resources: Sequence[Mapping[str, Any]], numa_node: st
 def _rejected_mask_predicate(
     document: ExplanationDocument, mask: Mapping[str, Any]
 ) -> tuple[str, str]:
-    """Predicate of a sentence about a rejected mask, for one and for several.
-
-    It has the numbers that decided.
-    """
+    """Predicate about a rejected mask with the numbers that decided, for one and for several."""
     winner, loser = document["alignment"]["numaNodes"], mask["numaNodes"]
     if mask["separatedBy"] == "preferred":
-        return _not_chosen(_missing_resource_text(document["resources"], loser))
+        return _rejection_predicate(_missing_resource_text(document["resources"], loser))
     demand = document["demand"]
     if mask["separatedBy"] == "rank" and (
         demand["cpuMilli"] or demand["memoryBytes"] or demand["hugePages"]
@@ -492,7 +484,7 @@ def _rejected_mask_predicate(
             if not is_fuller and any(
                 "of the opposite load" in text for text in document["decisionSteps"]
             ):
-                return _not_chosen("too few CPUs beside containers of the opposite load")
+                return _rejection_predicate("too few CPUs beside containers of the opposite load")
             use = f"{winner_measure[1]}, {numa_text(winner)} {measure[1]}"
             if measure[1] == winner_measure[1]:  # less than is shown
                 degree = f"slightly {'fuller' if is_fuller else 'emptier'} than {numa_text(winner)}"
@@ -502,10 +494,10 @@ def _rejected_mask_predicate(
         if winner.isdigit() and loser.isdigit() and int(winner) < int(loser):
             rule = "equally well; the lowest number is taken"
             return f"fits {rule}", f"fit {rule}"
-    return _not_chosen(str(mask["text"]))
+    return _rejection_predicate(str(mask["text"]))
 
 
-def _not_chosen(problem: str) -> tuple[str, str]:
+def _rejection_predicate(problem: str) -> tuple[str, str]:
     return f"was not chosen: {problem}", f"were not chosen: {problem}"
 
 
@@ -528,16 +520,15 @@ def _free_of_capacity_text(
     n: Mapping[str, Any], resource: Mapping[str, Any], adjective: str = ""
 ) -> str:
     """``7 of 8 CPUs for exclusive use``, ``512 MiB of 16 GiB of memory``."""
-    amounts_text = _part_text(Unit(resource["unit"]), n["free"], n["capacity"])
-    name = resource["resource"]
+    unit, name = Unit(resource["unit"]), resource["resource"]
     label = "" if name == "cpu" else f" of {_resource_label(name)}"
-    use_text = " for exclusive use" if resource["unit"] == "cpus" else ""
-    return f"{amounts_text}{label}{adjective}{use_text}"
+    amounts_text = _part_text(unit, n["free"], n["capacity"])
+    return f"{amounts_text}{label}{adjective}{unit.use_text}"
 
 
-def _part_text(unit: Unit, free: int, capacity: int) -> str:
+def _part_text(unit: Unit, free_amount: int, capacity: int) -> str:
     """``7 of 8 CPUs``, ``12 of 16 GiB``, ``512 MiB of 16 GiB``."""
-    free_text = unit.amount_text_without_cpu_noun(free, free=True)
+    free_text = unit.amount_text_without_cpu_noun(free_amount, free=True)
     capacity_text = unit.amount_text(capacity)
     if free_text.partition(" ")[2] == capacity_text.partition(" ")[2]:
         free_text = free_text.partition(" ")[0]
@@ -558,11 +549,8 @@ def _resource_label(resource: str) -> str:
 
 
 def _truncate_value(value: str) -> str:
-    return (
-        value
-        if len(value) <= _MAX_EXTERNAL_VALUE_CHARS
-        else f"{value[:_MAX_EXTERNAL_VALUE_CHARS]}…"
-    )
+    shown = value[:_MAX_EXTERNAL_VALUE_CHARS]
+    return shown if shown == value else f"{shown}…"
 
 
 def _strip_subject(document: ExplanationDocument, message: str) -> str:
@@ -575,9 +563,9 @@ def _strip_subject(document: ExplanationDocument, message: str) -> str:
 
 
 def _to_sentence(clause: str) -> str:
-    first_word = clause.partition(" ")[0]
+    subject_word = clause.partition(" ")[0]
     # Code words stay as they are.
-    if "/" not in first_word and first_word.removesuffix(":") not in _CODE_WORDS:
+    if "/" not in subject_word and subject_word.removesuffix(":") not in _CODE_WORDS:
         clause = clause[:1].upper() + clause[1:]
     return clause if clause.endswith((".", "!", "?")) else clause + "."
 
@@ -599,20 +587,11 @@ def displaced_text(cpus: str) -> str:
     return f"displaced, because {offline_text} offline; on the shared pool until {online} online"
 
 
-_MAX_NAMED_HOLDERS = 3  # that are named
-
-
 def drift_text(text: str, time_text: str, owners: Sequence[str], *, is_abandoned: bool) -> str:
     """``desired 4-7, actual 0-7 since 12 s, on exclusive CPUs of shop/db/server``.
 
     ``time_text`` is a duration or a start time; ``is_abandoned`` means no further repairs.
     """
-    parts = [f"{text} since {time_text}"]
-    if owners:
-        named = list(owners[:_MAX_NAMED_HOLDERS])
-        if len(owners) > _MAX_NAMED_HOLDERS:
-            named.append(f"{len(owners) - _MAX_NAMED_HOLDERS} more")
-        parts.append(f", on exclusive CPUs of {join_words(named)}")
-    if is_abandoned:
-        parts.append("; repairs are abandoned, because another program rewrites it")
-    return "".join(parts)
+    holders_text = f", on exclusive CPUs of {listed_words_text(owners, 3)}" if owners else ""
+    end = "; repairs are abandoned, because another program rewrites it" if is_abandoned else ""
+    return f"{text} since {time_text}{holders_text}{end}"

@@ -53,7 +53,7 @@ from nri_numa.engine.foreign_pins import (
     foreign_or_grantable_cpus,
     yielding_list_cpus,
 )
-from nri_numa.engine.node_model import NodeModel, tier_text
+from nri_numa.engine.node_model import NodeModel, closest_nodes, tier_text
 from nri_numa.engine.place.distribution import (
     device_distribution,
     local_cpu_sentences,
@@ -95,14 +95,8 @@ from nri_numa.engine.place.needs import (
     pod_demand,
     smt_misaligned_text,
 )
-from nri_numa.engine.state import (
-    STRICT_POLICIES,
-    ContainerKind,
-    PodRecord,
-    shared_group_cpus,
-    union_cpus,
-)
-from nri_numa.model.cpuset import NO_NUMA_NODES, NUMASet
+from nri_numa.engine.state import STRICT_POLICIES, ContainerKind, PodRecord, shared_group_cpus
+from nri_numa.model.cpuset import NO_NUMA_NODES, NUMASet, union_cpus
 from nri_numa.model.machine import (
     Topology,
     cpus_text,
@@ -113,14 +107,7 @@ from nri_numa.model.machine import (
 )
 from nri_numa.model.reasons import Rejection, RejectionReason
 from nri_numa.model.settings import Settings
-from nri_numa.model.workload import (
-    SMT,
-    Bind,
-    Policy,
-    QoSClass,
-    Scope,
-    Strategy,
-)
+from nri_numa.model.workload import SMT, Bind, Policy, QoSClass, Scope, Strategy
 from nri_numa.text import human_bytes
 
 USED_FRACTION_SCALE = 1 << 40
@@ -223,15 +210,14 @@ def _uncharged_densities(case: PlacementRequest, ids: Collection[int]) -> list[i
     """By NUMA node, containers without charges for each usable CPU, with one more there."""
     pool, topology = case.node.pool.bits, case.node.machine.topology
 
-    def density(nodes: int, count: int) -> int:
+    def density_on(nodes: int, count: int) -> int:
         usable_count = (topology.cpu_bits_of(nodes) & pool).bit_count()
         return count * USED_FRACTION_SCALE // max(1, usable_count)
 
-    densities = {
-        key: density(key, count) for key, count in case.node.state.uncharged_counts.items()
-    }
+    counts = case.node.state.uncharged_counts
+    densities = {key: density_on(key, count) for key, count in counts.items()}
     return [
-        density(1 << i, 1) + sum(n for key, n in densities.items() if key >> i & 1) for i in ids
+        density_on(1 << i, 1) + sum(n for key, n in densities.items() if key >> i & 1) for i in ids
     ]
 
 
@@ -284,7 +270,7 @@ def strategy_keys(
     else:
         rows = [tuple(sorted(row, reverse=True)) for row in zip(*columns, strict=True)]
     if strategy is Strategy.PACK:
-        return [tuple([-used_share for used_share in row]) for row in rows]
+        return [tuple([-share for share in row]) for row in rows]
     return rows
 
 
@@ -292,9 +278,8 @@ def _opposite_load_cpus(case: PlacementRequest) -> int:
     """CPUs of cores that run opposite loads only; for ``smt: pair``."""
     index = case.node.machine.allocator_index
     loads = classify_cpus_by_load_overlap(case.requested.load, loads_by_cpu(case.node.state))
-    return index.threads_of(
-        index.cores_touched(loads.opposite) & ~index.cores_touched(loads.same_hours)
-    )
+    cores = index.cores_touched(loads.opposite) & ~index.cores_touched(loads.same_hours)
+    return index.threads_of(cores)
 
 
 def check_pod_affinity(
@@ -335,25 +320,17 @@ def _pod_affinity_misfit(
 ) -> str:
     """Clause about the pod's NUMA nodes if the policy does not allow them; else empty."""
     restricted = case.policy is Policy.RESTRICTED
-    misfits = (
-        (not restricted and len(affinity) > 1, "more than one"),
-        (
-            restricted and not record.affinity_is_preferred,
-            "more than an empty machine would need",
-        ),
-        (
-            not _is_nested_near_listed_memory(case, table, affinity),
-            f"not near the memory of numamem {table.listed_mems}",
-        ),
-        (
-            # Its first container had a fraction, so these CPUs were not known then.
-            restricted
-            and _has_exclusive_by_kubelet_rules(case)
-            and not _is_preferred_affinity(case, table, affinity),
-            "more than its CPUs need on an empty machine",
-        ),
-    )
-    return next((text for is_misfit, text in misfits if is_misfit), "")
+    if not restricted and len(affinity) > 1:
+        return "more than one"
+    if restricted and not record.affinity_is_preferred:
+        return "more than an empty machine would need"
+    if not _is_nested_near_listed_memory(case, table, affinity):
+        return f"not near the memory of numamem {table.listed_mems}"
+    # Its first container had a fraction, so these CPUs were not known then.
+    has_new_cpus = restricted and _has_exclusive_by_kubelet_rules(case)
+    if has_new_cpus and not _is_preferred_affinity(case, table, affinity):
+        return "more than its CPUs need on an empty machine"
+    return ""
 
 
 def _pod_affinity_shortage(case: PlacementRequest, table: FreeResources, affinity: NUMASet) -> str:
@@ -389,9 +366,8 @@ def _is_nested_near_listed_memory(
 def _is_preferred_affinity(case: PlacementRequest, table: FreeResources, affinity: NUMASet) -> bool:
     """True if the kubelet's CPU Manager would prefer these NUMA nodes for the pod's whole CPUs."""
     pod_case = replace(case, demand=pod_demand(case.pod, case.demand))
-    (hints,) = compute_hints(
-        [cpu_provider(pod_case, table)], case.node.machine.alignable_nodes, SearchBudget()
-    )
+    providers, nodes = [cpu_provider(pod_case, table)], case.node.machine.alignable_nodes
+    (hints,) = compute_hints(providers, nodes, SearchBudget())
     return hints.prefers_width(affinity.bits)
 
 
@@ -425,7 +401,7 @@ def choose_memory(
     attached_nodes = machine.memory_only_nodes.attached_to(numa_nodes)
     mems = numa_nodes & usable_nodes
     if not mems:
-        mems = memory_nodes_for(topology, numa_nodes, attached_nodes or usable_nodes)
+        mems = _nearest_memory_node(topology, numa_nodes, attached_nodes or usable_nodes)
     byte_needs = [(demand.memory_bytes, table.free_memory)]
     byte_needs += [(n, table.free_hugepages[size]) for size, n in demand.hugepages.items()]
     near_mems = widen_for_memory(mems, byte_needs, topology.distance, attached_nodes)
@@ -438,9 +414,8 @@ def choose_memory(
         note = f"memory extended from {numa_text(mems)} to {numa_text(wide_mems)}, so that it fits"
         return wide_mems, True, (note,)
     excluded = machine.memory_only_nodes.excluded
-    lacking = memory_shortage_text(
-        demand, table, usable_nodes, "on all NUMA nodes that may be used"
-    )
+    nodes_text = "on all NUMA nodes that may be used"
+    lacking = memory_shortage_text(demand, table, usable_nodes, nodes_text)
     if not excluded:
         # Nothing holds it: a pin would only bring the OOM killer sooner.
         return usable_nodes, True, (f"{lacking}, so its memory may come from all of them",)
@@ -458,16 +433,10 @@ def _memory_only_note(machine: NodeModel, mems: NUMASet, numa_nodes: NUMASet) ->
     return (f"{tier_text(machine.topology, nodes)} {verb} attached to {numa_text(numa_nodes)}",)
 
 
-def memory_nodes_for(topology: Topology, numa_nodes: NUMASet, usable: NUMASet) -> NUMASet:
-    """Memory nodes for CPUs on ``numa_nodes``: their own, or the nearest when they have none."""
-    own_nodes = numa_nodes & usable
-    if own_nodes or not usable:
-        return own_nodes
-    # Distance, then id: of equally near NUMA nodes the lowest.
-    nearest_node = min(
-        usable, key=lambda m: (min((topology.distance(i, m) for i in numa_nodes), default=0), m)
-    )
-    return NUMASet([nearest_node])
+def _nearest_memory_node(topology: Topology, numa_nodes: NUMASet, usable: NUMASet) -> NUMASet:
+    """The usable memory node nearest to CPUs, of equally near ones the lowest; none without any."""
+    distances = {m: min((topology.distance(i, m) for i in numa_nodes), default=0) for m in usable}
+    return NUMASet(sorted(closest_nodes(distances))[:1])
 
 
 def place_computed(case: PlacementRequest) -> Placement | Rejection:
@@ -528,9 +497,8 @@ def _place_shared(
             reason=unpinned_caption(cause),
             decision_steps=(cause,),
         )
-    return _complete_placement(
-        case, table, replace(placement, kind=ContainerKind.SHARED, numa_nodes=numa_nodes)
-    )
+    placement = replace(placement, kind=ContainerKind.SHARED, numa_nodes=numa_nodes)
+    return _complete_placement(case, table, placement)
 
 
 def _place_aligned(
@@ -538,7 +506,7 @@ def _place_aligned(
 ) -> Placement | Rejection:
     """Ask the policy for NUMA nodes, once for each pod under scope ``pod``.
 
-    The demand of ``case`` is the pod's then, of which ``own`` exclusive CPUs are the container's.
+    The demand of ``case`` is the pod's then; ``own_count`` exclusive CPUs are the container's.
     """
     record = case.pod_record if case.requested.scope is Scope.POD else None
     if record is not None and record.affinity is not None:
@@ -549,7 +517,7 @@ def _place_aligned(
             aligned=record.affinity_is_preferred,
             decision_steps=(note,),
         )
-    alignment = _align(case, table)
+    alignment = _align_resources(case, table)
     if alignment.admitted:
         return _affinity_placement(case, alignment)
     if case.demand.exclusive_cpus > own_count and case.uses_kubelet_rules:
@@ -561,7 +529,7 @@ def _place_aligned(
     return _alignment_rejection(case, table, alignment)
 
 
-def _align(case: PlacementRequest, table: FreeResources) -> Alignment:
+def _align_resources(case: PlacementRequest, table: FreeResources) -> Alignment:
     """Merge the hints of all resources; near listed memory, if the policy is strict."""
     machine, settings, policy = case.node.machine, case.node.machine.settings, case.policy
     providers, ranks = hint_providers(case, table), rank_numa_nodes(case, table)
@@ -649,9 +617,7 @@ def _missing_cpu_holders(case: PlacementRequest) -> str:
     """Name holders of the missing CPUs, unless no empty NUMA node would have enough."""
     count = case.demand.exclusive_cpus
     capacity = max(case.node.machine.exclusive_capacity_for(count).values(), default=0)
-    if not count:
-        return ""
-    if case.policy is Policy.SINGLE_NUMA_NODE and count > capacity:
+    if not count or (case.policy is Policy.SINGLE_NUMA_NODE and count > capacity):
         return ""
     return _obstacles_text(case)
 
@@ -693,8 +659,8 @@ def _place_exclusive(
         affinity is None or numa_nodes <= _nodes_giving_cpus(request.settings, machine, affinity)
     )
     if distribution is not None:
-        sentences += distribution.sentences(machine.topology, chosen_cpus.cpus)
-        aligned = aligned and not distribution.shortfalls(machine.topology, chosen_cpus.cpus)
+        sentences += distribution.proportion_sentences(machine.topology, chosen_cpus.cpus)
+        aligned = aligned and not distribution.cpu_shortfalls(machine.topology, chosen_cpus.cpus)
     sentences += local_cpu_sentences(case, numa_nodes, chosen_cpus.cpus)
     return _complete_placement(
         case,
@@ -779,11 +745,10 @@ def _take_rejection(
 ) -> Rejection:
     text, holders = free_resources_text(case, table), _obstacles_text(case)
     if isinstance(failed, SMTMisaligned):
+        clause = smt_misaligned_text(case, failed, case.effective_smt)
         return RejectionWithAlignment(
             reason=RejectionReason.SMT_ALIGNMENT,
-            detail=(
-                f"{smt_misaligned_text(case, failed, case.effective_smt)}; free: {text}{holders}"
-            ),
+            detail=f"{clause}; free: {text}{holders}",
             rule="smt: full-core gives whole cores only",
             alignment=placement.alignment,
         )
@@ -831,7 +796,6 @@ def _complete_placement(
         topology = case.node.machine.topology
         cpus = shared_group_cpus(placed.numa_nodes.bits, case.node.pool, topology, 0)
         warnings = isolated_list_warnings(case.node.machine, cpus)
-    is_pods = case.requested.scope is Scope.POD and policy is not Policy.NONE
     return replace(
         placed,
         charges=charges,
@@ -840,9 +804,7 @@ def _complete_placement(
         reason=with_outcome(_placement_caption(placed), is_misaligned=not placed.aligned),
         decision_steps=placed.decision_steps + warnings,
         warnings=placed.warnings + warnings,
-        pod_affinity=_affinity_to_record_for_pod(case.node.machine, placed.affinity)
-        if is_pods
-        else None,
+        pod_affinity=_affinity_to_record_for_pod(case, placed.affinity),
     )
 
 
@@ -933,11 +895,12 @@ def _with_near_memory(
     )
 
 
-def _affinity_to_record_for_pod(machine: NodeModel, affinity: NUMASet | None) -> NUMASet | None:
-    """Affinity of a whole pod; on a machine with one NUMA node none means that one."""
-    if affinity is None and len(machine.alignable_nodes) == 1:
-        return machine.alignable_nodes
-    return affinity
+def _affinity_to_record_for_pod(case: PlacementRequest, affinity: NUMASet | None) -> NUMASet | None:
+    """Affinity of a pod that is placed as a whole; without any the only NUMA node of a machine."""
+    if case.requested.scope is not Scope.POD or case.policy is Policy.NONE:
+        return None
+    nodes = case.node.machine.alignable_nodes
+    return nodes if affinity is None and len(nodes) == 1 else affinity
 
 
 def _charged_milli_by_node(
@@ -945,9 +908,7 @@ def _charged_milli_by_node(
 ) -> dict[int, int]:
     """Thousandths of a CPU to allocate on each NUMA node."""
     if placement.cpus:
-        return {
-            i: 1000 * n
-            for i, n in case.node.machine.topology.cpu_count_by_node(placement.cpus).items()
-        }
+        counts = case.node.machine.topology.cpu_count_by_node(placement.cpus)
+        return {i: 1000 * count for i, count in counts.items()}
     milli = min(case.demand.cpu_milli, case.demand.cpu_requested_milli)
     return split_cpu_milli(milli, placement.numa_nodes, table.free_cpu_milli)

@@ -31,16 +31,16 @@ class DeviceDistribution(msgspec.Struct, frozen=True, kw_only=True):
     cpu_counts: Mapping[int, int]
     ambiguous_devices: tuple[Device, ...] = ()
 
-    def shortfalls(self, topology: Topology, cpus: CPUSet) -> dict[int, int]:
+    def cpu_shortfalls(self, topology: Topology, cpus: CPUSet) -> dict[int, int]:
         """Count the CPUs that NUMA nodes do not give although they should."""
         counts = topology.cpu_count_by_node(cpus)
         return {i: n - counts.get(i, 0) for i, n in self.cpu_counts.items() if n > counts.get(i, 0)}
 
-    def sentences(self, topology: Topology, cpus: CPUSet) -> list[str]:
+    def proportion_sentences(self, topology: Topology, cpus: CPUSet) -> list[str]:
         """Say what the CPUs are in proportion to, what is missing, and what does not count."""
         items = [f"{n} on NUMA node {i}" for i, n in sorted(self.device_counts.items())]
         devices_text = f"in proportion to its {self.resource} devices, {join_words(items)}"
-        shortfalls = self.shortfalls(topology, cpus)
+        shortfalls = self.cpu_shortfalls(topology, cpus)
         texts = [f"its CPUs are {'not ' if shortfalls else ''}{devices_text}"]
         for i, n in sorted(shortfalls.items()):
             count_of_all = f"{self.cpu_counts[i] - n} of {count_text(self.cpu_counts[i], 'CPU')}"
@@ -64,17 +64,17 @@ def device_distribution(case: PlacementRequest, numa_nodes: NUMASet) -> DeviceDi
     nodes = frozenset(numa_nodes & topology.cpu_nodes)
     devices = [device for request in devices_giving_hints(case) for device in request.devices]
     device_nodes = {i for device in devices for i in device.numa_nodes & nodes}
-    most = min(requests, key=lambda r: (-len(r.devices), r.resource))
-    inside = [(d, sorted(d.numa_nodes & nodes)) for d in most.devices]
+    main_request = min(requests, key=lambda r: (-len(r.devices), r.resource))
+    inside = [(d, sorted(d.numa_nodes & nodes)) for d in main_request.devices]
     device_counts = Counter(ids[0] for _, ids in inside if len(ids) == 1)
     if len(device_nodes) < 2 or not device_counts:
         return None
     takes_whole_cores = case.effective_smt in (SMT.ANY, SMT.FULL_CORE)
     unit = topology.threads_per_core if takes_whole_cores else 1
     return DeviceDistribution(
-        resource=most.resource,
+        resource=main_request.resource,
         device_counts=dict(device_counts),
-        cpu_counts=apportion(case.demand.exclusive_cpus, device_counts, unit),
+        cpu_counts=apportion_cpus(case.demand.exclusive_cpus, device_counts, unit),
         ambiguous_devices=tuple(d for d, ids in inside if len(ids) > 1),
     )
 
@@ -110,10 +110,8 @@ def parts_for_devices(
     has_own_cores = case.effective_smt in (SMT.SPREAD, SMT.PAIR)
     parts: list[tuple[CPUSet, int]] = []
     for i, count in sorted(counts.items()):
-        node_cpus, limited = (
-            machine.topology.cpus_of(NUMASet([i])),
-            min(count, limits.get(i, count)),
-        )
+        node_cpus = machine.topology.cpus_of(NUMASet([i]))
+        limited = min(count, limits.get(i, count))
         local_cpus = _local_cpus(case, i)
         if local_cpus and local_cpus != node_cpus:
             cores = machine.allocator_index.whole_cores((free_cpus & local_cpus).bits)
@@ -148,7 +146,7 @@ def local_cpu_sentences(case: PlacementRequest, numa_nodes: NUMASet, cpus: CPUSe
     return sentences
 
 
-def apportion(count: int, weights: Mapping[int, int], unit: int = 1) -> dict[int, int]:
+def apportion_cpus(count: int, weights: Mapping[int, int], unit: int = 1) -> dict[int, int]:
     """Split a count over NUMA nodes in proportion to their weights, in whole units.
 
     One unit more goes to the largest remainders, of equal ones to the lower id. The last NUMA node

@@ -59,9 +59,8 @@ def place_listed(case: PlacementRequest) -> Placement | Rejection:
     if not cpu_list.is_exclusive:
         warnings += isolated_list_warnings(machine, cpus)
     # Sets instead of the annotation's texts, which may be long.
-    listed = join_words(
-        [f"{key} {ids}" for key, ids in (("numacpu", cpus), ("numamem", mems)) if ids]
-    )
+    lists = (("numacpu", cpus), ("numamem", mems))
+    listed = join_words([f"{key} {ids}" for key, ids in lists if ids])
     return replace(
         case.initial_placement,
         kind=ContainerKind.LISTED if cpus else ContainerKind.UNPINNED,
@@ -98,9 +97,8 @@ def _resolve_cpu_list(case: PlacementRequest) -> _CPUList | Rejection:
     if exclusive and not may_be_exclusive(requested, cpus, demand):
         if not (requested.ignores_denied and requested.is_from_annotation("cpus")):
             return unpaid_cpus_rejection(case, cpus)
-        ignored = (
-            f"cpus: exclusive is ignored, because {_requested_text(requested, cpus, demand)}",
-        )
+        cause = _requested_text(requested, cpus, demand)
+        ignored = (f"cpus: exclusive is ignored, because {cause}",)
         exclusive = False
     if exclusive:
         rejection = _check_exclusive_list(case, cpus)
@@ -226,7 +224,7 @@ def unpaid_cpus_rejection(case: PlacementRequest, cpus: CPUSet) -> Rejection:
 
 
 def _list_rejection(
-    text: str, problem: str, remedy: str, rule: str, *, reason: RejectionReason
+    reason: RejectionReason, text: str, problem: str, remedy: str, rule: str
 ) -> Rejection:
     return Rejection(reason=reason, detail=f"{text}, but {problem}; expected {remedy}", rule=rule)
 
@@ -237,48 +235,33 @@ def _check_listed_cpus(case: PlacementRequest, withheld: CPUSet) -> Rejection | 
     settings, text, cpus = case.node.machine.settings, _list_subject(case), requested.listed_cpus
     remedy = f"CPUs among {topology.online}"
     if bad_cpus := cpus - topology.possible:
-        problem = f"{cpus_text(bad_cpus, 'does', 'do')} not exist"
-        return _list_rejection(
-            text, problem, remedy, "listed CPUs must exist", reason=RejectionReason.UNKNOWN_CPU
-        )
+        problem, rule = f"{cpus_text(bad_cpus, 'does', 'do')} not exist", "listed CPUs must exist"
+        return _list_rejection(RejectionReason.UNKNOWN_CPU, text, problem, remedy, rule)
     if bad_cpus := cpus - topology.online:
-        problem = f"{cpus_text(bad_cpus, 'is', 'are')} offline"
-        return _list_rejection(
-            text, problem, remedy, "listed CPUs must be online", reason=RejectionReason.CPU_OFFLINE
-        )
+        problem, rule = f"{cpus_text(bad_cpus, 'is', 'are')} offline", "listed CPUs must be online"
+        return _list_rejection(RejectionReason.CPU_OFFLINE, text, problem, remedy, rule)
     if bad_cpus := cpus - topology.allowed:
         problem = f"{cpus_text(bad_cpus, 'is', 'are')} outside the CPUs that containers may use"
+        remedy = f"CPUs among {topology.allowed}"
         rule = "listed CPUs must be usable by containers"
-        return _list_rejection(
-            text,
-            problem,
-            f"CPUs among {topology.allowed}",
-            rule,
-            reason=RejectionReason.CPU_NOT_ALLOWED,
-        )
+        return _list_rejection(RejectionReason.CPU_NOT_ALLOWED, text, problem, remedy, rule)
     reserved = cpus & settings.reserved_cpus
     if reserved and requested.is_from_annotation("numacpu") and not requested.reserved_cpus:
-        usable = topology.allowed - settings.reserved_cpus
-        return _list_rejection(
-            text,
-            f"{cpus_text(reserved, 'is', 'are')} reserved for the system",
-            f"CPUs among {usable}, or a permission with reservedCPUs ({requested.permission} "
-            "does not have it)",
-            "annotations cannot request reserved CPUs",
-            reason=RejectionReason.CPU_RESERVED,
-        )
+        problem = f"{cpus_text(reserved, 'is', 'are')} reserved for the system"
+        remedy = f"CPUs among {topology.allowed - settings.reserved_cpus}, or a permission with "
+        remedy += f"reservedCPUs ({requested.permission} does not have it)"
+        rule = "annotations cannot request reserved CPUs"
+        return _list_rejection(RejectionReason.CPU_RESERVED, text, problem, remedy, rule)
     bad_cpus = cpus & withheld
     shared = requested.cpus is not CPUMode.EXCLUSIVE
     if bad_cpus and not (
         case.had_instance and shared and is_yielding_list(requested, cpus, case.demand)
     ):
-        return _list_rejection(
-            text,
-            f"{cpus_text(bad_cpus, 'is', 'are')} exclusive to {_exclusive_holder(state, bad_cpus)}",
-            f"CPUs among {CPUSet.from_bits(case.node.exclusive_pool_bits)}",
-            "listed CPUs must not be exclusive to another container",
-            reason=RejectionReason.CPU_EXCLUSIVE,
-        )
+        holder = _exclusive_holder(state, bad_cpus)
+        problem = f"{cpus_text(bad_cpus, 'is', 'are')} exclusive to {holder}"
+        remedy = f"CPUs among {CPUSet.from_bits(case.node.exclusive_pool_bits)}"
+        rule = "listed CPUs must not be exclusive to another container"
+        return _list_rejection(RejectionReason.CPU_EXCLUSIVE, text, problem, remedy, rule)
     return None
 
 
@@ -289,19 +272,15 @@ def _check_exclusive_list(case: PlacementRequest, cpus: CPUSet) -> Rejection | N
         problem = f"{cpus_text(reserved, 'is', 'are')} reserved"
         remedy = f"CPUs among {machine.topology.allowed - settings.reserved_cpus}"
         rule = "reserved CPUs are never exclusive"
-        return _list_rejection(text, problem, remedy, rule, reason=RejectionReason.CPU_RESERVED)
+        return _list_rejection(RejectionReason.CPU_RESERVED, text, problem, remedy, rule)
     if common_cpus := cpus & state.listed_cpus:
         names = sorted(state.allocations[i].full_name for i, c in state.listed.items() if c & cpus)
-        return _list_rejection(
-            text,
-            f"{cpus_text(common_cpus, 'is', 'are')} also listed by {listed_words_text(names)}",
-            "CPUs that no other container lists",
-            "exclusive CPUs must not be listed by another container",
-            reason=RejectionReason.CPU_LISTED,
-        )
-    return check_exclusive_limits(
-        case, f"{text}, which", cpus, NO_CPUS
-    ) or _check_strict_shared_containers(case.node, text, cpus)
+        problem = f"{cpus_text(common_cpus, 'is', 'are')} also listed by {listed_words_text(names)}"
+        remedy = "CPUs that no other container lists"
+        rule = "exclusive CPUs must not be listed by another container"
+        return _list_rejection(RejectionReason.CPU_LISTED, text, problem, remedy, rule)
+    rejection = check_exclusive_limits(case, f"{text}, which", cpus, NO_CPUS)
+    return rejection or _check_strict_shared_containers(case.node, text, cpus)
 
 
 def _check_strict_shared_containers(
@@ -317,14 +296,11 @@ def _check_strict_shared_containers(
         strict = [i for i in sorted(members) if state.allocations[i].policy in STRICT_POLICIES]
         if strict and group_cpus and group_cpus <= cpus:
             sharer = state.allocations[strict[0]]
-            return _list_rejection(
-                text,
-                f"it leaves no CPU on {numa_text(numa_nodes)} for {sharer.full_name}, which "
-                f"shares CPUs there (policy {sharer.policy})",
-                f"one of {group_cpus} to be free",
-                "containers that share under a strict policy keep a CPU on their NUMA nodes",
-                reason=RejectionReason.SHARED_POOL_EMPTY,
-            )
+            problem = f"it leaves no CPU on {numa_text(numa_nodes)} for {sharer.full_name}, which "
+            problem += f"shares CPUs there (policy {sharer.policy})"
+            remedy = f"one of {group_cpus} to be free"
+            rule = "containers that share under a strict policy keep a CPU on their NUMA nodes"
+            return _list_rejection(RejectionReason.SHARED_POOL_EMPTY, text, problem, remedy, rule)
     return None
 
 
@@ -340,37 +316,24 @@ def _exclusive_holder(state: NodeState, cpus: CPUSet) -> str:
 
 def check_numamem(case: PlacementRequest) -> Rejection | None:
     """Check ``numamem``, alone or beside computed CPUs; None if the list may be used."""
-    topology, requested, mems = (
-        case.node.machine.topology,
-        case.requested,
-        case.requested.listed_mems,
-    )
+    topology, requested = case.node.machine.topology, case.requested
+    mems = requested.listed_mems
     value = quote_value(requested.numamem or "")
     text = f"numamem is {value} ({requested.source_text('numamem')})"
     remedy = f"NUMA nodes among {topology.memory_nodes}"
     if bad_nodes := mems - topology.numa_ids:
         problem = f"{numa_text(bad_nodes, 'does', 'do')} not exist"
-        return _list_rejection(
-            text,
-            problem,
-            remedy,
-            "listed NUMA nodes must exist",
-            reason=RejectionReason.UNKNOWN_NUMA_NODE,
-        )
+        rule = "listed NUMA nodes must exist"
+        return _list_rejection(RejectionReason.UNKNOWN_NUMA_NODE, text, problem, remedy, rule)
     if bad_nodes := mems & topology.withheld_memory:
         problem = f"memory of {numa_text(bad_nodes)} is outside what containers may use"
         rule = "listed NUMA nodes must be usable by containers"
-        return _list_rejection(
-            text, problem, remedy, rule, reason=RejectionReason.NUMA_NODE_NOT_ALLOWED
-        )
+        return _list_rejection(RejectionReason.NUMA_NODE_NOT_ALLOWED, text, problem, remedy, rule)
     if bad_nodes := mems - topology.memory_nodes:
-        problem, rule = (
-            f"{numa_text(bad_nodes, 'has', 'have')} no memory",
-            "listed NUMA nodes must have memory",
-        )
-        return _list_rejection(
-            text, problem, remedy, rule, reason=RejectionReason.NUMA_NODE_WITHOUT_MEMORY
-        )
+        problem = f"{numa_text(bad_nodes, 'has', 'have')} no memory"
+        rule = "listed NUMA nodes must have memory"
+        reason = RejectionReason.NUMA_NODE_WITHOUT_MEMORY
+        return _list_rejection(reason, text, problem, remedy, rule)
     if requested.bind is Bind.CPU:
         return None
     free_bytes = case.node.free_memory
@@ -384,14 +347,12 @@ def check_numamem(case: PlacementRequest) -> Rejection | None:
         ]
     for resource, need, by_id in rows:
         if need > sum(by_id.values()):
-            return Rejection(
-                reason=RejectionReason.NOT_ENOUGH_MEMORY,
-                detail=f"{text}, but {resource}: {human_bytes(need)} needed, "
-                f"{human_bytes(sum(by_id.values()), free=True)} free there; "
-                + per_node_text({i: human_bytes(amount, free=True) for i, amount in by_id.items()})
-                + "; expected NUMA nodes that hold it, because otherwise "
-                + ("the OOM killer" if resource == "memory" else "SIGBUS")
-                + " ends the container",
-                rule="the memory limit must fit the listed NUMA nodes",
-            )
+            per_node = {i: human_bytes(amount, free=True) for i, amount in by_id.items()}
+            problem = f"{resource}: {human_bytes(need)} needed, "
+            problem += f"{human_bytes(sum(by_id.values()), free=True)} free there; "
+            problem += per_node_text(per_node)
+            killer = "the OOM killer" if resource == "memory" else "SIGBUS"
+            remedy = f"NUMA nodes that hold it, because otherwise {killer} ends the container"
+            rule = "the memory limit must fit the listed NUMA nodes"
+            return _list_rejection(RejectionReason.NOT_ENOUGH_MEMORY, text, problem, remedy, rule)
     return None

@@ -18,6 +18,7 @@ process from outside. So a container that runs already goes without.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
@@ -61,18 +62,15 @@ def widen_for_memory(
     node. None when not even all candidates hold it.
     """
     allowed_nodes = mask | candidates
+    quantities = [
+        ResourceNeed(need, {i: v for i, v in free_amounts.items() if v > 0})
+        for need, free_amounts in demands
+        if need > 0
+    ]
     cover = MaskRequirement(
-        allowed_mask=allowed_nodes.bits,
-        required=mask.bits,
-        quantities=tuple(
-            [
-                ResourceNeed(need, {i: v for i, v in free_amounts.items() if v > 0})
-                for need, free_amounts in demands
-                if need > 0
-            ]
-        ),
+        allowed_mask=allowed_nodes.bits, required=mask.bits, quantities=tuple(quantities)
     )
-    if not cover.quantities or (mask and cover.satisfied_by(mask.bits)):
+    if not quantities or (mask and cover.satisfied_by(mask.bits)):
         return mask
     order, distances = MaskOrder(allowed_nodes), DistanceSums(distance)
     bits = cover.narrowest_mask(order, distances, SearchBudget())
@@ -127,11 +125,8 @@ class MemoryTable(msgspec.Struct, frozen=True, kw_only=True):
         return NUMASet(self.groups)
 
     def memory_demands(self, bytes_needed: Mapping[str, int]) -> list[ResourceDemand]:
-        """Providers of a Guaranteed container's memory, judged as the kubelet does.
-
-        A type the machine does not have cannot be met.
-        """
-        nothing = dict.fromkeys(self.groups, 0)
+        """Providers of a Guaranteed container's memory, judged as the kubelet does."""
+        nothing = dict.fromkeys(self.groups, 0)  # a type the machine does not have cannot be met
         return [
             ResourceDemand(
                 resource=resource,
@@ -276,7 +271,7 @@ def cpu_and_memory_charges(
     hugepages: Mapping[int, int],
     hugepages_left: Mapping[int, Mapping[int, int]],
     *,
-    kubelet_memory: bool = False,
+    kubelet_memory: bool,
     weights: Mapping[int, int] | None = None,
 ) -> dict[int, Charge]:
     """Book a grant on its NUMA nodes, bytes node by node in id order, as the kubelet does.
@@ -288,7 +283,9 @@ def cpu_and_memory_charges(
     widened past what is free) is allocated on the first memory node, so that nothing goes
     unaccounted.
     """
-    weights_of_mems = {} if kubelet_memory else {i: (weights or {}).get(i, 0) for i in mems}
+    weights_of_mems = {}
+    if weights and not kubelet_memory:
+        weights_of_mems = {i: weights.get(i, 0) for i in mems}
     memory_split = _split_bytes(mems, memory, memory_left, weights_of_mems)
     pages: dict[int, dict[int, int]] = {}
     for size, amount in sorted(hugepages.items()):
@@ -328,8 +325,8 @@ def _split_bytes(
     split = _split_bytes_by_weight(count, {i: weights[i] for i in units_free}, units_free)
     by_weight = {i: n * unit for i, n in split.items() if n}
     remaining = {i: free_amounts.get(i, 0) - by_weight.get(i, 0) for i in mems}
-    rest = _split_bytes_in_id_order(mems, amount - count * unit, remaining)
-    return {i: by_weight.get(i, 0) + rest.get(i, 0) for i in by_weight.keys() | rest.keys()}
+    in_id_order = _split_bytes_in_id_order(mems, amount - count * unit, remaining)
+    return Counter(by_weight) + Counter(in_id_order)
 
 
 def _split_bytes_in_id_order(
@@ -368,17 +365,16 @@ def with_memory_policy(case: PlacementRequest, placed: Placement) -> Placement |
     if mode.needs_nodes and not placed.mems:
         if case.requested.is_from_annotation(MEMPOLICY_KEY):
             return unpinned_memory_policy_rejection(case.requested)
-        return _memory_policy_without_effect(
-            placed, mode, "nothing pins the memory of the container"
-        )
+        reason = "nothing pins the memory of the container"
+        return _memory_policy_without_effect(placed, mode, reason)
     missing = case.node.machine.memory_policies.refused.get(mode)
     if missing is None:
-        placed = replace(
-            placed, charges=interleaved_charges(case, mode, placed.mems, placed.charges)
-        )
+        charges = interleaved_charges(case, mode, placed.mems, placed.charges)
         setting = MemoryPolicySetting(mode, _memory_policy_nodes(mode, placed))
-        note = f"mempolicy: {mode}{_nodes_suffix(setting.nodes)}, from its first instruction"
-        return replace(placed, memory_policy=setting, decision_steps=(*placed.decision_steps, note))
+        nodes_text = f" on {numa_text(setting.nodes)}" if setting.nodes else ""
+        note = f"mempolicy: {mode}{nodes_text}, from its first instruction"
+        steps = (*placed.decision_steps, note)
+        return replace(placed, charges=charges, memory_policy=setting, decision_steps=steps)
     if case.on_failure is OnFailure.BEST_EFFORT:
         placement = _memory_policy_without_effect(placed, mode, missing.partition(";")[0])
         return replace(placement, warnings=(*placed.warnings, placement.decision_steps[-1]))
@@ -438,23 +434,18 @@ def unpinned_memory_policy_rejection(requested: PlacementOptions) -> Rejection:
     return Rejection(
         reason=RejectionReason.MEMORY_POLICY_NEEDS_NODES,
         detail=f"{_memory_policy_text(requested)}, but nothing pins the memory of the "
-        "container; "
-        "expected numamem, or a policy that pins its memory",
+        "container; expected numamem, or a policy that pins its memory",
         rule="a memory policy applies to pinned memory only",
     )
 
 
 def _memory_policy_nodes(mode: MemoryPolicy, placed: Placement) -> NUMASet:
     if not mode.needs_nodes:
-        return NUMASet()
+        return NO_NUMA_NODES
     if mode is not MemoryPolicy.PREFERRED:
         return placed.mems
     # The kernel would take the first of several: of those beside its CPUs, if there are such.
     return NUMASet([(placed.numa_nodes & placed.mems or placed.mems).first_id])
-
-
-def _nodes_suffix(nodes: NUMASet) -> str:
-    return f" on {numa_text(nodes)}" if nodes else ""
 
 
 def _memory_policy_without_effect(placed: Placement, mode: MemoryPolicy, reason: str) -> Placement:

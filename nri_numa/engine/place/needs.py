@@ -21,6 +21,7 @@ from nri_numa.engine.align.hints import (
     DeviceDemand,
     HintProvider,
     ResourceDemand,
+    add_attached_to_cpu_nodes,
 )
 from nri_numa.engine.align.policies import Alignment, byte_shortage_clause, shortage_clause
 from nri_numa.engine.cpus.allocator import NotEnoughCPUs, SMTMisaligned
@@ -38,7 +39,7 @@ from nri_numa.engine.request.demand import (
     hugepage_demand,
 )
 from nri_numa.engine.state import POD_RESERVATION_NAME
-from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
+from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet, union_cpus
 from nri_numa.model.machine import (
     Topology,
     Unit,
@@ -155,10 +156,7 @@ def _previous_cpus(case: PlacementRequest, free_cpus: CPUSet) -> CPUSet:
     # What the pod's sum keeps is anywhere, which is no place for scope container.
     ignored = POD_RESERVATION_NAME if case.requested.scope is Scope.CONTAINER else None
     instances = [p for name, p in record.previous.items() if name != ignored]
-    bits = 0
-    for previous in instances if instance is None else (instance,):
-        bits |= previous.cpus.bits
-    return CPUSet.from_bits(bits & free_cpus.bits)
+    return free_cpus & union_cpus(p.cpus for p in (instances if instance is None else [instance]))
 
 
 def pod_demand(pod: PodSandbox, demand: Demand, *, fractions: bool = True) -> Demand:
@@ -266,9 +264,7 @@ def needed_text(case: PlacementRequest) -> str:
             parts.append(f"{human_bytes(demand.memory_bytes)} memory")
         for size, amount in sorted(demand.hugepages.items()):
             parts.append(f"{human_bytes(amount)} in huge pages of {human_bytes(size)}")
-    if not parts:
-        return "a CPU"
-    return join_words(parts)
+    return join_words(parts) or "a CPU"
 
 
 def exclusive_restrictions_text(case: PlacementRequest) -> str:
@@ -317,7 +313,7 @@ def smt_misaligned_text(case: PlacementRequest, failed: SMTMisaligned, smt: SMT)
 def memory_shortage_text(
     demand: Demand, table: FreeResources, mems: NUMASet, nodes_text: str
 ) -> str:
-    """Which memory some memory nodes have too little of; ``where`` they are, for the text."""
+    """Which memory some memory nodes have too little of; ``nodes_text`` says where they are."""
     amounts = [("memory", demand.memory_bytes, table.free_memory)]
     for size, amount in sorted(demand.hugepages.items()):
         amounts.append((hugepages_resource_name(size), amount, table.free_hugepages[size]))
@@ -386,13 +382,8 @@ def excluded_memory_nodes_text(case: PlacementRequest, table: FreeResources) -> 
     excluded = machine.memory_only_nodes.excluded
     if not excluded:
         return ""
-    free_bytes = [
-        sum(
-            table.free_memory.get(i, 0)
-            for i in machine.memory_only_nodes.attached_to(nodes) | nodes
-        )
-        for nodes in (NUMASet([i]) for i in machine.alignable_nodes)
-    ]
+    by_node = add_attached_to_cpu_nodes(machine.memory_only_nodes.attached, table.free_memory)
+    free_bytes = [by_node.get(i, 0) for i in machine.alignable_nodes]
     single = case.policy is Policy.SINGLE_NUMA_NODE
     if (max(free_bytes) if single else sum(free_bytes)) >= case.demand.memory_bytes:
         return ""
@@ -424,11 +415,9 @@ def alignment_shortage_text(
             "kubelet's does (kubeletCompatibility: memory); waiting does not help, best-effort "
             f"does; free: {free_text}"
         )
-    limit = (
-        "one NUMA node"
-        if policy is Policy.SINGLE_NUMA_NODE
-        else "no more NUMA nodes than an empty machine would need"
-    )
+    limit = "no more NUMA nodes than an empty machine would need"
+    if policy is Policy.SINGLE_NUMA_NODE:
+        limit = "one NUMA node"
     outside = excluded_memory_nodes_text(case, table)
     return f"{needs_text} on {limit} (policy {policy}); free: {free_text}{outside}"
 

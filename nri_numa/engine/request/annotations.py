@@ -12,16 +12,10 @@ CPUs although the pod has a policy, and may opt out of it with ``bind: none``).
 Whether CPUs and NUMA nodes exist, are online and free is not asked here but in
 `nri_numa.engine.admit`, which knows the machine.
 
-Users who may create pods decide how long annotations are: Kubernetes lets those of one pod be 256
-KiB long together, in any number of pieces, and every container of the pod reads them, on the way of
-a request that the runtime waits two seconds for. So what no machine and no pod can need is refused
-before it is looked at. The operator's permissions say who may ask for what; NRI shows of a pod its
-namespace, labels, annotations and QoS class, and nothing of who created it or of its service
-account. Rules and defaults of the operator need no permission.
-
-The annotation ``scheduled-numa-nodes``, the NUMA nodes that the scheduler held for each container,
-is JSON (``{"main":"1","helper":"0-1"}``) and a preference among NUMA nodes that suit equally well,
-so that a pod that carries it of its own accord gets nothing that it could not get otherwise.
+Users who may create pods decide how long annotations are: 256 KiB for one pod, in any number of
+pieces, and every container of the pod reads them while the runtime waits two seconds. So what no
+machine and no pod can need is refused unread. The operator's permissions say who may ask for what,
+by namespace, labels, annotations and QoS class, which are all that NRI shows of a pod's author.
 """
 
 from __future__ import annotations
@@ -32,6 +26,7 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any, Final, TypeAlias
 
+import msgspec
 from msgspec.structs import replace
 
 from nri_numa.engine.old_records import (
@@ -84,27 +79,32 @@ def _matches_pod(entry: AnnotationPermission | Rule, pod: PodSandbox) -> bool:
     )
 
 
-def check_permission(permission: AnnotationPermission, key: str, value: str) -> str | None:
+def check_permission(
+    permission: AnnotationPermission, key: str, value: str, list_limit: int
+) -> str | None:
     """Say what was expected if a key or its value is not permitted; None if it is.
 
-    A value that cannot be read is left to the check of its form.
+    A value that cannot be read, or is too long to be, is left to the check of its form.
     """
+    reason = f", because {permission.name} allows no more"
+    if check_value_length(key, value, list_limit) is not None:
+        return None
     if ANY_ANNOTATION_KEY not in permission.allowed_keys and key not in permission.allowed_keys:
         keys = ", ".join(permission.allowed_keys)
-        return f"one of the keys {keys}" if keys else "no annotation of nri-numa"
+        return (f"one of the keys {keys}" if keys else "no annotation of nri-numa") + reason
     allowed = permission.allowed_values.get(key)
     if allowed is None or value in allowed or (key, value) in OLD_VALUES:
         return None
     kind = options.TABLE.by_key[key].list_of
     if kind is None:
-        return f"one of {', '.join(allowed)}"
+        return f"one of {', '.join(allowed)}{reason}"
     try:
         # What is allowed was checked when the configuration was read.
         if not kind.parse(value).bits & ~kind.parse(",".join(allowed)).bits:
             return None
     except ListFormatError:
         return None
-    return f"no others than {','.join(allowed)}"
+    return f"no others than {','.join(allowed)}{reason}"
 
 
 MAX_ANNOTATIONS: Final = 512
@@ -157,7 +157,9 @@ def check_value_length(key: str, value: str, list_limit: int) -> str | None:
 
 
 SCHEDULED_NODES_KEY: Final = "scheduled-numa-nodes"
-"""The annotation's key, below the prefix."""
+"""Key, below the prefix, of the annotation with the NUMA nodes that the scheduler held for each
+container: JSON (``{"main":"1","helper":"0-1"}``), and a preference among NUMA nodes that suit
+equally well. So a pod that carries it of its own accord gets nothing more."""
 MAX_SCHEDULED_NODES_CHARS: Final = 16_384
 """Characters that are read; 100 containers with the longest names take less."""
 
@@ -173,20 +175,10 @@ def parse_scheduled_nodes(text: str) -> dict[str, NUMASet] | None:
     if len(text) > MAX_SCHEDULED_NODES_CHARS:
         return None
     try:
-        document = json.loads(text)
-    except (ValueError, RecursionError):
+        lists = msgspec.json.decode(text, type=dict[str, str])
+        return {name: NUMASet.parse(listed) for name, listed in lists.items()}
+    except (ValueError, msgspec.DecodeError, RecursionError):
         return None
-    if not isinstance(document, dict):
-        return None
-    numa_nodes: dict[str, NUMASet] = {}
-    for name, listed in document.items():
-        if not isinstance(listed, str):
-            return None
-        try:
-            numa_nodes[name] = NUMASet.parse(listed)
-        except ListFormatError:
-            return None
-    return numa_nodes
 
 
 def scheduled_nodes(annotations: Mapping[str, str], prefix: str, container: str) -> NUMASet:
@@ -212,7 +204,7 @@ def written_annotation(annotations: Mapping[str, str], prefix: str, key: str) ->
 
 
 _MAX_CACHED_REQUESTS: Final = 256
-"""Different requests that a `OptionsResolver` remembers at a time."""
+"""Different requests that an `OptionsResolver` remembers at a time."""
 _MAX_CACHED_VALUE_CHARS: Final = 512
 """Characters of the values of one remembered request."""
 
@@ -255,7 +247,7 @@ def _expected_text(key: str, value: str) -> str | None:
     if option.list_of is not None and not value:
         return f"{option.expected}, not an empty text"
     try:
-        (option.list_of.parse if option.list_of is not None else option.parse)(value)
+        (option.parse if option.list_of is None else option.list_of.parse)(value)
     except ListFormatError as error:
         problem = str(error)
         # The offending part is quoted in there, and may be as long as the value.
@@ -283,10 +275,8 @@ def _known_keys_text(key: str) -> str:
 
 
 def _closest_key(text: str) -> str | None:
-    """Find the key that a word resembles; None without one."""
-    if len(text) > MAX_SUGGESTION_CHARS:
-        return None
-    return next(iter(get_close_matches(text, options.TABLE.keys, n=1)), None)
+    words = () if len(text) > MAX_SUGGESTION_CHARS else options.TABLE.keys
+    return next(iter(get_close_matches(text, words, n=1)), None)
 
 
 # --- contradictions ---------------------------------------------------------------------------
@@ -294,7 +284,6 @@ def _closest_key(text: str) -> str | None:
 
 # Key to value and source.
 _OptionLevel: TypeAlias = dict[str, tuple[str, OptionSource]]
-
 
 _SAME_PLACE_SOURCE: Final = OptionSource(SourceKind.DEFAULT, "same place")
 
@@ -332,13 +321,10 @@ def check_option_level(values: Mapping[str, str]) -> list[str]:
         for key, value in values.items()
         if (problem := check_value(key, value)) is not None
     ]
-    if not problems:
-        contradiction = _find_level_contradiction(
-            {key: (value, _SAME_PLACE_SOURCE) for key, value in values.items()}
-        )
-        if contradiction is not None:
-            key, remedy = contradiction
-            problems.append(f"{key}: {quote_value(values[key])} is not valid, expected {remedy}")
+    level = _level_from_values(values, _SAME_PLACE_SOURCE)
+    if not problems and (contradiction := _find_level_contradiction(level)):
+        key, remedy = contradiction
+        problems.append(f"{key}: {quote_value(values[key])} is not valid, expected {remedy}")
     return problems
 
 
@@ -381,8 +367,7 @@ def resolve_placement_options(
             if key not in resolved and stronger is None:
                 level_options[key] = entry
         # Rules and defaults were checked when the configuration was read.
-        contradiction = _find_level_contradiction(level_options) if number < annotated else None
-        if contradiction is not None:
+        if number < annotated and (contradiction := _find_level_contradiction(level_options)):
             key, remedy = contradiction
             value, source = level_options[key]
             return _invalid_value_rejection(key, value, remedy, source)
@@ -397,7 +382,7 @@ def resolve_placement_options(
 
 
 class OptionsResolver:
-    """`resolve_placement_options` for one set of settings, remembering what it found.
+    """`resolve_placement_options` for one set of settings, with a cache.
 
     Replicas and restarted pods ask for the same things again, and reading them takes longer than
     all arithmetic on a small machine.
@@ -446,10 +431,7 @@ def _read_annotations(
     permission: AnnotationPermission,
     ignored: list[str],
 ) -> tuple[_OptionLevel, _OptionLevel] | Rejection:
-    """Sort the agent's annotations into the container's level and the pod's level.
-
-    Annotations that are ignored for want of a permission are added to ``ignored``.
-    """
+    """Sort the agent's annotations into levels of container and pod, or into ``ignored``."""
     if len(names) > MAX_ANNOTATIONS:
         name = min(names)
         remedy = f"at most {MAX_ANNOTATIONS} annotations with {marker}, not {len(names)}"
@@ -474,7 +456,7 @@ def _read_annotations(
             remedy = f"{marker}{key}, or {marker}{key}.CONTAINER with the container's name"
         elif target is not None and target != container.name:
             continue
-        elif (expected := _permission_rejection(permission, key, value, list_limit)) is not None:
+        elif (expected := check_permission(permission, key, value, list_limit)) is not None:
             if permission.on_denied is OnDenied.IGNORE:
                 ignored.append(
                     f"{key} {quote_value(value)} ({source.text}) is ignored, expected {expected}"
@@ -495,16 +477,6 @@ def _read_annotations(
                 remedy = problem
         return _invalid_value_rejection(key, value, remedy, source)
     return mine, everybodys
-
-
-def _permission_rejection(
-    permission: AnnotationPermission, key: str, value: str, list_limit: int
-) -> str | None:
-    """Say what a permission allows instead; None if it allows the value."""
-    if check_value_length(key, value, list_limit) is not None:
-        return None  # refused without being read
-    remedy = check_permission(permission, key, value)
-    return None if remedy is None else f"{remedy}, because {permission.name} allows no more"
 
 
 def _parse_annotation_name(name: str, marker: str, *, guess: bool) -> tuple[str, str | None] | None:
@@ -553,7 +525,6 @@ def _build_placement_options(
     for key, (text, _) in level.items():
         option = table.by_key[key]
         values[option.field] = option.parse(text)
-    cpus, mems = values.get("numacpu"), values.get("numamem")
     return table.record(
         **values,
         explicit_keys=frozenset(
@@ -565,8 +536,8 @@ def _build_placement_options(
         reserved_cpus=permission.allow_reserved_cpus,
         ignores_denied=permission.on_denied is OnDenied.IGNORE,
         permission=permission.name,
-        listed_cpus=NO_CPUS if cpus is None else CPUSet.parse(cpus),
-        listed_mems=NO_NUMA_NODES if mems is None else NUMASet.parse(mems),
+        listed_cpus=CPUSet.parse(values["numacpu"]) if "numacpu" in values else NO_CPUS,
+        listed_mems=NUMASet.parse(values["numamem"]) if "numamem" in values else NO_NUMA_NODES,
         list_is_pods=pods_list,
         scheduled_nodes=scheduled,
     )
@@ -642,21 +613,17 @@ def _prefix_candidate(name: str) -> str:
     if tail.partition(".")[0] in options.TABLE.by_key:
         return domain
     key, _, suffix = domain.partition(".")
-    return (
-        suffix
-        if key in options.TABLE.by_key and (tail == "pod" or tail.startswith("container."))
-        else ""
-    )
+    is_other_spelling = tail == "pod" or tail.startswith("container.")
+    return suffix if is_other_spelling and key in options.TABLE.by_key else ""
 
 
 def request_annotation_names(annotations: Mapping[str, str], prefix: str) -> list[str]:
     """The annotations that a pod's request would be read from, misspelt keys too, by name."""
     marker = prefix + "/"
-    agent_keys = {
-        name: _parse_annotation_name(name, marker, guess=True)
+    return sorted(
+        name
         for name in annotations
         if marker in name
-    }
-    return sorted(
-        name for name, parts in agent_keys.items() if parts and parts[0] not in AGENT_WRITTEN_KEYS
+        and (parts := _parse_annotation_name(name, marker, guess=True))
+        and parts[0] not in AGENT_WRITTEN_KEYS
     )

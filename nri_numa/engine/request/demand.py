@@ -11,16 +11,13 @@ containers only. An id is ``slot-7``, or ``numa1-slot-7`` where the plugin annou
 kubelet has chosen the NUMA node then, so the CPUs are taken there and nowhere else. What a
 ResourceClaim gives comes the same way, written by the agent (`nri_numa.agent.claims`):
 ``numa1-claim-UID-0x4`` is of the first result of that claim, four CPUs on NUMA node 1.
-
-With ``staticCPUs: true`` each container of a Guaranteed pod with a whole number of CPUs owns them,
-wherever they are: the kubelet's static CPU Manager with the Topology Manager's policy none.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
@@ -40,7 +37,6 @@ from nri_numa.model.machine import count_text, human_cpu_number, human_milli
 from nri_numa.model.reasons import Rejection, RejectionReason
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import (
-    SMT,
     Bind,
     Container,
     CPUMode,
@@ -60,7 +56,6 @@ MAX_CPU_SHARES: Final = 262_144
 DEFAULT_CFS_PERIOD_US: Final = 100_000
 """Microseconds; the kernel's, used where a quota comes without a period."""
 
-_WHOLE_CORE_SMT_MODES: Final = (SMT.FULL_CORE, SMT.ISOLATE)
 _MIN_UNLIMITED_BYTES: Final = 1 << 62
 """cgroup v1 says *no limit* with numbers near 2**63; no machine has half of that."""
 _MAX_CFS_QUOTA_US: Final = (1 << 44) - 1
@@ -178,13 +173,9 @@ def has_pods_size(pod: PodSandbox, resources: Resources, total_milli: int) -> bo
     return cpu_request_milli(resources, []) > total_milli
 
 
-def _demand_rejection(subject: str, remedy: str, *, reason: RejectionReason) -> Rejection:
+def _demand_rejection(reason: RejectionReason, subject: str, remedy: str) -> Rejection:
     """Reject a demand that no machine can meet; ``subject`` has the resource and its value."""
-    return Rejection(
-        reason=reason,
-        detail=f"{subject}, expected {remedy}",
-        rule=remedy,
-    )
+    return Rejection(reason=reason, detail=f"{subject}, expected {remedy}", rule=remedy)
 
 
 def compute_demand(
@@ -217,15 +208,13 @@ def compute_demand(
     exclusive_cpus, ignored = 0, ""
     # Lists are applied unchanged, and bind: none changes nothing, so no number is needed.
     if requested.numacpu is None and requested.bind is not Bind.NONE:
-        # Whole cores cannot be guaranteed on shared CPUs.
-        needs_cores = requested.smt in _WHOLE_CORE_SMT_MODES and "smt" in requested.explicit_keys
         decided = _count_exclusive_cpus(
             pod, requested, demand, pod_share, notes, is_exclusive=is_exclusive
         )
         if isinstance(decided, Rejection):
             return decided
         exclusive_cpus, ignored = decided
-        if not exclusive_cpus and needs_cores:
+        if not exclusive_cpus and requested.requires_whole_cores:
             notes.append(f"smt: {requested.smt.value} has no effect on shared CPUs")
     own_bytes, memory_source = _memory_demand(pod, container, capacity_bytes, memory_notes)
     allocated = requested_memory(pod, container, capacity_bytes, own_bytes, pod_share)
@@ -257,7 +246,6 @@ def compute_demand(
 
 
 def _cpu_demand(pod: PodSandbox, resources: Resources, share: PodShare, notes: list[str]) -> Demand:
-    """Compute a container's size and its CPU request."""
     request = cpu_request_milli(resources, notes)
     limit = cpu_limit_milli(resources, notes)
     cpu_shares = resources.cpu_shares or 0
@@ -298,7 +286,7 @@ def _count_exclusive_cpus(
     if whole_cpus and is_in_pod_pool(pod, requested, pod_share):
         count = min(count, whole_cpus)  # limited to what others of its pod leave
     if requested.cpus is None and count > whole_cpus:
-        notes.append(f"it shares CPUs, because {_requested_text(size.cpu_requested_milli, count)}")
+        notes.append(f"it shares CPUs, because {_requested_text(size, count)}")
         return 0, ""
     is_explicit = "cpus" in requested.explicit_keys
     if size.cpu_is_lower_bound and requested.slots is None:
@@ -319,13 +307,19 @@ def _ignore_unpaid(
     requested: PlacementOptions, size: Demand, count: int, *, accepts_shared: bool
 ) -> str | Rejection:
     """Reject exclusive CPUs that are not requested, or return the ignored option as text."""
-    paid_text = _requested_text(size.cpu_requested_milli, count)
+    paid_text = _requested_text(size, count)
     if accepts_shared:
         return _shares_instead_text(requested, paid_text)
     is_ignored = requested.ignores_denied and requested.is_from_annotation("cpus")
-    if "cpus" in requested.explicit_keys and not is_ignored:
-        return _unrequested_rejection(requested, size.cpu_requested_milli, count)
-    return f"cpus: exclusive is ignored, because {paid_text}"
+    if "cpus" not in requested.explicit_keys or is_ignored:
+        return f"cpus: exclusive is ignored, because {paid_text}"
+    subject = f"cpu request is {_size_text(size.cpu_requested_milli)}"
+    remedy = (
+        f"{count_text(count, 'CPU')}, or a permission with allowUnrequestedCPUs "
+        f"({requested.permission} does not have it), because {requested.source_text('cpus')} sets "
+        "cpus: exclusive"
+    )
+    return _demand_rejection(RejectionReason.CPUS_NOT_REQUESTED, subject, remedy)
 
 
 def _wished_exclusive_cpus(pod: PodSandbox, requested: PlacementOptions, milli: int) -> int | None:
@@ -342,8 +336,8 @@ def _wished_exclusive_cpus(pod: PodSandbox, requested: PlacementOptions, milli: 
         return None if "cpus" in requested.explicit_keys else 0
     if requested.cpus is CPUMode.SHARED or not is_integer or pod.qos is not QoSClass.GUARANTEED:
         return 0
-    needs_cores = requested.smt in _WHOLE_CORE_SMT_MODES and "smt" in requested.explicit_keys
-    return milli // 1000 if needs_cores or requested.policy is not Policy.NONE else 0
+    is_aligned = requested.requires_whole_cores or requested.policy is not Policy.NONE
+    return milli // 1000 if is_aligned else 0
 
 
 def _may_share_instead(pod: PodSandbox, requested: PlacementOptions) -> bool:
@@ -383,22 +377,8 @@ def requested_cpus_text(subject: str, requested_milli: int, count: int) -> str:
     return f"{subject} requests {human_cpu_number(requested_milli)} of {count_text(count, 'CPU')}"
 
 
-def _requested_text(requested_milli: int, count: int) -> str:
-    return requested_cpus_text("the container", requested_milli, count)
-
-
-def _unrequested_rejection(
-    requested: PlacementOptions, requested_milli: int, count: int
-) -> Rejection:
-    remedy = (
-        f"{count_text(count, 'CPU')}, or a permission with allowUnrequestedCPUs "
-        f"({requested.permission} does not have it), because {requested.source_text('cpus')} sets "
-        "cpus: exclusive"
-    )
-    value = _size_text(requested_milli)
-    return _demand_rejection(
-        f"cpu request is {value}", remedy, reason=RejectionReason.CPUS_NOT_REQUESTED
-    )
+def _requested_text(size: Demand, count: int) -> str:
+    return requested_cpus_text("the container", size.cpu_requested_milli, count)
 
 
 def _size_text(milli: int) -> str:
@@ -411,7 +391,7 @@ def _fractional_rejection(requested: PlacementOptions, milli: int) -> Rejection:
     if milli:
         example, reason = f" such as {milli // 1000 + 1}", RejectionReason.FRACTIONAL_CPUS
     remedy = f"a whole number of CPUs{example}, {cause}"
-    return _demand_rejection(f"cpu is {_size_text(milli)}", remedy, reason=reason)
+    return _demand_rejection(reason, f"cpu is {_size_text(milli)}", remedy)
 
 
 def _shares_limit_text(pod: PodSandbox) -> str:
@@ -422,29 +402,24 @@ def _shares_limit_text(pod: PodSandbox) -> str:
 
 
 def _unknown_cpus_rejection(pod: PodSandbox) -> Rejection:
-    subject = f"cpu is a request of {MAX_CPU_SHARES // SHARES_PER_CPU} CPUs or more"
-    remedy = (
+    return _demand_rejection(
+        RejectionReason.CPU_REQUEST_UNKNOWN,
+        f"cpu is a request of {MAX_CPU_SHARES // SHARES_PER_CPU} CPUs or more",
         "a CPU limit as well, because the number of exclusive CPUs is not known: "
-        + _shares_limit_text(pod)
+        + _shares_limit_text(pod),
     )
-    return _demand_rejection(subject, remedy, reason=RejectionReason.CPU_REQUEST_UNKNOWN)
 
 
 def cpu_limit_milli(resources: Resources, notes: list[str]) -> int:
-    """Thousandths of a CPU from quota and period; 0 without a limit.
-
-    What had to be disregarded is added to ``notes``.
-    """
+    """Thousandths of a CPU from quota and period, 0 without; disregarded values get ``notes``."""
     quota = resources.cpu_quota
     if quota is None or quota in (0, -1):
         return 0
     if quota < 0:
         notes.append(f"CPU quota {quota} is negative and counts as no limit")
         return 0
-    period = resources.cpu_period
-    if period is None or period == 0:
-        period = DEFAULT_CFS_PERIOD_US
-    elif period < 0:
+    period = resources.cpu_period or DEFAULT_CFS_PERIOD_US
+    if period < 0:
         notes.append(f"CPU period {period} is negative and counts as {DEFAULT_CFS_PERIOD_US}")
         period = DEFAULT_CFS_PERIOD_US
     # To the nearest: the kubelet cuts quotas to whole microseconds, which shows with odd periods.
@@ -456,9 +431,7 @@ def cpu_limit_milli(resources: Resources, notes: list[str]) -> int:
 
 
 def cpu_request_milli(resources: Resources, notes: list[str]) -> int:
-    """Thousandths of a CPU from shares; 0 without a request.
-
-    What had to be disregarded is added to ``notes``.
+    """Thousandths of a CPU from shares, 0 without; disregarded values get ``notes``.
 
     The kubelet rounds ``milli * 1024 / 1000`` down, so rounding up gives the exact request back.
     """
@@ -489,12 +462,10 @@ def _pod_requested_milli(pod: PodSandbox, requested_milli: int, share: PodShare)
 
 def pod_cpu_request_milli(pod: PodSandbox) -> int | None:
     """Thousandths of a CPU that a whole pod requests; None if the runtime does not report it."""
-    resources = pod.resources
-    if resources.cpu_shares is None and not resources.cpu_quota:
+    shares = pod.resources.cpu_shares
+    if not pod.resources.cpu_quota and (shares is None or shares >= MAX_CPU_SHARES):
         return None
-    if (resources.cpu_shares or 0) >= MAX_CPU_SHARES and not resources.cpu_quota:
-        return None
-    return own_request_milli(pod.qos, resources)
+    return own_request_milli(pod.qos, pod.resources)
 
 
 def own_request_milli(qos: QoSClass, resources: Resources) -> int:
@@ -511,11 +482,7 @@ def own_request_milli(qos: QoSClass, resources: Resources) -> int:
 
 
 def requested_memory(
-    pod: PodSandbox,
-    container: Container,
-    capacity_bytes: int,
-    need: int,
-    pod_share: PodShare,
+    pod: PodSandbox, container: Container, capacity_bytes: int, need: int, pod_share: PodShare
 ) -> int:
     """Bytes of a container's need that it requests.
 
@@ -557,12 +524,12 @@ def unpinned_memory_request(
 def _memory_demand(
     pod: PodSandbox, container: Container, capacity_bytes: int, notes: list[str]
 ) -> tuple[int, str]:
-    limit = container.resources.memory_limit
-    if limit is not None and limit > 0:
-        if limit < _MIN_UNLIMITED_BYTES:
-            return limit, "limit"
+    limit = container.resources.memory_limit or 0
+    if 0 < limit < _MIN_UNLIMITED_BYTES:
+        return limit, "limit"
+    if limit > 0:
         notes.append(f"memory limit {limit} is above any machine and counts as no limit")
-    elif limit is not None and limit < -1:
+    elif limit < -1:
         notes.append(f"memory limit {limit} is negative and counts as no limit")
     request = _bytes_requested_by_oom_score(pod, container, capacity_bytes)
     return (request, "request") if request else (0, "none")
@@ -600,10 +567,8 @@ def claim_result_text(numa_node: int, uid: str, number: int, cpus: int) -> str:
 def parse_claims(text: str) -> HeldCPUSlots | None:
     """Parse the results of a container's claims; None if the text is not valid."""
     parts = text.split(",", MAX_CLAIM_RESULTS)
-    matches = [_CLAIM_SLOT_PATTERN.fullmatch(part) for part in parts]
-    results = [match for match in matches if match is not None]
-    names = {match[2] for match in results}
-    if len(parts) > MAX_CLAIM_RESULTS or len(results) < len(parts) or len(names) < len(parts):
+    results = _claim_results(parts)
+    if len(parts) > MAX_CLAIM_RESULTS or len({match[2] for match in results}) < len(parts):
         return None
     counts: Counter[int] = Counter()
     for match in results:
@@ -611,19 +576,22 @@ def parse_claims(text: str) -> HeldCPUSlots | None:
     return HeldCPUSlots(ids=text, count=counts.total(), by_node=dict(sorted(counts.items())))
 
 
+def _claim_results(parts: list[str]) -> list[re.Match[str]]:
+    return [match for part in parts if (match := _CLAIM_SLOT_PATTERN.fullmatch(part)) is not None]
+
+
 def check_claim_in_use(state: NodeState, slots: HeldCPUSlots) -> Rejection | None:
     """Reject a claim in use: its CPUs are for one container at a time."""
     if CLAIM_SLOT_MARK not in slots.ids:
         return None
-    names = _claim_result_names(slots.ids.split(","))
+    names = {match[2] for match in _claim_results(slots.ids.split(","))}
     for _, a in sorted(state.allocations.items()):
-        if CLAIM_SLOT_MARK in a.slots and names & _claim_result_names(a.slots.split(",")):
+        claimed = _claim_results(a.slots.split(",")) if CLAIM_SLOT_MARK in a.slots else ()
+        if any(match[2] in names for match in claimed):
             return Rejection(
                 reason=RejectionReason.CLAIM_IN_USE,
-                detail="pod "
-                f"{a.namespace}/{a.pod}, container {a.container}, has the CPUs of its "
-                "ResourceClaim; expected one container for "
-                "each request of a claim",
+                detail=f"pod {a.namespace}/{a.pod}, container {a.container}, has the CPUs of its "
+                "ResourceClaim; expected one container for each request of a claim",
                 rule="only one container at a time has the CPUs of a claim",
             )
     return None
@@ -645,12 +613,6 @@ def check_added_cpus(
     )
 
 
-def _claim_result_names(parts: Iterable[str]) -> set[str]:
-    return {
-        match[2] for part in parts if (match := _CLAIM_SLOT_PATTERN.fullmatch(part)) is not None
-    }
-
-
 SLOTS_KEY: Final = "slots"
 """Annotation key, below the prefix, with the ids that a container holds, separated by commas."""
 MAX_SLOTS: Final = 4096
@@ -660,10 +622,7 @@ _SLOT_ID_PATTERN: Final = re.compile(r"(?:numa([0-9]{1,4})-)?slot-[0-9]{1,6}", r
 
 
 def parse_slots(text: str) -> HeldCPUSlots | str:
-    """Parse a container's slot ids.
-
-    Return what was expected, as the end of a sentence, if they are not valid.
-    """
+    """Parse a container's slot ids; a text says what was expected instead."""
     if CLAIM_SLOT_MARK in text and (claimed := parse_claims(text)) is not None:
         return claimed
     ids = text.split(",") if len(text) <= _MAX_CLAIM_CHARS else []
@@ -709,23 +668,20 @@ def with_slots(
     if isinstance(slots, str):
         return Rejection(
             reason=RejectionReason.INVALID_SLOTS,
-            detail=f"{SLOTS_KEY} is {quote_value(text)} (annotation "
-            f"{settings.prefix}/{SLOTS_KEY} of "
-            f"the container), expected {slots}",
+            detail=f"{SLOTS_KEY} is {quote_value(text)} (annotation {settings.prefix}/{SLOTS_KEY} "
+            f"of the container), expected {slots}",
             rule="the device plugin of nri-numa says which slots a container holds",
         )
     claimed = CLAIM_SLOT_MARK in text
     kind, slots_text = SourceKind.SLOTS, f"{count_text(slots.count, 'slot')} of the device plugin"
     if claimed:
         kind, slots_text = SourceKind.CLAIM, f"{count_text(slots.count, 'CPU')} of a ResourceClaim"
-    clash = _option_contradicting_slots(requested, slots)
-    if clash:
+    if clash := _option_contradicting_slots(requested, slots):
         key, value, cause = clash
-        source = requested.sources.get(key, DEFAULT_SOURCE)
         return Rejection(
             reason=RejectionReason.SLOTS_CONFLICT,
-            detail=f"{key} is {value!r} ({source.text}) and it holds {slots_text}, expected one of "
-            f"them, because {cause}",
+            detail=f"{key} is {value!r} ({requested.source_text(key)}) and it holds {slots_text}, "
+            f"expected one of them, because {cause}",
             rule="slots and annotations must not contradict each other",
         )
     # Where nothing else is asked for, it was not looked up.
@@ -737,11 +693,11 @@ def with_slots(
     if milli != total and not (
         milli < total and (is_lower_bound or permission.allow_unrequested_cpus)
     ):
-        value = _size_text(milli)
+        expected = "as in the claim" if claimed else "1 CPU for each slot"
         return Rejection(
             reason=RejectionReason.SLOTS_MISMATCH,
-            detail=f"cpu is {value} and it holds {slots_text}, expected "
-            f"{human_milli(total)}, " + ("as in the claim" if claimed else "1 CPU for each slot"),
+            detail=f"cpu is {_size_text(milli)} and it holds {slots_text}, expected "
+            f"{human_milli(total)}, {expected}",
             rule="a container has as many exclusive CPUs as it holds slots",
         )
     return replace(
@@ -767,8 +723,7 @@ def _option_contradicting_slots(
     if requested.bind is Bind.NONE and "bind" in requested.explicit_keys:
         return "bind", requested.bind.value, "bind: none changes nothing"
     if requested.scope is Scope.POD and slots.by_node:
-        reason = "the kubelet has chosen a NUMA node for each container"
-        return "scope", requested.scope.value, reason
+        return "scope", "pod", "the kubelet has chosen a NUMA node for each container"
     return None
 
 
@@ -778,28 +733,20 @@ def complete_options(
     container: Container,
     requested: PlacementOptions | Rejection,
 ) -> PlacementOptions | Rejection:
-    """Add slots and the setting ``staticCPUs`` to a container's options."""
-    if container.annotations:
-        requested = with_slots(settings, pod, container, requested)
-    if not settings.kubelet.static_cpus or isinstance(requested, Rejection):
-        return requested
-    return _with_static_cpus(settings, pod, container, requested)
+    """Add slots and the setting ``staticCPUs`` to a container's options.
 
-
-def _with_static_cpus(
-    settings: Settings,
-    pod: PodSandbox,
-    container: Container,
-    requested: PlacementOptions,
-) -> PlacementOptions:
-    """Add what the setting asks for to what a container requests that says nothing about its CPUs.
-
+    With the setting each container of a Guaranteed pod with a whole number of CPUs owns them,
+    wherever they are: the kubelet's static CPU Manager with the Topology Manager's policy none.
     A policy, ``cpus``, ``numacpu`` and ``bind: none`` speak for themselves, and a container that
     somebody else pinned stays theirs. Memory is left alone, unless ``bind`` is given or the
     kubelet's Memory Manager is followed as well.
     """
+    if container.annotations:
+        requested = with_slots(settings, pod, container, requested)
     if (
-        pod.qos is not QoSClass.GUARANTEED
+        not settings.kubelet.static_cpus
+        or isinstance(requested, Rejection)
+        or pod.qos is not QoSClass.GUARANTEED
         or requested.policy is not Policy.NONE
         or requested.cpus is not None
         or requested.numacpu is not None

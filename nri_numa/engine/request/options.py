@@ -39,11 +39,8 @@ from nri_numa.model.workload import (
     Scope,
 )
 
-_DAY_MINUTES = 1440  # minutes
-_LOAD_INTERVAL_PATTERN = re.compile(r"([0-9]{2}):([0-9]{2})-([0-9]{2}):([0-9]{2})", re.ASCII)
-_EXPECTED_LOAD_TEXT = (
-    "expected high, low, or daily peak hours such as 09:00-18:00, several separated by commas"
-)
+_DAY_MINUTES = 1440
+_LOAD_INTERVAL_PATTERN = re.compile(r"([0-9]{2}):([0-5][0-9])-([0-9]{2}):([0-5][0-9])", re.ASCII)
 
 
 def parse_load(text: str) -> BusySchedule:
@@ -51,8 +48,7 @@ def parse_load(text: str) -> BusySchedule:
 
     Hours are wall-clock times of the node. An interval that ends before it starts goes on past
     midnight; ``24:00`` may end one. Overlapping and touching intervals are joined, so equal hours
-    give equal values however they were written. Anything else is a ValueError that names the
-    offending part and what was expected.
+    give equal values however they were written. Anything else is a ValueError.
     """
     if text == "high":
         return ALWAYS_BUSY_SCHEDULE
@@ -60,7 +56,7 @@ def parse_load(text: str) -> BusySchedule:
         return NEVER_BUSY_SCHEDULE
     intervals: list[tuple[int, int]] = []
     for item in text.split(","):
-        start, end = _parse_load_interval(item, text)
+        start, end = _parse_load_interval(item)
         if start < end:
             intervals.append((start, end))
         else:
@@ -79,17 +75,12 @@ def format_load(load: BusySchedule) -> str:
     )
 
 
-def _parse_load_interval(item: str, text: str) -> tuple[int, int]:
+def _parse_load_interval(item: str) -> tuple[int, int]:
     match = _LOAD_INTERVAL_PATTERN.fullmatch(item)
-    if match is None:
-        item_text = f" in {text!r}" if item != text else ""
-        raise ValueError(f"load {item!r}{item_text}: {_EXPECTED_LOAD_TEXT}")
-    h1, m1, h2, m2 = (int(g) for g in match.groups())
+    h1, m1, h2, m2 = (0, 0, 0, 0) if match is None else map(int, match.groups())
     start_minute, end_minute = h1 * 60 + m1, h2 * 60 + m2
-    if m1 > 59 or m2 > 59 or start_minute >= _DAY_MINUTES or end_minute > _DAY_MINUTES:
-        raise ValueError(f"load {item!r}: expected times from 00:00 to 24:00")
-    if start_minute == end_minute:
-        raise ValueError(f"load {item!r}: starts when it ends; expected high for the whole day")
+    if start_minute >= _DAY_MINUTES or end_minute > _DAY_MINUTES or start_minute == end_minute:
+        raise ValueError(f"load {item!r} is no interval of the day")
     return start_minute, end_minute
 
 
@@ -215,15 +206,10 @@ class Option(msgspec.Struct, frozen=True):
 class PlacementOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of one container, resolved from annotations, rules and defaults.
 
-    The sources are resolved by
-    `nri_numa.engine.request.annotations.resolve_placement_options`. First the keys, then what is
-    known about the request besides.
+    First the keys, then what is known about the request besides.
 
     Attributes:
-        numacpu, numamem: explicit kernel lists as they were written, checked for form only; None
-            when not asked for.
-        cpus: None when not asked for: then a Guaranteed whole-number container that has a policy
-            is exclusive and everything else is shared, as in the kubelet's static policy.
+        numacpu, numamem: kernel lists as they were written, checked for form only.
         explicit_keys: keys that came from an annotation or a rule, not from the defaults.
         sources: by key, where its value came from; without keys that nobody set.
         list_is_pods: ``numacpu`` is given for its whole pod, not for this container.
@@ -356,6 +342,11 @@ class PlacementOptions(msgspec.Struct, frozen=True, kw_only=True):
         return self.sources.get(key, DEFAULT_SOURCE).kind is SourceKind.ANNOTATION
 
     @property
+    def requires_whole_cores(self) -> bool:
+        """True if it is set that CPUs are whole cores, which shared CPUs cannot guarantee."""
+        return "smt" in self.explicit_keys and self.smt in (SMT.FULL_CORE, SMT.ISOLATE)
+
+    @property
     def effective_policy(self) -> Policy:
         """Policy to align by: best-effort if none is set, except for exclusive CPUs."""
         if self.policy is Policy.NONE and self.cpus is not CPUMode.EXCLUSIVE:
@@ -380,7 +371,7 @@ class PlacementOptions(msgspec.Struct, frozen=True, kw_only=True):
             self.policy is Policy.NONE
             and self.cpus is not CPUMode.EXCLUSIVE
             and "bind" not in self.explicit_keys
-            and not ("smt" in self.explicit_keys and self.smt in (SMT.FULL_CORE, SMT.ISOLATE))
+            and not self.requires_whole_cores
         )
 
 
@@ -399,6 +390,8 @@ class Contradiction(NamedTuple):
 _BIND_NONE_TEXT = "bind: none changes nothing"
 _BIND_CPU_TEXT = "bind: cpu does not pin memory"
 _NUMACPU_FIXED_TEXT = "the CPUs of numacpu are used as listed"
+_NUMACPU_NODES_FIXED_TEXT = f"{_NUMACPU_FIXED_TEXT}, without other NUMA nodes"
+_NUMAMEM_FIXED_TEXT = "the NUMA nodes of numamem are used as listed"
 
 # Promises that cannot both be kept. A preference without effect (smt: spread or pair beside
 # shared CPUs, scope without a policy, load without pair) is no contradiction.
@@ -410,20 +403,8 @@ _OPTION_CONTRADICTIONS: Final = (
     ("smt", {"full-core", "isolate"}, "bind", {"none"}, _BIND_NONE_TEXT),
     ("numacpu", None, "policy", set(Policy) - {"none"}, _NUMACPU_FIXED_TEXT),
     ("numacpu", None, "smt", {"full-core", "isolate"}, _NUMACPU_FIXED_TEXT),
-    (
-        "numacpu",
-        None,
-        "on-failure",
-        {"best-effort"},
-        _NUMACPU_FIXED_TEXT + ", without other NUMA nodes",
-    ),
-    (
-        "numamem",
-        None,
-        "on-failure",
-        {"best-effort"},
-        "the NUMA nodes of numamem are used as listed",
-    ),
+    ("numacpu", None, "on-failure", {"best-effort"}, _NUMACPU_NODES_FIXED_TEXT),
+    ("numamem", None, "on-failure", {"best-effort"}, _NUMAMEM_FIXED_TEXT),
     ("mempolicy", set(MemoryPolicy) - {"default"}, "bind", {"none"}, _BIND_NONE_TEXT),
     ("mempolicy", set(MemoryPolicy) - {"default"}, "bind", {"cpu"}, _BIND_CPU_TEXT),
     ("smt", {"full-core", "isolate"}, "cpus", {"shared"}, "shared CPUs are not exclusive"),

@@ -20,9 +20,7 @@ from nri_numa.runtime import RuntimeInfo
 class RegistrationAnswered(msgspec.Struct, frozen=True):
     """Answer of the runtime to RegisterPlugin; may come after `ConfigureRequested`.
 
-    Attributes:
-        status: error of a refused registration, after which the runtime waits for the plugin to
-            close the socket; None on success.
+    After an error the runtime waits for the plugin to close the socket; None means success.
     """
 
     status: CallStatus | None
@@ -86,12 +84,10 @@ class UpdateContainersAnswered(msgspec.Struct, frozen=True):
 
     Attributes:
         stream: as returned by `PluginSession.update_containers`.
-        failed: updates that the runtime could not apply; containerd and CRI-O leave it empty.
         status: error of a failed call; None on success.
     """
 
     stream: int
-    failed: Sequence[pb.ContainerUpdate]
     status: CallStatus | None
 
 

@@ -57,30 +57,14 @@ from nri_numa.runtime import RuntimeInfo
 PLUGIN_SERVICE: Final = "nri.pkg.api.v1alpha1.Plugin"
 RUNTIME_SERVICE: Final = "nri.pkg.api.v1alpha1.Runtime"
 
-MILLISECONDS_PER_SECOND: Final = 1000
-
 PLUGIN_METHODS: Final[Mapping[str, type[Message]]] = {
     "Configure": pb.ConfigureRequest,
     "Synchronize": pb.SynchronizeRequest,
     "Shutdown": pb.Empty,
-    "CreateContainer": pb.CreateContainerRequest,
-    "UpdateContainer": pb.UpdateContainerRequest,
-    "StopContainer": pb.StopContainerRequest,
     "StateChange": pb.StateChangeEvent,
-    "UpdatePodSandbox": pb.UpdatePodSandboxRequest,
-    "ValidateContainerAdjustment": pb.ValidateContainerAdjustmentRequest,
-    "RunPodSandbox": pb.RunPodSandboxRequest,
-    "StopPodSandbox": pb.StopPodSandboxRequest,
-    "RemovePodSandbox": pb.RemovePodSandboxRequest,
-    "PostUpdatePodSandbox": pb.PostUpdatePodSandboxRequest,
-    "PostCreateContainer": pb.PostCreateContainerRequest,
-    "StartContainer": pb.StartContainerRequest,
-    "PostStartContainer": pb.PostStartContainerRequest,
-    "PostUpdateContainer": pb.PostUpdateContainerRequest,
-    "RemoveContainer": pb.RemoveContainerRequest,
+    **{event.method_name: getattr(pb, f"{event.method_name}Request") for event in Event},
 }
 """Methods of the Plugin service, with their request messages."""
-
 RUNTIME_METHODS: Final[
     Mapping[str, type[pb.RegisterPluginRequest | pb.UpdateContainersRequest]]
 ] = {
@@ -88,7 +72,6 @@ RUNTIME_METHODS: Final[
     "UpdateContainers": pb.UpdateContainersRequest,
 }
 """Methods of the Runtime service, with their request messages."""
-
 _EVENT_BY_METHOD: Final[Mapping[str, Event]] = {
     event.method_name: event for event in Event if event.mask_bit & ALL_EVENTS
 }
@@ -190,11 +173,7 @@ class SessionBase(ABC, Generic[EventT]):
         return self._phase
 
     def receive_data(self, data: bytes) -> None:
-        """Take bytes from the socket. Nothing is parsed before `next_event`.
-
-        Raises:
-            LocalProtocolError: the session is closed or dead, or its events were not fetched.
-        """
+        """Take bytes from the socket. Nothing is parsed before `next_event`."""
         self._check_alive()
         self._trunk.receive_data(data)
 
@@ -204,12 +183,7 @@ class SessionBase(ABC, Generic[EventT]):
             self._phase = Phase.CLOSED
 
     def next_event(self) -> EventT | None:
-        """Return the next event; None when more bytes are needed.
-
-        Raises:
-            RemoteProtocolError: the peer broke the protocol. The session is dead.
-            LocalProtocolError: the session was closed or dead already.
-        """
+        """Return the next event; None when more bytes are needed."""
         self._check_alive()
         try:
             return self._decode_next_event()
@@ -224,12 +198,17 @@ class SessionBase(ABC, Generic[EventT]):
         """Return the bytes to write to the socket, whole messages in order, and drop them."""
         return self._trunk.data_to_send()
 
-    def reply_error(self, stream: int, message: str, code: int = ttrpc.Code.UNKNOWN) -> None:
-        """Answer a request with an error. A handler's plain error has code 2.
+    def abandon_call(self, stream: int) -> None:
+        """Stop waiting for an answer; a late answer is no event."""
+        self._client.abandon_call(stream)
 
-        Raises:
-            LocalProtocolError: nothing waits on this stream.
-        """
+    def reply(self, stream: int, response: Message | None = None) -> None:
+        """Answer a request with at most 4 MiB; None is the empty response."""
+        self._check_alive()
+        self._server.reply(stream, b"" if response is None else response.SerializeToString())
+
+    def reply_error(self, stream: int, message: str, code: int = ttrpc.Code.UNKNOWN) -> None:
+        """Answer a request with an error. A handler's plain error has code 2."""
         self._check_alive()
         self._server.reply_error(stream, code, message)
 
@@ -255,12 +234,10 @@ class SessionBase(ABC, Generic[EventT]):
     @abstractmethod
     def _event_from_call(self, call: ttrpc.Call) -> EventT | None:
         """Turn a call into an event, or answer it here and return None."""
-        ...
 
     @abstractmethod
     def _event_from_reply(self, reply: ttrpc.CallReply) -> EventT:
         """Turn the answer to an own call into an event."""
-        ...
 
     def _parse_request(
         self, call: ttrpc.Call, service: str, methods: Mapping[str, type[RequestT]]
@@ -284,10 +261,13 @@ class SessionBase(ABC, Generic[EventT]):
             return None
 
     def _advance_phase(self, trigger: ConnectionPhaseTrigger) -> None:
+        self._phase = self._phase_after(trigger)
+
+    def _phase_after(self, trigger: ConnectionPhaseTrigger) -> Phase:
         next_phase = PHASE_TRANSITIONS[self._phase].get(trigger)
         if next_phase is None:
             raise LocalProtocolError(f"{trigger.value} is illegal while {self._phase.value}")
-        self._phase = next_phase
+        return next_phase
 
     def _check_alive(self) -> None:
         if self._phase is Phase.DEAD or self._phase is Phase.CLOSED:
@@ -317,13 +297,11 @@ class PluginSession(SessionBase[ev.PluginSessionEvent]):
         self._containers: list[pb.Container] = []
         self._size = 0
 
-    def register_plugin(
-        self, name: str, index: str, *, nri_version: str = NRI_VERSION, timeout: float = 0.0
-    ) -> None:
+    def register_plugin(self, name: str, index: str, *, timeout: float = 0.0) -> None:
         """Send RegisterPlugin; once for each connection.
 
         The name does not include the index. Runtimes call plugins in ascending order of their
-        indices, and only log ``nri_version``. A ``timeout`` of 0 seconds means none.
+        indices, and only log the release of NRI. A ``timeout`` of 0 seconds means none.
 
         Raises:
             LocalProtocolError: registered already, or the name or index cannot be accepted.
@@ -334,7 +312,7 @@ class PluginSession(SessionBase[ev.PluginSessionEvent]):
         if (problem := identity_problem(name, index)) is not None:
             raise LocalProtocolError(problem)
         request = pb.RegisterPluginRequest(
-            plugin_name=name, plugin_idx=index, NRI_version=nri_version
+            plugin_name=name, plugin_idx=index, NRI_version=NRI_VERSION
         )
         self._registration = self._client.send_call(
             RUNTIME_SERVICE,
@@ -359,26 +337,16 @@ class PluginSession(SessionBase[ev.PluginSessionEvent]):
         if self._server.unanswered_calls:
             raise LocalProtocolError("UpdateContainers before the open request is answered")
         self._advance_phase(ConnectionPhaseTrigger.UPDATE_CONTAINERS)
-        stream = self._client.send_call(
+        return self._client.send_call(
             RUNTIME_SERVICE,
             "UpdateContainers",
             request.SerializeToString(),
             timeout_nano=int(timeout * 1e9),
         )
-        return stream
-
-    def abandon_call(self, stream: int) -> None:
-        """Stop waiting for the answer to an update; a late answer is no event."""
-        self._client.abandon_call(stream)
 
     def reply(self, stream: int, response: Message | None = None) -> None:
-        """Answer a request; None is the empty response.
-
-        Raises:
-            LocalProtocolError: nothing waits on this stream, or the response is over 4 MiB.
-        """
-        self._check_alive()
-        self._server.reply(stream, b"" if response is None else response.SerializeToString())
+        """Answer a request; the answers to Configure and Synchronize change the phase."""
+        super().reply(stream, response)
         if stream == self._configure:
             self._configure = None
             self._advance_phase(ConnectionPhaseTrigger.CONFIGURE_ANSWERED)
@@ -391,10 +359,10 @@ class PluginSession(SessionBase[ev.PluginSessionEvent]):
             return ev.RegistrationAnswered(reply.status)
         # The client reports answers to open calls only, and all other calls are updates.
         try:
-            response = pb.UpdateContainersResponse.FromString(reply.payload)
+            pb.UpdateContainersResponse.FromString(reply.payload)
         except DecodeError as error:
             raise LocalProtocolError(f"UpdateContainersResponse: {error}") from error
-        return ev.UpdateContainersAnswered(reply.stream, response.failed, reply.status)
+        return ev.UpdateContainersAnswered(reply.stream, reply.status)
 
     def _event_from_call(self, call: ttrpc.Call) -> ev.PluginSessionEvent | None:
         request = self._parse_request(call, PLUGIN_SERVICE, PLUGIN_METHODS)
@@ -468,17 +436,12 @@ class RuntimeSession(SessionBase[ev.RuntimeSessionEvent]):
         timeout_nano: int = 0,
         metadata: Mapping[str, str] | None = None,
     ) -> int:
-        """Call a method of the Plugin service and return the stream of its answer.
-
-        Raises:
-            LocalProtocolError: unknown method, or not legal in this phase.
-        """
+        """Call a method of the Plugin service and return the stream of its answer."""
         self._check_alive()
         if method not in PLUGIN_METHODS:
             raise LocalProtocolError(f"the Plugin service has no method {method}")
-        trigger = _TRANSITION_BY_METHOD.get(method, ConnectionPhaseTrigger.EVENT)
-        if trigger not in PHASE_TRANSITIONS[self._phase]:
-            raise LocalProtocolError(f"{trigger.value} is illegal while {self._phase.value}")
+        trigger = _TRIGGER_BY_METHOD.get(method, ConnectionPhaseTrigger.EVENT)
+        next_phase = self._phase_after(trigger)
         stream = self._client.send_call(
             PLUGIN_SERVICE,
             method,
@@ -486,7 +449,7 @@ class RuntimeSession(SessionBase[ev.RuntimeSessionEvent]):
             timeout_nano=timeout_nano,
             metadata=metadata,
         )
-        self._advance_phase(trigger)
+        self._phase = next_phase
         is_last_slice = isinstance(request, pb.SynchronizeRequest) and not request.more
         self._methods[stream] = (method, is_last_slice)
         return stream
@@ -494,16 +457,7 @@ class RuntimeSession(SessionBase[ev.RuntimeSessionEvent]):
     def abandon_call(self, stream: int) -> None:
         """Stop waiting for an answer; a late answer is no event."""
         self._methods.pop(stream, None)
-        self._client.abandon_call(stream)
-
-    def reply(self, stream: int, response: Message | None = None) -> None:
-        """Answer a request of the plugin; None for an empty response.
-
-        Raises:
-            LocalProtocolError: nothing waits on this stream, or the response is over 4 MiB.
-        """
-        self._check_alive()
-        self._server.reply(stream, b"" if response is None else response.SerializeToString())
+        super().abandon_call(stream)
 
     def _event_from_reply(self, reply: ttrpc.CallReply) -> ev.RuntimeSessionEvent:
         method, is_last_slice = self._methods.pop(reply.stream)
@@ -531,19 +485,17 @@ class RuntimeSession(SessionBase[ev.RuntimeSessionEvent]):
         return ev.UpdateContainersRequested(call.stream, request)
 
 
-_TRANSITION_BY_METHOD: Final = {
-    "Configure": ConnectionPhaseTrigger.CONFIGURE,
-    "Synchronize": ConnectionPhaseTrigger.SYNCHRONIZE,
-    "Shutdown": ConnectionPhaseTrigger.SHUTDOWN,
-}
+_TRIGGER_BY_METHOD: Final = {trigger.value: trigger for trigger in ConnectionPhaseTrigger}
+"""Triggers by method; every other method of the Plugin service is an event."""
 
 
 def _runtime_info(request: pb.ConfigureRequest) -> RuntimeInfo:
+    # The protocol has milliseconds.
     return RuntimeInfo(
         name=request.runtime_name,
         version=request.runtime_version,
         nri_version=request.NRI_version,
-        registration_timeout=request.registration_timeout / MILLISECONDS_PER_SECOND,
-        request_timeout=request.request_timeout / MILLISECONDS_PER_SECOND,
+        registration_timeout=request.registration_timeout / 1000,
+        request_timeout=request.request_timeout / 1000,
         config=request.config,
     )

@@ -46,20 +46,16 @@ from nri_numa.nri.wire.pb import ttrpc_pb2
 
 PLUGIN_CONNECTION_ID: Final = 1
 """Connection of the Plugin service: the runtime calls, the plugin answers."""
-
 RUNTIME_CONNECTION_ID: Final = 2
 """Connection of the Runtime service: the plugin calls, the runtime answers."""
-
 FRAME_HEADER_BYTES: Final = 8
 MAX_SENT_FIRST_FRAME_BYTES: Final = 4096
 
 MAX_FRAME_PAYLOAD_BYTES: Final = (16 << 20) + 10 + 4096
 """Largest payload that any release of NRI writes (16 MiB up to 0.6.1, 4 MiB since), plus a ttrpc
 header and one read buffer."""
-
 MAX_UNREAD_BYTES: Final = 8 << 20
 """Maximum bytes that wait for `Trunk.next_chunk`; a reader that drains stays far below."""
-
 _FRAME_HEADER: Final = struct.Struct(">II")
 
 
@@ -89,11 +85,7 @@ class Trunk:
         self._queued_messages: list[bytes] = []
 
     def receive_data(self, data: bytes) -> None:
-        """Take bytes from the socket; parse nothing yet.
-
-        Raises:
-            LocalProtocolError: too many bytes wait for `next_chunk`.
-        """
+        """Take bytes from the socket; parse nothing yet. `LocalProtocolError` if too many wait."""
         unread = len(self._buffer) - self._start
         if unread == 0:
             self._buffer = data
@@ -137,11 +129,8 @@ class Trunk:
 
     def data_to_send(self) -> bytes:
         """Return the queued bytes, in order, and drop them; empty if nothing is queued."""
-        messages = self._queued_messages
-        if not messages:
-            return b""
-        data = messages[0] if len(messages) == 1 else b"".join(messages)
-        messages.clear()
+        data = b"".join(self._queued_messages)
+        self._queued_messages.clear()
         return data
 
 
@@ -151,22 +140,17 @@ MESSAGE_HEADER_BYTES: Final = 10
 
 MAX_MESSAGE_BODY_BYTES: Final = 4 << 20
 """Maximum body of one message, by PROTOCOL.md; never exceeded when sending."""
-
 MAX_REQUEST_TO_PLUGIN_BYTES: Final = 16 << 20
 """Maximum request that a plugin accepts. ttrpc before 1.2.6 does not check what it sends, and NRI
 before 0.7 has no slices, so containerd up to 1.7.25 describes a large node in one message above
 4 MiB."""
-
 MAX_UNANSWERED_CALLS: Final = 64
 """Maximum open calls of one peer; an NRI runtime has one event and a few validations."""
-
 MAX_STATUS_TEXT_CHARS: Final = 16 << 10
 """Maximum characters of an error message; the rest is cut off."""
-
 MAX_STREAM_ID: Final = (1 << 32) - 1
 
 _MESSAGE_HEADER: Final = struct.Struct(">IIBB")
-_EMPTY_BODY: Final = b""
 
 
 class MessageType(enum.IntEnum):
@@ -201,7 +185,6 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     """Request to answer on ``stream``.
 
     Attributes:
-        timeout_nano: remaining nanoseconds; 0 without a deadline, negative after it.
         traceparent: the caller's span in W3C Trace Context; empty from a runtime without tracing.
     """
 
@@ -209,7 +192,6 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     service: str
     method: str
     payload: bytes
-    timeout_nano: int
     traceparent: str = ""
 
 
@@ -241,7 +223,7 @@ class MessageReader:
     """
 
     def __init__(self, max_body: int = MAX_MESSAGE_BODY_BYTES) -> None:
-        self._buffer: bytes | bytearray = _EMPTY_BODY
+        self._buffer: bytes | bytearray = b""
         self._start = 0
         self._max_body = max_body
 
@@ -280,7 +262,7 @@ class MessageReader:
         payload = bytes(memoryview(self._buffer)[body:message_end])
         if message_end == len(self._buffer):
             # Free the buffer: some requests have megabytes, and the next one may come much later.
-            self._buffer, self._start = _EMPTY_BODY, 0
+            self._buffer, self._start = b"", 0
         else:
             self._start = message_end
         return stream, message_type, payload
@@ -310,10 +292,8 @@ class TTRPCServer:
     def next_call(self) -> Call | None:
         """Return the next call to answer; None when bytes are needed.
 
-        Invalid requests are answered here and not returned.
-
-        Raises:
-            LocalProtocolError: the peer exceeded a limit.
+        Invalid requests are answered here and not returned. `LocalProtocolError` means that the
+        peer exceeded a limit.
         """
         while (message := self._reader.next_message()) is not None:
             stream, message_type, body = message
@@ -343,7 +323,6 @@ class TTRPCServer:
                         service=request.service,
                         method=request.method,
                         payload=request.payload,
-                        timeout_nano=request.timeout_nano,
                         traceparent=metadata.get("traceparent", ""),
                     )
             self._send_status(stream, Code.INVALID_ARGUMENT, problem)
@@ -358,7 +337,7 @@ class TTRPCServer:
         """
         self._check_stream_unanswered(stream)
         # An empty payload has an empty body, as in captures of successful calls.
-        body = ttrpc_pb2.Response(payload=payload).SerializeToString() if payload else _EMPTY_BODY
+        body = ttrpc_pb2.Response(payload=payload).SerializeToString() if payload else b""
         self._trunk.queue_message(
             self._connection, encode_message(stream, MessageType.RESPONSE, body)
         )

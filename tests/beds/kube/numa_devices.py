@@ -8,6 +8,7 @@ NUMA node 1: a kubelet that leaves the choice to them takes one of each apart.
 import asyncio
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 from nri_numa.device_plugin.plugin import SlotService, register_with_kubelet
@@ -53,17 +54,17 @@ async def _serve(directory: Path) -> None:
     kubelet = directory / _KUBELET_SOCKET
     while not kubelet.exists():
         await asyncio.sleep(_RETRY_S)
-    services = []  # kept: they serve
-    for resource, preferred in ((GPU, gpus), (CARD, cards)):
-        endpoint = f"{resource.rpartition('/')[2]}.sock"
-        service = SlotService(str(directory / endpoint), _Devices(preferred))
-        await service.start()
-        services.append(service)
-        await _register(kubelet, endpoint, resource)
-        while not service.streams:  # only then they are healthy for the kubelet
-            await asyncio.sleep(_RETRY_S)
-        print(f"{resource}: the kubelet {REGISTERED}", flush=True)
-    await asyncio.Event().wait()
+    async with AsyncExitStack() as services:
+        for resource, preferred in ((GPU, gpus), (CARD, cards)):
+            endpoint = f"{resource.rpartition('/')[2]}.sock"
+            service = await services.enter_async_context(
+                SlotService(str(directory / endpoint), _Devices(preferred))
+            )
+            await _register(kubelet, endpoint, resource)
+            while not service.streams:  # only then they are healthy for the kubelet
+                await asyncio.sleep(_RETRY_S)
+            print(f"{resource}: the kubelet {REGISTERED}", flush=True)
+        await asyncio.Event().wait()
 
 
 async def _register(kubelet: Path, endpoint: str, resource: str) -> None:

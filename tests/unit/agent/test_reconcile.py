@@ -14,7 +14,7 @@ from nri_numa.agent.reconcile import PUSH_BATCH, RoundResult
 from nri_numa.machine.cgroups import CgroupReader, CgroupWriter, SystemdScopes
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.workload import Container, ContainerUpdate, PodSandbox, QoSClass
-from tests.beds.cgroup_bed import READ_ONLY, CgroupBed, ConfigInForce, DriftBed, Result, Writer
+from tests.beds.cgroup_bed import READ_ONLY, CgroupBed, ConfigInForce, DriftBed, Writer
 from tests.beds.cgroup_tree import CgroupTree
 from tests.beds.systemd_bus import SystemdBus
 from tests.beds.world import World, container, pod, resources
@@ -498,9 +498,9 @@ def test_a_plan_interrupted_anywhere_is_finished_by_the_next_round(
 
     bed.writer.problem = READ_ONLY
 
-    async def dying(updates: Sequence[ContainerUpdate]) -> Result:
+    async def dying(updates: Sequence[ContainerUpdate]) -> str:
         await ReconcilerBed.push_updates(bed, updates[:cut])
-        return Result(False, "the runtime died")
+        return "the runtime died"
 
     monkeypatch.setattr(bed, "push_updates", dying)
     assert bed.round().repaired == ()

@@ -13,7 +13,7 @@ from nri_numa.cli.machine import parse_synthetic
 from nri_numa.demo.stage import examples_directory
 from nri_numa.engine.rebalance import MAX_SEARCH_WORK
 from nri_numa.model.cpuset import CPUSet
-from nri_numa.model.machine import MachineMemoryReading, NUMAMemoryReading
+from nri_numa.model.machine import NUMAMemoryReading
 from tests.beds.cli import invoke, shows
 from tests.machines.named import snc_smt, write_sysfs
 from tests.machines.pods import container, document, pod, replicated
@@ -357,7 +357,7 @@ def test_memory_in_use_counts_only_when_asked(tmp_path: Path) -> None:
         i: NUMAMemoryReading(total_bytes=n.memory_bytes, free_bytes=1 << 30, reclaimable_bytes=0)
         for i, n in machine.numa_nodes.items()
     }
-    write_sysfs(tmp_path / "used", machine, MachineMemoryReading(numa_nodes=used))
+    write_sysfs(tmp_path / "used", machine, used)
     files = write(pod("db", 4, "2Gi", SINGLE))
     assert simulate(files, machine=str(tmp_path / "used")).exit_code == 0
     done = simulate("--measured-memory", files, machine=str(tmp_path / "used"), code=1)

@@ -159,7 +159,7 @@ async def test_a_kubelet_that_does_not_watch_and_a_socket_taken_away(directory: 
 
 
 async def test_two_on_one_node_and_none_left_behind(directory: Path) -> None:
-    other = DevicePlugin(str(directory), RESOURCE, FakeAgent().ask, SlotList())
+    other = DevicePlugin(str(directory), RESOURCE, FakeAgent().ask, SlotList(), allocated=set)
     async with FakeKubelet(directory) as kubelet:
         async with running(directory, FakeAgent()):
             await kubelet.listed(lambda it: len(it) == 3)

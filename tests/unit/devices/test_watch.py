@@ -20,7 +20,6 @@ from nri_numa.model.workload import (
     Container,
     DeviceFile,
     DeviceMentions,
-    KnownContainerDevices,
     PodSandbox,
     PodTable,
 )
@@ -84,7 +83,14 @@ def seen(
     watch: DeviceWatch, of: PodSandbox, made: Container, mentions: DeviceMentions
 ) -> Container:
     """The container with the devices that are known at this moment."""
-    return watch.known_container_devices(of.id, made.name, mentions).apply_to(made)
+    _, completed = watch.complete(of, replace(made, mentions=mentions))
+    return completed
+
+
+def has_none(watch: DeviceWatch, of: PodSandbox, mentions: DeviceMentions) -> bool:
+    """True if a container has neither devices nor notes about them."""
+    found = seen(watch, of, container(of), mentions)
+    return not (found.devices or found.pod_devices or found.device_notes)
 
 
 ON_GPU = {"GPU": {GPU_AT: {1}}}
@@ -169,7 +175,7 @@ def test_sources_that_are_off_are_not_looked_at(bed: DeviceBed) -> None:
         cdi=("x.com/gpu=g0",),
     )
     watch.on_run_pod(replace(POD, network_namespace=NETWORK))
-    assert watch.known_container_devices(POD.id, "app", mentions) == KnownContainerDevices()
+    assert has_none(watch, POD, mentions)
 
 
 def test_a_device_on_a_numa_node_without_cpus_is_no_hint(bed: DeviceBed) -> None:
@@ -347,9 +353,7 @@ def test_a_device_from_another_source_is_not_the_kubelets_to_change(bed: DeviceB
 
 def test_where_the_kubelet_gave_nothing_nothing_is_said(bed: DeviceBed) -> None:
     watch = asked(bed, answer())
-    assert (
-        watch.known_container_devices(POD.id, "app", NO_DEVICE_MENTIONS) == KnownContainerDevices()
-    )
+    assert has_none(watch, POD, NO_DEVICE_MENTIONS)
 
 
 def test_our_own_resource_is_cpus_and_no_device(bed: DeviceBed) -> None:
@@ -405,14 +409,9 @@ def test_what_is_known_of_a_pod_goes_with_it_and_stays_over_a_comparison(bed: De
     assert "the kubelet" in seen(watch, other, container(other), NO_DEVICE_MENTIONS).device_notes[0]
     watch.on_remove_pod(POD.id, "")
     watch.on_remove_pod(POD.id, "")
-    assert (
-        watch.known_container_devices(POD.id, "app", NO_DEVICE_MENTIONS) == KnownContainerDevices()
-    )
+    assert has_none(watch, POD, NO_DEVICE_MENTIONS)
     watch.on_synchronize(PodTable.from_pods([]), [])
-    assert (
-        watch.known_container_devices(other.id, "app", NO_DEVICE_MENTIONS)
-        == KnownContainerDevices()
-    )
+    assert has_none(watch, other, NO_DEVICE_MENTIONS)
 
 
 def test_after_the_end_nothing_is_asked_any_more(bed: DeviceBed) -> None:
@@ -438,9 +437,9 @@ def test_after_the_end_nothing_is_asked_any_more(bed: DeviceBed) -> None:
 def test_places_of_containers_may_change(bed: DeviceBed, mentions: DeviceMentions) -> None:
     places = [NUMASet((0, 1))]
     watch = bed.watch(alignable_nodes=lambda: places[0])
-    assert watch.known_container_devices(POD.id, "app", mentions).devices
+    assert seen(watch, POD, container(POD), mentions).devices
     places[0] = NUMASet((0,))
-    assert not watch.known_container_devices(POD.id, "app", mentions).devices
+    assert not seen(watch, POD, container(POD), mentions).devices
 
 
 def test_what_is_out_of_date_is_noticed_with_the_next_sandbox(bed: DeviceBed) -> None:

@@ -62,8 +62,8 @@ def test_a_machine_with_everything_shows_everything() -> None:
     caches = shown(found["shared-l3"])
     (first, second), (same, other) = caches.good_side.workers, caches.bad.workers
     assert first == same
-    assert topology.cpus[first.cpu].l3 == topology.cpus[other.cpu].l3
-    assert topology.cpus[first.cpu].l3 != topology.cpus[second.cpu].l3
+    l3_of = {i: group.id for group in topology.l3_groups.values() for i in group.cpus}
+    assert l3_of[first.cpu] == l3_of[other.cpu] != l3_of[second.cpu]
     assert topology.cpus[first.cpu].numa_node == topology.cpus[second.cpu].numa_node
     assert topology.cpus[first.cpu].core != topology.cpus[other.cpu].core
 

@@ -19,13 +19,13 @@ from nri_numa.model.workload import (
     Resources,
 )
 from nri_numa.nri.conversion import (
-    add_updates,
     answer_request,
     container_from,
     create_response,
     pod_from,
     read_device_mentions,
     resources_from,
+    update_messages,
 )
 from nri_numa.nri.wire import events as ev
 from nri_numa.nri.wire.pb import nri_pb2 as pb
@@ -180,17 +180,15 @@ def test_a_page_size_nobody_knows_is_kept_under_zero_so_that_it_can_be_said() ->
 # --- answers ----------------------------------------------------------------------------------
 
 
-def update_messages(updates: list[ContainerUpdate]) -> list[pb.ContainerUpdate]:
-    request = pb.UpdateContainersRequest()
-    add_updates(request, updates)
-    return list(request.update)
+def messages_of(*updates: ContainerUpdate) -> list[pb.ContainerUpdate]:
+    return list(pb.UpdateContainersRequest(update=update_messages(updates)).update)
 
 
 def test_no_change_is_the_empty_message() -> None:
     empty = ContainerUpdate(container_id="x")
     assert empty.is_empty
     assert create_response(NO_ADJUSTMENT).SerializeToString() == b""
-    assert update_messages([empty]) == []
+    assert messages_of(empty) == []
 
 
 def test_an_adjustment_reaches_its_fields() -> None:
@@ -234,7 +232,7 @@ def test_each_part_of_an_adjustment_goes_alone(adjustment: ContainerAdjustment) 
 
 def test_an_update_without_container_is_a_bug_in_us() -> None:
     with pytest.raises(LocalProtocolError, match="container_id"):
-        update_messages([ContainerUpdate(container_id="", cpus="1")])
+        messages_of(ContainerUpdate(container_id="", cpus="1"))
 
 
 @pytest.mark.parametrize(
@@ -276,13 +274,11 @@ def test_each_container_is_named_once_with_all_that_is_meant() -> None:
 
     A quota has its period, without which crun ignores it.
     """
-    first, other, last = update_messages(
-        [
-            ContainerUpdate("a", "0-3", "0", cpu_shares=2),
-            ContainerUpdate("b", cpu_period=50_000, memory_limit=1 << 30),
-            ContainerUpdate("a", "4", cpu_quota=-1),
-            ContainerUpdate("é", mems="1", cpu_quota=20_000, cpu_period=50_000),
-        ]
+    first, other, last = messages_of(
+        ContainerUpdate("a", "0-3", "0", cpu_shares=2),
+        ContainerUpdate("b", cpu_period=50_000, memory_limit=1 << 30),
+        ContainerUpdate("a", "4", cpu_quota=-1),
+        ContainerUpdate("é", mems="1", cpu_quota=20_000, cpu_period=50_000),
     )
     for said, name, meant in (
         (first, "a", Resources(cpus="4", mems="0", cpu_shares=2, cpu_quota=-1, cpu_period=100_000)),

@@ -19,7 +19,7 @@ from tests.beds.recording_plugin import RecordingPlugin
 
 
 def test_the_pauses_double_up_to_thirty_seconds_and_jitter_adds_its_share() -> None:
-    plain = list(itertools.islice(backoff_delays(random.random, jitter=0.0), 8))
+    plain = list(itertools.islice(backoff_delays(lambda: 0.0), 8))
     assert plain == [1, 2, 4, 8, 16, 30, 30, 30]
     first, again, other = (
         list(itertools.islice(backoff_delays(random.Random(seed).random), 8)) for seed in (7, 7, 8)
@@ -30,7 +30,7 @@ def test_the_pauses_double_up_to_thirty_seconds_and_jitter_adds_its_share() -> N
 
 def test_a_name_no_runtime_takes_is_refused_before_anything_is_dialled() -> None:
     with pytest.raises(ConfigError, match="plugin identity"):
-        NRILink(RecordingPlugin(), LinkSettings(name="a b", index="10"))
+        NRILink(RecordingPlugin(), LinkSettings(name="a b", index="10", socket_path=""))
 
 
 def test_an_ordinary_process_was_not_launched() -> None:

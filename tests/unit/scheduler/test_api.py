@@ -11,7 +11,7 @@ import pytest
 from nri_numa.config import AgentConfig
 from nri_numa.kube.api import KubeAPI, Watch, WatchHandler, name_of
 from nri_numa.kube.requests import KubeClient, Resource
-from nri_numa.scheduler.extender import WATCHED_KINDS, SchedulerMetrics
+from nri_numa.scheduler.metrics import WATCHED_KINDS, SchedulerMetrics
 from nri_numa.scheduler.watcher import TOPOLOGIES_PATH, PodActivator
 from tests.beds.cluster_objects import ClusterObjects, ServedRequest
 from tests.beds.extender_bed import ExtenderBed, working

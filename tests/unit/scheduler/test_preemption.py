@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
+from nri_numa.config.sections import DRA
 from nri_numa.kube.requests import Resource
 from nri_numa.scheduler.preemption import MAX_LISTED_NODES
 from nri_numa.scheduler.protocol import BadRequest
 from tests.beds.cluster_objects import Document
 from tests.beds.extender_bed import ExtenderBed
-from tests.beds.objects import PREFIX, single, topology
+from tests.beds.objects import PREFIX, container, pod, single, topology
 from tests.beds.stepped_loop import step
 
 LOW = tuple(f"low-{n}" for n in range(15))
@@ -37,6 +38,40 @@ def high(cpus: int = 8, name: str = "high", priority: int = 1000) -> Document:
 def node_object(name: str = "n1", cpus: int = 32) -> Document:
     allocatable = {"cpu": str(cpus), "memory": "64Gi", "pods": "110"}
     return {"metadata": {"name": name}, "status": {"allocatable": allocatable}}
+
+
+def with_priority(document: Document, priority: int = 0) -> Document:
+    document["spec"]["priority"] = priority
+    return document
+
+
+def claiming(name: str, uses: list[Document]) -> Document:
+    """A running pod whose container has the CPUs of a claim."""
+    document = low(name, 1, 10)
+    del document["metadata"]["annotations"][f"{PREFIX}/scheduled-numa-nodes"]
+    document["spec"]["resourceClaims"] = [{"name": "numa", "resourceClaimName": f"of-{name}"}]
+    document["spec"]["containers"][0]["resources"]["claims"] = uses
+    return document
+
+
+def claim(name: str, pod_uid: str, **changes: str) -> Document:
+    """A claim of ten CPUs of NUMA node 1, and of one of NUMA node 0."""
+    results = [
+        {"request": request, "driver": "dra.numa.example.com", "pool": "n1", "device": device,
+         "consumedCapacity": {"dra.numa.example.com/cpu": cpus}} | changes
+        for request, device, cpus in (("big", "numa1", "10"), ("small", "numa0", "1"))
+    ]  # fmt: skip
+    return {
+        "metadata": {
+            "name": name,
+            "namespace": "default",
+            "uid": "0b1dfc2a-3a5e-4d6f-8a4b-2f6f5f0a7c11",
+        },
+        "status": {
+            "allocation": {"devices": {"results": results}},
+            "reservedFor": [{"resource": "pods", "name": "p", "uid": pod_uid}],
+        },
+    }
 
 
 def budget(allowed: int, **labels: str) -> Document:
@@ -147,6 +182,33 @@ async def test_pods_of_which_nothing_is_known_give_nothing_back(bed: PreemptionB
     assert await bed.preempt(high(), n1=["low-0"]) == {"n1": ["low-0", "low-2", "low-4", "low-6"]}
 
 
+async def test_a_pod_that_no_object_counts_gives_back_its_reservation() -> None:
+    bed = PreemptionBed()
+    bed.cluster.put(Resource.NODES, node_object())
+    bed.publish(topology(12, 2, charged=[]))
+    assert await bed.filter_and_bind(with_priority(single(12, name="bound"))) == ""
+    assert await bed.preempt(high(14), n1=["bound"]) == {}
+    assert await bed.preempt(high(12, "h"), n1=["bound"]) == {"n1": ["bound"]}
+    bed.publish(topology(2, 2, 2, charged=[]))
+    answer = await bed.preempt(high(12, "i", 1001), n1=["bound"])
+    assert answer == {}, "its charge is of two NUMA nodes, and the node has three by now"
+
+
+async def test_a_pod_of_one_scope_gives_back_all_or_nothing() -> None:
+    bed = PreemptionBed()
+    document = pod(
+        *(container(name, "4", "1Gi") for name in "ab"),
+        name="both", node="n1", phase="Running", scheduled_numa_nodes='{"a":"0","b":"0"}',
+        scope="pod", policy="single-numa-node", cpus="exclusive",
+    )  # fmt: skip
+    bed.cluster.put(Resource.NODES, node_object(cpus=12))
+    bed.cluster.put(Resource.PODS, with_priority(document))
+    bed.publish(topology(2, 2, charged=[("uid-both", "a")]))
+    assert await bed.preempt(high(), n1=["both"]) == {}
+    bed.publish(topology(2, 2, charged=[("uid-both", "a"), ("uid-both", "b")]))
+    assert await bed.preempt(high(), n1=["both"]) == {"n1": ["both"]}
+
+
 @pytest.mark.parametrize(("movable_cpus", "victim_count"), [(0, 4), (4, 2)])
 async def test_moves_count_with_victims(movable_cpus: int, victim_count: int) -> None:
     """Movable CPUs leave the NUMA node where the victims end."""
@@ -165,6 +227,61 @@ async def test_pods_that_end_anyway_are_not_victims(bed: PreemptionBed) -> None:
         bed.cluster.patch(Resource.PODS, name, ending, "default")
     assert await bed.preempt(high(), n1=["low-1", "low-3", "low-5"]) == {}, "it fits without them"
     assert await bed.preempt(high(10), n1=["low-1", "low-7"]) == {"n1": ["low-7"]}
+
+
+@pytest.mark.parametrize(
+    ("uses", "changes", "victims"),
+    [
+        ([{"name": "numa"}], {}, ["claimed"]),
+        ([{"name": "numa", "request": "big"}], {}, ["claimed"]),
+        ([{"name": "numa", "request": "small"}], {}, None),
+        ([], {}, None),
+        ([{"name": "numa"}], {"driver": "gpu.example.com"}, None),
+        ([{"name": "numa"}], {"pool": "n2"}, None),
+        ([{"name": "numa"}], {"device": "card0"}, None),
+    ],
+)
+async def test_a_victim_gives_back_the_cpus_of_its_claims(
+    uses: list[Document], changes: Document, victims: list[str] | None
+) -> None:
+    """Its container is on the NUMA node that the claim names; others have too few CPUs there."""
+    bed = PreemptionBed(dra=DRA(enabled=True))
+    bed.fill(*(low(f"low-{n}", n % 2, 1) for n in range(4)), low("large", 0, 12, priority=1000))
+    document = claiming("claimed", uses)
+    bed.cluster.put(Resource.PODS, document)
+    bed.cluster.put(Resource.CLAIMS, claim("of-claimed", document["metadata"]["uid"], **changes))
+    charged = [("uid-low-1", "main"), (document["metadata"]["uid"], "main")]
+    bed.publish(topology(2, 2, charged=charged))
+    answer = await bed.preempt(high(12), n1=["claimed"])
+    assert answer == ({"n1": victims} if victims else {})
+    bed.publish(topology(2, 2, charged=charged[:1]))
+    assert await bed.preempt(high(12, "later"), n1=["claimed"]) == {}, "its CPUs are free already"
+
+
+async def test_claims_are_listed_for_pods_that_use_them_and_nothing_is_known_without() -> None:
+    bed = PreemptionBed(dra=DRA(enabled=True))
+    bed.fill(*(low(f"low-{n}", n % 2) for n in range(14)))
+    assert await bed.preempt(high(), n1=["low-0"]) != {}
+    assert not [r for r in bed.cluster.requests if "resourceclaims" in r.text]
+    bed.cluster.put(Resource.PODS, claiming("claimed", [{"name": "numa"}]))
+    bed.cluster.fail(404, "the server could not find the requested resource", on="resourceclaims")
+    assert await bed.preempt(high(name="h"), n1=["low-0"]) != {}, "others make room"
+    requests = [r.path for r in bed.cluster.requests if "resourceclaims" in r.text]
+    assert requests == ["/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"]
+
+
+async def test_a_publisher_that_lists_no_containers() -> None:
+    """Its numbers may count the victims until they change."""
+    bed = PreemptionBed()
+    bed.fill(*(low(name, n % 2) for n, name in enumerate(LOW)))
+    bed.publish(topology(0, 2))
+    victims = ["low-1", "low-11", "low-13"]
+    assert await bed.preempt(high(), n1=["low-1"]) == {"n1": victims}
+    bed.kill(*victims)
+    assert await bed.preempt(high(), n1=["low-0"]) == {}
+    bed.publish(topology(0, 8))
+    assert (await bed.filter(high(2, "other", 0), "n1"))["NodeNames"] == []
+    assert (await bed.filter(high(), "n1"))["NodeNames"] == ["n1"]
 
 
 async def test_a_victim_that_another_filter_needs_stays(bed: PreemptionBed) -> None:
@@ -190,6 +307,20 @@ async def test_nobody_is_evicted_twice_for_one_pod(bed: PreemptionBed) -> None:
     assert await bed.filter_and_bind(high()) == ""
     await tick(bed, 120)
     assert "nri_numa_scheduler_pods_evicted_in_vain_total 0.0" in bed.metrics()
+
+
+async def test_nobody_is_evicted_after_the_node_is_free(bed: PreemptionBed) -> None:
+    """The pod was filtered before the victims had ended, and is asked about after it."""
+    bed.fill(*(low(f"other-{n}", n % 2, node="n2") for n in range(15)), node="n2")
+    proposed = {"n1": ["low-0"], "n2": ["other-0"]}
+    victims = (await bed.preempt(high(), **proposed))["n1"]
+    nominated = {**high(), "status": {"nominatedNodeName": "n1"}}
+    await bed.filter(nominated, "n1", "n2")
+    bed.kill(*victims)
+    bed.count()
+    assert await bed.preempt(nominated, n2=["other-0"]) == {}
+    bed.fill(low("newcomer", 1, 6), node="n1")
+    assert set(await bed.preempt(nominated, n2=["other-0"])) == {"n2"}
 
 
 async def test_after_a_minute_it_is_tried_again(bed: PreemptionBed) -> None:
@@ -312,4 +443,4 @@ async def test_five_hundred_candidates(bed: PreemptionBed) -> None:
 async def tick(bed: ExtenderBed, seconds: float) -> None:
     """Time passes, and what is due happens."""
     await step(seconds)
-    bed.extender.preemption.expire()
+    bed.extender.evictions.expire_evictions()

@@ -19,8 +19,8 @@ from tests.beds.stores import IDENTITY, Opened, Stores
 def stores(tmp_path: Path) -> Iterator[Stores]:
     made: Stores = []
     yield made
-    for store in made:
-        store.close()
+    for close in made:
+        close()
     still_open: list[str] = []
     for number in os.listdir("/proc/self/fd"):
         with suppress(FileNotFoundError):  # of the listing itself
@@ -39,7 +39,9 @@ class NoticesOnly:
     def packed_traces(self) -> dict[str, tuple[PackedTrace, Allocation]]:
         return {}
 
-    def restore(self, traces: Mapping[str, PackedTrace], rejections: tuple[Rejection, ...]) -> None:
+    def restore_records(
+        self, traces: Mapping[str, PackedTrace], rejections: tuple[Rejection, ...]
+    ) -> None:
         assert not traces
         assert not rejections
 
@@ -57,7 +59,7 @@ def opened(stores: Stores) -> Opened:
     ) -> tuple[NoticeLog, HistoryFile, str]:
         history = NoticesOnly(limit)
         file = HistoryFile(str(directory), identity=identity, history=history)
-        stores.append(file)
+        stores.append(file.stop_writing)
         return history.notices, file, file.restore_and_open({}, writable=writable)
 
     return made

@@ -72,7 +72,7 @@ class HistoryBed:
     def open_for(self, of: Agent, identity: dict[str, str] = IDENTITY) -> tuple[HistoryFile, str]:
         """The open file of an agent, and what was wrong with it."""
         file = HistoryFile(str(self.directory), identity=identity, history=of.history)
-        self._stores.append(file)
+        self._stores.append(file.stop_writing)
         return file, file.restore_and_open(of.current.state.allocations)
 
     def restarted(self, state: NodeState, identity: dict[str, str] = IDENTITY) -> Agent:
@@ -171,7 +171,7 @@ def test_a_file_with_a_field_more_or_less_is_read(bed: HistoryBed, more: bool) -
     before = busy()
     file, _ = bed.open_for(before)
     add_rejection(before.history.notices, 1)
-    file.close()
+    file.stop_writing()
 
     def change(key: str, document: dict[str, Any]) -> None:
         if "trace" in document:
@@ -205,7 +205,7 @@ def test_a_file_with_a_field_more_or_less_is_read(bed: HistoryBed, more: bool) -
 @pytest.mark.parametrize("data", [compress(b"\x93\x01\x02\x03"), b"x is no zlib"])
 def test_what_a_later_version_wrote_may_not_be_known(bed: HistoryBed, data: bytes) -> None:
     before = busy()
-    bed.open_for(before)[0].close()
+    bed.open_for(before)[0].stop_writing()
     edit(bed.path, lambda _, document: document.get("trace", {}).update(data=data))
     after = bed.restarted(before.current.state)
     for document in (told(after), why_rejected(after)):
@@ -249,7 +249,7 @@ def test_former_kinds_and_reasons_are_read_as_the_current_ones(bed: HistoryBed) 
     running = replace(own, unpinned_for=RejectionReason.CPU_EXCLUSIVE)
     state = before.current.state.with_allocation(running)
     before.current.restore_state(state)
-    bed.open_for(before)[0].close()
+    bed.open_for(before)[0].stop_writing()
 
     def write_former(key: str, document: dict[str, Any]) -> None:
         if key.startswith("trace/" + own.container_id):
@@ -287,7 +287,7 @@ def test_a_killed_agent_goes_on_with_the_same_sequence(bed: HistoryBed) -> None:
 def test_a_notice_with_former_fields_is_read(bed: HistoryBed) -> None:
     notices, file, _ = bed.opened()
     add_rejection(notices, 1)
-    file.close()
+    file.stop_writing()
 
     def write_former(key: str, document: dict[str, Any]) -> None:
         for former, current in (("what", "kind"), ("first", "firstTime"), ("last", "lastTime")):
@@ -303,7 +303,7 @@ def test_numbers_go_on_when_nothing_is_kept(bed: HistoryBed) -> None:
     notices, file, _ = bed.opened(limit=1)
     for n in range(5):
         add_rejection(notices, n)
-    file.close()
+    file.stop_writing()
     again, _, _ = bed.opened(limit=1)
     assert again.number == 5
     assert len(again.notices_after()) == 1

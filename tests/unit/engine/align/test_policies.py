@@ -122,7 +122,7 @@ class Licences(Struct, frozen=True):
         mask = 1 << self.node
         return Hints(universe=machine, quantities=needs, single_node_mask=mask, width=1)
 
-    def amounts(self, numa_ids: NUMASet) -> list[NodeAmount]:
+    def amounts_by_node(self, numa_ids: NUMASet) -> list[NodeAmount]:
         return [NodeAmount(self.node, self.count, self.count, self.count >= self.need)]
 
     def max_amount_on(self, numa_ids: NUMASet, width: int, *, empty: bool) -> int | None:
@@ -134,7 +134,7 @@ class Licences(Struct, frozen=True):
     def no_hint_text(self) -> str:
         return "which every NUMA node has"
 
-    def obstacle(self, amounts: Sequence[NodeAmount]) -> Obstacle:
+    def find_obstacle(self, amounts: Sequence[NodeAmount]) -> Obstacle:
         return Obstacle(ObstacleKind.FREE_AMOUNT, f"{self.count} bought")
 
 

@@ -13,6 +13,7 @@ from nri_numa.engine.cpus.allocator import (
     TakeRequest,
     take_cpus,
 )
+from nri_numa.engine.cpus.index import build_allocator_index
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
 from nri_numa.model.machine import CPU, Core, CoreKind, L3Group, NUMANode, Socket, Topology
@@ -42,7 +43,7 @@ def ask(
         settings=settings or Settings(),
         **more,
     )
-    return take_cpus(topology, request)
+    return take_cpus(build_allocator_index(topology), request)
 
 
 def take(topology: Topology, count: int, **more: Any) -> ChosenCPUs:
@@ -62,7 +63,10 @@ def per_node(topology: Topology, chosen: CPUSet) -> list[int]:
 def test_a_negative_count_is_a_bug_of_the_caller(smt: SMT) -> None:
     topology = machines.one_cpu()
     with pytest.raises(ValueError, match="-1 CPUs were asked for; expected 0 or more"):
-        take_cpus(topology, TakeRequest(count=-1, free_cpus=topology.online, smt=smt))
+        take_cpus(
+            build_allocator_index(topology),
+            TakeRequest(count=-1, free_cpus=topology.online, smt=smt),
+        )
 
 
 # -- what to prefer ----------------------------------------------------------------------------
@@ -93,7 +97,7 @@ def test_overlapping_numa_nodes_and_caches_count_each_cpu_once() -> None:
             9: L3Group(id=9, cpus=NO_CPUS),
         },
     )
-    rejected = take_cpus(lying, TakeRequest(count=7, free_cpus=lying.online))
+    rejected = take_cpus(build_allocator_index(lying), TakeRequest(count=7, free_cpus=lying.online))
     assert isinstance(rejected, NotEnoughCPUs)
     assert rejected.per_numa == {0: 4, 1: 1, NO_UNIT: 1}
     assert len(take(lying, 6).cpus) == 6
@@ -109,7 +113,7 @@ def test_a_machine_without_a_single_cpu_rejects() -> None:
         numa_nodes={},
         online=NO_CPUS,
     )
-    rejected = take_cpus(topology, TakeRequest(count=1, free_cpus=cpus("0")))
+    rejected = take_cpus(build_allocator_index(topology), TakeRequest(count=1, free_cpus=cpus("0")))
     assert isinstance(rejected, NotEnoughCPUs)
 
 
@@ -119,7 +123,7 @@ def _partly_without_numa() -> Topology:
     online = CPUSet(ids)
     node = {i: 0 if i < 4 else None for i in ids}
     return Topology(
-        cpus={i: CPU(id=i, core=i, socket=0, numa_node=node[i], l3=None) for i in ids},
+        cpus={i: CPU(id=i, core=i, socket=0, numa_node=node[i]) for i in ids},
         cores={
             i: Core(id=i, socket=0, numa_node=node[i], cpus=CPUSet([i]), kind=CoreKind.STANDARD)
             for i in ids

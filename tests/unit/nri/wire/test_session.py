@@ -43,7 +43,7 @@ def to_runtime(stream: int, method: str) -> bytes:
 def test_a_captured_registration_is_spoken_byte_for_byte() -> None:
     """With containerd 2.1.9: register, configure, an empty synchronisation."""
     session = PluginSession()
-    session.register_plugin("numapin", "10", nri_version="v0.12.2", timeout=5)
+    session.register_plugin("numapin", "10", timeout=5)
     assert session.data_to_send() == golden("register-plugin")
 
     session.receive_data(golden("register-plugin-reply"))
@@ -303,7 +303,7 @@ def test_a_go_servers_error_answer_is_understood() -> None:
     assert streams == [3, 5, 7]
     pair.plugin.receive_data(golden("unknown-method-reply"))
     assert drain(pair.plugin) == [
-        ev.UpdateContainersAnswered(7, [], ttrpc.CallStatus(code=12, message="method Nope"))
+        ev.UpdateContainersAnswered(7, ttrpc.CallStatus(code=12, message="method Nope"))
     ]
 
 

@@ -62,13 +62,13 @@ def test_the_longest_body_travels_and_a_longer_one_is_refused_on_both_sides() ->
 
 
 @pytest.mark.parametrize("timeout_nano", [0, 5_000_000_000, -212036])
-def test_a_call_is_handed_on_with_its_time_left_even_when_negative(timeout_nano: int) -> None:
+def test_a_call_is_handed_on_whatever_time_is_left(timeout_nano: int) -> None:
     made, _ = server()
     made.receive_data(
         ttrpc.encode_message(1, REQUEST, request("Configure", b"payload", timeout_nano))
     )
     assert made.next_call() == ttrpc.Call(
-        stream=1, service="S", method="Configure", payload=b"payload", timeout_nano=timeout_nano
+        stream=1, service="S", method="Configure", payload=b"payload"
     )
     assert made.next_call() is None
 

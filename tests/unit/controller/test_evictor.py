@@ -8,12 +8,7 @@ from typing import Any
 import pytest
 
 from nri_numa.config import AgentConfig
-from nri_numa.config.sections import (
-    Controller,
-    CPUStealEviction,
-    DrainEviction,
-    EvictionSection,
-)
+from nri_numa.config.sections import Controller, CPUStealEviction, DrainEviction, EvictionSection
 from nri_numa.controller.evictor import (
     POD_LIST_INTERVAL_S,
     EvictionBudget,

@@ -670,9 +670,7 @@ def test_preemption_frees_one_numa_node(crowd: Crowd) -> None:
     assert len(crowd.count()) == 3
 
 
-def test_victims_are_found_where_kube_scheduler_knows_none(
-    crowd: Crowd, extender: Extender
-) -> None:
+def test_victims_are_found_where_kube_scheduler_has_none(crowd: Crowd, extender: Extender) -> None:
     """Four CPUs are free, two on each NUMA node: the sum suffices for four, no NUMA node does.
 
     Kubernetes 1.36 does not ask then. Later ones ask without victims (kubernetes#135486).

@@ -376,9 +376,7 @@ def node(**annotations: str) -> dict[str, Any]:
         ("undrain", "0", None),
     ],
 )
-def test_the_annotation_names_the_drained_numa_nodes(
-    run: Run, command: str, before: str, change: str
-) -> None:
+def test_the_annotation_has_drained_nodes(run: Run, command: str, before: str, change: str) -> None:
     run.world["node"] = node(numa_ids="0-1", **({"drained": before} if before else {}))
     done = run(command, "worker-1", "1" if before else "node-1", "--context=east")
     assert (done.returncode, done.stderr) == (0, "")
@@ -553,9 +551,7 @@ EXCLUDED = {"reason": "taint", "nodes": 1, "examples": ["n9"]}
         (verdict(verdict="unconstrained"), ["it requests no NUMA nodes"]),
     ],
 )  # fmt: skip
-def test_a_pending_pod_has_the_controllers_verdict(
-    run: Run, said: dict[str, Any], lines: list[str]
-) -> None:
+def test_a_pending_pod_has_its_verdict(run: Run, said: dict[str, Any], lines: list[str]) -> None:
     run.world["pod"]["database"] = pod(phase="Pending", conditions=[UNSCHEDULED])
     run.world["raw"] = {f"{SERVICE}/verdicts/shop/database?uid=uid-1": said}
     done = run("why", "database")

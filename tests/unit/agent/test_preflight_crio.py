@@ -182,9 +182,7 @@ def test_a_request_timeout_below_nri_is_named(tmp_path: Path, timeout: str, is_n
         ("", "the kubelet's is not known"),
     ],
 )
-def test_two_running_runtimes_are_named_with_the_kubelets(
-    tmp_path: Path, endpoint: str, choice: str
-) -> None:
+def test_two_runtimes_are_named_with_kubelets(tmp_path: Path, endpoint: str, choice: str) -> None:
     crio_nodes.fedora_coreos(tmp_path)
     crio_nodes.add_process(tmp_path, 700, "/usr/bin/containerd")
     kubelet_file = tmp_path / "var/lib/kubelet/config.yaml"

@@ -17,6 +17,7 @@ from bench.stats import table, us
 from nri_numa.agent.agent import Agent
 from nri_numa.agent.loop import Clock
 from nri_numa.agent.usage import ContainerScan, MemoryWatch, WaitingWatch
+from nri_numa.config import AgentConfig
 from nri_numa.config.sections import UsageReadMode
 from nri_numa.engine.node_model import NodeModel
 from nri_numa.machine.cgroups import CgroupPlace
@@ -97,19 +98,19 @@ class _Restless(Clock):
             await asyncio.sleep(seconds)
 
 
-def _watch(name: str, root: Path, agent: Agent, clock: Clock) -> ContainerScan[Any]:
-    proc = str(root / "proc")
+def _watch(name: str, root: Path, agent: Agent) -> ContainerScan[Any]:
+    config, proc = AgentConfig(cgroup_root=str(root)), str(root / "proc")
     if name == "waiting":
-        return WaitingWatch(agent, UsageReadMode.READ, 30, str(root), clock, proc=proc)
-    return MemoryWatch(agent, UsageReadMode.READ, 30, str(root), clock, proc=proc)
+        return WaitingWatch(agent, config, UsageReadMode.READ, proc=proc)
+    return MemoryWatch(agent, config, UsageReadMode.READ, proc=proc)
 
 
 async def _one(name: str, read: Read, rounds: int) -> tuple[object, ...]:
     with tempfile.TemporaryDirectory(prefix="nri-numa-rounds-") as directory:
         root = Path(directory)
         agent = _agent(root, read)
-        clock = _Restless()
-        watch = _watch(name, root, agent, clock)
+        clock = agent.current.clock = _Restless()
+        watch = _watch(name, root, agent)
         await watch.read_all_containers()  # files are in the page cache, and code is loaded
         before = time.process_time()
         for _ in range(rounds):

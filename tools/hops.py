@@ -21,9 +21,8 @@ from types import FrameType
 
 from google.protobuf.message import Message
 
-from nri_numa.agent.build import build_agent
+from nri_numa.agent.agent import Agent
 from nri_numa.agent.current_state import CurrentState
-from nri_numa.agent.drift_table import DriftTable
 from nri_numa.agent.handler import AgentHandler
 from nri_numa.agent.loop import Clock
 from nri_numa.engine.node_model import NodeModel
@@ -100,9 +99,7 @@ class Node:
         machine = NodeModel(topology=topology, settings=Settings(), key=b"signs annotations")
         current = CurrentState(machine, store, clock)
         writer = CgroupWriter(CgroupReader("/nowhere"))
-        drift = DriftTable(metrics, clock, current.notify)
-        agent = build_agent(current, drift, writer, metrics, clock)
-        self._handler = AgentHandler(agent, metrics)
+        self._handler = AgentHandler(Agent(current, writer, metrics))
         self._plugin, self._runtime = PluginSession(), RuntimeSession()
         self._plugin.register_plugin("hops", "10")
         (registration,) = self._replies()

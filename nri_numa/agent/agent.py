@@ -8,17 +8,17 @@ or none.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Protocol
 
 from msgspec.structs import replace
 
 from nri_numa.agent.cgroup_updates import CgroupUpdates
+from nri_numa.agent.containers import LiveContainers
 from nri_numa.agent.current_state import CurrentState
 from nri_numa.agent.drift_table import DriftTable
 from nri_numa.agent.history import DecisionHistory
-from nri_numa.agent.loop import Clock, DeferredTasks
+from nri_numa.agent.loop import DeferredTasks
 from nri_numa.agent.reservations import PodReservations
 from nri_numa.agent.room_searches import DeferredRoomSearches
 from nri_numa.agent.starts import ContainerStarts
@@ -40,13 +40,8 @@ from nri_numa.engine.state import (
     ContainerKind,
     NodeState,
     PodRecord,
-    state_invariant_violations,
 )
-from nri_numa.machine.cgroups import (
-    CgroupReader,
-    CgroupWrite,
-    has_sandbox_cgroup,
-)
+from nri_numa.machine.cgroups import CgroupReader, CgroupWrite, CgroupWriter, has_sandbox_cgroup
 from nri_numa.model.cpuset import CPUSet, union_cpus
 from nri_numa.model.workload import (
     NO_CHANGED_IDS,
@@ -58,13 +53,15 @@ from nri_numa.model.workload import (
     PodTable,
     Resources,
 )
+from nri_numa.observe.metrics import Metrics
 
 
-class GrantSource(Protocol):
-    """Source of the grants of a kubelet with static managers."""
+class GrantSource:
+    """Source of the grants of a kubelet with static managers; this one has none."""
 
     def refresh_kubelet_grants(self) -> KubeletGrants | None:
         """Read the kubelet's state files if changed; None if they agree with the node state."""
+        return None
 
     def on_cpuset_rewritten(
         self, prior: Allocation, allocation: Allocation, requested: str, effective: str
@@ -73,10 +70,13 @@ class GrantSource(Protocol):
 
 
 class Agent:
-    """Owns the state of the node.
+    """Owns the state of the node, and the parts that write, correct and record.
+
+    The keyword arguments are those of its parts.
 
     Attributes:
         current: the node state, which nothing else replaces.
+        metrics: metrics of the process.
         containers: facts of live containers beside their allocations.
         cgroups: writes their cgroups.
         history: traces, rejections and notices of decisions.
@@ -88,29 +88,30 @@ class Agent:
     def __init__(
         self,
         current: CurrentState,
+        writer: CgroupWriter,
+        metrics: Metrics,
         *,
-        cgroups: CgroupUpdates,
-        starts: ContainerStarts,
-        history: DecisionHistory,
-        drift: DriftTable,
-        tasks: DeferredTasks,
-        clock: Clock,
-        kubelet: GrantSource | None = None,
+        kubelet: GrantSource = GrantSource(),  # noqa: B008 - without any state
+        moves_memory: bool = False,
+        sees_starts: bool = True,
+        max_decided_requests: int = 0,
     ) -> None:
-        self.current = current
-        self.containers = cgroups.containers
-        self.cgroups = cgroups
-        self._kubelet = kubelet
-        self.starts = starts
-        self.history = history
-        self.drift = drift
-        self._clock = clock
-        self._tasks = tasks
+        tasks = DeferredTasks(current.clock)
+        self.current, self.metrics, self._kubelet, self._tasks = current, metrics, kubelet, tasks
+        self.containers = LiveContainers(moves_memory=moves_memory)
+        self.cgroups = cgroups = CgroupUpdates(current, self.containers, writer, tasks, metrics)
+        self.history = history = DecisionHistory(
+            current, tasks, metrics, max_decided_requests=max_decided_requests
+        )
+        self.starts = ContainerStarts(
+            current, cgroups, history, tasks, metrics, sees_starts=sees_starts
+        )
+        self.drift = DriftTable(current, metrics)
         self._room_searches = DeferredRoomSearches(
             current, cgroups, history, tasks, self.move_for_newcomer
         )
         self.reservations = PodReservations(
-            current, cgroups, history, clock, self._replace_state, self._forget_container
+            current, cgroups, history, self._replace_state, self._forget_container
         )
         self._undecided: deque[tuple[PodSandbox, Container]] = deque()
 
@@ -119,8 +120,7 @@ class Agent:
     def create_container(self, pod: PodSandbox, container: Container) -> Admitted | Rejected | None:
         """Decide about a container before it exists; None leaves it as it is."""
         allocations_before = self.current.state.allocations
-        if self._kubelet is not None:
-            self.apply_grants(self._kubelet.refresh_kubelet_grants())
+        self.apply_grants(self._kubelet.refresh_kubelet_grants())
         decision = pod_admission.admit_pod(self.current.snapshot(), pod, container)
         if isinstance(decision, Rejected):
             decision = self._admit_by_releasing(decision)
@@ -129,7 +129,7 @@ class Agent:
                 if self.current.observe:
                     return None
                 if decision.is_search_spent:
-                    self._room_searches.add(decision)
+                    self._room_searches.add_rejected(decision)
                 return decision
         else:
             allocation = decision.allocation
@@ -191,12 +191,12 @@ class Agent:
     def _apply_moves(
         self, state_before: NodeState, decision: Admitted
     ) -> tuple[ContainerUpdate, ...] | str:
-        """Write the moves in an order that never overlaps containers, or undo all of them.
+        """Write the moves of a decision, or undo all of it if one cannot be written.
+
+        Containers never overlap: others first lose the CPUs that are needed, then the moves are
+        written, and only then the vacated CPUs return to the containers that share them.
 
         Returns the updates for the runtime, or the problem.
-
-        Other containers first lose the CPUs that are needed, then the moves are written, and only
-        then the vacated CPUs return to the containers that share them.
         """
         move_by_id = {m.after.container_id: m for m in reversed(decision.moves)}
         vacated_cpus = union_cpus(m.before.cpus for m in decision.moves if m.before.exclusive)
@@ -262,8 +262,7 @@ class Agent:
         self, pod: PodSandbox, container: Container, requested: Resources
     ) -> Resized | Rejected:
         """Decide about new resources of a live container."""
-        if self._kubelet is not None:
-            self.apply_grants(self._kubelet.refresh_kubelet_grants())
+        self.apply_grants(self._kubelet.refresh_kubelet_grants())
         prior = self.current.state.allocations.get(container.id)
         outcome = resize_container(self.current.snapshot(), pod, container, requested)
         if isinstance(outcome, Rejected):
@@ -280,20 +279,13 @@ class Agent:
             self.history.check_overlaps_of(prior)
             self.history.check_overlaps_of(allocation)
         effective = outcome.container_update.cpus if outcome.container_update is not None else ""
-        if requested.cpus and prior is not None and self._kubelet is not None:
+        if requested.cpus and prior is not None:
             allocation_after = self.current.state.allocations[container.id]
             rewritten = self._kubelet.on_cpuset_rewritten
             self._tasks.add(partial(rewritten, prior, allocation_after, requested.cpus, effective))
         if requested.cpus and effective:
-            self._tasks.add(
-                partial(
-                    self.history.reporter.log_requested_cpuset_overridden,
-                    pod,
-                    container,
-                    requested.cpus,
-                    effective,
-                )
-            )
+            report = self.history.reporter.log_requested_cpuset_overridden
+            self._tasks.add(partial(report, pod, container, requested.cpus, effective))
         if self.current.observe:
             return Resized(state=outcome.state, container_update=None, trace=outcome.trace)
         self.containers.unconfirmed_ids.add(container.id)
@@ -336,7 +328,7 @@ class Agent:
         """Release what a stopped sandbox no longer needs; the pod may get another sandbox."""
         allocations = self.current.state.allocations_of_pod(uid)
         unstarted = [a for a in allocations if a.container_id in self.containers.starting]
-        self.reservations.release([a for a in unstarted if a.pod_id == sandbox])
+        self.reservations.release_reservations([a for a in unstarted if a.pod_id == sandbox])
         self.reservations.stop_sandbox(uid, sandbox)
 
     def remove_pod(self, uid: str, sandbox: str) -> None:
@@ -352,11 +344,10 @@ class Agent:
         self.cgroups.request_check_of_unsent(self.cgroups.schedule_cpu_return(released.updates))
 
     def synchronize(
-        self, pods: PodTable | Iterable[PodSandbox], containers: Sequence[Container]
+        self, pods: PodTable, containers: Sequence[Container]
     ) -> tuple[ContainerUpdate, ...]:
         """Synchronize the node state with the runtime; see `nri_numa.engine.resync`."""
-        deadline = self._clock.monotonic() + self.current.synchronize_budget_s
-        pods = pods if isinstance(pods, PodTable) else PodTable.from_pods(pods)
+        deadline = self.current.clock.monotonic() + self.current.synchronize_budget_s
         self.history.retain_rejections(lambda one: one.pod_id in pods.uids)
         if {c.id for c in containers} - self.current.state.allocations.keys():
             self.reservations.release_of_stopped()
@@ -365,7 +356,7 @@ class Agent:
         containers = [self.cgroups.with_mark(c) for c in containers]
         node = self.current.snapshot()
         outcome = rebuild_node_state(
-            node, pods, containers, in_time=lambda: self._clock.monotonic() < deadline
+            node, pods, containers, in_time=lambda: self.current.clock.monotonic() < deadline
         )
         state_before = self.current.state
         known_pods = state_before.pods if self.current.synchronized else {}
@@ -374,28 +365,17 @@ class Agent:
         self._replace_state(state_after, outcome.change)
         unseen_starts = self.containers.replace_all(containers)
         self.starts.on_synchronized(containers)
-        self.containers.clear_pending_writes()
         if outcome.adopted:  # their pool may have been narrowed for a holder that is gone
             self.current.record_narrower_pool()
         updates, outcome = self.cgroups.write_synchronized(
             reclassify_repaired_as_missed_starts(outcome, unseen_starts)
         )
-        state, topology, settings = (
-            outcome.state,
-            self.current.machine.topology,
-            self.current.machine.settings,
-        )
-        self._tasks.add(
-            lambda: self.history.reporter.log_invariant_violations(
-                state_invariant_violations(state, topology, settings)
-            )
-        )
+        self._tasks.add(partial(self.history.check_invariants, outcome.state, self.current.machine))
         self.history.record_synchronized(outcome, state_before.allocations)
         for container_id in outcome.removed:
             self._forget_container(container_id)
-        if (
-            not self.current.synchronized
-        ):  # an earlier process may have been killed before it told systemd
+        if not self.current.synchronized:
+            # An earlier process may have been killed before it told systemd.
             self.cgroups.queue_systemd_sync(self.containers.cgroup_places)
         self.current.set_synchronized()
         self._undecided = deque(outcome.undecided)
@@ -421,12 +401,10 @@ class Agent:
             self.history.record_rejected(decision, running=True)
             return
         self._replace_state(decision.state, decision.change, pod)
-        is_missed_start = decision.allocation.kind not in (
-            ContainerKind.UNPINNED,
-            ContainerKind.FOREIGN,
-        )
+        kind = decision.allocation.kind
+        is_missed_start = kind not in (ContainerKind.UNPINNED, ContainerKind.FOREIGN)
         if is_missed_start:
-            self.history.count_missed_start()
+            self.metrics.missed_starts.inc()
         self.history.record_admitted(decision, missed_start=is_missed_start)
         self.cgroups.request_check_of_unsent(self.cgroups.write_updates(admission.updates))
         self.cgroups.write_mark(container.id)
@@ -478,7 +456,9 @@ class Agent:
             self._forget_container(container_id)
             return ()
         self.starts.report_if_never_started(allocation)
-        released = admit.release_container(self.current.desired, container_id, self._clock.time())
+        released = admit.release_container(
+            self.current.desired, container_id, self.current.clock.time()
+        )
         self._replace_state(released.state, released.change)
         self._forget_container(container_id)
         self.history.record_released(allocation, released.state)
@@ -507,7 +487,7 @@ class Agent:
         self._replace_state(admission.state, admission.change, pod)
         if not self.current.observe:  # else it was not really rejected, and is no missed start
             self.containers.on_unreported_start(container)
-            self.history.count_missed_start()
+            self.metrics.missed_starts.inc()
         self.cgroups.request_check_of_unsent(self.cgroups.write_updates(admission.updates))
         record = self.history.rejections[-1] if self.history.rejections else None
         if isinstance(admission.decision, Admitted):
@@ -521,9 +501,8 @@ class Agent:
 
     def _forget_container(self, container_id: str) -> None:
         self.history.drop_trace(container_id)
-        if container_id in self.drift.known:
-            self.drift.remove_repaired(container_id)
-        self.containers.drop(container_id)
+        self.drift.remove_repaired(container_id)
+        self.containers.drop_container(container_id)
 
 
 def with_sandbox_cgroup(state: NodeState, pod: PodSandbox, reader: CgroupReader) -> NodeState:

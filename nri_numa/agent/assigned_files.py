@@ -23,7 +23,6 @@ from nri_numa.store.files import remove_flat_directory
 
 if TYPE_CHECKING:
     from nri_numa.agent.current_state import CurrentState
-    from nri_numa.agent.loop import Clock
     from nri_numa.engine.state import Allocation
 
 log = get_logger("assigned")
@@ -48,9 +47,9 @@ _decode_nodes: Final = msgspec.json.Decoder(dict[int, AssignedNode]).decode
 class AssignedFiles:
     """The files of each container that was created with them, in the state directory."""
 
-    def __init__(self, state_dir: str, current: CurrentState, clock: Clock) -> None:
+    def __init__(self, state_dir: str, current: CurrentState) -> None:
         self._root = os.path.join(state_dir, ASSIGNED_DIRECTORY)
-        self._current, self._clock = current, clock
+        self._current = current
         self._due = False
         # By container id; the texts that an earlier process wrote are not known.
         names = os.listdir(self._root) if os.path.isdir(self._root) else []
@@ -58,7 +57,7 @@ class AssignedFiles:
         self._nodes: dict[str, Mapping[int, AssignedNode]] = {}
         current.subscribe(self._schedule_refresh)
 
-    def extend(
+    def extend_adjustment(
         self, allocation: Allocation, container: Container, adjustment: ContainerAdjustment
     ) -> ContainerAdjustment:
         """Add the mount of a pinned container's files."""
@@ -78,9 +77,9 @@ class AssignedFiles:
     def _schedule_refresh(self) -> None:
         if not self._due:
             self._due = True
-            self._clock.call_soon(self.refresh)
+            self._current.clock.call_soon(self.refresh_files)
 
-    def refresh(self) -> None:
+    def refresh_files(self) -> None:
         """Update all files, and remove those of ended containers."""
         self._due = False
         if not self._current.synchronized:

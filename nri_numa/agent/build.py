@@ -1,13 +1,12 @@
 """The composition root: functions that build and return the parts of the agent.
 
 What a part needs is an argument of its function, so the order is what the types allow: the node,
-the agent on it, the link above the agent, and the loops around all of them. Nothing runs yet;
-`nri_numa.agent.daemon` does that.
+the history of the agent on it, the link above the agent, and the loops around all of them. Nothing
+runs yet; `nri_numa.agent.daemon` does that, and the agent builds its own parts.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,16 +15,12 @@ import msgspec
 
 from nri_numa import __version__
 from nri_numa import config as configuration
-from nri_numa.agent.agent import Agent, GrantSource
+from nri_numa.agent.agent import Agent
 from nri_numa.agent.assigned_files import AssignedFiles
 from nri_numa.agent.capacity import CapacityFactors, ExternalCapacity, StealWatch
-from nri_numa.agent.cgroup_updates import CgroupUpdates
-from nri_numa.agent.claims import ClaimStore, build_claim_store, serve_claims_to_kubelet
-from nri_numa.agent.containers import LiveContainers
+from nri_numa.agent.claims import ClaimStore, serve_claims_to_kubelet
 from nri_numa.agent.current_state import CurrentState
-from nri_numa.agent.drift_table import DriftTable
-from nri_numa.agent.handler import AgentHandler, PendingPods
-from nri_numa.agent.history import DecisionHistory
+from nri_numa.agent.handler import AgentHandler
 from nri_numa.agent.interrupts import InterruptSteering
 from nri_numa.agent.kubelet_sync import KubeletConfigWatch, KubeletSync
 from nri_numa.agent.links import (
@@ -35,8 +30,9 @@ from nri_numa.agent.links import (
     RuntimeOwnership,
     runtime_lock_socket,
 )
-from nri_numa.agent.loop import Clock, DeferredTasks, LoopMonitor
+from nri_numa.agent.loop import Clock, LoopMonitor
 from nri_numa.agent.memory_migration import MemoryMigrator
+from nri_numa.agent.pod_observers import PendingPods, UnmatchedAnnotations
 from nri_numa.agent.reconcile import Reconciler
 from nri_numa.agent.reload import (
     MachineReloader,
@@ -47,18 +43,17 @@ from nri_numa.agent.reload import (
 )
 from nri_numa.agent.runtime_lock import RuntimeLock
 from nri_numa.agent.serving import HTTPThread
-from nri_numa.agent.starts import ContainerStarts
 from nri_numa.agent.systemd_sync import SystemdSync
-from nri_numa.agent.unmatched_annotations import UnmatchedAnnotations
 from nri_numa.config import AgentConfig, InternalErrorAnswer, parse_plugin_index
 from nri_numa.config.sections import StealTimeMode
+from nri_numa.dra.handover import ClaimFileRequester
 from nri_numa.engine.node_model import NodeModel
 from nri_numa.engine.state import NodeState
 from nri_numa.errors import ConfigError
 from nri_numa.kubelet.configuration import registered_node_name
 from nri_numa.kubelet.state_files import KubeletStateFiles
 from nri_numa.machine import hotplug
-from nri_numa.machine.cgroups import CgroupReader, CgroupWriter, SystemdScopes
+from nri_numa.machine.cgroups import SystemdScopes, read_text_or_empty
 from nri_numa.machine.sysfs import discover_topology
 from nri_numa.model.machine import Topology
 from nri_numa.nri.link import LinkSettings, NRILink, PreinstalledConnection
@@ -96,15 +91,11 @@ class NodeParts(msgspec.Struct, frozen=True):
 
     name: str
     start: float
-    metrics: Metrics
-    clock: Clock
     current: CurrentState
     devices: NodeDevices
     capacity: CapacityFactors
     kubelet: KubeletSync
     machine: MachineReloader
-    writer: CgroupWriter
-    drift: DriftTable
 
 
 def build_node(config: AgentConfig, metrics: Metrics, clock: Clock) -> NodeParts:
@@ -136,22 +127,15 @@ def build_node(config: AgentConfig, metrics: Metrics, clock: Clock) -> NodeParts
     machine = build_tables(NodeModel(topology=topology, settings=settings, key=key))
     current = CurrentState(machine, store, clock, observe=config.observe)
     current.restore_state(state)
-    drift = DriftTable(metrics, clock, current.notify)
-    kubelet = KubeletSync(
-        current, drift, metrics, KubeletStateFiles(config.kubelet_root), kubelet_config, clock
-    )
-    reader = MachineReloader(config.sysfs_root, current, devices.device_counts, clock)
-    writer = CgroupWriter(CgroupReader(config.cgroup_root))
-    return NodeParts(
-        name, start, metrics, clock, current, devices, capacity, kubelet, reader, writer, drift
-    )
+    files = KubeletStateFiles(config.kubelet_root)
+    kubelet = KubeletSync(current, metrics, files, kubelet_config)
+    reader = MachineReloader(config.sysfs_root, current, devices.device_counts)
+    return NodeParts(name, start, current, devices, capacity, kubelet, reader)
 
 
 def checkpoint_identity(config: AgentConfig) -> dict[str, str]:
     """Return the fields that identify a valid checkpoint: this boot of this machine."""
-    boot = ""
-    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
-        boot = file.read().strip()
+    boot = read_text_or_empty("/proc/sys/kernel/random/boot_id")
     return {"version": __version__, "machine": config.sysfs_root, "boot": boot}
 
 
@@ -177,44 +161,6 @@ def _load_checkpoint(
         metrics.checkpoint_errors.inc()
         log.warning("checkpoint problem found", problem=problem)
     return state, key
-
-
-# --- The agent ------------------------------------------------------------------------------------
-
-
-def build_agent(
-    current: CurrentState,
-    drift: DriftTable,
-    writer: CgroupWriter,
-    metrics: Metrics,
-    clock: Clock,
-    *,
-    kubelet: GrantSource | None = None,
-    moves_memory: bool = False,
-    sees_starts: bool = True,
-    max_decided_requests: int = 0,
-) -> Agent:
-    """Build the agent over a node's state, with the parts that it owns.
-
-    ``drift`` and ``kubelet`` are below the agent; the other arguments are those of its parts.
-    """
-    tasks = DeferredTasks(clock)
-    containers = LiveContainers(moves_memory=moves_memory)
-    cgroups = CgroupUpdates(current, containers, writer, tasks, metrics, clock)
-    history = DecisionHistory(
-        current, tasks, metrics, clock, max_decided_requests=max_decided_requests
-    )
-    starts = ContainerStarts(current, cgroups, history, tasks, metrics, sees_starts=sees_starts)
-    return Agent(
-        current,
-        cgroups=cgroups,
-        starts=starts,
-        history=history,
-        drift=drift,
-        tasks=tasks,
-        clock=clock,
-        kubelet=kubelet,
-    )
 
 
 def restore_history(config: AgentConfig, node: NodeParts, agent: Agent) -> HistoryFile:
@@ -267,66 +213,64 @@ def build_link(
     over_cri: bool,
 ) -> LinkParts:
     """Build the link to the runtime; the arguments are those of its parts."""
-    current, metrics, clock = node.current, node.metrics, node.clock
+    current = node.current
     pods = _build_pod_parts(config, node, agent)
     is_launched = launched is not None
     status = LinkStatus(
-        current, metrics, clock, config.sysfs_root, over_cri=over_cri, is_launched=is_launched
+        current, agent.metrics, config.sysfs_root, over_cri=over_cri, is_launched=is_launched
     )
     late_starts: LateStarts | None = None
     if over_cri:
         from nri_numa.agent.late_starts import LateStarts
 
-        late_starts = LateStarts(agent, metrics, node.writer.reader, clock)
+        late_starts = LateStarts(agent)
     http: HTTPThread | None = None
     if configuration.split_address(config.http.address) or config.http.socket:
         new_view = partial(_build_view, node, agent, pods, status, late_starts)
-        http = HTTPThread(config, agent, metrics, new_view, clock=clock, gaps=gaps)
+        http = HTTPThread(config, agent, new_view, gaps)
     notifier = SystemdNotifier()
     lock = RuntimeLock(runtime_lock_socket(config, launched=is_launched))
     ownership = RuntimeOwnership(lock, agent)
     source = node.kubelet.configuration
-    reloader = Reloader(config, load, agent, source, ownership, notifier, metrics, clock)
+    reloader = Reloader(config, load, agent, source, ownership, notifier)
     allow_http = http.allow_start if http else lambda: None
-    reporter = LinkReporter(current, notifier, clock, node.start, allow_http)
-    handler = _build_handler(agent, metrics, pods, status, reloader, reporter)
+    reporter = LinkReporter(current, notifier, node.start, allow_http)
+    handler = _build_handler(agent, pods, status, reloader, reporter)
     link = _build_runtime_link(config, handler, late_starts, launched)
     return LinkParts(pods, handler, link, status, ownership, reloader, notifier, late_starts, http)
 
 
 def _build_pod_parts(config: AgentConfig, node: NodeParts, agent: Agent) -> PodParts:
-    current, clock = node.current, node.clock
-    claims = build_claim_store(config, node.name, current)
-    if claims is not None:
-        claims.load()
+    current = node.current
+    claims = None
+    if config.dra.enabled:
+        requester = ClaimFileRequester(config.dra.handover_dir)
+        claims = ClaimStore(config, node.name, requester, current)
+        claims.load_records()
     writes_files = config.assigned_files and current.store.trusted
     return PodParts(
         claims,
         node.devices.new_device_watch(current),
-        AssignedFiles(config.state_dir, current, clock) if writes_files else None,
-        PendingPods(agent, clock) if config.publish.node_resource_topology else None,
-        UnmatchedAnnotations(agent, clock),
+        AssignedFiles(config.state_dir, current) if writes_files else None,
+        PendingPods(agent) if config.publish.node_resource_topology else None,
+        UnmatchedAnnotations(agent),
     )
 
 
 def _build_handler(
     agent: Agent,
-    metrics: Metrics,
     pods: PodParts,
     status: LinkStatus,
     reloader: Reloader,
     reporter: LinkReporter,
 ) -> AgentHandler:
-    devices = [pods.device_watch] if pods.device_watch else []
-    claims = [pods.claims] if pods.claims else []
     return AgentHandler(
         agent,
-        metrics,
         (status, reloader, reporter),
         rejects_on_error=lambda: reloader.config.on_internal_error is InternalErrorAnswer.REJECT,
-        observers=[*([pods.pending] if pods.pending else []), pods.unmatched, *devices],
-        sources=[*devices, *claims],
-        extensions=[*claims, *([pods.files] if pods.files else [])],
+        observers=tuple(filter(None, (pods.pending, pods.unmatched, pods.device_watch))),
+        sources=tuple(filter(None, (pods.device_watch, pods.claims))),
+        extensions=tuple(filter(None, (pods.claims, pods.files))),
     )
 
 
@@ -359,7 +303,7 @@ def _build_view(
 ) -> LiveView:
     from nri_numa.agent import view
 
-    optional_parts = view.OptionalParts(
+    parts = view.ShownParts(
         kubelet=node.kubelet,
         devices=node.devices,
         measured=node.capacity.measured,
@@ -367,7 +311,7 @@ def _build_view(
         pods=pods.pending,
     )
     about = view.ProcessInfo(__version__, node.name, node.start)
-    return view.LiveView(agent, about, status, optional_parts, watches, node.clock)
+    return view.LiveView(agent, about, status, parts, watches)
 
 
 # --- The loops ------------------------------------------------------------------------------------
@@ -377,27 +321,17 @@ def build_loops(
     config: AgentConfig, node: NodeParts, agent: Agent, link: LinkParts
 ) -> Mapping[str, LoopFunction]:
     """Build the loops that run beside the link, by name."""
-    current, clock, reloader = node.current, node.clock, link.reloader
+    current, reloader = node.current, link.reloader
     outside, steal = node.capacity
     apply_settings = partial(apply_recomputed_settings, agent, reloader, node.kubelet.configuration)
     read_machine = partial(node.machine.read_machine, agent)
-    systemd = SystemdSync(current, agent.cgroups, SystemdScopes(), clock)
-    reconciler = Reconciler(
-        current,
-        agent.cgroups,
-        systemd,
-        node.drift,
-        link.status,
-        link.link.push_updates,
-        notices=agent.history.notices,
-        metrics=node.metrics,
-        clock=clock,
-    )
+    systemd = SystemdSync(current, agent.cgroups, SystemdScopes())
+    reconciler = Reconciler(agent, systemd, link.status, link.link.push_updates, reloader)
     loops: dict[str, LoopFunction] = {
-        "reconcile": partial(reconciler.run_periodic_rounds, reloader),
-        "looks": partial(reconciler.run_checks, reloader),
+        "reconcile": reconciler.run_periodic_rounds,
+        "looks": reconciler.run_checks,
         "systemd": systemd.run_systemd_sync,
-        "mover": MemoryMigrator(agent, node.metrics, clock).run,
+        "mover": MemoryMigrator(agent).run_migrations,
         "kubelet's configuration": partial(
             node.kubelet.configuration.watch_config, reloader, apply_settings
         ),
@@ -407,11 +341,11 @@ def build_loops(
         loops["http"] = link.http.run
     steering, is_enabled = InterruptSteering(config.state_dir), config.interrupts_off_exclusive_cpus
     if is_enabled or steering.needs_restore:
-        loops["interrupts"] = partial(steering.run_steering, current, clock, active=is_enabled)
+        loops["interrupts"] = partial(steering.run_steering, current, active=is_enabled)
     if config.offline_capacity.file:
-        loops["capacity from outside"] = partial(outside.run, current, apply_settings)
+        loops["capacity from outside"] = partial(outside.run_monitor, current, apply_settings)
     if link.pods.claims is not None:
         loops["DRA"] = partial(serve_claims_to_kubelet, config, link.pods.claims)
     if config.measured_capacity.mode is not StealTimeMode.OFF:
-        loops["steal"] = partial(steal.run, current, apply_settings)
+        loops["steal"] = partial(steal.run_monitor, current, apply_settings)
     return loops

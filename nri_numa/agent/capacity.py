@@ -58,6 +58,10 @@ FILE_CHECK_INTERVAL_S: Final = 1.0
 """Seconds between two reads of the file; one `open` of a missing file costs 5 µs."""
 
 
+def _factors_text(factors: Mapping[int, float]) -> str:
+    return " ".join(f"{i}:{f:g}" for i, f in sorted(factors.items())) or "all 1"
+
+
 class CapacityMonitor(ABC):
     """Reads capacity factors periodically; they apply to new containers, nothing is moved.
 
@@ -73,7 +77,7 @@ class CapacityMonitor(ABC):
     def refresh_capacity(self, topology: Topology) -> bool:
         """Read the factors; True if settings differ now. Called in a thread."""
 
-    async def run(self, current: CurrentState, apply_settings: ApplySettings) -> None:
+    async def run_monitor(self, current: CurrentState, apply_settings: ApplySettings) -> None:
         """Read and apply factors until cancelled."""
         while True:
             await self.apply_capacity(current, apply_settings)
@@ -116,10 +120,10 @@ class ExternalCapacity(CapacityMonitor):
             problems = {"cannot be read: is not UTF-8"}
         except OSError as error:
             problems = {f"cannot be read: {error.strerror or error}"}
-        now, capacity = self._now(), self._capacity
-        if capacity.zones and capacity.expires_at > now + MAX_CAPACITY_VALIDITY_S:
+        time_s, capacity = self._now(), self._capacity
+        if capacity.zones and capacity.expires_at > time_s + MAX_CAPACITY_VALIDITY_S:
             problems.add("until is more than 7 days away: it does not count")
-        counts = now < capacity.expires_at <= now + MAX_CAPACITY_VALIDITY_S
+        counts = time_s < capacity.expires_at <= time_s + MAX_CAPACITY_VALIDITY_S
         factors = {
             **({i: f for i, f in sorted(capacity.zones.items()) if f < 1} if counts else {}),
             **dict.fromkeys(sorted(self._drained), 0.0),
@@ -130,12 +134,14 @@ class ExternalCapacity(CapacityMonitor):
                 f"{topology.numa_ids}"
             )
             factors = {i: f for i, f in factors.items() if i not in absent}
-        self._report_problems(frozenset(problems))
+        for problem in sorted(problems - self._said):
+            log.warning("external capacity not applied", file=self._path, problem=problem)
+        self._said = frozenset(problems)
         if factors == self.factors:
             return False
         log.info(
             "external capacity applied",
-            capacity_factors=" ".join(f"{i}:{f:g}" for i, f in sorted(factors.items())) or "all 1",
+            capacity_factors=_factors_text(factors),
             source=capacity.source,
             drained_numa_nodes=format_id_list(self._drained),
         )
@@ -164,11 +170,6 @@ class ExternalCapacity(CapacityMonitor):
             except BadCapacity as error:
                 problems.add(f"{key}: {error}")
         return problems
-
-    def _report_problems(self, problems: frozenset[str]) -> None:
-        for problem in sorted(problems - self._said):
-            log.warning("external capacity not applied", file=self._path, problem=problem)
-        self._said = problems
 
 
 # --- Measured ---
@@ -204,7 +205,7 @@ class StealWatch(CapacityMonitor):
 
     def refresh_capacity(self, topology: Topology) -> bool:
         """Read once; True if settings differ. An unreadable file changes nothing."""
-        now = self._clock.monotonic()
+        time_s = self._clock.monotonic()
         try:
             tree = open_tree(self._root)
             times = parse_steal_and_wait_times(
@@ -215,11 +216,11 @@ class StealWatch(CapacityMonitor):
         if not times.steal:
             return self._report_unreadable(f"{self._root.rstrip('/')}/proc/stat reports no steal")
         self._problems.report(UNKNOWN_STEAL_EVENT, "", "CPU steal measured again")
-        last_reading, self._last = self._last, (now, topology, times)
+        last_reading, self._last = self._last, (time_s, topology, times)
         # CPUs that changed their NUMA node since would be counted on the new one.
-        if last_reading is None or last_reading[1] is not topology or now <= last_reading[0]:
+        if last_reading is None or last_reading[1] is not topology or time_s <= last_reading[0]:
             return False
-        seconds = now - last_reading[0]
+        seconds = time_s - last_reading[0]
         steal = steal_by_node(last_reading[2], times, topology)
         self._smoothed.retain_nodes(set(topology.numa_nodes))
         changed = self._smoothed.update_steal(steal, seconds)
@@ -227,8 +228,7 @@ class StealWatch(CapacityMonitor):
             self.factors = dict(self._smoothed.factors)
             log.info(
                 "capacity measured",
-                capacity_factors=" ".join(f"{i}:{f:g}" for i, f in sorted(self.factors.items()))
-                or "all 1",
+                capacity_factors=_factors_text(self.factors),
                 cpu_steal=" ".join(f"{i}:{s:.3f}" for i, s in sorted(steal.items())),
                 source=STEAL_SOURCE,
                 effective=self._acts,

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from nri_numa.agent.confirmations import Confirmations, WriteTarget
 from nri_numa.agent.containers import LiveContainers
 from nri_numa.agent.current_state import CurrentState
-from nri_numa.agent.loop import TASK_BATCH, Clock, DeferredTasks
+from nri_numa.agent.loop import TASK_BATCH, DeferredTasks
 from nri_numa.engine.assigned import ASSIGNED_KEY, encode_assignment, is_signed
 from nri_numa.engine.decision import Resynced
 from nri_numa.engine.desired import Drift, NodeSnapshot, plan_corrections
@@ -48,12 +48,7 @@ MAX_LOGGED_IDS: Final = 20
 
 
 class CgroupCheckResult(msgspec.Struct, frozen=True):
-    """Result of comparing some containers with the node state.
-
-    Attributes:
-        cgroup_count: number of containers with a cgroup.
-        corrections: containers that differ from the node state.
-    """
+    """Number of containers with a cgroup, and those of them that differ from the node state."""
 
     cgroup_count: int
     corrections: tuple[Drift, ...]
@@ -61,9 +56,6 @@ class CgroupCheckResult(msgspec.Struct, frozen=True):
 
 class CgroupUpdates:
     """Writes cgroups by the node state, and requests checks of updates that may be lost.
-
-    Args:
-        writer: writes cgroups, and marks them.
 
     Attributes:
         containers: the live containers and their cgroups.
@@ -77,10 +69,9 @@ class CgroupUpdates:
         writer: CgroupWriter,
         tasks: DeferredTasks,
         metrics: Metrics,
-        clock: Clock,
     ) -> None:
         self.containers, self.writer, self._current = containers, writer, current
-        self._tasks, self._metrics, self._clock = tasks, metrics, clock
+        self._tasks, self._metrics = tasks, metrics
         self.confirmations = {target: Confirmations() for target in WriteTarget}
 
     # --- moving -----------------------------------------------------------------------------------
@@ -139,7 +130,9 @@ class CgroupUpdates:
             cgroups = self.containers.cgroup_places
             ids = [i for i in container_ids if i in cgroups and cgroups[i].is_systemd_managed]
             if ids:
-                self.confirmations[WriteTarget.SYSTEMD].require(ids, self._clock.time())
+                self.confirmations[WriteTarget.SYSTEMD].require_confirmation(
+                    ids, self._current.clock.time()
+                )
 
     def find_corrections(self, container_ids: Iterable[str]) -> tuple[Drift, ...]:
         """Return the running containers that differ from the node state."""
@@ -154,13 +147,11 @@ class CgroupUpdates:
 
     def apply_corrections(self, corrections: Iterable[Drift]) -> dict[str, WriteOutcome]:
         """Write the desired lists of these containers; quotas are left to runtime and systemd."""
-        corrections = tuple(corrections)
+        corrections, places = tuple(corrections), self.containers.cgroup_places
         self.queue_systemd_sync(c.container_id for c in corrections if c.quota)
         return self.write_cgroups(
             {
-                c.container_id: CgroupWrite(
-                    self.containers.cgroup_places[c.container_id], str(c.cpus), str(c.mems)
-                )
+                c.container_id: CgroupWrite(places[c.container_id], str(c.cpus), str(c.mems))
                 for c in corrections
             }
         )
@@ -255,7 +246,9 @@ class CgroupUpdates:
     def request_check(self, container_ids: Collection[str]) -> None:
         """Request a check of these containers, whose update may not have arrived."""
         if not self._current.observe:
-            self.confirmations[WriteTarget.CGROUP].require(container_ids, self._clock.time())
+            self.confirmations[WriteTarget.CGROUP].require_confirmation(
+                container_ids, self._current.clock.time()
+            )
 
     # --- marks ------------------------------------------------------------------------------------
 
@@ -334,9 +327,7 @@ def observe_cgroup_batch(
     drifts = list[Drift]()
     for drift in plan_corrections(desired, observed):
         blocker = partial(reader.blocking_cgroup_text, by_id[drift.container_id])
-        drifts.append(
-            drift.without_blocked_lists(
-                blocker("cpuset.cpus", str(drift.cpus)), blocker("cpuset.mems", str(drift.mems))
-            )
-        )
+        cpus_obstacle = blocker("cpuset.cpus", str(drift.cpus))
+        mems_obstacle = blocker("cpuset.mems", str(drift.mems))
+        drifts.append(drift.without_blocked_lists(cpus_obstacle, mems_obstacle))
     return CgroupCheckResult(len(observed), tuple(drifts))

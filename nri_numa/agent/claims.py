@@ -47,11 +47,7 @@ from nri_numa.dra.claims import (
 from nri_numa.engine.accounting import max_exclusive_by_node
 from nri_numa.engine.node_model import NodeModel
 from nri_numa.engine.request.annotations import OptionsResolver
-from nri_numa.engine.request.demand import (
-    claim_result_text,
-    parse_claims,
-    with_slots,
-)
+from nri_numa.engine.request.demand import claim_result_text, parse_claims, with_slots
 from nri_numa.engine.request.options import PlacementOptions
 from nri_numa.engine.state import Allocation
 from nri_numa.errors import RuntimeUnavailable
@@ -89,23 +85,21 @@ class ClaimStore:
 
     def __init__(
         self,
-        driver: str,
+        config: AgentConfig,
         pool: str,
-        *,
-        records: str,
-        cdi: str,
         asker: handover.ClaimFileRequester,
         current: CurrentState,
+        *,
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
-        self._sleep = sleep
-        self._driver, self._pool = driver, pool
-        self._records, self._cdi, self._about = records, cdi, f"{records}-metadata"
-        self._asker, self._current = asker, current
+        self._driver, self._pool = config.dra.driver, pool
+        self._records = os.path.join(config.state_dir, "claims")
+        self._cdi, self._about = config.devices.cdi_spec_dirs[-1], f"{self._records}-metadata"
+        self._asker, self._current, self._sleep = asker, current, sleep
         self._turn = threading.Lock()
         self.claims: Mapping[str, Claim] = {}
 
-    def load(self) -> None:
+    def load_records(self) -> None:
         """Read the records, and repair the CDI files."""
         try:
             os.makedirs(self._records, mode=0o700, exist_ok=True)
@@ -236,8 +230,8 @@ class ClaimStore:
         claim = parse_claim(document, driver=self._driver, pool=self._pool)
         if (claim.namespace, claim.name, claim.uid) != (namespace, name, uid):
             raise InvalidClaim(
-                f"claim {namespace}/{name} has UID {claim.uid} now, expected {uid}: it was "
-                f"recreated"
+                f"claim {namespace}/{name} has UID {claim.uid} now, expected {uid}: "
+                "it was recreated"
             )
         return claim
 
@@ -262,7 +256,9 @@ class ClaimStore:
 
     # --- the runtime's containers -----------------------------------------------------------------
 
-    def complete(self, pod: PodSandbox, container: Container) -> tuple[PodSandbox, Container]:
+    def complete_container(
+        self, pod: PodSandbox, container: Container
+    ) -> tuple[PodSandbox, Container]:
         """Add the results of its claims to a container; one without claims is unchanged."""
         named = parse_claim_variable_names(container.mentions.claims)
         if not named:
@@ -283,15 +279,12 @@ class ClaimStore:
             results.append((uid, number, claim.results[number]))
         key = self._current.machine.slots_annotation_key
         text = ",".join(claim_result_text(d.numa_node, u, n, d.cpus) for u, n, d in results)
-        container = replace(
-            container,
-            annotations={**container.annotations, key: "" if problem else text},
-            claim_problem=problem,
-        )
+        annotations = {**container.annotations, key: "" if problem else text}
+        container = replace(container, annotations=annotations, claim_problem=problem)
         devices = [d for _, _, d in results]
         return with_claim_parameters(self._current.machine, pod, container, devices), container
 
-    def extend(
+    def extend_adjustment(
         self, allocation: Allocation, container: Container, base: ContainerAdjustment
     ) -> ContainerAdjustment:
         """Add files with a container's CPUs, and a variable if it has only one claim."""
@@ -357,20 +350,6 @@ def _results_text(claim: Claim) -> str:
     )
 
 
-def build_claim_store(config: AgentConfig, node: str, current: CurrentState) -> ClaimStore | None:
-    """Build the store by the configuration's section ``dra``; None if it is off."""
-    if not config.dra.enabled:
-        return None
-    return ClaimStore(
-        config.dra.driver,
-        node,
-        records=os.path.join(config.state_dir, "claims"),
-        cdi=config.devices.cdi_spec_dirs[-1],
-        asker=handover.ClaimFileRequester(config.dra.handover_dir),
-        current=current,
-    )
-
-
 async def serve_claims_to_kubelet(config: AgentConfig, store: ClaimStore) -> None:
     """Serve the kubelet until cancelled; gRPC is imported here, and serves in its own threads."""
     from nri_numa.dra.service import KubeletPlugin
@@ -411,8 +390,7 @@ def validate_claim(machine: NodeModel, claim: Claim) -> None:
         if node is None or not node.cpus:
             raise InvalidClaim(
                 f"{subject}: NUMA node {item.numa_node} does not exist or has no CPUs, expected "
-                f"one "
-                f"of {machine.topology.cpu_nodes}"
+                f"one of {machine.topology.cpu_nodes}"
             )
         usable = len(machine.allowed_cpus_by_node[item.numa_node] - machine.settings.reserved_cpus)
         memory = item.capacity.get(MEMORY_CAPACITY, 0)

@@ -44,9 +44,9 @@ class Confirmation(msgspec.Struct):
     is_abandoned: bool = False
     is_without_effect: bool = False
 
-    def recent_tries(self, now: float) -> tuple[float, ...]:
+    def recent_tries(self, time_s: float) -> tuple[float, ...]:
         """Return the tries within `TRY_COUNT_WINDOW_S`."""
-        return tuple(t for t in self.tries if t > now - TRY_COUNT_WINDOW_S)
+        return tuple(t for t in self.tries if t > time_s - TRY_COUNT_WINDOW_S)
 
 
 class Confirmations:
@@ -60,19 +60,19 @@ class Confirmations:
     def __init__(self) -> None:
         self.wake, self.entries = asyncio.Event(), dict[str, Confirmation]()
 
-    def require(self, container_ids: Iterable[str], now: float) -> None:
+    def require_confirmation(self, container_ids: Iterable[str], time_s: float) -> None:
         """Require confirmation of these containers, and wake the task that checks."""
         for container_id in container_ids:
-            entry = self.entry(container_id)
+            entry = self.get_entry(container_id)
             if entry.required_at is None:
-                entry.required_at = now
+                entry.required_at = time_s
         self.wake.set()
 
-    def required(self) -> Iterator[str]:
+    def required_ids(self) -> Iterator[str]:
         """Return the containers to be confirmed, in the order in which they were required."""
         return (i for i, entry in self.entries.items() if entry.required_at is not None)
 
-    def take(self, container_ids: Iterable[str]) -> dict[str, float]:
+    def take_required(self, container_ids: Iterable[str]) -> dict[str, float]:
         """Begin to check these; returns the times at which they were required, by id."""
         required: dict[str, float] = {}
         for container_id in container_ids:
@@ -82,27 +82,29 @@ class Confirmations:
         self._drop_empty(required)
         return required
 
-    def entry(self, container_id: str) -> Confirmation:
+    def get_entry(self, container_id: str) -> Confirmation:
         """Return the entry of a container, made if missing."""
         return self.entries.setdefault(container_id, Confirmation())
 
     def record_finding(self, container_id: str, finding: str) -> bool:
         """Record what was read instead; True if the last finding was another one."""
-        entry = self.entry(container_id)
+        entry = self.get_entry(container_id)
         prior_finding, entry.finding = entry.finding, finding
         return prior_finding != finding
 
-    def count_tries(self, container_id: str, now: float) -> int:
+    def count_tries(self, container_id: str, time_s: float) -> int:
         """Count its repairs within `TRY_COUNT_WINDOW_S`."""
         entry = self.entries.get(container_id)
-        return len(entry.recent_tries(now)) if entry else 0
+        return len(entry.recent_tries(time_s)) if entry else 0
 
-    def retain_drifting(self, drifting: Collection[str], live: Collection[str], now: float) -> None:
+    def retain_drifting(
+        self, drifting: Collection[str], live: Collection[str], time_s: float
+    ) -> None:
         """Clear findings of containers without drift, and their tries after the window."""
         for container_id, entry in self.entries.items():
             if container_id not in drifting:
                 entry.finding, entry.is_without_effect = "", False
-                if container_id not in live or not entry.recent_tries(now):
+                if container_id not in live or not entry.recent_tries(time_s):
                     entry.tries, entry.is_abandoned = (), False
         self._drop_empty(tuple(self.entries))
 

@@ -48,7 +48,6 @@ class LiveContainers:
         widening: containers whose cgroups may get more CPUs.
         migrating: by container id, source and target of its migration, and bytes moved so far.
         moves_memory: True if pages of containers can be moved from here.
-        creations: number of pods and containers whose creation began.
     """
 
     def __init__(self, *, moves_memory: bool = False) -> None:
@@ -82,8 +81,7 @@ class LiveContainers:
     def on_created(self, container: Container, cpus: str, mems: str) -> None:
         """Record the lists that its cgroup will be made with."""
         self.record_place(container)
-        if container.id in self.ended:
-            del self.ended[container.id]
+        self.ended.pop(container.id, None)
         self.starting[container.id] = StartingCpuset(cpus, mems)
 
     def on_unreported_start(self, container: Container) -> None:
@@ -98,7 +96,7 @@ class LiveContainers:
         self.started_cgroups.pop(container_id, None)
 
     def replace_all(self, containers: Iterable[Container]) -> frozenset[str]:
-        """Replace all containers by those that run.
+        """Replace all containers by those that run, whose cgroups are all compared now.
 
         Returns:
             Containers whose creation was decided and whose start was not seen: the answer may not
@@ -107,13 +105,10 @@ class LiveContainers:
         unseen_starts = frozenset(self.starting)
         self.cgroup_places = {c.id: CgroupPlace(c.cgroups_path, c.pid) for c in containers}
         self.starting, self.started_cgroups = {}, {}
+        self.unconfirmed_ids, self.widening = set(), {}
         return unseen_starts
 
-    def clear_pending_writes(self) -> None:
-        """Forget pending writes, since all cgroups are compared now."""
-        self.unconfirmed_ids, self.widening = set(), {}
-
-    def drop(self, container_id: str) -> None:
+    def drop_container(self, container_id: str) -> None:
         """Forget an ended container, except for its id."""
         self.cgroup_places.pop(container_id, None)
         self.unconfirmed_ids.discard(container_id)

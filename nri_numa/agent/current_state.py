@@ -40,6 +40,7 @@ class CurrentState:
         synchronize_budget_s: seconds for the decisions of a Synchronize.
         reports_failed_creations: the runtime reports the end of a container whose creation failed.
         store: the checkpoint.
+        clock: the agent's clock.
     """
 
     def __init__(
@@ -55,14 +56,16 @@ class CurrentState:
         self.synchronize_budget_s = SYNCHRONIZE_BUDGET_S
         self.reports_failed_creations = True
         self.store = store
-        self._now = clock.time
+        self.clock = clock
         self._listeners: list[Callable[[], None]] = []
 
     # --- reading ----------------------------------------------------------------------------------
 
     def snapshot(self) -> NodeSnapshot:
         """Return the input of a decision, with measured free memory and the time."""
-        return NodeSnapshot(self.machine, self.state, self.memory, self._now(), self.narrowed_at)
+        return NodeSnapshot(
+            self.machine, self.state, self.memory, self.clock.time(), self.narrowed_at
+        )
 
     @property
     def desired(self) -> NodeSnapshot:
@@ -100,7 +103,7 @@ class CurrentState:
         self.store.write_change(prior, state, change)
         self.state = state
         if unavailable := prior.unavailable_bits:
-            self.narrowed_at = self._now()
+            self.narrowed_at = self.clock.time()
         return violations, unavailable != state.unavailable_bits
 
     def replace_machine(self, machine: NodeModel) -> None:
@@ -109,7 +112,7 @@ class CurrentState:
 
     def record_narrower_pool(self) -> None:
         """Record that the shared pool may have been narrower until now."""
-        self.narrowed_at = self._now()
+        self.narrowed_at = self.clock.time()
 
     def set_memory(self, memory: MeasuredFree | None) -> None:
         """Record measured free memory; None while it cannot be read."""

@@ -20,7 +20,6 @@ from nri_numa.agent.build import (
     LinkParts,
     LoopFunction,
     NodeParts,
-    build_agent,
     build_link,
     build_loops,
     build_node,
@@ -37,6 +36,7 @@ from nri_numa.agent.loop import (
 from nri_numa.agent.memory_migration import can_move_memory
 from nri_numa.config import AgentConfig, parse_duration
 from nri_numa.errors import StateDirectoryBusy, TopologyError
+from nri_numa.machine.cgroups import CgroupReader, CgroupWriter
 from nri_numa.nri.link import preinstalled_from_environment
 from nri_numa.observe import logs
 from nri_numa.observe.metrics import Metrics
@@ -132,7 +132,7 @@ class Daemon:
         while problem := link.ownership.update_observe(link.reloader.config.observe):
             if problem != link.status.status[1]:
                 link.handler.on_link_changed(LinkState.DISCONNECTED, problem)
-            await self.node.clock.sleep(PERIODIC_INTERVAL_S)
+            await self.node.current.clock.sleep(PERIODIC_INTERVAL_S)
         await link.link.run()
 
     async def _run_periodic(self) -> None:
@@ -141,7 +141,7 @@ class Daemon:
         gaps = deque[float](maxlen=LOOP_GAP_SAMPLES)
         number = resynchronize_in = rejected_count = 0
         while True:
-            await node.clock.sleep(PERIODIC_INTERVAL_S)
+            await node.current.clock.sleep(PERIODIC_INTERVAL_S)
             number += 1
             if (
                 number % ROUNDS_BETWEEN_MEMORY_READS == 0
@@ -154,7 +154,7 @@ class Daemon:
                 await node.machine.read_machine(agent)
                 agent.reservations.release_expired()
             agent.apply_grants(node.kubelet.refresh_kubelet_grants())
-            node.kubelet.check_conflicts()
+            node.kubelet.check_conflicts(agent.drift.known)
             node.current.store.retry_or_compact()
             config = link.reloader.config
             link.ownership.update_observe(config.observe)
@@ -173,7 +173,7 @@ class Daemon:
             )
             link.notifier.notify_watchdog()
             gaps.append(self._gaps.pop_longest_gap())
-            node.metrics.record_loop_lag(max(gaps))
+            agent.metrics.record_loop_lag(max(gaps))
 
 
 def _exit_code(link: asyncio.Task[None], tasks: list[asyncio.Task[None]]) -> int:
@@ -199,18 +199,18 @@ def build_daemon(
     ``load`` reads the configuration again, given the text of NRI's Configure request; ``gaps``
     monitors the loop that this will run in. Errors are those of `nri_numa.agent.build.build_node`.
     """
-    node = build_node(config, Metrics(__version__), Clock())
+    metrics = Metrics(__version__)
+    node = build_node(config, metrics, Clock())
     launched = preinstalled_from_environment(os.environ)
     over_cri = is_reached_over_cri(config, launched=launched is not None)
     restored_count = len(node.current.state.allocations)
-    agent = build_agent(
+    writer = CgroupWriter(CgroupReader(config.cgroup_root))
+    agent = Agent(
         node.current,
-        node.drift,
-        node.writer,
-        node.metrics,
-        node.clock,
+        writer,
+        metrics,
         kubelet=node.kubelet,
-        moves_memory=can_move_memory(node.writer.reader),
+        moves_memory=can_move_memory(writer.reader),
         sees_starts=not over_cri,
         max_decided_requests=MAX_DECIDED_REQUESTS if config.publish.otlp_endpoint else 0,
     )
@@ -241,18 +241,12 @@ def run_daemon(config: AgentConfig, load: Callable[[str], AgentConfig]) -> int:
     """
     loop, gaps = new_monitored_loop()
     with asyncio.Runner(loop_factory=lambda: loop) as runner:
-        return runner.run(_run_new_daemon(config, load, gaps))
-
-
-async def _run_new_daemon(
-    config: AgentConfig, load: Callable[[str], AgentConfig], gaps: LoopMonitor
-) -> int:
-    try:
-        daemon = build_daemon(config, load, gaps)
-    except StateDirectoryBusy as error:
-        log.error("agent not started", problem=str(error))
-        return EXIT_UNAVAILABLE
-    except TopologyError as error:
-        log.error("machine unreadable", problem=str(error))
-        return EXIT_UNAVAILABLE
-    return await daemon.run()
+        try:
+            daemon = build_daemon(config, load, gaps)
+        except StateDirectoryBusy as error:
+            log.error("agent not started", problem=str(error))
+            return EXIT_UNAVAILABLE
+        except TopologyError as error:
+            log.error("machine unreadable", problem=str(error))
+            return EXIT_UNAVAILABLE
+        return runner.run(daemon.run())

@@ -40,16 +40,10 @@ def plan_repairs(
     updates are written even if drift may not be repaired (``may_repair``), which is the case while
     the runtime cannot be reached. With ``observe`` nothing is written.
     """
-    excused = {*undelivered, *updating}
-    drifted = [d for d in drifts if d.container_id not in excused]
+    drifted = [d for d in drifts if d.container_id not in {*undelivered, *updating}]
     writable = [d for d in drifts if not (d.is_report_only or observe)]
-    abandoned = [
-        d for d in writable if d.container_id in exhausted and d.container_id not in excused
-    ]
-    ids = {d.container_id for d in abandoned}
+    abandoned = [d for d in writable if d in drifted and d.container_id in exhausted]
     writes = [
-        d
-        for d in writable
-        if d.container_id not in ids and (may_repair or d.container_id in undelivered)
+        d for d in writable if d not in abandoned and (may_repair or d.container_id in undelivered)
     ]
     return DriftRepairPlan(drifted, abandoned, writes)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 
 import msgspec
 
-from nri_numa.agent.loop import Clock
+from nri_numa.agent.current_state import CurrentState
 from nri_numa.engine.desired import Drift
 from nri_numa.observe.metrics import Metrics
 
@@ -58,18 +58,13 @@ class DriftTable:
     long a container could run on exclusive CPUs of another one. Every change replaces `known` as a
     whole, so any thread can read it.
 
-    Args:
-        notify: called after every change.
-
     Attributes:
         known: current drift, by container id.
     """
 
-    def __init__(self, metrics: Metrics, clock: Clock, notify: Callable[[], None]) -> None:
-        self._metrics = metrics
-        self._clock = clock
-        self._notify = notify
-        self._counted = clock.time()
+    def __init__(self, current: CurrentState, metrics: Metrics) -> None:
+        self._current, self._metrics = current, metrics
+        self._counted = current.clock.time()
         self.known: DriftById = MappingProxyType({})
 
     def update_drift(
@@ -112,8 +107,8 @@ class DriftTable:
 
     def accumulate_seconds(self) -> None:
         """Count the seconds that intruders were on exclusive CPUs since the last call."""
-        now = self._clock.time()
-        seconds, self._counted = max(0.0, now - self._counted), now
+        time_s = self._current.clock.time()
+        seconds, self._counted = max(0.0, time_s - self._counted), time_s
         self._metrics.exclusive_cpu_intrusion_seconds.inc(
             seconds * sum(d.on_exclusive_cpus for d in self.known.values())
         )
@@ -123,4 +118,4 @@ class DriftTable:
             return
         self.known = MappingProxyType(table)
         self._metrics.exclusive_cpu_intruders.set(sum(d.on_exclusive_cpus for d in table.values()))
-        self._notify()
+        self._current.notify()

@@ -7,11 +7,9 @@ operator chose.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Final, Protocol
 
 from nri_numa.agent.agent import Agent
-from nri_numa.agent.loop import Clock
 from nri_numa.engine.decision import Rejected
 from nri_numa.engine.state import Allocation
 from nri_numa.model.workload import (
@@ -21,37 +19,31 @@ from nri_numa.model.workload import (
     ContainerUpdate,
     PodSandbox,
     PodTable,
-    QoSClass,
     Resources,
 )
 from nri_numa.observe.logs import get_logger, operation
-from nri_numa.observe.metrics import Metrics
 from nri_numa.runtime import LinkState, PodObserver, RequestRejected, RuntimeInfo
+from nri_numa.text import escape_unprintable
 
 log = get_logger("nri")
 
 SLOW_ANSWER_S: Final = 0.5
 """Seconds above which an answer is logged as slow."""
 
-PENDING_POD_TIMEOUT_S: Final = 300.0
-"""Seconds for which a pending pod is named: one whose image cannot be pulled must not keep its
-node's numbers from the scheduler without limit."""
-
-FIRST_CONTAINER_DELAY_S: Final = 0.5
-"""Seconds in which the first container follows if its image is present."""
-
 
 class ContainerSource(Protocol):
     """Source of facts that the runtime does not report."""
 
-    def complete(self, pod: PodSandbox, container: Container) -> tuple[PodSandbox, Container]:
+    def complete_container(
+        self, pod: PodSandbox, container: Container
+    ) -> tuple[PodSandbox, Container]:
         """Return pod and container with these facts."""
 
 
 class AdjustmentExtension(Protocol):
     """Addition to the adjustment of a placed container."""
 
-    def extend(
+    def extend_adjustment(
         self, allocation: Allocation, container: Container, adjustment: ContainerAdjustment
     ) -> ContainerAdjustment:
         """Return the extended adjustment."""
@@ -82,7 +74,6 @@ class AgentHandler:
     def __init__(
         self,
         agent: Agent,
-        metrics: Metrics,
         link_observers: Sequence[LinkObserver] = (),
         *,
         rejects_on_error: Callable[[], bool] = lambda: False,
@@ -90,8 +81,7 @@ class AgentHandler:
         sources: Sequence[ContainerSource] = (),
         extensions: Sequence[AdjustmentExtension] = (),
     ) -> None:
-        self._agent = agent
-        self._metrics = metrics
+        self._agent, self._metrics = agent, agent.metrics
         self._link_observers = link_observers
         self._rejects_on_error = rejects_on_error
         self._observers, self._sources = observers, sources
@@ -138,7 +128,7 @@ class AgentHandler:
             for observer in self._observers:
                 observer.on_container(pod, container.name)
             try:
-                answer = self._agent.create_container(*self._complete(pod, container))
+                answer = self._agent.create_container(*self._complete_container(pod, container))
             except Exception:
                 # Whatever the answer is, its start must not be that of an unknown container.
                 self._failed.add(container.id)
@@ -153,7 +143,7 @@ class AgentHandler:
                 raise _rejection_error(answer)
             adjustment = answer.adjustment
             for extension in self._extensions:
-                adjustment = extension.extend(answer.allocation, container, adjustment)
+                adjustment = extension.extend_adjustment(answer.allocation, container, adjustment)
             return adjustment, answer.updates
 
     def update_container(
@@ -161,15 +151,11 @@ class AgentHandler:
     ) -> Sequence[ContainerUpdate]:
         """Decide about new resources."""
         with operation():
-            pod, container = self._complete(pod, container)
+            pod, container = self._complete_container(pod, container)
             outcome = self._agent.update_container(pod, container, requested)
             if isinstance(outcome, Rejected):
                 raise _rejection_error(outcome)
-            return (
-                outcome.updates
-                if outcome.container_update is None
-                else (outcome.container_update, *outcome.updates)
-            )
+            return tuple(filter(None, (outcome.container_update, *outcome.updates)))
 
     def post_update_container(self, container_id: str) -> None:
         """Repair its cgroup, which may have the runtime's older record."""
@@ -193,14 +179,14 @@ class AgentHandler:
         if container.id not in self._failed:
             with operation():
                 self._pod_uids.setdefault(pod.id, pod.uid)
-                self._agent.start_container(*self._complete(pod, container))
+                self._agent.start_container(*self._complete_container(pod, container))
 
     def post_start_container(self, pod: PodSandbox, container: Container) -> None:
         """Record that it runs, and can be updated from now on."""
         if container.id not in self._failed:
             with operation():
                 self._pod_uids.setdefault(pod.id, pod.uid)
-                self._agent.post_start_container(*self._complete(pod, container))
+                self._agent.post_start_container(*self._complete_container(pod, container))
 
     def run_pod(self, pod: PodSandbox) -> None:
         """Reserve the resources of a pod with scope `pod`."""
@@ -229,10 +215,12 @@ class AgentHandler:
             for observer in self._observers:
                 observer.on_remove_pod(pod.id, uid)
 
-    def _complete(self, pod: PodSandbox, container: Container) -> tuple[PodSandbox, Container]:
+    def _complete_container(
+        self, pod: PodSandbox, container: Container
+    ) -> tuple[PodSandbox, Container]:
         """Complete pod and container from the sources."""
         for source in self._sources:
-            pod, container = source.complete(pod, container)
+            pod, container = source.complete_container(pod, container)
         return pod, container
 
     def _complete_all(
@@ -243,7 +231,7 @@ class AgentHandler:
         completed_containers: list[Container] = []
         for container in containers:
             if container.pod_id in by_id:
-                by_id[container.pod_id], container = self._complete(
+                by_id[container.pod_id], container = self._complete_container(
                     by_id[container.pod_id], container
                 )
             completed_containers.append(container)
@@ -271,10 +259,7 @@ class AgentHandler:
     def on_internal_error(self, event_name: str, error: Exception) -> None:
         """Count an internal error, log its traceback, and answer as configured."""
         self._metrics.internal_errors.inc()
-        try:
-            raise error
-        except Exception:
-            log.exception("request handling failed", event=event_name)
+        log.exception("request handling failed", event=event_name)
         if event_name in ("CreateContainer", "UpdateContainer") and self._rejects_on_error():
             raise RequestRejected(
                 f"InternalError: nri-numa failed in {event_name} ({error!r}); see its log"
@@ -283,58 +268,4 @@ class AgentHandler:
 
 def _rejection_error(rejected: Rejected) -> RequestRejected:
     """Build the error that the pod's author will read: one printable line."""
-    text = f"{rejected.reason}: {rejected.message}"
-    if not text.isprintable():
-        text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
-    return RequestRejected(text)
-
-
-class PendingPods(PodObserver):
-    """Guaranteed pods on this node without a created container.
-
-    A scheduler that works by a NodeResourceTopology drops what it reserved for pods of a node when
-    the object names the pods that it counts itself, and it counts none that is still Pending. A pod
-    whose image is being pulled is charged nowhere: if it were not named either, its CPUs would be
-    allocated twice. Its sandbox runs before images are pulled, so from then on it is named
-    (docs/adr/0047-one-document-for-schedulers.md).
-    """
-
-    def __init__(self, agent: Agent, clock: Clock) -> None:
-        self._agent, self._clock = agent, clock
-        # By sandbox: start time, namespace, name.
-        self._pods: dict[str, tuple[float, str, str]] = {}
-
-    def on_run_pod(self, pod: PodSandbox) -> None:
-        """Add the pod if it is Guaranteed."""
-        if pod.qos is QoSClass.GUARANTEED:
-            self._pods[pod.id] = self._clock.monotonic(), pod.namespace, pod.name
-            self._clock.call_later(
-                FIRST_CONTAINER_DELAY_S, partial(self._notify_if_pending, pod.id)
-            )
-
-    def _notify_if_pending(self, sandbox: str) -> None:
-        if sandbox in self._pods:
-            self._agent.current.notify()
-
-    def on_decided(self, pod_id: str) -> None:
-        """Drop the pod, since a container of it was decided about."""
-        self._pods.pop(pod_id, None)
-
-    def on_stop_pod(self, pod_id: str) -> None:
-        """Drop a stopped pod."""
-        self.on_decided(pod_id)
-
-    def on_remove_pod(self, pod_id: str, uid: str) -> None:
-        """Drop a removed pod; over CRI no stop was reported."""
-        self.on_decided(pod_id)
-
-    def on_synchronize(self, pods: PodTable, containers: Sequence[Container]) -> None:
-        """Drop sandboxes that are gone."""
-        for pod_id in self._pods.keys() - pods.uids.keys():
-            self.on_decided(pod_id)
-
-    def pod_names(self) -> list[tuple[str, str]]:
-        """Return namespace and name of each pod; any thread may call this."""
-        oldest = self._clock.monotonic() - PENDING_POD_TIMEOUT_S
-        # A copy in one step: the runtime's requests change it meanwhile.
-        return [(space, name) for t, space, name in tuple(self._pods.values()) if t > oldest]
+    return RequestRejected(escape_unprintable(f"{rejected.reason}: {rejected.message}"))

@@ -12,14 +12,20 @@ from typing import Final
 from msgspec.structs import replace
 
 from nri_numa.agent.current_state import CurrentState
-from nri_numa.agent.loop import Clock, DeferredTasks
+from nri_numa.agent.loop import DeferredTasks
 from nri_numa.engine.decision import Admitted, ContainerMove, DecisionTrace, Rejected, Resynced
 from nri_numa.engine.desired import NodeSnapshot
 from nri_numa.engine.explain.explanation import StoredExplanation, stored_explanation
 from nri_numa.engine.foreign_pins import foreign_overlaps
+from nri_numa.engine.node_model import NodeModel
 from nri_numa.engine.rebalance import move_purpose_text, move_text
-from nri_numa.engine.state import Allocation, ContainerKind, NodeState
-from nri_numa.model.cpuset import NO_CPUS, CPUSet
+from nri_numa.engine.state import (
+    Allocation,
+    ContainerKind,
+    NodeState,
+    state_invariant_violations,
+)
+from nri_numa.model.cpuset import NO_CPUS, CPUSet, union_cpus
 from nri_numa.observe import logs
 from nri_numa.observe.decisions import REJECTED_RUNNING_TEXT, DecisionReporter
 from nri_numa.observe.metrics import Metrics
@@ -59,16 +65,13 @@ class DecisionHistory:
         current: CurrentState,
         tasks: DeferredTasks,
         metrics: Metrics,
-        clock: Clock,
         *,
         max_decided_requests: int = 0,
     ) -> None:
         self._current, self._tasks, self._metrics = current, tasks, metrics
-        self._now = clock.time
-        self.notices = NoticeLog(clock.time, changed=current.notify)
-        self.decided = RequestDecisions(
-            clock.time, limit=max_decided_requests, changed=current.notify
-        )
+        time, changed = current.clock.time, current.notify
+        self.notices = NoticeLog(time, changed=changed)
+        self.decided = RequestDecisions(time, limit=max_decided_requests, changed=changed)
         self.reporter = DecisionReporter(metrics, self.notices, self.decided)
         self.rejected_count = 0
         self._rejections: dict[tuple[str, str, str, str], Rejection] = {}
@@ -82,11 +85,9 @@ class DecisionHistory:
         trace = self._traces.get(container_id)
         if allocation is None or trace is None:
             return None
-        return (
-            self._unpack_trace(trace, allocation)
-            if isinstance(trace, PackedTrace)
-            else stored_explanation(trace)
-        )
+        if isinstance(trace, DecisionTrace):
+            return stored_explanation(trace)
+        return self._unpack_trace(trace, allocation)
 
     def explanation_of_rejection(self, rejection: Rejection) -> StoredExplanation:
         """Return the explanation of a rejection."""
@@ -121,35 +122,22 @@ class DecisionHistory:
 
     def record_admitted(self, decision: Admitted, *, missed_start: bool = False) -> None:
         """Store its trace, and have it logged; a missed start gets a notice, too."""
-        self.hold_trace(decision.allocation, decision.trace)
-        if decision.allocation.kind is ContainerKind.FOREIGN:
-            self.schedule_overlap_check()
-        if decision.trace.ignored:
-            report_ignored, observed = (
-                self.reporter.report_ignored_annotations,
-                self._current.observe,
-            )
-            self._tasks.add(partial(report_ignored, decision.trace, observed=observed))
-        for reservation in () if self._current.observe else decision.released:
-            report = self.reporter.report_reservation_taken
-            self._tasks.add(partial(report, reservation, decision.allocation))
-        placed_report = partial(
-            self.reporter.log_placed_with_neighbours,
-            decision,
-            self._current.machine.topology,
-            missed_start,
+        allocation, trace, observed = decision.allocation, decision.trace, self._current.observe
+        reporter, topology = self.reporter, self._current.machine.topology
+        self.hold_trace(allocation, trace)
+        self.check_overlaps_of(allocation)
+        if trace.ignored:
+            self._tasks.add(partial(reporter.report_ignored_annotations, trace, observed=observed))
+        for reservation in () if observed else decision.released:
+            self._tasks.add(partial(reporter.report_reservation_taken, reservation, allocation))
+        self._tasks.add(
+            partial(reporter.log_placed_with_neighbours, decision, topology, missed_start)
         )
-        if missed_start or not decision.allocation.aligned:
-            allocation, observed = decision.allocation, self._current.observe
-            notice = partial(
-                self.reporter.notice_imperfect_placement,
-                allocation,
-                missed_start=missed_start,
-                observed=observed,
+        if missed_start or not allocation.aligned:
+            notice = reporter.notice_imperfect_placement
+            self._tasks.add(
+                partial(notice, allocation, missed_start=missed_start, observed=observed)
             )
-            self._tasks.add(placed_report, notice)
-        else:
-            self._tasks.add(placed_report)
 
     def hold_trace(self, allocation: Allocation, trace: DecisionTrace) -> None:
         """Store the trace of a decision, if it explains anything; it is packed later."""
@@ -166,29 +154,29 @@ class DecisionHistory:
     def record_rejected(self, decision: Rejected, *, running: bool = False) -> None:
         """Count, log and store a rejection; ``running`` if the container runs nevertheless."""
         self.rejected_count += 1
+        trace, observed = decision.trace, self._current.observe
         if running:
-            trace = replace(
-                decision.trace, decision_steps=(decision.message, REJECTED_RUNNING_TEXT)
-            )
-            self.hold_trace(self._current.state.allocations[trace.container.id], trace)
+            steps = decision.message, REJECTED_RUNNING_TEXT
+            allocation = self._current.state.allocations[trace.container.id]
+            self.hold_trace(allocation, replace(trace, decision_steps=steps))
         entry = Rejection(
-            pod_id=decision.trace.pod.id,
-            namespace=decision.trace.pod.namespace,
-            pod=decision.trace.pod.name,
-            container=decision.trace.container.name,
+            pod_id=trace.pod.id,
+            namespace=trace.pod.namespace,
+            pod=trace.pod.name,
+            container=trace.container.name,
             reason=decision.reason,
             message=decision.message,
-            last_time=self._now(),
-            trace=pack_trace(decision.trace),
-            observed=self._current.observe,
+            last_time=self._current.clock.time(),
+            trace=pack_trace(trace),
+            observed=observed,
         )
         prior = self._rejections.pop(entry.key, None)
         self._rejections[entry.key] = replace(entry, count=prior.count + 1) if prior else entry
         if len(self._rejections) > _MAX_REJECTIONS:
             del self._rejections[next(iter(self._rejections))]
-        self.reporter.log_rejected(decision, observed=self._current.observe)
+        self.reporter.log_rejected(decision, observed=observed)
         notice = self.reporter.notice_rejected
-        self._tasks.add(partial(notice, decision, observed=self._current.observe, running=running))
+        self._tasks.add(partial(notice, decision, observed=observed, running=running))
         self._current.notify()
 
     def record_resized(
@@ -202,18 +190,16 @@ class DecisionHistory:
     def record_synchronized(self, outcome: Resynced, prior: Mapping[str, Allocation]) -> None:
         """Record all decisions of a Synchronize; ``prior`` are the allocations before it."""
         if outcome.unpinned:
-            cpus = self._cpus_in_state(
-                outcome.state, outcome.unpinned[0]
-            )  # the same for all of them
+            # The same for all of them.
+            cpus = self._cpus_in_state(outcome.state, outcome.unpinned[0])
             self._tasks.add(
                 *(partial(self.reporter.log_placed, a, cpus, 0) for a in outcome.unpinned)
             )
         missed_ids = frozenset(outcome.missed_starts)
         for decision in outcome.decisions:
             if isinstance(decision, Admitted):
-                self.record_admitted(
-                    decision, missed_start=decision.allocation.container_id in missed_ids
-                )
+                is_missed_start = decision.allocation.container_id in missed_ids
+                self.record_admitted(decision, missed_start=is_missed_start)
             else:
                 self.record_rejected(decision, running=True)
         for allocation, trace in outcome.resized:
@@ -244,9 +230,10 @@ class DecisionHistory:
             self.reporter.log_room_found(rejected.trace, text)
             self._current.notify()
 
-    def count_missed_start(self) -> None:
-        """Count a container that started without the agent."""
-        self._metrics.missed_starts.inc()
+    def check_invariants(self, state: NodeState, machine: NodeModel) -> None:
+        """Log violated invariants of a whole state."""
+        violations = state_invariant_violations(state, machine.topology, machine.settings)
+        self.reporter.log_invariant_violations(violations)
 
     # --- forgetting -------------------------------------------------------------------------------
 
@@ -256,8 +243,7 @@ class DecisionHistory:
 
     def drop_trace(self, container_id: str) -> None:
         """Drop the trace of a container."""
-        if container_id in self._traces:
-            del self._traces[container_id]
+        self._traces.pop(container_id, None)
 
     def retain_rejections(self, is_retained: Callable[[Rejection], bool]) -> None:
         """Drop all other rejections."""
@@ -304,13 +290,10 @@ class ForeignPinReporter:
         if not new_ids:
             return
         self._metrics.foreign_overlaps.inc(len(new_ids))
-        shared = NO_CPUS
-        for container_id in new_ids:
-            shared = shared | overlaps[container_id]
         log.warning(
             "foreign containers found on exclusive CPUs",
             container_count=len(new_ids),
-            cpus=str(shared),
+            cpus=str(union_cpus(overlaps[i] for i in new_ids)),
             containers=names_text([state.allocations[i].full_name for i in new_ids]),
         )
 

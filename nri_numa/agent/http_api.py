@@ -185,12 +185,8 @@ class API:
         return _json_response(shown.MeasuredContainersOfName(containers=tuple(measurements)))
 
     def _serve_event_stream(self, request: HTTPRequest) -> Response:
-        return Response(
-            200,
-            self._changes.event_stream_chunks(),
-            EVENT_STREAM_CONTENT_TYPE,
-            [("X-Accel-Buffering", "no")],
-        )
+        chunks, headers = self._changes.event_stream_chunks(), [("X-Accel-Buffering", "no")]
+        return Response(200, chunks, EVENT_STREAM_CONTENT_TYPE, headers)
 
 
 def _reject_old_path(new_path: str, request: HTTPRequest) -> Response:

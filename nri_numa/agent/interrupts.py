@@ -21,7 +21,7 @@ import msgspec
 from msgspec.structs import replace
 
 from nri_numa.agent.current_state import CurrentState
-from nri_numa.agent.loop import Clock
+from nri_numa.machine.cgroups import read_text
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, ListFormatError
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.reports import ReportOnce
@@ -82,7 +82,7 @@ class InterruptSteering:
         """True if any list has to be restored."""
         return bool(self._kept.irqs or self._kept.banned)
 
-    async def run_steering(self, current: CurrentState, clock: Clock, *, active: bool) -> None:
+    async def run_steering(self, current: CurrentState, *, active: bool) -> None:
         """Steer interrupts while ``active``, and restore them when cancelled."""
         applied_sets, rounds = None, 0
         try:
@@ -94,7 +94,7 @@ class InterruptSteering:
                 if cpu_sets != applied_sets or rounds >= SCAN_INTERVAL_S:
                     await asyncio.to_thread(self.steer_from, *cpu_sets)
                     applied_sets, rounds = cpu_sets, 0
-                await clock.sleep(1.0)
+                await current.clock.sleep(1.0)
                 rounds += 1
         finally:
             self.restore_affinity()
@@ -135,11 +135,9 @@ class InterruptSteering:
             mask = _query_irqbalance(path, "setup").rpartition("BANNED ")[2].replace(",", "")
             self._kept.banned[path] = str(CPUSet.from_bits(int(mask, 16)))
             self._save_original_lists()
-        text = (
-            str(CPUSet.parse(self._kept.banned[path]) | exclusive)
-            if exclusive
-            else _CLEAR_BAN_LIST_WORD
-        )
+        text = _CLEAR_BAN_LIST_WORD
+        if exclusive:
+            text = str(CPUSet.parse(self._kept.banned[path]) | exclusive)
         if len(text) > _MAX_SENT_BAN_LIST_BYTES:
             raise ValueError(
                 f"takes no list of {len(text)} bytes, expected at most {_MAX_SENT_BAN_LIST_BYTES}"
@@ -159,7 +157,7 @@ class InterruptSteering:
         self._kept = replace(self._kept, irqs=originals)
         for number in irqs:
             try:
-                current = _read_text_file(self._affinity_path(number))
+                current = read_text(self._affinity_path(number))
                 original, written = originals.get(number, (current, current))
                 if current != written:
                     original = current  # another program decided meanwhile
@@ -191,7 +189,7 @@ class InterruptSteering:
         """Read the CPUs that an interrupt really goes to."""
         try:
             return CPUSet.parse(
-                _read_text_file(os.path.join(self._irqs, number, "effective_affinity_list"))
+                read_text(os.path.join(self._irqs, number, "effective_affinity_list"))
             )
         except (OSError, ListFormatError):
             return NO_CPUS
@@ -210,11 +208,6 @@ class InterruptSteering:
                 os.close(replace_file(self._file, data))
             except OSError as error:
                 log.warning("interrupt affinity not saved", file=self._file, problem=str(error))
-
-
-def _read_text_file(path: str) -> str:
-    with open(path, encoding="ascii", errors="replace") as file:
-        return file.read().strip()
 
 
 def _query_irqbalance(path: str, question: str) -> str:

@@ -15,14 +15,12 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from nri_numa import config as configuration
+from nri_numa.agent.agent import GrantSource
 from nri_numa.agent.capacity import CapacityFactors
 from nri_numa.agent.current_state import CurrentState
-from nri_numa.agent.drift_table import DriftTable
-from nri_numa.agent.loop import Clock
+from nri_numa.agent.drift_table import DriftById
 from nri_numa.agent.reload import ApplySettings, ConfigInForce
 from nri_numa.config import AgentConfig
-from nri_numa.engine.cpus.index import build_allocator_index
 from nri_numa.engine.foreign_pins import parse_foreign_cpuset
 from nri_numa.engine.state import Allocation, ContainerKind
 from nri_numa.kubelet.configuration import CONFIG_AUTO, DiscoveredConfig, read_kubelet_config
@@ -44,50 +42,56 @@ if TYPE_CHECKING:
 log = get_logger("kubelet")
 
 
-class KubeletSync:
+class KubeletSync(GrantSource):
     """Reads the kubelet's grants, and records conflicts with it.
 
     Attributes:
         conflicts: by container id; replaced as a whole, never changed.
         configuration: the kubelet's configuration.
+        files: its state files.
     """
 
     def __init__(
         self,
         current: CurrentState,
-        drift: DriftTable,
         metrics: Metrics,
         files: KubeletStateFiles,
         configuration: KubeletConfigWatch,
-        clock: Clock,
     ) -> None:
-        self._current = current
-        self._drift = drift
-        self._metrics = metrics
-        self._files = files
+        self._current, self._metrics, self.files = current, metrics, files
         self._watch = KubeletPinningReporter(metrics, files.directory)
-        self._clock = clock
         self._said: frozenset[str] = frozenset()
         self.configuration = configuration
         self.conflicts: Mapping[str, KubeletConflict] = MappingProxyType({})
 
-    @property
-    def state_file_problems(self) -> tuple[str, ...]:
-        """Problems of the kubelet's state files, as sentences."""
-        return self._files.problems
+    def check_conflicts(self, drift_by_id: DriftById) -> None:
+        """Record conflicts for abandoned containers that the kubelet rewrites, and forget others.
 
-    def check_conflicts(self) -> None:
-        """Update the conflicts; called every second."""
-        self._check_cgroups()
-        self._forget_ended_conflicts()
+        Called every second.
+        """
+        state = self._current.state
+        for container_id, status in drift_by_id.items():
+            allocation = state.allocations.get(container_id)
+            if allocation is None or not status.repairs_abandoned:
+                continue
+            actual, desired = status.drift.actual.effective_cpus, status.drift.desired_cpus
+            granted = state.kubelet.cpus_of(allocation.pod_uid, allocation.container, container_id)
+            is_by_kubelet = actual and (actual == granted or actual in state.kubelet.shared)
+            if is_by_kubelet and container_id not in self.conflicts:
+                self._record_conflict(allocation, str(actual), str(desired), "kubelet", "cgroup")
+        live = {i: c for i, c in self.conflicts.items() if i in state.allocations}
+        if len(live) < len(self.conflicts):
+            self._replace_conflicts(live)
 
     def refresh_kubelet_grants(self) -> KubeletGrants | None:
         """Return the kubelet's grants if they changed; costs two ``stat`` calls."""
         topology = self._current.machine.topology
-        if not self._files.refresh_and_report_change(topology.possible, topology.numa_ids):
+        if not self.files.refresh_and_report_change(topology.possible, topology.numa_ids):
             return None
-        prior, grants = self._current.state.kubelet, self._files.grants
-        self._clock.call_soon(partial(self._report_grants, prior, grants, self._files.problems))
+        prior, grants = self._current.state.kubelet, self.files.grants
+        self._current.clock.call_soon(
+            partial(self._report_grants, prior, grants, self.files.problems)
+        )
         return grants if grants != prior else None
 
     def _report_grants(
@@ -131,20 +135,6 @@ class KubeletSync:
         elif prior.kind not in (ContainerKind.FOREIGN, ContainerKind.UNPINNED):
             self._record_conflict(allocation, requested, "", "kubelet", "UpdateContainer")
 
-    def _check_cgroups(self) -> None:
-        """Record a conflict for abandoned containers that the kubelet rewrites."""
-        state = self._current.state
-        for container_id, status in self._drift.known.items():
-            allocation = state.allocations.get(container_id)
-            if allocation is None or not status.repairs_abandoned:
-                continue
-            actual, desired = status.drift.actual.effective_cpus, status.drift.desired_cpus
-            granted = state.kubelet.cpus_of(allocation.pod_uid, allocation.container, container_id)
-            if actual and (actual == granted or actual in state.kubelet.shared):
-                if container_id in self.conflicts:
-                    continue
-                self._record_conflict(allocation, str(actual), str(desired), "kubelet", "cgroup")
-
     def _record_conflict(
         self, allocation: Allocation, requested: str, actual: str, yields_to: str, source: str
     ) -> None:
@@ -167,7 +157,7 @@ class KubeletSync:
                 actual_cpus=actual,
                 yields_to=yields_to,
                 detected_in=source,
-                first_time=self._clock.time(),
+                first_time=self._current.clock.time(),
                 count=1,
             )
         )
@@ -183,17 +173,12 @@ class KubeletSync:
             remedy="docs/kubelet.md",
         )
 
-    def _store_conflict(self, contest: KubeletConflict) -> None:
-        self.conflicts = MappingProxyType({**self.conflicts, contest.container_id: contest})
-        self._current.notify()
+    def _store_conflict(self, conflict: KubeletConflict) -> None:
+        self._replace_conflicts({**self.conflicts, conflict.container_id: conflict})
 
-    def _forget_ended_conflicts(self) -> None:
-        live = self._current.state.allocations
-        if any(i not in live for i in self.conflicts):
-            self.conflicts = MappingProxyType(
-                {i: c for i, c in self.conflicts.items() if i in live}
-            )
-            self._current.notify()
+    def _replace_conflicts(self, conflicts: dict[str, KubeletConflict]) -> None:
+        self.conflicts = MappingProxyType(conflicts)
+        self._current.notify()
 
 
 # --- Settings that follow from the kubelet's configuration ---
@@ -217,12 +202,10 @@ class KubeletConfigWatch:
         *,
         read: Callable[[str, str, str], DiscoveredConfig] = read_kubelet_config,
     ) -> None:
-        self._root = kubelet_root
-        self._read = read
-        self._capacity = capacity
+        self._root, self._read, self._capacity = kubelet_root, read, capacity
         self._said: frozenset[str] = frozenset()
         self.discovered = DiscoveredConfig()
-        self.adopted: AdoptedSettings | None = None
+        self.adopted = AdoptedSettings(settings=Settings())
 
     def read_config(self, config: AgentConfig) -> bool:
         """Read the kubelet's configuration; True if it changed.
@@ -240,35 +223,22 @@ class KubeletConfigWatch:
 
     def settings_with_kubelet_config(self, config: AgentConfig, topology: Topology) -> Settings:
         """Return the settings with the inherited ones; any thread may call this."""
-        base_settings = configuration.derive_settings(config)
-        facts = self.discovered.facts
-        self.adopted = (
-            None
-            if facts is None
-            else adopt_kubelet_settings(
-                base_settings, config, facts, topology, build_allocator_index(topology)
-            )
-        )
-        settings = base_settings if self.adopted is None else self.adopted.settings
-        return (
-            settings
-            if self._capacity is None
-            else self._capacity.apply_to_settings(settings, topology)
-        )
+        self.adopted = adopted = adopt_kubelet_settings(config, self.discovered.facts, topology)
+        if self._capacity is None:
+            return adopted.settings
+        return self._capacity.apply_to_settings(adopted.settings, topology)
 
     def report_config(self) -> None:
         """Log inherited settings, differences and problems, each once."""
-        adopted = self.adopted
-        inherited = adopted.adopted if adopted else ()
-        problems = (*(adopted.differences if adopted else ()), *self.discovered.problems)
-        file = self.discovered.path
-        for sentence in dict.fromkeys(inherited):
+        adopted, file = self.adopted, self.discovered.path
+        problems = (*adopted.differences, *self.discovered.problems)
+        for sentence in dict.fromkeys(adopted.adopted):
             if sentence not in self._said:
                 log.info("kubelet setting inherited", setting=sentence, file=file)
         for problem in dict.fromkeys(problems):
             if problem not in self._said:
                 log.warning("kubelet configuration problem found", problem=problem, file=file)
-        self._said = frozenset((*inherited, *problems))
+        self._said = frozenset((*adopted.adopted, *problems))
 
     async def watch_config(self, in_force: ConfigInForce, apply_settings: ApplySettings) -> None:
         """Read it every few seconds and apply changes, until cancelled."""

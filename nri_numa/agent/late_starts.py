@@ -17,12 +17,11 @@ from typing import Final
 
 from nri_numa.agent.agent import Agent
 from nri_numa.agent.cgroup_updates import observe_cgroups
-from nri_numa.agent.loop import Clock
 from nri_numa.engine.state import ContainerKind
-from nri_numa.machine.cgroups import CgroupReader, CgroupWrite, read_text
+from nri_numa.machine.cgroups import CgroupWrite, read_text
 from nri_numa.observe.decisions import container_log_fields
 from nri_numa.observe.logs import get_logger
-from nri_numa.observe.metrics import LateStartMetrics, Metrics
+from nri_numa.observe.metrics import LateStartMetrics
 from nri_numa.observe.notices import NoticedEventKind, NoticeMessageReason
 
 log = get_logger("late")
@@ -37,11 +36,9 @@ MAX_MEASURED_DELAY_S: Final = 10.0
 class LateStarts:
     """Corrects late containers, measures their delay, and reports rejections over CRI."""
 
-    def __init__(self, agent: Agent, metrics: Metrics, reader: CgroupReader, clock: Clock) -> None:
-        self._agent = agent
-        self._counts = LateStartMetrics(metrics)
-        self._reader = reader
-        self._clock = clock
+    def __init__(self, agent: Agent) -> None:
+        self._agent, self._clock = agent, agent.current.clock
+        self._counts = LateStartMetrics(agent.metrics)
         self._known: dict[str, float] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -81,16 +78,13 @@ class LateStarts:
 
     def _desired_lists(self, container_id: str) -> tuple[str, str] | None:
         """Return the desired CPU and memory node lists; None if it is not pinned."""
-        allocation = self._agent.current.state.allocations.get(container_id)
-        if (
-            self._agent.current.observe
-            or allocation is None
-            or allocation.kind is ContainerKind.FOREIGN
-        ):
+        current = self._agent.current
+        allocation = current.state.allocations.get(container_id)
+        if allocation is None or allocation.kind is ContainerKind.FOREIGN or current.observe:
             return None
         if container_id not in self._agent.containers.cgroup_places:
             return None
-        cpus, mems = self._agent.current.cpus_of(allocation), str(allocation.mems)
+        cpus, mems = current.cpus_of(allocation), str(allocation.mems)
         return (cpus, mems) if cpus or mems else None
 
     def on_started_despite_rejection(
@@ -149,8 +143,9 @@ class LateStarts:
             if cgroup is None or container_id not in agent.current.state.allocations:
                 return
             try:
+                reader, desired = agent.cgroups.writer.reader, agent.current.desired
                 result = await asyncio.to_thread(
-                    observe_cgroups, self._reader, agent.current.desired, [(container_id, cgroup)]
+                    observe_cgroups, reader, desired, [(container_id, cgroup)]
                 )
             except OSError as error:
                 log.debug("cgroup not read", problem=str(error))

@@ -13,7 +13,6 @@ from msgspec import UNSET
 from nri_numa.agent.agent import Agent
 from nri_numa.agent.current_state import CurrentState
 from nri_numa.agent.handler import LinkObserver
-from nri_numa.agent.loop import Clock
 from nri_numa.agent.runtime_lock import RuntimeLock
 from nri_numa.config import AgentConfig, RuntimeLinkKind
 from nri_numa.errors import RuntimeBusy
@@ -71,17 +70,16 @@ class LinkStatus(LinkObserver):
         self,
         current: CurrentState,
         metrics: Metrics,
-        clock: Clock,
         sysfs_root: str,
         *,
         over_cri: bool,
         is_launched: bool,
     ) -> None:
-        self._current, self._metrics, self._time = current, metrics, clock.time
+        self._current, self._metrics, self._time = current, metrics, current.clock.time
         self._is_launched, self._sysfs_root = is_launched, Path(sysfs_root)
         self.over_cri = over_cri
         self.status: tuple[LinkState, str] = (LinkState.DISCONNECTED, "not dialled yet")
-        self.down_since: float | None = clock.time()
+        self.down_since: float | None = self._time()
         self.info: RuntimeInfo | None = None
         self.pending_registration = ""
 
@@ -116,12 +114,9 @@ class LinkStatus(LinkObserver):
 
         NRI before 0.7 sends plugins that it launched neither the running containers nor their stop.
         """
-        return (
-            self._is_launched
-            and self.is_synchronized
-            and self.info is not None
-            and not profile_of(self.info).synchronizes_launched
-        )
+        if not (self._is_launched and self.is_synchronized) or self.info is None:
+            return False
+        return not profile_of(self.info).synchronizes_launched
 
     def link_document(self) -> RuntimeLinkStatus:
         """Return the link's status; any thread may call this."""
@@ -182,19 +177,16 @@ class LinkReporter(LinkObserver):
         self,
         current: CurrentState,
         notifier: SystemdNotifier,
-        clock: Clock,
         start: float,
         allow_http: Callable[[], None],
     ) -> None:
         self._current, self._notifier, self._allow_http = current, notifier, allow_http
-        self._time, self._start = clock.time, start
+        self._start = start
         self._is_ready = False
 
     def on_link_changed(self, state: LinkState, detail: str) -> None:
         """The link stands somewhere else."""
-        level = log.info if state in (LinkState.ACTIVE, LinkState.CONFIGURED) else log.warning
-        if state in (LinkState.REGISTERING, LinkState.STOPPED):
-            level = log.info
+        level = log.warning if state is LinkState.DISCONNECTED else log.info
         level("link changed", state=state.value, detail=detail)
         if state not in (LinkState.REGISTERING, LinkState.CONFIGURED):
             self._allow_http()
@@ -204,7 +196,9 @@ class LinkReporter(LinkObserver):
             # systemd would kill a service that never gets ready.
             self._notifier.notify_ready(f"link {state.value}")
             if not self._is_ready and state is LinkState.ACTIVE:
-                log.info("agent ready", duration_s=round(self._time() - self._start, 3))
+                log.info(
+                    "agent ready", duration_s=round(self._current.clock.time() - self._start, 3)
+                )
             elif not self._is_ready:
                 log.info("runtime awaited")
             self._is_ready = True
@@ -256,18 +250,14 @@ def supported_memory_policies(
     info: RuntimeInfo, kernel: str, *, over_cri: bool, sysfs_root: Path = Path("/")
 ) -> MemoryPolicies:
     """Return the supported memory policies; an unreadable kernel release counts as new."""
+    obstacle = ""
     if over_cri:
-        clause = (
-            f"{info.name} {info.version} is used over CRI, which has no memory policies; "
-            "expected NRI"
-        )
-        return MemoryPolicies(dict.fromkeys(MemoryPolicy, clause))
-    if not profile_of(info).has_memory_policies:
-        clause = (
-            f"{info.name} {info.version} cannot set memory policies (its NRI is older than "
-            f"0.12); expected "
-            f"{MIN_RUNTIMES_TEXT}"
-        )
+        obstacle = "is used over CRI, which has no memory policies; expected NRI"
+    elif not profile_of(info).has_memory_policies:
+        obstacle = "cannot set memory policies (its NRI is older than 0.12); expected "
+        obstacle += MIN_RUNTIMES_TEXT
+    if obstacle:
+        clause = f"{info.name} {info.version} {obstacle}"
         return MemoryPolicies(dict.fromkeys(MemoryPolicy, clause))
     release = parse_version(kernel)
     return MemoryPolicies(

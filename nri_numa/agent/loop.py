@@ -53,17 +53,17 @@ class CPUBudget:
         """Set `hurry`."""
         self.hurry = hurry
 
-    def required_pause_s(self, now: float, used: float) -> float:
+    def required_pause_s(self, time_s: float, used: float) -> float:
         """Return the seconds to pause before the next step; 0 while the bucket is not empty.
 
         ``used`` is CPU time of the thread so far.
         """
         if self._last_charge is None:
-            self._last_charge, self._saved = (now, used), HTTP_CPU_BURST_S
+            self._last_charge, self._saved = (time_s, used), HTTP_CPU_BURST_S
         cpu_share = HURRIED_CPU_SHARE if self.hurry else HTTP_CPU_SHARE
-        earned = cpu_share * (now - self._last_charge[0])
+        earned = cpu_share * (time_s - self._last_charge[0])
         spent = used - self._last_charge[1]
-        self._last_charge = now, used
+        self._last_charge = time_s, used
         self._saved = min(HTTP_CPU_BURST_S, self._saved + earned) - spent
         self._saved = max(self._saved, -cpu_share * MAX_BUDGET_PAUSE_S)
         return max(0.0, -self._saved / cpu_share)
@@ -117,9 +117,9 @@ class DeferredTasks:
         for function in functions:
             self._waiting.append((context, function))
         if not self._is_scheduled:
-            self._schedule()
+            self._schedule_batch()
 
-    def _schedule(self) -> None:
+    def _schedule_batch(self) -> None:
         if self._waiting:
             self._is_scheduled = True
             self._clock.call_soon(self._run_task_batch)
@@ -131,7 +131,7 @@ class DeferredTasks:
                 context.run(function)
         finally:
             self._is_scheduled = False
-            self._schedule()
+            self._schedule_batch()
 
 
 class LoopMonitor(selectors.DefaultSelector):
@@ -226,9 +226,9 @@ class YieldingSelector(selectors.DefaultSelector):
         """Return when the other loop is idle, or stuck."""
         deadline: float | None = None
         while self._watch.busy:
-            now = self._clock()
-            deadline = now + self.STUCK_AFTER_S if deadline is None else deadline
-            if now >= deadline:
+            time_s = self._clock()
+            deadline = time_s + self.STUCK_AFTER_S if deadline is None else deadline
+            if time_s >= deadline:
                 return
             self._sleep(self.YIELD_PAUSE_S)
 

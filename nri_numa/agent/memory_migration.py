@@ -7,11 +7,10 @@ Their CPUs changed before the new container started. The source memory nodes are
 from __future__ import annotations
 
 import asyncio
-from typing import Final, NamedTuple
+from typing import Final
 
 from nri_numa.agent.agent import Agent
 from nri_numa.agent.confirmations import WriteTarget
-from nri_numa.agent.loop import Clock
 from nri_numa.engine.rebalance import move_purpose_text
 from nri_numa.engine.state import Allocation
 from nri_numa.machine.cgroups import CgroupReader
@@ -20,7 +19,6 @@ from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.machine import numa_text
 from nri_numa.observe.decisions import container_log_fields
 from nri_numa.observe.logs import get_logger
-from nri_numa.observe.metrics import Metrics
 from nri_numa.observe.notices import NoticedEventKind, NoticeMessageReason
 from nri_numa.text import human_bytes
 
@@ -46,49 +44,41 @@ def can_move_memory(reader: CgroupReader) -> bool:
     return not problem
 
 
-class _MigrationResult(NamedTuple):
-    """Bytes that were moved and that could not be moved, and the obstacle."""
-
-    migrated_bytes: int
-    unmigrated_bytes: int
-    obstacle: str
-
-
 class MemoryMigrator:
     """Migrates the memory of moved containers, one after the other."""
 
-    def __init__(self, agent: Agent, metrics: Metrics, clock: Clock) -> None:
-        self._agent, self._metrics, self._clock = agent, metrics, clock
+    def __init__(self, agent: Agent) -> None:
+        self._agent, self._clock = agent, agent.current.clock
         self._confirmations = agent.cgroups.confirmations[WriteTarget.PAGES]
         agent.current.subscribe(self._confirmations.wake.set)
 
-    async def run(self) -> None:
+    async def run_migrations(self) -> None:
         """Move memory until cancelled."""
         confirmations = self._confirmations
         while True:
             await confirmations.wake.wait()
             confirmations.wake.clear()
-            now, allocations = self._clock.monotonic(), self._agent.current.state.allocations
+            time_s, allocations = self._clock.monotonic(), self._agent.current.state.allocations
             for removed_id in confirmations.entries.keys() - allocations.keys():
                 del confirmations.entries[removed_id]
             for container_id in [i for i, a in allocations.items() if a.migrating_from]:
-                if confirmations.entry(container_id).not_before <= now:
+                if confirmations.get_entry(container_id).not_before <= time_s:
                     await self._migrate_container(container_id)
 
     def _allocation_if_migrating(self, container_id: str) -> Allocation | None:
-        agent = self._agent
-        a = agent.current.state.allocations.get(container_id)
-        is_movable = (
-            agent.current.synchronized
-            and agent.containers.is_settled(container_id)
-            and not agent.current.observe
-        )
+        current, containers = self._agent.current, self._agent.containers
+        a = current.state.allocations.get(container_id)
+        is_movable = current.synchronized and not current.observe
+        is_movable = is_movable and containers.is_settled(container_id)
         return a if is_movable and a is not None and a.migrating_from else None
 
     async def _migrate_pages(
         self, container_id: str, sources: NUMASet, target: int
-    ) -> _MigrationResult:
-        """Move the pages of one container to ``target``, for as long as it is migrating."""
+    ) -> tuple[int, str]:
+        """Move the pages of one container to ``target``, for as long as it is migrating.
+
+        Returns the bytes that could not be moved, and the obstacle.
+        """
         total, unmoved, obstacle, migrating = 0, 0, "", self._agent.containers.migrating
         notified_at = self._clock.monotonic()
         try:
@@ -97,44 +87,41 @@ class MemoryMigrator:
                 cgroup = self._agent.containers.cgroup_of(container_id)
                 pages = migrate_pages(self._agent.cgroups.writer.reader, cgroup, sources, target)
                 while (batch := await asyncio.to_thread(next, pages, None)) is not None:
-                    self._metrics.memory_migrated_bytes.inc(batch.moved_bytes)
-                    total, unmoved, obstacle = (
-                        total + batch.moved_bytes,
-                        unmoved + batch.unmoved_bytes,
-                        batch.obstacle or obstacle,
-                    )
+                    self._agent.metrics.memory_migrated_bytes.inc(batch.moved_bytes)
+                    total, unmoved = total + batch.moved_bytes, unmoved + batch.unmoved_bytes
+                    obstacle = batch.obstacle or obstacle
                     migrating[container_id] = sources, target, total
                     if self._clock.monotonic() - notified_at >= 1.0:
                         notified_at = self._clock.monotonic()
                         self._agent.current.notify()
                     await self._clock.sleep(batch.moved_bytes / MAX_MIGRATION_BYTES_PER_S)
                     if self._allocation_if_migrating(container_id) is None:
-                        return _MigrationResult(total, unmoved, obstacle)
+                        return unmoved, obstacle
         except OSError as error:
-            return _MigrationResult(total, TOLERATED_REMOTE_BYTES + 1, error.strerror or str(error))
+            return TOLERATED_REMOTE_BYTES + 1, error.strerror or str(error)
         finally:
             migrating.pop(container_id, None)
         if unmoved > TOLERATED_REMOTE_BYTES:
             obstacle = f"{human_bytes(unmoved)} did not migrate ({obstacle or 'pinned'})"
-        return _MigrationResult(total, unmoved, obstacle)
+        return unmoved, obstacle
 
     async def _migrate_container(self, container_id: str) -> None:
         a = self._allocation_if_migrating(container_id)
         if a is None:
             return
-        self._confirmations.require([container_id], self._clock.monotonic())
+        self._confirmations.require_confirmation([container_id], self._clock.monotonic())
         (target,) = a.mems - a.migrating_from
         route = f"from {numa_text(a.migrating_from)} to {target}"
         nodes_change_text = f"{a.migrating_from} -> {target}"
-        result = await self._migrate_pages(container_id, a.migrating_from, target)
+        unmoved, obstacle = await self._migrate_pages(container_id, a.migrating_from, target)
         a = self._allocation_if_migrating(container_id)
         if a is None:
             return
-        if result.unmigrated_bytes > TOLERATED_REMOTE_BYTES:
-            entry = self._confirmations.entry(container_id)
+        if unmoved > TOLERATED_REMOTE_BYTES:
+            entry = self._confirmations.get_entry(container_id)
             entry.not_before = self._clock.monotonic() + UNMOVED_RETRY_S
             self._clock.call_later(UNMOVED_RETRY_S, self._confirmations.wake.set)
-            message = f"partly moved {route}: {result.obstacle}"
+            message = f"partly moved {route}: {obstacle}"
             self._agent.history.notices.add_for_allocation(
                 a, NoticedEventKind.MOVED, message, reason=NoticeMessageReason.PARTLY_MIGRATED
             )
@@ -142,20 +129,20 @@ class MemoryMigrator:
                 "memory partly migrated",
                 **container_log_fields(a),
                 numa_nodes=nodes_change_text,
-                problem=result.obstacle,
+                problem=obstacle,
             )
             return
         cgroup_write = self._agent.finish_migration(container_id)
         # In a thread: the kernel visits every page once more.
         await asyncio.to_thread(self._agent.cgroups.writer.write_cgroup, cgroup_write)
         self._agent.post_update_container(container_id)
-        start_time = self._confirmations.take([container_id])[container_id]
+        start_time = self._confirmations.take_required([container_id])[container_id]
         self._confirmations.entries.pop(container_id, None)
         seconds = self._clock.monotonic() - start_time
         self._agent.history.notices.add_for_allocation(
             a, NoticedEventKind.MOVED, f"moved {route} in {seconds:.1f} s{move_purpose_text(a)}"
         )
         fields = {"numa_nodes": nodes_change_text, "duration_s": round(seconds, 3)}
-        if result.unmigrated_bytes >= MIN_REPORTED_UNMOVED_BYTES:
-            fields |= {"unmigrated_bytes": result.unmigrated_bytes, "problem": result.obstacle}
+        if unmoved >= MIN_REPORTED_UNMOVED_BYTES:
+            fields |= {"unmigrated_bytes": unmoved, "problem": obstacle}
         log.info("memory migrated", **container_log_fields(a), **fields)

@@ -14,15 +14,17 @@ import struct
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from importlib import import_module
+from itertools import groupby
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from nri_numa.agent.interrupts import HOST_IRQ_DIRECTORY, IRQBALANCE_SOCKETS
+from nri_numa.agent.kubelet_sync import KubeletConfigWatch
 from nri_numa.agent.links import runtime_lock_socket
 from nri_numa.agent.runtime_lock import RuntimeLock, find_lock_holder
 from nri_numa.config import (
@@ -34,7 +36,6 @@ from nri_numa.config import (
 )
 from nri_numa.config.sections import config_keys
 from nri_numa.config.values import parse_duration
-from nri_numa.engine.cpus.index import build_allocator_index
 from nri_numa.engine.desired import NodeSnapshot
 from nri_numa.engine.node_model import NodeModel
 from nri_numa.engine.state import NodeState
@@ -44,14 +45,13 @@ from nri_numa.kubelet.configuration import DiscoveredConfig, KubeletFacts, read_
 from nri_numa.kubelet.inherited_settings import adopt_kubelet_settings, with_inherited_settings
 from nri_numa.kubelet.state_files import STATE_FILE_NAMES, KubeletStateFiles
 from nri_numa.machine.allowed import partition_sentence
-from nri_numa.machine.cgroups import CgroupReader, CgroupWriter
+from nri_numa.machine.cgroups import CgroupReader, CgroupWriter, read_text_or_empty
 from nri_numa.machine.pci import list_pci_devices
 from nri_numa.machine.sysfs import discover_topology
 from nri_numa.machine.tree import open_tree
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
-from nri_numa.model.machine import Topology, cpus_text, listed_words_text, numa_text
-from nri_numa.model.settings import IsolatedCPUs, NohzFullCPUs
-from nri_numa.model.workload import KubeletGrants
+from nri_numa.model.machine import Topology, count_text, cpus_text, listed_words_text, numa_text
+from nri_numa.model.settings import IsolatedCPUs, NohzFullCPUs, Settings
 from nri_numa.nri import crio_config
 from nri_numa.nri.runtime_config import (
     FoundRuntime,
@@ -142,28 +142,28 @@ def run_checks(config: AgentConfig, root: Path = Path("/")) -> Iterator[Finding]
 
 def read_config_in_effect(config: AgentConfig) -> AgentConfig:
     """Return the configuration with the settings inherited from the kubelet, if readable."""
-    from nri_numa.agent.kubelet_sync import KubeletConfigWatch
-
-    watch = KubeletConfigWatch(config.kubelet_root)
-    watch.read_config(config)
     try:
-        settings = watch.settings_with_kubelet_config(config, discover_topology(config.sysfs_root))
+        settings = _settings_in_effect(config, discover_topology(config.sysfs_root))
     except TopologyError:
         return config
     return with_inherited_settings(config, settings)
 
 
+def _settings_in_effect(config: AgentConfig, topology: Topology) -> Settings:
+    watch = KubeletConfigWatch(config.kubelet_root)
+    watch.read_config(config)
+    return watch.settings_with_kubelet_config(config, topology)
+
+
 def check_machine(topology: Topology) -> Iterator[Finding]:
     """Report the machine and its oddities."""
-    counts = ", ".join(
-        f"{count} {noun}{'s' if count != 1 else ''}"
-        for count, noun in (
-            (len(topology.sockets), "socket"),
-            (len(topology.numa_nodes), "NUMA node"),
-            (len(topology.cores), "core"),
-            (len(topology.online), "CPU"),
-        )
-    )
+    parts = {
+        "socket": len(topology.sockets),
+        "NUMA node": len(topology.numa_nodes),
+        "core": len(topology.cores),
+        "CPU": len(topology.online),
+    }
+    counts = ", ".join(count_text(count, noun) for noun, count in parts.items())
     if len(topology.numa_nodes) > 1:
         yield _passed_finding("machine", counts)
     else:
@@ -183,18 +183,17 @@ def check_machine(topology: Topology) -> Iterator[Finding]:
 
 def check_devices(config: AgentConfig) -> Iterator[Finding]:
     """Report the devices that can be aligned with containers, by NUMA node."""
+    texts: list[str] = []
     # Order: by NUMA node, unknown ones last, then kind.
-    counts = Counter(
-        ("unknown NUMA node" if pci.numa_node is None else f"NUMA node {pci.numa_node}", pci.kind)
-        for pci in sorted(
-            list_pci_devices(open_tree(config.sysfs_root)),
-            key=lambda d: (d.numa_node is None, d.numa_node, d.kind),
-        )
+    devices = sorted(
+        list_pci_devices(open_tree(config.sysfs_root)),
+        key=lambda d: (d.numa_node is None, d.numa_node, d.kind),
     )
-    texts: dict[str, list[str]] = {}
-    for (numa_node, kind), count in counts.items():
-        texts.setdefault(numa_node, []).append(f"{count} {kind}{'s' if count > 1 else ''}")
-    text = "; ".join(f"{numa_node}: {', '.join(names)}" for numa_node, names in texts.items())
+    for numa_node, node_devices in groupby(devices, key=lambda d: d.numa_node):
+        counts = Counter(device.kind for device in node_devices)
+        place = "unknown NUMA node" if numa_node is None else f"NUMA node {numa_node}"
+        texts.append(f"{place}: {', '.join(count_text(n, kind) for kind, n in counts.items())}")
+    text = "; ".join(texts)
     use = "" if config.devices.enabled else " (devices.enabled is off: placement ignores devices)"
     yield _passed_finding("devices", f"{text}{use}" if text else "no PCI devices for containers")
 
@@ -295,10 +294,8 @@ def check_cgroup_controllers(mount: Path, root: Path = Path("/")) -> Iterator[Fi
     version = "v1" if unified is None else "v2"
     missing = [name for name in _REQUIRED_CONTROLLERS if name not in controllers]
     if unified is None and len(missing) == len(_REQUIRED_CONTROLLERS):
-        kernel_controllers = {
-            line.split("\t")[0]
-            for line in (_read_text_or_none(root / "proc/cgroups") or "").splitlines()
-        }
+        lines = read_text_or_empty(str(root / "proc/cgroups")).splitlines()
+        kernel_controllers = {line.split("\t")[0] for line in lines}
         absent = [name for name in _REQUIRED_CONTROLLERS if name not in kernel_controllers]
         yield _failed_finding(
             "cgroups",
@@ -352,11 +349,7 @@ _HOST_PROCESSES_SUBJECT = "host processes"
 
 def check_host_processes(config: AgentConfig, topology: Topology) -> Iterator[Finding]:
     """Check that processes outside of pods cannot run on exclusive CPUs."""
-    from nri_numa.agent.kubelet_sync import KubeletConfigWatch
-
-    watch = KubeletConfigWatch(config.kubelet_root)
-    watch.read_config(config)
-    reserved = watch.settings_with_kubelet_config(config, topology).reserved_cpus & topology.online
+    reserved = _settings_in_effect(config, topology).reserved_cpus & topology.online
     if not reserved:
         yield _warning_finding(
             _HOST_PROCESSES_SUBJECT,
@@ -395,8 +388,8 @@ def check_host_processes(config: AgentConfig, topology: Topology) -> Iterator[Fi
 
 
 def _read_effective_cpus(directory: Path) -> CPUSet:
-    text = _read_text_or_none(directory / "cpuset.cpus.effective") or ""
-    return CPUSet.parse_or_none(text.strip()) or NO_CPUS
+    text = read_text_or_empty(str(directory / "cpuset.cpus.effective"))
+    return CPUSet.parse_or_none(text) or NO_CPUS
 
 
 # --- the runtime --------------------------------------------------------------------------------
@@ -574,7 +567,7 @@ def _check_runtime_socket(
 def _read_serving_program(sock: socket.socket, root: Path) -> str:
     """Read the name of the process that listens; empty if it is unknown. See unix(7)."""
     process_id = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
-    return (_read_text_or_none(root / f"proc/{process_id}/comm") or "").strip()
+    return read_text_or_empty(str(root / f"proc/{process_id}/comm"))
 
 
 def _sends_first(sock: socket.socket) -> bool:
@@ -663,11 +656,9 @@ def check_libraries(config: AgentConfig) -> Iterator[Finding]:
         try:
             import_module(module)
         except ImportError as error:
-            package = (
-                "nri-numa[otel]"
-                if key == "publish.otlpEndpoint"
-                else "everything that nri-numa needs"
-            )
+            package = "everything that nri-numa needs"
+            if key == "publish.otlpEndpoint":
+                package = "nri-numa[otel]"
             problem = f"{key} is on, but has no effect: {error}"
             yield _failed_finding(
                 key.partition(".")[0], problem, f"Install {package}, or switch it off."
@@ -733,15 +724,13 @@ def _who_listens(host: str, port: int, *, tls: bool) -> str:
         socket.create_connection((target, port), timeout=_CONNECT_TIMEOUT_S).close()
     except OSError:
         return "none"
-    connection: http.client.HTTPConnection
+    connection = http.client.HTTPConnection(target, port, timeout=_CONNECT_TIMEOUT_S)
     if tls:
         # Only the name in the answer matters, so a private authority is accepted.
         context = ssl._create_unverified_context()  # noqa: S323
         connection = http.client.HTTPSConnection(
             target, port, timeout=_CONNECT_TIMEOUT_S, context=context
         )
-    else:
-        connection = http.client.HTTPConnection(target, port, timeout=_CONNECT_TIMEOUT_S)
     try:
         connection.request("GET", "/healthz")
         server = connection.getresponse().getheader("Server", "")
@@ -754,10 +743,7 @@ def _who_listens(host: str, port: int, *, tls: bool) -> str:
 
 def check_numa_balancing(root: Path = Path("/")) -> Iterator[Finding]:
     """Report automatic NUMA balancing by the kernel."""
-    if (_read_text_or_none(root / "proc/sys/kernel/numa_balancing") or "0").strip() not in (
-        "",
-        "0",
-    ):
+    if read_text_or_empty(str(root / "proc/sys/kernel/numa_balancing")) not in ("", "0"):
         yield _passed_finding(
             "kernel",
             "automatic NUMA balancing is on; kernel.numa_balancing=0 saves pinned containers its "
@@ -771,22 +757,17 @@ def check_interrupt_steering(config: AgentConfig, root: Path = Path("/")) -> Ite
         return
     lists = [*(root / HOST_IRQ_DIRECTORY[1:]).glob("*/smp_affinity_list")]
     lists = lists or [*(root / "proc/irq").glob("*/smp_affinity_list")]
-    tunables = (
-        dict(_read_unit_settings(root)).get("ProtectKernelTunables", "no").lower() in _SYSTEMD_TRUE
-    )
+    protection = dict(_read_unit_settings(root)).get("ProtectKernelTunables", "no")
     if any(root.glob(IRQBALANCE_SOCKETS[1:])):
         yield _passed_finding("interrupts", "irqbalance runs, and exclusive CPUs are banned there")
-    elif any(
-        (_read_text_or_none(comm) or "").strip() == "irqbalance"
-        for comm in root.glob("proc/[0-9]*/comm")
-    ):
+    elif any(read_text_or_empty(str(p)) == "irqbalance" for p in root.glob("proc/[0-9]*/comm")):
         yield _warning_finding(
             "interrupts",
             f"irqbalance runs without a socket at /{IRQBALANCE_SOCKETS[1:]}, and moves "
             "interrupts back",
             "Give the agent /run/irqbalance, or stop irqbalance.",
         )
-    elif tunables or not any(os.access(path, os.W_OK) for path in lists):
+    elif protection.lower() in _SYSTEMD_TRUE or not any(os.access(path, os.W_OK) for path in lists):
         yield _warning_finding(
             "interrupts",
             "interruptsOffExclusiveCPUs has no effect: /proc/irq cannot be written",
@@ -807,11 +788,7 @@ def _read_text_or_none(path: Path) -> str | None:
 
 def worst_level(findings: list[Finding]) -> FindingLevel:
     """Return the worst level among the findings."""
-    return max(
-        (finding.level for finding in findings),
-        key=list(FindingLevel).index,
-        default=FindingLevel.OK,
-    )
+    return max((f.level for f in findings), key=list(FindingLevel).index, default=FindingLevel.OK)
 
 
 # --- The kubelet on this node ---
@@ -887,7 +864,7 @@ def _check_kubelet_policies(
             f"{files.state_file_path('memory')} and restart the kubelet. {_KUBELET_GUIDE_TEXT}",
         )
     if facts is not None:
-        yield from _check_next_kubelet_start(files, grants, facts)
+        yield from _check_next_kubelet_start(files, facts)
     if cpu != "static" and memory != "Static":
         policy = "cpuManagerPolicy none" if cpu or memory else "its configuration cannot be read"
         yield _passed_finding("kubelet", policy)
@@ -926,14 +903,11 @@ def _check_device_alignment(config: AgentConfig, facts: KubeletFacts | None) -> 
         )
 
 
-def _check_next_kubelet_start(
-    files: KubeletStateFiles, grants: KubeletGrants, facts: KubeletFacts
-) -> Iterator[Finding]:
-    policies: Mapping[str, tuple[str, str]] = {
-        "cpu": (grants.cpu_policy, facts.cpu_policy),
-        "memory": (grants.memory_policy, facts.memory_policy),
-    }
-    for manager, (last_policy, next_policy) in policies.items():
+def _check_next_kubelet_start(files: KubeletStateFiles, facts: KubeletFacts) -> Iterator[Finding]:
+    for manager, last_policy, next_policy in (
+        ("cpu", files.grants.cpu_policy, facts.cpu_policy),
+        ("memory", files.grants.memory_policy, facts.memory_policy),
+    ):
         if last_policy and last_policy != next_policy:
             yield _warning_finding(
                 "kubelet",
@@ -946,12 +920,9 @@ def _check_next_kubelet_start(
 def _check_settings_against_kubelet(
     config: AgentConfig, topology: Topology | None, kubelet_config: DiscoveredConfig
 ) -> Iterator[Finding]:
-    if topology is None or kubelet_config.facts is None:
+    if topology is None:
         return
-    settings = derive_settings(config)
-    adopted = adopt_kubelet_settings(
-        settings, config, kubelet_config.facts, topology, build_allocator_index(topology)
-    )
+    adopted = adopt_kubelet_settings(config, kubelet_config.facts, topology)
     for difference in adopted.differences:
         yield _warning_finding(
             "kubelet",
@@ -1018,9 +989,8 @@ def _check_network_namespaces(lines: list[tuple[str, str]], root: Path) -> Itera
         remedy = "systemctl edit nri-numa, with [Service] CapabilityBoundingSet=CAP_SYS_ADMIN "
         remedy += "RestrictNamespaces=net on lines of their own"
     else:
-        status = dict(
-            _PROC_STATUS_PATTERN.findall(_read_text_or_none(root / "proc/self/status") or "")
-        )
+        text = read_text_or_empty(str(root / "proc/self/status"))
+        status = dict(_PROC_STATUS_PATTERN.findall(text))
         # For another user than root, what the agent may do is not known.
         allowed = status.get("Uid") != "0" or bool(int(status["CapEff"], 16) >> _CAP_SYS_ADMIN & 1)
         subject = "this container"

@@ -21,18 +21,16 @@ repair follows later. A container that is rewritten repeatedly is reported and l
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Final, Protocol
 
 import msgspec
 
-from nri_numa.agent.cgroup_updates import CgroupCheckResult, CgroupUpdates, observe_cgroups
-from nri_numa.agent.confirmations import TRY_COUNT_WINDOW_S, Confirmations, WriteTarget
-from nri_numa.agent.current_state import CurrentState
+from nri_numa.agent.agent import Agent
+from nri_numa.agent.cgroup_updates import CgroupCheckResult, observe_cgroups
+from nri_numa.agent.confirmations import TRY_COUNT_WINDOW_S, WriteTarget
 from nri_numa.agent.drift_policy import DriftRepairPlan, plan_repairs
-from nri_numa.agent.drift_table import DriftTable
-from nri_numa.agent.loop import Clock
 from nri_numa.agent.reload import ConfigInForce
 from nri_numa.agent.systemd_sync import SystemdSync
 from nri_numa.config import parse_duration
@@ -41,8 +39,7 @@ from nri_numa.engine.state import ContainerKind
 from nri_numa.machine.cpuset_watch import CpusetWatch
 from nri_numa.model.workload import ContainerUpdate
 from nri_numa.observe.logs import get_logger
-from nri_numa.observe.metrics import Metrics
-from nri_numa.observe.notices import NoticedEventKind, NoticeLog, NoticeMessageReason
+from nri_numa.observe.notices import NoticedEventKind, NoticeMessageReason
 from nri_numa.observe.reports import ReportOnce
 
 log = get_logger("reconcile")
@@ -101,16 +98,10 @@ PushUpdates = Callable[[Sequence[ContainerUpdate]], Awaitable[str]]
 class DriftReports:
     """Reports the results of rounds, each once while it stays the same."""
 
-    def __init__(
-        self,
-        current: CurrentState,
-        confirmations: Confirmations,
-        notices: NoticeLog,
-        metrics: Metrics,
-        clock: Clock,
-    ) -> None:
-        self._current, self._confirmations, self._notices = current, confirmations, notices
-        self._metrics, self._clock = metrics, clock
+    def __init__(self, agent: Agent) -> None:
+        self._current, self._clock = agent.current, agent.current.clock
+        self._notices, self._metrics = agent.history.notices, agent.metrics
+        self._confirmations = agent.cgroups.confirmations[WriteTarget.CGROUP]
 
     def report_failure(self) -> None:
         """Count and log the exception that ended a round."""
@@ -126,7 +117,7 @@ class DriftReports:
                 self._notices.add_for_allocation(
                     record, NoticedEventKind.UNDELIVERED_UPDATE, f"{correction.finding}; repaired"
                 )
-        now = self._clock.time()
+        time_s = self._clock.time()
         _log_each(
             log.warning,
             "undelivered update repaired",
@@ -134,7 +125,7 @@ class DriftReports:
             drifts,
             lambda c: {
                 "on_exclusive_cpus": c.rank == 0,
-                "duration_s": round(now - times[c.container_id], 3),
+                "duration_s": round(time_s - times[c.container_id], 3),
             },
         )
 
@@ -170,7 +161,7 @@ class DriftReports:
             if entry := self._confirmations.entries.get(written.container_id):
                 entry.is_abandoned = False
         for correction in abandoned:
-            entry = self._confirmations.entry(correction.container_id)
+            entry = self._confirmations.get_entry(correction.container_id)
             if entry.is_abandoned:
                 continue
             entry.is_abandoned = True
@@ -190,10 +181,10 @@ class DriftReports:
     def report_repaired(self, drifts: Sequence[Drift]) -> None:
         """Count and log repaired drift."""
         self._metrics.drift_repaired.inc(len(drifts))
-        now = self._clock.monotonic()
+        time_s = self._clock.monotonic()
         for repaired in drifts:
-            entry = self._confirmations.entry(repaired.container_id)
-            entry.tries = (*entry.recent_tries(now), now)
+            entry = self._confirmations.get_entry(repaired.container_id)
+            entry.tries = (*entry.recent_tries(time_s), time_s)
             entry.finding, entry.is_without_effect = "", False
         _log_each(log.info, "drift repaired", "more drift repaired", drifts)
 
@@ -204,7 +195,7 @@ class DriftReports:
         """
         new_corrections = list[Drift]()
         for correction in corrections:
-            entry = self._confirmations.entry(correction.container_id)
+            entry = self._confirmations.get_entry(correction.container_id)
             if entry.is_without_effect:
                 continue
             entry.is_without_effect = True
@@ -226,29 +217,21 @@ class Reconciler:
 
     def __init__(
         self,
-        current: CurrentState,
-        cgroups: CgroupUpdates,
+        agent: Agent,
         systemd: SystemdSync,
-        drift: DriftTable,
         runtime: RuntimeStatus,
         push_updates: PushUpdates,
-        *,
-        notices: NoticeLog,
-        metrics: Metrics,
-        clock: Clock,
+        in_force: ConfigInForce,
     ) -> None:
-        self._current = current
-        self._cgroups = cgroups
-        self._systemd = systemd
-        self._drift = drift
+        self._current, self._cgroups, self._drift = agent.current, agent.cgroups, agent.drift
         self._runtime, self._push_updates = runtime, push_updates
-        self._clock = clock
-        self._confirmations = cgroups.confirmations[WriteTarget.CGROUP]
-        self._reports = DriftReports(current, self._confirmations, notices, metrics, clock)
+        self._systemd, self._in_force = systemd, in_force
+        self._confirmations = agent.cgroups.confirmations[WriteTarget.CGROUP]
+        self._reports = DriftReports(agent)
         self._written: set[str] = set()
         self._problems = ReportOnce(log)
         self._blind = 0
-        if problem := cgroups.writer.unwritable_cpuset_reason():
+        if problem := agent.cgroups.writer.unwritable_cpuset_reason():
             log.warning(
                 "cgroups not writable",
                 problem=f"{problem}; the runtime is sent each correction, and no container moves",
@@ -256,39 +239,38 @@ class Reconciler:
 
     # --- schedule ---------------------------------------------------------------------------------
 
-    async def run_checks(self, in_force: ConfigInForce) -> None:
+    async def run_checks(self) -> None:
         """Check written cgroups and undelivered updates until cancelled.
 
         With ``reconcile.interval`` 0 writes of other programs are not checked.
         """
-        loop, confirmations = asyncio.get_running_loop(), self._confirmations
-        containers = self._cgroups.containers
+        loop, clock = asyncio.get_running_loop(), self._current.clock
+        confirmations, containers = self._confirmations, self._cgroups.containers
         with CpusetWatch(self._cgroups.writer.reader) as watch:
             if watch.fd >= 0:
                 loop.add_reader(watch.fd, self._on_watch_readable, watch)
             try:
                 while True:
                     await confirmations.wake.wait()
-                    await self._clock.sleep(
-                        WRITE_CHECK_INTERVAL_S
-                    )  # a writer of CPUs usually writes memory nodes, too
+                    # A writer of CPUs usually writes memory nodes, too.
+                    await clock.sleep(WRITE_CHECK_INTERVAL_S)
                     confirmations.wake.clear()
-                    start_time = self._clock.monotonic()
+                    start_time = clock.monotonic()
                     cgroups, starting = containers.cgroup_places, containers.starting
                     watch.watch_containers({i: p for i, p in cgroups.items() if i not in starting})
                     self._problems.report("cpusets not watched", watch.problem)
                     # A blocked write may still change what is read now.
                     if self._cgroups.writer.is_write_held_up:
-                        await self._clock.sleep(LOOP_POLL_INTERVAL_S)
+                        await clock.sleep(LOOP_POLL_INTERVAL_S)
                         confirmations.wake.set()
                         continue
-                    written, self._written = self._written, set()
-                    drifts = parse_duration(in_force.config.reconcile.interval) > 0
-                    await self._run_round(
-                        in_force, {*confirmations.required(), *(written if drifts else ())}
-                    )
-                    cost_s = self._clock.monotonic() - start_time
-                    await self._clock.sleep(max(WRITE_CHECK_INTERVAL_S, CHECK_REST_RATIO * cost_s))
+                    targets, written = set(confirmations.required_ids()), self._written
+                    self._written = set()
+                    if parse_duration(self._in_force.config.reconcile.interval) > 0:
+                        targets |= written
+                    await self._run_round(targets)
+                    cost_s = clock.monotonic() - start_time
+                    await clock.sleep(max(WRITE_CHECK_INTERVAL_S, CHECK_REST_RATIO * cost_s))
             finally:
                 loop.remove_reader(watch.fd)
 
@@ -296,48 +278,29 @@ class Reconciler:
         self._written |= watch.pop_written()
         self._confirmations.wake.set()
 
-    async def run_periodic_rounds(self, in_force: ConfigInForce) -> None:
+    async def run_periodic_rounds(self) -> None:
         """Check all containers every ``reconcile.interval`` until cancelled; 0 is never."""
         waited = pause_s = 0.0
         while True:
             # In small steps, so a reloaded interval applies at once.
-            await self._clock.sleep(pause_s)
+            await self._current.clock.sleep(pause_s)
             self._drift.accumulate_seconds()
-            interval = parse_duration(in_force.config.reconcile.interval)
+            interval = parse_duration(self._in_force.config.reconcile.interval)
             waited = waited + pause_s if interval > 0 else 0.0
             if interval > 0 and waited >= interval:
                 waited = 0.0
-                await self._run_round(in_force, None)
-            pause_s = (
-                min(LOOP_POLL_INTERVAL_S, interval - waited)
-                if interval > 0
-                else LOOP_POLL_INTERVAL_S
-            )
+                await self._run_round()
+            pause_s = min(LOOP_POLL_INTERVAL_S, interval - waited if interval > 0 else math.inf)
 
-    async def _run_round(self, in_force: ConfigInForce, targets: Collection[str] | None) -> None:
-        settings = in_force.config.reconcile
+    async def _run_round(self, targets: Collection[str] | None = None) -> None:
         try:
-            await self.reconcile(
-                max_repairs=settings.max_repairs,
-                repair_without_runtime=settings.repair_without_runtime,
-                targets=targets,
-            )
+            await self.reconcile(targets)
         except Exception:
             # Placement works without it.
             self._reports.report_failure()
 
-    async def reconcile(
-        self,
-        *,
-        max_repairs: int = 3,
-        repair_without_runtime: bool = False,
-        targets: Collection[str] | None = None,
-    ) -> RoundResult:
-        """Check every container once, or only ``targets``, and repair those that differ.
-
-        A container repaired ``max_repairs`` times within `TRY_COUNT_WINDOW_S` is left.
-        ``repair_without_runtime`` repairs drift while the runtime cannot be reached.
-        """
+    async def reconcile(self, targets: Collection[str] | None = None) -> RoundResult:
+        """Check every container once, or only ``targets``, and repair those that differ."""
         # Before the first Synchronize the restored state may be outdated.
         current, cgroups, containers = self._current, self._cgroups, self._cgroups.containers
         if not current.synchronized or cgroups.writer.is_write_held_up:
@@ -347,9 +310,10 @@ class Reconciler:
             if containers.is_settled(i)
         ]  # fmt: skip
         confirmations = self._confirmations
-        required = confirmations.take(tuple(confirmations.entries) if targets is None else targets)
+        taken_ids = confirmations.entries if targets is None else targets
+        required = confirmations.take_required(tuple(taken_ids))
         due_at = {i: required[i] for i in ids if i in required}
-        starts = dict.fromkeys(ids, self._clock.time()) | due_at
+        starts = dict.fromkeys(ids, current.clock.time()) | due_at
         result = await self._observe_cgroups(ids)
         if result is None:
             return RoundResult()
@@ -358,18 +322,15 @@ class Reconciler:
         if targets is None:
             containers.unconfirmed_ids.clear()
             self._report_blindness(result.cgroup_count)
-            now = self._clock.monotonic()
-            confirmations.retain_drifting(set(suspects), current.state.allocations, now)
+            time_s = current.clock.monotonic()
+            confirmations.retain_drifting(set(suspects), current.state.allocations, time_s)
         drifted, abandoned, writes = list[Drift](), list[Drift](), list[Drift]()
         drifts, unwritten = list[Drift](), list[Drift]()
         for start in range(0, len(suspects), WRITE_BATCH):
             if start:
-                await self._clock.sleep(0)
-            may_repair = self._runtime.is_synchronized or repair_without_runtime
+                await current.clock.sleep(0)
             batch = suspects[start : start + WRITE_BATCH]
-            plan, applied, failed = self._repair_batch(
-                batch, due_at, starts, max_repairs, may_repair
-            )
+            plan, applied, failed = self._repair_batch(batch, due_at, starts)
             drifted += plan.drifted
             abandoned += plan.abandoned
             writes += plan.writes
@@ -397,23 +358,22 @@ class Reconciler:
         container_ids: Sequence[str],
         undelivered: Collection[str],
         starts: Mapping[str, float],
-        max_repairs: int,
-        may_repair: bool,
     ) -> tuple[DriftRepairPlan, list[Drift], list[Drift]]:
         """Read some containers again and write them, without an await in between.
 
         Returns:
             The plan, the applied corrections, and those for the runtime.
         """
-        now, count_tries = self._clock.monotonic(), self._confirmations.count_tries
+        settings = self._in_force.config.reconcile
+        time_s, count_tries = self._current.clock.monotonic(), self._confirmations.count_tries
         drifts = self._cgroups.find_corrections(container_ids)
         plan = plan_repairs(
             drifts,
             undelivered=undelivered,
             updating=self._cgroups.containers.unconfirmed_ids | {self._systemd.target_id},
-            exhausted={i for i in container_ids if count_tries(i, now) >= max_repairs},
+            exhausted={i for i in container_ids if count_tries(i, time_s) >= settings.max_repairs},
             observe=self._current.observe,
-            may_repair=may_repair,
+            may_repair=self._runtime.is_synchronized or settings.repair_without_runtime,
         )
         abandoned = {c.container_id for c in plan.abandoned}
         self._drift.update_drift(container_ids, drifts, starts, abandoned)
@@ -426,9 +386,9 @@ class Reconciler:
         pairs = self._cgroups.containers.settled_places(ids)
         if not pairs:
             return CgroupCheckResult(0, ())
-        scan = partial(observe_cgroups, self._cgroups.writer.reader, self._current.desired, pairs)
+        reader, desired = self._cgroups.writer.reader, self._current.desired
         try:
-            return await asyncio.to_thread(scan)
+            return await asyncio.to_thread(observe_cgroups, reader, desired, pairs)
         except OSError as error:
             self._report_unreadable(f"{error.filename}: {error.strerror}")
             return None
@@ -454,15 +414,14 @@ class Reconciler:
         """Write cgroups; returns the applied corrections, and those for the runtime."""
         applied, unwritten = list[Drift](), list[Drift]()
         # systemd may still undo a write, and that would not be another program's drift.
-        pending_ids = self._systemd.pending_ids()
+        pending_ids = set(self._cgroups.confirmations[WriteTarget.SYSTEMD].entries)
         outcomes = self._cgroups.apply_corrections(corrections)
         for correction in corrections:
             outcome = outcomes[correction.container_id]
             if outcome.problem and self._cgroups.writer.is_write_held_up:
                 continue
             if outcome.problem:
-                event = "cgroup not written"
-                self._problems.report(event, outcome.problem)
+                self._problems.report("cgroup not written", outcome.problem)
             if outcome.problem or correction.quota:
                 unwritten.append(correction)
             elif not outcome.missing:
@@ -477,7 +436,7 @@ class Reconciler:
         """
         if not corrections:
             return []
-        await self._clock.sleep(PUSH_DELAY_S)
+        await self._current.clock.sleep(PUSH_DELAY_S)
         pending = self._cgroups.find_corrections(c.container_id for c in corrections)
         sent: list[Drift] = []
         for start in range(0, len(pending), PUSH_BATCH):
@@ -490,7 +449,7 @@ class Reconciler:
         if any(correction.quota for correction in sent):
             await self._systemd.sync_systemd()  # crun leaves the quota of the scope
         if sent:
-            await self._clock.sleep(READ_BACK_DELAY_S)
+            await self._current.clock.sleep(READ_BACK_DELAY_S)
         drift_by_id = {
             c.container_id: c for c in self._cgroups.find_corrections(c.container_id for c in sent)
         }

@@ -155,7 +155,7 @@ class AgentIsRunning(CheckpointError):
 def plan_release(
     machine: NodeModel,
     prior: NodeState,
-    pods: Iterable[PodSandbox],
+    pods: PodTable,
     containers: Iterable[Container],
 ) -> tuple[ReleasedContainer, ...]:
     """Plan the release of each container, by namespace, pod, container and id.
@@ -164,15 +164,14 @@ def plan_release(
     annotation, and those with exactly the shared pool, since unpinned containers that were created
     without the agent have no annotation. All others are left alone.
     """
-    by_pod = PodTable.from_pods(pods)
-    live = [container for container in containers if container.pod_id in by_pod.uids]
+    live = [container for container in containers if container.pod_id in pods.uids]
     node = NodeSnapshot(machine, prior)
-    outcome = rebuild_node_state(node, by_pod, live)
+    outcome = rebuild_node_state(node, pods, live)
     allocations = [outcome.state.allocations[i] for i in outcome.adopted]
     pool = node.with_state(build_node_state(allocations, kubelet=prior.kubelet)).pool
     placed = outcome.state.allocations
     entries = [
-        _plan_container_release(machine, prior, pool, by_pod[c.pod_id], c, placed.get(c.id))
+        _plan_container_release(machine, prior, pool, pods[c.pod_id], c, placed.get(c.id))
         for c in live
     ]
     return tuple(sorted(entries, key=lambda r: (r.namespace, r.pod, r.container, r.container_id)))
@@ -199,17 +198,15 @@ def _plan_container_release(
         had_mems=resources.mems,
         cgroup=CgroupPlace(container.cgroups_path, container.pid),
     )
-    lifted: int | None
-    if allocation is not None:
-        kind, lifted = allocation.kind, allocation.lifted_quota
-    else:
-        kind, lifted = _kind_from_annotation(machine, pool, container, placed)
+    kind, lifted = (
+        _kind_from_annotation(machine, pool, container, placed)
+        if allocation is None
+        else (allocation.kind, allocation.lifted_quota)
+    )
     if kind is ContainerKind.FOREIGN:
         return entry
-    cpus, mems = (
-        CPUSet.parse_or_none(resources.cpus),
-        NUMASet.parse_or_none(resources.mems),
-    )
+    cpus = CPUSet.parse_or_none(resources.cpus)
+    mems = NUMASet.parse_or_none(resources.mems)
     quota, note = None, ""
     if lifted is not None and (resources.cpu_quota or 0) <= 0:
         milli = cpu_request_milli(resources, []) if pod.qos is QoSClass.GUARANTEED else 0
@@ -247,15 +244,11 @@ def _kind_from_annotation(
     marker = container.annotations.get(f"{machine.settings.prefix}/{ASSIGNED_KEY}")
     if marker is None:
         cpus = CPUSet.parse_or_none(container.resources.cpus)
-        is_subset = (
-            placed is not None
-            and placed.yields_to_exclusive
-            and cpus is not None
-            and cpus <= placed.cpus
-        )
-        if placed is not None and placed.cpus and (is_subset or placed.cpus == cpus):
-            lifted = placed.exclusive and container.resources.cpu_quota == NO_CFS_QUOTA
-            return placed.kind, 0 if lifted else None
+        if placed is not None and placed.cpus and cpus is not None:
+            is_subset = placed.yields_to_exclusive and cpus <= placed.cpus
+            if is_subset or placed.cpus == cpus:
+                lifted = placed.exclusive and container.resources.cpu_quota == NO_CFS_QUOTA
+                return placed.kind, 0 if lifted else None
         return (ContainerKind.UNPINNED if cpus == pool else ContainerKind.FOREIGN), None
     try:
         document = decode_assignment_fields(marker)
@@ -357,13 +350,14 @@ async def _send_release(
     ) -> Sequence[ContainerUpdate]:
         nonlocal planned
         actual = [_with_actual_cgroup(reader, machine.topology.allowed, c) for c in containers]
-        planned = plan_release(machine, prior, [pods[pod_id] for pod_id in pods.uids], actual)
+        planned = plan_release(machine, prior, pods, actual)
         return [] if dry_run else [c.release_update for c in planned if c.has_changes]
 
+    over_cri = is_reached_over_cri(config)
     timer = asyncio.get_running_loop().call_later(1.0, on_delay)
     try:
         async with asyncio.timeout(seconds):
-            if is_reached_over_cri(config):
+            if over_cri:
                 from nri_numa.cri.link import plan_and_send_updates_once
 
                 detail = await plan_and_send_updates_once(
@@ -377,11 +371,8 @@ async def _send_release(
                     index=configuration.parse_plugin_index(config.runtime.plugin_index),
                 )
     except TimeoutError:
-        detail = (
-            f"the runtime did not answer within {seconds:g} s"
-            if is_reached_over_cri(config)
-            else f"the runtime did not synchronise the second registration within {seconds:g} s"
-        )
+        missing = "answer" if over_cri else "synchronise the second registration"
+        detail = f"the runtime did not {missing} within {seconds:g} s"
     finally:
         timer.cancel()
     if detail:

@@ -14,7 +14,6 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
@@ -25,7 +24,6 @@ from nri_numa.agent.agent import Agent
 from nri_numa.agent.current_state import CurrentState
 from nri_numa.agent.handler import LinkObserver
 from nri_numa.agent.links import RuntimeOwnership
-from nri_numa.agent.loop import Clock
 from nri_numa.config import AgentConfig
 from nri_numa.engine.node_model import MeasuredFree, NodeModel
 from nri_numa.errors import ConfigError, TopologyError
@@ -34,7 +32,6 @@ from nri_numa.machine.sysfs import read_memory
 from nri_numa.model.machine import Topology
 from nri_numa.model.settings import Settings
 from nri_numa.observe import logs
-from nri_numa.observe.metrics import Metrics
 from nri_numa.observe.notify import SystemdNotifier
 from nri_numa.observe.reports import ReportOnce
 from nri_numa.runtime import RuntimeInfo
@@ -68,7 +65,7 @@ class SettingsSource(Protocol):
         """Return the settings; any thread may call this."""
 
 
-class PreparedConfig(msgspec.Struct, frozen=True, kw_only=True):
+class PreparedConfig(msgspec.Struct, frozen=True):
     """A configuration that can be applied.
 
     Attributes:
@@ -82,49 +79,6 @@ class PreparedConfig(msgspec.Struct, frozen=True, kw_only=True):
     live: tuple[str, ...]
     restart: tuple[str, ...]
     machine: NodeModel
-
-
-def prepare_config(
-    load: Callable[[], AgentConfig],
-    base: AgentConfig,
-    machine: NodeModel,
-    source: SettingsSource,
-) -> PreparedConfig:
-    """Read a configuration and prepare it; changes nothing that others use.
-
-    Raises:
-        ConfigError: with all problems.
-    """
-    loaded_config = load()
-    problems = configuration.validate_config(loaded_config, machine.topology)
-    if problems:
-        raise ConfigError("configuration", problems)
-    live, restart = configuration.changed_paths(base, loaded_config)
-    # A key that needs a restart has its old value, so the next reload names it again.
-    config = configuration.merge_reloadable(base, loaded_config) if live else base
-    return PreparedConfig(
-        config=config,
-        live=live,
-        restart=restart,
-        machine=build_tables(
-            replace(machine, settings=source.settings_with_kubelet_config(config, machine.topology))
-        ),
-    )
-
-
-async def prepare_in_thread(
-    load: Callable[[], AgentConfig],
-    base: AgentConfig,
-    machine: NodeModel,
-    source: SettingsSource,
-) -> PreparedConfig:
-    """Run `prepare_config` in a thread that yields to the loop."""
-    usual = sys.getswitchinterval()
-    sys.setswitchinterval(_YIELD_INTERVAL_S)
-    try:
-        return await asyncio.to_thread(prepare_config, load, base, machine, source)
-    finally:
-        sys.setswitchinterval(usual)
 
 
 async def apply_when_unchanged(agent: Agent, change: Callable[[NodeModel], NodeModel]) -> bool:
@@ -183,13 +137,11 @@ class Reloader(LinkObserver):
         source: SettingsSource,
         ownership: RuntimeOwnership,
         notifier: SystemdNotifier,
-        metrics: Metrics,
-        clock: Clock,
     ) -> None:
         self.config = config
         self._load, self._agent, self._source = load, agent, source
         self._ownership, self._notifier = ownership, notifier
-        self._metrics, self._clock = metrics, clock
+        self._metrics = agent.metrics
         self._drop_in, self._is_requested = "", False
         self._task: asyncio.Task[None] | None = None
 
@@ -198,11 +150,10 @@ class Reloader(LinkObserver):
         if not info.config or info.config == self._drop_in:
             return
         self._drop_in = info.config
-        load = partial(self._load, info.config)
         try:
             # At once, since it applies to the containers that the runtime reports next.
-            prepared = prepare_config(load, self.config, self._agent.current.machine, self._source)
-            self._apply(prepared, event="drop-in key not applied")
+            prepared = self._prepare_config(self._agent.current.machine)
+            self._apply_config(prepared, event="drop-in key not applied")
         except ConfigError as error:
             self._report_unusable(error, "drop-in configuration not applied")
 
@@ -210,16 +161,17 @@ class Reloader(LinkObserver):
         """Reload the configuration, or repeat a running reload; returns its task."""
         self._is_requested = True
         if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._reload(), name="reload")
+            self._task = asyncio.create_task(self._reload_config(), name="reload")
         return self._task
 
-    async def _reload(self) -> None:
+    async def _reload_config(self) -> None:
         self._notifier.notify_reloading()
         while self._is_requested:
             self._is_requested = False
-            load, machine = partial(self._load, self._drop_in), self._agent.current.machine
+            machine, usual_interval = self._agent.current.machine, sys.getswitchinterval()
+            sys.setswitchinterval(_YIELD_INTERVAL_S)
             try:
-                prepared = await prepare_in_thread(load, self.config, machine, self._source)
+                prepared = await asyncio.to_thread(self._prepare_config, machine)
             except ConfigError as error:
                 self._report_unusable(error, "configuration not reloaded")
             except Exception:
@@ -229,18 +181,37 @@ class Reloader(LinkObserver):
             else:
                 # If the machine has changed since, capacity factors may have changed, too.
                 if self._agent.current.machine is machine:
-                    self._apply(prepared)
+                    self._apply_config(prepared)
                 else:
                     self._is_requested = True
+            finally:
+                sys.setswitchinterval(usual_interval)
         self._notifier.notify_ready("reloaded")
+
+    def _prepare_config(self, machine: NodeModel) -> PreparedConfig:
+        """Read the configuration and prepare it; changes nothing that others use.
+
+        Raises:
+            ConfigError: with all problems.
+        """
+        config = self._load(self._drop_in)
+        if problems := configuration.validate_config(config, machine.topology):
+            raise ConfigError("configuration", problems)
+        live, restart = configuration.changed_paths(self.config, config)
+        # A key that needs a restart has its old value, so the next reload names it again.
+        config = configuration.merge_reloadable(self.config, config) if live else self.config
+        settings = self._source.settings_with_kubelet_config(config, machine.topology)
+        return PreparedConfig(
+            config, live, restart, build_tables(replace(machine, settings=settings))
+        )
 
     def _report_unusable(self, error: ConfigError, event: str) -> None:
         self._metrics.record_config_reload(loaded_at=None)
         for problem in error.problems:
             log.error(event, file=error.source, problem=problem)
 
-    def _apply(self, prepared: PreparedConfig, event: str = "restart required") -> None:
-        self._metrics.record_config_reload(loaded_at=self._clock.time())
+    def _apply_config(self, prepared: PreparedConfig, event: str = "restart required") -> None:
+        self._metrics.record_config_reload(loaded_at=self._agent.current.clock.time())
         for key in prepared.restart:
             log.warning(event, key=key)
         if prepared.live:
@@ -277,10 +248,8 @@ class MachineReloader:
         root: str,
         current: CurrentState,
         device_counts: Callable[[], CountsOrReason | None],
-        clock: Clock,
     ) -> None:
-        self._root, self._current = root, current
-        self._device_counts, self._clock = device_counts, clock
+        self._root, self._current, self._device_counts = root, current, device_counts
         self._logged_topology: Topology | None = None  # as last logged
         self._logged_at = -math.inf
         self._problems = ReportOnce(log)
@@ -329,7 +298,7 @@ class MachineReloader:
         """Log changes since the last line; of memory at most one line an hour."""
         self._logged_topology = prior
         changes = changed_texts_by_field(prior, topology) if topology is not prior else {}
-        time_s = self._clock.monotonic()
+        time_s = self._current.clock.monotonic()
         if prior.online != topology.online:
             log.warning("CPUs changed", **{"offline_cpus": "", "online_cpus": "", **changes})
         elif changes.keys() - FIELDS_LOGGED_HOURLY:

@@ -8,7 +8,6 @@ from typing import Final
 from nri_numa.agent.cgroup_updates import CgroupUpdates
 from nri_numa.agent.current_state import CurrentState
 from nri_numa.agent.history import DecisionHistory
-from nri_numa.agent.loop import Clock
 from nri_numa.engine import admit
 from nri_numa.engine.pod_reservation import (
     expired_reservations,
@@ -38,12 +37,11 @@ class PodReservations:
         current: CurrentState,
         cgroups: CgroupUpdates,
         history: DecisionHistory,
-        clock: Clock,
         replace_state: Callable[[NodeState, ChangedStateIds], None],
         forget_container: Callable[[str], None],
     ) -> None:
         self._current, self._containers = current, cgroups.containers
-        self._cgroups, self._history, self._clock = cgroups, history, clock
+        self._cgroups, self._history, self._clock = cgroups, history, current.clock
         self._replace_state, self._forget_container = replace_state, forget_container
 
     def stop_sandbox(self, uid: str, sandbox: str) -> None:
@@ -105,7 +103,7 @@ class PodReservations:
         failures = [a for a in unstarted if a.assigned_at <= latest_start or a.pod_uid in uids]
         for uid in sorted(uids):
             self.stop_sandbox(uid, state.pods[uid].pod_id)
-        self.release(expired_reservations(self._current.snapshot()) + failures)
+        self.release_reservations(expired_reservations(self._current.snapshot()) + failures)
         self._update_soft_ids()
         self.allow_late_starts(failures)
 
@@ -113,9 +111,9 @@ class PodReservations:
         """Release reservations of pods without a sandbox, for grants or running containers."""
         state = self._current.state
         reservations = [a for a in state.allocations.values() if a.reserved_at]
-        self.release([a for a in reservations if state.pods[a.pod_uid].stopped_at])
+        self.release_reservations([a for a in reservations if state.pods[a.pod_uid].stopped_at])
 
-    def release(self, reservations: Sequence[Allocation]) -> None:
+    def release_reservations(self, reservations: Sequence[Allocation]) -> None:
         """Release these reservations."""
         if not reservations:
             return

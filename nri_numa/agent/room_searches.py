@@ -52,7 +52,7 @@ class DeferredRoomSearches:
         self._about: tuple[object, ...] = ()
         self._beginnings = 0
 
-    def add(self, rejected: Rejected) -> None:
+    def add_rejected(self, rejected: Rejected) -> None:
         """Continue the search for a rejected container, once for all its rejections."""
         was_empty = not self._waiting
         self._waiting[rejected.trace.pod.uid, rejected.trace.container.name] = rejected
@@ -68,14 +68,9 @@ class DeferredRoomSearches:
     def _run_search_piece(self) -> None:
         """Run one piece of the current search, and schedule the next one."""
         rejected = next(iter(self._waiting.values()))
-        result, is_finished = None, not self._is_retry_expected(rejected)
-        if not is_finished:
-            search = self._current_search(rejected)
-            result = None if search is None else search.run_steps(SEARCH_UNITS_PER_PIECE)
-            is_finished = (
-                search is None or result is not None or search.used >= MAX_DEFERRED_SEARCH_WORK
-            )
-        if is_finished:
+        search = self._current_search(rejected) if self._is_retry_expected(rejected) else None
+        result = None if search is None else search.run_steps(SEARCH_UNITS_PER_PIECE)
+        if search is None or result is not None or search.used >= MAX_DEFERRED_SEARCH_WORK:
             self._drop_current_search()
         if self._waiting:
             self._tasks.add(self._run_search_piece)
@@ -106,12 +101,9 @@ class DeferredRoomSearches:
         if isinstance(outcome, Rejected):
             text = outcome.room_text
         elif immovable.isdisjoint(m.after.container_id for m in outcome.moves):
-            problem = self._move(outcome)
-            text = (
-                f"no container could be moved: {problem}"
-                if problem
-                else fits_after_moves_text(outcome.moves)
-            )
+            text = fits_after_moves_text(outcome.moves)
+            if problem := self._move(outcome):
+                text = f"no container could be moved: {problem}"
         else:
             text = ""
         if text:

@@ -17,11 +17,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from nri_numa.agent.agent import Agent
-from nri_numa.agent.loop import Clock, CPUBudget, LoopMonitor, YieldingSelector
+from nri_numa.agent.loop import CPUBudget, LoopMonitor, YieldingSelector
 from nri_numa.config import AgentConfig
 from nri_numa.errors import ConfigError
 from nri_numa.observe.logs import get_logger
-from nri_numa.observe.metrics import Metrics
 
 if TYPE_CHECKING:
     from nri_numa.agent.usage import UsageWatches
@@ -48,18 +47,11 @@ class HTTPThread:
         self,
         config: AgentConfig,
         agent: Agent,
-        metrics: Metrics,
         new_view: Callable[[UsageWatches], LiveView],
-        *,
-        clock: Clock,
         gaps: LoopMonitor,
     ) -> None:
-        self._config = config
-        self._agent = agent
-        self._metrics = metrics
-        self._new_view = new_view
-        self._clock = clock
-        self._watch = gaps
+        self._config, self._agent, self._metrics = config, agent, agent.metrics
+        self._new_view, self._watch = new_view, gaps
         self._share = CPUBudget()
         self._settled = asyncio.Event()
 
@@ -117,13 +109,12 @@ class HTTPThread:
         from nri_numa.agent.http_api import AgentServer
         from nri_numa.agent.usage import UsageWatches
 
-        config, agent, clock = self._config, self._agent, self._clock
-        watches = UsageWatches.from_config(config, agent, clock)
+        watches = UsageWatches.from_config(self._config, self._agent)
         tasks = watches.start_watches()
         try:
             view = self._new_view(watches)
             server = AgentServer(
-                config.http,
+                self._config.http,
                 view,
                 self._metrics,
                 busy_seconds=self._watch.current_gap,

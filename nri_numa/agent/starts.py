@@ -45,7 +45,7 @@ class ContainerStarts:
         if not self._current.observe:
             if container_id in self._containers.starting:
                 self._containers.started_cgroups[container_id] = None
-            self.correct(container_id)
+            self.correct_cgroup(container_id)
 
     def on_running(self, container_id: str) -> None:
         """Record that it runs, and check its cgroup."""
@@ -79,16 +79,16 @@ class ContainerStarts:
     def correct_all(self) -> None:
         """Correct each starting container whose cgroup exists."""
         for container_id in tuple(self._containers.started_cgroups):
-            self.correct(container_id)
+            self.correct_cgroup(container_id)
 
-    def correct(self, container_id: str) -> None:
+    def correct_cgroup(self, container_id: str) -> None:
         """Write the cgroup of a starting container whose desired CPUs have changed."""
         containers = self._containers
         start = containers.starting.get(container_id)
         allocation = self._current.state.allocations.get(container_id)
-        if start is None or container_id not in containers.started_cgroups or allocation is None:
+        if start is None or container_id not in containers.started_cgroups:
             return
-        if allocation.kind is ContainerKind.FOREIGN:
+        if allocation is None or allocation.kind is ContainerKind.FOREIGN:
             return
         desired_cpus = self._current.desired.cpuset_with_pool_restored(
             allocation, has_cpuset=bool(start.cpus)
@@ -106,8 +106,5 @@ class ContainerStarts:
         if written.changed:
             self._metrics.start_corrections.inc()
         if written.changed or written.problem:
-            self._tasks.add(
-                partial(
-                    self._history.reporter.log_start_correction, allocation, cpus, written.problem
-                )
-            )
+            report = self._history.reporter.log_start_correction
+            self._tasks.add(partial(report, allocation, cpus, written.problem))

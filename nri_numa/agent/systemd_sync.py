@@ -13,7 +13,6 @@ from typing import Final
 from nri_numa.agent.cgroup_updates import CgroupUpdates
 from nri_numa.agent.confirmations import WriteTarget
 from nri_numa.agent.current_state import CurrentState
-from nri_numa.agent.loop import Clock
 from nri_numa.engine.desired import NodeSnapshot
 from nri_numa.engine.state import ContainerKind
 from nri_numa.machine.cgroups import SystemdScopes
@@ -34,25 +33,20 @@ class SystemdSync:
     """
 
     def __init__(
-        self, current: CurrentState, cgroups: CgroupUpdates, scopes: SystemdScopes, clock: Clock
+        self, current: CurrentState, cgroups: CgroupUpdates, scopes: SystemdScopes
     ) -> None:
-        self._current, self._cgroups = current, cgroups
-        self._scopes, self._clock = scopes, clock
+        self._current, self._cgroups, self._scopes = current, cgroups, scopes
         self._confirmations = cgroups.confirmations[WriteTarget.SYSTEMD]
         self._problems = ReportOnce(log)
         self._lock = asyncio.Lock()
         self.target_id = ""
-
-    def pending_ids(self) -> set[str]:
-        """Return containers for which systemd may have other lists than their cgroups."""
-        return set(self._confirmations.entries)
 
     async def run_systemd_sync(self) -> None:
         """Synchronize systemd until cancelled; no request waits for it."""
         wake = self._confirmations.wake
         while True:
             await wake.wait()
-            await self._clock.sleep(SYNC_DELAY_S)
+            await self._current.clock.sleep(SYNC_DELAY_S)
             wake.clear()
             await self.sync_systemd()
 
@@ -68,7 +62,7 @@ class SystemdSync:
     async def _sync_pending_scopes(self) -> None:
         cgroups, confirmations = self._cgroups, self._confirmations
         containers = cgroups.containers
-        while (container_id := next(confirmations.required(), None)) is not None:
+        while (container_id := next(confirmations.required_ids(), None)) is not None:
             if cgroups.writer.is_write_held_up:  # their cpusets are not known yet
                 confirmations.wake.set()
                 break
@@ -81,7 +75,10 @@ class SystemdSync:
                 problem = await asyncio.to_thread(sync)
             except Exception as error:  # D-Bus errors are of several kinds
                 error_text = getattr(error, "strerror", None) or error
-                for unanswered_id in (container_id, *confirmations.take(confirmations.entries)):
+                for unanswered_id in (
+                    container_id,
+                    *confirmations.take_required(confirmations.entries),
+                ):
                     finding = f"no answer over D-Bus: {error_text}"  # each would wait as long
                     confirmations.record_finding(unanswered_id, finding)
                 break

@@ -20,7 +20,6 @@ import msgspec
 from msgspec.structs import replace
 
 from nri_numa.agent.agent import Agent
-from nri_numa.agent.loop import Clock
 from nri_numa.config import AgentConfig
 from nri_numa.config.sections import UsageReadMode
 from nri_numa.config.values import parse_duration
@@ -74,21 +73,12 @@ class ContainerScan(ABC, Generic[ReadingT]):
     """1 if low values need attention, -1 if high ones do."""
 
     def __init__(
-        self,
-        agent: Agent,
-        mode: UsageReadMode,
-        interval: str | float,
-        cgroup_root: str,
-        clock: Clock,
-        *,
-        proc: str = "/proc",
+        self, agent: Agent, config: AgentConfig, mode: UsageReadMode, *, proc: str = "/proc"
     ) -> None:
-        self._agent = agent
+        self._agent, self._clock = agent, agent.current.clock
         self._has_metric = mode is UsageReadMode.METRIC
-        self._interval_s = parse_duration(interval)
-        self._cgroup_root = cgroup_root
-        self._proc = proc
-        self._clock = clock
+        self._interval_s = parse_duration(config.container_usage.interval)
+        self._cgroup_root, self._proc = config.cgroup_root, proc
         # A new object, since views compare it by identity.
         self.known: Mapping[str, ReadingT] = MappingProxyType({})
 
@@ -126,7 +116,7 @@ class ContainerScan(ABC, Generic[ReadingT]):
             },
         )
 
-    async def run(self) -> None:
+    async def run_watch(self) -> None:
         """Run rounds until cancelled."""
         while True:
             start = self._clock.monotonic()
@@ -203,17 +193,12 @@ class MemoryWatch(ContainerScan[ContainerMemory]):
     ) -> ContainerMemory:
         """Read one container's memory by NUMA node."""
         cgroup = self._agent.containers.cgroup_places.get(allocation.container_id)
-        memory_nodes = (
-            ContainerMemoryNodes(because="the agent does not know its cgroup")
-            if cgroup is None
-            else read_container_memory(
-                reader,
-                cgroup,
-                self._cgroup_root,
-                proc=self._proc,
-                page_size=os.sysconf("SC_PAGE_SIZE"),
+        memory_nodes = ContainerMemoryNodes(because="the agent does not know its cgroup")
+        if cgroup is not None:
+            root, page = self._cgroup_root, os.sysconf("SC_PAGE_SIZE")
+            memory_nodes = read_container_memory(
+                reader, cgroup, root, proc=self._proc, page_size=page
             )
-        )
         return container_memory(allocation, memory_nodes, self._clock.time())
 
     def metric_values(self, reading: ContainerMemory) -> Sequence[float | None]:
@@ -234,16 +219,9 @@ class WaitingWatch(ContainerScan[ContainerCPUPressure]):
     subject = "CPU pressure"
 
     def __init__(
-        self,
-        agent: Agent,
-        mode: UsageReadMode,
-        interval: str | float,
-        cgroup_root: str,
-        clock: Clock,
-        *,
-        proc: str = "/proc",
+        self, agent: Agent, config: AgentConfig, mode: UsageReadMode, *, proc: str = "/proc"
     ) -> None:
-        super().__init__(agent, mode, interval, cgroup_root, clock, proc=proc)
+        super().__init__(agent, config, mode, proc=proc)
         self._before: dict[str, tuple[float, Mapping[int, float]]] = {}
 
     def read_container_sample(
@@ -342,22 +320,17 @@ def _other_node_fraction(
 
 
 class UsageWatch:
-    """Stores samples of the last minutes, and measures containers.
+    """Stores samples of the last minutes, and measures containers."""
 
-    ``root`` has the sys/ and proc/ trees.
-    """
-
-    def __init__(self, agent: Agent, root: str, cgroup_root: str, clock: Clock) -> None:
-        self._agent = agent
-        self._root = root
-        self._cgroup_root = cgroup_root
-        self._now = clock.time
+    def __init__(self, agent: Agent, config: AgentConfig) -> None:
+        self._agent, self._now = agent, agent.current.clock.time
+        self._root, self._cgroup_root = config.sysfs_root, config.cgroup_root
         self._samples: deque[UsageSample] = deque(maxlen=SAMPLE_COUNT)
         self._last: tuple[float, MachineUsage] | None = None
         self._problem = "not read yet"
         self._turn = asyncio.Semaphore(MAX_MEASUREMENTS)
 
-    async def run(self) -> None:
+    async def run_watch(self) -> None:
         """Sample until cancelled."""
         while True:
             cost = await self.take_sample()
@@ -381,15 +354,12 @@ class UsageWatch:
         except (TopologyError, OSError) as error:
             self._last, self._problem = None, str(error)
             return cost
-        if not usage.cpus:
-            self._problem = f"{self._root.rstrip('/')}/proc/stat lists no CPU"
-        else:
-            self._problem = ""
-            if self._last is not None and read_at > self._last[0]:
-                seconds = read_at - self._last[0]
-                self._samples.append(
-                    sample_between(self._last[1], usage, sampled_at=self._now(), seconds=seconds)
-                )
+        self._problem = "" if usage.cpus else f"{self._root.rstrip('/')}/proc/stat lists no CPU"
+        if usage.cpus and self._last is not None and read_at > self._last[0]:
+            seconds = read_at - self._last[0]
+            self._samples.append(
+                sample_between(self._last[1], usage, sampled_at=self._now(), seconds=seconds)
+            )
         self._last = read_at, usage
         return cost
 
@@ -458,16 +428,13 @@ class UsageWatch:
         used = None
         if first_usage.cpu_seconds is not None and second_usage.cpu_seconds is not None:
             used = max(0.0, second_usage.cpu_seconds - first_usage.cpu_seconds) / seconds
-        memory = container_memory(
-            allocation,
-            ContainerMemoryNodes(second_usage.memory, NUMA_STAT)
-            if second_usage.memory
+        memory_nodes = ContainerMemoryNodes(second_usage.memory, NUMA_STAT)
+        if not second_usage.memory:
             # Without the file each process has to be read, which is slow.
-            else await asyncio.to_thread(
+            memory_nodes = await asyncio.to_thread(
                 read_container_memory, reader, cgroup, self._cgroup_root, page_size=page
-            ),
-            self._now(),
-        )
+            )
+        memory = container_memory(allocation, memory_nodes, self._now())
         problem = "" if used is not None else "its cgroup does not count CPU time"
         if not memory.by_numa_node:
             problem = "; ".join(filter(None, (problem, memory.problem)))
@@ -500,22 +467,21 @@ def _used_memory_percent(reading: NUMAMemoryReading | None) -> int | None:
 class UsageWatches(msgspec.Struct, frozen=True):
     """Watches that are switched on: usage of the machine; memory and waits of containers."""
 
-    usage: UsageWatch | None = None
+    usage: UsageWatch
     memory: MemoryWatch | None = None
     cpu_waiting: WaitingWatch | None = None
 
     @classmethod
-    def from_config(cls, config: AgentConfig, agent: Agent, clock: Clock) -> UsageWatches:
+    def from_config(cls, config: AgentConfig, agent: Agent) -> UsageWatches:
         """Build the watches by the configuration."""
-        cgroups, section, unread = config.cgroup_root, config.container_usage, UsageReadMode.OFF
-        memory, pressure, period = section.memory, section.cpu_pressure, section.interval
+        memory, pressure = config.container_usage.memory, config.container_usage.cpu_pressure
         return cls(
-            UsageWatch(agent, config.sysfs_root, cgroups, clock),
-            None if memory is unread else MemoryWatch(agent, memory, period, cgroups, clock),
-            None if pressure is unread else WaitingWatch(agent, pressure, period, cgroups, clock),
+            UsageWatch(agent, config),
+            None if memory is UsageReadMode.OFF else MemoryWatch(agent, config, memory),
+            None if pressure is UsageReadMode.OFF else WaitingWatch(agent, config, pressure),
         )
 
     def start_watches(self) -> list[asyncio.Task[None]]:
         """Start the watches in the running loop."""
         running = (self.usage, self.memory, self.cpu_waiting)
-        return [asyncio.create_task(watch.run()) for watch in running if watch is not None]
+        return [asyncio.create_task(watch.run_watch()) for watch in running if watch is not None]

@@ -9,21 +9,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msgspec import UNSET, Struct, convert
 from msgspec.structs import replace
 
 from nri_numa.agent.agent import Agent
-from nri_numa.agent.drift_table import DriftById
 from nri_numa.agent.kubelet_sync import KubeletSync
-from nri_numa.agent.loop import Clock
-from nri_numa.agent.usage import (
-    MEMORY_NOT_READ,
-    WAITING_NOT_READ,
-    UsageWatches,
-)
+from nri_numa.agent.usage import MEMORY_NOT_READ, WAITING_NOT_READ, UsageWatches
 from nri_numa.engine.accounting import max_exclusive_by_node, slot_capacity, total_free_exclusive
 from nri_numa.engine.desired import NodeSnapshot
 from nri_numa.engine.explain.explanation import explain_allocation, explain_rejection
@@ -38,7 +31,7 @@ from nri_numa.engine.kubelet_grants import grant_holders
 from nri_numa.engine.node_model import NodeModel
 from nri_numa.engine.rebalance import movable_exclusive_by_node
 from nri_numa.engine.state import Allocation, ContainerKind, NodeState
-from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
+from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import (
     CoreKind,
     cpus_text,
@@ -55,9 +48,9 @@ from nri_numa.web import responses as shown
 
 if TYPE_CHECKING:
     from nri_numa.agent.capacity import StealWatch
-    from nri_numa.agent.handler import PendingPods
     from nri_numa.agent.late_starts import LateStarts
     from nri_numa.agent.links import LinkStatus, NodeDevices
+    from nri_numa.agent.pod_observers import PendingPods
     from nri_numa.devices.counts import CountsOrReason
     from nri_numa.kubelet.configuration import KubeletFacts
 
@@ -73,8 +66,8 @@ class ProcessInfo(NamedTuple):
     start_time: float
 
 
-class OptionalParts(Struct, frozen=True, kw_only=True):
-    """Parts that may be switched off; None if so.
+class ShownParts(Struct, frozen=True, kw_only=True):
+    """Parts whose values are shown beside the agent's; None if switched off.
 
     Attributes:
         kubelet: the kubelet's grants, and conflicts with it.
@@ -84,9 +77,9 @@ class OptionalParts(Struct, frozen=True, kw_only=True):
         pods: Guaranteed pods that have no container yet.
     """
 
-    kubelet: KubeletSync | None = None
-    devices: NodeDevices | None = None
-    measured: StealWatch | None = None
+    kubelet: KubeletSync
+    devices: NodeDevices
+    measured: StealWatch
     late_starts: LateStarts | None = None
     pods: PendingPods | None = None
 
@@ -106,22 +99,17 @@ class LiveView:
         agent: Agent,
         about: ProcessInfo,
         runtime: LinkStatus,
-        optional_parts: OptionalParts,
+        parts: ShownParts,
         watches: UsageWatches,
-        clock: Clock,
     ) -> None:
-        self._agent = agent
-        self._about = about
-        self._runtime = runtime
-        self._more = optional_parts
-        self._watches = watches
-        self._clock = clock
+        self._agent, self._about, self._runtime = agent, about, runtime
+        self._parts, self._watches = parts, watches
 
     def status_document(self) -> shown.Status:
         """Return the agent's status."""
         agent = self._agent
         drift_by_id = agent.drift.known
-        counts, kubelet = count_by_kind(agent.current.state), self._more.kubelet
+        counts = count_by_kind(agent.current.state)
         return shown.Status(
             version=self._about.version,
             node_name=self._about.node_name,
@@ -134,7 +122,7 @@ class LiveView:
             drifted=len(drift_by_id),
             on_exclusive_cpus=sum(status.on_exclusive_cpus for status in drift_by_id.values()),
             kubelet_cpus=str(agent.current.state.kubelet.granted_cpus),
-            kubelet_conflicts=len(kubelet.conflicts) if kubelet is not None else 0,
+            kubelet_conflicts=len(self._parts.kubelet.conflicts),
             link=self._runtime.link_document(),
             checkpoint=shown.Checkpoint(
                 written_at=agent.current.store.written_at, problem=agent.current.store.write_problem
@@ -154,11 +142,9 @@ class LiveView:
 
     def machine_topology_document(self) -> shown.TopologyDocument:
         """Return the machine's topology."""
-        return topology_document(
-            self._agent.current.machine.topology,
-            reserved=self._agent.current.machine.settings.reserved_cpus,
-            devices=None if self._more.devices is None else self._more.devices.pci,
-        )
+        machine, devices = self._agent.current.machine, self._parts.devices.pci
+        reserved = machine.settings.reserved_cpus
+        return topology_document(machine.topology, reserved=reserved, devices=devices)
 
     def numa_info(self) -> shown.MachineNUMAInfo:
         """Return the machine in short, with CPUs listed one by one, without ranges."""
@@ -211,7 +197,7 @@ class LiveView:
     def _allocation_explanation(
         self, allocation: Allocation, moment: StateSnapshot, rejection: Rejection | None
     ) -> shown.Explanation:
-        effective = moment.cpus_of(allocation)
+        effective = moment.desired.cpuset_of(allocation)
         explanation = self._agent.history.explanation_of(allocation.container_id)
         document = explain_allocation(allocation, explanation, str(effective))
         notes = [f"since then rejected: {rejection.message}"] if rejection is not None else []
@@ -292,7 +278,7 @@ class LiveView:
 
     def scheduler_zones_document(self) -> shown.Zones:
         """Return every NUMA node as schedulers count it."""
-        parts = self._more
+        parts = self._parts
         # Before the state, which then includes pods that are decided about in between.
         pending_pods = () if parts.pods is None else parts.pods.pod_names()
         agent, desired = self._agent, self._agent.current.schedulable
@@ -300,11 +286,11 @@ class LiveView:
             replace(desired, reading=agent.current.memory),
             immovable_ids=agent.cgroups.immovable_ids(),
             reason=self._unready_reason(),
-            measured=None if parts.measured is None else parts.measured.enforced_factors(),
-            devices=None if parts.devices is None else parts.devices.device_counts(),
-            roots_of_pcie=NO_PCIE_ROOTS if parts.devices is None else parts.devices.roots,
+            measured=parts.measured.enforced_factors(),
+            devices=parts.devices.device_counts(),
+            roots_of_pcie=parts.devices.roots,
             pending_pods=pending_pods,
-            kubelet=None if parts.kubelet is None else parts.kubelet.configuration.discovered.facts,
+            kubelet=parts.kubelet.configuration.discovered.facts,
         )
 
     def _unready_reason(self) -> str:
@@ -316,10 +302,7 @@ class LiveView:
 
     def kubelet_status_document(self) -> shown.KubeletDocument:
         """Return the kubelet's grants and conflicts."""
-        kubelet = self._more.kubelet
-        return (
-            shown.KubeletDocument() if kubelet is None else kubelet_document(self._agent, kubelet)
-        )
+        return kubelet_document(self._agent, self._parts.kubelet)
 
     def notices_document(self, last_number: int) -> shown.Notices:
         """Return the notices after a number of the sequence."""
@@ -342,23 +325,14 @@ class LiveView:
 
     def node_usage(self) -> shown.NodeUsage:
         """Return the measured usage of the machine."""
-        usage = self._watches.usage
-        if usage is None:
-            return shown.NodeUsage(
-                sampled_at=None, interval=0.0, problem="not measured", cpus={}, numa_nodes=()
-            )
-        return usage.usage_document()
+        return self._watches.usage.usage_document()
 
     async def container_use(
         self, namespace: str, pod: str, container: str
     ) -> list[shown.MeasuredContainer]:
         """Measure the usage of a container now."""
-        usage = self._watches.usage
-        if usage is None:
-            return []
-        state = self._agent.current.state
-        allocations = _sorted_allocations(state, namespace, pod, container)
-        return [await usage.measure_container(allocation) for allocation in allocations]
+        allocations = _sorted_allocations(self._agent.current.state, namespace, pod, container)
+        return [await self._watches.usage.measure_container(a) for a in allocations]
 
     def subscribe_to_changes(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Call ``listener`` after every change; returns a function that ends this."""
@@ -368,7 +342,6 @@ class LiveView:
         """Return the node for a scrape; `nri_numa.observe.metrics.Metrics.snapshot`."""
         node = self._agent.current.snapshot()
         state, topology = node.state, node.machine.topology
-        written = self._agent.current.store.written_at
         memory, cpu_waiting = self._watches.memory, self._watches.cpu_waiting
         return MetricsSnapshot(
             numa_nodes=numa_node_samples(node),
@@ -377,7 +350,7 @@ class LiveView:
             state=state,
             shared_pool_cpus=len(node.pool),
             offline_cpus=len(topology.present - topology.online),
-            checkpoint_written=written,
+            checkpoint_written=self._agent.current.store.written_at,
             checkpoint_failing=bool(self._agent.current.store.write_problem),
             ready=self.readiness().ready,
             observe=self._agent.current.observe,
@@ -386,13 +359,7 @@ class LiveView:
         )
 
     def _state_snapshot(self) -> StateSnapshot:
-        agent, late_starts = self._agent, self._more.late_starts
-        drift_by_id = agent.drift.known
-        return StateSnapshot(
-            agent.current.machine, agent.current.state, drift_by_id, self._watches,
-            None if late_starts is None else late_starts.start_delays, agent.containers.migrating,
-            agent.current.soft_ids,
-        )  # fmt: skip
+        return StateSnapshot(self._agent, self._watches, self._parts.late_starts)
 
 
 def _sorted_allocations(
@@ -409,36 +376,26 @@ def _sorted_allocations(
 
 
 class StateSnapshot:
-    """Decisions of one moment, and the actual cpusets of containers.
+    """Decisions of one moment, and the actual cpusets of containers."""
 
-    ``start_delays`` are seconds by container id; None if starts cannot be late. ``migrating`` is as
-    in `nri_numa.agent.containers.LiveContainers`.
-    """
-
-    def __init__(
-        self,
-        machine: NodeModel,
-        state: NodeState,
-        drift_by_id: DriftById,
-        watches: UsageWatches = UsageWatches(),  # noqa: B008 - a value
-        start_delays: Mapping[str, float] | None = None,
-        migrating: Mapping[str, tuple[NUMASet, int, int]] = MappingProxyType({}),
-        soft_ids: Collection[str] = (),
-    ) -> None:
-        self.machine, self.state, self.known, self.late = machine, state, drift_by_id, start_delays
-        self.moving, self.soft_ids = migrating, soft_ids
-        self.desired = NodeSnapshot(machine, state)
+    def __init__(self, agent: Agent, watches: UsageWatches, late_starts: LateStarts | None) -> None:
+        self.known = agent.drift.known
+        self.machine, self.state = agent.current.machine, agent.current.state
+        self.desired = NodeSnapshot(self.machine, self.state)
+        self.late = None if late_starts is None else late_starts.start_delays
+        self.moving, self.soft_ids = agent.containers.migrating, agent.current.soft_ids
         self.memory = None if watches.memory is None else watches.memory.known
         self.waiting = None if watches.cpu_waiting is None else watches.cpu_waiting.known
         self._owners: dict[int, str] | None = None
 
-    def cpus_of(self, a: Allocation) -> CPUSet:
-        """Return the CPUs that a container should be able to use."""
-        return self.desired.cpuset_of(a)
-
     def assignment_document(self, a: Allocation) -> shown.Assignment:
         """Return the assignment of one container."""
-        i, cpus, memory, pressures = a.container_id, self.cpus_of(a), self.memory, self.waiting
+        i, cpus, memory, pressures = (
+            a.container_id,
+            self.desired.cpuset_of(a),
+            self.memory,
+            self.waiting,
+        )
         yielded_text = self.yielded_text(a, cpus)
         return shown.Assignment(
             id=i,
@@ -474,15 +431,12 @@ class StateSnapshot:
 
     def migration_text(self, a: Allocation) -> str:
         """Describe a container's migration and its progress; empty without one."""
-        migration = self.moving.get(a.container_id)
-        if migration is None:
-            return (
-                f"from {numa_text(a.migrating_from)} to {a.mems - a.migrating_from}"
-                if a.migrating_from
-                else ""
-            )
-        sources, target, moved_bytes = migration
-        return f"from {numa_text(sources)} to {target}, {human_bytes(moved_bytes)} so far"
+        if (migration := self.moving.get(a.container_id)) is not None:
+            sources, target, moved_bytes = migration
+            return f"from {numa_text(sources)} to {target}, {human_bytes(moved_bytes)} so far"
+        if a.migrating_from:
+            return f"from {numa_text(a.migrating_from)} to {a.mems - a.migrating_from}"
+        return ""
 
     def drift_of(self, container_id: str) -> shown.ActualCpuset | None:
         """Return the actual cpuset if it differs, or overlaps exclusive CPUs of others."""
@@ -527,12 +481,8 @@ class StateSnapshot:
 
         ``cpus`` are the container's desired CPUs.
         """
-        ceded = (
-            allocation.cpus & self.state.unavailable_cpus
-            if allocation.yields_to_exclusive
-            else NO_CPUS
-        )
-        if not ceded:
+        ceded = allocation.cpus & self.state.unavailable_cpus
+        if not (ceded and allocation.yields_to_exclusive):
             return ""
         names = list(self._holder_names(ceded, allocation.container_id))
         names += [f"{name} (by the kubelet)" for name in grant_holders(self.state, ceded)]
@@ -557,20 +507,13 @@ class StateSnapshot:
 
 # --- Numbers of containers ---
 
-_FOREIGN_COUNT_KEYS = frozenset((ContainerKind.FOREIGN, aligned) for aligned in (False, True))
-
 
 def count_by_kind(state: NodeState) -> dict[tuple[str, bool], int]:
     """Count containers by kind, and by aligned (True) or misaligned."""
-    live = [a for a in state.allocations.values() if not a.reserved_at]
-    kind_counts = Counter((a.kind, a.aligned) for a in live)
-    counts = {(k.value, p): kind_counts[k, p] for k in ContainerKind for p in (False, True)}
-    counts |= {(KUBELET_KIND, p): 0 for p in (False, True)}
-    for a in live if kind_counts.keys() & _FOREIGN_COUNT_KEYS else ():
-        if shown_kind(state, a) == KUBELET_KIND:
-            counts[a.kind.value, a.aligned] -= 1
-            counts[KUBELET_KIND, a.aligned] += 1
-    return counts
+    live = (a for a in state.allocations.values() if not a.reserved_at)
+    counts = Counter((shown_kind(state, a), a.aligned) for a in live)
+    kinds = *(kind.value for kind in ContainerKind), KUBELET_KIND
+    return {(kind, aligned): counts[kind, aligned] for kind in kinds for aligned in (False, True)}
 
 
 # --- NUMA nodes ---
@@ -685,10 +628,8 @@ def zones_document(
     empty = desired.with_state(NodeState())
     cpu_left, memory_left = desired.free_cpu_milli, desired.free_memory
     free_cpus, totals = max_exclusive_by_node(desired), max_exclusive_by_node(empty)
-    movable, limit = (
-        movable_exclusive_by_node(desired, immovable_ids),
-        total_free_exclusive(desired),
-    )
+    movable = movable_exclusive_by_node(desired, immovable_ids)
+    limit = total_free_exclusive(desired)
     sizes = sorted({size for node in topology.numa_nodes.values() for size in node.hugepages})
     capacity = {size: machine.hugepages_capacity(size) for size in sizes}
     free_hugepages = {size: desired.free_hugepages(size) for size in sizes}
@@ -797,24 +738,20 @@ def kubelet_document(agent: Agent, kubelet: KubeletSync) -> shown.KubeletDocumen
 
     Any thread may call this, since all inputs are replaced as a whole.
     """
-    state, settings, configuration = (
-        agent.current.state,
-        agent.current.machine.settings,
-        kubelet.configuration,
-    )
-    grants, adopted = state.kubelet, configuration.adopted
+    grants, configuration = agent.current.state.kubelet, kubelet.configuration
+    adopted = configuration.adopted
     return shown.KubeletDocument(
         cpu_policy=grants.cpu_policy,
         memory_policy=grants.memory_policy,
-        override=settings.kubelet_override.value,
+        override=agent.current.machine.settings.kubelet_override.value,
         shared_cpus=str(grants.shared[0]) if grants.shared else "",
         granted_cpus=str(grants.granted_cpus),
         grants=tuple(_list_kubelet_grants(agent)),
         conflicts=tuple(conflict for _, conflict in sorted(kubelet.conflicts.items())),
-        problems=(*kubelet.state_file_problems, *configuration.discovered.problems),
+        problems=(*kubelet.files.problems, *configuration.discovered.problems),
         configuration=configuration.discovered.path,
-        inherited=adopted.adopted if adopted else (),
-        differences=adopted.differences if adopted else (),
+        inherited=adopted.adopted,
+        differences=adopted.differences,
     )
 
 

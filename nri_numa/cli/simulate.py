@@ -323,10 +323,9 @@ def _build_node_model(
     """
     from nri_numa import config as configuration
     from nri_numa.config.derived import slots_resource
-    from nri_numa.engine.cpus.index import build_allocator_index
     from nri_numa.engine.node_model import NodeModel
     from nri_numa.kubelet.configuration import CONFIG_OFF, read_kubelet_config
-    from nri_numa.kubelet.inherited_settings import AdoptedSettings, adopt_kubelet_settings
+    from nri_numa.kubelet.inherited_settings import adopt_kubelet_settings
 
     with translate_errors():
         config = configuration.load_config(path, {}, values)
@@ -334,14 +333,10 @@ def _build_node_model(
         if problems:
             raise ConfigError(path or "configuration", problems)
     section = config.kubelet
-    adopted = AdoptedSettings(settings=configuration.derive_settings(config))
     kubelet = read_kubelet_config(
         section.config if is_local else CONFIG_OFF, section.config_dir, config.kubelet_root
     )
-    if kubelet.facts is not None:
-        adopted = adopt_kubelet_settings(
-            adopted.settings, config, kubelet.facts, topology, build_allocator_index(topology)
-        )
+    adopted = adopt_kubelet_settings(config, kubelet.facts, topology)
     machine = NodeModel(topology=topology, settings=adopted.settings)
     notes = (*adopted.adopted, *kubelet.problems)
     return machine, slots_resource(config), config.devices.enabled, notes

@@ -217,7 +217,9 @@ class DeviceWatch(PodObserver):
         """Forget a removed pod."""
         self._pods.pop(pod_id, None)
 
-    def complete(self, pod: PodSandbox, container: Container) -> tuple[PodSandbox, Container]:
+    def complete_container(
+        self, pod: PodSandbox, container: Container
+    ) -> tuple[PodSandbox, Container]:
         """Return the container with the devices that are known now."""
         entry, name = self._pods.get(pod.id, _UNKNOWN_POD), container.name
         (cards, network_note), (kubelet_devices, kubelet_note) = entry.network, entry.kubelet

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 import msgspec
 from msgspec.structs import replace
 
-from nri_numa.config import AgentConfig, derive_kubelet_rules
-from nri_numa.engine.cpus.index import AllocatorIndex
+from nri_numa.config import AgentConfig, derive_kubelet_rules, derive_settings
+from nri_numa.engine.cpus.index import build_allocator_index
 from nri_numa.engine.cpus.orders import take_packed
 from nri_numa.kubelet.configuration import KubeletFacts
 from nri_numa.kubelet.state_files import STATE_FILE_NAMES, STATIC_POLICIES
@@ -80,16 +80,18 @@ class AdoptedSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def adopt_kubelet_settings(
-    settings: Settings,
-    config: AgentConfig,
-    facts: KubeletFacts,
-    topology: Topology,
-    index: AllocatorIndex,
+    config: AgentConfig, facts: KubeletFacts | None, topology: Topology
 ) -> AdoptedSettings:
-    """Inherit settings from the kubelet's configuration where ``config`` does not set them."""
+    """Derive settings, inherited from the kubelet's configuration where ``config`` has none.
+
+    None is inherited without ``facts``.
+    """
+    settings = derive_settings(config)
+    if facts is None:
+        return AdoptedSettings(settings=settings)
     inherited: list[str] = []
     differences: list[str] = list(_double_pinning_problems(config, facts))
-    reserved_cpus, source = _kubelet_reserved_cpus(facts, topology, index)
+    reserved_cpus, source = _kubelet_reserved_cpus(facts, topology)
     missing = reserved_cpus - topology.possible
     if missing:
         differences.append(
@@ -159,9 +161,7 @@ def with_inherited_settings(config: AgentConfig, settings: Settings) -> AgentCon
     )
 
 
-def _kubelet_reserved_cpus(
-    facts: KubeletFacts, topology: Topology, index: AllocatorIndex
-) -> tuple[CPUSet, str]:
+def _kubelet_reserved_cpus(facts: KubeletFacts, topology: Topology) -> tuple[CPUSet, str]:
     """Return the CPUs that the kubelet reserves, and the keys that reserve them.
 
     Without a list the kubelet takes the reserved number of CPUs, packed, out of the whole machine.
@@ -175,7 +175,8 @@ def _kubelet_reserved_cpus(
     online = topology.online.bits
     if count >= online.bit_count():
         return topology.online, source
-    return CPUSet.from_bits(take_packed(index, online, count)), source
+    packed = take_packed(build_allocator_index(topology), online, count)
+    return CPUSet.from_bits(packed), source
 
 
 def _double_pinning_problems(config: AgentConfig, facts: KubeletFacts) -> list[str]:

@@ -55,11 +55,11 @@ class AgentBed(World):
 
     def observe_with(self, *observers: PodObserver) -> None:
         """Put a handler with these observers in front of the agent."""
-        self.handler = AgentHandler(self.agent, self.metrics, observers=observers)
+        self.handler = AgentHandler(self.agent, observers=observers)
 
     def show(self, **parts: Any) -> None:
         """Make a view of the agent and these optional parts."""
-        self.view = live_view(self.agent, link=self, clock=self.timing, **parts)
+        self.view = live_view(self.agent, link=self, **parts)
         self.metrics.snapshot = self.view.metrics_snapshot
 
     def link_document(self) -> RuntimeLinkStatus:

@@ -13,6 +13,7 @@ import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -75,6 +76,16 @@ class Writer(CgroupWriter):
         return done
 
 
+class ConfigInForce:
+    """The configuration in force, with some keys of the section ``reconcile``."""
+
+    def __init__(self, **keys: Any) -> None:
+        self.set_keys(**keys)
+
+    def set_keys(self, **keys: Any) -> None:
+        self.config = AgentConfig(reconcile=Reconcile(**keys))
+
+
 @dataclass
 class CgroupBed(Clock):
     """Base of the beds of those who read cgroups back; one container's cgroup is ``/pods/ID``.
@@ -98,6 +109,7 @@ class CgroupBed(Clock):
     deaf: bool = False
     before_push: Callable[[], None] = lambda: None
     on_sleep: Callable[[], None] = lambda: None
+    in_force: ConfigInForce = field(default_factory=ConfigInForce)
     scopes: SystemdScopes = field(default_factory=lambda: SystemdScopes("/nowhere", "/nowhere"))
 
     def __post_init__(self) -> None:
@@ -139,30 +151,16 @@ class CgroupBed(Clock):
     def start_reconciler(self) -> None:
         """Begin to compare, with systemd as it is now."""
         agent = self.world.agent
-        self.systemd = SystemdSync(agent.current, agent.cgroups, self.scopes, self.timing)
+        agent.current.clock = self.timing
+        self.systemd = SystemdSync(agent.current, agent.cgroups, self.scopes)
         self.reconciler = Reconciler(
-            agent.current,
-            agent.cgroups,
-            self.systemd,
-            agent.drift,
-            self,
-            lambda updates: self.push_updates(updates),
-            notices=agent.history.notices,
-            metrics=self.world.metrics,
-            clock=self.timing,
+            agent, self.systemd, self, lambda updates: self.push_updates(updates), self.in_force
         )
 
     def settle(self, container_id: str) -> None:
         """The runtime writes what its books say into the cgroup."""
         if container_id in self.world.live:
             self.tree.write(f"/pods/{container_id}", *self.world.has(container_id))
-
-
-class ConfigInForce:
-    """The configuration in force, with an interval of rounds."""
-
-    def __init__(self, interval: str) -> None:
-        self.config = AgentConfig(reconcile=Reconcile(interval=interval))
 
 
 @dataclass
@@ -194,7 +192,7 @@ class DriftBed(CgroupBed):
             for container_id in self.world.live:
                 self.settle(container_id)
             self.clock += 3600
-            self.checks.take(list(self.checks.required()))
+            self.checks.take_required(list(self.checks.required_ids()))
 
     def own(self, name: str = "own", cpus: float = 2) -> None:
         """A pod with exclusive CPUs."""
@@ -203,12 +201,13 @@ class DriftBed(CgroupBed):
 
     def check(self) -> None:
         """Look at the containers for which a check is due."""
-        late = tuple(self.checks.required())
-        asyncio.run(self.reconciler.reconcile(targets=late))
+        late = tuple(self.checks.required_ids())
+        asyncio.run(self.reconciler.reconcile(late))
 
-    def round(self, **options: float) -> RoundResult:
+    def round(self, **keys: float) -> RoundResult:
         """Look at all containers, and tell systemd."""
-        done = asyncio.run(self.reconciler.reconcile(**options))  # type: ignore[arg-type]
+        self.in_force.set_keys(**keys)
+        done = asyncio.run(self.reconciler.reconcile())
         asyncio.run(self.systemd.sync_systemd())
         return done
 

@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from nri_numa.agent.claims import ClaimStore
+from nri_numa.config import AgentConfig
+from nri_numa.config.sections import DRA, Devices
 from nri_numa.dra.claims import InvalidClaim
 from nri_numa.dra.handover import ClaimFileRequester
 from nri_numa.model.cpuset import CPUSet
@@ -14,6 +16,12 @@ from tests.beds.world import World
 from tests.machines import named as machines
 
 OTHER = UID[:-1] + "b"
+
+
+def claim_config(state: Path, cdi: Path) -> AgentConfig:
+    """Configure the driver, with its records and CDI files in these directories."""
+    devices, dra = Devices(cdi_spec_dirs=(str(cdi),)), DRA(enabled=True, driver=DRIVER)
+    return AgentConfig(state_dir=str(state), devices=devices, dra=dra)
 
 
 class ClaimBed:
@@ -45,11 +53,13 @@ class ClaimBed:
                 return found() if callable(found) else found
 
         self.book = ClaimStore(
-            DRIVER, "n1",
-            records=str(self.records), cdi=str(self.cdi),
-            asker=FromObjects(str(self.cdi)), current=self.world.agent.current, sleep=self.wait,
-        )  # fmt: skip
-        self.book.load()
+            claim_config(self.records.parent, self.cdi),
+            "n1",
+            FromObjects(str(self.cdi)),
+            self.world.agent.current,
+            sleep=self.wait,
+        )
+        self.book.load_records()
         return self.book
 
     def wait(self, seconds: float) -> None:

@@ -55,7 +55,7 @@ class PageBed(LoopThread):
     def serve(self) -> None:
         """Listen; on the same port as before after a stop."""
         about = ProcessInfo(self.version, "worker-7.example.org", time.time())
-        view = live_view(self.agent, about, link=self, clock=self.clock, devices=self)
+        view = live_view(self.agent, about, link=self, devices=self)
         section = HTTP(address=f"127.0.0.1:{self.address[1]}", token_file=self._section.token_file)
         self._server = AgentServer(section, view, Metrics("0"))
         self.call(self._server.start())

@@ -5,11 +5,12 @@ import itertools
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from nri_numa.agent.build import build_agent, checkpoint_identity
+from nri_numa.agent.agent import Agent
+from nri_numa.agent.build import checkpoint_identity
 from nri_numa.agent.current_state import CurrentState
-from nri_numa.agent.drift_table import DriftTable
 from nri_numa.agent.handler import AgentHandler
 from nri_numa.agent.links import LinkStatus
 from nri_numa.agent.reconcile import Reconciler
@@ -151,15 +152,12 @@ class RecordedAgent:
         metrics, clock = Metrics("test"), StillClock(lambda: time.time() + self.seconds)
         machine = NodeModel(topology=topology, settings=derive_settings(config), key=key)
         current = CurrentState(machine, self.store, clock)
-        drift = DriftTable(metrics, clock, current.notify)
         writer = CgroupWriter(CgroupReader(config.cgroup_root))
-        self.agent = build_agent(current, drift, writer, metrics, clock)
+        self.agent = Agent(current, writer, metrics)
         current.restore_state(state_from(loaded.entries)[0])
-        status = LinkStatus(
-            current, metrics, clock, config.sysfs_root, over_cri=False, is_launched=False
-        )
+        status = LinkStatus(current, metrics, config.sysfs_root, over_cri=False, is_launched=False)
         self.link = NRILink(
-            AgentHandler(self.agent, metrics, (status,)),
+            AgentHandler(self.agent, (status,)),
             LinkSettings(
                 name=config.runtime.plugin_name,
                 index="90",
@@ -170,16 +168,9 @@ class RecordedAgent:
             ),
         )
         scopes = SystemdScopes(config.cgroup_root, "/nowhere")
+        systemd = SystemdSync(current, self.agent.cgroups, scopes)
         self.reconciler = Reconciler(
-            current,
-            self.agent.cgroups,
-            SystemdSync(current, self.agent.cgroups, scopes, clock),
-            drift,
-            status,
-            self.link.push_updates,
-            notices=self.agent.history.notices,
-            metrics=metrics,
-            clock=clock,
+            self.agent, systemd, status, self.link.push_updates, SimpleNamespace(config=config)
         )
         self._task = asyncio.create_task(self.link.run())
 

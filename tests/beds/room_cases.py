@@ -59,9 +59,10 @@ def migrated_notices(
     """A hundred looks of the mover, whose pages move as ``migrate`` says; what is noted of them."""
 
     async def live() -> None:
-        mover = MemoryMigrator(world.agent, world.metrics, clock)
+        world.agent.current.clock = clock
+        mover = MemoryMigrator(world.agent)
         world.agent.containers.moves_memory = True
-        work = asyncio.create_task(mover.run())
+        work = asyncio.create_task(mover.run_migrations())
         for _ in range(100):
             world.agent.current.notify()
             await asyncio.sleep(0.002)

@@ -3,12 +3,15 @@
 from typing import Any
 
 from nri_numa.agent.agent import Agent
-from nri_numa.agent.loop import Clock
-from nri_numa.agent.usage import UsageWatches
-from nri_numa.agent.view import LiveView, OptionalParts, ProcessInfo
+from nri_numa.agent.capacity import StealWatch
+from nri_numa.agent.kubelet_sync import KubeletConfigWatch, KubeletSync
+from nri_numa.agent.links import NodeDevices
+from nri_numa.agent.usage import UsageWatch, UsageWatches
+from nri_numa.agent.view import LiveView, ProcessInfo, ShownParts
+from nri_numa.config import AgentConfig
 from nri_numa.engine.node_model import MeasuredFree
+from nri_numa.kubelet.state_files import KubeletStateFiles
 from nri_numa.web.responses import RuntimeLinkStatus
-from tests.beds.world import StillClock
 
 ACTIVE = RuntimeLinkStatus(state="active", detail="", runtime="", runtime_version="")
 
@@ -26,13 +29,21 @@ def live_view(
     *,
     link: Any = None,
     memory: MeasuredFree | None = None,
-    watches: UsageWatches = UsageWatches(),  # noqa: B008 - a value
-    clock: Clock | None = None,
+    watches: UsageWatches | None = None,
     **more: Any,
 ) -> LiveView:
     """A view; ``more`` stands for collaborators."""
-    collaborators = OptionalParts(**more)
+    config, kubelet = AgentConfig(), KubeletConfigWatch("/nowhere")
+    files = KubeletStateFiles("/nowhere")
+    parts = {
+        "kubelet": KubeletSync(agent.current, agent.metrics, files, kubelet),
+        "devices": NodeDevices(config),
+        "measured": StealWatch(
+            config.measured_capacity, "/nowhere", agent.metrics, agent.current.clock
+        ),
+    }
+    collaborators = ShownParts(**{**parts, **more})
     if memory is not None:
         agent.current.set_memory(memory)
-    link, clock = link or Linked(), clock or StillClock()
-    return LiveView(agent, about, link, collaborators, watches, clock)
+    watches = watches or UsageWatches(UsageWatch(agent, config))
+    return LiveView(agent, about, link or Linked(), collaborators, watches)

@@ -15,9 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from nri_numa.agent.agent import Agent, GrantSource
-from nri_numa.agent.build import build_agent
 from nri_numa.agent.current_state import CurrentState
-from nri_numa.agent.drift_table import DriftTable
 from nri_numa.agent.loop import Clock
 from nri_numa.engine.decision import Admitted, Rejected
 from nri_numa.engine.explain.explanation import StoredExplanation
@@ -41,6 +39,7 @@ from nri_numa.model.workload import (
     ContainerUpdate,
     KubeletGrants,
     PodSandbox,
+    PodTable,
     QoSClass,
     Resources,
 )
@@ -134,9 +133,7 @@ def agent_of(
     clock = clock or StillClock()
     current = CurrentState(machine, MemoryStore() if store is None else store, clock)
     writer = CgroupWriter(CgroupReader("/nowhere"))
-    metrics = metrics or Metrics("test")
-    drift = DriftTable(metrics, clock, current.notify)
-    return build_agent(current, drift, writer, metrics, clock)
+    return Agent(current, writer, metrics or Metrics("test"))
 
 
 class _Cgroups(CgroupWriter):
@@ -227,7 +224,7 @@ class World:
         cgroups: CgroupReader | None = None,
         key: bytes = b"a key of this node",
         clock: Callable[[], float] = lambda: 0.0,
-        kubelet: Callable[[CurrentState, DriftTable], GrantSource] | None = None,
+        kubelet: Callable[[CurrentState], GrantSource] | None = None,
     ) -> None:
         self._kubelet = kubelet
         self._write = write
@@ -266,9 +263,8 @@ class World:
         machine = NodeModel(topology=self.topology, settings=self.settings, key=self.key)
         current = CurrentState(machine, self.store, self.timing, observe=self._observe)
         writer = _Cgroups(self, self._write)
-        drift = DriftTable(self.metrics, self.timing, current.notify)
-        kubelet = self._kubelet(current, drift) if self._kubelet else None
-        self.agent = build_agent(current, drift, writer, self.metrics, self.timing, kubelet=kubelet)
+        kubelet = self._kubelet(current) if self._kubelet else GrantSource()
+        self.agent = Agent(current, writer, self.metrics, kubelet=kubelet)
         self.history = self.agent.history
         state, problems = state_from(self.store.documents)
         assert problems == []
@@ -324,7 +320,9 @@ class World:
     def synchronize(self) -> tuple[ContainerUpdate, ...]:
         later, after = self.timing.later, list[Callable[[], object]]()
         self.timing.later = after.append
-        updates = self.agent.synchronize(tuple(self.pods.values()), tuple(self.live.values()))
+        updates = self.agent.synchronize(
+            PodTable.from_pods(self.pods.values()), tuple(self.live.values())
+        )
         self.timing.later = later
         self.apply(updates)
         for function in after:

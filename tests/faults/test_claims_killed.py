@@ -18,6 +18,7 @@ from nri_numa.agent.claims import ClaimStore
 from nri_numa.dra.handover import ClaimFileRequester, ClaimFileResponder
 from nri_numa.engine.node_model import NodeModel
 from nri_numa.model.settings import Settings
+from tests.beds.claim_bed import claim_config
 from tests.beds.fault_prelude import BrokenOS
 from tests.beds.resource_claims import DRIVER, UID, claim, result
 from tests.beds.world import agent_of
@@ -92,18 +93,16 @@ class Place:
         machine = NodeModel(
             topology=machines.dual_no_smt(), settings=Settings(), key=b"signs annotations"
         )
-        records, cdi, handover = map(str, self.folders)
-        asker = ClaimFileRequester(handover, sleep=self.answer)
-        book = ClaimStore(
-            DRIVER, "n1", records=records, cdi=cdi, asker=asker, current=agent_of(machine).current
-        )
+        records, cdi, handover = self.folders
+        asker = ClaimFileRequester(str(handover), sleep=self.answer)
+        book = ClaimStore(claim_config(records.parent, cdi), "n1", asker, agent_of(machine).current)
         told: list[Any] = []
         seen: list[str] = []
         patch = patched(BrokenOS(killing(number, moment, seen), STEPS))
         try:
             for step in steps:
                 if step == "load":
-                    book.load()
+                    book.load_records()
                     told.append(sorted(book.claims))
                 elif step == "unprepare":
                     book.unprepare_claim(UID)

@@ -363,7 +363,7 @@ class Requests(Target):
     def __init__(self) -> None:
         super().__init__()
         self.world = World(MACHINE)
-        self.link = NRIRequests(AgentHandler(self.world.agent, self.world.metrics))
+        self.link = NRIRequests(AgentHandler(self.world.agent))
         self.link.synchronize([], [])
         self.requests: tuple[tuple[str, type[Message], Callable[[Any], object]], ...] = (
             ("create", pb.CreateContainerRequest, self.link.create_container),

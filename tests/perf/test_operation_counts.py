@@ -29,7 +29,6 @@ from nri_numa.model.settings import Settings
 from nri_numa.model.workload import Container, PodSandbox, QoSClass
 from nri_numa.nri import conversion
 from nri_numa.nri.wire.pb import nri_pb2 as pb
-from nri_numa.observe.metrics import Metrics
 from nri_numa.store.checkpoint import CheckpointStore
 from tests.beds.nri_requests import NRIRequests
 from tests.beds.world import PREFIX, StillClock, agent_of, container, pod, resources
@@ -185,7 +184,7 @@ def test_a_synchronized_container_costs_the_same_however_many_there_are(asks: bo
                 of.annotations.clear()
                 made.ClearField("linux")
         node = CountingNode(0, policy="")
-        requests = NRIRequests(AgentHandler(node.agent, Metrics("test")))
+        requests = NRIRequests(AgentHandler(node.agent))
         strangers.append(calls(partial(requests.synchronize, pods, live)))
         for made in live if asks else ():  # the runtime does as it was told
             has = node.agent.current.state.allocations[made.id]

@@ -31,7 +31,6 @@ from nri_numa.model.workload import (
     PodSandbox,
 )
 from nri_numa.nri.wire.pb import nri_pb2 as pb
-from nri_numa.observe.metrics import Metrics
 from tests.beds.device_tree import GPU_CLASS, DeviceTree
 from tests.beds.nri_requests import NRIRequests
 from tests.beds.world import SINGLE, World, container, pod, resources, says, two_nodes
@@ -281,7 +280,7 @@ def test_containers_of_a_synchronize_are_beside_the_devices_that_their_messages_
     tree = DeviceTree(tmp_path)
     tree.number("char", "226:0", tree.pci(GPU, 1, GPU_CLASS))
     devices = Watch(tmp_path, world.agent)
-    handler = AgentHandler(world.agent, Metrics("test"), sources=[devices])
+    handler = AgentHandler(world.agent, sources=[devices])
     sandbox = pb.PodSandbox(id="s", uid="u", namespace="shop", name="train")
     sandbox.annotations["numa.kubernetes.io/policy"] = "single-numa-node"
     running = [

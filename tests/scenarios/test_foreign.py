@@ -4,7 +4,6 @@ from functools import partial
 
 import pytest
 
-from nri_numa.agent.view import StateSnapshot
 from nri_numa.engine.foreign_pins import foreign_pinned_cpus
 from nri_numa.engine.state import ContainerKind
 from nri_numa.machine.synthetic import Numbering
@@ -12,6 +11,7 @@ from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import QoSClass, Resources
 from nri_numa.store import journal
+from tests.beds.views import live_view
 from tests.beds.world import OWN, SINGLE, World, container, pod
 from tests.machines import named as machines
 
@@ -51,16 +51,12 @@ def test_a_pin_on_exclusive_cpus_is_said_when_its_container_is_created(world: Wo
     assert world.allocation(one).kind is ContainerKind.FOREIGN
     assert world.count("foreign_containers_on_exclusive_cpus") == 1
     assert world.count("foreign_overlaps_total") == 1
-    real = StateSnapshot(world.agent.current.machine, world.agent.current.state, {}).drift_of(one)
+    actual = {a.id: a.actual for a in live_view(world.agent).list_assignments().containers}
+    real = actual[one]
     assert real is not None
     assert (real.cpus, real.on_exclusive_cpus, real.holders) == ("0", True, ("default/own/app",))
     assert real.text == "pinned by another program to CPU 0"
-    assert (
-        StateSnapshot(world.agent.current.machine, world.agent.current.state, {}).drift_of(
-            "own-app"
-        )
-        is None
-    )
+    assert actual["own-app"] is None
     world.stop(one)
     assert world.count("foreign_containers_on_exclusive_cpus") == 0
 

@@ -20,7 +20,14 @@ from nri_numa.engine.state import Allocation, ContainerKind
 from nri_numa.machine.cgroups import CgroupReader
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.settings import KubeletRules, Rule, Settings
-from nri_numa.model.workload import Container, ContainerUpdate, PodSandbox, QoSClass, Resources
+from nri_numa.model.workload import (
+    Container,
+    ContainerUpdate,
+    PodSandbox,
+    PodTable,
+    QoSClass,
+    Resources,
+)
 from nri_numa.observe import logs
 from nri_numa.store.checkpoint import CheckpointStore
 from tests.beds.cgroup_tree import CgroupTree
@@ -204,7 +211,7 @@ def test_after_release_everybody_is_decided_anew() -> None:
     given = release.plan_release(
         world.agent.current.machine,
         world.agent.current.state,
-        world.pods.values(),
+        PodTable.from_pods(world.pods.values()),
         world.live.values(),
     )
     world.apply(one.release_update for one in given if one.has_changes)

@@ -9,7 +9,7 @@ import pytest
 from msgspec import UnsetType
 from msgspec.structs import replace
 
-from nri_numa.agent.view import StateSnapshot, zones_document
+from nri_numa.agent.view import zones_document
 from nri_numa.engine import pod_admission
 from nri_numa.engine.decision import Admitted, Rejected
 from nri_numa.engine.pod_admission import ExpectedContainer, format_expected_containers
@@ -17,6 +17,7 @@ from nri_numa.engine.pod_reservation import reservation_term
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import KubeletGrants, PodSandbox, QoSClass
+from tests.beds.views import live_view
 from tests.beds.world import World, container, pod, resources
 from tests.machines import named as machines
 
@@ -277,11 +278,9 @@ def test_what_gives_way_is_free_for_schedulers() -> None:
     def shown() -> tuple[int, str | UnsetType]:
         agent = world.agent
         (left,) = agent.current.state.reservations_of(of.uid)
-        snapshot = StateSnapshot(
-            agent.current.machine, agent.current.state, {}, soft_ids=agent.current.soft_ids
-        )
+        assignments = {a.id: a for a in live_view(agent).list_assignments().containers}
         free = zones_document(agent.current.schedulable).free_exclusive_cpus
-        return free, snapshot.assignment_document(left).reservation
+        return free, assignments[left.container_id].reservation
 
     passes(world, 0)
     serial = world.agent.current.state.serial

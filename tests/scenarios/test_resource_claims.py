@@ -202,9 +202,7 @@ def bed(tmp_path: Path) -> ClaimBed:
 
 
 def link(bed: ClaimBed) -> NRIRequests:
-    return NRIRequests(
-        AgentHandler(bed.world.agent, bed.world.metrics, sources=[bed.book], extensions=[bed.book])
-    )
+    return NRIRequests(AgentHandler(bed.world.agent, sources=[bed.book], extensions=[bed.book]))
 
 
 def cpus_of(bed: ClaimBed, id: str = "c-web") -> CPUSet:

@@ -507,9 +507,10 @@ def test_each_move_is_timed_by_itself() -> None:
         )
 
     async def live() -> None:
-        mover = MemoryMigrator(world.agent, world.metrics, clock)
+        world.agent.current.clock = clock
+        mover = MemoryMigrator(world.agent)
         world.agent.containers.moves_memory = True
-        work = asyncio.create_task(mover.run())
+        work = asyncio.create_task(mover.run_migrations())
         for over, name, cpus, where in (
             ((), "first", 7, "1 to 0"),
             (("first", "a"), "second", 2, "1 to 0"),

@@ -148,7 +148,9 @@ def test_every_container_is_looked_at_as_soon_as_it_runs(node: StartingBed) -> N
     node.start("plain")
     assert node.cgroup("plain") == "0-3"
     node.started("plain")
-    assert list(node.agent.cgroups.confirmations[WriteTarget.CGROUP].required()) == ["plain-app"]
+    assert list(node.agent.cgroups.confirmations[WriteTarget.CGROUP].required_ids()) == [
+        "plain-app"
+    ]
 
 
 def test_a_container_that_was_created_before_we_came_may_be_anywhere_in_its_start() -> None:

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from nri_numa.agent.assigned_files import CONTAINER_MOUNT_PATH, AssignedFiles, remove_assigned_files
 from nri_numa.model.workload import NO_ADJUSTMENT, Device, DeviceRequest
-from tests.beds.world import StillClock, World, container, pod, resources, two_nodes
+from tests.beds.world import World, container, pod, resources, two_nodes
 from tests.machines import named as machines
 
 OWN = {"cpus": "exclusive", "policy": "single-numa-node"}
@@ -26,10 +26,10 @@ def texts(directory: Path) -> list[str]:
 def test_files_follow_resizes_and_survive_processes(world: World, tmp_path: Path) -> None:
     agent = world.agent
     agent.current.synchronized = True
-    files = AssignedFiles(str(tmp_path), agent.current, StillClock())
+    files = AssignedFiles(str(tmp_path), agent.current)
     world.place(pod("own", OWN), wants=resources(2, 1))
     own = world.allocation("own-app")
-    mounts = files.extend(own, world.live["own-app"], NO_ADJUSTMENT).mounts
+    mounts = files.extend_adjustment(own, world.live["own-app"], NO_ADJUSTMENT).mounts
     directory = Path(dict(mounts)[CONTAINER_MOUNT_PATH])
     assert texts(directory) == ["0-1\n", "0\n"]
     assert directory.stat().st_mode & 0o777 == 0o755, "any user of the container may look"
@@ -37,12 +37,12 @@ def test_files_follow_resizes_and_survive_processes(world: World, tmp_path: Path
     assert texts(directory) == [world.has("own-app")[0] + "\n", "0\n"]
 
     agent.current.synchronized = False  # as in a process that has just begun
-    again = AssignedFiles(str(tmp_path), agent.current, StillClock())
+    again = AssignedFiles(str(tmp_path), agent.current)
     (directory / "assigned.cpuset").write_text("stale")
-    again.refresh()
+    again.refresh_files()
     assert texts(directory)[0] == "stale"
     agent.current.synchronized = True
-    again.refresh()
+    again.refresh_files()
     assert texts(directory) == [world.has("own-app")[0] + "\n", "0\n"]
     remove_assigned_files(str(tmp_path))
     assert [*directory.iterdir()] == []
@@ -66,32 +66,32 @@ def test_a_rank_finds_the_cpus_beside_its_device(tmp_path: Path) -> None:
     )
     made = replace(container(of, wants=resources(4, 1)), devices=(gpus,))
     world.place(of, made)
-    files = AssignedFiles(str(tmp_path), world.agent.current, StillClock())
-    mounts = files.extend(world.allocation("job-app"), made, NO_ADJUSTMENT).mounts
+    files = AssignedFiles(str(tmp_path), world.agent.current)
+    mounts = files.extend_adjustment(world.allocation("job-app"), made, NO_ADJUSTMENT).mounts
     file = Path(dict(mounts)[CONTAINER_MOUNT_PATH]) / "assigned.json"
     devices = [{"nvidia.com/gpu": ["GPU-a", "GPU-ä"]}, {"nvidia.com/gpu": ["GPU-b", "GPU-ä"]}]
     assert json.loads(file.read_text("utf-8")) == {
         "0": {"cpus": "0-1", "devices": devices[0]},
         "1": {"cpus": "4-5", "devices": devices[1]},
     }
-    AssignedFiles(str(tmp_path), world.agent.current, StillClock())
+    AssignedFiles(str(tmp_path), world.agent.current)
     assert world.update("job-app", resources(2, 1)) is None
     assert json.loads(file.read_text("utf-8")) == {
         "0": {"cpus": "0", "devices": devices[0]},
         "1": {"cpus": "4", "devices": devices[1]},
     }
     file.write_text("{")
-    AssignedFiles(str(tmp_path), world.agent.current, StillClock()).refresh()
+    AssignedFiles(str(tmp_path), world.agent.current).refresh_files()
     assert json.loads(file.read_text("utf-8"))["1"] == {"cpus": "4", "devices": {}}
 
 
 def test_who_is_not_pinned_or_has_no_place_starts_without(world: World, tmp_path: Path) -> None:
     (tmp_path / "assigned").write_text("in the way")
-    files = AssignedFiles(str(tmp_path), world.agent.current, StillClock())
+    files = AssignedFiles(str(tmp_path), world.agent.current)
     world.place(pod("free"), wants=resources(0.5, 1))
     world.place(pod("own", OWN), wants=resources(2, 1))
     outside = pod("odd", OWN)
     world.place(outside, container(outside, wants=resources(1, 1), id="../odd"))
     for allocation in world.agent.current.state.allocations.values():
         made = world.live[allocation.container_id]
-        assert files.extend(allocation, made, NO_ADJUSTMENT) is NO_ADJUSTMENT
+        assert files.extend_adjustment(allocation, made, NO_ADJUSTMENT) is NO_ADJUSTMENT

@@ -57,7 +57,7 @@ def test_a_claim_waits_for_the_end_of_who_had_its_cpus(bed: ClaimBed) -> None:
     bed.prepare()
     assert bed.waits == 1
     of = pod("web")
-    _, made = bed.book.complete(
+    _, made = bed.book.complete_container(
         of, replace(container(of, wants=resources(4, 1)), mentions=environment())
     )
     cpus, _ = bed.world.place(of, made)
@@ -215,7 +215,9 @@ def test_a_claim_is_as_the_annotation(bed: ClaimBed, parameters: dict[str, str],
     bed.prepare()
     of = pod("web")
     made = container(of, "app", wants=resources(4, 0.1))
-    cpus, found = bed.world.place(*bed.book.complete(of, replace(made, mentions=environment())))
+    cpus, found = bed.world.place(
+        *bed.book.complete_container(of, replace(made, mentions=environment()))
+    )
     assert CPUSet.parse(cpus) <= bed.world.topology.numa_nodes[1].cpus
     assert (len(CPUSet.parse(cpus)), found) == (4, mems)
 
@@ -224,7 +226,7 @@ def test_other_containers_are_untouched(bed: ClaimBed) -> None:
     bed.prepare()
     of = pod("web")
     made = container(of)
-    seen = bed.book.complete(of, made)
+    seen = bed.book.complete_container(of, made)
     assert seen[0] is of
     assert seen[1] is made
 
@@ -244,7 +246,7 @@ def test_a_variable_of_ones_own_gives_nothing(
     bed.prepare()
     of = pod(name, namespace=namespace)
     made = replace(container(of, wants=resources(4, 0.1)), mentions=named)
-    says(bed.world.reject(*bed.book.complete(of, made)), "ClaimNotPrepared", words)
+    says(bed.world.reject(*bed.book.complete_container(of, made)), "ClaimNotPrepared", words)
 
 
 def test_a_container_finds_its_cpus_in_device_metadata(bed: ClaimBed) -> None:
@@ -252,9 +254,9 @@ def test_a_container_finds_its_cpus_in_device_metadata(bed: ClaimBed) -> None:
     bed.prepare()
     of = pod("web")
     made = replace(container(of, wants=resources(4, 0.1)), mentions=environment())
-    cpus, _ = bed.world.place(*bed.book.complete(of, made))
+    cpus, _ = bed.world.place(*bed.book.complete_container(of, made))
     allocation = bed.world.allocation(made.id)
-    to = bed.book.extend(allocation, made, ContainerAdjustment(cpus=cpus))
+    to = bed.book.extend_adjustment(allocation, made, ContainerAdjustment(cpus=cpus))
     ((inside, path),) = to.mounts
     where = "/var/run/kubernetes.io/dra-device-attributes/resourceclaimtemplates/numa/cpus"
     assert inside == f"{where}/{DRIVER}-metadata.json"
@@ -279,7 +281,7 @@ def test_a_cpu_that_is_offline_is_said_of_its_numa_node_alone(bed: ClaimBed) -> 
         DeviceMentions(claims=(claim_variable_name(UID, 0), claim_variable_name(UID, 1))),
     )
     made = replace(container(of, wants=resources(8, 0.1)), mentions=named)
-    assert bed.world.place(*bed.book.complete(of, made))[0] == "0-3,9-12"
+    assert bed.world.place(*bed.book.complete_container(of, made))[0] == "0-3,9-12"
     assert bed.book.pool_and_device_health() == ("n1", {"numa0": "", "numa1": ""})
     machine = bed.world.agent.current.machine
     online = machine.topology.online - CPUSet([9])

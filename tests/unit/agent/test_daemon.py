@@ -15,12 +15,12 @@ from msgspec.structs import replace
 
 from nri_numa.agent.daemon import build_daemon
 from nri_numa.agent.loop import LoopMonitor
-from nri_numa.agent.reload import prepare_in_thread
 from nri_numa.agent.runtime_lock import RuntimeLock
 from nri_numa.config import AgentConfig, load_config
 from nri_numa.demo.runtime import PodOperationFailed
 from nri_numa.engine.state import ContainerKind
 from nri_numa.model.settings import Settings
+from nri_numa.model.workload import PodTable
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.observe import logs
 from nri_numa.runtime import RuntimeInfo
@@ -45,11 +45,13 @@ class DaemonBed:
             "runtime": {"nriSocket": self.runtime},
             "http": {"address": "off", "socket": self.api},
         }
+        self.switch_intervals: list[float] = []
         self.output = io.StringIO()
         logs.setup_logging("info", stream=self.output)
         self.daemon = build_daemon(self.load(), self.load, LoopMonitor())
 
     def load(self, drop_in: str = "") -> AgentConfig:
+        self.switch_intervals.append(sys.getswitchinterval())
         return load_config(text=json.dumps(self.file))
 
     async def ask(self, path: str) -> Any:
@@ -77,7 +79,7 @@ async def test_the_time_that_the_runtime_tells_counts_for_its_synchronisation(
 ) -> None:
     """Each look at the clock costs 0.25 s; what is decided later follows after the answer."""
     agent, looks = bed.daemon.agent, itertools.count()
-    bed.daemon.node.clock.monotonic = lambda: next(looks) / 4  # type: ignore[method-assign]
+    bed.daemon.node.current.clock.monotonic = lambda: next(looks) / 4  # type: ignore[method-assign]
     bed.daemon.link.handler.on_runtime_configured(
         RuntimeInfo(
             name="containerd",
@@ -89,7 +91,9 @@ async def test_the_time_that_the_runtime_tells_counts_for_its_synchronisation(
         )
     )
     pods = [pod(f"p{n}", {"policy": "single-numa-node"}) for n in range(4)]
-    agent.synchronize(pods, [container(of, wants=resources(2, 1)) for of in pods])
+    agent.synchronize(
+        PodTable.from_pods(pods), [container(of, wants=resources(2, 1)) for of in pods]
+    )
     kinds = [allocation.kind for allocation in agent.current.state.allocations.values()]
     assert kinds.count(ContainerKind.EXCLUSIVE) == decided
     bed.daemon.node.current.store.close()
@@ -199,19 +203,7 @@ async def test_a_reload_changes_the_kubelets_rules(bed: DaemonBed) -> None:
 
 async def test_a_reload_gives_way_to_containers(bed: DaemonBed) -> None:
     sys.setswitchinterval(usual := 0.005)
-    meanwhile: list[float] = []
-
-    def look() -> AgentConfig:
-        meanwhile.append(sys.getswitchinterval())
-        raise ValueError
-
     daemon = bed.daemon
-    with pytest.raises(ValueError):  # noqa: PT011 - its own
-        await prepare_in_thread(
-            look,
-            daemon.link.reloader.config,
-            daemon.agent.current.machine,
-            daemon.node.kubelet.configuration,
-        )
-    assert meanwhile[0] < usual == sys.getswitchinterval()
+    await daemon.link.reloader.request_reload()
+    assert bed.switch_intervals[-1] < usual == sys.getswitchinterval()
     daemon.node.current.store.close()

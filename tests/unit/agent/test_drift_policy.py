@@ -47,7 +47,7 @@ def test_what_is_late_or_being_updated_is_written_and_no_drift(
 def test_repairs_are_remembered_for_a_window_of_those_that_live() -> None:
     confirmations = Confirmations()
     for name in ("drifting", "right", "gone"):
-        confirmations.entry(name).tries = (NOW,)
+        confirmations.get_entry(name).tries = (NOW,)
     confirmations.retain_drifting({"drifting"}, {"right"}, NOW + 1)
     assert list(confirmations.entries) == ["drifting", "right"]
     confirmations.retain_drifting({"drifting"}, {"right"}, NOW + TRY_COUNT_WINDOW_S)

@@ -143,8 +143,9 @@ def test_they_follow_owners_and_come_back_at_the_end(tmp_path: Path) -> None:
             elif len(seen) == SCAN_INTERVAL_S + 3:
                 raise asyncio.CancelledError
 
+    world.agent.current.clock = Seconds()
     with pytest.raises(asyncio.CancelledError):
-        asyncio.run(interrupts(tmp_path).run_steering(world.agent.current, Seconds(), active=True))
+        asyncio.run(interrupts(tmp_path).run_steering(world.agent.current, active=True))
     assert seen == ["0-7", "2-7", *["0-7"] * (SCAN_INTERVAL_S - 1), "2-7", "2-7"]
     assert allowed(tmp_path) == "0-7"
     assert not interrupts(tmp_path).needs_restore

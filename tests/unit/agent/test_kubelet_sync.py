@@ -10,7 +10,6 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.agent.current_state import CurrentState
-from nri_numa.agent.drift_table import DriftTable
 from nri_numa.agent.kubelet_sync import KubeletConfigWatch, KubeletSync
 from nri_numa.agent.reload import apply_recomputed_settings
 from nri_numa.agent.view import kubelet_document
@@ -35,10 +34,10 @@ class KubeletBed(AgentBed):
         super().__init__(machines.single_no_smt(), settings, kubelet=self._beside)
         self.starts = self.ends_whole = True
 
-    def _beside(self, current: CurrentState, drift: DriftTable) -> KubeletSync:
+    def _beside(self, current: CurrentState) -> KubeletSync:
         files = KubeletStateFiles(str(self.directory))
         config = KubeletConfigWatch(str(self.directory))
-        self.beside = KubeletSync(current, drift, self.metrics, files, config, self.timing)
+        self.beside = KubeletSync(current, self.metrics, files, config)
         return self.beside
 
     def grant(self, **pods: str) -> None:
@@ -58,7 +57,7 @@ class KubeletBed(AgentBed):
     def look(self) -> None:
         """What happens every second."""
         self.agent.apply_grants(self.beside.refresh_kubelet_grants())
-        self.beside.check_conflicts()
+        self.beside.check_conflicts(self.agent.drift.known)
 
     def metric(self, name: str, **labels: str) -> float | None:
         return self.metrics.registry.get_sample_value(f"nri_numa_{name}", labels)
@@ -172,7 +171,7 @@ def test_a_damaged_state_file_is_said_once_and_changes_nothing(bed: KubeletBed) 
     assert len(bed.log("kubelet state unreadable")) == 1
     assert bed.metric("kubelet_state_file_errors") == 1
     assert str(bed.agent.current.state.kubelet.granted_cpus) == "2-3"
-    assert bed.beside.state_file_problems
+    assert bed.beside.files.problems
     bed.grant()
     bed.look()
     assert bed.metric("kubelet_state_file_errors") == 0

@@ -26,9 +26,8 @@ class LateStartsBed(CgroupBed):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.writer = Writer(self.tree, self.world)
-        self.late = LateStarts(
-            self.world.agent, self.world.metrics, self.writer.reader, self.timing
-        )
+        self.world.agent.current.clock = self.timing
+        self.late = LateStarts(self.world.agent)
 
     def place(self, name: str, cpus: float = 0, **annotations: str) -> str:
         """A container that was decided about while it was being started."""

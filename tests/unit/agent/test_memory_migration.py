@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import pytest
 
 from nri_numa.agent.memory_migration import MAX_MIGRATION_PASSES
-from nri_numa.agent.view import StateSnapshot
 from nri_numa.machine.migration import MigrationStep
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.observe import logs
@@ -20,6 +19,7 @@ from tests.beds.room_cases import (
     migrated_notices,
     movable_world,
 )
+from tests.beds.views import live_view
 
 
 @pytest.mark.parametrize(
@@ -76,12 +76,12 @@ def test_the_memory_of_a_container_that_ends_moves_no_further() -> None:
     world, shown = movable_world(*A_AND_B), list[str]()
     create_new(world)
     world.synchronize()
-    current, migrating = world.agent.current, world.agent.containers.migrating
+    view, migrating = live_view(world.agent), world.agent.containers.migrating
 
     def migrate(*of_what: object) -> Iterator[MigrationStep]:
         yield MigrationStep(8 * MIB, 0)
-        state = StateSnapshot(current.machine, current.state, {}, migrating=migrating)
-        shown.append(state.assignment_document(world.allocation("b-app")).migration)
+        (moving,) = (a for a in view.list_assignments().containers if a.id == "b-app")
+        shown.append(moving.migration)
         world.stop("b-app")
         yield MigrationStep(8 * MIB, 0)
         raise AssertionError("its pages are looked at no more")

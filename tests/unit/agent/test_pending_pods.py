@@ -3,7 +3,7 @@
 import pytest
 
 from nri_numa.agent.agent import Agent
-from nri_numa.agent.handler import PENDING_POD_TIMEOUT_S, PendingPods
+from nri_numa.agent.pod_observers import PENDING_POD_TIMEOUT_S, PendingPods
 from nri_numa.agent.view import zones_document
 from nri_numa.engine.desired import NodeSnapshot
 from nri_numa.model.workload import Container, PodSandbox, PodTable, QoSClass
@@ -16,7 +16,7 @@ class PendingBed(AgentBed):
 
     def boot(self) -> Agent:
         agent = super().boot()
-        self.pending = PendingPods(agent, self.timing)
+        self.pending = PendingPods(agent)
         self.observe_with(self.pending)
         return agent
 

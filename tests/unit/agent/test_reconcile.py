@@ -14,7 +14,7 @@ from nri_numa.agent.reconcile import PUSH_BATCH, RoundResult
 from nri_numa.machine.cgroups import CgroupReader, CgroupWriter, SystemdScopes
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.workload import Container, ContainerUpdate, PodSandbox, QoSClass
-from tests.beds.cgroup_bed import READ_ONLY, CgroupBed, ConfigInForce, DriftBed, Writer
+from tests.beds.cgroup_bed import READ_ONLY, CgroupBed, DriftBed, Writer
 from tests.beds.cgroup_tree import CgroupTree
 from tests.beds.systemd_bus import SystemdBus
 from tests.beds.world import World, container, pod, resources
@@ -247,7 +247,7 @@ class KernelBed(CgroupBed):
         self.world.place(of, made)
         self.world.agent.post_start_container(of, made)
         self.clock += 3600
-        self.checks.take(list(self.checks.required()))
+        self.checks.take_required(list(self.checks.required_ids()))
 
     def drifts(self, name: str, said: str) -> None:
         """Round after round: found, named, not counted as repaired, and nobody blamed."""
@@ -404,29 +404,30 @@ def test_a_difference_is_shown_until_it_is_repaired(bed: ReconcilerBed) -> None:
 
 def test_seconds_on_owned_cpus_are_counted_while_they_pass(bed: ReconcilerBed) -> None:
     """Not when the overlap ends: it may last for hours."""
-    started = bed.clock
-    bed.world.timing.wall = lambda: 1_000_000.0 + bed.clock - started
+    started, bed.wall = bed.clock, bed.wall + 3600  # nobody is young
+    started_wall = bed.wall
     bed.world.agent.drift.accumulate_seconds()
-    bed.wall += 3600  # nobody is young
     bed.writer.problem, bed.failing = READ_ONLY, BUSY
     bed.drift("free-app", "0-7")
     counted: dict[float, float] = {}
 
     def tick() -> None:
+        bed.wall = started_wall + bed.clock - started
         counted[round(bed.clock - started)] = bed.count("exclusive_cpu_intrusion_seconds_total")
         if bed.clock >= started + 60:
             raise asyncio.CancelledError
 
     bed.on_sleep = tick
+    bed.in_force.set_keys(interval="5s")
     with pytest.raises(asyncio.CancelledError):
-        asyncio.run(bed.reconciler.run_periodic_rounds(ConfigInForce("5s")))
+        asyncio.run(bed.reconciler.run_periodic_rounds())
     assert counted[20] >= 10
     assert counted[60] - counted[20] == pytest.approx(40)
     bed.settle("free-app")
     bed.on_sleep = lambda: None
     bed.round()
     ended = bed.count("exclusive_cpu_intrusion_seconds_total")
-    bed.clock += 100
+    bed.wall += 100
     bed.world.agent.drift.accumulate_seconds()
     assert bed.count("exclusive_cpu_intrusion_seconds_total") == ended
 
@@ -513,27 +514,27 @@ def test_a_plan_interrupted_anywhere_is_finished_by_the_next_round(
 
 
 def test_the_task_keeps_its_interval_and_survives_a_mistake(bed: ReconcilerBed) -> None:
-    now = ConfigInForce("1s")
+    bed.in_force.set_keys(interval="1s")
     rounds: list[float] = []
     started = bed.clock
 
     def tick() -> None:
         if bed.clock >= started + 4:
-            now.config = ConfigInForce("5s").config
+            bed.in_force.set_keys(interval="5s")
         if bed.clock >= started + 30:
-            now.config = ConfigInForce("0").config  # reloaded: off
+            bed.in_force.set_keys(interval="0")  # reloaded: off
         if bed.clock >= started + 100:
             raise asyncio.CancelledError
 
     bed.on_sleep = tick
 
-    async def mistaken(**options: float) -> RoundResult:
+    async def mistaken(targets: object) -> RoundResult:
         rounds.append(bed.clock - started)
         raise RuntimeError("a mistake")
 
     bed.reconciler.reconcile = mistaken  # type: ignore[method-assign]
     with pytest.raises(asyncio.CancelledError):
-        asyncio.run(bed.reconciler.run_periodic_rounds(now))
+        asyncio.run(bed.reconciler.run_periodic_rounds())
     assert rounds == [1, 2, 3, 8, 13, 18, 23, 28]
     assert bed.count("internal_errors_total") == len(rounds)
     assert bed.log.count("a mistake") >= len(rounds)

@@ -29,6 +29,7 @@ from nri_numa.model.workload import (
     Container,
     ContainerUpdate,
     KubeletGrants,
+    PodTable,
     QoSClass,
     Resources,
 )
@@ -69,7 +70,9 @@ def planned(
     one: Container, *allocations: Allocation, grants: KubeletGrants = NO_GRANTS
 ) -> ReleasedContainer:
     """The plan for a node with one container."""
-    (entry,) = plan_release(MACHINE, build_node_state(allocations, kubelet=grants), [POD], [one])
+    (entry,) = plan_release(
+        MACHINE, build_node_state(allocations, kubelet=grants), PodTable.from_pods([POD]), [one]
+    )
     return entry
 
 
@@ -124,14 +127,17 @@ def test_a_lifted_limit_is_worked_out_again_where_the_limit_is_the_request(marke
     one = container("2-3", "0", quota=-1, marker='{"kind":"exclusive"}' if marked else "")
     one = replace(one, resources=replace(one.resources, cpu_shares=2048, memory_limit=1 << 20))
     of = pod("cart", {"policy": "best-effort"}, namespace="shop")
-    (entry,) = plan_release(MACHINE, build_node_state([]), [of], [one])
+    (entry,) = plan_release(MACHINE, build_node_state([]), PodTable.from_pods([of]), [one])
     assert (entry.result, entry.cpus, entry.quota) == (ReleaseResult.PLANNED, "0-7", 200_000)
     assert entry.note == ""
     fewer = replace(one, resources=replace(one.resources, cpus="2"))
-    (entry,) = plan_release(MACHINE, build_node_state([]), [of], [fewer])
+    (entry,) = plan_release(MACHINE, build_node_state([]), PodTable.from_pods([of]), [fewer])
     assert entry.result is (ReleaseResult.PLANNED if marked else ReleaseResult.FOREIGN)
     (entry,) = plan_release(
-        MACHINE, build_node_state([]), [replace(of, qos=QoSClass.BURSTABLE)], [one]
+        MACHINE,
+        build_node_state([]),
+        PodTable.from_pods([replace(of, qos=QoSClass.BURSTABLE)]),
+        [one],
     )
     assert entry.quota is None
 

@@ -24,10 +24,9 @@ async def test_memory_that_breathes_is_said_once_an_hour_and_cpus_at_once(
     """A balloon of a virtual machine: a warning every five seconds, in bytes, hid all others."""
     root, seconds = write_sysfs(tmp_path, machines.dual_no_smt()), [0.0]
     clock = StillClock(seconds=lambda: seconds[0])
-    agent = agent_of(NodeModel(topology=discover_topology(root), settings=Settings()))
-    rereading = MachineReloader(
-        str(root), agent.current, NodeDevices(AgentConfig()).device_counts, clock
-    )
+    agent = agent_of(NodeModel(topology=discover_topology(root), settings=Settings()), clock=clock)
+    counts = NodeDevices(AgentConfig()).device_counts
+    rereading = MachineReloader(str(root), agent.current, counts)
 
     async def after(at: float, gib: int, online: str = "0-15") -> list[tuple[str, str]]:
         seconds[0] = at
@@ -59,9 +58,8 @@ async def test_a_machine_that_cannot_be_read_is_said_once(
 ) -> None:
     root = write_sysfs(tmp_path, machines.dual_no_smt())
     agent = agent_of(NodeModel(topology=discover_topology(root), settings=Settings()))
-    rereading = MachineReloader(
-        str(root), agent.current, NodeDevices(AgentConfig()).device_counts, StillClock()
-    )
+    counts = NodeDevices(AgentConfig()).device_counts
+    rereading = MachineReloader(str(root), agent.current, counts)
     (root / ONLINE).write_text("nonsense\n")
     for _ in range(3):
         await rereading.read_machine(agent)

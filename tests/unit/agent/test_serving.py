@@ -16,24 +16,21 @@ from nri_numa.engine.node_model import NodeModel
 from nri_numa.model.settings import Settings
 from nri_numa.observe.metrics import Metrics
 from tests.beds.link_bed import eventually
-from tests.beds.views import Linked
-from tests.beds.world import StillClock, agent_of
+from tests.beds.views import live_view
+from tests.beds.world import agent_of
 from tests.machines import named as machines
 
 
 def make(section: HTTP) -> tuple[HTTPThread, Metrics]:
     metrics = Metrics("0")
     machine = NodeModel(topology=machines.single_smt(), settings=Settings())
-    agent, clock = agent_of(machine, metrics=metrics), StillClock()
+    agent = agent_of(machine, metrics=metrics)
 
     def new_view(watches: UsageWatches) -> view.LiveView:
-        more = view.OptionalParts()
-        about, link = view.ProcessInfo("0", "", 0.0), Linked()
-        return view.LiveView(agent, about, link, more, watches, clock)  # type: ignore[arg-type]
+        return live_view(agent, watches=watches)
 
     config = AgentConfig(http=section)
-    made = HTTPThread(config, agent, metrics, new_view, clock=clock, gaps=LoopMonitor())
-    return made, metrics
+    return HTTPThread(config, agent, new_view, LoopMonitor()), metrics
 
 
 def value(metrics: Metrics, name: str) -> float:
@@ -70,7 +67,7 @@ def test_a_mistake_is_counted_once_and_tried_again(monkeypatch: pytest.MonkeyPat
             raise RuntimeError("a bug")
         return real(*given, **more)
 
-    monkeypatch.setattr(view, "LiveView", broken)
+    monkeypatch.setattr("tests.beds.views.LiveView", broken)
     made, metrics = make(HTTP(address="127.0.0.1:0"))
     during(made, lambda: value(metrics, "nri_numa_http_up") == 1)
     assert len(tries) == 4

@@ -3,9 +3,9 @@
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.agent import unmatched_annotations
+from nri_numa.agent import pod_observers
 from nri_numa.agent.agent import Agent
-from nri_numa.agent.unmatched_annotations import SETTLED_AFTER_S, UnmatchedAnnotations
+from nri_numa.agent.pod_observers import SETTLED_AFTER_S, UnmatchedAnnotations
 from nri_numa.model.workload import PodSandbox, PodTable
 from tests.beds.agent_bed import AgentBed
 from tests.beds.world import PREFIX, pod
@@ -19,7 +19,7 @@ class UnmatchedBed(AgentBed):
 
     def boot(self) -> Agent:
         agent = super().boot()
-        self.watch = UnmatchedAnnotations(agent, self.timing)
+        self.watch = UnmatchedAnnotations(agent)
         return agent
 
     def said(self) -> list[str]:
@@ -44,9 +44,7 @@ def test_a_name_that_does_not_come_is_said_and_noted_once(bed: UnmatchedBed) -> 
     assert (bed.said(), bed.noted()) == ([], [])
     bed.quiet(1)
     bed.quiet()
-    bed.watch = UnmatchedAnnotations(
-        bed.agent, bed.timing
-    )  # nor after a restart, with the notices of before
+    bed.watch = UnmatchedAnnotations(bed.agent)  # nor after a restart, with the notices of before
     bed.watch.on_container(TYPO, "engine")
     bed.quiet()
     bed.watch.on_remove_pod("", TYPO.uid)
@@ -96,7 +94,7 @@ def test_pods_whose_names_come_are_no_news(bed: UnmatchedBed, annotations: dict[
 
 
 def test_there_is_an_end_of_pods(bed: UnmatchedBed, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unmatched_annotations, "_MAX_PODS_WITH_PENDING_NAMES", 3)
+    monkeypatch.setattr(pod_observers, "_MAX_PODS_WITH_PENDING_NAMES", 3)
     pods = [pod(f"p{n}", {"numacpu.x": "1"}) for n in range(5)]
     for one in pods:
         bed.watch.on_container(one, "app")
@@ -126,7 +124,7 @@ def test_a_misspelt_prefix_is_said_at_once_and_noticed_once(bed: UnmatchedBed) -
     one = pod("db")
     one = replace(one, annotations={"numa.kubernets.io/policy": "restricted"})
     for _ in range(2):  # the second after a restart, with the notices of the first
-        bed.watch = UnmatchedAnnotations(bed.agent, bed.timing)
+        bed.watch = UnmatchedAnnotations(bed.agent)
         bed.watch.on_container(one, "engine")
         assert "did you mean numa.kubernetes.io/policy?" in bed.noted(one)[0]
     assert bed.said() == [WITHOUT_EFFECT]

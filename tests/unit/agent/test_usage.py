@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 
 from nri_numa.agent.usage import SAMPLE_COUNT, UsageWatch, sample_between
+from nri_numa.config import AgentConfig
 from nri_numa.engine.node_model import NodeModel
 from nri_numa.machine.usage import MachineUsage
 from nri_numa.model.machine import NUMAMemoryReading, Topology
@@ -54,7 +55,8 @@ def stat(root: Path, busy: int, total: int, cpus: int) -> None:
 def watch(topology: Topology, root: Path) -> UsageWatch:
     clock = StillClock(lambda: 1000.0)
     agent = agent_of(NodeModel(topology=topology, settings=Settings()), clock=clock)
-    return UsageWatch(agent, str(root), str(root / "cgroup"), clock)
+    config = AgentConfig(sysfs_root=str(root), cgroup_root=str(root / "cgroup"))
+    return UsageWatch(agent, config)
 
 
 def test_the_ring_keeps_the_last_minutes(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from nri_numa.agent.loop import Clock
 from nri_numa.engine.assigned import ASSIGNED_KEY
 from nri_numa.machine.cgroups import CgroupPlace
 from nri_numa.model.workload import Resources
-from tests.beds.cgroup_bed import READ_ONLY, ConfigInForce, DriftBed, blocked
+from tests.beds.cgroup_bed import READ_ONLY, DriftBed, blocked
 from tests.beds.cgroup_tree import CgroupTree
 from tests.beds.link_bed import eventually
 from tests.beds.systemd_bus import SystemdBus
@@ -89,7 +89,6 @@ def test_a_neighbour_on_owned_cpus_is_counted_with_its_seconds(bed: DriftBed) ->
     bed.world.agent.cgroups.request_check(["plain-app"])
     bed.tree.write("/pods/plain-app", "0-7")
     bed.wall += 0.25
-    bed.world.timing.wall = lambda: bed.wall
     bed.check()
     assert bed.count("exclusive_cpu_intrusions_total") == 1
     assert bed.count("exclusive_cpu_intrusion_seconds_total") == pytest.approx(0.25)
@@ -105,7 +104,7 @@ def test_an_update_cannot_bring_back_what_the_runtime_remembers(bed: DriftBed) -
     answer = agent.update_container(of, remembers, Resources(memory_limit=1 << 30))
     assert answer.container_update.cpus == "2-7"  # type: ignore[union-attr]
     bed.tree.write("/pods/plain-app", "0-7")  # answered before the owner came, written after it
-    asyncio.run(bed.reconciler.reconcile(targets=["plain-app"]))
+    asyncio.run(bed.reconciler.reconcile(["plain-app"]))
     assert bed.has("plain-app") == "2-7"
     bed.tree.write("/pods/plain-app", "0-7")
     agent.post_update_container("plain-app")
@@ -198,7 +197,6 @@ def test_what_cannot_be_put_right_is_shown(bed: DriftBed) -> None:
     assert bed.lines("corrections not sent")
     bed.tree.write("/pods/plain-app", "3")  # wrong, and on nobody's CPU
     bed.wall += 2
-    bed.world.timing.wall = lambda: bed.wall
     asyncio.run(bed.reconciler.reconcile())
     assert not bed.world.agent.drift.known["plain-app"].on_exclusive_cpus
     assert bed.count("exclusive_cpu_intruders") == 0
@@ -242,12 +240,13 @@ def test_hundreds_of_late_containers_are_said_in_a_few_lines(bed: DriftBed) -> N
 @pytest.mark.parametrize("interval", ["1h", "0"])
 def test_what_somebody_writes_is_put_right_at_once(bed: DriftBed, interval: str) -> None:
     """Without waiting for the round, which comes in an hour; and not where drift is left alone."""
-    bed.reconciler._clock = Clock()
+    bed.world.agent.current.clock = Clock()
+    bed.in_force.set_keys(interval=interval)
     bed.own()
 
     async def scenario() -> None:
-        task = asyncio.create_task(bed.reconciler.run_checks(ConfigInForce(interval)))
-        await eventually(lambda: not list(bed.checks.required()))
+        task = asyncio.create_task(bed.reconciler.run_checks())
+        await eventually(lambda: not list(bed.checks.required_ids()))
         if interval != "0":
             mistake, bed.reconciler.reconcile = bed.reconciler.reconcile, None  # type: ignore[method-assign]
             bed.tree.write("/pods/plain-app", "0-7")

@@ -115,7 +115,7 @@ def test_the_kubelets_attempts_are_one_rejection_until_their_pod_goes(bed: Agent
     assert [r.pod for r in bed.view.list_rejections()] == ["greedy"]
     assert bed.view.explain_pod("shop", "again", None) == []
     # The runtime reports the pods that are left, after the agent was away.
-    bed.agent.synchronize((), ())
+    bed.agent.synchronize(PodTable.from_pods(()), ())
     assert bed.view.list_rejections() == []
 
 

@@ -17,6 +17,7 @@ from nri_numa.agent.usage import (
     WaitingWatch,
 )
 from nri_numa.cli import explain, status
+from nri_numa.config import AgentConfig
 from nri_numa.config.sections import UsageReadMode
 from nri_numa.engine.state import NodeState
 from nri_numa.machine.cgroups import CgroupPlace
@@ -35,10 +36,11 @@ class UsageBed(AgentBed):
         (root / "cgroup.controllers").touch()
         self.root, self.now, self.seconds = root, NOW, 100.0
         mode = UsageReadMode.METRIC if metric else UsageReadMode.READ
-        more = (self.agent, mode, 30, str(root), self.timing)
-        self.memory = MemoryWatch(*more, proc=str(root))
-        self.waiting = WaitingWatch(*more, proc=str(root / "proc"))
-        self.show(watches=UsageWatches(memory=self.memory, cpu_waiting=self.waiting))
+        self.config = AgentConfig(sysfs_root=str(root), cgroup_root=str(root))
+        self.memory = MemoryWatch(self.agent, self.config, mode, proc=str(root))
+        self.waiting = WaitingWatch(self.agent, self.config, mode, proc=str(root / "proc"))
+        usage = UsageWatch(self.agent, self.config)
+        self.show(watches=UsageWatches(usage, self.memory, self.waiting))
 
     def measured(self, name: str, numa_stat: str = "", **annotations: str) -> Path:
         """A container; gives its cgroup."""
@@ -157,7 +159,7 @@ def test_a_round_rests_for_what_it_costs_and_keeps_its_interval(
     monkeypatch.setattr(bed.timing, "sleep", sleep)
     monkeypatch.setattr(bed.timing, "cpu_time", lambda: next(looks) * cost)
     with pytest.raises(asyncio.CancelledError):
-        asyncio.run(bed.memory.run())
+        asyncio.run(bed.memory.run_watch())
     assert taken == pytest.approx(rests)
 
 
@@ -194,7 +196,7 @@ def test_explain_and_status_say_it_in_words(bed: UsageBed) -> None:
 
 
 def test_a_container_that_is_measured_when_asked_says_what_is_not_known(bed: UsageBed) -> None:
-    usage = UsageWatch(bed.agent, str(bed.root), str(bed.root), bed.timing)
+    usage = UsageWatch(bed.agent, bed.config)
     there = asyncio.run(usage.measure_container(bed.agent.current.state.allocations["c-there"]))
     assert (there.local_percent, there.cpu_milli) == (25, None)
     assert there.problem == "its cgroup does not count CPU time"
@@ -209,7 +211,7 @@ def test_a_container_that_is_measured_when_asked_says_what_is_not_known(bed: Usa
 
 def test_a_container_without_cpus_of_its_own_may_use_what_containers_may(bed: UsageBed) -> None:
     """Not CPUs outside the cgroup of all pods, of which it said to use per cent."""
-    usage = UsageWatch(bed.agent, str(bed.root), str(bed.root), bed.timing)
+    usage = UsageWatch(bed.agent, bed.config)
     bed.measured("plain", HERE)
     topology = bed.agent.current.machine.topology
     inside = replace(topology, allowed=topology.allowed - CPUSet([0]))

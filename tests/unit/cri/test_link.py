@@ -53,7 +53,7 @@ class CRIBed(LinkObserver):
     states: list[LinkState] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.handler = AgentHandler(self.world.agent, self.world.metrics, [self])
+        self.handler = AgentHandler(self.world.agent, [self])
         self.link = CRILink(
             self.handler,
             self,

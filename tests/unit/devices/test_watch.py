@@ -83,7 +83,7 @@ def seen(
     watch: DeviceWatch, of: PodSandbox, made: Container, mentions: DeviceMentions
 ) -> Container:
     """The container with the devices that are known at this moment."""
-    _, completed = watch.complete(of, replace(made, mentions=mentions))
+    _, completed = watch.complete_container(of, replace(made, mentions=mentions))
     return completed
 
 

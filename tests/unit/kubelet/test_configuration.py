@@ -12,9 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from nri_numa import config as configuration
 from nri_numa.config.layers import LayeredDocument, build_config
-from nri_numa.engine.cpus.index import build_allocator_index
 from nri_numa.kubelet.configuration import (
     DiscoveredConfig,
     KubeletFacts,
@@ -180,13 +178,7 @@ def beside(
 ) -> AdoptedSettings:
     topology = topology or machines.dual_smt()
     config = build_config(LayeredDocument(document=ours), "test")
-    return adopt_kubelet_settings(
-        configuration.derive_settings(config),
-        config,
-        theirs,
-        topology,
-        build_allocator_index(topology),
-    )
+    return adopt_kubelet_settings(config, theirs, topology)
 
 
 def test_reserved_cpus_become_ours_unless_set() -> None:

@@ -19,7 +19,7 @@ from nri_numa.engine.state import NodeState
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.settings import Settings
-from nri_numa.model.workload import Policy, QoSClass
+from nri_numa.model.workload import PodTable, Policy, QoSClass
 from nri_numa.observe import logs
 from nri_numa.observe.traces import pack_trace, unpack_explanation
 from tests.beds.world import GIB, MemoryStore, StillClock, agent_of, container, pod, resources
@@ -72,7 +72,7 @@ def agent(
 ) -> Agent:
     store = MemoryStore() if store is None else store
     made = agent_of(machine, clock=StillClock(lambda: 7.0, later=later), store=store)
-    made.synchronize((), ())
+    made.synchronize(PodTable.from_pods(()), ())
     return made
 
 

@@ -1,9 +1,4 @@
-"""Annotations without effect: for an unknown container, with a wrong prefix, or of an old version.
-
-No event marks the pod's last container. All are assumed to exist if no container of a new name was
-created for `SETTLED_AFTER_S` seconds, and certainly when the pod is removed. A container that is
-created later, behind a slow init container or image, withdraws the notice.
-"""
+"""Observers of pods: their annotations without effect, and those without a container yet."""
 
 from __future__ import annotations
 
@@ -14,7 +9,6 @@ from math import inf
 from typing import Final
 
 from nri_numa.agent.agent import Agent
-from nri_numa.agent.loop import Clock
 from nri_numa.engine.request.annotations import (
     MAX_NAMED_CONTAINERS,
     annotated_container_names,
@@ -22,7 +16,7 @@ from nri_numa.engine.request.annotations import (
     old_value_sentences,
     unknown_container_sentence,
 )
-from nri_numa.model.workload import Container, PodSandbox, PodTable
+from nri_numa.model.workload import Container, PodSandbox, PodTable, QoSClass
 from nri_numa.observe.notices import NoticeMessageReason
 from nri_numa.runtime import PodObserver
 
@@ -43,12 +37,16 @@ class _PendingNames:
 
 
 class UnmatchedAnnotations(PodObserver):
-    """Matches the names in pods' annotations with containers."""
+    """Reports annotations for an unknown container, with a wrong prefix, or of an old version.
 
-    def __init__(self, agent: Agent, clock: Clock) -> None:
+    No event marks the pod's last container. All are assumed to exist if no container of a new name
+    was created for `SETTLED_AFTER_S` seconds, and certainly when the pod is removed. A container
+    that is created later, behind a slow init container or image, withdraws the notice.
+    """
+
+    def __init__(self, agent: Agent) -> None:
         self._current, self._reporter = agent.current, agent.history.reporter
-        self._now = clock.monotonic
-        self._later = clock.call_soon
+        self._now, self._later = agent.current.clock.monotonic, agent.current.clock.call_soon
         self._pods: dict[str, _PendingNames] = {}
 
     def on_container(self, pod: PodSandbox, name: str) -> None:
@@ -120,3 +118,61 @@ class UnmatchedAnnotations(PodObserver):
         self._reporter.report_unmatched_annotations(
             pending.pod, NoticeMessageReason.UNKNOWN_CONTAINER, sentences
         )
+
+
+# --- Pods without a container ---
+
+PENDING_POD_TIMEOUT_S: Final = 300.0
+"""Seconds for which a pending pod is named: one whose image cannot be pulled must not keep its
+node's numbers from the scheduler without limit."""
+FIRST_CONTAINER_DELAY_S: Final = 0.5
+"""Seconds in which the first container follows if its image is present."""
+
+
+class PendingPods(PodObserver):
+    """Guaranteed pods on this node without a created container.
+
+    A scheduler that works by a NodeResourceTopology drops what it reserved for pods of a node when
+    the object names the pods that it counts itself, and it counts none that is still Pending. A pod
+    whose image is being pulled is charged nowhere: if it were not named either, its CPUs would be
+    allocated twice. Its sandbox runs before images are pulled, so from then on it is named
+    (docs/adr/0047-one-document-for-schedulers.md).
+    """
+
+    def __init__(self, agent: Agent) -> None:
+        self._current, self._clock = agent.current, agent.current.clock
+        # By sandbox: start time, namespace, name.
+        self._pods: dict[str, tuple[float, str, str]] = {}
+
+    def on_run_pod(self, pod: PodSandbox) -> None:
+        """Add the pod if it is Guaranteed."""
+        if pod.qos is QoSClass.GUARANTEED:
+            self._pods[pod.id] = self._clock.monotonic(), pod.namespace, pod.name
+            self._clock.call_later(
+                FIRST_CONTAINER_DELAY_S, partial(self._notify_if_pending, pod.id)
+            )
+
+    def _notify_if_pending(self, sandbox: str) -> None:
+        if sandbox in self._pods:
+            self._current.notify()
+
+    def on_decided(self, pod_id: str) -> None:
+        """Drop the pod, since a container of it was decided about."""
+        self._pods.pop(pod_id, None)
+
+    on_stop_pod = on_decided
+
+    def on_remove_pod(self, pod_id: str, uid: str) -> None:
+        """Drop a removed pod; over CRI no stop was reported."""
+        self.on_decided(pod_id)
+
+    def on_synchronize(self, pods: PodTable, containers: Sequence[Container]) -> None:
+        """Drop sandboxes that are gone."""
+        for pod_id in self._pods.keys() - pods.uids.keys():
+            self.on_decided(pod_id)
+
+    def pod_names(self) -> list[tuple[str, str]]:
+        """Return namespace and name of each pod; any thread may call this."""
+        oldest = self._clock.monotonic() - PENDING_POD_TIMEOUT_S
+        # A copy in one step: the runtime's requests change it meanwhile.
+        return [(space, name) for t, space, name in tuple(self._pods.values()) if t > oldest]

@@ -1,7 +1,5 @@
 """What every test gets: quiet logs, Hypothesis profiles, and a report that says what is missing."""
 
-from __future__ import annotations
-
 import collections
 import io
 import os
@@ -35,6 +33,12 @@ vars(cgroups)["MAX_WRITE_WAIT_S"] = 60.0
 def quiet_logs() -> None:
     """Lines go to a buffer that nobody reads; a test of the log sets up its own."""
     logs.setup_logging("info", stream=io.StringIO())
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Give a test of one of these folders its marker."""
+    if (folder := item.path.parent.name) in ("browser", "e2e", "kube"):
+        item.add_marker(folder)
 
 
 TARGETS = {

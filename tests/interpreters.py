@@ -7,8 +7,6 @@ bundle carry, 3.14 in sid. arm64 is the bundle of that architecture, run by QEMU
 does model and wire only. Anything else is the name of an interpreter in PATH.
 """
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

@@ -8,8 +8,6 @@ and folders are made for each process. Output stands behind the name of its comm
 of all test runs are in ``artifacts/tests``.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import os

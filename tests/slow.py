@@ -1,7 +1,5 @@
 """What tests cost, read from the JUnit files of the last run: `make slow`."""
 
-from __future__ import annotations
-
 import collections
 import sys
 import xml.etree.ElementTree as ElementTree

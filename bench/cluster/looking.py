@@ -25,11 +25,10 @@ from bench.stats import quantile, table
 from tests.beds.cri import poll
 from tests.beds.kube import controller as controllers
 from tests.beds.kube import extender as extenders
-from tests.beds.kube.bed import KubeBed
+from tests.beds.kube.bed import MANIFESTS, KubeBed
 from tests.beds.kube.client import PATIENCE_S, Client, JsonObject
 from tests.beds.kube.control_plane import ControlPlane
 from tests.beds.kube.controller import Controller
-from tests.beds.kube.service import MANIFESTS
 from tests.beds.plugin_process import REPOSITORY
 
 COMMAND: Final = REPOSITORY / "config/kubectl/kubectl-numa"

@@ -17,8 +17,7 @@ from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import Topology
 from nri_numa.text import parse_exact_quantity
 from tests.beds.cri import CRIError, poll
-from tests.beds.kube import publisher
-from tests.beds.kube.bed import KubeBed
+from tests.beds.kube.bed import MANIFESTS, KubeBed, Publisher, install, token
 from tests.beds.kube.client import PATIENCE_S, Client, JsonObject
 from tests.beds.kube.control_plane import ControlPlane
 from tests.beds.kube.manifests import container, pod
@@ -28,7 +27,7 @@ NAME: Final = "bed"
 EVERY: Final = 30
 """One of so many pods goes there: the machine has few CPUs."""
 _SECONDS: Final = 4
-_TOPOLOGY: Final = publisher.MANIFESTS / "publish-topology"
+_TOPOLOGY: Final = MANIFESTS / "publish-topology"
 _NRT: Final = f"/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies/{NAME}"
 
 
@@ -104,7 +103,7 @@ def running(control: ControlPlane) -> Iterator[RealNode]:
         control: a control plane that knows a node `NAME`.
     """
     client: Client = control.client
-    publisher.install(client)
+    install(client)
     names = ("role.yaml", "policies.yaml", "crd.yaml")
     client.kubectl("apply", *(f"--filename={_TOPOLOGY / name}" for name in names))
     with _Lonely(control, name=NAME) as node:
@@ -115,8 +114,8 @@ def running(control: ControlPlane) -> Iterator[RealNode]:
             ),
         )
         publish = {"nodeResourceTopology": True, "events": False}
-        token = publisher.token(client, NAME)
-        with publisher.Publisher(bed, token, config=publish) as process:
+        credentials = token(client, NAME)
+        with Publisher(bed, credentials, config=publish) as process:
 
             def there() -> bool | None:
                 process.check()

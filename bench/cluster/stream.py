@@ -37,14 +37,12 @@ from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.settings import Settings
 from nri_numa.publisher import topology
 from tests.beds.cri import poll
-from tests.beds.kube.bed import KubeBed
+from tests.beds.kube.bed import MANIFESTS, KubeBed
 from tests.beds.kube.build import find_programs
 from tests.beds.kube.client import JsonObject
-from tests.beds.kube.control_plane import ControlPlane
+from tests.beds.kube.control_plane import ControlPlane, Namespaces
 from tests.beds.kube.extender import Extender, install
 from tests.beds.kube.manifests import PREFIX
-from tests.beds.kube.namespaces import Namespaces
-from tests.beds.kube.publisher import MANIFESTS
 from tests.beds.plugin_process import REPOSITORY
 from tests.beds.processes import Daemon
 

@@ -1,7 +1,5 @@
 """An agent as the outside meets it: behind its handler, shown by its view, with its log."""
 
-from __future__ import annotations
-
 import io
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What a container has, for tests to which only some of its fields matter."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from nri_numa.engine.state import Allocation, ContainerKind

@@ -4,8 +4,6 @@ It is a tool of the tests and is not shipped, so it is not in the repository: a 
 registry, kept in the cache directory of the user who runs the tests.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

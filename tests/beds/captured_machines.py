@@ -1,7 +1,5 @@
 """Machines that somebody captured."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 

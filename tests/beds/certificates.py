@@ -1,7 +1,5 @@
 """Certificates for tests, made by the openssl program."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

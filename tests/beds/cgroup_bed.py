@@ -4,8 +4,6 @@ Files of a cgroup tree stand for the kernel, a world in memory for the runtime; 
 when somebody sleeps.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import fcntl
@@ -36,13 +34,13 @@ from nri_numa.machine.cgroups import (
     WriteOutcome,
     cgroup_relative_path,
 )
-from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.workload import Container, ContainerUpdate, PodSandbox
 from nri_numa.observe import logs
 from tests.beds.cgroup_tree import CgroupTree
 from tests.beds.systemd_bus import SystemdBus
 from tests.beds.world import World, container, pod, resources
+from tests.machines import named as machines
 
 READ_ONLY = "/cgroup: Read-only file system"
 
@@ -115,10 +113,7 @@ class CgroupBed(Clock):
     scopes: SystemdScopes = field(default_factory=lambda: SystemdScopes("/nowhere", "/nowhere"))
 
     def __post_init__(self) -> None:
-        topology = build_synthetic_topology(
-            sockets=1, numa_per_socket=2, cores_per_numa=4, threads=1
-        )
-        self.world = World(topology, observe=self.observe)
+        self.world = World(machines.snc_single_no_smt(), observe=self.observe)
         self.world.starts = False
         self.world.synchronize()
         self.timing: Clock = self

@@ -1,7 +1,5 @@
 """A cgroup file system in a directory, of either version, with only the files of cpusets."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The machine's cgroup tree, both versions: finding and removing what a test bed made."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """The agent's side of the kubelet's DRA calls: claims prepared on a node in memory."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,11 +9,11 @@ from nri_numa.config import AgentConfig
 from nri_numa.config.sections import DRA, Devices
 from nri_numa.dra.claims import InvalidClaim
 from nri_numa.dra.handover import ClaimFileRequester
-from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.settings import Settings
 from tests.beds.resource_claims import DRIVER, UID, claim, result
 from tests.beds.world import World
+from tests.machines import named as machines
 
 OTHER = UID[:-1] + "b"
 
@@ -31,10 +29,7 @@ class ClaimBed:
 
     def __init__(self, directory: Path) -> None:
         self.records, self.cdi = directory / "state/claims", directory / "cdi"
-        self.world = World(
-            build_synthetic_topology(sockets=2, numa_per_socket=1, cores_per_numa=8, threads=1),
-            Settings(reserved_cpus=CPUSet.parse("8")),
-        )
+        self.world = World(machines.dual_no_smt(), Settings(reserved_cpus=CPUSet.parse("8")))
         self.objects: dict[str, Any] = {UID: self.claim()}
         self.waits = 0
         self.meanwhile: Callable[[], object] = lambda: None

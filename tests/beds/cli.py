@@ -1,7 +1,5 @@
 """Commands run in this process as if at a terminal."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from click.testing import CliRunner, Result

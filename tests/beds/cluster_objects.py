@@ -1,7 +1,5 @@
 """An API server in memory: objects by path, their versions, watches, and what may go wrong."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import time

@@ -1,7 +1,5 @@
 """The controller's page on made-up nodes, served in a thread; no API server is asked."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path

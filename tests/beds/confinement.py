@@ -4,8 +4,6 @@ The profile is in the form of the OCI runtime specification. libseccomp makes a 
 does for runc; every Debian has it, for apt and systemd are linked with it. Free of pytest.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import json

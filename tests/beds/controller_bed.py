@@ -138,8 +138,8 @@ class EvictorBed:
         result = self.answers.get(request.name if is_eviction else request.resource.plural_name)
         return self.cluster.execute_at_once(request) if result is None else Outcome(result=result)
 
-    def run(self, seconds: int) -> None:
-        """Tick once a second, and answer what is due."""
+    def run(self, seconds: int) -> list[str]:
+        """Tick once a second, answer what is due, and return the pods evicted so far."""
         for _ in range(seconds):
             self.output.on_tick(self.now, 1_795_000_000.0 + self.now)
             while (request := self.output.next_request(self.now)) is not None:
@@ -152,6 +152,7 @@ class EvictorBed:
                     self.evicted.append((request.name, self.now))
                 self.output.on_outcome(request, outcome, self.now, 0.5)
             self.now += 1
+        return self.names
 
     @property
     def names(self) -> list[str]:

@@ -5,8 +5,6 @@ shares, quota and OOM scores are what the kubelet with the cgroupfs driver would
 requests and limits.
 """
 
-from __future__ import annotations
-
 import enum
 import json
 import re

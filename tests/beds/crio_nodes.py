@@ -4,8 +4,6 @@ Sources: crio.conf(5), crio.conf.d(5); the package of Fedora; the packages of th
 Debian (``10-crio.conf``); the templates of OpenShift's Machine Config Operator (``00-default``).
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Final
 

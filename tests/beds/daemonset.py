@@ -1,7 +1,5 @@
 """The container of the shipped DaemonSet, created as the kubelet does it. Free of pytest."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ archives) reaches newer suites of the mirror which the machine uses already, wit
 and the same proxy settings. What was unpacked once is used without the network from then on.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -5,8 +5,6 @@ a rejected container with the same ones. What the node publishes, the extender's
 decision and the evictor are the product's own. A clock that is set goes from event to event.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from random import Random
@@ -166,10 +164,7 @@ class NodeWithDevices:
         zones = zones_document(
             NodeSnapshot(self._machine, self._state), devices=count_devices(devices)
         )
-        return {
-            "metadata": {"name": self.name},
-            **build_topology_contents(objects.PREFIX, zones),
-        }
+        return {"metadata": {"name": self.name}, **build_topology_contents(objects.PREFIX, zones)}
 
 
 def _of(devices: list[NodeDevice], resource: str) -> list[NodeDevice]:

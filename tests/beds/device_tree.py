@@ -1,7 +1,5 @@
 """Trees of devices as sysfs and NVIDIA's driver show them, made in a directory."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Pages of the documentation, and what tests are called by."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tools.docs_check import pages

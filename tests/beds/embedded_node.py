@@ -6,8 +6,6 @@ must hold after every fault: nobody moved, no CPU is owned twice, nothing of a l
 lost. Free of pytest.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import multiprocessing
@@ -25,7 +23,6 @@ from click.testing import CliRunner
 from nri_numa.cli import cli
 from nri_numa.demo.runtime import DemoContainer, DemoContainerState, PodOperationFailed
 from nri_numa.machine.cgroups import cgroup_relative_path
-from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import NO_CPUS, CPUSet
 from nri_numa.model.machine import Topology
 from nri_numa.nri.wire.pb import nri_pb2 as pb
@@ -35,6 +32,7 @@ from tests.beds.cri import poll as until
 from tests.beds.embedded_runtime import CONTAINERD_2_4, CRI_O_1_37, EmbeddedProfile, EmbeddedRuntime
 from tests.beds.loop_thread import LoopThread
 from tests.beds.plugin_process import PluginProcess
+from tests.machines import named as machines
 from tests.machines.named import write_sysfs
 
 PREFIX = "numa.kubernetes.io/"
@@ -164,7 +162,7 @@ class EmbeddedNode(LoopThread):
         profile: EmbeddedProfile = CONTAINERD_2_4,
     ) -> None:
         self.directory = directory
-        self.topology = topology or build_synthetic_topology(memory_gib=64)
+        self.topology = topology or machines.snc_smt(memory_gib=64)
         self.cgroups = CgroupTree(
             directory / "cgroup", version, self.topology.online, self.topology.memory_nodes
         )

@@ -40,7 +40,6 @@ from nri_numa.demo.runtime import (
     PodOperationFailed,
 )
 from nri_numa.machine.cgroups import cgroup_relative_path
-from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, ListFormatError, NUMASet
 from nri_numa.model.machine import Topology
 from nri_numa.nri.wire import events as ev
@@ -49,6 +48,7 @@ from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.nri.wire.session import Phase
 from nri_numa.nri.wire.versions import Event, identity_problem
 from tests.beds.cgroup_tree import CgroupTree
+from tests.machines import named as machines
 
 EVENTS_OF_0_2: Final = 0x07FF
 """What every runtime knows: the eleven events of NRI 0.2."""
@@ -61,9 +61,7 @@ LEAST_SLICE: Final = 4
 KEPT_RECORDS: Final = 10_000
 """Records that are remembered, of calls and of departures."""
 REGISTRATION_TIMEOUT_S: Final = 5.0
-FOUR_CPUS: Final = build_synthetic_topology(
-    sockets=1, numa_per_socket=1, cores_per_numa=4, threads=1
-)
+FOUR_CPUS: Final = machines.single_no_smt()
 _STATE_CHANGES: Final = {
     event.method_name: event.name
     for event in Event
@@ -250,10 +248,7 @@ class EmbeddedPeer(PluginPeer):
     def _send_request(self, method: str, request: Message) -> int:
         faults = self._runtime.faults
         stream = self.session.call_plugin(
-            method,
-            request,
-            timeout_nano=int(self.timeout_s * 1e9),
-            metadata=faults.metadata,
+            method, request, timeout_nano=int(self.timeout_s * 1e9), metadata=faults.metadata
         )
         if faults.drop_in == method:
             faults.drop_in = ""

@@ -1,7 +1,5 @@
 """Pods that are evicted, and what says that they should be."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Random nodes with pods to evict, and the cheapest eviction by trying every set of them."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The explanation of a decision that was made just now."""
 
-from __future__ import annotations
-
 from nri_numa.engine.decision import Admitted, Decision
 from nri_numa.engine.desired import NodeSnapshot
 from nri_numa.engine.explain.explanation import (

@@ -1,7 +1,5 @@
 """An extender on objects in memory."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Coroutine

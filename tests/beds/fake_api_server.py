@@ -3,8 +3,6 @@
 For tests of the client itself; processes have `tests.beds.cluster_objects`.
 """
 
-from __future__ import annotations
-
 import json
 import ssl
 import threading

@@ -15,8 +15,6 @@ Faults:
     No capability, and the system calls of the seccomp profile FILE only.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import signal

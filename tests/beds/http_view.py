@@ -1,7 +1,5 @@
 """An agent's view with made-up contents, and a tiny client for servers under test."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import json

@@ -1,7 +1,5 @@
 """Container images made on the spot, so that none is pulled: busybox, and the agent's own."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

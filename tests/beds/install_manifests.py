@@ -1,7 +1,5 @@
 """What operators install, as kustomize, Helm and the files have it."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Running an NRI link against an embedded runtime or a hand-written peer."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Callable, Mapping

@@ -1,7 +1,5 @@
 """The NRI link in a thread of its own, in front of a real runtime."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Coroutine

@@ -5,8 +5,6 @@ differs by class. Do that when other places are meant: the difference is what po
 after an upgrade.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random

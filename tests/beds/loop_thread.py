@@ -1,7 +1,5 @@
 """An asyncio loop in a thread of its own, for tests that read as plain steps."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine

@@ -1,7 +1,5 @@
 """The virtual machines of a session, one after the other."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from tests.beds.testbed import TestbedUnavailable
@@ -29,8 +27,7 @@ class MachineRuns:
             self._running is None or self._running[0] != name
         ):
             self._finish()
-            run = Run(self._parts, machine, self._selected[name])
-            self._running = name, iter(run)
+            self._running = name, iter(Run(self._parts, machine, self._selected[name]))
         try:
             while (name, case) not in self._results:
                 assert self._running is not None

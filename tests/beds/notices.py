@@ -1,7 +1,5 @@
 """Notices, and the clock that they are dated by."""
 
-from __future__ import annotations
-
 from nri_numa.observe.notices import Notice, NoticedContainer, NoticedEventKind, NoticeLog
 
 NOW = 1_700_000_000.0

@@ -5,8 +5,6 @@ order; each line of the plugin waits until the plugin under test has sent the me
 it. What it sends instead, or beside them, is what the test compares.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """A handler behind the conversion from protobuf, without a session and a socket."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from nri_numa.nri import conversion

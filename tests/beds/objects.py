@@ -1,7 +1,5 @@
 """NodeResourceTopology objects and pods for tests of the extender."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A served agent on a modelled machine, in a thread, with pods to look at."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from contextlib import closing

@@ -1,7 +1,5 @@
 """The real agent as a process, a modelled machine, an embedded runtime: something to look at."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

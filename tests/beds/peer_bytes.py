@@ -3,8 +3,6 @@
 Each stream is built from a `random.Random`, so that a seed is a whole test case.
 """
 
-from __future__ import annotations
-
 import random
 import struct
 

@@ -1,22 +1,13 @@
 """Pods that come and go, drawn by Hypothesis."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import TypeAlias
 
 from hypothesis import strategies as st
 
 from nri_numa.model.cpuset import CPUSet
-from nri_numa.model.settings import (
-    ALL_CPUS_AMOUNT,
-    CPUAmount,
-    QuotasAndPoolFloor,
-    Settings,
-)
-from nri_numa.model.workload import (
-    Container,
-)
+from nri_numa.model.settings import ALL_CPUS_AMOUNT, CPUAmount, QuotasAndPoolFloor, Settings
+from nri_numa.model.workload import Container
 from tests.beds.world import World, container, pod, resources
 from tests.machines import named as machines
 

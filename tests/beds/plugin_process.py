@@ -1,7 +1,5 @@
 """``nri-numa run`` as a process of its own, the way systemd would run it. Free of pytest."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

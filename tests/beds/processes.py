@@ -1,7 +1,5 @@
 """Processes of a bed: started, ended, and what /proc says of those that have to be cleaned up."""
 
-from __future__ import annotations
-
 import abc
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """A real Prometheus that scrapes what a test tells it to, and is asked over its API."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

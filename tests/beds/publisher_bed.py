@@ -1,7 +1,5 @@
 """A publisher between an agent and objects in memory, and its outputs on their own."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Writes down what came out, for ``make recorded``, and compares it later."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from itertools import zip_longest
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The node of a recording: its machine, its cgroups as CRI-O and crun make them, and an agent."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import time
@@ -20,13 +18,7 @@ from nri_numa.agent.systemd_sync import SystemdSync
 from nri_numa.config import AgentConfig, derive_settings
 from nri_numa.config.sections import CPUWithholdingLimits, RuntimeLinkSection
 from nri_numa.engine.node_model import NodeModel
-from nri_numa.machine.cgroups import (
-    CgroupReader,
-    CgroupWriter,
-    SystemdScopes,
-    cgroup_relative_path,
-)
-from nri_numa.machine.synthetic import build_synthetic_topology
+from nri_numa.machine.cgroups import CgroupReader, CgroupWriter, SystemdScopes, cgroup_relative_path
 from nri_numa.model.machine import Topology
 from nri_numa.nri.link import LinkSettings, NRILink
 from nri_numa.nri.wire.pb import nri_pb2 as pb
@@ -39,15 +31,12 @@ from tests.beds.link_bed import link_to
 from tests.beds.nri_recording import Answer
 from tests.beds.recording_plugin import RecordingPlugin
 from tests.beds.world import StillClock
+from tests.machines import named as machines
 from tests.machines.named import write_sysfs
 
 TOPOLOGIES: Mapping[str, Topology] = {
-    "cgroupfs-v1-crun": build_synthetic_topology(
-        sockets=1, numa_per_socket=1, cores_per_numa=2, threads=1, memory_gib=8
-    ),
-    "systemd-v2-crun": build_synthetic_topology(
-        sockets=2, numa_per_socket=1, cores_per_numa=2, threads=2, memory_gib=4
-    ),
+    "cgroupfs-v1-crun": machines.single_no_smt(cores_per_numa=2, memory_gib=8),
+    "systemd-v2-crun": machines.dual_smt(cores_per_numa=2, memory_gib=4),
 }
 """The machines of the recordings, by folder, as their README describes them."""
 

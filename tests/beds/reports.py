@@ -1,7 +1,5 @@
 """Logs of daemons in the report of a test that failed; a conftest imports the hook with them."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path

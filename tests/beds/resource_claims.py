@@ -1,7 +1,5 @@
 """ResourceClaims as the API server has them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 DRIVER = "dra.example.com"

@@ -1,7 +1,5 @@
 """Containers that move to make room for others."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import Callable, Iterator
@@ -56,9 +54,7 @@ class SteppingClock(StillClock):
 
 
 def migrated_notices(
-    world: World,
-    clock: SteppingClock,
-    migrate: Callable[..., Iterator[MigrationStep]],
+    world: World, clock: SteppingClock, migrate: Callable[..., Iterator[MigrationStep]]
 ) -> list[str]:
     """A hundred looks of the mover, whose pages move as ``migrate`` says; what is noted of them."""
 

@@ -1,7 +1,5 @@
 """JSON schemas."""
 
-from __future__ import annotations
-
 from typing import Any
 
 

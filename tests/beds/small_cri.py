@@ -4,8 +4,6 @@ It has what containerd has where it matters: the OCI spec in a verbose status, e
 replay, and updates that change the spec of a container that was created, and of one that runs.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable

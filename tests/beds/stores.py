@@ -1,7 +1,5 @@
 """Directories of state, and stores that tests close."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

@@ -3,8 +3,6 @@
 The real one is in the machine ``systemd`` of tests/vm.
 """
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path

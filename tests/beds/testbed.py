@@ -1,7 +1,5 @@
 """What every real test bed shares: the error that says it cannot be had, and where its cache is."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

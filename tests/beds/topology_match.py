@@ -4,8 +4,6 @@ Written from what the plugin does (kubernetes-sigs/scheduler-plugins, ``pkg/node
 of August 2026), not from its text: which of an object's zones could take a pod.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """A view over an agent, for tests of what it shows."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from nri_numa.agent.agent import Agent

@@ -13,8 +13,6 @@ keeps as the artifacts of the run:
 =====================  =====================================================
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os
@@ -35,9 +33,9 @@ from typing import Any
 
 import msgspec
 
-from tests.beds import vm_counted, vm_system
+from tests.beds import vm_system
 from tests.beds.containerd import find_binaries, find_crun
-from tests.beds.debs import CNI_PLUGINS
+from tests.beds.debs import CNI_PLUGINS, DebCache, Wanted
 from tests.beds.processes import group_alive, prioritize
 from tests.beds.testbed import TestbedUnavailable, cache_dir, locked, run
 from tests.beds.vm_kernel import Kernel, KernelCache
@@ -55,6 +53,58 @@ from tests.beds.vm_records import (
     Started,
 )
 from tests.machines.vm_machine import CACHED_ROOT_TAG, Machine, virtme_arguments
+
+_SUITES = ("bookworm-backports",)
+_QEMU = Wanted(label="qemu-system-x86", package="qemu-system-x86", suites=_SUITES)
+_DATA = Wanted(label="qemu-system-data", package="qemu-system-data", suites=_SUITES)
+_BIOS = Wanted(label="seabios", package="seabios", suites=_SUITES)
+
+_LEAST = (8, 1)
+
+CLOCK = ("-icount", "shift=0,sleep=on,align=off")
+"""The guest's clock counts instructions, a nanosecond for each; QEMU 7.2 does not boot with it.
+
+By the host's clock a guest on a busy host gets a fraction of the work done, and what goes by time
+(ticks, watchdogs, programs that look around) takes what there is. Here it is a machine of ordinary
+speed in slow motion, and no limit runs out because others needed the host.
+"""
+COUNTED_KERNEL = (
+    # Both are known: the kernel need not measure for them, which takes minutes of reading a port.
+    "tsc_early_khz=1000000",
+    "lpj=4000000",
+)
+"""Kernel parameters that such a guest needs."""
+
+
+class _Backports(DebCache):
+    """Apart from the other packages: the suite goes when its release is old, and they stay."""
+
+    archive_suites = _SUITES
+
+
+def write_counted_emulator(file: Path) -> None:
+    """Have the emulator in the cache, and write a program that starts it with its clock."""
+    packages = _Backports(cache_dir() / "backports")
+    qemu, data, bios = packages.fetch(_QEMU, _DATA, _BIOS)
+    if tuple(int(part) for part in qemu.upstream_version.split(".")[:2]) < _LEAST:
+        raise TestbedUnavailable(
+            f"QEMU {qemu.upstream_version} is too old for a clock that counts instructions",
+            "use a Debian archive that has bookworm-backports",
+        )
+    program = qemu.root / "usr/bin/qemu-system-x86_64"
+    if not program.is_file():
+        raise TestbedUnavailable(
+            f"{program} is not there", f"remove {qemu.root} from the cache and start again"
+        )
+    command = [
+        str(program),
+        *("-L", str(data.root / "usr/share/qemu")),
+        *("-L", str(bios.root / "usr/share/seabios")),
+        *CLOCK,
+    ]
+    file.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n', encoding="utf-8")
+    file.chmod(0o755)
+
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 ARTIFACTS = REPOSITORY / "artifacts" / "vm"
@@ -277,7 +327,7 @@ class Run:
     def _results(self, control: Path, lock: int) -> Iterator[Result]:
         emulator = self.directory / "emulator" if self._counted else None
         if emulator is not None:
-            vm_counted.write_emulator(emulator)
+            write_counted_emulator(emulator)
         with booted(
             self._parts,
             self.machine,
@@ -285,7 +335,7 @@ class Run:
             lock,
             control=control,
             emulator=emulator,
-            parameters=vm_counted.KERNEL if self._counted else (),
+            parameters=COUNTED_KERNEL if self._counted else (),
         ) as process:
             yield from self._follow(process, control)
 

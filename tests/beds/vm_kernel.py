@@ -4,8 +4,6 @@ The full ``linux-image-<version>-amd64`` (or ``-arm64``) is taken, because the o
 9p. Nothing is installed; virtme-ng finds the modules beside the kernel.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path

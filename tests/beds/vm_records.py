@@ -6,8 +6,6 @@ host for a command of QEMU's machine protocol (plugging a CPU) with a file ``ask
 ``answer-N.json``.
 """
 
-from __future__ import annotations
-
 import enum
 from pathlib import Path
 

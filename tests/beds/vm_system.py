@@ -5,8 +5,6 @@ of its own that ends with it. What is tested comes from the checkout, which the 
 read-only at ``/opt/nri-numa``, where docs/install-node.md puts one.
 """
 
-from __future__ import annotations
-
 import lzma
 import os
 import shlex

@@ -1,7 +1,5 @@
 """A loop whose callbacks wait until a test lets them run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 

@@ -1,7 +1,5 @@
 """Every watch that a service of ours follows, as the service makes it, and events for it."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -50,6 +50,8 @@ from nri_numa.store.journal import encode, state_from
 
 PREFIX = "numa.kubernetes.io/"
 GIB = 1 << 30
+SINGLE = {"policy": "single-numa-node"}
+OWN = {"cpus": "exclusive"}
 
 two_by_four = partial(
     build_synthetic_topology,

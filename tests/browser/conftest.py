@@ -1,7 +1,5 @@
 """One browser for the whole suite, and a clean tab for every test."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 

@@ -5,8 +5,6 @@ runtime starts; nothing is drawn for the picture. How busy CPUs are is made up, 
 machine's /proc/stat.
 """
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys
@@ -22,9 +20,9 @@ from pathlib import Path
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import Topology
-from tests.beds.browser import Page, browser
+from tests.beds.browser import LIVE, STEPS, TITLE, Page, browser, press_button, tick
 from tests.beds.page_node import PageNode, page_node
-from tests.checks.page_expressions import LIVE, STEPS, TITLE, press_button, tick
+from tests.machines import named as machines
 
 GIB = 1 << 30
 TRAIN = "train-{}-7d4b9c6f5d-x2x1q"
@@ -153,13 +151,13 @@ class ScreenshotBed:
 PAGES = {2 << 20: 4 * GIB}
 BEDS = (
     ScreenshotBed(
-        topology=build_synthetic_topology(sockets=1, numa_per_socket=1, memory_gib=32),
+        topology=machines.single_smt(memory_gib=32),
         reserved="0",
         populate=one,
         pictures=(("page-1", 1280, False, nothing), ("page-1-narrow", 375, False, nothing)),
     ),
     ScreenshotBed(
-        topology=build_synthetic_topology(
+        topology=machines.snc_smt(
             cores_per_numa=8, cores_per_l3=4, memory_gib=64, hugepages=PAGES, offline=CPUSet([31])
         ),
         reserved="0-1",
@@ -181,10 +179,7 @@ BEDS = (
         ),
         reserved="0-1,128-129",
         populate=sixteen,
-        pictures=(
-            ("page-16", 1440, False, numa(3)),
-            ("page-16-dark", 1440, True, row("hpc-0")),
-        ),
+        pictures=(("page-16", 1440, False, numa(3)), ("page-16-dark", 1440, True, row("hpc-0"))),
     ),
     ScreenshotBed(
         topology=build_synthetic_topology(

@@ -1,7 +1,5 @@
 """The page in a real browser, over a real agent and its server on modelled machines."""
 
-from __future__ import annotations
-
 import json
 import re
 import time
@@ -16,9 +14,7 @@ from nri_numa.engine.state import Allocation
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import Topology
 from nri_numa.model.settings import Settings
-from tests.beds.browser import Page
-from tests.beds.page_bed import PageBed, page_bed
-from tests.checks.page_expressions import (
+from tests.beds.browser import (
     BANNERS,
     CPUS,
     DETAILS,
@@ -34,6 +30,7 @@ from tests.checks.page_expressions import (
     SHAPES,
     STEPS,
     STICKING_OUT,
+    Page,
     cell,
     fill,
     label,
@@ -41,9 +38,8 @@ from tests.checks.page_expressions import (
     press_button,
     visit,
 )
+from tests.beds.page_bed import PageBed, page_bed
 from tests.machines import named as machines
-
-pytestmark = pytest.mark.browser
 
 HOSTILE = '<img src=x onerror="document.title=1"><script>document.title=2</script>\x1b[31m\u202e'
 
@@ -149,9 +145,7 @@ def test_bars_tell_what_is_free_and_factors_and_distances_stand_there(page: Page
     ],
     ids=lambda made: made.__name__,
 )
-def test_every_sort_of_machine_fits(
-    page: Page, machine: Callable[[], Topology], width: int
-) -> None:
+def test_each_sort_of_machine_fits(page: Page, machine: Callable[[], Topology], width: int) -> None:
     """No sideways scrolling, every CPU drawn once, every NUMA node there."""
     topology = machine()
     with page_bed(topology) as bed:
@@ -544,9 +538,7 @@ def test_hostile_names_stay_text_in_all_that_opens(page: Page, bed: PageBed, wid
     assert titles > 1
 
 
-def test_nothing_is_loaded_from_elsewhere_and_no_code_can_be_slipped_in(
-    page: Page, bed: PageBed
-) -> None:
+def test_nothing_foreign_is_loaded_and_no_code_can_be_injected(page: Page, bed: PageBed) -> None:
     visit(page, bed)
     page.click('[data-cpu="2"]')
     page.wait(f"{STEPS} > 3")

@@ -1,7 +1,5 @@
 """What an operator sees at once: the node, who is not aligned, what was refused, what to do."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 
@@ -10,9 +8,7 @@ from msgspec.structs import replace
 
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.settings import Settings
-from tests.beds.browser import Page
-from tests.beds.page_bed import PageBed, page_bed
-from tests.checks.page_expressions import (
+from tests.beds.browser import (
     DETAILS,
     DETAILS_TITLE,
     MARKED,
@@ -20,14 +16,14 @@ from tests.checks.page_expressions import (
     PODS,
     REJECTIONS,
     STEPS,
+    Page,
     fill,
     label,
     press_button,
     visit,
 )
+from tests.beds.page_bed import PageBed, page_bed
 from tests.machines import named as machines
-
-pytestmark = pytest.mark.browser
 
 FIGURES = "document.getElementById('figures').textContent"
 SHOWN = "getComputedStyle(document.getElementById('details')).display !== 'none'"
@@ -173,9 +169,7 @@ def test_one_number_for_one_thing(page: Page, bed: PageBed) -> None:
     assert told == {str(len(bed.agent.current.desired.pool))}
 
 
-def test_rejections_that_say_the_same_are_one_and_lead_to_the_remedy(
-    page: Page, bed: PageBed
-) -> None:
+def test_equal_rejections_are_one_and_lead_to_the_remedy(page: Page, bed: PageBed) -> None:
     for _ in range(3):
         bed.create("greedy", cpus=500, policy="restricted")
     bed.create("greedy-2", cpus=500, policy="restricted")
@@ -207,9 +201,7 @@ def test_the_address_of_a_rejection_shows_it(page: Page, bed: PageBed) -> None:
 @pytest.mark.parametrize(
     "fragment", ["refused-", "refused-a", "refused-%E0%A4%A", "refused-a/b/c/d"]
 )
-def test_an_address_that_names_nothing_shows_nothing(
-    page: Page, bed: PageBed, fragment: str
-) -> None:
+def test_an_address_of_nothing_shows_nothing(page: Page, bed: PageBed, fragment: str) -> None:
     visit(page, bed, f"#{fragment}")
     assert not page.run(SHOWN)
 

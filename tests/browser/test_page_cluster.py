@@ -1,19 +1,14 @@
 """The page of the cluster in a real browser."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.beds.axe import axe_source, findings
-from tests.beds.browser import Page
+from tests.beds.browser import STICKING_OUT, Page, fill
 from tests.beds.cluster_page import ClusterPage, cluster_page
 from tests.beds.objects import PREFIX, topology
-from tests.checks.page_expressions import STICKING_OUT, fill
-
-pytestmark = pytest.mark.browser
 
 HOSTILE = '<img src=x onerror="document.title=1">\u202e'
 LIVE = "document.getElementById('link')?.textContent === 'controller: live'"

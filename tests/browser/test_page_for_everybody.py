@@ -1,7 +1,5 @@
 """The page for those who listen, use a keyboard, or hold a telephone."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -9,12 +7,9 @@ import pytest
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.machine import Topology
 from tests.beds.axe import axe_source, findings
-from tests.beds.browser import Page
+from tests.beds.browser import DETAILS_TITLE, ROWS, STEPS, STICKING_OUT, Page, visit
 from tests.beds.page_bed import PageBed, page_bed
-from tests.checks.page_expressions import DETAILS_TITLE, ROWS, STEPS, STICKING_OUT, visit
 from tests.machines import named as machines
-
-pytestmark = pytest.mark.browser
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,5 @@
 """The page on large machines, on wide and narrow windows: nothing vanishes, nothing jumps."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 
@@ -9,12 +7,9 @@ import pytest
 
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet
-from tests.beds.browser import Page
+from tests.beds.browser import DETAILS, DETAILS_TITLE, PODS, STEPS, Page, cell, fill, visit
 from tests.beds.page_bed import PageBed, page_bed
-from tests.checks.page_expressions import DETAILS, DETAILS_TITLE, PODS, STEPS, cell, fill, visit
 from tests.machines import named as machines
-
-pytestmark = pytest.mark.browser
 
 SINGLE = "single-numa-node"
 LAYOUT = (
@@ -96,9 +91,7 @@ def test_who_shares_is_in_the_drawing(page: Page, crowded: PageBed) -> None:
     page.wait(f"{PODS}.length === {count} && {PODS}.every(p => p.startsWith('web-'))")
 
 
-def test_paper_has_all_rows_and_what_can_be_pressed_on_a_screen(
-    page: Page, crowded: PageBed
-) -> None:
+def test_paper_has_all_rows_and_what_a_screen_unfolds(page: Page, crowded: PageBed) -> None:
     """Rows that scrolling would bring; CPUs, pods and headings are buttons on a screen."""
     page.size(1440, 900, dark=True)
     visit(page, crowded)
@@ -116,9 +109,7 @@ def test_paper_has_all_rows_and_what_can_be_pressed_on_a_screen(
 
 
 @pytest.mark.parametrize("width", [1440, 2560, 375])
-def test_choosing_moves_nothing_and_hides_nothing_of_it(
-    page: Page, crowded: PageBed, width: int
-) -> None:
+def test_choosing_moves_and_hides_nothing(page: Page, crowded: PageBed, width: int) -> None:
     page.size(width, 900)
     visit(page, crowded)
     before = page.run(LAYOUT)
@@ -152,7 +143,7 @@ def test_the_sheet_of_a_telephone_does_not_cover_the_row(page: Page, crowded: Pa
 @pytest.mark.parametrize("width", [1440, 2560])
 @pytest.mark.parametrize("offline", ["", "31"])
 def test_four_numa_nodes_fill_the_window(page: Page, width: int, offline: str) -> None:
-    with page_bed(build_synthetic_topology(cores_per_numa=8, offline=CPUSet.parse(offline))) as bed:
+    with page_bed(machines.snc_smt(cores_per_numa=8, offline=CPUSet.parse(offline))) as bed:
         page.size(width, 1300)
         visit(page, bed)
         shares = page.run(

@@ -1,21 +1,12 @@
 """What the agent looks for all the time, in the details of a container: its memory, its waiting."""
 
-from __future__ import annotations
-
 from typing import Any
 
-import pytest
-
-from nri_numa.machine.synthetic import build_synthetic_topology
-from tests.beds.browser import Page
+from tests.beds.browser import DETAILS, LIVE, TITLE, Page, visit
 from tests.beds.page_node import page_node
-from tests.checks.page_expressions import DETAILS, LIVE, TITLE, visit
+from tests.machines import named as machines
 
-pytestmark = pytest.mark.browser
-
-ON: dict[str, Any] = {
-    "containerUsage": {"memory": "read", "cpuPressure": "read", "interval": "1s"},
-}
+ON: dict[str, Any] = {"containerUsage": {"memory": "read", "cpuPressure": "read", "interval": "1s"}}
 
 
 def details_anew(page: Page, url: str) -> None:
@@ -37,8 +28,7 @@ def read_by_the_agent(page: Page, url: str, condition: str) -> None:
 
 def test_where_its_memory_is_and_how_much_it_waits(page: Page) -> None:
     """Numbers where they are known, the reason in words where they are not, and never a zero."""
-    machine = build_synthetic_topology(sockets=1, numa_per_socket=2, cores_per_numa=4)
-    with page_node(machine, config=ON) as node:
+    with page_node(machines.snc_single(), config=ON) as node:
         node.start_agent()
         node.create("looked", cpus=2, memory_gib=1, policy="single-numa-node")
         visit(page, node)
@@ -70,8 +60,7 @@ def test_where_its_memory_is_and_how_much_it_waits(page: Page) -> None:
 
 
 def test_without_being_asked_to_look_the_details_say_nothing_of_it(page: Page) -> None:
-    machine = build_synthetic_topology(sockets=1, numa_per_socket=2, cores_per_numa=4)
-    with page_node(machine) as node:
+    with page_node(machines.snc_single()) as node:
         node.start_agent()
         node.create("looked", cpus=2, memory_gib=1, policy="single-numa-node")
         details_anew(page, node.url)

@@ -1,14 +1,11 @@
 """What the page tells of the machine besides who has which CPU."""
 
-from __future__ import annotations
-
 from msgspec.structs import replace
 
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import CgroupPartitionKind, Partition, PCIDevice
-from tests.beds.browser import Page
+from tests.beds.browser import Page, label, visit
 from tests.beds.page_bed import PageBed, page_bed
-from tests.checks.page_expressions import label, visit
 from tests.machines import named as machines
 
 ROWS = (

@@ -1,16 +1,10 @@
 """The page over the real agent's process, a real socket and an embedded runtime."""
 
-from __future__ import annotations
-
 import asyncio
-
-import pytest
 
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet
-from tests.beds.browser import Page
-from tests.beds.page_node import page_node
-from tests.checks.page_expressions import (
+from tests.beds.browser import (
     BANNERS,
     CPUS,
     LIST,
@@ -20,18 +14,19 @@ from tests.checks.page_expressions import (
     ROWS,
     STEPS,
     TITLE,
+    Page,
     fill,
     visit,
 )
-
-pytestmark = pytest.mark.browser
+from tests.beds.page_node import page_node
+from tests.machines import named as machines
 
 OLD = "[...document.querySelectorAll('{}')].filter(e => e.old).length"
 
 
 def test_a_day_of_a_node(page: Page) -> None:
     """Pods come and go, one is refused, the runtime restarts, the agent restarts."""
-    machine = build_synthetic_topology(cores_per_numa=8, cores_per_l3=4, offline=CPUSet([31]))
+    machine = machines.snc_smt(cores_per_numa=8, cores_per_l3=4, offline=CPUSet([31]))
     with page_node(machine, {"reservedCPUs": "0-1"}) as node:
         node.start_agent()
         visit(page, node)
@@ -110,7 +105,7 @@ def test_sixty_four_numa_nodes_with_a_thousand_containers(page: Page) -> None:
 
 
 def test_a_storm_of_changes_is_drawn_to_its_end(page: Page) -> None:
-    with page_node(build_synthetic_topology(cores_per_numa=8)) as node:
+    with page_node(machines.snc_smt(cores_per_numa=8)) as node:
         node.start_agent()
         visit(page, node)
 

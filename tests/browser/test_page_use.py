@@ -1,19 +1,11 @@
 """What is really used, over the real process on a modelled machine; and the drawing as a file."""
 
-from __future__ import annotations
-
 from xml.etree import ElementTree
 
-import pytest
-
-from nri_numa.machine.synthetic import build_synthetic_topology
-from tests.beds.browser import Page
+from tests.beds.browser import DETAILS, LIVE, TITLE, Page, tick, visit
 from tests.beds.page_bed import page_bed
 from tests.beds.page_node import PageNode, page_node
-from tests.checks.page_expressions import DETAILS, LIVE, TITLE, tick, visit
 from tests.machines import named as machines
-
-pytestmark = pytest.mark.browser
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -25,7 +17,7 @@ def wait_for(node: PageNode, page: Page, problem: str) -> None:
 
 def test_the_use_of_cpus_and_memory_is_drawn(page: Page) -> None:
     """A CPU's mark, a NUMA node's line, and the words in the details."""
-    machine = build_synthetic_topology(sockets=1, numa_per_socket=2, cores_per_numa=4)
+    machine = machines.snc_single()
     with page_node(machine) as node:
         tick(node.machine, dict.fromkeys(machine.online, 0), 1000)
         node.start_agent()
@@ -44,8 +36,7 @@ def test_the_use_of_cpus_and_memory_is_drawn(page: Page) -> None:
 
 def test_a_container_is_measured_when_somebody_asks(page: Page) -> None:
     """Where its memory is, and what it uses of its CPUs; or why that is not known."""
-    machine = build_synthetic_topology(sockets=1, numa_per_socket=2, cores_per_numa=4)
-    with page_node(machine) as node:
+    with page_node(machines.snc_single()) as node:
         node.start_agent()
         node.create("own", cpus=2, memory_gib=1, policy="single-numa-node")
         page.open(node.url)

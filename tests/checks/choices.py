@@ -4,8 +4,6 @@ The oracle of `tests.checks.cpu_oracle` knows the kubelet's order; of our own or
 what must hold of every choice, and this which of those that would hold it is.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random

@@ -7,8 +7,6 @@ an owner's span that overlap in time and in CPUs) is proven, and its length is a
 time to the samples around it makes the upper bound. Pure.
 """
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -198,9 +196,6 @@ def _between(
                     at=at,
                     at_most=at_most,
                 )
-
-
-# --- time ---------------------------------------------------------------------------------------
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:

@@ -5,8 +5,6 @@ documentation, KEP-2902 and KEP-4800), sharing no code with the allocator. Only 
 which every CPU has a NUMA node.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping

@@ -11,8 +11,6 @@ A comment before a block says who may run it:
     <!-- shows -->                   lines that the block before must have printed
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -3,8 +3,6 @@
 ``python -m tests.checks.docs_rejections`` prints them.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Mapping
 
@@ -14,26 +12,19 @@ from nri_numa.agent.links import supported_memory_policies
 from nri_numa.engine.decision import Rejected
 from nri_numa.engine.node_model import MeasuredFree
 from nri_numa.engine.request.demand import claim_result_text
-from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.machine import Topology
 from nri_numa.model.reasons import RejectionReason as R
 from nri_numa.model.settings import AnnotationPermission, CPUAmount, QuotasAndPoolFloor, Settings
 from nri_numa.model.workload import Device, DeviceRequest, DeviceStock
 from nri_numa.runtime import RuntimeInfo
-from tests.beds.world import GIB, PREFIX, World, container, pod, resources
+from tests.beds.world import GIB, PREFIX, SINGLE, World, container, pod, resources
+from tests.machines import named as machines
 
 
 def machine(*, offline: CPUSet | None = None, allowed: CPUSet | None = None) -> Topology:
     """Two NUMA nodes with four cores of two threads each: CPUs 0-3,8-11 and 4-7,12-15."""
-    return build_synthetic_topology(
-        sockets=2,
-        numa_per_socket=1,
-        cores_per_numa=4,
-        memory_gib=16,
-        offline=offline or CPUSet(),
-        allowed=allowed,
-    )
+    return machines.dual_smt_16(offline=offline or CPUSet(), allowed=allowed)
 
 
 def reject(
@@ -126,8 +117,6 @@ def _old_runtime(world: World) -> None:
     world.agent.current.machine = world.agent.current.machine.with_memory_policies(policies)
 
 
-SINGLE = {"policy": "single-numa-node"}
-
 REJECTIONS: dict[R, Callable[[], Rejected]] = {
     R.INVALID_ANNOTATION: lambda: reject({"policy": "single-node"}),
     R.TOPOLOGY_AFFINITY: lambda: reject(SINGLE, cpus=12, memory=4),
@@ -159,9 +148,7 @@ REJECTIONS: dict[R, Callable[[], Rejected]] = {
     R.SLOTS_CONFLICT: lambda: reject({"numacpu": "2-3"}, cpus=2, slots="slot-0,slot-1"),
     R.SLOTS_MISMATCH: lambda: reject({}, cpus=1.5, slots="slot-0,slot-1"),
     R.CLAIM_NOT_PREPARED: lambda: reject(
-        {},
-        cpus=2,
-        claim_problem=f"its ResourceClaim {_UID} is not prepared on this node",
+        {}, cpus=2, claim_problem=f"its ResourceClaim {_UID} is not prepared on this node"
     ),
     R.CLAIM_IN_USE: lambda: reject({}, cpus=2, slots=_RESULT, before=_has_claim),
     R.UNKNOWN_CPU: lambda: reject({"numacpu": "14-17"}),

@@ -9,8 +9,6 @@ nri-numa decides container by container and does not know which are init contain
 otherwise for that reason are `WAYS`, each of which the model can be made to go.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 

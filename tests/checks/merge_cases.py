@@ -1,7 +1,5 @@
 """Random merge problems: machines with holes, resources of every kind, odd and even sizes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from random import Random
 

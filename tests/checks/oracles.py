@@ -4,8 +4,6 @@
 kubelet's managers do. They are slow, obvious, and share nothing with the engine but its types.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

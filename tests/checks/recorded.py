@@ -1,7 +1,5 @@
 """Write down again what pods get in ``tests/golden``, and say what differs: ``make recorded``."""
 
-from __future__ import annotations
-
 import argparse
 import logging
 from collections.abc import Sequence

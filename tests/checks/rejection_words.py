@@ -1,7 +1,5 @@
 """What every refusal must be: its first clause names what failed, need against have."""
 
-from __future__ import annotations
-
 import re
 
 from nri_numa.engine.decision import Rejected

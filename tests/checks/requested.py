@@ -4,8 +4,6 @@ Of what nobody can foresee (values in the wrong case, keys beside the known ones
 two numbers, contradictions over three levels) it is written down what comes out, word for word.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random

@@ -5,8 +5,6 @@ only. On large ones the search decides how near the best it comes, and everywher
 a container's start waits for; so both are written down.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random

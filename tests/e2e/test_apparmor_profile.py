@@ -1,17 +1,11 @@
 """The AppArmor profile, as far as that can be said on a kernel without AppArmor."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
-
-import pytest
 
 from tests.beds.debs import APPARMOR, DebCache
 from tests.beds.plugin_process import REPOSITORY
 from tests.beds.testbed import TestbedUnavailable, skip_or_fail
-
-pytestmark = pytest.mark.e2e
 
 
 def test_the_profile_compiles(tmp_path: Path) -> None:

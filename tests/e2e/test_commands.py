@@ -1,20 +1,14 @@
 """The commands an operator uses, against a live plugin on a real containerd."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.beds.containerd import Containerd
 from tests.beds.cri import poll
 from tests.beds.plugin_process import plugin_environment
-
-pytestmark = pytest.mark.e2e
 
 
 def nri_numa(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -43,9 +37,7 @@ def test_check_sees_a_runtime_that_answers(containerd: Containerd, tmp_path: Pat
     assert "FAIL" in done.stdout
 
 
-def test_check_turns_nri_on_in_containerds_own_configuration(
-    containerd: Containerd, tmp_path: Path
-) -> None:
+def test_check_turns_nri_on_in_containerds_file(containerd: Containerd, tmp_path: Path) -> None:
     """What --fix-runtime writes is a configuration that this containerd serves NRI with."""
     with Containerd(containerd.binaries, Path(containerd.directory, "nri-off"), nri=False) as other:
         assert not other.nri_socket.exists()

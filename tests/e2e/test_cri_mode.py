@@ -4,8 +4,6 @@ Over CRI nobody is asked before a start, so what is awaited is the late update: 
 word, in ``/proc/PID/status``, and that it stays so.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Iterator
@@ -16,13 +14,10 @@ import pytest
 from nri_numa.cri.client import CRIClient
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.workload import ContainerUpdate
-from tests.beds.containerd import Containerd
-from tests.beds.containerds import ContainerdBeds, start_plugins, without_pods
+from tests.beds.containerd import Containerd, ContainerdBeds, start_plugins, without_pods
 from tests.beds.cri import CRI, MIB, Container, Seen, guaranteed, poll
 from tests.beds.plugin_process import StartPlugin
 from tests.machines.cpus import FIRST, LAST, MACHINE, NO_CPU
-
-pytestmark = pytest.mark.e2e
 
 
 @pytest.fixture
@@ -93,9 +88,7 @@ def test_pods_that_start_together_get_their_cpus(bed: Containerd, start: StartPl
     ]
 
 
-def test_neighbours_leave_exclusive_cpus_and_get_them_back(
-    bed: Containerd, start: StartPlugin
-) -> None:
+def test_neighbours_leave_exclusive_cpus_and_return(bed: Containerd, start: StartPlugin) -> None:
     plugin = start(over_cri(bed))
     cri = bed.cri
     neighbour = cri.pod("neighbour")
@@ -107,9 +100,7 @@ def test_neighbours_leave_exclusive_cpus_and_get_them_back(
     assert plugin.metric("nri_numa_internal_errors_total") == 0
 
 
-def test_updates_of_a_neighbour_bring_no_owned_cpu_back(
-    bed: Containerd, start: StartPlugin
-) -> None:
+def test_updates_of_a_neighbour_take_no_owned_cpu(bed: Containerd, start: StartPlugin) -> None:
     """The runtime remembers a set of before the owner, and writes it with each update of memory."""
     plugin = start(over_cri(bed))
     cri = bed.cri
@@ -131,9 +122,7 @@ def test_updates_of_a_neighbour_bring_no_owned_cpu_back(
     assert plugin.metric("nri_numa_drift_repairs_abandoned_total") == 0
 
 
-def test_a_resize_that_nobody_tells_of_is_decided_about(
-    bed: Containerd, start: StartPlugin
-) -> None:
+def test_a_resize_that_nobody_reports_is_decided(bed: Containerd, start: StartPlugin) -> None:
     """As the kubelet resizes in place: the runtime is told, and whoever watches it is not."""
     plugin = start(over_cri(bed))
     cri = bed.cri
@@ -172,10 +161,7 @@ def test_a_rejected_container_runs_and_that_is_said(bed: Containerd, start: Star
     assert bed.cri.allowed(rejected) == Seen(cpus=str(MACHINE), mems=bed.cri.allowed(rejected).mems)
     (one,) = plugin.json("/v1/rejections")["rejections"]
     assert (one["pod"], one["container"]) == ("refused", "main")
-    poll(
-        lambda: bool(plugin.records("rejected container started over CRI")),
-        "the log line",
-    )
+    poll(lambda: bool(plugin.records("rejected container started over CRI")), "the log line")
 
 
 def test_restarts_of_agent_and_runtime_move_nothing(bed: Containerd, start: StartPlugin) -> None:
@@ -190,9 +176,7 @@ def test_restarts_of_agent_and_runtime_move_nothing(bed: Containerd, start: Star
     assert bed.cri.allowed(container).cpus == FIRST
 
 
-def test_what_was_placed_over_cri_is_given_back_over_cri(
-    bed: Containerd, start: StartPlugin
-) -> None:
+def test_what_was_placed_over_cri_is_released_over_cri(bed: Containerd, start: StartPlugin) -> None:
     plugin = start(over_cri(bed))
     container = bed.cri.pod("given", numacpu=FIRST)
     settled(bed.cri, container, FIRST)
@@ -221,9 +205,7 @@ def test_what_containerd_says_of_what_it_cannot_do(bed: Containerd) -> None:
     asyncio.run(use())
 
 
-def test_from_cri_to_nri_and_back_nothing_moves(
-    containerd: Containerd, cri: CRI, start_plugin: StartPlugin
-) -> None:
+def test_no_link_moves_pods(containerd: Containerd, cri: CRI, start_plugin: StartPlugin) -> None:
     plugin = start_plugin(over_cri(containerd))
     owner, owned = owner_of(cri)
     neighbour, shared = cri.pod("neighbour"), MACHINE - owned

@@ -1,18 +1,14 @@
 """What the real runtime's messages say of a container's devices, and where it runs then."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 
-from nri_numa.machine.synthetic import build_synthetic_topology
 from tests.beds.cri import CRI, guaranteed
 from tests.beds.device_tree import GPU_CLASS, DeviceTree
 from tests.beds.plugin_process import StartPlugin
+from tests.machines import named as machines
 from tests.machines.named import write_sysfs
-
-pytestmark = pytest.mark.e2e
 
 GPU = "0000:3b:00.0"
 SOURCES = {"enabled": True, "podResources": False}
@@ -23,7 +19,7 @@ WISHES = {"numa.kubernetes.io/policy": "single-numa-node", "numa.kubernetes.io/b
 @pytest.fixture
 def two_nodes(tmp_path: Path) -> Path:
     """A machine of two NUMA nodes made of this machine's first two CPUs."""
-    topology = build_synthetic_topology(sockets=2, numa_per_socket=1, cores_per_numa=1, threads=1)
+    topology = machines.dual_no_smt(cores_per_numa=1)
     return write_sysfs(tmp_path / "machine", topology)
 
 

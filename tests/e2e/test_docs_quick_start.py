@@ -4,8 +4,6 @@ There is no kubelet: ``kubectl`` is a program that asks the test to make the CRI
 kubelet would make. ``systemctl restart containerd`` restarts the bed's daemon. The rest is real.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re
@@ -18,7 +16,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 from nri_numa.config.values import parse_memory_bytes
@@ -30,8 +27,6 @@ from tests.beds.plugin_process import free_port
 from tests.beds.processes import Daemon
 from tests.checks.docs_blocks import Block, blocks, environment, make_checkout, make_programs, run
 from tests.machines.cpus import MACHINE
-
-pytestmark = pytest.mark.e2e
 
 # The page asks for two; on a machine with two, one has to stay for everybody else.
 OWNABLE = len(MACHINE) - 1

@@ -1,7 +1,5 @@
 """CPUs of one's own: granted, kept from everybody else, given back, grown and shrunk."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Iterator
@@ -10,13 +8,10 @@ from pathlib import Path
 import pytest
 
 from nri_numa.model.cpuset import CPUSet
-from tests.beds.containerd import Containerd
-from tests.beds.containerds import insist_on_rejection
+from tests.beds.containerd import Containerd, insist_on_rejection
 from tests.beds.cri import CRI, QoS, Resources, burstable, guaranteed, poll
 from tests.beds.plugin_process import PluginProcess, StartPlugin
 from tests.machines.cpus import LAST, MACHINE
-
-pytestmark = pytest.mark.e2e
 
 EXCLUSIVE = {"numa.kubernetes.io/cpus": "exclusive"}
 
@@ -85,9 +80,7 @@ def test_grant_and_return(cri: CRI, plugin: PluginProcess) -> None:
         poll(lambda c=container: cri.cpus(c) == MACHINE, "CPUs given back")  # type: ignore[misc]  # bound per turn
 
 
-def test_nothing_brings_an_owned_cpu_back(
-    containerd: Containerd, cri: CRI, plugin: PluginProcess
-) -> None:
+def test_no_owned_cpu_comes_back(containerd: Containerd, cri: CRI, plugin: PluginProcess) -> None:
     """Each way in which a neighbour's older set could return, beside updates (start race)."""
     neighbour = cri.pod("neighbour")
     shared = MACHINE - cri.cpus(cri.owner())

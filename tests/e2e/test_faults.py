@@ -1,7 +1,5 @@
 """Faults on purpose, on a real containerd: nothing that runs moves, no CPU is owned twice."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -11,23 +9,11 @@ import time
 import pytest
 
 from nri_numa.model.cpuset import CPUSet
-from tests.beds.containerd import Containerd
-from tests.beds.containerds import insist_on_rejection
-from tests.beds.cri import (
-    BEST_EFFORT,
-    CRI,
-    CRIError,
-    Resources,
-    asks,
-    guaranteed,
-    poll,
-    with_cpus,
-)
+from tests.beds.containerd import Containerd, insist_on_rejection
+from tests.beds.cri import BEST_EFFORT, CRI, CRIError, Resources, asks, guaranteed, poll, with_cpus
 from tests.beds.link_thread import LinkThread
 from tests.beds.plugin_process import PluginProcess
 from tests.machines.cpus import MACHINE
-
-pytestmark = pytest.mark.e2e
 
 MARK = "numa.kubernetes.io/assigned"
 
@@ -82,9 +68,7 @@ def test_an_owner_ends_while_the_state_is_lost(cri: CRI, plugin: PluginProcess, 
         cri.settles(each, MACHINE - cri.cpus(later))
 
 
-def test_a_creation_that_another_plugin_spoils_is_said(
-    containerd: Containerd, cri: CRI, plugin: PluginProcess
-) -> None:
+def test_a_spoilt_creation_is_said(containerd: Containerd, cri: CRI, plugin: PluginProcess) -> None:
     """Both set the cpuset: the runtime fails the creation, and tells neither of them why."""
     shared, other = cri.pod("shared"), LinkThread(containerd)
     try:

@@ -4,8 +4,6 @@ The test plays the kubelet with the shipped manifest. Only the two directories t
 private test bed, and the configuration, are others than on a node.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import stat
@@ -19,16 +17,13 @@ import pytest
 from nri_numa.cri.pb import cri_pb2
 from nri_numa.model.cpuset import CPUSet
 from tests.beds.cgroups import unified
-from tests.beds.containerd import Containerd
-from tests.beds.containerds import insist_on_rejection
+from tests.beds.containerd import Containerd, insist_on_rejection
 from tests.beds.cri import CRI, allowed, poll
 from tests.beds.daemonset import SECURITY, AgentContainer, pod_spec
 from tests.beds.images import AGENT_IMAGE as IMAGE
 from tests.beds.images import build_agent_image
 from tests.beds.plugin_process import free_port
 from tests.machines.cpus import MACHINE
-
-pytestmark = pytest.mark.e2e
 
 
 @pytest.fixture(scope="module")

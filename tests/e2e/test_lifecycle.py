@@ -11,13 +11,12 @@ from dataclasses import dataclass, field
 import pytest
 
 from nri_numa.model.cpuset import NO_CPUS, CPUSet
-from tests.beds.containerd import Containerd
-from tests.beds.containerds import insist_on_rejection
+from tests.beds.containerd import Containerd, insist_on_rejection
 from tests.beds.cri import CRI, Container, CRIError, QoS, Resources, burstable, guaranteed, poll
 from tests.beds.plugin_process import PluginProcess
 from tests.machines.cpus import MACHINE
 
-pytestmark = [pytest.mark.e2e, pytest.mark.every_series]
+pytestmark = pytest.mark.every_series
 
 EXCLUSIVE = {"numa.kubernetes.io/cpus": "exclusive"}
 LISTED = {"numacpu": "1", "numamem": "0"}
@@ -68,9 +67,7 @@ def test_plugin_restart_moves_nothing(cri: CRI, plugin: PluginProcess, kill: boo
     node.check(cri)
 
 
-def test_containerd_reports_no_deprecated_interface_of_the_plugin(
-    containerd: Containerd, plugin: PluginProcess
-) -> None:
+def test_the_plugin_uses_no_deprecated_call(containerd: Containerd, plugin: PluginProcess) -> None:
     """``ctr deprecations list`` names plugins that leave an event to NRI's old StateChange."""
     owner = containerd.cri.owner()
     containerd.cri.update(owner, guaranteed(1))

@@ -4,8 +4,6 @@ Which of the two it is depends on the runtime: containerd 1.7 is older than the 
 policies.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -13,8 +11,6 @@ import pytest
 from tests.beds.containerd import Containerd
 from tests.beds.cri import CRI, CRIError, asks, guaranteed
 from tests.beds.plugin_process import PluginProcess
-
-pytestmark = pytest.mark.e2e
 
 SHOWN = {
     "bind": "bind:0",

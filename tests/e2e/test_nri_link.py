@@ -1,7 +1,5 @@
 """The NRI link alone against real runtimes: what is on the wire."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterator
@@ -14,7 +12,7 @@ from tests.beds.containerd import Containerd
 from tests.beds.cri import CRI, Resources, allowed, poll
 from tests.beds.link_thread import LinkThread
 
-pytestmark = [pytest.mark.e2e, pytest.mark.every_series]
+pytestmark = pytest.mark.every_series
 
 
 @contextmanager

@@ -1,7 +1,5 @@
 """What a pod asks for is what its first instruction sees: lists, computed assignments, refusals."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -20,8 +18,6 @@ from tests.beds.cri import (
 )
 from tests.beds.plugin_process import PluginProcess, StartPlugin
 from tests.machines.cpus import FIRST, LAST
-
-pytestmark = pytest.mark.e2e
 
 
 @pytest.mark.core

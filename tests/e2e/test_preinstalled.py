@@ -1,7 +1,5 @@
 """Pre-installed: containerd starts the plugin itself, and a drop-in is all that configures it."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex
@@ -12,13 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.beds.containerd import Containerd
-from tests.beds.containerds import insist_on_rejection
+from tests.beds.containerd import Containerd, insist_on_rejection
 from tests.beds.cri import CRI, Seen, allowed, poll
 from tests.beds.plugin_process import REPOSITORY, free_port
 from tests.machines.cpus import LAST, MACHINE
 
-pytestmark = [pytest.mark.e2e, pytest.mark.every_series]
+pytestmark = pytest.mark.every_series
 
 RULED = {"rules": [{"match": {"namespaces": ["ruled"]}, "set": {"numacpu": LAST}}]}
 
@@ -73,9 +70,7 @@ def installed(
         containerd.start()
 
 
-def test_the_drop_in_counts_from_the_start(
-    containerd: Containerd, cri: CRI, installed: Installed
-) -> None:
+def test_the_drop_in_counts_at_once(containerd: Containerd, cri: CRI, installed: Installed) -> None:
     """State directory, HTTP address and log file come from it, and a changed one is reloaded.
 
     It is ready before the first pod, because the runtime waits for its own plugins.
@@ -95,9 +90,7 @@ def test_the_drop_in_counts_from_the_start(
     assert cri.first_line(cri.pod("by-rule", namespace="ruled")).cpus == LAST
 
 
-def test_the_next_one_started_goes_on(
-    containerd: Containerd, cri: CRI, installed: Installed
-) -> None:
+def test_the_next_one_continues(containerd: Containerd, cri: CRI, installed: Installed) -> None:
     """It ends with its runtime, and the one that the next runtime starts moves nothing."""
     containerd.start()
     owner, shared = cri.owner(), cri.pod("shared")
@@ -111,9 +104,7 @@ def test_the_next_one_started_goes_on(
     cri.settles(shared, MACHINE)
 
 
-def test_a_mistake_in_the_drop_in_costs_the_drop_in_only(
-    containerd: Containerd, cri: CRI, installed: Installed
-) -> None:
+def test_mistakes_cost_the_drop_in(containerd: Containerd, cri: CRI, installed: Installed) -> None:
     """Older runtimes end when a plugin of theirs does; this one goes on with its defaults."""
     installed.program.write_text(
         installed.program.read_text().rstrip()

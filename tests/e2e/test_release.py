@@ -1,21 +1,15 @@
 """``nri-numa release`` on a real containerd: what the kernel says afterwards."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.beds.cgroups import CGROUP_ROOT, unified
 from tests.beds.containerd import Containerd
 from tests.beds.cri import CRI, allowed, guaranteed, poll, with_cpus
 from tests.beds.plugin_process import PluginProcess, StartPlugin
-
-pytestmark = pytest.mark.e2e
 
 
 def results(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:

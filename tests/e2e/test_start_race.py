@@ -3,8 +3,6 @@
 ``NRI_NUMA_RACE_ROUNDS`` sets how many rounds each combination has; ``-rP`` shows the figures.
 """
 
-from __future__ import annotations
-
 import os
 
 import pytest
@@ -13,7 +11,7 @@ from tests.beds.containerd import Containerd
 from tests.beds.plugin_process import PluginProcess
 from tests.beds.race_bed import MODES, MOMENT_MS, RaceBed, updated_beside_owners
 
-pytestmark = [pytest.mark.e2e, pytest.mark.every_series]
+pytestmark = pytest.mark.every_series
 
 ROUNDS = int(os.environ.get("NRI_NUMA_RACE_ROUNDS", "25"))
 OWNERS = 12
@@ -24,9 +22,7 @@ LIMIT_MS = 100
 @pytest.mark.core
 @pytest.mark.timeout(120 + 5 * ROUNDS)
 @pytest.mark.parametrize("mode", MODES)
-def test_no_neighbour_stays_on_an_owned_cpu(
-    containerd: Containerd, plugin: PluginProcess, mode: str
-) -> None:
+def test_owned_cpus_are_left(containerd: Containerd, plugin: PluginProcess, mode: str) -> None:
     """A container between its creation and its start has the CPUs it may have, soon or at once."""
     with RaceBed(containerd) as bed:
         rounds = list(bed.rounds(mode, ROUNDS))
@@ -37,9 +33,7 @@ def test_no_neighbour_stays_on_an_owned_cpu(
 
 @pytest.mark.core
 @pytest.mark.timeout(300)
-def test_no_update_of_a_neighbour_brings_an_owned_cpu_back(
-    containerd: Containerd, plugin: PluginProcess
-) -> None:
+def test_no_update_brings_an_owned_cpu_back(containerd: Containerd, plugin: PluginProcess) -> None:
     """The runtime sends the cpuset that it remembers with any update; owners come and go."""
     count, late = updated_beside_owners(containerd, OWNERS)
     print(f"{count} updates, {OWNERS} owners; ms after an owner's first instruction: {late}")

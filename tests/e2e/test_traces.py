@@ -1,11 +1,7 @@
 """Spans of decisions beside those of a real containerd."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
-
-import pytest
 
 from tests.beds.containerd import Containerd, find_binaries
 from tests.beds.cri import poll
@@ -14,7 +10,6 @@ from tests.beds.testbed import TestbedUnavailable, skip_or_fail
 from tests.beds.trace_receiver import receive_traces
 
 
-@pytest.mark.e2e
 def test_a_decision_is_below_the_request_in_the_trace_of_containerd() -> None:
     with tempfile.TemporaryDirectory(prefix="nri-numa-e2e-") as name, receive_traces() as receiver:
         try:

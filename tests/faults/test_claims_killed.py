@@ -6,8 +6,6 @@ A step is a call through which the modules of claims change files. ``before`` ea
 Then another one starts and does what the kubelet would ask for again.
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -19,12 +17,12 @@ import pytest
 from nri_numa.agent.claims import ClaimStore
 from nri_numa.dra.handover import ClaimFileRequester, ClaimFileResponder
 from nri_numa.engine.node_model import NodeModel
-from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.settings import Settings
 from tests.beds.claim_bed import claim_config
 from tests.beds.fault_prelude import BrokenOS
 from tests.beds.resource_claims import DRIVER, UID, claim, result
 from tests.beds.world import agent_of
+from tests.machines import named as machines
 
 STEPS = ("open", "fsync", "replace", "unlink", "makedirs")
 LIFE = ("load", "prepare", "prepare", "unprepare")
@@ -93,11 +91,7 @@ class Place:
     def live(self, *steps: str, number: int = 0, moment: str = "") -> tuple[list[Any], list[str]]:
         """A new agent: what each step gave until its death, and the changes of files."""
         machine = NodeModel(
-            topology=build_synthetic_topology(
-                sockets=2, numa_per_socket=1, cores_per_numa=8, threads=1
-            ),
-            settings=Settings(),
-            key=b"signs annotations",
+            topology=machines.dual_no_smt(), settings=Settings(), key=b"signs annotations"
         )
         records, cdi, handover = self.folders
         asker = ClaimFileRequester(str(handover), sleep=self.answer)

@@ -4,8 +4,6 @@ Whoever tries to break in gets no more than that. What a real runtime makes of t
 `tests/e2e/test_install_image.py`.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -17,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from nri_numa.demo.runtime import PodOperationFailed
-from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet
 from tests.beds import confinement
 from tests.beds.embedded_node import EmbeddedNode, until
+from tests.machines import named as machines
 
 ROOT = Path(__file__).resolve().parents[2]
 try:
@@ -33,8 +31,7 @@ PROFILE = ROOT / "config/security/nri-numa.json"
 @pytest.fixture
 def confined(tmp_path: Path) -> Iterator[EmbeddedNode]:
     """A node where the agent runs with these rights from its first instruction on."""
-    config = {"reconcile": {"interval": "200ms"}}
-    with EmbeddedNode(tmp_path, config=config) as node:
+    with EmbeddedNode(tmp_path, config={"reconcile": {"interval": "200ms"}}) as node:
         node.start(f"confined:{PROFILE}")
         yield node
 
@@ -70,9 +67,7 @@ def test_the_whole_job_is_done_with_it(confined: EmbeddedNode) -> None:
     assert rejected == []
 
 
-def test_the_cgroup_of_a_container_that_started_without_it_is_marked(
-    confined: EmbeddedNode,
-) -> None:
+def test_the_cgroup_of_a_container_started_without_it_is_marked(confined: EmbeddedNode) -> None:
     node = confined
     node.plugin.kill()
     met = node.free()
@@ -84,11 +79,9 @@ def test_the_cgroup_of_a_container_that_started_without_it_is_marked(
 
 
 @pytest.mark.parametrize("writable", [True, False])
-def test_room_is_made_where_the_lists_of_containers_can_be_written(
-    tmp_path: Path, writable: bool
-) -> None:
+def test_room_is_made_where_container_lists_can_be_written(tmp_path: Path, writable: bool) -> None:
     """The root directory can be written by nobody, as on each node with cgroups of version 2."""
-    machine = build_synthetic_topology(sockets=1, cores_per_numa=8, threads=1, memory_gib=16)
+    machine = machines.snc_single_no_smt(cores_per_numa=8)
     single = {"policy": "single-numa-node"}
     with EmbeddedNode(tmp_path, topology=machine, version=2) as node:
         node.start(f"confined:{PROFILE}")

@@ -1,7 +1,5 @@
 """The link to the runtime breaks: resets in every message, a hanging plugin, other sockets."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

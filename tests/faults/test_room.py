@@ -1,7 +1,5 @@
 """Making room with faults on purpose: whatever happens on the way, it ends on one side."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,9 +8,9 @@ import pytest
 from nri_numa.demo.runtime import DemoContainer, PodOperationFailed
 from nri_numa.machine.cgroups import CgroupReader
 from nri_numa.machine.migration import find_migration_problem
-from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from tests.beds.embedded_node import EmbeddedNode, until
+from tests.machines import named as machines
 
 if problem := find_migration_problem(CgroupReader("/nowhere")):
     pytest.skip(f"no memory moves here: {problem}", allow_module_level=True)
@@ -33,7 +31,7 @@ ON_THE_WAY = (
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[EmbeddedNode]:
     """Two NUMA nodes of eight CPUs; on each a movable container has three, and one shares."""
-    machine = build_synthetic_topology(sockets=1, cores_per_numa=8, threads=1, memory_gib=16)
+    machine = machines.snc_single_no_smt(cores_per_numa=8)
     # What was not answered for is found by the look for drift, which is every half minute else.
     with EmbeddedNode(tmp_path, topology=machine, config={"reconcile": {"interval": "1s"}}) as node:
         node.start()

@@ -1,7 +1,5 @@
 """The state directory fails: full, read-only, taken away, damaged at any byte."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

@@ -1,16 +1,14 @@
 """The world around the plugin: clocks, a second instance, cgroups, CPUs, short-lived containers."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from nri_numa.demo.runtime import DemoContainer, PodOperationFailed
-from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet
 from tests.beds.embedded_node import RUNTIMES, EmbeddedNode, FaultyPlugin, until
+from tests.machines import named as machines
 
 
 def test_a_clock_that_jumps(bare: EmbeddedNode) -> None:
@@ -142,7 +140,7 @@ def test_a_start_that_fails(node: EmbeddedNode) -> None:
     """The kernel refuses the cpuset: the runtime reports it only when it removes the container."""
     pod = node.pod("young", {"policy": "single-numa-node"})
     container = node.create(pod, cpus=2)
-    node.runtime.machine = build_synthetic_topology(cores_per_numa=1, threads=1)
+    node.runtime.machine = machines.snc_no_smt(cores_per_numa=1)
     with pytest.raises(PodOperationFailed, match="failed to create"):
         node.begin(container)
     node.runtime.machine = node.topology
@@ -159,7 +157,7 @@ def test_cpus_go_and_come_back(node: EmbeddedNode) -> None:
     free, listed, shared, owner = node.live
     two = node.listed("two", "17-18", "3")
     seen = {c.id: c.cpus for c in (free, listed, shared, owner, two)}
-    node.write_machine(build_synthetic_topology(memory_gib=64, offline=CPUSet.parse("18")))
+    node.write_machine(machines.snc_smt(memory_gib=64, offline=CPUSet.parse("18")))
     until(lambda: two.cpus == "17", "the list is shorter")
     node.logged("CPUs changed")
     assert node.metric("nri_numa_offline_cpus") == 1

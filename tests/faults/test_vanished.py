@@ -1,7 +1,5 @@
 """Pods that end while nobody tells the agent: what they had is free for others within seconds."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -7,8 +7,6 @@ with the exception; the exit status is 1. Bounds: no case may take longer than a
 process may not grow by more than 128 MiB.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import random

@@ -1,7 +1,5 @@
 """Fuzz targets of what works for the whole cluster: the extender, and capacity from outside."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

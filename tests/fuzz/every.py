@@ -1,7 +1,5 @@
 """All fuzz targets, in the order of their turns."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from tests.fuzz import cluster, readers, targets

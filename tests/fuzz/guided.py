@@ -8,8 +8,6 @@ finding, whose input it keeps beside that. Further options are libFuzzer's: ``-m
 keeps the fewest inputs that reach as much; in ``corpus/TARGET`` every other run begins with them.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import sys

@@ -4,8 +4,6 @@ Each is fed whole inputs, so that a fuzzer that knows nothing but coverage (`tes
 drive it as well as a damaged member of the corpus can.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

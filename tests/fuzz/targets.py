@@ -5,8 +5,6 @@ it returns a word for the outcome; any exception is a finding. The generator's s
 case.
 """
 
-from __future__ import annotations
-
 import base64
 import io
 import json
@@ -46,7 +44,7 @@ from nri_numa.store import journal
 from nri_numa.store.checkpoint import CheckpointStore
 from tests.beds import peer_bytes
 from tests.beds.nri_requests import NRIRequests
-from tests.beds.wire_sessions import feed
+from tests.beds.wire import feed
 from tests.beds.world import PREFIX, World, container, pod, resources
 
 CORPUS = Path(__file__).with_name("corpus")

@@ -1,7 +1,5 @@
 """A short walk of every fuzz target, the same one every time; `python -m tests.fuzz` goes on."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.fuzz.__main__ import case

@@ -1,7 +1,5 @@
 """The running plugin keeps to its OpenAPI file, whatever it is asked; cases by schemathesis."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A real Prometheus is asked what capacity nodes have."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import threading
@@ -71,9 +69,7 @@ class Heard:
         return []
 
 
-def test_what_is_sound_of_an_answer_counts(
-    server: Prometheus, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_sound_parts_of_answers_count(server: Prometheus, caplog: pytest.LogCaptureFixture) -> None:
     heard = Heard(server.url, "1 - offline")
     assert heard.offers == [CapacityReport("a", {0: 0.75, 1: 1.0})]
     assert heard.up == [True]

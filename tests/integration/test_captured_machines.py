@@ -4,8 +4,6 @@ The first files in `tests/golden/captured` agreed with a table that was written 
 captured files, not by running discovery.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

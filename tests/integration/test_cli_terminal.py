@@ -1,7 +1,5 @@
 """The commands at a real terminal and in real shells."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pty

@@ -3,8 +3,6 @@
 tests/golden/recordings has the exchanges, with a README of how CRI-O differs from containerd.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math
@@ -192,9 +190,7 @@ class Replay:
 
 
 @pytest.mark.parametrize("recording", ALL, ids=str)
-def test_answers_and_cpusets_are_those_of_the_recording(
-    recording: Recording, tmp_path: Path
-) -> None:
+def test_answers_and_cpusets_are_as_recorded(recording: Recording, tmp_path: Path) -> None:
     replay = Replay(recording, tmp_path)
     asyncio.run(replay.run())
     assert replay.unexpected == []
@@ -203,9 +199,7 @@ def test_answers_and_cpusets_are_those_of_the_recording(
 
 
 @pytest.mark.parametrize("recording", [one for one in ALL if "failed" in one.name], ids=str)
-def test_a_failed_creation_gives_its_cpus_back_within_the_time_of_a_start(
-    recording: Recording, tmp_path: Path
-) -> None:
+def test_a_failed_creation_releases_its_cpus_in_time(recording: Recording, tmp_path: Path) -> None:
     """CRI-O reports neither Stop nor Remove of it."""
     exclusive = []
 

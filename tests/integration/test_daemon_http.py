@@ -1,7 +1,5 @@
 """The real process: started, given pods by a runtime over its socket, and asked over HTTP."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os
@@ -236,9 +234,7 @@ def test_a_runtime_that_goes_away_is_not_ready_and_is_told(node: EmbeddedNode) -
 
 
 @pytest.mark.parametrize("token", ["", "missing"])
-def test_without_a_port_or_its_token_there_is_no_api_and_containers_are_placed(
-    here: EmbeddedNode, token: str
-) -> None:
+def test_without_port_or_token_pods_are_placed_without_api(here: EmbeddedNode, token: str) -> None:
     """Served without the token it would tell everybody which pods run here."""
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
@@ -376,9 +372,7 @@ def test_connections_that_never_finish_a_request_keep_no_probe_out(here: Embedde
     assert here.plugin.terminate() == 0
 
 
-def test_a_log_that_nobody_reads_stops_nothing(
-    here: EmbeddedNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unread_log_stops_nothing(here: EmbeddedNode, monkeypatch: pytest.MonkeyPatch) -> None:
     """Containers are placed, the lines wait for their reader, and SIGTERM ends the process."""
     reading, writing = os.pipe()
     os.set_blocking(reading, False)

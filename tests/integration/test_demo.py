@@ -1,7 +1,5 @@
 """The demo is told as it is, as an ordinary user would run it."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -62,9 +60,7 @@ def python(*words: str, home: Path, code: int = 0, **more: str) -> subprocess.Co
 
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGHUP])  # or its terminal is closed
-def test_the_page_stays_up_with_the_storys_pods_until_it_is_interrupted(
-    home: Path, end: signal.Signals
-) -> None:
+def test_the_page_shows_the_storys_pods_until_interrupted(home: Path, end: signal.Signals) -> None:
     with subprocess.Popen(
         [sys.executable, "-m", "nri_numa", "demo", "--serve"],
         stdout=subprocess.PIPE,

@@ -1,7 +1,5 @@
 """A plugin that looks for devices: what messages say of them decides the NUMA node."""
 
-from __future__ import annotations
-
 import itertools
 import tempfile
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What docs/quick-start.md says to an ordinary user is what happens."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -5,8 +5,6 @@ channel must not carry is the same everywhere: control characters, direction mar
 The page has its own test in a browser, and `tests/shipped/test_kubectl_plugin.py` is beside it.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import urllib.request
@@ -18,11 +16,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from nri_numa.cli import cli
-from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.observe import logs
 from nri_numa.publisher import desired_objects
 from nri_numa.web.responses import Assignments, Notices
 from tests.beds.page_bed import PageBed
+from tests.machines import named as machines
 
 NAMES = {
     "a terminal's title": "\x1b]0;x\x07\x1b[2J",
@@ -49,9 +47,7 @@ def bed() -> Iterator[PageBed]:
     """An agent that has met each of them as every name there is, as key and as value."""
     LOG.truncate(0)
     logs.setup_logging("info", stream=LOG)
-    made = PageBed(
-        build_synthetic_topology(sockets=2, numa_per_socket=1, cores_per_numa=40, memory_gib=64)
-    )
+    made = PageBed(machines.dual_smt(cores_per_numa=40))
     try:
         for name in NAMES.values():
             made.create(name, name, namespace=name, policy="single-numa-node")

@@ -1,7 +1,5 @@
 """HTTPS with a bearer token, as a node is scraped from elsewhere; and our own client."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc
@@ -99,9 +97,7 @@ def test_plain_http_at_a_tls_port_is_turned_away(served: tuple[int, Path]) -> No
     assert ask(port, directory, "/healthz")[0] == 200
 
 
-def test_an_expired_certificate_is_said_and_served(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_expired_certificate_is_served(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A scraper that does not verify goes on, and the log says what is wrong with the others."""
     make_expired(tmp_path)
     with http_view.served(**certified(tmp_path, TOKEN)) as (_, port):
@@ -150,9 +146,7 @@ def test_handshakes_that_come_to_nothing_leave_nothing(
 
 
 @in_loop
-async def test_silent_clients_do_not_get_as_far_as_tls(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_silence_never_gets_to_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The places are taken by whoever came first; a probe is answered, over TLS, all the same."""
     monkeypatch.setattr(server_module, "MAX_ORDINARY_CONNECTIONS", 4)
     monkeypatch.setattr(server_module, "MAX_RESERVE_CONNECTIONS", 8)

@@ -1,7 +1,6 @@
 """The link over a real unix socket, against the embedded runtime in all its versions."""
 
-from __future__ import annotations
-
+import asyncio
 import itertools
 from collections.abc import Iterator
 from functools import partial
@@ -10,19 +9,21 @@ from typing import Any
 
 import pytest
 
-from nri_numa.demo.runtime import DemoContainerState, PodOperationFailed
-from nri_numa.machine.synthetic import build_synthetic_topology
+from nri_numa.demo.runtime import DemoContainer, DemoContainerState, PodOperationFailed
 from nri_numa.nri import link as nri
 from nri_numa.nri.link import LinkSettings, NRILink
+from nri_numa.nri.wire import events as ev
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.nri.wire.versions import ALL_EVENTS, Event
 from nri_numa.runtime import LinkState, RequestRejected
+from nri_numa.runtime_profile import PushPath
 from tests.beds.embedded_runtime import (
     CONTAINERD_1_7,
     CONTAINERD_2_1,
     CONTAINERD_2_4,
     CRI_O_1_35,
     CRI_O_1_37,
+    EVENTS_OF_0_2,
     EmbeddedProfile,
     EmbeddedRuntime,
     Faults,
@@ -38,6 +39,7 @@ from tests.beds.link_bed import (
     running,
 )
 from tests.beds.recording_plugin import RecordingPlugin, adjusted, pin, update
+from tests.machines import named as machines
 
 pytestmark = pytest.mark.asyncio
 
@@ -89,9 +91,7 @@ LIFE = [
 
 
 @pytest.mark.parametrize("profile", PROFILES.values(), ids=PROFILES.keys())
-async def test_a_life_looks_the_same_on_every_runtime(
-    tmp_path: Path, profile: EmbeddedProfile
-) -> None:
+async def test_a_life_is_the_same_on_each_runtime(tmp_path: Path, profile: EmbeddedProfile) -> None:
     """StateChange or one method for each event: the handler cannot tell, but for new events."""
     plugin = RecordingPlugin(create_container=pinned("2-3", "0"))
     async with embedded(tmp_path, plugin, profile=profile) as (runtime, _):
@@ -150,7 +150,7 @@ async def test_updates_ride_on_replies(tmp_path: Path, profile: EmbeddedProfile)
     """Creation, stop, synchronisation and the update itself can all change other containers."""
     plugin = RecordingPlugin()
     path = str(tmp_path / "nri.sock")
-    topology = build_synthetic_topology(numa_per_socket=1, cores_per_numa=4, threads=1)
+    topology = machines.dual_no_smt(cores_per_numa=4)
     async with EmbeddedRuntime(path, profile=profile, topology=topology) as runtime:
         pod = await runtime.run_pod(web())
         first = await runtime.create_container(pod.id, pb.Container(name="first"))
@@ -229,9 +229,7 @@ async def test_of_a_creation_that_fails_cri_o_tells_nobody(tmp_path: Path, failu
     assert plugin.log[3:] == ["CreateContainer app", "StopPodSandbox web", "RemovePodSandbox web"]
 
 
-async def test_cri_o_tells_pid_and_cgroup_at_the_start_and_a_state_before_it(
-    tmp_path: Path,
-) -> None:
+async def test_cri_o_tells_pid_and_cgroup_at_the_start_and_state_before(tmp_path: Path) -> None:
     plugin = RecordingPlugin()
     seen = []
     for hook in ("create_container", "start_container", "post_start_container"):
@@ -390,9 +388,7 @@ async def test_a_link_that_held_starts_its_pauses_from_the_beginning(
         assert len(made) == sequences
 
 
-async def test_a_link_that_held_is_dialled_again_without_a_pause(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_held_link_redials_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The runtime dropped a plugin that hung, and listens: whatever starts now starts unpinned."""
     monkeypatch.setattr(nri, "STABLE_LINK_S", 0.0)
     monkeypatch.setattr(nri, "MAX_RETRY_WHILE_LISTENING_S", 3600.0)
@@ -444,7 +440,283 @@ async def test_while_the_socket_takes_connections_a_pause_is_short(tmp_path: Pat
             pauses.append(delay)
 
     settings = LinkSettings(name="a", index="10", socket_path=path, delays=lambda: iter([30.0] * 9))
-    link = Told(RecordingPlugin(), settings)
-    async with raw_runtime(path, serve), running(link):
+    async with raw_runtime(path, serve), running(Told(RecordingPlugin(), settings)):
         await eventually(lambda: len(pauses) >= 3)
     assert pauses[:3] == [2.0, 2.0, 2.0]
+
+
+# --- Updates nobody asked for: the right way for each runtime, one at a time, never from a handler
+
+
+OLD_CONTAINERD = EmbeddedProfile(
+    version="1.7.13", nri_version="", tells_timeouts=False, events=EVENTS_OF_0_2, per_event=False
+)
+
+
+async def started(runtime: EmbeddedRuntime) -> DemoContainer:
+    pod = await runtime.run_pod(pb.PodSandbox(name="web"))
+    container = await runtime.create_container(pod.id, pb.Container(name="app"))
+    await runtime.start_container(container.id)
+    return container
+
+
+@pytest.mark.parametrize(
+    ("profile", "path"),
+    [
+        (CONTAINERD_2_4, PushPath.UPDATE_CONTAINERS),
+        (CONTAINERD_2_1, PushPath.ONE_SHOT),
+        (CONTAINERD_1_7, PushPath.ONE_SHOT),
+        (CRI_O_1_35, PushPath.ONE_SHOT),
+    ],
+    ids=["containerd-2.4", "containerd-2.1", "containerd-1.7", "cri-o-1.35"],
+)
+async def test_pushes_go_safely(tmp_path: Path, profile: EmbeddedProfile, path: PushPath) -> None:
+    """Plain UpdateContainers may hang the runtime before NRI 0.12.1 (containerd#13733)."""
+    plugin = RecordingPlugin()
+    async with embedded(tmp_path, plugin, profile=profile) as (runtime, link):
+        container = await started(runtime)
+        log = list(plugin.log)
+        problem = await link.push_updates([update(container.id, "1-2", "0")])
+        assert problem == ""
+        assert (container.cpus, container.mems) == ("1-2", "0")
+        # The main connection notices nothing, and the second one is gone.
+        assert plugin.log == log
+        await eventually(lambda: runtime.plugins == ("10-numapin",))
+        used = {call.plugin for call in runtime.calls}
+        assert ("10-numapin-push" in used) is (path is PushPath.ONE_SHOT)
+
+
+async def test_nothing_is_pushed_where_no_way_is_safe(tmp_path: Path) -> None:
+    async with embedded(tmp_path, RecordingPlugin(), profile=OLD_CONTAINERD) as (runtime, link):
+        container = await started(runtime)
+        problem = await link.push_updates([update(container.id, "1")])
+        assert "no way to push is safe" in problem
+        assert container.cpus == "0-3"
+
+
+async def test_a_push_without_a_link_is_reported_and_not_raised(tmp_path: Path) -> None:
+    link = link_to(str(tmp_path / "nri.sock"), RecordingPlugin())
+    problem = await link.push_updates([update("c", "1")])
+    assert problem == "the link is disconnected"
+
+
+@pytest.mark.parametrize("as_list", [False, True])
+async def test_failures_the_runtime_reports_are_handed_on(tmp_path: Path, as_list: bool) -> None:
+    async with embedded(
+        tmp_path, RecordingPlugin(), profile=EmbeddedProfile(update_failures_as_list=as_list)
+    ) as (runtime, link):
+        good, bad = await started(runtime), await started(runtime)
+        problem = await link.push_updates([update(bad.id, "99"), update(good.id, "1")])
+        assert (good.cpus, bad.cpus) == ("1", "0-3")  # the others are still applied
+        assert problem == ""  # it is looked at who has what was meant
+        runtime.faults.reports_ignored = True
+        problem = await link.push_updates([update(bad.id, "99"), update(good.id, "2")])
+        assert (problem == "") is as_list
+        if not as_list:
+            assert problem == "NRI update of some containers failed (code 2)"
+
+
+async def test_a_container_that_has_just_gone_fails_no_second_registration(tmp_path: Path) -> None:
+    """The others of the same push have what was meant for them."""
+    async with embedded(tmp_path, RecordingPlugin(), profile=CRI_O_1_35) as (runtime, link):
+        container = await started(runtime)
+        problem = await link.push_updates([update("gone", "0"), update(container.id, "1-2")])
+        assert problem == ""
+        assert container.cpus == "1-2"
+
+
+async def test_pushes_wait_for_each_other_and_for_their_interval(tmp_path: Path) -> None:
+    async with embedded(tmp_path, RecordingPlugin(), {"push_interval": 0.03}) as (runtime, link):
+        container = await started(runtime)
+        begun = asyncio.get_running_loop().time()
+        problems = await asyncio.gather(
+            *(link.push_updates([update(container.id, cpus)]) for cpus in ("0", "1", "2"))
+        )
+        assert not any(problems)
+        assert container.cpus == "2"  # in the order they were called
+        passed = asyncio.get_running_loop().time() - begun
+        assert passed >= 0.06
+        assert await link.push_updates([]) == ""
+
+
+def describe(minor: int) -> pb.ConfigureRequest:
+    return pb.ConfigureRequest(
+        runtime_name="containerd",
+        runtime_version="v2.4.0",
+        NRI_version=f"v0.12.{minor}",
+        request_timeout=2000,
+    )
+
+
+async def push_once(link: NRILink, plugin: RecordingPlugin) -> Any:
+    async with running(link):
+        await eventually(lambda: became_active(plugin))
+        return await link.push_updates([update("c", "1")])
+
+
+@pytest.mark.parametrize(
+    ("settings", "detail"),
+    [
+        ({"push_timeout": 0.02}, "no answer within 0.02 s"),
+        ({}, "the link broke before the answer came"),
+    ],
+)
+async def test_a_push_without_an_answer_ends(
+    tmp_path: Path, settings: dict[str, float], detail: str
+) -> None:
+    """After one timeout, or with the link that breaks meanwhile."""
+
+    async def serve(runtime: RawRuntime, number: int) -> None:
+        await runtime.handshake(describe(2))
+        assert isinstance(await runtime.next_event(), ev.UpdateContainersRequested)
+        if settings:
+            await runtime.reader.read()
+
+    plugin = RecordingPlugin()
+    path = str(tmp_path / "nri.sock")
+    async with raw_runtime(path, serve):
+        problem = await push_once(link_to(path, plugin, **settings), plugin)
+    assert problem == detail
+
+
+@pytest.mark.parametrize(
+    ("fault", "detail"),
+    [
+        ("refuse", "the second registration was refused: invalid plugin (code 2)"),
+        ("hang up", "the second connection ended: "),
+        ("silence", "the runtime did not synchronise the second registration within 0.2 s"),
+        ("event first", ""),
+        ("gone", "No such file or directory"),
+    ],
+)
+async def test_outcomes_of_a_second_registration(tmp_path: Path, fault: str, detail: str) -> None:
+    path = str(tmp_path / "nri.sock")
+
+    async def serve(runtime: RawRuntime, number: int) -> None:
+        if number == 1:
+            await runtime.handshake(describe(0))
+            await runtime.reader.read()
+        elif fault == "refuse":
+            event = await runtime.next_event()
+            assert isinstance(event, ev.RegisterRequested)
+            runtime.session.reply_error(event.stream, "invalid plugin")
+            await runtime.send()
+            await runtime.reader.read()
+        elif fault == "silence":
+            await runtime.reader.read()
+            await runtime.reader.read()
+        elif fault == "event first":
+            await runtime.register()
+            assert await runtime.configure(describe(0)) == 0x0004
+            runtime.session.call_plugin("RemovePodSandbox", pb.RemovePodSandboxRequest())
+            await runtime.send()
+            await runtime.next_event()
+            runtime.session.call_plugin("Synchronize", pb.SynchronizeRequest())
+            await runtime.send()
+            answer = await runtime.next_event()
+            assert isinstance(answer, ev.RequestAnswered)
+            (sent,) = pb.SynchronizeResponse.FromString(answer.payload).update
+            assert (sent.container_id, sent.ignore_failure) == ("c", True)
+            await runtime.reader.read()
+
+    def active(state: LinkState) -> None:
+        if fault == "gone" and state is LinkState.ACTIVE:
+            Path(path).unlink()
+
+    plugin = RecordingPlugin(on_link_changed=active)
+    async with raw_runtime(path, serve):
+        link = link_to(path, plugin, push_timeout=0.2 if fault == "silence" else 10.0)
+        problem = await push_once(link, plugin)
+    assert (problem == "") is (fault == "event first")
+    assert detail in problem
+    assert bool(detail) is bool(problem)
+
+
+async def test_a_push_waits_until_nothing_else_is_under_way(tmp_path: Path) -> None:
+    """A registration beside the removal of a sandbox hangs containerd 2.1."""
+    async with embedded(
+        tmp_path, RecordingPlugin(), {"quiet_seconds": 0.0}, profile=CONTAINERD_2_1
+    ) as (runtime, link):
+        container = await started(runtime)
+        other = await runtime.run_pod(pb.PodSandbox(name="other"))
+        await runtime.stop_pod(other.id)
+        push = asyncio.create_task(link.push_updates([update(container.id, "1-2", "0")]))
+        done, _ = await asyncio.wait({push}, timeout=0.05)
+        assert not done
+        await runtime.remove_pod(other.id)
+        assert await push == ""
+        assert container.cpus == "1-2"
+
+
+async def test_a_node_that_is_never_quiet_is_told_by_replies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nri_numa.nri.link.QUIET_WAIT_TIMEOUT_S", 0.0)
+    async with embedded(
+        tmp_path, RecordingPlugin(), {"quiet_seconds": 3600.0}, profile=CONTAINERD_2_1
+    ) as (runtime, link):
+        container = await started(runtime)
+        before = container.cpus
+        problem = await link.push_updates([update(container.id, "1-2", "0")])
+        assert container.cpus == before
+        assert "pods are started or removed all the time" in problem
+
+
+async def test_a_registration_without_an_answer_is_not_followed_by_another(tmp_path: Path) -> None:
+    """A runtime that hangs gets no more to hang on; what it answers late is not applied."""
+    connections = 0
+    go_on, answered = asyncio.Event(), asyncio.Event()
+    sent: list[int] = []
+
+    async def serve(runtime: RawRuntime, number: int) -> None:
+        nonlocal connections
+        connections = number
+        await runtime.register()
+        await runtime.configure(describe(0))
+        if number == 2:
+            await go_on.wait()
+        runtime.session.call_plugin("Synchronize", pb.SynchronizeRequest())
+        await runtime.send()
+        answer = await runtime.next_event()
+        assert isinstance(answer, ev.RequestAnswered)
+        sent.append(len(pb.SynchronizeResponse.FromString(answer.payload).update))
+        if number == 2:
+            answered.set()
+        await runtime.reader.read()
+
+    plugin = RecordingPlugin()
+    async with linked(tmp_path, plugin, serve, push_timeout=0.5) as link:
+        await eventually(lambda: became_active(plugin))
+        first = await link.push_updates([update("c", "1")])
+        assert "did not synchronise" in first
+        second = await link.push_updates([update("c", "2")])
+        assert second == "an earlier registration has no answer yet"
+        assert connections == 2
+        assert link.watch.longest_pending()[0] == "second registration"
+        go_on.set()
+        await answered.wait()
+        await eventually(lambda: link.watch.longest_pending() == ("", 0.0))
+        assert sent == [0, 0]
+        assert await link.push_updates([update("c", "3")]) == ""
+        assert sent == [0, 0, 1]
+
+
+async def test_a_link_that_ends_gives_up_what_is_not_answered(tmp_path: Path) -> None:
+    path = str(tmp_path / "nri.sock")
+    gone = asyncio.Event()
+
+    async def serve(runtime: RawRuntime, number: int) -> None:
+        await runtime.register()
+        await runtime.configure(describe(0))
+        if number == 1:
+            await runtime.synchronize()
+        await runtime.reader.read()
+        if number == 2:
+            gone.set()
+
+    plugin = RecordingPlugin()
+    link = link_to(path, plugin, push_timeout=0.05)
+    async with raw_runtime(path, serve):
+        problem = await push_once(link, plugin)
+        assert problem
+        await gone.wait()

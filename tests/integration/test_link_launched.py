@@ -1,7 +1,5 @@
 """A plugin the runtime launched: an inherited descriptor, drop-in configuration, no second life."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import socket
@@ -23,8 +21,7 @@ async def test_a_launched_plugin_serves_its_descriptor_and_ends_with_it(tmp_path
     ours, theirs = socket.socketpair()
     plugin = RecordingPlugin(create_container=lambda *_: adjusted("2"))
     link = link_to("", plugin, index="15", descriptor=theirs.detach())
-    path = str(tmp_path / "nri.sock")
-    async with EmbeddedRuntime(path, profile=CONTAINERD_2_1) as runtime:
+    async with EmbeddedRuntime(str(tmp_path / "nri.sock"), profile=CONTAINERD_2_1) as runtime:
         serving = asyncio.create_task(link.run())
         await runtime.adopt(ours, name="numapin", index="15", config="mode: pack\n")
         await runtime.wait_for_plugin()
@@ -42,8 +39,7 @@ async def test_an_old_runtime_that_never_synchronises_what_it_launched(tmp_path:
     ours, theirs = socket.socketpair()
     plugin = RecordingPlugin()
     link = link_to("", plugin, descriptor=theirs.detach())
-    path = str(tmp_path / "nri.sock")
-    async with EmbeddedRuntime(path, profile=CONTAINERD_1_7) as runtime:
+    async with EmbeddedRuntime(str(tmp_path / "nri.sock"), profile=CONTAINERD_1_7) as runtime:
         serving = asyncio.create_task(link.run())
         await runtime.adopt(ours, name="numapin", index="10")
         await eventually(lambda: link.state is LinkState.ACTIVE)

@@ -1,7 +1,5 @@
 """The link against peers that behave in ways no embedded runtime would."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import struct
@@ -39,8 +37,6 @@ async def proper(runtime: RawRuntime) -> None:
     while True:
         await runtime.next_event()
 
-
-# --- the runtime misbehaves ----------------------------------------------------------------------
 
 OVERSIZED_FRAME = struct.pack(">II", 1, 0x7FFFFFFF)
 OVERSIZED_MESSAGE = ttrpc.encode_frames(1, struct.pack(">IIBB", 0x7FFFFFFF, 1, 1, 0))
@@ -81,9 +77,7 @@ async def test_a_broken_protocol_is_reported_and_the_runtime_dialled_again(
 
 
 @pytest.mark.parametrize("step", ["connect", "register", "configure", "synchronize", "active"])
-async def test_a_runtime_that_hangs_up_at_any_step_is_dialled_again(
-    tmp_path: Path, step: str
-) -> None:
+async def test_a_runtime_that_hangs_up_anywhere_is_dialled_again(tmp_path: Path, step: str) -> None:
     async def serve(runtime: RawRuntime, number: int) -> None:
         if number > 1:
             await proper(runtime)
@@ -140,9 +134,7 @@ async def test_a_runtime_that_never_answers_the_registration_is_left(tmp_path: P
     assert (LinkState.DISCONNECTED, "no answer to the registration within 0.02 s") in plugin.states
 
 
-async def test_a_refused_registration_is_fatal_when_it_would_repeat_for_ever(
-    tmp_path: Path,
-) -> None:
+async def test_a_refused_registration_is_fatal_if_it_would_repeat_for_ever(tmp_path: Path) -> None:
     async def serve(runtime: RawRuntime, number: int) -> None:
         event = await runtime.next_event()
         assert isinstance(event, ev.RegisterRequested)
@@ -271,9 +263,7 @@ async def test_a_flood_of_slices_leaves_memory_flat(tmp_path: Path) -> None:
     assert held < 8 << 20
 
 
-async def test_a_runtime_that_does_not_read_its_answers_is_not_served_for_ever(
-    tmp_path: Path,
-) -> None:
+async def test_a_runtime_that_reads_no_answers_is_not_served_for_ever(tmp_path: Path) -> None:
     """Answers pile up on our side only as far as the limit; then requests are left unread."""
     total, size = 400, 200_000
     stalled = asyncio.Event()

@@ -1,7 +1,5 @@
 """2,000 connections at each sort of our HTTP servers: probes are answered, memory has an end."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import resource

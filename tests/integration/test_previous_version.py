@@ -1,7 +1,5 @@
 """An upgrade from the last release, and one step back, over containers that run: nothing moves."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

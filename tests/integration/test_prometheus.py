@@ -1,7 +1,5 @@
 """A real Prometheus scrapes the real process, and knows the alerts and what the panels ask."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

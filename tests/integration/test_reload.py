@@ -1,7 +1,5 @@
 """SIGHUP, through the real process: what changes at once, and what waits for a restart."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -63,9 +61,7 @@ def test_what_can_change_live_decides_the_next_container(node: EmbeddedNode) -> 
     assert node.plugin.metric("nri_numa_invariant_violations_total") == 0
 
 
-def test_what_needs_a_restart_is_named_at_every_reload_until_it_was_done(
-    node: EmbeddedNode,
-) -> None:
+def test_what_needs_a_restart_is_named_at_every_reload_until_then(node: EmbeddedNode) -> None:
     later = {"stateDir": "/nowhere", "kubeletRoot": "/elsewhere", "runtime": {"pluginIndex": "11"}}
     # The directory is given as a flag too, and a flag beats the file.
     assert told(reload(node, later)) == (set(), ["runtime.pluginIndex", "kubeletRoot"])
@@ -77,9 +73,7 @@ def test_what_needs_a_restart_is_named_at_every_reload_until_it_was_done(
     assert told(reload(node, {})) == (set(), [])
 
 
-def test_a_file_with_mistakes_changes_nothing_and_every_mistake_is_named(
-    node: EmbeddedNode,
-) -> None:
+def test_a_file_with_mistakes_changes_nothing_and_all_are_named(node: EmbeddedNode) -> None:
     began = len(node.plugin.records())
     reload(node, {"strategy": "packed", "observe": True, "reservedCPUs": "999"})
 

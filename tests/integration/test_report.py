@@ -1,7 +1,5 @@
 """A report says what happened on a node, replays elsewhere, and keeps names to itself."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,20 +1,16 @@
 """What a running agent is to the runtime, and to a ``release`` beside it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 
 from nri_numa.demo.runtime import PodOperationFailed
-from nri_numa.machine.synthetic import build_synthetic_topology
 from tests.beds.embedded_node import EmbeddedNode, until
 from tests.beds.plugin_process import PluginProcess
+from tests.machines import named as machines
 
 
-def test_a_release_with_another_state_directory_touches_nothing_under_a_running_agent(
-    tmp_path: Path,
-) -> None:
+def test_a_release_elsewhere_touches_nothing_under_a_running_agent(tmp_path: Path) -> None:
     """A slip in --state-dir once gave everybody every CPU while the agent said otherwise."""
     with EmbeddedNode(tmp_path) as node:
         node.start()
@@ -90,9 +86,7 @@ def test_explanations_survive_a_restart(tmp_path: Path) -> None:
         node.check()
 
 
-def test_an_annotation_for_a_container_that_never_came_is_said_when_the_pod_ends(
-    tmp_path: Path,
-) -> None:
+def test_an_annotation_without_its_container_is_said_at_the_pods_end(tmp_path: Path) -> None:
     """Otherwise a slip in the name is a pin that nobody has, without a word."""
     with EmbeddedNode(tmp_path) as node:
         node.start()
@@ -117,17 +111,13 @@ def test_an_annotation_for_a_container_that_never_came_is_said_when_the_pod_ends
 
 def test_case_16_memory_that_was_added_counts_after_a_rejection(tmp_path: Path) -> None:
     """The first is refused; what it missed is looked for at once, and the next one gets it."""
-    small = build_synthetic_topology(
-        sockets=1, numa_per_socket=1, cores_per_numa=8, memory_gib=0.125
-    )
+    small = machines.single_smt(cores_per_numa=8, memory_gib=0.125)
     with EmbeddedNode(tmp_path, topology=small) as node:
         node.start()
         wish = {"policy": "single-numa-node"}
         with pytest.raises(PodOperationFailed, match=r"256 MiB memory"):
             node.run("first", wish, cpus=0.5)
-        node.write_machine(
-            build_synthetic_topology(sockets=1, numa_per_socket=1, cores_per_numa=8, memory_gib=8)
-        )
+        node.write_machine(machines.single_smt(cores_per_numa=8, memory_gib=8))
         tries = iter(range(10_000))
 
         def placed() -> bool:

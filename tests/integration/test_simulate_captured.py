@@ -4,8 +4,6 @@ The expectations come from what the captured files say (see ``test_captured_mach
 thought: which NUMA node has how many CPUs and how much memory, and what therefore fits.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 from pathlib import Path
@@ -33,9 +31,7 @@ PACK = Settings(strategy=Strategy.PACK)
 
 
 @pytest.mark.parametrize("name", MACHINES)
-def test_the_command_tells_it_within_80_columns(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_fits_80_columns(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a terminal of so many; a pipe gets every list whole."""
     monkeypatch.setattr(
         "click.testing._NamedTextIOWrapper.isatty", lambda _self: True, raising=False
@@ -149,9 +145,7 @@ def test_what_one_pod_gets(
     assert re.fullmatch(expected, told)
 
 
-def test_a_kernel_that_knows_no_numa_node_of_a_root_lists_all_cpus_beside_it(
-    tmp_path: Path,
-) -> None:
+def test_a_root_without_a_numa_node_has_all_cpus_beside_it(tmp_path: Path) -> None:
     """So neither of the two roots of this machine is nearer to any of its caches."""
     subprocess.run(["tar", "-xjf", captured(INTEL), "-C", tmp_path], check=True)
     (root,) = tmp_path.iterdir()

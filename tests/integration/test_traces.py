@@ -1,7 +1,5 @@
 """Spans of decisions: from the runtime's requests to an OTLP receiver, through both processes."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from urllib.request import urlopen

@@ -1,13 +1,11 @@
 """The real process looks where memory is and what the host takes, once it is told to."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any
 
-from nri_numa.machine.synthetic import build_synthetic_topology
 from tests.beds.embedded_node import EmbeddedNode, until
+from tests.machines import named as machines
 
 ON = {
     "containerUsage": {"memory": "metric", "cpuPressure": "metric", "interval": "1s"},
@@ -59,9 +57,7 @@ def test_memory_elsewhere_waiting_and_a_reason_where_nothing_is_known(tmp_path: 
 
 
 def test_what_the_host_takes_is_taken_from_new_containers(tmp_path: Path) -> None:
-    topology = build_synthetic_topology(
-        sockets=2, numa_per_socket=1, cores_per_numa=4, threads=1, memory_gib=64
-    )
+    topology = machines.dual_no_smt(cores_per_numa=4, memory_gib=64)
     with EmbeddedNode(tmp_path, topology=topology, config=ON) as node:
         (node.sysfs_root / "proc").mkdir(exist_ok=True)
         ticks = 0

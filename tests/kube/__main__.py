@@ -5,8 +5,6 @@
 Builds Kubernetes first where the cache does not have it. The end of the shell ends everything.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -8,8 +8,6 @@ However tests are shuffled, those here stay together, and the bed ends after the
 daemons that are never quite idle would be in the way of whatever comes next.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess
@@ -21,10 +19,9 @@ import pytest
 
 from tests.beds.cri import CRI, CRIError, poll
 from tests.beds.images import build_agent_image
-from tests.beds.kube.bed import KubeBed
+from tests.beds.kube.bed import KubeBed, Numa
 from tests.beds.kube.client import Client
 from tests.beds.kube.node import KubeNode
-from tests.beds.kube.service import Numa
 from tests.beds.plugin_process import REPOSITORY
 from tests.beds.reports import attach_if_failed, pytest_runtest_makereport  # noqa: F401  # the hook
 from tests.beds.testbed import TestbedUnavailable, skip_or_fail

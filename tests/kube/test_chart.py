@@ -3,8 +3,6 @@
 Objects of the Prometheus operator are left out: their kinds are not there.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -17,18 +15,15 @@ import yaml
 
 from tests.beds.cri import poll
 from tests.beds.install_manifests import helm
-from tests.beds.kube.bed import OTHER_NODES, KubeBed
+from tests.beds.kube.bed import MANIFESTS, OTHER_NODES, KubeBed
 from tests.beds.kube.client import Client, JsonObject, KubeError, is_ready
 from tests.beds.kube.events import wait_event
 from tests.beds.kube.manifests import PREFIX, asks, container, pod
 from tests.beds.kube.node import KubeNode
 from tests.beds.kube.release import Release, ServiceAddress
-from tests.beds.kube.service import MANIFESTS
 from tests.beds.kube.topologies import NRT
 from tests.beds.plugin_process import free_port
 from tests.beds.processes import wait_for
-
-pytestmark = pytest.mark.kube
 
 DEFINITION = (
     "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/"
@@ -362,9 +357,7 @@ def test_a_release_is_installed_upgraded_rolled_back_and_uninstalled(
 # --- what goes wrong silently -------------------------------------------------------------------
 
 
-def test_of_two_installations_on_a_node_one_places(
-    bed: KubeBed, client: Client, image: Path
-) -> None:
+def test_of_two_installations_on_a_node_one_acts(bed: KubeBed, client: Client, image: Path) -> None:
     """The second DaemonSet is not ready and says why; containers start and are pinned."""
     node = bed.node
 
@@ -400,9 +393,7 @@ def test_of_two_installations_on_a_node_one_places(
         poll(lambda: ready("numa-b"), "the second agent alone")
 
 
-def test_a_pod_that_starts_while_nri_is_off_is_explained_and_pinned_later(
-    bed: KubeBed, client: Client
-) -> None:
+def test_a_pod_started_without_nri_is_told_and_pinned_later(bed: KubeBed, client: Client) -> None:
     node = bed.node
     with Release(bed, "numa-off", {"publish": {"enabled": True}}) as release:
         token = release.token("numa-off-nri-numa-publish", node="bed")

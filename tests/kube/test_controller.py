@@ -1,7 +1,5 @@
 """Capacity from outside on a real cluster: from a PUT to what a container gets."""
 
-from __future__ import annotations
-
 import json
 import signal
 from collections.abc import Iterator
@@ -10,15 +8,12 @@ import pytest
 
 from tests.beds.cri import poll
 from tests.beds.kube import controller as controllers
-from tests.beds.kube.bed import KubeBed
+from tests.beds.kube.bed import KubeBed, Publisher, install, token
 from tests.beds.kube.client import Client, JsonObject, is_ready
+from tests.beds.kube.control_plane import ADDRESS
 from tests.beds.kube.controller import Controller
 from tests.beds.kube.events import Thief
 from tests.beds.kube.manifests import PREFIX, asks, container, pod, template, workload
-from tests.beds.kube.namespaces import ADDRESS
-from tests.beds.kube.publisher import Publisher, install, token
-
-pytestmark = pytest.mark.kube
 
 NODE = "/v1/nodes/bed/offline-capacity"
 
@@ -69,9 +64,7 @@ def wait_factor(bed: KubeBed, factor: float) -> None:
     poll(lambda: factors(bed)[0][0] == factor, f"factor {factor} at the agent")
 
 
-def test_what_others_measure_is_what_new_containers_get(
-    bed: KubeBed, installed: Client, way: None
-) -> None:
+def test_new_containers_get_what_is_measured(bed: KubeBed, installed: Client, way: None) -> None:
     """Half, nothing, and everything again; then the same by the operator's own key."""
     poll(lambda: annotation(installed, "numa-ids"), "the NUMA nodes of the Node")
     whole = factors(bed)[0][1]
@@ -157,9 +150,7 @@ def drained(client: Client) -> list[str]:
     return [e["regarding"]["name"] for e in client.events("NUMANodeDrained")]
 
 
-def test_a_drained_numa_node_is_emptied_as_budgets_allow(
-    bed: KubeBed, installed: Client, way: None
-) -> None:
+def test_a_drained_numa_node_empties_by_budgets(bed: KubeBed, installed: Client, way: None) -> None:
     """One with an owner goes when it may, one without stays."""
     alone = installed.run(pod("capacity-alone", annotations=asks(policy="single-numa-node")))
     pods = template(container(), annotations=asks(policy="single-numa-node"))

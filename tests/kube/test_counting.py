@@ -1,7 +1,5 @@
 """Exclusive CPUs as an extended resource: the stock scheduler counts, the kubelet hands over."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -11,17 +9,14 @@ from collections.abc import Iterator
 import pytest
 
 from tests.beds.cri import poll
-from tests.beds.kube.bed import KubeBed
+from tests.beds.kube.bed import KubeBed, Publisher, install, token
 from tests.beds.kube.client import Client, JsonObject, unscheduled
 from tests.beds.kube.device_plugin import RESOURCE, DevicePluginDaemon
 from tests.beds.kube.manifests import EXCLUSIVE, container, pod
 from tests.beds.kube.node import KubeNode
-from tests.beds.kube.publisher import Publisher, install, token
 from tests.beds.plugin_process import plugin_environment
 from tests.beds.processes import wait_for
 from tests.machines.cpus import MACHINE
-
-pytestmark = pytest.mark.kube
 
 WRITTEN = "numa.example.com/exclusive-cpu"
 """The default, which the publisher writes and its policy allows."""
@@ -75,9 +70,7 @@ def assignment(node: KubeNode, name: str) -> JsonObject:
     return dict(found)
 
 
-def test_the_scheduler_keeps_who_would_be_rejected(
-    client: Client, node: KubeNode, plugin: DevicePluginDaemon
-) -> None:
+def test_the_scheduler_holds(client: Client, node: KubeNode, plugin: DevicePluginDaemon) -> None:
     before = client.run(pod("before"))
     first = client.run(pod("first", counted(MOST)))
     own = node.cpus(first)
@@ -99,9 +92,7 @@ def test_the_scheduler_keeps_who_would_be_rejected(
     assert len(node.cpus(client.wait_ready("kept-back"))) == 1
 
 
-def test_a_kubelet_that_restarts(
-    client: Client, node: KubeNode, plugin: DevicePluginDaemon
-) -> None:
+def test_a_kubelet_restarts(client: Client, node: KubeNode, plugin: DevicePluginDaemon) -> None:
     running = client.run(pod("running", counted(1)))
     own, pid, times = node.cpus(running), node.pid(running), plugin.registrations()
     node.restart_kubelet()
@@ -112,9 +103,7 @@ def test_a_kubelet_that_restarts(
     assert after["status"]["containerStatuses"][0]["restartCount"] == 0
 
 
-def test_a_plugin_that_is_killed(
-    client: Client, node: KubeNode, plugin: DevicePluginDaemon
-) -> None:
+def test_a_plugin_is_killed(client: Client, node: KubeNode, plugin: DevicePluginDaemon) -> None:
     running = client.run(pod("running", counted(1)))
     own, pid = node.cpus(running), node.pid(running)
     plugin.end(signal.SIGKILL)
@@ -127,9 +116,7 @@ def test_a_plugin_that_is_killed(
         assert not node.cpus(client.run(pod("next", counted(1)))) & own
 
 
-def test_a_container_that_restarts_keeps_its_slots(
-    client: Client, node: KubeNode, plugin: DevicePluginDaemon
-) -> None:
+def test_restarts_keep_slots(client: Client, node: KubeNode, plugin: DevicePluginDaemon) -> None:
     client.run(pod("again", counted(1)))
     before = assignment(node, "again")
     placed = client.pod("again")
@@ -161,9 +148,7 @@ def explained(node: KubeNode, name: str) -> str:
     return " ".join(done.stdout.split())
 
 
-def test_explain_tells_both_sides(
-    client: Client, node: KubeNode, plugin: DevicePluginDaemon
-) -> None:
+def test_explain_has_both_sides(client: Client, node: KubeNode, plugin: DevicePluginDaemon) -> None:
     """Ours, and what the kubelet's PodResources says."""
     client.run(pod("counted", counted(1)))
     client.run(pod("plain"))

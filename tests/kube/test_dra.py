@@ -1,7 +1,5 @@
 """Claims of exclusive CPUs of a NUMA node, which the stock scheduler counts."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -10,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.beds.cri import poll
-from tests.beds.kube.bed import KubeBed
+from tests.beds.kube.bed import KubeBed, Publisher
 from tests.beds.kube.client import Client, JsonObject, unscheduled, waiting_reason
 from tests.beds.kube.dra import (
     CLAIMS,
@@ -25,13 +23,9 @@ from tests.beds.kube.dra import (
 from tests.beds.kube.managers import NONE, STATIC, granted
 from tests.beds.kube.manifests import container, pod
 from tests.beds.kube.node import KubeNode
-from tests.beds.kube.publisher import Publisher
 from tests.machines.cpus import MACHINE
 
-pytestmark = [
-    pytest.mark.kube,
-    pytest.mark.skipif(len(MACHINE) < 2, reason="one CPU stays shared: needs two CPUs"),
-]
+pytestmark = pytest.mark.skipif(len(MACHINE) < 2, reason="one CPU stays shared: needs two CPUs")
 
 
 @pytest.fixture(scope="module")
@@ -125,9 +119,7 @@ def test_a_launcher_of_virtual_machines_finds_the_cpus_of_its_claim(
     client.wait_pod("dra-launcher", lambda it: health(it) == ["Healthy"], "the health of its CPU")
 
 
-def test_a_pod_that_is_deleted_at_once_is_waited_for(
-    client: Client, node: KubeNode, publisher: Publisher
-) -> None:
+def test_a_pod_deleted_at_once_ends(client: Client, node: KubeNode, publisher: Publisher) -> None:
     """The scheduler gives its claim's CPUs away while its container still ends; none is refused."""
     most = countable(wait_slice(client, publisher)["spec"]["devices"][0])
     client.apply(template("dra-at-once", most))
@@ -165,9 +157,7 @@ def test_every_process_is_killed(bed: KubeBed, client: Client, publisher: Publis
     assert node.cpus(after) == cpus
 
 
-def test_an_extended_resource_of_the_class_is_one_cpu(
-    client: Client, node: KubeNode, publisher: Publisher
-) -> None:
+def test_extended_resource_is_one_cpu(client: Client, node: KubeNode, publisher: Publisher) -> None:
     """The scheduler makes the claim itself, for a pod that knows of none."""
     resource = "numa.example.com/claimed-cpu"
     wait_slice(client, publisher)

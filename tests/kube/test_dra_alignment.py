@@ -4,8 +4,6 @@ The scheduler alone decides, so that a Node is an object here. The control plane
 gate of list attributes on, and its Node NUMA nodes with two PCIe roots each.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from nri_numa import safe_yaml
+from tests.beds.kube.bed import MANIFESTS
 from tests.beds.kube.build import find_programs
 from tests.beds.kube.client import Client, JsonObject, unscheduled
-from tests.beds.kube.control_plane import ControlPlane
+from tests.beds.kube.control_plane import ControlPlane, Namespaces
 from tests.beds.kube.dra import (
     CLAIMS,
     DRIVER,
@@ -25,12 +24,8 @@ from tests.beds.kube.dra import (
     numa_devices,
     resource_slice,
 )
-from tests.beds.kube.namespaces import Namespaces
-from tests.beds.kube.publisher import MANIFESTS
 from tests.beds.plugin_process import REPOSITORY
 from tests.beds.testbed import TestbedUnavailable, require_root, skip_or_fail
-
-pytestmark = pytest.mark.kube
 
 NODE = "big"
 EXAMPLE = REPOSITORY / "config/examples/claims/gpu-nic.yaml"

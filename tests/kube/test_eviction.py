@@ -1,7 +1,5 @@
 """Pods that somebody else ends: what they had is given back, and whoever replaces them gets it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest
@@ -12,8 +10,6 @@ from tests.beds.kube.client import Client, JsonObject, is_ready
 from tests.beds.kube.manifests import EXCLUSIVE, container, pod, template, workload
 from tests.beds.kube.node import KubeNode
 from tests.machines.cpus import MACHINE
-
-pytestmark = pytest.mark.kube
 
 OWNERS = template(container(cpus="1"), annotations=EXCLUSIVE)
 

@@ -4,8 +4,6 @@ The bed's plugin is no pod. So a second agent runs beside it as one, in observe 
 about the same containers and changes nothing.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,14 +12,11 @@ import pytest
 
 from tests.beds.cri import poll
 from tests.beds.images import AGENT_IMAGE
-from tests.beds.kube.bed import KubeBed
+from tests.beds.kube.bed import KubeBed, Numa
 from tests.beds.kube.client import Client, JsonObject, is_ready
+from tests.beds.kube.control_plane import ADDRESS
 from tests.beds.kube.manifests import asks, container, pod
-from tests.beds.kube.namespaces import ADDRESS
-from tests.beds.kube.service import Numa
 from tests.machines.cpus import LAST
-
-pytestmark = pytest.mark.kube
 
 
 def agent(bed: KubeBed) -> JsonObject:
@@ -99,9 +94,7 @@ def observer(bed: KubeBed, client: Client, image: Path) -> Iterator[JsonObject]:
         client.kubectl("delete", "namespace", space)  # and its pods; the next test makes it anew
 
 
-def test_a_pod_is_explained_from_afar_as_on_its_node(
-    client: Client, observer: JsonObject, numa: Numa
-) -> None:
+def test_explain_is_the_same_from_afar(client: Client, observer: JsonObject, numa: Numa) -> None:
     client.run(pod("listed", annotations=asks(numacpu=LAST, numamem="0")))
     done = numa("explain", "listed")
     assert done.returncode == 0, done.stderr
@@ -122,9 +115,7 @@ def test_a_pod_is_explained_from_afar_as_on_its_node(
     assert "NUMA NODE" in numa("topology", "listed").stdout
 
 
-def test_what_has_no_node_and_what_was_rejected(
-    client: Client, observer: JsonObject, numa: Numa
-) -> None:
+def test_pods_without_a_node_or_rejected(client: Client, observer: JsonObject, numa: Numa) -> None:
     client.apply(pod("hungry", container(cpus="1000")))
     client.wait_pod("hungry", lambda it: bool(it["status"].get("conditions")), "judged")
     done = numa("explain", "hungry")

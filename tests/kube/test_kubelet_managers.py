@@ -5,8 +5,6 @@ more (exclusive pods of ours beside grants, NUMA nodes, pod-level grants) is in
 tests/scenarios/test_kubelet_grants.py.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 
@@ -19,8 +17,6 @@ from tests.beds.kube.managers import MAY_LIST, NONE, STATIC, configure, first_li
 from tests.beds.kube.manifests import EXCLUSIVE, asks, container, pod
 from tests.beds.kube.node import KubeNode
 from tests.machines.cpus import FIRST, LAST, MACHINE
-
-pytestmark = pytest.mark.kube
 
 MEMORY = {
     "memoryManagerPolicy": "Static",
@@ -55,9 +51,7 @@ def adopted(node: KubeNode, words: str) -> None:
     )
 
 
-def test_what_the_kubelet_grants_is_its_own_and_nobody_elses(
-    client: Client, static_node: KubeNode
-) -> None:
+def test_grants_of_the_kubelet_are_nobody_elses(client: Client, static_node: KubeNode) -> None:
     before = client.run(pod("before"))
     owner = client.run(pod("owner", container(cpus="1")))
     own = granted(static_node, owner)
@@ -93,9 +87,7 @@ def test_what_the_kubelet_grants_is_its_own_and_nobody_elses(
         poll(lambda p=each: static_node.cpus(p) == MACHINE, "CPUs given back")  # type: ignore[misc]  # bound per turn
 
 
-def test_a_list_against_a_grant_is_rejected_unless_overriding_is_allowed(
-    client: Client, static_node: KubeNode
-) -> None:
+def test_a_list_against_a_grant_needs_overriding(client: Client, static_node: KubeNode) -> None:
     configure(static_node, MAY_LIST)
     document = pod("listed", container(cpus="1"), annotations=asks(numacpu=FIRST))
     client.apply(document)
@@ -162,9 +154,7 @@ def test_a_grant_of_a_whole_pod_is_known(client: Client, static_node: KubeNode) 
         static_node.configuration.update(topologyManagerPolicy="none")
 
 
-def test_both_ways_of_the_migration_with_containers_that_stay(
-    client: Client, node: KubeNode
-) -> None:
+def test_both_ways_of_the_migration_with_running_containers(client: Client, node: KubeNode) -> None:
     """The guide drains the node; what stays all the same ends on the configured side."""
     owner = client.run(pod("owner", container(cpus="1"), annotations=EXCLUSIVE))
     own = node.cpus(owner)

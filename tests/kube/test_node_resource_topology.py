@@ -1,7 +1,5 @@
 """The NodeResourceTopology that schedulers read, on a real API server."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -12,16 +10,13 @@ import pytest
 from nri_numa.publisher.topology import EXCLUSIVE_FINGERPRINT_METHOD as METHOD
 from nri_numa.publisher.topology import pods_fingerprint
 from tests.beds.cri import poll
-from tests.beds.kube.bed import KubeBed
+from tests.beds.kube.bed import KubeBed, Publisher, install, token
 from tests.beds.kube.client import Client, JsonObject, is_ready
 from tests.beds.kube.device_plugin import DevicePluginDaemon
 from tests.beds.kube.events import Thief
 from tests.beds.kube.manifests import EXCLUSIVE, PREFIX, container, definition, pod
-from tests.beds.kube.publisher import Publisher, install, token
 from tests.beds.kube.topologies import NRT, TOPOLOGY_MANIFESTS, applied
 from tests.beds.processes import wait_for
-
-pytestmark = pytest.mark.kube
 
 ON = {"nodeResourceTopology": True, "events": False}
 DEVICE = "counted.example.com/device"
@@ -138,9 +133,7 @@ def test_it_follows_what_pods_take_and_give_back(bed: KubeBed, defined: Client) 
         )
 
 
-def test_a_pod_whose_image_is_not_there_yet_is_named_and_not_charged(
-    bed: KubeBed, defined: Client
-) -> None:
+def test_a_pod_without_its_image_is_named_and_not_charged(bed: KubeBed, defined: Client) -> None:
     """The scheduler's plugin counts no Pending pod: it keeps what it set aside for this one."""
 
     def names(*more: tuple[str, str]) -> Callable[[JsonObject], bool]:
@@ -222,9 +215,7 @@ def zone_names(found: JsonObject) -> list[str]:
     return [one["name"] for one in found["zones"]]
 
 
-def test_what_somebody_wrote_through_the_old_version_is_cured(
-    bed: KubeBed, defined: Client
-) -> None:
+def test_what_was_written_through_the_old_version_is_cured(bed: KubeBed, defined: Client) -> None:
     """Applying fails for good after that, until the entry of the old version is taken away."""
     path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/" + (
         "noderesourcetopologies.topology.node.k8s.io"
@@ -295,9 +286,6 @@ def test_devices_are_counted_as_the_kubelet_counts_them(
             assert device(gone) == (0, 0, 0)
         finally:
             hidden.rename(socket)
-
-
-# --- Volcano ------------------------------------------------------------------------------------
 
 
 NUMATOPOLOGY = definition("Numatopology", "nodeinfo.volcano.sh", "v1alpha1")

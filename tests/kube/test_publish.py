@@ -1,7 +1,5 @@
 """What ``nri-numa publish`` writes, as Kubernetes users see it; with the rights it ships with."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator
@@ -12,15 +10,11 @@ import pytest
 
 from tests.beds.certificates import make_certificate
 from tests.beds.cri import poll
-from tests.beds.kube.bed import KubeBed
+from tests.beds.kube.bed import MANIFESTS, KubeBed, Publisher, install, token
 from tests.beds.kube.client import Client, JsonObject, KubeError
 from tests.beds.kube.events import Thief, answers, events, wait_event
 from tests.beds.kube.manifests import EXCLUSIVE, PREFIX, asks, container, pod, template, workload
-from tests.beds.kube.publisher import MANIFESTS, Publisher, install, token
 from tests.machines.cpus import NO_CPU
-
-pytestmark = pytest.mark.kube
-
 
 POLICIES = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
 
@@ -47,9 +41,7 @@ def count(event: JsonObject) -> int:
     return int((event.get("series") or {}).get("count", 1))
 
 
-def test_a_rejected_pod_says_so_where_people_look(
-    bed: KubeBed, installed: Client, publisher: Publisher
-) -> None:
+def test_a_rejection_is_easy_to_find(bed: KubeBed, installed: Client, publisher: Publisher) -> None:
     """One Event whose count grows, over restarts of both sides too."""
     installed.apply(rejected("publish-once"))
     event = wait_event(installed, publisher, "publish-once", "PlacementRejected")
@@ -84,9 +76,7 @@ def test_a_static_pod_says_so_too(bed: KubeBed, installed: Client, publisher: Pu
         poll(lambda: installed.pod("fixed-bed") is None, "its end")
 
 
-def test_the_node_announces_its_numa_nodes(
-    bed: KubeBed, installed: Client, publisher: Publisher
-) -> None:
+def test_a_node_has_its_numa_nodes(bed: KubeBed, installed: Client, publisher: Publisher) -> None:
     """And again when somebody removed it."""
 
     def announced() -> JsonObject | None:
@@ -212,9 +202,7 @@ def _note(node: str) -> JsonObject:
     }
 
 
-def test_a_stolen_token_is_worth_nothing_on_another_node(
-    bed: KubeBed, installed: Client, elsewhere: str
-) -> None:
+def test_a_stolen_token_is_void_elsewhere(bed: KubeBed, installed: Client, elsewhere: str) -> None:
     thief = Thief(bed, token(installed, "bed"))
     installed.apply(pod("here", nodeName="bed"))
     here, victim = f"{PODS}/here", f"{PODS}/{elsewhere}"

@@ -1,7 +1,5 @@
 """A second, stock kube-scheduler with our extender: nodes as objects, zones written by hand."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -16,24 +14,19 @@ from typing import Any
 
 import pytest
 
-from nri_numa.model.counted_containers import (
-    encode_counted_container_hashes,
-)
+from nri_numa.model.counted_containers import encode_counted_container_hashes
 from tests.beds.cri import poll
-from tests.beds.kube.bed import KubeBed
+from tests.beds.kube.bed import MANIFESTS, NAMESPACE, KubeBed, Numa
 from tests.beds.kube.caller import Caller
 from tests.beds.kube.client import Client, JsonObject, unscheduled
+from tests.beds.kube.control_plane import ADDRESS
 from tests.beds.kube.controller import Controller
 from tests.beds.kube.controller import install as install_controller
 from tests.beds.kube.events import Thief, answers
 from tests.beds.kube.extender import ACCOUNT, SCHEDULER, Extender, install, make_certificate
 from tests.beds.kube.manifests import PREFIX, asks, container, pod
-from tests.beds.kube.namespaces import ADDRESS
-from tests.beds.kube.service import MANIFESTS, NAMESPACE, Numa
 from tests.beds.kube.topologies import NRT, applied, publish_topology
 from tests.beds.processes import wait_for
-
-pytestmark = pytest.mark.kube
 
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/nri-numa/leases/numa-scheduler"
 NODES = ("numa-fake-a", "numa-fake-b")
@@ -113,9 +106,7 @@ def no_room(client: Client, name: str, cpus: int, most: int) -> None:
     assert not bound(client.wait_pod(name, lambda it: why in unscheduled(it), "refused"))
 
 
-def test_a_pod_goes_to_the_only_node_with_room_on_one_numa_node(
-    there: Client, extender: Extender
-) -> None:
+def test_a_pod_goes_where_one_numa_node_has_room(there: Client, extender: Extender) -> None:
     """Both nodes have eight CPUs left, and only one of them has six on one NUMA node."""
     publish_topology(there, NODES[1], 2, 6)
     wait_room(extender, 6, NODES[1])
@@ -205,9 +196,7 @@ def test_without_the_extender_ordinary_pods_go_on(there: Client, extender: Exten
 # --- a node with an agent -----------------------------------------------------------------------
 
 
-def test_a_real_node_starts_what_was_held_for_it(
-    there: Client, extender: Extender, bed: KubeBed
-) -> None:
+def test_a_real_node_starts_what_it_held(there: Client, extender: Extender, bed: KubeBed) -> None:
     """From the object to the container; tests/scenarios have a choice among several NUMA nodes."""
     document = pod(
         "extender-held", container(cpus="1"), annotations=SINGLE, schedulerName=SCHEDULER,
@@ -262,9 +251,7 @@ def test_its_token_writes_two_annotations(there: Client, bed: KubeBed) -> None:
 # --- two replicas -------------------------------------------------------------------------------
 
 
-def test_a_leader_that_dies_in_the_middle_of_a_bind(
-    there: Client, bed: KubeBed, tmp_path: Path
-) -> None:
+def test_a_leader_dies_in_the_middle_of_a_bind(there: Client, bed: KubeBed, tmp_path: Path) -> None:
     """Its binding is written and nobody was told. We are kube-scheduler here, and call again.
 
     The pod has one node and its annotation, and the other replica holds the NUMA node for it.
@@ -683,9 +670,7 @@ def test_preemption_frees_one_numa_node(crowd: Crowd) -> None:
     assert len(crowd.count()) == 3
 
 
-def test_victims_are_found_where_kube_scheduler_knows_none(
-    crowd: Crowd, extender: Extender
-) -> None:
+def test_victims_are_found_where_kube_scheduler_has_none(crowd: Crowd, extender: Extender) -> None:
     """Four CPUs are free, two on each NUMA node: the sum suffices for four, no NUMA node does.
 
     Kubernetes 1.36 does not ask then. Later ones ask without victims (kubernetes#135486).
@@ -818,9 +803,7 @@ def verdicts(there: Client, bed: KubeBed) -> Iterator[Controller]:
     there.request("DELETE", f"{path}?gracePeriodSeconds=0")
 
 
-def test_kubectl_shows_what_the_objects_say_where_no_controller_answers(
-    there: Client, numa: Numa
-) -> None:
+def test_kubectl_shows_the_objects_where_no_controller_answers(there: Client, numa: Numa) -> None:
     publish_topology(there, NODES[1], 2, 6)
     done = numa("cluster")
     assert done.returncode == 0, done.stderr
@@ -890,9 +873,7 @@ def test_the_cluster_as_the_controllers_page_shows_it(there: Client, bed: KubeBe
         assert (status, "cpus is 'many'" in text) == (400, True)
 
 
-def test_of_six_hundred_nodes_the_only_one_with_room_is_found(
-    there: Client, extender: Extender
-) -> None:
+def test_of_six_hundred_nodes_the_one_with_room_is_found(there: Client, extender: Extender) -> None:
     """kube-scheduler tries a sample of less than half, and others at its next attempts."""
     large, room = {"numa-large": "yes"}, {"cpu": "32", "memory": "64Gi", "pods": "110"}
 

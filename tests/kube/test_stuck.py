@@ -1,7 +1,5 @@
 """A pod that the node refuses for ever, on a real cluster: moved when another node has room."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Iterator
@@ -10,14 +8,11 @@ import pytest
 
 from tests.beds.cri import poll
 from tests.beds.kube import controller as controllers
-from tests.beds.kube.bed import KubeBed
+from tests.beds.kube.bed import KubeBed, Publisher, install, token
 from tests.beds.kube.client import Client, JsonObject, waiting_reason
 from tests.beds.kube.controller import Controller
 from tests.beds.kube.manifests import PREFIX, asks, container, template, workload
-from tests.beds.kube.publisher import Publisher, install, token
 from tests.beds.kube.topologies import NRT, TOPOLOGY_MANIFESTS, applied, publish_topology
-
-pytestmark = pytest.mark.kube
 
 OTHER = "stuck-other"
 ASKING = asks(policy__main="single-numa-node")

@@ -4,8 +4,6 @@ Takes minutes. ``NRI_NUMA_VM`` with ``kube-node`` in it runs it, as CI does; wit
 the node has systemd as its first process and the systemd cgroup driver; ``all`` has both.
 """
 
-from __future__ import annotations
-
 import re
 import tempfile
 from collections.abc import Iterator
@@ -17,14 +15,8 @@ from nri_numa.model.cpuset import CPUSet
 from tests.beds.cri import poll
 from tests.beds.images import FIRST_LINE_SCRIPT
 from tests.beds.kube.build import find_programs
-from tests.beds.kube.client import (
-    Client,
-    JsonObject,
-    is_ready,
-    unscheduled,
-    waiting_reason,
-)
-from tests.beds.kube.control_plane import ControlPlane
+from tests.beds.kube.client import Client, JsonObject, is_ready, unscheduled, waiting_reason
+from tests.beds.kube.control_plane import ControlPlane, Namespaces
 from tests.beds.kube.dra import (
     CLAIMS,
     claiming,
@@ -36,7 +28,6 @@ from tests.beds.kube.dra import (
     template,
 )
 from tests.beds.kube.manifests import asks, container, pod
-from tests.beds.kube.namespaces import Namespaces
 from tests.beds.kube.numa_devices import CARD, GPU, NUMA_NODE_BY_DEVICE
 from tests.beds.kube.virtual_node import Look, VirtualNode, container_id
 from tests.beds.testbed import TestbedUnavailable, require_root, skip_or_fail
@@ -46,7 +37,7 @@ from tests.vm.selection import MACHINES, booted
 NODES = [CPUSet(node.cpus) for node in MACHINES["kube-node"].numa]  # of both
 LIMIT_S = 900.0  # a pod takes a quarter of a minute there, and ten times as long on a busy host
 
-pytestmark = [pytest.mark.kube, pytest.mark.vm, pytest.mark.slow, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.vm, pytest.mark.slow, pytest.mark.timeout(3600)]
 
 # What a container may use at its first instruction, and a second later.
 _LOOK, _STAY = FIRST_LINE_SCRIPT.rsplit("; ", 1)
@@ -184,9 +175,7 @@ def insist(client: Client, node: VirtualNode) -> dict[str, Look]:
     return now
 
 
-def test_pods_that_start_at_once_are_placed_from_their_first_instruction(
-    client: Client, node: VirtualNode
-) -> None:
+def test_pods_of_one_moment_are_placed_from_the_start(client: Client, node: VirtualNode) -> None:
     """Three witnesses: the program itself, its cgroup, and the guest's ``/proc/PID/status``."""
     now = insist(client, node)
     # The same through the API server and the kubelet.
@@ -194,9 +183,7 @@ def test_pods_that_start_at_once_are_placed_from_their_first_instruction(
     assert re.search(rf"^Cpus_allowed_list:\s*{now['listed'].cpus}$", status, re.MULTILINE)
 
 
-def test_each_claim_has_the_cpus_and_the_memory_of_its_numa_node(
-    claims: Client, node: VirtualNode
-) -> None:
+def test_each_claim_has_cpus_and_memory_of_its_numa_node(claims: Client, node: VirtualNode) -> None:
     """The stock scheduler chooses; what does not fit waits until somebody gives back."""
     ((small, _), (large, _)) = sorted(counted(claims).items(), key=lambda each: each[1])
 
@@ -263,9 +250,7 @@ def strict(name: str, *containers: JsonObject) -> JsonObject:
     return _in_the_bed(pod(name, *containers, annotations=keys))
 
 
-def test_without_a_topology_policy_the_kubelet_takes_devices_apart(
-    devices: Client, node: VirtualNode
-) -> None:
+def test_without_a_topology_policy_devices_are_apart(devices: Client, node: VirtualNode) -> None:
     """As both plugins prefer; the strict pod is refused, though two pairs are free together."""
     node.restart_kubelet({"topologyManagerPolicy": "none"})
     devices.apply(strict("apart", with_devices(gpus=1, cards=1)))
@@ -279,9 +264,7 @@ def test_without_a_topology_policy_the_kubelet_takes_devices_apart(
     assert "DeviceAffinityError" in waiting_reason(refused)[1]
 
 
-def test_with_best_effort_a_pod_has_its_devices_cpus_and_memory_together(
-    devices: Client, node: VirtualNode
-) -> None:
+def test_with_best_effort_a_pod_has_all_together(devices: Client, node: VirtualNode) -> None:
     """The recipe of docs/devices.md; the containers of a pod too, by the kubelet's scope."""
     keys = {"topologyManagerPolicy": "best-effort", "topologyManagerScope": "pod"}
     node.restart_kubelet(keys)
@@ -304,9 +287,7 @@ def beside(node: VirtualNode, ready: JsonObject, numa: int) -> None:
         assert look.mems == str(numa)
 
 
-def test_with_restricted_a_pod_fails_where_its_devices_are_apart(
-    devices: Client, node: VirtualNode
-) -> None:
+def test_with_restricted_a_pod_of_devices_apart_fails(devices: Client, node: VirtualNode) -> None:
     """For ever: a controller makes another one at once, and three of them in each second."""
     node.restart_kubelet({"topologyManagerPolicy": "restricted"})
     devices.apply(strict("apart", with_devices(gpus=1, cards=3)))

@@ -1,11 +1,7 @@
 """Pods that something else makes, and what happens to them: each gets what its annotations say."""
 
-from __future__ import annotations
-
 import json
 import re
-
-import pytest
 
 from nri_numa.model.cpuset import CPUSet
 from tests.beds.cri import Seen, poll
@@ -23,8 +19,6 @@ from tests.beds.kube.manifests import (
 from tests.beds.kube.node import KubeNode
 from tests.beds.plugin_process import REPOSITORY
 from tests.machines.cpus import FIRST, LAST, MACHINE, NO_CPU
-
-pytestmark = pytest.mark.kube
 
 # What the containers of all other tests do, without staying.
 ONCE = ("/bin/sh", "-c", FIRST_LINE_SCRIPT.replace("exec sleep 1000000", "true"))
@@ -160,9 +154,7 @@ def test_resize_in_place_leaves_a_list_as_it_is(client: Client, node: KubeNode) 
     assert node.cpus(placed) == CPUSet.parse(LAST)
 
 
-def test_resize_that_is_rejected_is_told_in_the_pods_conditions(
-    client: Client, node: KubeNode
-) -> None:
+def test_rejected_resize_is_told_in_the_pods_conditions(client: Client, node: KubeNode) -> None:
     """All CPUs of the machine for one would leave the others none: it keeps what it has."""
     owner = client.run(pod("owner", container(cpus="1"), annotations=EXCLUSIVE))
     own = node.cpus(owner)
@@ -194,9 +186,7 @@ def run_pool(client: Client, *others: JsonObject) -> JsonObject:
     )
 
 
-def test_resize_of_spec_resources_leaves_the_pods_pool_its_cpus(
-    client: Client, node: KubeNode
-) -> None:
+def test_resize_of_spec_resources_leaves_pods_pool_cpus(client: Client, node: KubeNode) -> None:
     placed = run_pool(client)
     shared = client.run(pod("shared"))
     own, before = node.cpus(placed), node.pid(placed)

@@ -5,8 +5,6 @@
 runs every case on a real Kubernetes of this machine (root) and writes the table of docs/kubelet.md.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,7 +1,5 @@
 """This machine's CPUs by their place, for tests that run on two CPUs as well as on many."""
 
-from __future__ import annotations
-
 from nri_numa.model.cpuset import CPUSet
 from tests.beds.cri import allowed
 

@@ -1,7 +1,5 @@
 """Named machines for tests, as values and as written sysfs trees."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -84,6 +82,12 @@ MACHINES: Mapping[str, Callable[[], Topology]] = {
 """Every machine above by name; call the value to build it."""
 dual_smt_16 = partial(_dual)
 """Two sockets, 2 NUMA nodes of 4 cores, 16 CPUs: node 0 is 0-3,8-11; core 0 is CPUs 0,8."""
+snc_no_smt = partial(snc_smt, threads=1)
+"""Two sockets with 2 NUMA nodes each, 16 CPUs: node 0 is 0-3."""
+snc_single = partial(snc_smt, sockets=1)
+"""One socket with 2 NUMA nodes, 16 CPUs: node 0 is 0-3,8-11."""
+snc_single_no_smt = partial(snc_single, threads=1)
+"""One socket with 2 NUMA nodes, 8 CPUs: node 0 is 0-3."""
 for _name, _made in MACHINES.items():
     _made.__name__ = _name
 

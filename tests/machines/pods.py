@@ -1,7 +1,5 @@
 """Manifests of small pods, as text."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

@@ -31,8 +31,6 @@ The document (``tests/vm/machines/*.yaml``)::
 Everything here is pure; `tests.beds.vm_bed` does the booting.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path

@@ -10,8 +10,6 @@ which nobody has written tests says more of the rest. A module that changed begi
 are tried again with ``--again``.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import random

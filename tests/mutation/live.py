@@ -1,7 +1,5 @@
 """Puts a mutant into the functions of a running program, so that nothing is imported again."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterator
 from pathlib import Path

@@ -5,8 +5,6 @@ could have written by mistake. It leaves no statement out, which is the mistake 
 so that is done here.
 """
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import hashlib

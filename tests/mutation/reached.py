@@ -3,8 +3,6 @@
 A plugin of pytest as well, ``-p tests.mutation.reached``, which writes down what each test costs.
 """
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Which tests are asked about a module: those of its room, and the scenarios."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -31,7 +29,6 @@ ROOMS: Final = {
         "tests/integration/test_link.py",
         "tests/integration/test_link_peers.py",
         "tests/integration/test_link_launched.py",
-        "tests/integration/test_link_push.py",
     ),
     **{
         f"nri_numa/{room}": (f"tests/unit/{room}",)

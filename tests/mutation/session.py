@@ -6,8 +6,6 @@ the fork imports everything anew, with the mutant in place of the module. Nothin
 changed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import importlib.abc

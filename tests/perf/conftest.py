@@ -1,7 +1,5 @@
 """Counting calls wants a process of its own: other tests leave handlers and hooks behind."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

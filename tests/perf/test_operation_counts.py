@@ -7,8 +7,6 @@ The numbers in capitals are limits of what a tenant can ask for: what was counte
 more, but never more than the limit before. A change that makes fewer lowers them.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable
@@ -34,6 +32,7 @@ from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.store.checkpoint import CheckpointStore
 from tests.beds.nri_requests import NRIRequests
 from tests.beds.world import PREFIX, StillClock, agent_of, container, pod, resources
+from tests.machines import named as machines
 
 
 class Still(StillClock):
@@ -60,13 +59,7 @@ class Store(CheckpointStore):
 class CountingNode:
     """An agent and the requests that a runtime would send; what may wait is never done."""
 
-    def __init__(
-        self,
-        residents: int,
-        *,
-        policy: str,
-        kind: str = "policy",
-    ) -> None:
+    def __init__(self, residents: int, *, policy: str, kind: str = "policy") -> None:
         topology = build_synthetic_topology(
             sockets=2, numa_per_socket=4, cores_per_numa=16, memory_gib=256
         )
@@ -125,9 +118,7 @@ def calls(function: Callable[[], object]) -> int:
         ("numacpu=0-1", "single-numa-node", 4),  # with lists they do not follow the shared pool
     ],
 )
-def test_a_container_costs_the_same_however_many_there_are(
-    residents: str, policy: str, cpus: int
-) -> None:
+def test_a_container_costs_the_same_among_many(residents: str, policy: str, cpus: int) -> None:
     """As long as nobody must be told."""
     kind, _, value = residents.partition("=")
     counts = []
@@ -252,9 +243,7 @@ def test_a_rejection_that_looks_for_room_makes_a_bounded_number_of_calls(
     shape: str, residents: int, asks: dict[str, str], cpus: int
 ) -> None:
     """It took seconds: out of 300,000 plans that were made 16 were tried, each with a whole pod."""
-    topology = build_synthetic_topology(
-        sockets=2, numa_per_socket=1, cores_per_numa=32, memory_gib=256
-    )
+    topology = machines.dual_smt(cores_per_numa=32, memory_gib=256)
     settings = Settings(rebalance_moves=3, reservation_seconds=600.0)
     agent = agent_of(NodeModel(topology=topology, settings=settings))
     asks = {"policy": "single-numa-node", "movable": "true"} | asks

@@ -1,7 +1,5 @@
 """What is said to be free, or offered to the scheduler, is admitted, and never more."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 
@@ -21,10 +19,7 @@ from nri_numa.engine.request.options import PlacementOptions
 from nri_numa.engine.state import NodeState
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.machine import Topology
-from nri_numa.model.settings import (
-    IsolatedCPUs,
-    Settings,
-)
+from nri_numa.model.settings import IsolatedCPUs, Settings
 from nri_numa.model.workload import SMT, Container, PodSandbox, QoSClass, Resources, Strategy
 from tests.beds.placement_steps import MACHINES, Steps, lived, pods, setting
 from tests.beds.world import PREFIX, World, container, pod, resources
@@ -33,8 +28,7 @@ from tests.machines import named as machines
 
 def _asks(milli: int, annotations: dict[str, str]) -> tuple[PodSandbox, Container]:
     of = pod("one-more", annotations)
-    wants = Resources(cpu_quota=milli * 100, cpu_period=100_000)
-    return of, container(of, wants=wants)
+    return of, container(of, wants=Resources(cpu_quota=milli * 100, cpu_period=100_000))
 
 
 def _drained_but(world: World, numa_node: int) -> NodeModel:
@@ -58,9 +52,7 @@ strict = pods.map(lambda steps: [s for s in steps if s[0] != "best-effort"])
 
 
 @given(st.integers(0, len(MACHINES) - 1), setting, strict)
-def test_shared_what_is_said_to_be_free_is_admitted_and_never_more(
-    machine: int, settings: Settings, steps: Steps
-) -> None:
+def test_shared_free_is_admitted_never_more(machine: int, settings: Settings, steps: Steps) -> None:
     world = lived(World(MACHINES[machine](), settings), steps)
     requested = {"policy": "single-numa-node", "cpus": "shared"}
     never_overcommitted(world.agent.current.machine, world.agent.current.state)
@@ -149,14 +141,10 @@ def test_wide_owners_leave_what_was_promised(
 ) -> None:
     """Wherever the CPUs of one that spans NUMA nodes come from."""
     world = lived(World(MACHINES[machine](), settings), steps)
-    requested = {"policy": "best-effort", "cpus": "exclusive"}
-    of, made = _asks(1000 * count, requested)
+    of, made = _asks(1000 * count, {"policy": "best-effort", "cpus": "exclusive"})
     decision = admit(NodeSnapshot(world.agent.current.machine, world.agent.current.state), of, made)
     if isinstance(decision, Admitted):
         never_overcommitted(world.agent.current.machine, decision.state)
-
-
-# --- What is offered to the scheduler is given, whatever else happened on the node before -------
 
 
 smts = st.sampled_from(["", "any", "spread", "isolate"])
@@ -205,9 +193,7 @@ def test_every_slot_that_is_offered_is_given_one_by_one(
 
 @hypothesis_settings(deadline=None)
 @given(st.integers(0, len(MACHINES) - 1), setting, pods)
-def test_and_on_the_numa_node_that_the_kubelet_chose(
-    number: int, settings: Settings, steps: Steps
-) -> None:
+def test_numa_node_of_the_kubelets_choice(number: int, settings: Settings, steps: Steps) -> None:
     settings = replace(settings, defaults={"bind": "cpu"})
     world = _lived(number, settings, steps, slots=True)
     machine, state = world.agent.current.machine, world.agent.current.state

@@ -4,8 +4,6 @@ Create, refuse, stop, stop twice, resize, foreign cpusets, crashes of the agent 
 write, runtime restarts, gap containers, CPUs going away; at the end every CPU is back.
 """
 
-from __future__ import annotations
-
 import json
 
 from hypothesis import settings as hypothesis_settings

@@ -1,7 +1,5 @@
 """What must hold for every choice of CPUs, on regular and on odd machines."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Mapping
 from random import Random
@@ -404,9 +402,7 @@ def shrunk(topology: Topology, held: CPUSet, count: int, smt: SMT) -> CPUSet:
 
 @_SLOW
 @given(machines(), st.data())
-def test_giving_back_keeps_few_numa_nodes_and_whole_cores(
-    topology: Topology, data: st.DataObject
-) -> None:
+def test_releases_keep_few_numa_nodes_whole_cores(topology: Topology, data: st.DataObject) -> None:
     held = data.draw(subsets(topology.online))
     count = data.draw(st.integers(0, len(held)))
     kept = shrunk(topology, held, count, SMT.ANY)

@@ -1,7 +1,5 @@
 """Whatever is cut, flipped or killed: no intact record is lost, and nothing raises."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from pathlib import Path

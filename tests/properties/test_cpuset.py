@@ -1,7 +1,5 @@
 """Id sets behave as ``frozenset`` does, and their text form loses nothing."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 from hypothesis import example, given

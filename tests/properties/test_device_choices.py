@@ -3,8 +3,6 @@
 ``NRI_NUMA_DEVICE_RUNS`` sets how many random clusters live for a day (for the long run: 1000).
 """
 
-from __future__ import annotations
-
 import os
 from random import Random
 
@@ -16,13 +14,7 @@ from nri_numa.controller.stuck_pods import (
     MISALIGNED_EVENT_REASON,
     RELEASED_EVENT_REASON,
 )
-from tests.beds.device_cluster import (
-    GPU,
-    NIC,
-    DeviceCluster,
-    NodeWithDevices,
-    devices_of,
-)
+from tests.beds.device_cluster import GPU, NIC, DeviceCluster, NodeWithDevices, devices_of
 
 RUNS = int(os.environ.get("NRI_NUMA_DEVICE_RUNS", "6"))
 HOUR_S = 3600.0

@@ -1,7 +1,5 @@
 """Whatever stands in /sys, discovery gives a consistent machine or a `TopologyError`."""
 
-from __future__ import annotations
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -1,7 +1,5 @@
 """CPUs in proportion to devices, on random machines."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace

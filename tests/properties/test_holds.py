@@ -4,8 +4,6 @@ One node. What the node does is the engine's; what the API server has are two lo
 object and of pods on their way; the extender reads each of them as late as it likes.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -29,7 +27,6 @@ from nri_numa.engine.node_model import MeasuredFree, NodeModel
 from nri_numa.engine.request.annotations import format_scheduled_nodes
 from nri_numa.engine.state import NodeState
 from nri_numa.kube.api import uid_of
-from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import Strategy
@@ -38,14 +35,10 @@ from nri_numa.scheduler.candidates import VerdictCache
 from nri_numa.scheduler.fit import Fit
 from nri_numa.scheduler.watcher import MAX_RECHECK_PAUSE_S
 from tests.beds.objects import PREFIX, Watched, container, pod
+from tests.machines import named as machines
 
 REPORT_DELAY_S, LATER_S = 10.0, 25.0
-MACHINE = NodeModel(
-    topology=build_synthetic_topology(
-        sockets=2, numa_per_socket=1, cores_per_numa=4, memory_gib=64
-    ),
-    settings=Settings(),
-)
+MACHINE = NodeModel(topology=machines.dual_smt_16(memory_gib=64), settings=Settings())
 SIZES = ((3,), (2,), (5,), (8,), (2, 3), (4, 1))
 """CPUs of the containers of a pod."""
 
@@ -225,9 +218,7 @@ steps = st.lists(st.tuples(st.integers(0, 10), st.integers(0, 7)), min_size=100,
 
 @hypothesis_settings(deadline=None)
 @given(steps)
-def test_what_was_promised_is_there_and_nothing_is_counted_twice(
-    taken: list[tuple[int, int]],
-) -> None:
+def test_promises_are_there_and_nothing_is_counted_twice(taken: list[tuple[int, int]]) -> None:
     """Every container finds the CPUs that it was promised, on the NUMA node that was promised.
 
     Then the node says so, both logs are read, and who ended is asked after once no pause is left.

@@ -1,7 +1,5 @@
 """Host headers of any form: what is taken names this machine by an address or as localhost."""
 
-from __future__ import annotations
-
 import ipaddress
 
 from hypothesis import example, given

@@ -9,8 +9,6 @@ With init containers some differ, each by a way of ours that is known (`WAYS`). 
     python -m tests.properties.test_kubelet_node 500
 """
 
-from __future__ import annotations
-
 import copy
 import os
 import sys

@@ -3,8 +3,6 @@
 ``NRI_NUMA_ORACLE_CASES`` sets how many random problems are compared (for the long run: 120000).
 """
 
-from __future__ import annotations
-
 import os
 from itertools import combinations
 from random import Random
@@ -39,9 +37,7 @@ def test_every_kind_of_demand_merges_as_the_walk_does(chunk: int) -> None:
         _check(random_case(Random(seed)), seed)
 
 
-def test_the_search_for_large_machines_prefers_no_other_masks(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_search_for_large_machines_prefers_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """On machines small enough to walk over: whether one is preferred, how wide and how near."""
     monkeypatch.setattr(hints, "EXACT_MERGE_MAX_NODES", 0)
     monkeypatch.setattr(hints, "SEARCH_STEP_LIMIT", 1_000_000)
@@ -78,9 +74,6 @@ def test_the_fold_of_the_oracle_equals_its_product() -> None:
                 compared += 1
                 assert walk(*arguments, by="product") == walk(*arguments, by="fold"), seed
     assert compared
-
-
-# --- Memory without CPUs, as part of the NUMA nodes it serves: against walking over all masks ---
 
 
 CPU_NODES = 4
@@ -122,8 +115,7 @@ def test_a_mask_has_its_own_memory_and_what_serves_it_once(
     need: int, capacity: list[int], used: list[int], extra: list[tuple[int, int, set[int]]]
 ) -> None:
     demand = _demand(need, capacity, used, extra)
-    machine = NUMASet(range(CPU_NODES))
-    (family,) = engine_hints([demand], machine, SearchBudget())
+    (family,) = engine_hints([demand], NUMASet(range(CPU_NODES)), SearchBudget())
     fits = [m for m in _masks() if _have(demand, dict(demand.free_amounts), m) >= need]
     if not fits:
         assert family.nil is False

@@ -1,7 +1,5 @@
 """Whatever a peer sends, a session makes events or says RemoteProtocolError, and stays small."""
 
-from __future__ import annotations
-
 import random
 import tracemalloc
 from typing import Any
@@ -11,7 +9,7 @@ from hypothesis import strategies as st
 
 from nri_numa.nri.wire.session import Phase, PluginSession, RuntimeSession
 from tests.beds import peer_bytes
-from tests.beds.wire_sessions import feed
+from tests.beds.wire import feed
 
 
 def plugin() -> PluginSession:
@@ -22,9 +20,7 @@ def plugin() -> PluginSession:
 
 @given(seed=st.integers(0, 2**32), length=st.integers(0, 30), runtime=st.booleans())
 @example(seed=0, length=30, runtime=False)
-def test_how_the_socket_cuts_a_stream_changes_nothing(
-    seed: int, length: int, runtime: bool
-) -> None:
+def test_cuts_of_a_stream_change_nothing(seed: int, length: int, runtime: bool) -> None:
     """The same events, the same answers and the same end, packet by packet or all at once."""
     make = RuntimeSession if runtime else plugin
     rng = random.Random(seed)
@@ -37,9 +33,7 @@ def test_how_the_socket_cuts_a_stream_changes_nothing(
 
 
 @given(data=st.binary(max_size=400), runtime=st.booleans())
-def test_noise_makes_events_or_the_remote_error_and_nothing_else(
-    data: bytes, runtime: bool
-) -> None:
+def test_noise_makes_events_or_the_remote_error_only(data: bytes, runtime: bool) -> None:
     session: Any = RuntimeSession() if runtime else plugin()
     _, ended, _ = feed(session, [data])
     assert (session.phase is Phase.DEAD) == bool(ended)

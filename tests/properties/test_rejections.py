@@ -1,7 +1,5 @@
 """Every refusal's first clause names what failed, and what it names did fail."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from hypothesis import event, given

@@ -3,20 +3,16 @@
 The model is sums: an owner has its size, a pool what the owners leave of the pod's sum.
 """
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from nri_numa.engine.decision import Rejected
-from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.workload import Resources
 from tests.beds.world import GIB, World, container, pod, resources
+from tests.machines import named as machines
 
-TOPOLOGY = build_synthetic_topology(
-    sockets=2, numa_per_socket=1, cores_per_numa=32, threads=1, memory_gib=64
-)
+TOPOLOGY = machines.dual_no_smt(cores_per_numa=32, memory_gib=64)
 SIZES = st.sampled_from([500, 1000, 2000, 3000, 4000])
 steps = st.lists(
     st.tuples(

@@ -1,7 +1,5 @@
 """simulate gives each container the CPUs that it gets from the agent in the kubelet's order."""
 
-from __future__ import annotations
-
 from random import Random
 
 import pytest

@@ -4,8 +4,6 @@ What is compared is what outlives the call: the lines of the journal, the explan
 into each answer, and where every container ends.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping
 from typing import TypeAlias
 
@@ -24,7 +22,6 @@ from nri_numa.engine.explain.explanation import (
 from nri_numa.engine.node_model import NodeModel
 from nri_numa.engine.resync import admit_running, rebuild_node_state
 from nri_numa.engine.state import ContainerKind, NodeState, state_invariant_violations
-from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.machine import Topology
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import (
@@ -38,6 +35,7 @@ from nri_numa.model.workload import (
 )
 from nri_numa.store.journal import changed_documents, encode
 from tests.beds.world import container, pod, resources
+from tests.machines import named as machines
 
 ASKED: tuple[Mapping[str, str], ...] = (
     {},
@@ -65,11 +63,8 @@ pods = st.tuples(
     st.lists(st.tuples(st.sampled_from(["app", "app", "side"]), wants), min_size=1, max_size=3),
 )
 nodes = st.lists(pods, min_size=1, max_size=6)
-machines = st.sampled_from(
-    [
-        build_synthetic_topology(sockets=1, numa_per_socket=2, cores_per_numa=4, memory_gib=16),
-        build_synthetic_topology(sockets=2, numa_per_socket=2, cores_per_numa=2, memory_gib=64),
-    ]
+topologies = st.sampled_from(
+    [machines.snc_single(), machines.snc_smt(cores_per_numa=2, memory_gib=64)]
 )
 
 Node: TypeAlias = list[tuple[Mapping[str, str], QoSClass, list[tuple[str, Resources]]]]
@@ -125,10 +120,8 @@ def _after(
     return {i: has[i] for i in state.allocations}
 
 
-@given(nodes, machines)
-def test_strangers_are_decided_as_if_they_came_one_after_the_other(
-    node: Node, topology: Topology
-) -> None:
+@given(nodes, topologies)
+def test_strangers_are_decided_as_if_they_came_one_by_one(node: Node, topology: Topology) -> None:
     machine = NodeModel(topology=topology, settings=Settings(), key=b"signs")
     sandboxes, live = _full(node)
     of = {p.id: p for p in sandboxes}
@@ -159,10 +152,8 @@ def test_strangers_are_decided_as_if_they_came_one_after_the_other(
     assert _after(state, live, told.updates, pool) == _after(state, live, updates, pool)
 
 
-@given(nodes, nodes, machines)
-def test_states_that_somebody_has_are_never_changed(
-    first: Node, then: Node, topology: Topology
-) -> None:
+@given(nodes, nodes, topologies)
+def test_shared_states_never_change(first: Node, then: Node, topology: Topology) -> None:
     """The remembered state, and that of each decision which tells others."""
     machine = NodeModel(topology=topology, settings=Settings())
     sandboxes, live = _full(first)
@@ -189,12 +180,7 @@ def test_states_that_somebody_has_are_never_changed(
 
 def test_the_pods_of_known_containers_are_not_asked_for() -> None:
     """Converting all pods of a node takes longer than comparing what is known of them."""
-    machine = NodeModel(
-        topology=build_synthetic_topology(
-            sockets=1, numa_per_socket=2, cores_per_numa=4, memory_gib=16
-        ),
-        settings=Settings(),
-    )
+    machine = NodeModel(topology=machines.snc_single(), settings=Settings())
     asks: Mapping[str, str] = {"policy": "best-effort"}
     sandboxes, live = _full([(asks, QoSClass.BURSTABLE, [("app", resources(1))])] * 3)
     prior = rebuild_node_state(

@@ -1,7 +1,5 @@
 """Strict policies on random nodes: no CPU and no byte elsewhere, at any step."""
 
-from __future__ import annotations
-
 from hypothesis import example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -13,6 +11,7 @@ from nri_numa.model.machine import Topology
 from nri_numa.model.settings import IsolatedCPUs, KubeletRules, Settings
 from nri_numa.model.workload import QoSClass, Resources
 from tests.beds.world import GIB, World, container, pod, resources, two_by_four
+from tests.machines import named as machines
 
 # Mostly such that one container fits easily and three of them hardly.
 SIZES = st.sampled_from([1.0, 1.5, 0.5, 2.0, 2.5, 3.0, 6.5, 9.0])
@@ -91,9 +90,7 @@ def kernel(levels: list[int] | None, topology: Topology) -> MeasuredFree | None:
     resizes=st.lists(st.tuples(st.integers(0, 20), WANTS), max_size=4),
 )
 @example(
-    topology=build_synthetic_topology(
-        sockets=2, numa_per_socket=1, cores_per_numa=2, threads=1, memory_gib=8
-    ),
+    topology=machines.dual_no_smt(cores_per_numa=2, memory_gib=8),
     policy="restricted",
     order=True,
     by_socket=False,

@@ -1,7 +1,5 @@
 """Whatever pods ask for: owners pay for what they own, and the pool keeps its floor."""
 
-from __future__ import annotations
-
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -15,10 +13,9 @@ from nri_numa.model.machine import Topology
 from nri_numa.model.settings import CPUAmount, QuotasAndPoolFloor, Rule, Settings
 from nri_numa.model.workload import Container, PodSandbox, QoSClass, Resources
 from tests.beds.world import World, container, pod
+from tests.machines import named as machines
 
-SMT = build_synthetic_topology(
-    sockets=2, numa_per_socket=1, cores_per_numa=6, threads=2, memory_gib=8
-)
+SMT = machines.dual_smt(cores_per_numa=6, memory_gib=8)
 PLAIN = build_synthetic_topology(
     sockets=1, numa_per_socket=3, cores_per_numa=4, threads=1, memory_gib=8
 )
@@ -155,9 +152,7 @@ SIZES = st.sampled_from([(0, 0), (100, 0), (100, 500), (500, 2000), (1000, 1000)
 
 
 @given(st.lists(SIZES | st.just((2000, 2000)), min_size=1, max_size=4))
-def test_exclusive_for_a_whole_pod_is_for_those_that_request_whole_cpus(
-    sizes: list[tuple[int, int]],
-) -> None:
+def test_exclusive_for_a_pod_is_for_requests_of_whole_cpus(sizes: list[tuple[int, int]]) -> None:
     """Requests and limits in thousandths of a CPU; nobody is refused for its size."""
     world = World(PLAIN)
     total = Resources(cpu_shares=sum(max(2, request * 1024 // 1000) for request, _ in sizes))

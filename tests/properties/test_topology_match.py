@@ -1,7 +1,5 @@
 """What the scheduler's plugin filters is what the engine would refuse, for single-numa-node."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """What every scenario ends with."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """What is free: one figure for admission, refusals, API, metrics and page."""
 
-from __future__ import annotations
-
 from collections import Counter
 from functools import partial
 
@@ -15,12 +13,11 @@ from nri_numa.engine.desired import NodeSnapshot
 from nri_numa.engine.node_model import MeasuredFree, NodeModel
 from nri_numa.engine.request.options import PlacementOptions
 from nri_numa.engine.state import NodeState
-from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.settings import CPUAmount, QuotasAndPoolFloor, Settings
 from nri_numa.model.workload import SMT, QoSClass, Strategy
 from tests.beds.views import live_view
-from tests.beds.world import GIB, World, container, pod, resources, says, two_by_four
+from tests.beds.world import GIB, SINGLE, World, container, pod, resources, says, two_by_four
 from tests.machines import named as machines
 
 MANY_IDLE = Settings(
@@ -30,16 +27,13 @@ MANY_IDLE = Settings(
 
 
 ISOLATE = {"policy": "single-numa-node", "smt": "isolate"}
-SINGLE = {"policy": "single-numa-node"}
 
 usual = partial(World, machines.dual_no_smt())
 
 
 def test_case_11_idle_siblings_are_not_free_for_shared_containers() -> None:
     """Two NUMA nodes of 4 cores; 3 cores of each are isolated, so 2 CPUs of each are left."""
-    world = World(
-        build_synthetic_topology(sockets=2, numa_per_socket=1, cores_per_numa=4), MANY_IDLE
-    )
+    world = World(machines.dual_smt_16(), MANY_IDLE)
     for n in range(6):
         world.put(f"isolated{n}", ISOLATE, 1, 1)
     for n in range(2):
@@ -47,9 +41,7 @@ def test_case_11_idle_siblings_are_not_free_for_shared_containers() -> None:
 
     rejected = world.rejected("shared2", SINGLE, 1.5, 1)
 
-    assert rejected.reason == "TopologyAffinityError"
-    assert "free: NUMA node 0: 0.5 CPUs" in rejected.message
-    assert "NUMA node 1: 0.5 CPUs" in rejected.message
+    says(rejected, "TopologyAffinityError", "free: NUMA node 0: 0.5 CPUs", "NUMA node 1: 0.5 CPUs")
     view = live_view(world.agent, memory=world.reading)
     nodes = view.list_assignments().head.numa_nodes
     assert [n.cpu_free_milli for n in nodes] == [500, 500]
@@ -76,7 +68,7 @@ def test_case_11_oversold_cpus_cannot_be_owned_and_promised() -> None:
 
 def test_what_could_be_isolated_is_bound_by_siblings_that_may_still_be_idle() -> None:
     limits = QuotasAndPoolFloor(idle_siblings=CPUAmount(2), pool=CPUAmount(1))
-    topology = build_synthetic_topology(sockets=1, cores_per_numa=8)
+    topology = machines.snc_single(cores_per_numa=8)
     world = World(topology, Settings(defaults={"smt": "isolate"}, limits=limits))
     world.put("one", SINGLE, 1, 1)
     assert total_free_exclusive(world.agent.current.desired) == 1
@@ -138,8 +130,7 @@ def test_a_resize_that_is_rejected_says_who_has_its_numa_node(world: World) -> N
     where = {a.pod: a.numa_nodes for a in world.agent.current.state.allocations.values()}
     near = next(name for name in ("near", "far") if where[name] == where["own"])
     rejected = world.update_rejected("own-app", resources(8, 1))
-    assert rejected.reason == "NotEnoughCPUs"
-    assert f"held: default/{near}/app requests" in rejected.message
+    says(rejected, "NotEnoughCPUs", f"held: default/{near}/app requests")
     assert rejected.message.count("requests") == 1
     rejected = world.update_rejected(f"{near}-app", resources(8, 0))
     assert "held: default/own/app has exclusive CPUs" in rejected.message
@@ -182,10 +173,7 @@ def test_case_17_memory_counts_where_it_is_scarcest(world: World) -> None:
 
 def test_case_17_shares_and_not_amounts_decide() -> None:
     """A small NUMA node that is empty is emptier than a large one that is half full."""
-    base = build_synthetic_topology(
-        sockets=2, numa_per_socket=1, cores_per_numa=8, threads=1, memory_gib=16
-    )
-    world = World(base, Settings(capacity_factor={1: 0.5}))
+    world = World(machines.dual_no_smt(), Settings(capacity_factor={1: 0.5}))
     world.put("first", {"numacpu": "0-3", "cpus": "exclusive"}, 4)
     world.put("a", {**POLICY, "bind": "cpu"}, 1, qos=QoSClass.BURSTABLE)
     assert str(world.allocation("a-app").numa_nodes) == "1"
@@ -196,8 +184,7 @@ def test_case_17_huge_pages_count_too() -> None:
     pages = 2 << 20
     world.put("first", {"numamem": "0"}, 0, 0, pages={pages: GIB // 2})
     of = pod("a", POLICY, qos=QoSClass.BURSTABLE)
-    wants = resources(1, 1, hugepages={pages: GIB // 4})
-    assert world.place(of, wants=wants)[1] == "1"
+    assert world.place(of, wants=resources(1, 1, hugepages={pages: GIB // 4}))[1] == "1"
 
 
 # --- A NUMA node of which less is there, or nothing: who still gets something on it -------------
@@ -285,13 +272,8 @@ def _free_gib(world: World) -> list[float]:
         ({"bind": "none"}, [34, 34]),
     ],
 )
-def test_memory_that_is_not_pinned_is_counted_where_it_is_to_be_expected(
-    asks: dict[str, str], left: list[float]
-) -> None:
-    topology = build_synthetic_topology(
-        sockets=2, numa_per_socket=1, cores_per_numa=8, memory_gib=64
-    )
-    world = World(topology)
+def test_unpinned_memory_counts_where_expected(asks: dict[str, str], left: list[float]) -> None:
+    world = World(machines.dual_smt(cores_per_numa=8))
     world.put("big", asks, 4, 60)
     assert _free_gib(world) == left
     message = world.rejected("more", SINGLE, 1, max(left) + 1).message

@@ -1,7 +1,5 @@
 """Computed assignments: policies, strategies, accounting, siblings, the degrade ladder."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable
@@ -38,7 +36,9 @@ from nri_numa.model.settings import (
 from nri_numa.model.workload import Device, DeviceRequest, QoSClass, Resources, Strategy
 from tests.beds.world import (
     GIB,
+    OWN,
     PREFIX,
+    SINGLE,
     World,
     container,
     pod,
@@ -50,7 +50,6 @@ from tests.beds.world import (
 from tests.machines import named as machines
 
 GUARANTEED, BURSTABLE = QoSClass.GUARANTEED, QoSClass.BURSTABLE
-SINGLE = {"policy": "single-numa-node"}
 
 usual = partial(World, machines.dual_smt())
 
@@ -107,20 +106,15 @@ def test_a_rejection_for_whole_cores_names_what_would_fit(
     named = re.search(r"so ([\d or]+) would fit", rejected.message)
     assert tuple(map(int, named[1].split(" or ") if named else ())) == fitting, rejected.message
     for number in fitting:
-        one = pod(f"b{number}", wishes)
-        world.place(one, wants=resources(number))
+        world.place(pod(f"b{number}", wishes), wants=resources(number))
         world.stop(f"b{number}-app")
 
 
 @given(st.sets(st.integers(0, 19), max_size=18), st.integers(1, 6), st.booleans())
 @example({16, 17}, 1, True)
-def test_whole_cores_come_from_the_numa_node_whose_cores_make_the_number(
-    listed: set[int], count: int, pack: bool
-) -> None:
+def test_whole_cores_are_of_the_fitting_numa_node(listed: set[int], count: int, pack: bool) -> None:
     """On hybrid cores, though another has more CPUs: cores of two threads never make one CPU."""
-    topology = build_synthetic_topology(
-        sockets=2, numa_per_socket=1, cores_per_numa=4, efficient_cores_per_numa=2
-    )
+    topology = machines.dual_smt_16(efficient_cores_per_numa=2)
     world = World(topology, Settings(strategy=Strategy.PACK if pack else Strategy.SPREAD))
     if listed:
         world.put("listed", {"numacpu": str(CPUSet(listed)), "cpus": "exclusive"}, len(listed))
@@ -175,9 +169,7 @@ def test_isolate_keeps_siblings_idle_and_out_of_every_pool() -> None:
 
 
 def test_hugepages_decide_the_node() -> None:
-    topology = build_synthetic_topology(
-        sockets=2, numa_per_socket=1, cores_per_numa=4, hugepages={2 << 20: 512 << 20}
-    )
+    topology = machines.dual_smt_16(hugepages={2 << 20: 512 << 20})
     world = World(
         topology, reading=MeasuredFree(hugepages={0: {2 << 20: 0}, 1: {2 << 20: 512 << 20}})
     )
@@ -231,12 +223,8 @@ def test_a_rejection_on_a_large_machine_stays_readable() -> None:
     assert len(rejected.message) < 1000
 
 
-def test_best_effort_with_too_much_cpu_and_memory_only_a_tier_has_still_runs_where_cpus_are() -> (
-    None
-):
-    topology = build_synthetic_topology(
-        sockets=1, numa_per_socket=1, cores_per_numa=2, memory_gib=4, memory_only_gib=[64]
-    )
+def test_best_effort_with_too_much_cpu_and_memory_of_only_a_tier_runs_where_cpus_are() -> None:
+    topology = machines.single_smt(cores_per_numa=2, memory_gib=4, memory_only_gib=[64])
     tier = topology.memory_nodes - topology.cpu_nodes
     world = World(topology, Settings(memory_only_numa_nodes=tier))
     cpus, mems = world.put("a", {"policy": "best-effort"}, 40.5, 60, BURSTABLE)
@@ -257,11 +245,9 @@ def test_a_machine_whose_numa_nodes_have_no_cpus_runs_everything_unpinned() -> N
 @pytest.mark.parametrize(
     ("cores", "cpus", "each"), [(8, 18, [9, 9]), (8, 24, [12, 12]), (14, 40, [20, 20])]
 )
-def test_distributed_cpus_are_as_many_on_each_numa_node(
-    cores: int, cpus: int, each: list[int]
-) -> None:
+def test_distributed_cpus_are_even_on_numa_nodes(cores: int, cpus: int, each: list[int]) -> None:
     """Whatever becomes of siblings: it was 10 and 8, 16 and 8, 26 and 14."""
-    topology = build_synthetic_topology(sockets=2, numa_per_socket=1, cores_per_numa=cores)
+    topology = machines.dual_smt(cores_per_numa=cores, memory_gib=16)
     for smt in ("spread", "any", "pair", "full-core") if cpus % 4 == 0 else ("spread", "any"):
         world = World(topology, Settings(kubelet=KubeletRules(distribute_cpus_across_numa=True)))
         owned = CPUSet.parse(world.put("a", {"cpus": "exclusive", "smt": smt}, cpus)[0])
@@ -272,17 +258,13 @@ def test_distributed_cpus_are_as_many_on_each_numa_node(
     ("strategy", "mems"),
     [(Strategy.SPREAD, "1313"), (Strategy.MOST_MEMORY, "1313"), (Strategy.PACK, "1111")],
 )
-def test_a_container_without_requests_stays_off_a_numa_node_without_memory(
-    strategy: Strategy, mems: str
-) -> None:
+def test_no_requests_means_no_numa_node_without_memory(strategy: Strategy, mems: str) -> None:
     """What the kernel has free counts, since nothing of it was requested: 5 %, at least 1 GiB."""
     for memory_gib, free in (
         (64, {0: 195 << 20, 1: 64 * GIB, 2: 3 * GIB, 3: 4 * GIB}),
         (8, {0: 600 << 20, 1: 8 * GIB, 2: 1000 << 20, 3: 1 * GIB}),
     ):
-        topology = build_synthetic_topology(
-            sockets=2, numa_per_socket=2, cores_per_numa=4, threads=1, memory_gib=memory_gib
-        )
+        topology = machines.snc_no_smt(memory_gib=memory_gib)
         world = World(topology, Settings(strategy=strategy), reading=MeasuredFree(memory=free))
         policy = {"policy": "best-effort"}
         places = [world.put(f"p{n}", policy, qos=QoSClass.BEST_EFFORT)[1] for n in range(4)]
@@ -394,10 +376,7 @@ def test_a_pod_that_was_placed_wide_by_one_container_is_no_place_for_a_strict_on
 @pytest.mark.parametrize("policy", ["best-effort", "restricted", "single-numa-node"])
 def test_scope_pod_on_one_numa_node_places_what_fits(policy: str) -> None:
     """2 + 5 of 8 CPUs, and 3 + 3 of 8 GiB: the sum is asked for once, not once for each."""
-    topology = build_synthetic_topology(
-        sockets=1, numa_per_socket=1, cores_per_numa=8, threads=1, memory_gib=8
-    )
-    world = World(topology)
+    world = World(machines.single_no_smt(cores_per_numa=8, memory_gib=8))
     of = pod("p", {"policy": policy, "scope": "pod"}, total=resources(7, 6))
     world.add(of, "a", 2, 3)
     cpus, mems = world.add(of, "b", 5, 3)
@@ -418,9 +397,7 @@ def test_scope_pod_without_a_policy_places_each_container_by_itself() -> None:
 @pytest.mark.parametrize("wishes", [{}, {"smt": "isolate"}, {"smt": "full-core"}])
 def test_nobody_takes_the_last_cpu_of_a_numa_node_that_is_shared(wishes: dict[str, str]) -> None:
     """Who shares that NUMA node would run on the others from then on."""
-    topology = build_synthetic_topology(
-        sockets=2, numa_per_socket=1, cores_per_numa=4, memory_gib=8
-    )
+    topology = machines.dual_smt_16(memory_gib=8)
     world = World(
         topology, Settings(limits=QuotasAndPoolFloor(idle_siblings=CPUAmount(percent=100)))
     )
@@ -453,15 +430,12 @@ def test_a_list_does_not_take_the_last_cpus_of_a_numa_node_from_a_strict_pod() -
 
 
 MILD = {"policy": "best-effort"}
-OWN = {"cpus": "exclusive"}
 HOUSEKEEPING = CPUSet.parse("0-1,16-17")
 
 
 def isolating(isolated: str = "2-15,18-31") -> Topology:
     """Two NUMA nodes of 8 cores with 2 threads; node 0 is 0-7,16-23."""
-    return build_synthetic_topology(
-        sockets=2, numa_per_socket=1, cores_per_numa=8, isolated=CPUSet.parse(isolated)
-    )
+    return machines.dual_smt(cores_per_numa=8, isolated=CPUSet.parse(isolated), memory_gib=16)
 
 
 def test_containers_that_share_stay_off_isolated_cpus() -> None:
@@ -535,9 +509,7 @@ def test_only_gives_owners_isolated_cpus_and_nothing_else() -> None:
     ("isolated", "busy", "expected"),
     [(IsolatedCPUs.PREFER, "8-9", "1"), (IsolatedCPUs.AVOID, "0-1", "0")],
 )
-def test_the_setting_decides_between_numa_nodes(
-    isolated: IsolatedCPUs, busy: str, expected: str
-) -> None:
+def test_the_setting_chooses_a_numa_node(isolated: IsolatedCPUs, busy: str, expected: str) -> None:
     """By the strategy it would be the other one, which is less in use."""
     world = World(isolating("8-15,24-31"), Settings(isolated=isolated))
     world.put("busy", {"numacpu": busy, "cpus": "exclusive"}, 2)

@@ -1,7 +1,5 @@
 """An unpinned container has the pool: when it is left alone, and when its cpuset is widened."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 
@@ -10,10 +8,8 @@ from nri_numa.engine.desired import plan_corrections, recorded_actual
 from nri_numa.engine.state import ContainerKind
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.workload import QoSClass, Resources
-from tests.beds.world import World, container, pod
+from tests.beds.world import OWN, World, container, pod
 from tests.machines import named as machines
-
-OWN = {"cpus": "exclusive"}
 
 usual = partial(World, machines.single_no_smt())
 

@@ -1,14 +1,17 @@
 """Containers that have devices: CPUs and memory beside them, unless their pod says otherwise."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
+from nri_numa.agent.agent import Agent
 from nri_numa.agent.handler import AgentHandler
+from nri_numa.config.sections import Devices
+from nri_numa.devices.watch import DeviceWatch
 from nri_numa.engine.decision import RejectionWithAlignment
 from nri_numa.engine.explain.explanation import (
     explain_allocation,
@@ -29,13 +32,32 @@ from nri_numa.model.workload import (
 )
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from tests.beds.device_tree import GPU_CLASS, DeviceTree
-from tests.beds.device_watch import Watch
 from tests.beds.nri_requests import NRIRequests
-from tests.beds.world import World, container, pod, resources, says, two_nodes
+from tests.beds.world import SINGLE, World, container, pod, resources, says, two_nodes
 from tests.machines import named as machines
 
+
+class Watch(DeviceWatch):
+    """What threads would do is done when the test says so."""
+
+    def __init__(self, root: Path, agent: Agent) -> None:
+        super().__init__(
+            Devices(network_interfaces=False, cdi=False),
+            root=str(root),
+            kubelet_root="",
+            alignable_nodes=lambda: agent.current.machine.alignable_nodes,
+        )
+        self.jobs: deque[Callable[[], object]] = deque()
+
+    def _submit_task(self, pool: object, function: Callable[..., object], *args: object) -> None:
+        self.jobs.append(partial(function, *args))
+
+    def wait_for_tasks(self) -> None:
+        while self.jobs:
+            self.jobs.popleft()()
+
+
 GPU = "0000:3b:00.0"
-SINGLE = {"policy": "single-numa-node"}
 ON_0, ON_1 = CPUSet.parse("0-3"), CPUSet.parse("4-7")
 
 usual = two_nodes
@@ -194,10 +216,7 @@ def test_what_gives_no_hint_is_said_of_a_container_without_any_other_device(worl
     ("gpus", "said"),
     [
         ({"a": (1,)}, "its GPU a is on NUMA node 1, outside of NUMA node 0"),
-        (
-            {"a": (1,), "b": (1,)},
-            "its GPU a, b are on NUMA node 1, outside of NUMA node 0",
-        ),
+        ({"a": (1,), "b": (1,)}, "its GPU a, b are on NUMA node 1, outside of NUMA node 0"),
     ],
 )
 def test_devices_that_are_elsewhere_are_named(gpus: dict[str, tuple[int, ...]], said: str) -> None:

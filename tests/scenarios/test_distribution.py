@@ -1,7 +1,5 @@
 """Containers with devices on several NUMA nodes: CPUs and memory in proportion to them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import pytest
@@ -12,7 +10,7 @@ from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.settings import KubeletRules, Settings
 from nri_numa.model.workload import Container, Device, DeviceRequest, PodSandbox
-from tests.beds.world import GIB, World, container, pod, resources
+from tests.beds.world import GIB, SINGLE, World, container, pod, resources
 from tests.machines import named as machines
 
 WIDE = {"policy": "best-effort"}
@@ -289,12 +287,6 @@ def test_variables_name_the_cpus_of_each_numa_node() -> None:
         "NUMA_CPUS_0": "0-1",
         "NUMA_CPUS_1": "32-33",
     }
-
-
-# --- PCIe roots below a NUMA node -----------------------------------------------------------------
-
-
-SINGLE = {"policy": "single-numa-node"}
 
 
 @pytest.mark.parametrize(

@@ -1,23 +1,19 @@
 """Somebody else writes cpusets: what they make of a container is judged anew at each change."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest
 
 from nri_numa.engine.foreign_pins import foreign_pinned_cpus
 from nri_numa.engine.state import ContainerKind
-from nri_numa.machine.synthetic import Numbering, build_synthetic_topology
+from nri_numa.machine.synthetic import Numbering
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import QoSClass, Resources
 from nri_numa.store import journal
 from tests.beds.views import live_view
-from tests.beds.world import World, container, pod
+from tests.beds.world import OWN, SINGLE, World, container, pod
 from tests.machines import named as machines
-
-OWN = {"cpus": "exclusive"}
 
 usual = partial(World, machines.single_no_smt())
 
@@ -149,9 +145,7 @@ def test_a_cpuset_nobody_can_read_stays_as_it_is(world: World) -> None:
 @pytest.mark.parametrize(
     ("cpus", "expected"), [("0-3", ContainerKind.UNPINNED), ("1-3", ContainerKind.FOREIGN)]
 )
-def test_a_container_that_is_created_with_a_cpuset(
-    world: World, cpus: str, expected: ContainerKind
-) -> None:
+def test_containers_created_with_a_cpuset(world: World, cpus: str, expected: ContainerKind) -> None:
     """All CPUs are what the kubelet's static policy gives to everybody while it pins nobody."""
     one = plain(world, cpus=cpus)
     assert world.allocation(one).kind is expected
@@ -194,12 +188,6 @@ def test_a_cpuset_on_a_container_whose_memory_we_bind_is_answered_with_the_pool(
     assert world.has("a-app") == (str(world.topology.allowed), "0")
 
 
-# --- CPUs that somebody else pinned are given away last, and it is said -------------------------
-
-
-SINGLE = {"policy": "single-numa-node"}
-
-
 def _elsewhere(world: World) -> CPUSet:
     return foreign_pinned_cpus(world.agent.current.state, world.topology)
 
@@ -207,11 +195,7 @@ def _elsewhere(world: World) -> CPUSet:
 @pytest.mark.parametrize("smt", ["any", "spread", "isolate", "full-core", "pair"])
 def test_case_15_cpus_that_somebody_else_pinned_are_the_last(smt: str) -> None:
     """Four cores with siblings side by side; the first has a foreign container."""
-    world = World(
-        build_synthetic_topology(
-            sockets=1, numa_per_socket=1, cores_per_numa=4, numbering=Numbering.ADJACENT
-        )
-    )
+    world = World(machines.single_smt(numbering=Numbering.ADJACENT))
     plain(world, "kubelets", "0-1")
     world.put("a", {**SINGLE, "smt": smt}, 2, 1)
     assert not world.cpus("a-app") & world.topology.siblings_of(world.cpus("kubelets-app"))

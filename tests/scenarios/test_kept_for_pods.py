@@ -1,7 +1,5 @@
 """A pod keeps its exclusive CPUs between two of its containers' lives, as under the kubelet."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,10 +20,9 @@ from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.settings import KubeletRules, Settings
 from nri_numa.model.workload import MemoryPolicies, PodSandbox, QoSClass, Strategy
 from tests.beds.cgroup_tree import CgroupTree
-from tests.beds.world import GIB, World, container, pod, resources, says, two_nodes
+from tests.beds.world import GIB, OWN, World, container, pod, resources, says, two_nodes
 from tests.machines import named as machines
 
-OWN = {"cpus": "exclusive"}
 WHOLE = {"policy": "single-numa-node", "scope": "pod"}
 KEEP = Settings(reservation_seconds=600.0)
 
@@ -43,6 +40,12 @@ def cgroups(directory: Path) -> tuple[CgroupTree, CgroupReader]:
     """Files of cgroup version 2, and what reads them."""
     tree = CgroupTree(directory / "cgroup", 2, CPUSet.parse("0-3"), NUMASet.parse("0"))
     return tree, CgroupReader(str(tree.root))
+
+
+def on_cgroups(directory: Path, settings: Settings = KEEP) -> tuple[World, CgroupTree]:
+    """A node of four CPUs that reads these files of cgroups."""
+    tree, reader = cgroups(directory)
+    return four(settings, cgroups=reader), tree
 
 
 def start(world: World, of: PodSandbox, name: str, cpus: float, memory: float = 0) -> str:
@@ -125,10 +128,8 @@ def test_a_container_that_shares_leaves_what_its_pod_keeps() -> None:
 
 
 def test_kept_cpus_go_back_after_a_while(tmp_path: Path) -> None:
-    _, reader = cgroups(tmp_path)
-    world = four(cgroups=reader)
-    of = pod("db", OWN)
-    world.stop(start(world, of, "main", 3))
+    world, _ = on_cgroups(tmp_path)
+    world.stop(start(world, pod("db", OWN), "main", 3))
     world.now += 599
     world.agent.reservations.release_expired()
     assert world.agent.current.state.exclusive
@@ -152,15 +153,12 @@ def sandbox(tree: CgroupTree, of: PodSandbox, number: int = 0) -> PodSandbox:
 
 @pytest.mark.parametrize("away", [False, True])
 @pytest.mark.parametrize("path", ["told", "not told"])
-def test_kept_cpus_go_back_when_the_cgroup_of_the_sandbox_is_gone(
-    tmp_path: Path, away: bool, path: str
-) -> None:
+def test_kept_cpus_go_back_with_the_sandboxs_cgroup(tmp_path: Path, away: bool, path: str) -> None:
     """Nothing reports the stop of a sandbox to an agent that is away.
 
     Nor the path of one that is stopped: containerd 1.7.
     """
-    tree, reader = cgroups(tmp_path)
-    world = four(cgroups=reader)
+    world, tree = on_cgroups(tmp_path)
     of = sandbox(tree, pod("db", OWN))
     main = start(world, of, "main", 3)
     if not away:
@@ -180,12 +178,9 @@ def test_kept_cpus_go_back_when_the_cgroup_of_the_sandbox_is_gone(
     assert not world.agent.current.state.exclusive
 
 
-def test_kept_cpus_go_back_with_a_sandbox_that_is_a_folder_where_a_scope_is_told(
-    tmp_path: Path,
-) -> None:
+def test_kept_cpus_go_back_with_a_sandbox_that_is_a_folder_and_no_scope(tmp_path: Path) -> None:
     """CRI-O with the systemd driver, which runs no infra container by default."""
-    tree, reader = cgroups(tmp_path)
-    world = four(cgroups=reader)
+    world, tree = on_cgroups(tmp_path)
     of = replace(pod("db", OWN), cgroups_path="kubepods.slice:crio:db")
     tree.write("/kubepods.slice/crio-db")
     world.stop(start(world, of, "main", 3))
@@ -198,8 +193,7 @@ def test_kept_cpus_go_back_with_a_sandbox_that_is_a_folder_where_a_scope_is_told
 
 def test_a_sandbox_is_gone_when_neither_of_its_names_is_there(tmp_path: Path) -> None:
     """With the systemd driver: the scope of its infra container, and CRI-O's folder."""
-    tree, reader = cgroups(tmp_path)
-    world = four(cgroups=reader)
+    world, tree = on_cgroups(tmp_path)
     of = replace(pod("db", OWN), cgroups_path="kubepods.slice:crio:db")
     names = ["/kubepods.slice/crio-db.scope", "/kubepods.slice/crio-db"]
     for name in names:
@@ -217,8 +211,7 @@ def test_a_sandbox_is_gone_when_neither_of_its_names_is_there(tmp_path: Path) ->
 
 def test_a_newer_sandbox_of_the_pod_keeps_its_cpus(tmp_path: Path) -> None:
     """The former one died, the kubelet made another, and its containers are still to come."""
-    tree, reader = cgroups(tmp_path)
-    world = four(cgroups=reader)
+    world, tree = on_cgroups(tmp_path)
     of = sandbox(tree, pod("db", OWN))
     had = owned(world, main := start(world, of, "main", 3))
     world.stop(main)
@@ -240,8 +233,7 @@ def test_a_newer_sandbox_of_the_pod_keeps_its_cpus(tmp_path: Path) -> None:
 
 def test_a_sandbox_that_never_had_a_cgroup_proves_nothing(tmp_path: Path) -> None:
     """As where the runtime makes none, or elsewhere."""
-    tree, reader = cgroups(tmp_path)
-    world = four(cgroups=reader)
+    world, tree = on_cgroups(tmp_path)
     of = sandbox(tree, pod("db", OWN))
     tree.remove(of.cgroups_path)
     world.stop(start(world, of, "main", 3))
@@ -251,8 +243,7 @@ def test_a_sandbox_that_never_had_a_cgroup_proves_nothing(tmp_path: Path) -> Non
 
 def test_what_never_starts_goes_back_with_its_sandbox(tmp_path: Path) -> None:
     """The runtime still lists it, and can start it no more."""
-    tree, reader = cgroups(tmp_path)
-    world = four(cgroups=reader)
+    world, tree = on_cgroups(tmp_path)
     of = sandbox(tree, pod("db", OWN))
     made = replace(container(of, "main", wants=resources(3)), cgroups_path="/pods/db/db-main")
     world.starts = False
@@ -286,12 +277,9 @@ def test_a_failed_start_gives_back_when_the_sandbox_stops(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(("settings", "limit"), [(KEEP, 600), (Settings(), 120)])
-def test_a_failed_start_gives_back_after_a_while(
-    tmp_path: Path, settings: Settings, limit: float
-) -> None:
+def test_a_failed_start_releases_in_time(tmp_path: Path, settings: Settings, limit: float) -> None:
     """Not sooner than the kubelet gives up a start that takes long, and not while it goes on."""
-    tree, reader = cgroups(tmp_path)
-    world = four(settings, cgroups=reader)
+    world, tree = on_cgroups(tmp_path, settings)
     of, slow = pod("db", OWN), pod("slow", OWN)
     own = fails_to_start(world, of, tree, 1)
     begun = fails_to_start(world, slow, tree, 1)
@@ -308,8 +296,7 @@ def test_a_failed_start_gives_back_after_a_while(
 @pytest.mark.parametrize("taken", [False, True])
 def test_a_start_after_all_is_one_of_a_stranger(tmp_path: Path, taken: bool) -> None:
     """It has its CPUs again, or those that are left where another has them by now."""
-    tree, reader = cgroups(tmp_path)
-    world = four(cgroups=reader)
+    world, tree = on_cgroups(tmp_path)
     of = pod("db", OWN)
     own = fails_to_start(world, of, tree, 3)
     had = owned(world, own)
@@ -337,8 +324,7 @@ def test_of_a_checkpoint_older_than_a_grant_nothing_is_kept_that_another_has() -
 
 def test_nothing_is_kept_where_it_is_switched_off() -> None:
     world = four(Settings())
-    of = pod("db", OWN)
-    world.stop(start(world, of, "main", 3))
+    world.stop(start(world, pod("db", OWN), "main", 3))
     assert not world.agent.current.state.exclusive
 
 
@@ -417,9 +403,7 @@ def test_a_pod_whose_sum_the_machine_does_not_have_is_rejected_with_its_first_co
     assert not world.agent.current.state.allocations
 
 
-def test_a_pod_that_begins_with_a_fraction_keeps_its_sum_until_another_shares(
-    world: World,
-) -> None:
+def test_a_pod_that_begins_with_a_fraction_keeps_its_sum_until_another_shares(world: World) -> None:
     of = whole("halves", 2)
     world.pods[of.id] = of
     world.agent.run_pod(of)
@@ -457,10 +441,7 @@ def test_what_is_kept_counts_on_the_numa_nodes_where_it_lies(world: World) -> No
 
 def test_a_pod_keeps_no_more_than_its_sum_where_the_next_container_goes_elsewhere() -> None:
     """Its memory, and so its place, is on a NUMA node without a free CPU."""
-    kubelet = replace(
-        KEEP,
-        kubelet=KubeletRules(cpu_order=True, ties=True, memory=True, cpus=True),
-    )
+    kubelet = replace(KEEP, kubelet=KubeletRules(cpu_order=True, ties=True, memory=True, cpus=True))
     world = World(
         build_synthetic_topology(
             sockets=3, numa_per_socket=1, cores_per_numa=4, threads=1, memory_gib=8
@@ -600,11 +581,7 @@ def test_the_pods_sum_is_kept_where_each_container_has_its_own_place(world: Worl
     of = pod("pair", STRICT, total=resources(9, 2))
     start(world, of, "a", 5, 1)
     (held,) = world.agent.current.state.reservations_of(of.uid)
-    assert (len(held.cpus), held.memory_bytes, held.reason) == (
-        4,
-        GIB,
-        PENDING_RESERVATION_CAPTION,
-    )
+    assert (len(held.cpus), held.memory_bytes, held.reason) == (4, GIB, PENDING_RESERVATION_CAPTION)
     rejected(world, pod("x", OWN), 8)
     start(world, of, "log", 0.5)
     (held,) = world.agent.current.state.reservations_of(of.uid)
@@ -690,25 +667,16 @@ def one_cpu_each(count: int) -> str:
         ),
     ],
 )
-def test_an_annotation_that_cannot_be_is_said_and_the_sum_counts(
-    world: World, containers: str, said: str
-) -> None:
+def test_an_impossible_annotation_is_said(world: World, containers: str, said: str) -> None:
     of = named("pair", 8, containers)
     answer = world.admit(of, container(of, "a", resources(4, 1)))
     assert said in answer.warnings[0]
     assert [a.container for a in world.agent.current.state.reservations_of(of.uid)] == ["*"]
 
 
-# --- What was chosen for a pod outlives the agent: its later containers find it after a restart -
-
-
 def node() -> World:
     """Two NUMA nodes of eight CPUs without hyperthreads."""
-    world = World(
-        build_synthetic_topology(
-            sockets=2, numa_per_socket=1, cores_per_numa=8, threads=1, memory_gib=64
-        )
-    )
+    world = World(machines.dual_no_smt(memory_gib=64))
     world.synchronize()
     return world
 
@@ -727,9 +695,7 @@ def test_a_container_that_comes_back_after_a_restart_of_the_agent_has_its_cpus()
     assert world.has("attempt-1")[0] == "2-3"
 
 
-def test_the_next_container_of_a_pod_gets_what_the_one_before_it_had_where_memory_has_changed() -> (
-    None
-):
+def test_the_next_container_of_a_pod_gets_the_cpus_before_it_where_memory_has_changed() -> None:
     """What an init container read lies in the page cache beside its CPUs: less is free there."""
     world = node()
     of = pod("web", {**OWN, "policy": "single-numa-node"})
@@ -781,8 +747,7 @@ def create_in_vain(world: World, tree: CgroupTree, name: str = "db") -> str:
 
 
 def test_a_failed_creation_gives_way_to_whoever_would_be_rejected(tmp_path: Path) -> None:
-    tree, reader = cgroups(tmp_path)
-    world = four(cgroups=reader)
+    world, tree = on_cgroups(tmp_path)
     failed = create_in_vain(world, tree)
     other = sandbox(tree, pod("web", OWN))
     passes(world, 29)
@@ -796,8 +761,7 @@ def test_a_failed_creation_gives_way_to_whoever_would_be_rejected(tmp_path: Path
 
 
 def test_a_failed_creation_is_gone_after_the_time_of_a_start(tmp_path: Path) -> None:
-    tree, reader = cgroups(tmp_path)
-    world = four(cgroups=reader)
+    world, tree = on_cgroups(tmp_path)
     failed = create_in_vain(world, tree)
     passes(world, 119)
     assert failed in world.agent.current.state.allocations
@@ -809,8 +773,7 @@ def test_a_failed_creation_is_gone_after_the_time_of_a_start(tmp_path: Path) -> 
 @pytest.mark.parametrize("made", ["in time", "late"])
 def test_a_slow_creation_keeps_its_cpus_once_its_cgroup_is_made(tmp_path: Path, made: str) -> None:
     """An OCI runtime may take longer than 30 s; what gave way starts as an unknown container."""
-    tree, reader = cgroups(tmp_path)
-    world = four(cgroups=reader)
+    world, tree = on_cgroups(tmp_path)
     slow = create_in_vain(world, tree)
     other = sandbox(tree, pod("web", OWN))
     wants = container(other, "app", wants=resources(2))
@@ -831,8 +794,7 @@ def test_a_slow_creation_keeps_its_cpus_once_its_cgroup_is_made(tmp_path: Path, 
 
 def test_what_containerd_created_and_never_started_does_not_give_way(tmp_path: Path) -> None:
     """It reports the end of each failed creation, and makes the cgroup at the start."""
-    tree, reader = cgroups(tmp_path)
-    world = four(cgroups=reader)
+    world, tree = on_cgroups(tmp_path)
     created = fails_to_start(world, sandbox(tree, pod("db", OWN)), tree, 3)
     other = sandbox(tree, pod("web", OWN))
     passes(world, 300)

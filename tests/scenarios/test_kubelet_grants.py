@@ -4,8 +4,6 @@ A pod that the kubelet granted CPUs to comes with a cpuset, as through a real ku
 one comes with the kubelet's shared set.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest
@@ -25,10 +23,9 @@ from nri_numa.model.workload import (
     QoSClass,
     Resources,
 )
-from tests.beds.world import World, container, pod, resources, says
+from tests.beds.world import OWN, World, container, pod, resources, says
 from tests.machines import named as machines
 
-OWN = {"cpus": "exclusive"}
 ANNOTATED = Settings(kubelet_override=KubeletGrantOverriders.ANNOTATED)
 APP = "app"
 
@@ -170,9 +167,7 @@ def test_memory_nodes_alone_are_added_to_granted_cpus() -> None:
 @pytest.mark.parametrize(
     ("asks", "has"), [({"numamem": "1"}, ("2-3", "1")), ({"numacpu": "1-2"}, ("1-2", ""))]
 )
-def test_a_resize_leaves_a_container_with_a_grant_where_it_is(
-    asks: dict[str, str], has: tuple[str, str]
-) -> None:
+def test_resizes_move_no_container_with_a_grant(asks: dict[str, str], has: tuple[str, str]) -> None:
     world = World(machines.dual_smt(), ANNOTATED)
     of = kubelets(world, "g", "2-3", asks)
     assert world.place(of, wants=sent("2-3")) == has
@@ -186,8 +181,7 @@ def test_granted_memory_is_the_kubelets_too() -> None:
     world = World(machines.dual_smt())
     world.kubelet(mems={("m", APP): "0"})
     rejected = world.rejected("m", {"numamem": "1"}, 0.5, 1, qos=QoSClass.GUARANTEED)
-    assert rejected.reason == "KubeletPinned"
-    assert "memory of NUMA node 0" in rejected.message
+    says(rejected, "KubeletPinned", "memory of NUMA node 0")
     cpus, mems = world.put("m", {"policy": "best-effort"}, 0.5, 1)
     assert (bool(cpus), mems) == (True, "")
     assert world.put("m", {}, 0.5, 1)[1] == ""

@@ -1,7 +1,5 @@
 """Cases 4, 5, 7 and 8 of the policies: the kubelet's rules and options, where they are set."""
 
-from __future__ import annotations
-
 import pytest
 from msgspec.structs import replace
 
@@ -10,15 +8,11 @@ from nri_numa.engine.decision import Rejected
 from nri_numa.engine.node_model import MeasuredFree
 from nri_numa.engine.state import ContainerKind
 from nri_numa.errors import ConfigError
-from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.settings import KubeletRules, Settings
 from nri_numa.model.workload import Device, DeviceRequest, QoSClass
-from tests.beds.world import GIB, World, container, pod, resources, two_nodes
+from tests.beds.world import GIB, SINGLE, World, container, pod, resources, two_nodes
 from tests.machines import named as machines
-
-SINGLE = {"policy": "single-numa-node"}
-
 
 # --- case 4 -----------------------------------------------------------------------------------
 
@@ -115,8 +109,7 @@ def test_kubelet_memory_books_huge_pages_with_memory() -> None:
     assert "hugepages-1Gi: 1 GiB needed, 0 B free on all NUMA nodes together" in message
     world.stop("a-app")
     assert world.put("d", SINGLE, 1, 1, pages={GIB: GIB})[1] == "0"
-    small = {2 << 20: GIB}
-    assert "2 MiB" in world.rejected("e", SINGLE, 1, 1, pages=small).message
+    assert "2 MiB" in world.rejected("e", SINGLE, 1, 1, pages={2 << 20: GIB}).message
 
 
 def test_kubelet_memory_of_a_list_is_booked_beside_the_others() -> None:
@@ -130,7 +123,7 @@ def test_kubelet_memory_of_a_list_is_booked_beside_the_others() -> None:
 
 def test_kubelet_cpus_makes_no_cpu_hint_of_a_fraction() -> None:
     """The third 1500m pod on two NUMA nodes with two CPUs each was refused."""
-    topology = build_synthetic_topology(sockets=2, numa_per_socket=1, cores_per_numa=2, threads=1)
+    topology = machines.dual_no_smt(cores_per_numa=2)
     world = World(topology, Settings(kubelet=KubeletRules(cpus=True)))
     for name in "abc":
         assert world.put(name, SINGLE, 1.5, 1)[0] == ""
@@ -219,9 +212,7 @@ def complaints(text: str) -> list[str]:
         ),
     ],
 )
-def test_align_by_socket_with_single_numa_node_is_rejected_by_the_configuration(
-    where: str, text: str
-) -> None:
+def test_align_by_socket_with_single_numa_node_is_rejected(where: str, text: str) -> None:
     assert complaints(f"kubeletCompatibility: {{except: {{alignBySocket: true}}}}\n{text}") == [
         "kubeletCompatibility.except.alignBySocket: true takes CPUs from all NUMA nodes of a "
         f"socket, and {where} is single-numa-node; expected only one of them, as the kubelet does"
@@ -238,9 +229,7 @@ def test_align_by_socket_does_not_split_a_pod_that_asks_for_one_numa_node() -> N
 
 def test_align_by_socket_needs_numa_nodes_in_sockets() -> None:
     """The kubelet refuses machines with more sockets than NUMA nodes."""
-    one = build_synthetic_topology(
-        sockets=2, sockets_per_numa=2, numa_per_socket=1, cores_per_numa=4
-    )
+    one = machines.dual_smt_16(sockets_per_numa=2)
     assert len(one.sockets) > len(one.numa_nodes)
     by_socket = config.load_config(text="kubeletCompatibility: {except: {alignBySocket: true}}")
     (found,) = config.validate_config(by_socket, one)
@@ -289,9 +278,7 @@ def test_distribute_cpus_across_cores_does_not_go_with_other_options() -> None:
 
 
 def test_reserved_huge_pages_are_promised_to_nobody() -> None:
-    topology = build_synthetic_topology(
-        sockets=2, numa_per_socket=1, cores_per_numa=4, memory_gib=8, hugepages={GIB: 2 * GIB}
-    )
+    topology = machines.dual_smt_16(memory_gib=8, hugepages={GIB: 2 * GIB})
     text = "reservedMemory: {0: {hugepages-1Gi: 1Gi, memory: 512Mi}, 1: 1Gi}"
     loaded = config.load_config(text=text)
     assert config.validate_config(loaded, topology) == []
@@ -323,7 +310,7 @@ def test_reserved_huge_pages_that_make_no_sense_are_mistakes() -> None:
     loaded = config.load_config(
         text="reservedMemory: {0: {hugepages-1Gi: 3Gi, hugepages-2Mi: 2Mi}}"
     )
-    topology = build_synthetic_topology(sockets=1, numa_per_socket=1, hugepages={GIB: 2 * GIB})
+    topology = machines.single_smt(hugepages={GIB: 2 * GIB})
     assert config.validate_config(loaded, topology) == [
         "reservedMemory.0.hugepages-1Gi: 3Gi is more than the 2147483648 bytes of NUMA node 0 in "
         "hugepages-1Gi",
@@ -373,7 +360,7 @@ def test_static_cpus_says_where_it_comes_from() -> None:
 def test_cpus_are_on_every_numa_node_that_the_hint_has_for_devices(order: bool) -> None:
     """22 CPUs fit three of four NUMA nodes, and the eight GPUs are on all of them."""
     world = World(
-        build_synthetic_topology(sockets=2, numa_per_socket=2, cores_per_numa=4, memory_gib=16),
+        machines.snc_smt(),
         Settings(kubelet=KubeletRules(distribute_cpus_across_numa=True, cpu_order=order)),
     )
     gpus = tuple(Device(id=f"gpu{n}", numa_nodes=frozenset([n // 2])) for n in range(8))
@@ -391,15 +378,13 @@ def test_cpus_are_on_every_numa_node_that_the_hint_has_for_devices(order: bool) 
 
 def one_socket() -> World:
     """Two NUMA nodes of one socket, CPUs 0-3 and 4-7, 8 GiB each; as under the kubelet."""
-    topology = build_synthetic_topology(
-        sockets=1, numa_per_socket=2, cores_per_numa=4, threads=1, memory_gib=8
-    )
+    topology = machines.snc_single_no_smt(memory_gib=8)
     return World(
         topology,
         Settings(
             kubelet=KubeletRules(
                 align_by_socket=True, cpus=True, memory=True, ties=True, cpu_order=True
-            ),
+            )
         ),
     )
 

@@ -1,7 +1,5 @@
 """Grants, returns, resizes, restarts: what happens to a container after it was placed."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest
@@ -24,11 +22,8 @@ from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import QoSClass, Resources
 from tests.beds.allocations import allocation
-from tests.beds.world import GIB, PREFIX, World, container, pod, resources
+from tests.beds.world import GIB, OWN, PREFIX, SINGLE, World, container, pod, resources
 from tests.machines import named as machines
-
-SINGLE = {"policy": "single-numa-node"}
-OWN = {"cpus": "exclusive"}
 
 usual = partial(World, machines.single_no_smt())
 
@@ -208,8 +203,7 @@ def test_a_pin_that_was_lost_is_written_again() -> None:
 def test_a_container_whose_pod_is_unknown_is_no_containers_of_ours() -> None:
     world = World(machines.dual_smt())
     world.ends_whole = False
-    of = pod("ghost", SINGLE)
-    world.live["ghost-app"] = container(of, wants=resources(2))
+    world.live["ghost-app"] = container(pod("ghost", SINGLE), wants=resources(2))
     assert world.synchronize() == ()
     assert not world.agent.current.state.allocations
 

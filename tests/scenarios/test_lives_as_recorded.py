@@ -1,7 +1,5 @@
 """The same pods on the same machine get what they got: an upgrade places nothing elsewhere."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.beds.lives import LIVES, RECORDED, record_life

@@ -1,6 +1,4 @@
-"""The checkpoint is lost: what runs, and what we wrote into it, is all there is to go by."""
-
-from __future__ import annotations
+"""The checkpoint is lost or of an older version: what runs, and what we wrote into it, counts."""
 
 import io
 import itertools
@@ -9,24 +7,33 @@ import random
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
 from nri_numa.agent import release
 from nri_numa.engine.assigned import is_signed, sign_document
-from nri_numa.engine.state import ContainerKind
+from nri_numa.engine.old_records import with_new_names, with_old_names
+from nri_numa.engine.state import Allocation, ContainerKind
 from nri_numa.machine.cgroups import CgroupReader
-from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.settings import KubeletRules, Rule, Settings
-from nri_numa.model.workload import Container, ContainerUpdate, PodTable, QoSClass, Resources
+from nri_numa.model.workload import (
+    Container,
+    ContainerUpdate,
+    PodSandbox,
+    PodTable,
+    QoSClass,
+    Resources,
+)
 from nri_numa.observe import logs
+from nri_numa.store.checkpoint import CheckpointStore
 from tests.beds.cgroup_tree import CgroupTree
-from tests.beds.world import PREFIX, World, container, pod, resources
+from tests.beds.world import OWN, PREFIX, World, container, pod, resources
 from tests.machines import named as machines
 
-OWN = {"cpus": "exclusive"}
 ISOLATED = {"cpus": "exclusive", "smt": "isolate"}
 MARK = PREFIX + "assigned"
 
@@ -53,9 +60,7 @@ def met_in_a_gap(
 @pytest.mark.parametrize("key", [False, True])
 def test_an_owner_that_ended_meanwhile_leaves_nobody_outside_the_pool(key: bool) -> None:
     """Its neighbours have a cpuset that is not the pool any more, and are ours all the same."""
-    world = World(
-        build_synthetic_topology(sockets=1, numa_per_socket=2, cores_per_numa=8, memory_gib=64)
-    )
+    world = World(machines.snc_single(cores_per_numa=8, memory_gib=64))
     neighbours = [f"n{i}-app" for i in range(3)]
     for i in range(3):
         world.put(f"n{i}", {}, 0.5, 1)
@@ -76,7 +81,7 @@ def test_an_owner_that_ended_meanwhile_leaves_nobody_outside_the_pool(key: bool)
 
 def marking(directory: Path, settings: Settings | None = None) -> tuple[World, CgroupTree]:
     """Sixteen CPUs; cgroups of containers carry extended attributes, as the kernel's do."""
-    topology = build_synthetic_topology(sockets=1, numa_per_socket=1, cores_per_numa=16, threads=1)
+    topology = machines.single_no_smt(cores_per_numa=16)
     tree = CgroupTree(directory / "cgroup", 2, topology.online, NUMASet.parse("0"))
     return World(topology, settings, cgroups=CgroupReader(str(tree.root))), tree
 
@@ -101,7 +106,7 @@ def test_a_gap_container_that_we_narrowed_stays_ours(tmp_path: Path, key: bool) 
 
 def test_one_that_lost_its_cpus_in_a_resize_stays_where_it_shares(tmp_path: Path) -> None:
     """Its annotation is of its creation; its cgroup carries what it has since."""
-    topology = build_synthetic_topology(sockets=2, numa_per_socket=1, cores_per_numa=8, threads=1)
+    topology = machines.dual_no_smt()
     tree = CgroupTree(tmp_path / "cgroup", 2, topology.online, NUMASet.parse("0-1"))
     world = World(topology, cgroups=CgroupReader(str(tree.root)))
     for name in ("first", "second"):
@@ -180,13 +185,9 @@ def test_random_damage_leaves_nobody_on_cpus_of_another(tmp_path: Path, seed: in
         world.check()
 
 
-def test_an_owner_whose_cpus_are_not_as_many_as_it_may_use_is_out_of_date(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_an_owner_of_another_size_is_out_of_date(caplog: pytest.LogCaptureFixture) -> None:
     """Resized by us, and once more while we were away: nothing says how many CPUs are still its."""
-    world = World(
-        build_synthetic_topology(sockets=1, numa_per_socket=1, cores_per_numa=8, threads=1)
-    )
+    world = World(machines.single_no_smt(cores_per_numa=8))
     world.put("own", OWN, 2, 1)
     assert world.update("own-app", resources(4, 1)) is None
     has = world.live["own-app"].resources
@@ -202,9 +203,7 @@ def test_an_owner_whose_cpus_are_not_as_many_as_it_may_use_is_out_of_date(
 
 def test_after_release_everybody_is_decided_anew() -> None:
     """The runtime has every CPU and memory node for all of them, which nobody asked for."""
-    world = World(
-        build_synthetic_topology(sockets=1, numa_per_socket=2, cores_per_numa=4, threads=1)
-    )
+    world = World(machines.snc_single_no_smt())
     world.put("a-listed", {"numacpu": "1", "numamem": "1"}, 1, 1)
     world.put("memory", {"numamem": "1"}, 0.5, 1)
     world.put("shared", {"policy": "single-numa-node", "cpus": "shared"}, 0.5, 1)
@@ -228,12 +227,8 @@ def test_after_release_everybody_is_decided_anew() -> None:
 
 def test_a_listed_cpu_that_came_online_since_is_kept() -> None:
     """The annotation is from before, and the runtime has it by our update."""
-    whole = build_synthetic_topology(sockets=1, numa_per_socket=2, cores_per_numa=4, threads=1)
-    world = World(
-        build_synthetic_topology(
-            sockets=1, numa_per_socket=2, cores_per_numa=4, threads=1, offline=CPUSet.parse("5")
-        )
-    )
+    whole = machines.snc_single_no_smt()
+    world = World(machines.snc_single_no_smt(offline=CPUSet.parse("5")))
     world.put("listed", {"numacpu": "1"}, 1, 1)
     of = world.pods["sandbox-listed"]
     world.pods[of.id] = replace(of, annotations={PREFIX + "numacpu": "1,5"})
@@ -245,9 +240,7 @@ def test_a_listed_cpu_that_came_online_since_is_kept() -> None:
 
 
 def test_what_was_decided_is_kept_where_the_pod_s_annotations_cannot_be_read_any_more() -> None:
-    world = World(
-        build_synthetic_topology(sockets=1, numa_per_socket=2, cores_per_numa=4, threads=1)
-    )
+    world = World(machines.snc_single_no_smt())
     world.put("listed", {"numacpu": "1", "numamem": "0"}, 1, 1)
     of = world.pods["sandbox-listed"]
     world.pods[of.id] = replace(of, annotations={PREFIX + "numacpu": "nothing"})
@@ -388,13 +381,11 @@ FORGED_BEYOND_LISTS = {
 
 @pytest.mark.parametrize("name", FORGED)
 @pytest.mark.parametrize("signed", [False, True])
-def test_a_forged_annotation_is_never_adopted(
-    name: str, signed: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_no_forgery_is_adopted(name: str, signed: bool, caplog: pytest.LogCaptureFixture) -> None:
     """Also with the signature of another container of the same node on it."""
     note, wishes, cpus, has = FORGED[name]
     world = World(
-        build_synthetic_topology(sockets=1, numa_per_socket=2, cores_per_numa=8, memory_gib=64),
+        machines.snc_single(cores_per_numa=8, memory_gib=64),
         Settings(reserved_cpus=CPUSet.parse("0")),
     )
     world.put("neighbour", {}, 0.5, 1)
@@ -565,3 +556,112 @@ def test_a_signature_of_other_letters_is_a_wrong_one(spoiled: str) -> None:
     """Anybody may write the annotation; it must not stop the synchronisation."""
     text = sign_document("{", "c", b"key")
     assert not is_signed(text[:-3] + spoiled + text[-2:], "c", b"key")
+
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+CHECKPOINT = GOLDEN / "checkpoints" / "v1" / "containers.checkpoint"
+RUNTIME = GOLDEN / "upgrade" / "containers.json"
+"""Pods and containers as the runtime had them, each with the annotation of that version."""
+IDENTITY = {"version": "0.1.0", "machine": "two sockets", "boot": "b1"}
+
+
+class Runtime(msgspec.Struct):
+    """Pods and containers of the fixture."""
+
+    pods: list[PodSandbox]
+    containers: list[Container]
+
+
+def old_documents() -> dict[str, Any]:
+    """What the version before wrote, by container."""
+    (_, line) = CHECKPOINT.read_text().splitlines()
+    documents = json.loads(line.split(" ", 4)[4])["set"]
+    return {key[2:]: document for key, document in documents.items() if key.startswith("c/")}
+
+
+def node(documents: dict[str, Any]) -> World:
+    """The node with those containers, before the agent starts."""
+    world = World(machines.dual_smt(cores_per_numa=8), Settings(reservation_seconds=600.0))
+    world.store.documents = documents
+    runtime = msgspec.json.decode(RUNTIME.read_bytes(), type=Runtime)
+    world.pods = {of.id: of for of in runtime.pods}
+    world.live = {made.id: made for made in runtime.containers}
+    return world
+
+
+def facts(a: Allocation) -> dict[str, Any]:
+    """What an allocation says under the old names, for comparison."""
+    return {
+        "kind": a.kind, "cpus": a.cpus, "mems": a.mems, "numa": a.numa_nodes,
+        "idle": a.idle_siblings, "owned": a.exclusive, "soft": a.yields_to_exclusive,
+        "preferred": a.aligned, "leaves": a.migrating_from, "cpu_milli": a.cpu_milli,
+    }  # fmt: skip
+
+
+def old_facts(document: dict[str, Any]) -> dict[str, Any]:
+    texts = {key: CPUSet.parse(document.get(key, "")) for key in ("cpus", "idle")}
+    nodes = {key: NUMASet.parse(document.get(key, "")) for key in ("mems", "numa", "leaves")}
+    flags = {key: document.get(key, False) for key in ("owned", "soft")}
+    return {
+        **texts, **nodes, **flags, "kind": ContainerKind(document["kind"]),
+        "preferred": document.get("preferred", True), "cpu_milli": document.get("cpu_milli", 0),
+    }  # fmt: skip
+
+
+def test_a_checkpoint_of_the_version_before_moves_nobody(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint"
+    path.write_bytes(CHECKPOINT.read_bytes())
+    store = CheckpointStore(str(tmp_path), identity=IDENTITY, clock=lambda: 0.0)
+    loaded = store.load()
+    store.close()
+    assert loaded.problems == []
+    written = path.read_text()
+    assert all(line.startswith("2 ") for line in written.splitlines())
+    for old in ("numa", "preferred", "idle", "owned", "soft", "leaves", "fixed", "former"):
+        # A pod's affinity is the one thing that is still called preferred.
+        assert f'"{old}":' not in written or old == "preferred"
+    world = node(loaded.entries)
+    assert world.restart() == ()
+    state = world.agent.current.state
+    documents = old_documents()
+    assert {i: facts(a) for i, a in state.allocations.items()} == {
+        i: old_facts(document) for i, document in documents.items()
+    }
+    assert {i for i, a in state.allocations.items() if a.immovable} == {"policy-app"}
+    assert str(state.pods["uid-two"].affinity) == "1"
+    assert str(state.pods["uid-ended"].previous["init"].cpus) == documents["ended-init"]["cpus"]
+    world.check()
+    assert world.restart() == (), "nor does the next start"
+
+
+def test_annotations_of_the_version_before_move_nobody() -> None:
+    """The checkpoint is lost, so they are all that says whose the CPUs are."""
+    world = node({})
+    before = {i: world.cpus(i) for i in world.live}
+    updates = world.restart()
+    # The reservation for a pod whose container ended is lost with the checkpoint.
+    given_back = CPUSet.parse(old_documents()["ended-init"]["cpus"])
+    assert {one.container_id for one in updates} == {"mems-app", "plain-app", "yielding-app"}
+    assert {world.cpus(i) - cpus for i, cpus in before.items()} == {CPUSet(), given_back}
+    state = world.agent.current.state
+    expected = {i: old_facts(d) for i, d in old_documents().items() if i in world.live}
+    assert {i: facts(a) for i, a in state.allocations.items()} == expected
+    world.check()
+
+
+def test_an_annotation_of_a_newer_version_is_not_adopted() -> None:
+    world = node({})
+    made = world.live["own-app"]
+    (name, text) = next(iter(made.annotations.items()))
+    newer = json.dumps(json.loads(text) | {"format": 3})
+    world.live = {"own-app": replace(made, annotations={name: newer})}
+    output = io.StringIO()
+    logs.setup_logging("debug", stream=output)
+    world.restart()
+    assert "is in format 3, expected at most 2: decided anew" in output.getvalue()
+
+
+def test_a_document_has_the_names_of_either_format() -> None:
+    document = {"podUID": "u", "numaNodes": "0", "exclusive": True, "cpus": "1"}
+    assert with_new_names(with_old_names(document)) == document
+    assert with_old_names(document) == {"pod_uid": "u", "numa": "0", "owned": True, "cpus": "1"}

@@ -1,13 +1,12 @@
 """CPUs and memory on different NUMA nodes: CXL, HBM, KNL in flat mode, POWER, virtual machines."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
+from nri_numa.engine.decision import Admitted, Rejected
 from nri_numa.engine.explain.explanation import explain_allocation
 from nri_numa.engine.explain.sentences import explanation_sentences
 from nri_numa.engine.request.annotations import resolve_placement_options
@@ -20,11 +19,10 @@ from nri_numa.model.machine import Topology
 from nri_numa.model.reasons import Rejection
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import QoSClass, Resources
-from tests.beds.world import GIB, World, container, pod, resources, says
+from tests.beds.world import GIB, SINGLE, World, container, pod, resources, says, two_nodes
 from tests.machines import named as machines
 from tests.machines.named import write_tree
 
-SINGLE = {"policy": "single-numa-node"}
 RESTRICTED = {"policy": "restricted"}
 BEST_EFFORT = {"policy": "best-effort"}
 
@@ -40,9 +38,7 @@ def told(topology: Topology, homes: dict[int, set[int]], tiers: dict[int, int]) 
 
 def issue_machine() -> Topology:
     """``sockets=2,numa=1,cores=4,memory=8Gi,memory-only=64Gi+64Gi``."""
-    return build_synthetic_topology(
-        sockets=2, numa_per_socket=1, cores_per_numa=4, memory_gib=8, memory_only_gib=(64, 64)
-    )
+    return machines.dual_smt_16(memory_gib=8, memory_only_gib=(64, 64))
 
 
 def test_case_9_best_effort_is_never_pinned_to_less_than_it_asked_for() -> None:
@@ -118,10 +114,7 @@ def test_case_9_shared_memory_counts_once_for_wide_containers() -> None:
 
 def test_case_9_each_virtual_cpu_node_takes_its_own_memory_node() -> None:
     """Two NUMA nodes with CPUs and two with memory, told apart by distance only."""
-    topology = build_synthetic_topology(
-        sockets=2, numa_per_socket=1, cores_per_numa=4, memory_gib=0, memory_only_gib=(16, 16)
-    )
-    world = World(topology)
+    world = World(machines.dual_smt_16(memory_gib=0, memory_only_gib=(16, 16)))
     seen = set()
     for n in range(2):
         _, mems = world.put(f"p{n}", SINGLE, 4, 10)
@@ -150,10 +143,10 @@ def test_case_9_knl_in_flat_mode() -> None:
 
 def test_case_9_the_nearest_memory_needs_no_leave_and_other_tiers_do() -> None:
     """NUMA node 1 has CPUs and no memory; 2 beside it has the memory, 3 is far away."""
-    base = build_synthetic_topology(
-        sockets=2, numa_per_socket=1, cores_per_numa=4, memory_gib=16, memory_only_gib=(32, 64),
+    base = machines.dual_smt_16(
+        memory_only_gib=(32, 64),
         distances=[[10, 21, 28, 60], [21, 10, 12, 60], [28, 12, 10, 60], [60, 60, 60, 10]],
-    )  # fmt: skip
+    )
     nodes = {**base.numa_nodes, 1: replace(base.numa_nodes[1], memory_bytes=0)}
     world = World(replace(base, numa_nodes=nodes))
     assert str(world.agent.current.machine.memory_only_nodes.excluded) == "3"
@@ -168,8 +161,7 @@ def test_case_9_huge_pages_of_a_tier_count_too() -> None:
     nodes = {i: replace(n, hugepages=pages if i > 1 else {}) for i, n in base.numa_nodes.items()}
     world = World(replace(base, numa_nodes=nodes), Settings(memory_only_numa_nodes=NUMASet([2, 3])))
     of = pod("a", SINGLE)
-    wants = resources(2, 1, hugepages={2 << 20: GIB})
-    _, mems = world.place(of, wants=wants)
+    _, mems = world.place(of, wants=resources(2, 1, hugepages={2 << 20: GIB}))
     assert mems in ("0,2", "1,3")
     charges = world.agent.current.state.charges
     assert sum(c.hugepages.get(2 << 20, 0) for i, c in charges.items() if i > 1) == GIB
@@ -177,15 +169,11 @@ def test_case_9_huge_pages_of_a_tier_count_too() -> None:
 
 def test_case_10_lists_are_booked_on_memory_only_numa_nodes() -> None:
     """Two pods of 900 MiB do not fit 996 MiB; both were placed."""
-    topology = build_synthetic_topology(
-        sockets=1, numa_per_socket=1, cores_per_numa=4, memory_only_gib=(996 / 1024,)
-    )
-    world = World(topology)
+    world = World(machines.single_smt(memory_only_gib=(996 / 1024,)))
     assert world.put("first", {"numamem": "1"}, 1, 900 / 1024)[1] == "1"
     second = pod("second", {"numamem": "1"})
     rejected = world.reject(second, wants=resources(1, 900 / 1024))
-    assert rejected.reason == "NotEnoughMemory"
-    assert "NUMA node 1: 96 MiB" in rejected.message
+    says(rejected, "NotEnoughMemory", "NUMA node 1: 96 MiB")
     world.stop("first-app")
     assert world.place(second, wants=resources(1, 900 / 1024))[1] == "1"
 
@@ -213,10 +201,9 @@ def test_case_10_a_tier_that_was_let_in_is_not_warned_of(caplog: pytest.LogCaptu
 
 def test_case_9_where_no_numa_node_has_both_there_is_one_tier() -> None:
     """CPUs on NUMA node 0, memory on 1 and, farther away, on 2."""
-    topology = build_synthetic_topology(
-        sockets=1, numa_per_socket=1, cores_per_numa=4, memory_gib=0, memory_only_gib=(8, 8),
-        distances=[[10, 20, 40], [20, 10, 40], [40, 40, 10]],
-    )  # fmt: skip
+    topology = machines.single_smt(
+        memory_gib=0, memory_only_gib=(8, 8), distances=[[10, 20, 40], [20, 10, 40], [40, 40, 10]]
+    )
     world = World(topology)
     of = pod("a", SINGLE)
     assert world.place(of, wants=resources(2, 12))[1] == "1-2"
@@ -287,9 +274,7 @@ def _without_node(files: dict[str, str]) -> None:
     files[f"{NODE}/node0/distance"] = "10\n"
 
 
-def test_case_13_cpus_of_an_offline_numa_node_are_not_near_the_only_online_one(
-    tmp_path: Path,
-) -> None:
+def test_case_13_cpus_of_an_offline_numa_node_are_not_near_the_online_one(tmp_path: Path) -> None:
     """They joined NUMA node 0, at a distance of 21, and were reported as its own."""
     machine = _read(tmp_path, machines.dual_no_smt(), _without_node)
     assert str(machine.numa_nodes[0].cpus) == "0-7"
@@ -353,10 +338,7 @@ def test_case_14_what_tells_the_sockets(
 
 def test_case_14_sockets_count_before_ids_where_no_cache_is_told() -> None:
     """Two sockets in one NUMA node, even and odd numbers; 4 CPUs were 0-3, two of each."""
-    base = build_synthetic_topology(
-        sockets=2, numa_per_socket=1, sockets_per_numa=2, cores_per_numa=8, threads=1,
-        cores_per_l3=0,
-    )  # fmt: skip
+    base = machines.dual_no_smt(sockets_per_numa=2, cores_per_l3=0)
     world = World(base)
     world.put("first", {"numacpu": "0,2", "cpus": "exclusive"}, 2)
     world.put("a", SINGLE, 3, 1)
@@ -393,13 +375,9 @@ def _grouped(files: dict[str, str], name: str, size: int, count: int = 16) -> No
 @pytest.mark.parametrize(
     ("name", "noun"), [("cluster_cpus_list", "clusters of cores"), ("die_cpus_list", "dies")]
 )
-def test_case_14_clusters_and_dies_stand_in_for_caches(
-    tmp_path: Path, name: str, noun: str
-) -> None:
+def test_case_14_clusters_and_dies_serve_as_caches(tmp_path: Path, name: str, noun: str) -> None:
     """An Arm machine that tells clusters of 4 cores and no cache."""
-    base = build_synthetic_topology(
-        sockets=2, numa_per_socket=1, cores_per_numa=8, threads=1, cores_per_l3=0
-    )
+    base = machines.dual_no_smt(cores_per_l3=0)
     machine = _read(tmp_path, base, lambda files: _grouped(files, name, 4))
     assert [str(g.cpus) for g in machine.l3_groups.values()] == ["0-3", "4-7", "8-11", "12-15"]
     assert f"the kernel reports no L3 caches; {noun} are taken for them" in machine.warnings
@@ -411,9 +389,7 @@ def test_case_14_clusters_and_dies_stand_in_for_caches(
 
 def test_case_14_groups_that_tell_nothing_are_not_taken(tmp_path: Path) -> None:
     """A die that is the socket, a cluster that is a core."""
-    base = build_synthetic_topology(
-        sockets=2, numa_per_socket=1, cores_per_numa=8, threads=1, cores_per_l3=0
-    )
+    base = machines.dual_no_smt(cores_per_l3=0)
 
     def change(files: dict[str, str]) -> None:
         _grouped(files, "die_cpus_list", 8)
@@ -435,7 +411,7 @@ MANY = 262_144
 @pytest.mark.parametrize("large", [False, True])
 def test_case_12_ten_thousand_cpus_are_asked_for(wish: dict[str, str], large: bool) -> None:
     """On a big machine they were placed as 256; elsewhere "needs 256" was refused."""
-    big = build_synthetic_topology(sockets=2, numa_per_socket=1, cores_per_numa=320, threads=1)
+    big = machines.dual_no_smt(cores_per_numa=320)
     world = World(big if large else machines.dual_smt())
     says(world.rejected("a", wish, 10_000, 1), "", "10000 exclusive CPUs")
 
@@ -451,9 +427,7 @@ def _wants(total: float = 0) -> tuple[World, object, object]:
 def test_case_12_shares_that_saturate_are_no_number(total: float) -> None:
     world, of, made = _wants(total)
     rejected = world.reject(of, made)  # type: ignore[arg-type]
-    assert rejected.reason == "CPURequestUnknown"
-    assert "a request of 256 CPUs or more" in rejected.message
-    assert "is not known" in rejected.message
+    says(rejected, "CPURequestUnknown", "a request of 256 CPUs or more", "is not known")
     assert ("the limit of its pod is 300 CPUs" in rejected.message) is bool(total)
 
 
@@ -484,3 +458,32 @@ def test_case_12_a_policy_of_a_guaranteed_pod_cannot_know_either() -> None:
     found = _demand({}, {"policy": "restricted"})
     assert isinstance(found, Rejection)
     assert found.reason == "CPURequestUnknown"
+
+
+SOURCE = "annotation cpu-shared.crio.io/app"
+
+
+def create(world: World, asks: Mapping[str, str], cpus: float = 2) -> Admitted | Rejected | None:
+    of = pod("web", asks)
+    made = container(of, "app", wants=resources(cpus))
+    return world.create(of, replace(made, added_cpus_source=SOURCE))
+
+
+@pytest.mark.parametrize(
+    "asks", [{"cpus": "exclusive"}, {"policy": "single-numa-node"}, {"numacpu": "2-3"}]
+)
+def test_cpus_of_its_own_are_rejected_at_the_creation(asks: Mapping[str, str]) -> None:
+    """CRI-O's CPUs were taken out of its cpuset again within two seconds."""
+    rejected = create(two_nodes(), asks)
+    assert isinstance(rejected, Rejected)
+    says(rejected, "RuntimeAddsCPUs", f"{SOURCE} is set", "cpus: shared and no numacpu")
+
+
+@pytest.mark.parametrize(
+    "asks", [{}, {"policy": "single-numa-node", "cpus": "shared"}, {"on-failure": "unpinned"}]
+)
+def test_whoever_shares_is_admitted(asks: Mapping[str, str]) -> None:
+    asks = {"cpus": "exclusive", **asks} if "on-failure" in asks else asks
+    decision = create(two_nodes(), asks)
+    assert isinstance(decision, Admitted)
+    assert not decision.allocation.exclusive

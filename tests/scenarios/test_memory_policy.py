@@ -1,7 +1,5 @@
 """Containers that ask for a memory policy: set with the creation, on the memory nodes they get."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import pytest
@@ -57,9 +55,7 @@ LISTED = {"numamem": "0-1"}
         (LISTED, "weighted-interleave", "0-1"),
     ],
 )
-def test_it_is_about_the_memory_nodes_of_the_container(
-    asks: dict[str, str], mode: str, nodes: str
-) -> None:
+def test_its_nodes_are_those_of_the_container(asks: dict[str, str], mode: str, nodes: str) -> None:
     found = given(two_nodes(), {**asks, "mempolicy": mode})
     assert found == MemoryPolicySetting(MemoryPolicy(mode), NUMASet.parse(nodes))
 
@@ -79,8 +75,7 @@ def booked(world: World, name: str = "a-app") -> dict[int, float]:
 def test_interleaved_memory_is_booked_as_it_is_used(world: World) -> None:
     """8 of 2 x 8 GiB were booked on NUMA node 0, and the next pod was put onto node 1."""
     asks = {"numamem": "0-1", "mempolicy": "interleave"}
-    of = pod("a", asks)
-    admitted(world, of, memory=10)
+    admitted(world, pod("a", asks), memory=10)
     assert booked(world) == {0: 5, 1: 5}
     assert world.update("a-app", resources(1, 12)) is None
     assert booked(world) == {0: 6, 1: 6}

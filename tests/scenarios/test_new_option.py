@@ -1,7 +1,5 @@
 """A key that is added to the table is found wherever keys are, without a change elsewhere."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -35,8 +33,7 @@ class ColouredOptions(PlacementOptions, frozen=True, kw_only=True):
     """The product's options and one more."""
 
     colour: Annotated[
-        Colour,
-        Option(summary="its paint", meanings={"red": "it is seen", "blue": "it is calm"}),
+        Colour, Option(summary="its paint", meanings={"red": "it is seen", "blue": "it is calm"})
     ] = Colour.RED
 
 
@@ -79,17 +76,13 @@ def problem(text: str) -> str:
         ),
     ],
 )
-def test_a_value_is_explained_with_its_source(
-    wishes: dict[str, str], text: str, source: str
-) -> None:
+def test_a_value_is_explained_by_source(wishes: dict[str, str], text: str, source: str) -> None:
     colours, sentences = asked(wishes, text)
     assert colours == [{"key": "colour", "value": "blue", "source": source}]
     assert f"colour: blue ({source}): it is calm." in sentences
 
 
-def test_a_version_without_the_key_still_shows_the_explanation(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_version_without_the_key_shows_explanations(monkeypatch: pytest.MonkeyPatch) -> None:
     document = explained({"colour": "blue"})
     monkeypatch.setattr(options, "TABLE", OptionTable.of(PlacementOptions))
     source = "annotation numa.kubernetes.io/colour"

@@ -1,7 +1,5 @@
 """A Synchronize that takes too long: the answer leaves in time, the rest follows after it."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 
@@ -11,10 +9,8 @@ from nri_numa.agent.current_state import SYNCHRONIZE_BUDGET_S
 from nri_numa.engine.state import ContainerKind
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.workload import MemoryPolicies, Resources
-from tests.beds.world import World, container, pod, resources
+from tests.beds.world import SINGLE, World, container, pod, resources
 from tests.machines import named as machines
-
-SINGLE = {"policy": "single-numa-node"}
 
 
 def strangers(world: World, count: int) -> list[str]:

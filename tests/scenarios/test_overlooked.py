@@ -1,7 +1,5 @@
 """What one wrong word in the code would change, and rare ways that somebody will meet one day."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 
@@ -13,7 +11,6 @@ from nri_numa.engine.decision import Admitted
 from nri_numa.engine.explain import sentences
 from nri_numa.engine.node_model import MeasuredFree, NodeModel
 from nri_numa.engine.state import ContainerKind
-from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.settings import (
     ALL_CPUS_AMOUNT,
@@ -24,12 +21,10 @@ from nri_numa.model.settings import (
 )
 from nri_numa.model.workload import QoSClass, Resources
 from tests.beds.explained import of_decision
-from tests.beds.world import GIB, PREFIX, World, container, pod, resources, says
+from tests.beds.world import GIB, OWN, PREFIX, SINGLE, World, container, pod, resources, says
 from tests.machines import named as machines
 
-OWN = {"cpus": "exclusive"}
 ISOLATED = {**OWN, "smt": "isolate"}
-SINGLE = {"policy": "single-numa-node"}
 BEST_EFFORT, BURSTABLE = QoSClass.BEST_EFFORT, QoSClass.BURSTABLE
 
 usual = partial(World, machines.single_smt())
@@ -44,8 +39,7 @@ def test_isolation_never_takes_the_last_cpus_of_the_shared_pool() -> None:
         machines.single_smt(), Settings(limits=QuotasAndPoolFloor(idle_siblings=ALL_CPUS_AMOUNT))
     )
     answer = world.rejected("all", ISOLATED, 4)
-    assert answer.reason == "SharedPoolEmpty"
-    assert "would leave 0 of the 8 CPUs in the shared pool" in answer.message
+    says(answer, "SharedPoolEmpty", "would leave 0 of the 8 CPUs in the shared pool")
     world.put("own", ISOLATED, 3)
     world.check()
     says(world.update_rejected("own-app", resources(4)), "SharedPoolEmpty")
@@ -95,11 +89,7 @@ def test_a_foreign_container_on_an_idle_sibling_is_counted(world: World) -> None
 @pytest.mark.parametrize("restart", ["", "restart", "loss"])
 def test_huge_pages_are_given_back(restart: str) -> None:
     """Also by a plugin that knows of them from its checkpoint only, or has lost that too."""
-    world = World(
-        build_synthetic_topology(
-            sockets=1, numa_per_socket=2, cores_per_numa=4, memory_gib=8, hugepages={GIB: 2 * GIB}
-        )
-    )
+    world = World(machines.snc_single(memory_gib=8, hugepages={GIB: 2 * GIB}))
     pages = {GIB: 2 * GIB}
     for name in "ab":
         world.put(name, SINGLE, 1, 1, pages=pages)
@@ -244,9 +234,7 @@ def test_memory_nodes_that_were_widened_since_are_kept_from_the_runtime() -> Non
 
 def test_what_is_booked_on_a_numa_node_that_is_no_longer_used_does_not_count() -> None:
     """A memory tier was listed by hand; computed pins may not use it, and do not see its books."""
-    topology = build_synthetic_topology(
-        sockets=1, numa_per_socket=1, cores_per_numa=2, memory_only_gib=[8]
-    )
+    topology = machines.single_smt(cores_per_numa=2, memory_only_gib=[8])
     tier = str(topology.memory_nodes - topology.cpu_nodes)
     world = World(topology, reading=MeasuredFree(memory={0: GIB, int(tier): GIB, 9: 0}))
     world.put("t", {"numacpu": "0", "numamem": tier}, 1, 1)
@@ -272,8 +260,7 @@ def test_a_rejection_names_only_what_is_needed() -> None:
     rejected = world.rejected("bare", {**SINGLE, "bind": "cpu"}, 1.5, 4, qos=BURSTABLE)
     assert "GiB" not in rejected.message
     memory = pod("memory", SINGLE, qos=BURSTABLE)
-    wants = Resources(memory_limit=200 * GIB)
-    rejected = world.reject(memory, wants=wants)
+    rejected = world.reject(memory, wants=Resources(memory_limit=200 * GIB))
     assert "200 GiB memory" in rejected.message
     assert "0 CPUs" not in rejected.message
 

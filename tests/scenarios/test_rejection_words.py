@@ -1,7 +1,5 @@
 """Case 19: refusals and explanations that blamed the wrong thing, as they read now."""
 
-from __future__ import annotations
-
 import pytest
 from click.testing import CliRunner
 
@@ -20,6 +18,7 @@ from tests.beds.explained import of_decision
 from tests.beds.world import GIB, World, container, pod, resources, two_by_four
 from tests.checks.docs_rejections import REJECTIONS
 from tests.checks.rejection_words import WITHHELD, first_clause, problem, shortage
+from tests.machines import named as machines
 from tests.machines import pods
 
 EIGHT = build_synthetic_topology(
@@ -99,8 +98,7 @@ def test_case_19_memory_and_huge_pages_that_never_meet() -> None:
     world = World(two_by_four(hugepages={GIB: 2 * GIB}))
     for name, memory, pages in (("memory", 5, None), ("pages", 1, {GIB: 2 * GIB})):
         of = pod(name, {"policy": "single-numa-node"})
-        wants = resources(1, memory, hugepages=pages)
-        world.place(of, wants=wants)
+        world.place(of, wants=resources(1, memory, hugepages=pages))
     rejected = world.rejected("p", {"policy": "single-numa-node"}, 1, 4, pages=PAGE)
     assert first_clause(rejected.message) == (
         "memory and hugepages-1Gi: each fits, but not on the same NUMA nodes: 4 GiB on NUMA node "
@@ -198,8 +196,7 @@ def test_case_19_status_does_not_say_0_of_0() -> None:
 
 def test_case_19_memory_that_is_tied_by_the_kubelets_rules() -> None:
     """Enough is free; a NUMA node that serves one container by itself joins no group."""
-    topology = two_by_four()
-    world = World(topology, Settings(kubelet=KubeletRules(memory=True)))
+    world = World(two_by_four(), Settings(kubelet=KubeletRules(memory=True)))
     world.put("first", {"policy": "single-numa-node"}, 1, 1)
     rejected = world.rejected("p", {"cpus": "exclusive"}, 1, 12)
     assert first_clause(rejected.message) == (
@@ -208,10 +205,7 @@ def test_case_19_memory_that_is_tied_by_the_kubelets_rules() -> None:
     )
 
 
-# --- What happened to containers is noted for whoever looks from outside the node ---------------
-
-
-SMALL = build_synthetic_topology(sockets=1, numa_per_socket=2, cores_per_numa=2, threads=1)
+SMALL = machines.snc_single_no_smt(cores_per_numa=2)
 
 
 @pytest.fixture

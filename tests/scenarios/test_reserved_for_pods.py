@@ -3,8 +3,6 @@
 The cases are those that pods have every day; the rule is in docs/concepts.md.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import pytest
@@ -16,25 +14,22 @@ from nri_numa.engine import pod_admission
 from nri_numa.engine.decision import Admitted, Rejected
 from nri_numa.engine.pod_admission import ExpectedContainer, format_expected_containers
 from nri_numa.engine.pod_reservation import reservation_term
-from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import KubeletGrants, PodSandbox, QoSClass
 from tests.beds.views import live_view
 from tests.beds.world import World, container, pod, resources
+from tests.machines import named as machines
 
 STRICT = {"policy": "single-numa-node"}
 BEST = {"policy": "best-effort"}
 WHOLE = {**STRICT, "scope": "pod"}
-OWN = {"cpus": "exclusive"}
 KEEP_S = 600.0
 
 
 def node(cpus: int = 8, keep_s: float = KEEP_S) -> World:
     """One NUMA node, every CPU a core; the shared pool keeps one."""
-    topology = build_synthetic_topology(
-        sockets=1, numa_per_socket=1, cores_per_numa=cpus, threads=1, memory_gib=64
-    )
+    topology = machines.single_no_smt(cores_per_numa=cpus, memory_gib=64)
     return World(topology, Settings(reservation_seconds=keep_s))
 
 
@@ -73,9 +68,7 @@ def passes(world: World, seconds: float) -> None:
 
 @pytest.mark.parametrize("asks", [STRICT, BEST, WHOLE])
 @pytest.mark.parametrize("is_away", [False, True])
-def test_the_app_has_its_cpu_after_an_init_container_with_a_fraction(
-    asks: Mapping[str, str], is_away: bool
-) -> None:
+def test_the_app_has_its_cpu_after_fractional_init(asks: Mapping[str, str], is_away: bool) -> None:
     world, of = node(), guaranteed("job", 1, asks)
     runs(world, of)
     init = start(world, of, "init", 0.1)
@@ -297,9 +290,7 @@ def test_what_gives_way_is_free_for_schedulers() -> None:
     assert world.agent.current.state.serial > serial, "who publishes looks again"
 
 
-def test_reservations_that_give_way_are_found_in_few_tries(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_reservations_that_give_way_are_found_in_few_tries(monkeypatch: pytest.MonkeyPatch) -> None:
     world, tried = node(130), []
     for n in range(64):
         of = guaranteed(f"job-{n:02}", 1.5)

@@ -1,7 +1,5 @@
 """Containers of a ResourceClaim own its CPUs, on its NUMA node and nowhere else."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -63,8 +61,7 @@ def test_one_result_is_for_one_container_at_a_time(world: World) -> None:
     first = claiming("a", text)
     world.place(*first)
     rejected = world.reject(*claiming("a", text, part="helper"))
-    assert rejected.reason == "ClaimInUse"
-    assert "pod default/a, container app" in rejected.message
+    says(rejected, "ClaimInUse", "pod default/a, container app")
     # Another request of the same claim is something else.
     world.place(*claiming("a", claim_result_text(0, UID, 1, 2), part="helper"))
     world.stop("a-app")
@@ -182,9 +179,6 @@ def test_a_grant_elsewhere_can_be_overridden_or_let_be() -> None:
     cpus, mems = world.place(of, granted(world, of, made, "2-3"))
     assert CPUSet.parse(cpus) <= world.topology.numa_nodes[1].cpus
     assert mems == "1"
-
-
-# --- A container is known to belong to a claim by its environment, in every message of the runtim
 
 
 POD = pb.PodSandbox(id="s-web", uid="uid-web", namespace="default", name="web")

@@ -1,7 +1,5 @@
 """Who would have to be elsewhere so that a refused container fits, and who moves there."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import Callable
@@ -390,9 +388,7 @@ def test_made_movable_it_fits(
 
 
 @pytest.mark.parametrize(("moves", "b", "fits"), [(2, 4, ["n"]), (0, 4, []), (2, 6, [])])
-def test_the_extender_sends_a_pod_where_movable_ones_make_room(
-    moves: int, b: int, fits: list[str]
-) -> None:
+def test_the_extender_sends_pods_where_room_is_made(moves: int, b: int, fits: list[str]) -> None:
     """Last of all nodes, for one container on one NUMA node, and none while another comes."""
     world = movable_world(A_AND_B[0], ("b", b, 1, {}), moves=moves)
     found = zones_document(NodeSnapshot(world.agent.current.machine, world.agent.current.state))
@@ -572,9 +568,7 @@ class DeferredWorld:
         ]
 
 
-def test_a_search_that_a_request_has_no_work_for_goes_on_and_makes_room(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_search_without_work_in_a_request_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """In pieces: the refusal says nothing of it, and the next try finds the room."""
     (a, b) = A_AND_B
     world = movable_world((*a[:3], {"movable": "false"}), b)

@@ -4,8 +4,6 @@ The runtime takes updates of such containers down and applies them to nobody. `K
 cgroups: made with what the runtime had written down when the start began, and changed by us alone.
 """
 
-from __future__ import annotations
-
 import pytest
 from msgspec.structs import replace
 
@@ -15,10 +13,8 @@ from nri_numa.machine.cgroups import NO_CGROUP_OUTCOME, CgroupPlace, WriteOutcom
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.workload import Container, PodSandbox, Resources
 from tests.beds.agent_bed import AgentBed
-from tests.beds.world import container, pod, resources
+from tests.beds.world import OWN, container, pod, resources
 from tests.machines import named as machines
-
-OWN = {"cpus": "exclusive"}
 
 
 class Kernel:
@@ -107,9 +103,7 @@ def test_an_owner_that_comes_while_the_program_is_started_is_alone_before_it_is_
     assert node.cgroup("plain") == "0-3"
 
 
-def test_who_is_created_narrow_and_started_after_the_owner_left_has_everything(
-    node: StartingBed,
-) -> None:
+def test_who_is_created_narrow_and_started_without_owner_has_everything(node: StartingBed) -> None:
     node.decide("own", OWN, 2)
     node.decide("plain")
     node.task("plain")
@@ -288,9 +282,7 @@ def test_the_log_says_whose_cpus_an_owner_moved(node: StartingBed) -> None:
     assert "and 2 more" in line
 
 
-def test_the_log_gives_the_sizes_of_a_resize_and_the_cpuset_that_was_asked_for(
-    node: StartingBed,
-) -> None:
+def test_the_log_has_the_sizes_of_a_resize_and_the_desired_cpuset(node: StartingBed) -> None:
     node.decide("own", OWN, 1)
     node.update("own-app", resources(2, 1))
     node.update("own-app", Resources(cpus="3"))
@@ -306,9 +298,7 @@ def test_the_log_gives_the_sizes_of_a_resize_and_the_cpuset_that_was_asked_for(
         ("read-only file system", "starting container not corrected"),
     ],
 )
-def test_the_log_says_what_became_of_a_correction(
-    problem: str, said: str, node: StartingBed
-) -> None:
+def test_the_log_has_results_of_corrections(problem: str, said: str, node: StartingBed) -> None:
     node.kernel.problem = problem
     node.decide("plain")
     node.task("plain")
@@ -361,8 +351,7 @@ def test_memory_nodes_too_are_there_before_a_container_runs_that_nobody_told_us_
     """Created while we were away, started when we are back: the record of before has all nodes."""
     node = StartingBed()
     of = pod("listed", {"numamem": "0", "numacpu": "1"})
-    made = replace(container(of), cgroups_path=node.path("listed"), starting=True)
-    node.meet(of, made)
+    node.meet(of, replace(container(of), cgroups_path=node.path("listed"), starting=True))
     node.task("listed")
     node.synchronize()
     node.start("listed")

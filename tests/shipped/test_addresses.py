@@ -1,7 +1,5 @@
 """The project's addresses stand in pyproject.toml alone: one command writes them everywhere."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path

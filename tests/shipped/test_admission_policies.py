@@ -3,8 +3,6 @@
 What a real API server makes of them is in tests/kube/test_publish.py.
 """
 
-from __future__ import annotations
-
 import json
 import re
 
@@ -36,9 +34,7 @@ def test_each_policy_denies_and_fails_closed() -> None:
         ("nri-numa-exclusive", {"cpus", "smt"}, {"smt"}),
     ],
 )
-def test_a_policy_is_about_keys_that_there_are(
-    name: str, keys: set[str], parameters: set[str]
-) -> None:
+def test_a_policy_is_about_known_keys(name: str, keys: set[str], parameters: set[str]) -> None:
     """And about those of them that a claim may have.
 
     That it asks for a label, in every spelling of the keys: tests/kube/test_publish.py.

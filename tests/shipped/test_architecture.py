@@ -1,7 +1,5 @@
 """The architecture page says where things are, and they are there; decisions have one form."""
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from pathlib import Path
@@ -56,9 +54,6 @@ def test_files_of_the_checkout_and_dotted_names_exist(page: Path) -> None:
             module = path.parent.with_suffix(".py")  # then the name is what a module defines
             assert module.is_file(), f"nri_numa.{word}"
             assert re.search(rf"\b{path.name}\b", module.read_text()), f"nri_numa.{word}"
-
-
-# --- decision records -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=page_id)

@@ -1,7 +1,5 @@
 """Scheduler and controller as they are shipped: few rights, the same by Kustomize and Helm."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

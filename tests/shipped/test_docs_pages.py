@@ -1,13 +1,12 @@
-"""The documents as a whole: one title for each page, and no more words than were planned."""
-
-from __future__ import annotations
+"""The documents as a whole: titles, words, and links that lead somewhere."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import yaml
 
-from tools.docs_check import REPOSITORY
+from tools.docs_check import REPOSITORY, broken_links, site_problems
 from tools.docs_regions import DOCS
 
 MAX_PAGES = 32
@@ -50,3 +49,49 @@ def test_each_page_is_reached_from_the_overview() -> None:
 def test_documents_stay_within_their_words() -> None:
     paths = [*DOCS.glob("*.md"), *(REPOSITORY / name for name in BESIDE_THE_CODE)]
     assert sum(len(path.read_text().split()) for path in paths) <= MAX_WORDS
+
+
+def test_no_link_of_the_documentation_is_broken() -> None:
+    assert broken_links() == []
+
+
+def test_broken_links_and_anchors_are_found(tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "README.md").write_text(
+        "# Top\n[a](docs/one.md#the-second-part) [b](docs/none.md)\n"
+        "`[code](nowhere.md)`\n```\n[code](nowhere.md)\n```\n[out](https://example.org/x)\n"
+    )
+    (tmp_path / "docs/one.md").write_text(
+        "# One\n## The *second* part\n[c](#no-such) [d](../README.md#top) [e](../../outside.md)\n"
+    )
+    found = broken_links(tmp_path)
+    assert [line.rpartition(": ")[0] for line in found] == [
+        "README.md:2: docs/none.md",
+        "docs/one.md:3: #no-such",
+        "docs/one.md:3: ../../outside.md",
+    ]
+
+
+def test_what_a_page_loads_from_elsewhere_is_found(tmp_path: Path) -> None:
+    (tmp_path / "index.html").write_text(
+        '<link rel="stylesheet" href="//cdn.example/x.css"><script src="a.js"></script>'
+        '<a href="https://example.org">fine</a><a href="#none">x</a><h1 id="top">t</h1>'
+        '<a href="#top">y</a>'
+    )
+    (tmp_path / "a.css").write_text("b{background:url('https://cdn.example/y.png')}")
+    assert site_problems(tmp_path) == [
+        "index.html: loads //cdn.example/x.css",
+        "index.html: #none: there is no such id",
+        "index.html: a.js: there is no such file",
+        "a.css: loads https://cdn.example/y.png",
+    ]
+
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs/security.md").read_text()
+
+
+def test_each_test_that_stands_for_a_sentence_is_there() -> None:
+    texts = [path.read_text() for path in (ROOT / "tests").rglob("test_*.py")]
+    there = set(re.findall(r"def (test_\w+)\(", "".join(texts)))
+    assert set(re.findall(r"`(test_\w+)`", PAGE)) <= there

@@ -3,8 +3,6 @@
 That a real API server takes them is in tests/kube/test_workloads.py.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path
@@ -20,9 +18,7 @@ SHOWN = re.compile(r"^#     \$ nri-numa (?P<command>(?:.*\\\n)*.*)\n(?P<answer>(
 
 
 @pytest.mark.parametrize("path", WORKLOADS, ids=lambda path: path.stem)
-def test_a_workload_is_placed_as_its_header_says(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_workload_is_placed_as_described(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     text = path.read_text()
     found = SHOWN.search(text)

@@ -1,7 +1,5 @@
 """What operators install: the unit, the Kustomize base, the Helm chart, the containerd drop-ins."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re
@@ -291,9 +289,7 @@ def test_every_profile_is_a_sound_configuration(profile: str) -> None:
         ("unix:///run/k3s/containerd/containerd.sock", "/run/k3s/containerd"),
     ],
 )
-def test_over_cri_the_chart_mounts_that_socket_and_not_that_of_nri(
-    socket: str, directory: str
-) -> None:
+def test_over_cri_the_chart_mounts_that_socket_alone(socket: str, directory: str) -> None:
     more = ["--set", f"config.runtime.criSocket={socket}"] if socket else []
     for releasing in ([], ["--set", "releaseContainers=true"]):
         pod = helmed("--set", "config.runtime.link=cri", *more, *releasing)["DaemonSet"]
@@ -663,9 +659,7 @@ def test_the_chart_for_the_prometheus_operator() -> None:
         ((*WIDE, "--set", "secretName="), "secretName is empty"),
     ],
 )
-def test_a_monitor_that_could_reach_nothing_is_rejected(
-    values: tuple[str, ...], words: str
-) -> None:
+def test_a_monitor_that_reaches_nothing_is_rejected(values: tuple[str, ...], words: str) -> None:
     assert words in rejection(*values, "--set", "monitoring.podMonitor.enabled=true")
 
 
@@ -797,9 +791,7 @@ def test_the_drop_ins_turn_nri_on(version: int) -> None:
 # --- systemd ----------------------------------------------------------------------------------
 
 
-def test_the_unit_is_sound_and_as_closed_and_patient_as_the_documentation_says(
-    tmp_path: Path,
-) -> None:
+def test_the_unit_is_sound_and_as_closed_and_patient_as_documented(tmp_path: Path) -> None:
     unit = tmp_path / UNIT.name
     # A program that is there on every machine.
     unit.write_text(UNIT.read_text().replace("/usr/local/bin/nri-numa", "/bin/true"))

@@ -3,8 +3,6 @@
 A small program plays kubectl here; `tests/kube/test_kubectl_numa.py` has the real one.
 """
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import io
@@ -195,9 +193,7 @@ def test_another_name_in_the_chart_is_found_by_what_it_does_not_change(run: Run)
         (["topology", "database"], ["topology", "--output=table"]),
     ],
 )
-def test_the_agent_of_the_pods_node_runs_the_command(
-    run: Run, arguments: list[str], command: list[str]
-) -> None:
+def test_the_pods_agent_runs_commands(run: Run, arguments: list[str], command: list[str]) -> None:
     done = run(*arguments)
     assert (done.returncode, done.stdout) == (0, "from the node\n"), done.stderr
     where, _, what = " ".join(run.calls[-1]).partition(" -- nri-numa ")
@@ -219,19 +215,15 @@ def test_at_a_terminal_the_command_gets_one_too(run: Run) -> None:
     assert run.calls[-1][:3] == ["exec", "--stdin", "--tty"]
 
 
-def test_flags_of_kubectl_are_passed_on_and_exit_codes_come_back(
-    run: Run, world: dict[str, Any]
-) -> None:
-    world["exit"] = 1
+def test_flags_of_kubectl_go_on_and_exit_codes_return(run: Run) -> None:
+    run.world["exit"] = 1
     assert run("explain", "database", "--context", "east", "-n", "shop").returncode == 1
     assert [call[0] for call in run.calls] == ["--context=east"] * 3
     assert "--namespace=shop" in run.calls[0]
 
 
-def test_who_may_not_look_everywhere_looks_where_the_agents_usually_are(
-    run: Run, world: dict[str, Any]
-) -> None:
-    world["forbidden"] = True
+def test_who_may_not_list_all_looks_in_the_usual_namespace(run: Run) -> None:
+    run.world["forbidden"] = True
     assert run("status", "database").returncode == 0
     assert "--namespace=nri-numa" in run.asked
     assert run("status", "database", KUBECTL_NUMA_NAMESPACE="elsewhere").returncode == 0
@@ -264,19 +256,19 @@ def test_what_cannot_be_asked_is_said(run: Run, arguments: list[str], code: int,
     assert "Traceback" not in done.stderr
 
 
-def test_pods_and_agents_that_are_not_there_yet(run: Run, world: dict[str, Any]) -> None:
+def test_pods_and_agents_that_are_not_there_yet(run: Run) -> None:
     condition = {"type": "PodScheduled", "status": "False", "message": "0/3 nodes\x1b[31m"}
-    world["pod"]["database"] = pod(conditions=[condition])
+    run.world["pod"]["database"] = pod(conditions=[condition])
     done = run("explain", "database")
     assert done.returncode == 1
     assert "pod shop/database has no node yet: 0/3 nodes\\x1b[31m" in done.stderr
-    world["pod"]["database"] = pod("worker-1")
-    world["agents"] = [agent("worker-1", state="waiting")]
+    run.world["pod"]["database"] = pod("worker-1")
+    run.world["agents"] = [agent("worker-1", state="waiting")]
     done = run("explain", "database")
     assert done.returncode == 3
     assert "does not run: pod numa-system/nri-numa-worker-1 is Pending" in done.stderr
     waiting = {"reason": "CrashLoopBackOff", "message": "back-off 10s"}
-    world["agents"][0]["status"]["containerStatuses"][1]["state"] = {"waiting": waiting}
+    run.world["agents"][0]["status"]["containerStatuses"][1]["state"] = {"waiting": waiting}
     assert "is in CrashLoopBackOff: back-off 10s" in run("status", "database").stderr
 
 
@@ -285,10 +277,10 @@ def test_no_kubectl_is_said(run: Run) -> None:
     assert (done.returncode, "install kubectl" in done.stderr) == (3, True)
 
 
-def test_the_api_servers_proxy_is_the_other_way(run: Run, world: dict[str, Any]) -> None:
+def test_the_api_servers_proxy_is_the_other_way(run: Run) -> None:
     one = {"namespace": "shop", "pod": "database", "container": "engine", "kind": "exclusive"}
     one |= {"cpus": "0-3", "mems": "0", "policy": "single-numa-node"}
-    world["raw"] = {
+    run.world["raw"] = {
         "/v1/status": {"ready": True},
         "/v1/assignments": {"containers": [one, {**one, "pod": "other"}]},
         "/v1/rejections": {"rejections": [{**one, "reason": "CPUExclusive"}]},
@@ -311,7 +303,7 @@ def test_the_api_servers_proxy_is_the_other_way(run: Run, world: dict[str, Any])
     done = run("explain", "database", "--proxy")
     assert (done.returncode, "  Because.\n" in done.stdout) == (1, True)
     assert "NUMA node 0: CPUs 0-3, 1024 MiB" in run("topology", "database", "--proxy").stdout
-    world["agents"] = [agent("worker-2", host="127.0.0.1")]
+    run.world["agents"] = [agent("worker-2", host="127.0.0.1")]
     done = run("status", "database", "--proxy")
     assert (done.returncode, "loopback only" in done.stderr) == (3, True)
 
@@ -320,11 +312,11 @@ HOSTILE = "\x1b]0;x\x07\x9b31m\u202e\u200b<b>\r\n\x00\ud800--x"
 
 
 @pytest.mark.parametrize("way", ["status", "explain", "topology"])
-def test_hostile_names_do_not_reach_the_terminal(run: Run, world: dict[str, Any], way: str) -> None:
+def test_hostile_names_do_not_reach_the_terminal(run: Run, way: str) -> None:
     """The agent in its pod escapes for itself; this is what the program prints by itself."""
     fields = ("container", "kind", "cpus", "mems", "policy", "reason", "outcome", "summary")
     one = {**dict.fromkeys(fields, HOSTILE), "namespace": "shop", "pod": "database"}
-    world["raw"] = {
+    run.world["raw"] = {
         "/v1/status": {"ready": True},
         "/v1/assignments": {"containers": [one]},
         "/v1/rejections": {"rejections": [one]},
@@ -384,10 +376,8 @@ def node(**annotations: str) -> dict[str, Any]:
         ("undrain", "0", None),
     ],
 )
-def test_the_annotation_names_the_drained_numa_nodes(
-    run: Run, world: dict[str, Any], command: str, before: str, change: str
-) -> None:
-    world["node"] = node(numa_ids="0-1", **({"drained": before} if before else {}))
+def test_the_annotation_has_drained_nodes(run: Run, command: str, before: str, change: str) -> None:
+    run.world["node"] = node(numa_ids="0-1", **({"drained": before} if before else {}))
     done = run(command, "worker-1", "1" if before else "node-1", "--context=east")
     assert (done.returncode, done.stderr) == (0, "")
     assert "NUMA node 1 of worker-1" in done.stdout
@@ -401,11 +391,9 @@ def test_the_annotation_names_the_drained_numa_nodes(
 
 
 @pytest.mark.parametrize(("writers", "code"), [(2, 0), (9, 1)])
-def test_a_node_that_somebody_else_writes_is_read_again(
-    run: Run, world: dict[str, Any], writers: int, code: int
-) -> None:
+def test_a_written_node_is_reread(run: Run, writers: int, code: int) -> None:
     """The kubelet writes a Node too; its change, and another operator's, stay."""
-    world |= {"node": node(numa_ids="0-1"), "other_writers": writers}
+    run.world |= {"node": node(numa_ids="0-1"), "other_writers": writers}
     done = run("drain", "worker-1", "1")
     assert done.returncode == code, done.stderr
     written = [call for call in run.calls if "annotate" in call]
@@ -426,10 +414,9 @@ def test_a_node_that_somebody_else_writes_is_read_again(
     ],
 )
 def test_what_cannot_be_drained_says_why(
-    run: Run, world: dict[str, Any], there: str, drained: str, arguments: list[str], code: int,
-    said: str,
-) -> None:  # fmt: skip
-    world["node"] = node(numa_ids=there, drained=drained)
+    run: Run, there: str, drained: str, arguments: list[str], code: int, said: str
+) -> None:
+    run.world["node"] = node(numa_ids=there, drained=drained)
     done = run("drain", *arguments)
     assert done.returncode == code
     assert said in done.stderr
@@ -471,11 +458,9 @@ def shown(name: str, *free: int, problem: str = "") -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_the_controllers_numbers_are_shown_and_who_is_stuck(
-    run: Run, world: dict[str, Any]
-) -> None:
+def test_the_controllers_numbers_and_stuck_pods_are_shown(run: Run) -> None:
     no = "no NodeResourceTopology\x1b[2J"
-    world["raw"] = {
+    run.world["raw"] = {
         f"{SERVICE}/cluster": overview(shown("worker-1", 8, 4), shown("worker-3", problem=no)),
         PENDING: {"items": [rejected(), pod("worker-1")]},
     }
@@ -498,9 +483,9 @@ def test_the_controllers_numbers_are_shown_and_who_is_stuck(
     assert document["stuckPods"][0]["message"].startswith("pod shop/database, container engine")
 
 
-def test_people_see_a_hundred_nodes_and_programs_all(run: Run, world: dict[str, Any]) -> None:
+def test_people_see_a_hundred_nodes_and_programs_all(run: Run) -> None:
     nodes = [shown(f"n{number}", 1) for number in range(500)]
-    world["raw"] = {
+    run.world["raw"] = {
         "offset=0&limit=500": overview(*nodes, matching=501),
         "offset=500&limit=500": overview(shown("last", 1), matching=501),
         "offset=0&limit=100": overview(*nodes[:100], matching=501),
@@ -511,11 +496,11 @@ def test_people_see_a_hundred_nodes_and_programs_all(run: Run, world: dict[str, 
     assert "\nlast " in run("cluster", "--all").stdout
 
 
-def test_without_a_controller_the_objects_speak(run: Run, world: dict[str, Any]) -> None:
+def test_without_a_controller_the_objects_speak(run: Run) -> None:
     resources = [{"name": "cpu", "available": "8"}, {"name": "memory", "available": "64Gi"}]
     zones = [{"name": "node-0", "resources": resources}, {"name": "node-1"}]
-    world["noderesourcetopologies"] = [{"metadata": {"name": "worker-1"}, "zones": zones}]
-    world["raw"] = {PENDING: {"items": []}}
+    run.world["noderesourcetopologies"] = [{"metadata": {"name": "worker-1"}, "zones": zones}]
+    run.world["raw"] = {PENDING: {"items": []}}
     done = run("cluster", "--controller=shop/other")
     assert (done.returncode, done.stderr) == (0, "")
     first, *lines = done.stdout.splitlines()
@@ -566,11 +551,9 @@ EXCLUDED = {"reason": "taint", "nodes": 1, "examples": ["n9"]}
         (verdict(verdict="unconstrained"), ["it requests no NUMA nodes"]),
     ],
 )  # fmt: skip
-def test_a_pending_pod_has_the_controllers_verdict(
-    run: Run, world: dict[str, Any], said: dict[str, Any], lines: list[str]
-) -> None:
-    world["pod"]["database"] = pod(phase="Pending", conditions=[UNSCHEDULED])
-    world["raw"] = {f"{SERVICE}/verdicts/shop/database?uid=uid-1": said}
+def test_a_pending_pod_has_its_verdict(run: Run, said: dict[str, Any], lines: list[str]) -> None:
+    run.world["pod"]["database"] = pod(phase="Pending", conditions=[UNSCHEDULED])
+    run.world["raw"] = {f"{SERVICE}/verdicts/shop/database?uid=uid-1": said}
     done = run("why", "database")
     assert done.returncode == 1, done.stderr
     assert "It has no node. The scheduler default-scheduler says: 0/3 nodes are" in done.stdout
@@ -586,12 +569,10 @@ def test_a_pending_pod_has_the_controllers_verdict(
         ("(ServiceUnavailable): error trying to reach service: HTTP", "/services/http:"),
     ],
 )
-def test_without_a_verdict_it_says_what_switches_one_on(
-    run: Run, world: dict[str, Any], problem: str, asked: str
-) -> None:
+def test_without_a_verdict_it_says_what_switches_one_on(run: Run, problem: str, asked: str) -> None:
     """A controller without TLS is asked a second time."""
-    world["pod"]["database"] = pod(phase="Pending", conditions=[UNSCHEDULED])
-    world["raw"] = {"/proxy/": problem}
+    run.world["pod"]["database"] = pod(phase="Pending", conditions=[UNSCHEDULED])
+    run.world["raw"] = {"/proxy/": problem}
     done = run("why", "database")
     assert done.returncode == 1
     last = done.stdout.splitlines()[-1]
@@ -602,16 +583,16 @@ def test_without_a_verdict_it_says_what_switches_one_on(
     assert asked in " ".join(run.calls[-1])
 
 
-def test_a_pod_that_runs_has_both_sides(run: Run, world: dict[str, Any]) -> None:
+def test_a_pod_that_runs_has_both_sides(run: Run) -> None:
     assigned = {"main": {"cpus": "4-7", "mems": "0", "policy": "restricted", "reason": "It fits."}}
     asks = {
         "policy": "restricted\n",
         "scheduled-numa-nodes": '{"main":"0"}',
         "assigned": json.dumps(assigned),
     }
-    fine = world["pod"]["database"] = pod("worker-2", phase="Running")
+    fine = run.world["pod"]["database"] = pod("worker-2", phase="Running")
     fine["metadata"]["annotations"] = {f"numa.kubernetes.io/{k}": v for k, v in asks.items()}
-    world["events"] = [
+    run.world["events"] = [
         {"involvedObject": {"uid": uid}, "reason": "Moved", "message": text, "count": 4,
          "reportingComponent": f"numa.kubernetes.io/{who}", "lastTimestamp": "2026-11-22"}
         for uid, who, text in (("uid-1", "nri-numa", "moved"), ("uid-0", "nri-numa", "earlier"),
@@ -648,10 +629,10 @@ def test_a_pod_that_runs_has_both_sides(run: Run, world: dict[str, Any]) -> None
     ],
 )
 def test_a_pod_that_does_not_start_has_the_words_of_its_node(
-    run: Run, world: dict[str, Any], stuck: dict[str, Any], words: str
+    run: Run, stuck: dict[str, Any], words: str
 ) -> None:
-    world["pod"]["database"] = stuck
-    world["raw"] = {"/proxy/": verdict(node="worker-1", verdict="rejected-by-node")}
+    run.world["pod"]["database"] = stuck
+    run.world["raw"] = {"/proxy/": verdict(node="worker-1", verdict="rejected-by-node")}
     done = run("why", "database")
     assert words in done.stdout, done.stderr
     nowhere = "pulling" not in str(stuck)
@@ -660,7 +641,7 @@ def test_a_pod_that_does_not_start_has_the_words_of_its_node(
     assert ("The controller says: it fits on 0 of 3 other nodes" in done.stdout) == asks
     if not nowhere:
         claim = {"reason": "FailedPrepareDynamicResources", "message": "claim shop/c: scope"}
-        world["events"] = [{"involvedObject": {"uid": "uid-1"}, **claim}]
+        run.world["events"] = [{"involvedObject": {"uid": "uid-1"}, **claim}]
         done = run("why", "database")
         assert (done.returncode, "its ResourceClaim: claim shop/c: scope" in done.stdout) == (
             1,
@@ -708,9 +689,7 @@ def test_the_manifest_is_for_the_archive_as_krew_reads_it() -> None:
     assert names[platform["bin"]] == 0o755
 
 
-def test_it_is_one_file_that_helps_and_completes(
-    tmp_path: Path, run: Run, world: dict[str, Any]
-) -> None:
+def test_one_file_helps_and_completes(tmp_path: Path, run: Run) -> None:
     """As kubectl finds it on PATH, with nothing beside it."""
     kubectl_plugin.main(["-o", str(tmp_path / "bin")])
     one = tmp_path / "bin" / kubectl_plugin.PROGRAM

@@ -1,7 +1,5 @@
 """Events and keys of log lines: one key for each thing, and an event that can be searched for."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The shipped alerts and dashboard: well formed, and about metrics that exist."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -3,8 +3,6 @@
 That these rights are enough, and what the policies refuse, is in tests/kube/test_publish.py.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What is handed out can be made again, byte for byte, and its sums tell a changed file."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os
@@ -118,9 +116,7 @@ def test_the_sums_are_those_of_sha256sum(twice: tuple[Path, Path]) -> None:
     assert done.stdout.count(": OK\n") == 13
 
 
-def test_a_directory_with_other_files_is_left_alone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_used_directory_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "letter").write_text("dear")
     with pytest.raises(SystemExit):
         release.main(["-o", str(tmp_path)])
@@ -129,9 +125,7 @@ def test_a_directory_with_other_files_is_left_alone(
 
 
 @pytest.mark.slow
-def test_the_bundle_runs_where_it_is_unpacked_and_packages_hold_it(
-    twice: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_the_bundle_runs_and_packages_hold_it(twice: tuple[Path, Path], tmp_path: Path) -> None:
     """By its own interpreter and C library, which programs that it starts use too."""
     one, _ = twice
     (packed,) = one.glob("*-linux-*.tar.gz")
@@ -202,9 +196,7 @@ def interpreter_in(artefact: Path, into: Path) -> list[str | Path]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["*-image.tar", "*-linux-*.tar.gz", "*.deb", "*.rpm"])
-def test_all_that_can_be_imported_is_in_it(
-    twice: tuple[Path, Path], kind: str, tmp_path: Path
-) -> None:
+def test_all_imports_are_in_it(twice: tuple[Path, Path], kind: str, tmp_path: Path) -> None:
     """By its own interpreter: modules, and what they import only when a configuration asks."""
     (artefact,) = twice[0].glob(kind)
     command = [*interpreter_in(artefact, tmp_path), "-c", _IMPORT_ALL]

@@ -1,7 +1,5 @@
 """What is installed where: a node gets what the plugin imports, pinned like what was tested."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What is said about packages and licences is complete, and is what a node gets."""
 
-from __future__ import annotations
-
 import json
 import tomllib
 from pathlib import Path

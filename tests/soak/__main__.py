@@ -7,8 +7,6 @@ containers. What is sampled from outside while that goes on is printed; the exit
 something was not as it must be.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import os

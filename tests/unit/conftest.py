@@ -1,12 +1,14 @@
 """What units of several rooms need."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.beds.cgroup_bed import real as real
+from tests.beds.cgroup_bed import tree as tree
+from tests.beds.systemd_bus import systemd as systemd
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """How each runtime behaves, by what it says of itself."""
 
-from __future__ import annotations
-
 import pytest
 
 from nri_numa.runtime import RuntimeInfo

@@ -1,7 +1,5 @@
 """The life of a process that serves: told to stop, without an address, failed."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal
@@ -46,9 +44,7 @@ def lived(worker: Worker) -> int:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_who_is_told_to_stop_ends_in_order(
-    number: signal.Signals, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_it_stops_in_order(number: signal.Signals, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     worker = Worker(number=number)
     assert lived(worker) == 0
@@ -65,9 +61,7 @@ def test_an_address_that_cannot_be_had_is_named(caplog: pytest.LogCaptureFixture
 @pytest.mark.parametrize(
     "raised", [(ValueError("a bug"),), (ValueError("a bug"), OSError(98, "Address already in use"))]
 )
-def test_what_failed_is_told(
-    raised: tuple[Exception, ...], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_failures_are_told(raised: tuple[Exception, ...], caplog: pytest.LogCaptureFixture) -> None:
     assert lived(Worker(*raised)) == 1
     (said,) = fields(caplog, "service failed")
     assert said["error"] == "ValueError('a bug')"

@@ -1,7 +1,5 @@
 """Quantities mean what they mean to Kubernetes, and versions are read leniently."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import pytest

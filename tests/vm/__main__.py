@@ -4,8 +4,6 @@ Exit codes: 0 it passed, 1 it failed, 2 wrong usage, 3 the bed cannot be had her
 message says what to do about it), 130 interrupted.
 """
 
-from __future__ import annotations
-
 import argparse
 import signal
 import sys

@@ -5,8 +5,6 @@ one more thread kills the plugin and restarts containerd; `tests.vm.churn_watch`
 what every container may use, and `tests.checks.churn_figures` makes figures of it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import random
 import signal
@@ -55,12 +53,7 @@ class Churn:
     """One run."""
 
     def __init__(
-        self,
-        options: Options,
-        machine: str,
-        binaries: Binaries,
-        shared: Path,
-        directory: Path,
+        self, options: Options, machine: str, binaries: Binaries, shared: Path, directory: Path
     ) -> None:
         from tests.vm.guest import GuestContainerd
 

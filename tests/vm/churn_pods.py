@@ -1,7 +1,5 @@
 """Pods of all kinds, created, replaced and removed at random: the workers of the churn."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

@@ -1,7 +1,5 @@
 """How much churn there is to be, and what came of it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a churn learns of the plugin."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

@@ -6,8 +6,6 @@ containers below a cgroup by itself, the moment their directory is there, reads 
 (`tests.checks.churn_figures`). SIGTERM ends it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

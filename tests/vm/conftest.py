@@ -6,8 +6,6 @@ installs what is missing and makes a failure of what would be a skip. Otherwise 
 that a plain test run stays short.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 

@@ -3,8 +3,6 @@
 Started by `tests.beds.vm_bed` as root, with the host's file system read-only below it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import itertools
@@ -24,17 +22,7 @@ import msgspec
 
 from tests.beds.containerd import Binaries, Containerd, find_binaries
 from tests.beds.cri import Container, CRIError, Pod, Resources, guaranteed, poll
-from tests.beds.vm_records import (
-    Answer,
-    Ask,
-    Begin,
-    Broken,
-    End,
-    Outcome,
-    Result,
-    Started,
-    Writer,
-)
+from tests.beds.vm_records import Answer, Ask, Begin, Broken, End, Outcome, Result, Started, Writer
 from tests.machines.vm_machine import Machine, format_list, parse_list
 from tests.vm import pod_cards, words
 from tests.vm.plugin import GuestPlugin, UnitPlugin
@@ -278,11 +266,7 @@ class Guest:
         assert found == cpus, f"{container.pod.name}: {found}, expected {cpus}"
 
     def settles(
-        self,
-        container: Container,
-        *,
-        cpus: frozenset[int],
-        mems: frozenset[int] | None = None,
+        self, container: Container, *, cpus: frozenset[int], mems: frozenset[int] | None = None
     ) -> None:
         """Wait until a running container may use exactly this."""
         pid = self.pid(container)

@@ -5,8 +5,6 @@ it are the programs, ``/var/lib`` and ``/var/log``, what containerd keeps, and t
 of nri-numa, which is on a tmpfs by default: here it finds what was before the reboot.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json
@@ -21,7 +19,7 @@ import msgspec
 
 from tests.beds.containerd import find_binaries
 from tests.beds.cri import CRIError
-from tests.beds.kube.namespaces import ADDRESS
+from tests.beds.kube.control_plane import ADDRESS
 from tests.beds.kube.node import kubelet_configuration, pod_network
 from tests.beds.kube.virtual_node import (
     AGENT_SOCKET,

@@ -5,8 +5,6 @@ minute. A child of this process is a plugin like any other, with its own process
 `kill -9` takes it as it takes any other. What is left out is only the importing.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import json

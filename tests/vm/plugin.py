@@ -1,7 +1,5 @@
 """`nri-numa run` inside the guest, where everything takes ten times as long."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import signal

@@ -5,8 +5,6 @@ Which pod gets which card is what a meta plugin such as Multus decides; here tha
 four lines that takes ``host-device``'s configuration from a file named like the pod.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -5,8 +5,6 @@ alone. An orphan that nobody collects stays a zombie, and one inside a container
 keeps the first process of that namespace from ending, for ever.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import sys

@@ -1,7 +1,5 @@
 """What systemd means containers to have, beside what the kernel and the agent say."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass

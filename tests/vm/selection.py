@@ -1,7 +1,5 @@
 """Which machines a test run boots."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from pathlib import Path

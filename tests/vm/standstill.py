@@ -8,8 +8,6 @@ again; one that failed otherwise has failed. Whoever passes says what happened b
 (tests/README.md).
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

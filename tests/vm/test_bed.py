@@ -1,7 +1,5 @@
 """The bed tells a failed case from a missing machine, and always ends what it started."""
 
-from __future__ import annotations
-
 import stat
 from pathlib import Path
 
@@ -14,8 +12,7 @@ from tests.beds.vm_records import Outcome
 from tests.machines.vm_machine import parse_machine
 
 MACHINE = parse_machine(
-    "tiny",
-    "description: t\nsockets: 1\ncores: 1\nthreads: 1\nnuma: [{cpus: 0, memory: 2G}]\n",
+    "tiny", "description: t\nsockets: 1\ncores: 1\nthreads: 1\nnuma: [{cpus: 0, memory: 2G}]\n"
 )
 BEGIN = '{"type":"begin","machine":"tiny","kernel":"6","cases":["one","two"]}'
 ONE = '{"type":"result","case":"one","outcome":"passed","seconds":1.5,"notes":["64 MiB"]}'

@@ -1,7 +1,5 @@
 """Every case on every chosen virtual machine, each as a test of its own."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 

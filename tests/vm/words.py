@@ -1,7 +1,5 @@
 """The kernel's own words about a machine and its processes, read from /sys and /proc."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -11,8 +11,6 @@ most of their libraries.
     .venv/bin/python -m tests.beds.kube.build [kubernetes|containerd]
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import hashlib

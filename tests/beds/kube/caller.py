@@ -1,7 +1,5 @@
 """Requests from inside a bed's network: nobody listens to its addresses outside of it."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

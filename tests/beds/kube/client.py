@@ -4,8 +4,6 @@ A kubectl process is too dear for a question that is asked ten times a second. O
 with a unix socket answers those; such a socket can be reached from outside the bed's network.
 """
 
-from __future__ import annotations
-
 import http.client
 import json
 import os

@@ -1,15 +1,12 @@
 """``nri-numa controller`` as in its Deployment: its own service account."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 
-from tests.beds.kube.bed import KubeBed
+from tests.beds.kube.bed import MANIFESTS, KubeBed, Service
 from tests.beds.kube.caller import Caller
 from tests.beds.kube.client import Client, JsonObject
 from tests.beds.kube.node import NOBODY
-from tests.beds.kube.service import MANIFESTS, Service
 
 ACCOUNT = "nri-numa-controller"
 TOKEN = "0123456789abcdef0123456789abcdef"

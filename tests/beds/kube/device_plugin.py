@@ -1,7 +1,5 @@
 """``nri-numa device-plugin`` beside a bed's node, as in its DaemonSet."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 

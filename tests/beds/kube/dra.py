@@ -1,7 +1,5 @@
 """The DRA driver in the bed: agent and publisher with ``dra.enabled``, and claims for pods."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,12 +12,10 @@ from nri_numa.publisher.slices import build_slice_devices
 from nri_numa.web.responses import NUMANodeExclusiveCPUSlots
 from tests.beds.cri import poll
 from tests.beds.http_view import FakeView
-from tests.beds.kube.bed import KubeBed
+from tests.beds.kube.bed import MANIFESTS, NAMESPACE, KubeBed, Publisher, install, token
 from tests.beds.kube.client import Client, JsonObject
 from tests.beds.kube.control_plane import ControlPlane
 from tests.beds.kube.manifests import container, pod
-from tests.beds.kube.publisher import MANIFESTS, Publisher, install, token
-from tests.beds.kube.service import NAMESPACE
 from tests.beds.kube.virtual_node import AGENT_SOCKET, CDI_DIRECTORY, HANDOVER, PUBLISHER
 from tests.beds.processes import wait_for
 

@@ -1,18 +1,15 @@
 """What tests ask an API server about Events and forged notes."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from typing import Any
 
 from tests.beds.cri import poll
-from tests.beds.kube.bed import KubeBed
+from tests.beds.kube.bed import KubeBed, Service
 from tests.beds.kube.caller import Caller
 from tests.beds.kube.client import Client, JsonObject
+from tests.beds.kube.control_plane import ADDRESS
 from tests.beds.kube.manifests import PREFIX
-from tests.beds.kube.namespaces import ADDRESS
-from tests.beds.kube.service import Service
 from tests.beds.processes import wait_for
 
 

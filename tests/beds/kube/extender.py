@@ -1,17 +1,14 @@
 """``nri-numa scheduler`` beside a second kube-scheduler, as in its Deployment: no root, a token."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from tests.beds import certificates
-from tests.beds.kube.bed import KubeBed
+from tests.beds.kube.bed import MANIFESTS, KubeBed, Service
 from tests.beds.kube.caller import Caller
 from tests.beds.kube.client import Client
-from tests.beds.kube.service import MANIFESTS, Service
 from tests.beds.processes import ProcessBed, wait_for
 
 ACCOUNT: Final = "nri-numa-scheduler"

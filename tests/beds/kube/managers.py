@@ -1,7 +1,5 @@
 """Kubelets with a static policy, and what they granted."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

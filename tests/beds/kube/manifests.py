@@ -1,7 +1,5 @@
 """Documents of Kubernetes for tests: pods of the image that the bed has, and their owners."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A real node on this machine: kubelet, containerd with NRI, nri-numa, in a bed's namespaces."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -16,8 +14,7 @@ from tests.beds.containerd import Containerd, find_binaries
 from tests.beds.cri import Seen, allowed
 from tests.beds.debs import CNI_PLUGINS, DebCache
 from tests.beds.kube.client import PATIENCE_S, JsonObject, takes_pods
-from tests.beds.kube.control_plane import ControlPlane
-from tests.beds.kube.namespaces import Namespaces
+from tests.beds.kube.control_plane import ControlPlane, Namespaces
 from tests.beds.plugin_process import PluginProcess
 from tests.beds.processes import Daemon, ProcessBed, wait_for
 

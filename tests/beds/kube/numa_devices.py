@@ -5,8 +5,6 @@ device plugins. Asked by GetPreferredAllocation, the GPUs begin with NUMA node 0
 NUMA node 1: a kubelet that leaves the choice to them takes one of each apart.
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from collections.abc import Iterable, Sequence

@@ -5,8 +5,6 @@ of no pods unless the node has the image, and each process runs as it would ther
 the chart's service account and the configuration of the chart's ConfigMap.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -17,10 +15,9 @@ from typing import Any, Final
 import yaml
 
 from tests.beds.install_manifests import program
-from tests.beds.kube.bed import KubeBed
+from tests.beds.kube.bed import KubeBed, Service
 from tests.beds.kube.client import PATIENCE_S, KubeError
-from tests.beds.kube.namespaces import ADDRESS
-from tests.beds.kube.service import Service
+from tests.beds.kube.control_plane import ADDRESS
 from tests.beds.plugin_process import REPOSITORY
 from tests.beds.processes import Daemon, ProcessBed
 

@@ -1,17 +1,13 @@
 """NodeResourceTopology objects of a real API server."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 
-from nri_numa.model.counted_containers import (
-    COUNTED_CONTAINERS_NRT_ATTRIBUTE,
-)
+from nri_numa.model.counted_containers import COUNTED_CONTAINERS_NRT_ATTRIBUTE
 from tests.beds.cri import poll
+from tests.beds.kube.bed import MANIFESTS
 from tests.beds.kube.client import Client, JsonObject
 from tests.beds.kube.manifests import PREFIX
-from tests.beds.kube.service import MANIFESTS
 
 
 def zones(*free: int) -> list[JsonObject]:

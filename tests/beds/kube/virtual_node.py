@@ -10,8 +10,6 @@ passes the kubelet's port on. What a node keeps over a reboot is on a disk; ``te
 is the program in there.
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import json
@@ -27,8 +25,7 @@ from tests.beds.containerd import find_binaries
 from tests.beds.cri import poll
 from tests.beds.debs import CNI_PLUGINS, DebCache
 from tests.beds.kube.client import JsonObject, takes_pods
-from tests.beds.kube.control_plane import ControlPlane
-from tests.beds.kube.namespaces import ADDRESS
+from tests.beds.kube.control_plane import ADDRESS, ControlPlane
 from tests.beds.kube.numa_devices import REGISTERED, RESOURCES
 from tests.beds.processes import ProcessBed
 from tests.beds.testbed import TestbedUnavailable, run

@@ -1,7 +1,5 @@
 """What the agent remembers of containers, and whom it tells of changes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest
@@ -9,17 +7,15 @@ from msgspec.structs import replace
 
 from nri_numa.agent.agent import DeferredTasks
 from nri_numa.engine.decision import Resized
-from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.workload import QoSClass, Resources
 from tests.beds.world import StillClock, World, container, pod, resources
+from tests.machines import named as machines
 
 
 @pytest.fixture
 def world() -> World:
     """An unpinned container beside an owner."""
-    world = World(
-        build_synthetic_topology(sockets=1, numa_per_socket=1, cores_per_numa=4, threads=1)
-    )
+    world = World(machines.single_no_smt())
     world.synchronize()
     world.place(pod("free", qos=QoSClass.BEST_EFFORT))
     world.place(pod("owner", {"cpus": "exclusive"}), wants=resources(2))
@@ -47,8 +43,7 @@ def test_a_container_that_replaced_another_leaves_nothing_of_it_behind(world: Wo
     """The runtime reports the end of the first one only after the second was made."""
     again = pod("again", {"numacpu": "2"})
     world.place(again, container(again, id="first"))
-    made = replace(container(again, id="second"), cgroups_path="/pods/second")
-    world.place(again, made)
+    world.place(again, replace(container(again, id="second"), cgroups_path="/pods/second"))
     assert "first" not in world.agent.containers.cgroup_places, (
         "from then on it is looked at by nobody"
     )

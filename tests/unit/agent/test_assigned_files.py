@@ -1,7 +1,5 @@
 """Files of what containers have: true after a resize and a restart, and gone with the container."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -9,20 +7,16 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.agent.assigned_files import CONTAINER_MOUNT_PATH, AssignedFiles, remove_assigned_files
-from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.workload import NO_ADJUSTMENT, Device, DeviceRequest
 from tests.beds.world import World, container, pod, resources, two_nodes
+from tests.machines import named as machines
 
 OWN = {"cpus": "exclusive", "policy": "single-numa-node"}
 
 
 @pytest.fixture
 def world() -> World:
-    return World(
-        build_synthetic_topology(
-            sockets=1, numa_per_socket=1, cores_per_numa=8, threads=1, memory_gib=8
-        )
-    )
+    return World(machines.single_no_smt(cores_per_numa=8, memory_gib=8))
 
 
 def texts(directory: Path) -> list[str]:

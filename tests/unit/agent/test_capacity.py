@@ -1,7 +1,5 @@
 """Capacity factors: steal that is measured, and a file of somebody who is not trusted."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -113,9 +111,7 @@ def test_act_gives_new_containers_less_and_moves_none_that_runs(bed: CapacityBed
     assert bed.factors() == {}
 
 
-def test_a_reload_while_it_is_looked_counts(
-    bed: CapacityBed, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reload_meanwhile_counts(bed: CapacityBed, monkeypatch: pytest.MonkeyPatch) -> None:
     real, reloaded = bed.outside.refresh_capacity, AgentConfig(cpu_overcommit=2)
 
     def refresh(topology: Topology) -> bool:
@@ -153,9 +149,7 @@ def test_observe_tells_and_changes_nothing(tmp_path: Path) -> None:
     assert bed.agent.current.machine is machine
 
 
-def test_the_lower_of_measured_and_configured_counts_and_outside_instead_of_measured(
-    bed: CapacityBed,
-) -> None:
+def test_the_lower_of_measured_and_configured_counts_and_outside_first(bed: CapacityBed) -> None:
     bed.watch.factors = {0: 0.6, 1: 0.6, 7: 0.5}
     ours = replace(bed.base, capacity_factor={0: 0.5, 1: 0.9})
     assert bed.all.apply_to_settings(ours, bed.topology).capacity_factor == {0: 0.5, 1: 0.6}
@@ -184,9 +178,6 @@ def test_cpus_that_moved_are_not_counted_for_their_new_numa_node(bed: CapacityBe
     bed.agent.apply_node_model(replace(bed.agent.current.machine, topology=machines.dual_no_smt()))
     bed.steal({0: 0.9})
     assert bed.factors() == {}
-
-
-# --- from outside ---------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -272,9 +263,7 @@ def test_something_else_than_a_file_is_not_read(told: CapacityBed, make: Any) ->
     assert told.look() == {}
 
 
-def test_somebody_elses_change_meanwhile_is_not_lost(
-    told: CapacityBed, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_change_meanwhile_is_lost(told: CapacityBed, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reload that comes between is not overwritten; the factor follows a second later."""
     told.says(drained="0")
     other = NodeModel(topology=told.topology, settings=Settings(cpu_overcommit=2.0))

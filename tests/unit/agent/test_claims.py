@@ -1,7 +1,5 @@
 """Claims are prepared, found again after every kill, and counted for no other pod."""
 
-from __future__ import annotations
-
 import json
 import threading
 from pathlib import Path
@@ -15,7 +13,7 @@ from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.workload import Container, ContainerAdjustment, DeviceMentions
 from tests.beds.claim_bed import OTHER, ClaimBed
 from tests.beds.resource_claims import DRIVER, UID, config, result
-from tests.beds.world import container, pod, resources
+from tests.beds.world import container, pod, resources, says
 
 NONE: tuple[list[str], list[str]] = ([], [])
 BOTH = ([f"{UID}.json"], [f"{DRIVER}-claim_{UID}.json"])
@@ -202,9 +200,6 @@ def test_a_place_that_cannot_be_made_stops_nobody(tmp_path: Path) -> None:
     assert ClaimBed(tmp_path).book.claims == {}
 
 
-# --- containers -------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("parameters", "mems"),
     [
@@ -215,9 +210,7 @@ def test_a_place_that_cannot_be_made_stops_nobody(tmp_path: Path) -> None:
         ({"smt": "isolate", "load": "low", "devices": "ignore"}, "1"),
     ],
 )
-def test_what_a_claim_asks_for_is_what_the_annotation_would(
-    bed: ClaimBed, parameters: dict[str, str], mems: str
-) -> None:
+def test_a_claim_is_as_the_annotation(bed: ClaimBed, parameters: dict[str, str], mems: str) -> None:
     bed.objects[UID] = bed.claim(configs=[config(parameters)])
     bed.prepare()
     of = pod("web")
@@ -253,9 +246,7 @@ def test_a_variable_of_ones_own_gives_nothing(
     bed.prepare()
     of = pod(name, namespace=namespace)
     made = replace(container(of, wants=resources(4, 0.1)), mentions=named)
-    rejected = bed.world.reject(*bed.book.complete_container(of, made))
-    assert rejected.reason == "ClaimNotPrepared"
-    assert words in rejected.message
+    says(bed.world.reject(*bed.book.complete_container(of, made)), "ClaimNotPrepared", words)
 
 
 def test_a_container_finds_its_cpus_in_device_metadata(bed: ClaimBed) -> None:

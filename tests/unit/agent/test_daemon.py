@@ -1,7 +1,5 @@
 """What the parts of the running agent tell each other; a life of it within this process."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import itertools
@@ -21,7 +19,6 @@ from nri_numa.agent.runtime_lock import RuntimeLock
 from nri_numa.config import AgentConfig, load_config
 from nri_numa.demo.runtime import PodOperationFailed
 from nri_numa.engine.state import ContainerKind
-from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import PodTable
 from nri_numa.nri.wire.pb import nri_pb2 as pb
@@ -116,7 +113,7 @@ async def test_a_life(bed: DaemonBed) -> None:
     app.linux.resources.CopyFrom(limits(2))
     task = asyncio.create_task(bed.daemon.run())
     await bed.said("runtime awaited")
-    topology = build_synthetic_topology(numa_per_socket=1, cores_per_numa=16)
+    topology = machines.dual_smt(memory_gib=16)
     async with EmbeddedRuntime(bed.runtime, topology=topology, request_timeout=60) as runtime:
         await runtime.wait_for_plugin()
         own = await runtime.run_pod(sandbox("own", policy="single-numa-node"))

@@ -1,7 +1,5 @@
 """What is repaired, decided without a cgroup, a runtime or a clock."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

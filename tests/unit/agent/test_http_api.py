@@ -1,7 +1,5 @@
 """The API without sockets: pieces, caching, and what a client may send."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 

@@ -1,7 +1,5 @@
 """Interrupts beside irqbalance, and what is said where they cannot be moved."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 import socket
@@ -14,9 +12,9 @@ import pytest
 from nri_numa.agent import preflight
 from nri_numa.agent.interrupts import HOST_IRQ_DIRECTORY, SCAN_INTERVAL_S, InterruptSteering
 from nri_numa.config import AgentConfig
-from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet
 from tests.beds.world import StillClock, World, pod, resources
+from tests.machines import named as machines
 from tests.machines.named import write_tree
 
 ALL = CPUSet.parse("0-7")
@@ -76,9 +74,7 @@ def allowed(tmp_path: Path) -> str:
     return (tmp_path / IRQ).read_text().strip()
 
 
-def test_irqbalance_bans_exclusive_cpus_beside_the_operators(
-    tmp_path: Path, irqbalance: IRQBalance
-) -> None:
+def test_irqbalance_bans_exclusive_and_other_cpus(tmp_path: Path, irqbalance: IRQBalance) -> None:
     one = interrupts(tmp_path)
     one.steer_from(CPUSet.parse("2-3"), ALL)
     assert str(irqbalance.banned) == "2-3,7"
@@ -133,9 +129,7 @@ def test_a_damaged_note_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture
 
 
 def test_they_follow_owners_and_come_back_at_the_end(tmp_path: Path) -> None:
-    world = World(
-        build_synthetic_topology(sockets=1, numa_per_socket=1, cores_per_numa=8, threads=1)
-    )
+    world = World(machines.single_no_smt(cores_per_numa=8))
     world.synchronize()
     seen: list[str] = []
 

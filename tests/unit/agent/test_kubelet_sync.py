@@ -1,7 +1,5 @@
 """The agent beside a kubelet with static policies: what it looks at, and what it says."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from functools import partial
@@ -199,9 +197,6 @@ def test_grants_of_nobody_and_of_pods_are_shown(bed: KubeletBed) -> None:
     ]
 
 
-# --- the kubelet's configuration ------------------------------------------------------------------
-
-
 def test_the_kubelets_configuration_is_followed_while_running(bed: KubeletBed) -> None:
     found = [
         DiscoveredConfig(
@@ -213,8 +208,7 @@ def test_the_kubelets_configuration_is_followed_while_running(bed: KubeletBed) -
     apply = partial(apply_recomputed_settings, agent, SimpleNamespace(config=config), watch)
     watch.read_config(config)
     agent.current.machine = replace(
-        agent.current.machine,
-        settings=watch.settings_with_kubelet_config(config, bed.topology),
+        agent.current.machine, settings=watch.settings_with_kubelet_config(config, bed.topology)
     )
     watch.report_config()
     watch.report_config()

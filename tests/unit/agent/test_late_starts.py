@@ -1,7 +1,5 @@
 """Containers that run before they were placed: written at once, measured, and said."""
 
-from __future__ import annotations
-
 import asyncio
 import subprocess
 import time
@@ -12,11 +10,9 @@ from msgspec.structs import replace
 
 from nri_numa.agent.late_starts import LateStarts
 from nri_numa.machine.cgroups import CgroupPlace
-from tests.beds.cgroup_bed import CgroupBed, Writer, tree
+from tests.beds.cgroup_bed import CgroupBed, Writer
 from tests.beds.cgroup_tree import CgroupTree
 from tests.beds.world import container, pod, resources
-
-__all__ = ["tree"]  # a fixture
 
 STARTED = 5000.0
 
@@ -65,9 +61,7 @@ def test_a_cgroup_that_is_not_as_meant_is_written_at_once(bed: LateStartsBed) ->
     assert bed.late.start_delays.keys() == {other}
 
 
-def test_the_start_that_counts_is_that_of_the_process_not_the_runtime_s_note_of_it(
-    bed: LateStartsBed,
-) -> None:
+def test_the_start_that_counts_is_the_process_not_the_runtimes_note(bed: LateStartsBed) -> None:
     """On a busy machine the runtime notes it long after the program's first instruction."""
     one = bed.place("one", numacpu="2")
     waits = ["sh", "-c", "sleep 0.2; echo; exec sleep 1000"]
@@ -82,9 +76,7 @@ def test_the_start_that_counts_is_that_of_the_process_not_the_runtime_s_note_of_
 
 
 @pytest.mark.parametrize(("told", "late"), [(STARTED - 1, 0.0), (STARTED + 0.5, 0.5), (None, 0.0)])
-def test_an_update_that_was_quick_enough_is_in_time(
-    bed: LateStartsBed, told: float | None, late: float
-) -> None:
+def test_a_quick_update_is_in_time(bed: LateStartsBed, told: float | None, late: float) -> None:
     one = bed.place("one", numacpu="2")
     bed.tree.write(f"/pods/{one}", "2")
     bed.wall = STARTED + 9
@@ -145,9 +137,7 @@ def test_observing_only_writes_nothing(tree: CgroupTree) -> None:
 
 
 @pytest.mark.parametrize(("quota", "left"), [(200_000, 200_000), (300_000, None)])
-def test_a_limit_of_a_rejected_resize_is_nobodys_to_lift(
-    bed: LateStartsBed, quota: int, left: int | None
-) -> None:
+def test_limits_of_rejected_resizes_stay(bed: LateStartsBed, quota: int, left: int | None) -> None:
     own, plain = bed.place("own", 2, policy="single-numa-node"), bed.place("plain")
     for container_id in (own, plain, "unknown"):
         bed.late.on_rejected_resize_in_force(container_id, quota)

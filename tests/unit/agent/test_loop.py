@@ -1,7 +1,5 @@
 """The event loop: its own gaps, what its thread may have of one CPU, and memory that goes back."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import selectors

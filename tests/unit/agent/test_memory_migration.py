@@ -1,7 +1,5 @@
 """Memory that would not move: said where it is any, and tried again after a while."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import re

@@ -1,7 +1,5 @@
 """Which memory policies can be set, from what the runtime and the kernel say of themselves."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Each part of the agent is given what it needs when it is made, and none knows everything."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path

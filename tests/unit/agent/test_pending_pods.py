@@ -1,7 +1,5 @@
 """Who is on the node and has no container yet is named, so that nobody takes it for unknown."""
 
-from __future__ import annotations
-
 import pytest
 
 from nri_numa.agent.agent import Agent

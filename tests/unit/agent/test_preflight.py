@@ -1,7 +1,5 @@
 """The machine check: each finding on a machine made for it."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -9,6 +7,7 @@ import re
 import socket
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -20,9 +19,14 @@ from msgspec.structs import replace
 
 from nri_numa import config
 from nri_numa.agent import preflight
-from nri_numa.agent.preflight import Finding, FindingLevel, check_pod_level_resources
+from nri_numa.agent.preflight import (
+    Finding,
+    FindingLevel,
+    check_pod_level_resources,
+    check_systemd_service,
+)
 from nri_numa.config import HTTP, AgentConfig, RuntimeLinkKind
-from nri_numa.config.sections import KubeletSection, RuntimeLinkSection
+from nri_numa.config.sections import Devices, KubeletSection, RuntimeLinkSection
 from nri_numa.kubelet.pb import podresources_pb2
 from nri_numa.machine.sysfs import discover_topology
 from nri_numa.model.cpuset import CPUSet
@@ -83,9 +87,7 @@ def host(tmp_path: Path, reserved: str, files: dict[str, str]) -> Finding:
     return only(preflight.check_host_processes(loaded, machines.dual_smt_16()))
 
 
-def test_host_processes_on_cpus_that_are_not_reserved_are_named_with_what_to_do(
-    tmp_path: Path,
-) -> None:
+def test_host_processes_on_unreserved_cpus_are_named_with_what_to_do(tmp_path: Path) -> None:
     effective = "cpuset.cpus.effective"
     files = {
         "cgroup.controllers": "cpuset cpu memory\n",
@@ -198,9 +200,7 @@ def test_over_cri_its_socket_is_looked_at_and_not_that_of_nri(tmp_path: Path) ->
         ("plugins = 3\n", "which containerd before 2.0 needs"),
     ],
 )
-def test_a_missing_socket_is_traced_to_containerds_configuration(
-    tmp_path: Path, text: str | None, part: str
-) -> None:
+def test_a_missing_socket_leads_to_containerd(tmp_path: Path, text: str | None, part: str) -> None:
     if text is not None:
         write_tree(tmp_path, {CONTAINERD: text})
     found = runtime(tmp_path / "nri.sock", tmp_path)
@@ -247,9 +247,7 @@ def test_a_file_of_version_2_is_blamed_only_where_containerd_is_older_than_that(
     ],
 )
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives files away, which needs root")
-def test_what_root_runs_is_written_by_root_alone(
-    tmp_path: Path, mode: int, owner: int, said: str | None
-) -> None:
+def test_root_runs_what_root_wrote(tmp_path: Path, mode: int, owner: int, said: str | None) -> None:
     """Whoever owns the checkout would be root."""
     write_tree(tmp_path, {"venv/bin/python": ""})
     (tmp_path / "venv/bin/python").chmod(0o755)
@@ -263,9 +261,7 @@ def test_what_root_runs_is_written_by_root_alone(
 
 
 @pytest.mark.parametrize("configuration", ["version = 2\n", f"version = 2\n{NRI}disable = false\n"])
-def test_a_containerd_without_nri_is_named_whatever_its_configuration_says(
-    tmp_path: Path, configuration: str
-) -> None:
+def test_containerd_without_nri_is_named_in_any_config(tmp_path: Path, configuration: str) -> None:
     """Debian 12's own package; no setting helps."""
     write_tree(tmp_path, {CONTAINERD: configuration})
     installed(tmp_path, "containerd github.com/containerd/containerd 1.6.20~ds1 1.6.20")
@@ -279,9 +275,7 @@ def test_a_containerd_without_nri_is_named_whatever_its_configuration_says(
 
 
 @pytest.mark.parametrize("name", ["k3s", "rke2"])
-def test_a_distribution_that_writes_containerds_file_is_named_with_its_template(
-    tmp_path: Path, name: str
-) -> None:
+def test_a_distribution_is_named_with_containerds_template(tmp_path: Path, name: str) -> None:
     where = f"var/lib/rancher/{name}/agent/etc/containerd/config.toml"
     write_tree(tmp_path, {where: "version = 2\n"})
     found = runtime(tmp_path / "nri.sock", tmp_path)
@@ -300,9 +294,7 @@ def test_a_distribution_that_writes_containerds_file_is_named_with_its_template(
         ("v1.7.24", {"b": "disable_connections = true\ndisable = false"}, "b.toml sets disable_c"),
     ],
 )
-def test_the_files_that_containerd_imports_win(
-    tmp_path: Path, told: str, files: dict[str, str], said: str
-) -> None:
+def test_imported_files_win(tmp_path: Path, told: str, files: dict[str, str], said: str) -> None:
     main = f"version = 2\nimports = ['/etc/containerd/conf.d/*.toml', '../*/config.toml']\n{NRI}"
     parts = {f"etc/containerd/conf.d/{name}.toml": NRI + text for name, text in files.items()}
     write_tree(tmp_path, {CONTAINERD: f"{main}disable = true\n", **parts})
@@ -510,9 +502,7 @@ def test_no_machine_at_all_is_said_and_the_rest_is_looked_at_too(tmp_path: Path)
 
 
 @pytest.mark.parametrize(("version", "says"), [("v2.2.1", True), ("2.3.0", False), ("?", None)])
-def test_what_containerd_says_of_pod_level_resources(
-    tmp_path: Path, version: str, says: bool | None
-) -> None:
+def test_containerds_pod_level_resources(tmp_path: Path, version: str, says: bool | None) -> None:
     installed(tmp_path, f"containerd github.com/containerd/containerd {version} x")
     found = ["not when it is resized" in one.message for one in check_pod_level_resources(tmp_path)]
     assert found == ([] if says is None else [says])
@@ -566,9 +556,7 @@ def look(directory: Path, reserved: str = "", **section: str) -> list[Finding]:
         ),
     ],
 )
-def test_what_the_kubelet_does_beside_us(
-    tmp_path: Path, files: dict[str, str], words: list[str]
-) -> None:
+def test_the_kubelets_own_managers(tmp_path: Path, files: dict[str, str], words: list[str]) -> None:
     found = look(write_tree(tmp_path, files))
     assert len(found) == len(words), found
     for finding, part in zip(found, words, strict=True):
@@ -629,3 +617,133 @@ def test_alignment_is_no_matter_for_devices_of_one_kind(tmp_path: Path) -> None:
         assert [f.message for f in look(tmp_path)] == ["cpuManagerPolicy none"]
     with devices_of(tmp_path, *(f"example.com/{i}" for i in range(11))):
         assert "example.com/6 and 3 more" in look(tmp_path)[1].message
+
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+OURS = REPOSITORY / "systemd" / "nri-numa.service"
+UNIT = "etc/systemd/system/nri-numa.service"
+
+
+def install(root: Path, venv: str, *, drop_in: str = "") -> None:
+    """Our unit, the link of docs/install-node.md, and a virtual environment below ``venv``."""
+    script = f"{venv}/bin/nri-numa"
+    write_tree(root, {UNIT: OURS.read_text(), script: f"#!/{venv}/bin/python\n"})
+    (root / "usr/local/bin").mkdir(parents=True)
+    (root / "usr/local/bin/nri-numa").symlink_to(root / script)
+    if drop_in:
+        write_tree(root, {f"{UNIT}.d/override.conf": drop_in})
+
+
+def found(root: Path) -> Finding:
+    (one,) = check_systemd_service(AgentConfig(), root)
+    assert bool(one.remedy) == (one.level is not FindingLevel.OK)
+    return one
+
+
+@pytest.mark.parametrize(
+    ("venv", "capability"), [("home/ann/nri-numa/.venv", True), ("root/nri-numa/.venv", False)]
+)
+def test_a_virtual_environment_below_a_home_directory_is_hidden_from_the_service(
+    tmp_path: Path, venv: str, capability: bool
+) -> None:
+    """Somebody else's home is closed for a root without capabilities, root's own is not."""
+    install(tmp_path, venv)
+    one = found(tmp_path)
+    assert one.level is FindingLevel.FAIL
+    assert f"/{venv}" in one.message
+    assert "ProtectHome=read-only" in one.remedy
+    assert ("CAP_DAC_READ_SEARCH" in one.remedy) is capability
+
+
+def test_the_drop_in_that_the_remedy_names_is_a_remedy(tmp_path: Path) -> None:
+    install(tmp_path, "home/ann/.venv", drop_in="[Service]\nProtectHome=read-only\n")
+    assert found(tmp_path).level is FindingLevel.OK
+
+
+def test_elsewhere_it_is_seen(tmp_path: Path) -> None:
+    install(tmp_path, "opt/nri-numa/.venv")
+    assert found(tmp_path).message == "nri-numa.service runs /usr/local/bin/nri-numa"
+
+
+def test_an_interpreter_below_a_home_directory_is_hidden_too(tmp_path: Path) -> None:
+    install(tmp_path, "opt/nri-numa/.venv")
+    (tmp_path / "opt/nri-numa/.venv/bin/nri-numa").write_text("#!/home/ann/python/bin/python3 -I\n")
+    assert "/home/ann/python/bin/python3" in found(tmp_path).message
+
+
+def test_without_a_service_there_is_nothing_to_say(tmp_path: Path) -> None:
+    assert list(check_systemd_service(AgentConfig(), tmp_path)) == []
+    write_tree(tmp_path, {f"{UNIT}.d/x.conf": "ExecStart=/bin/x\n"})
+    assert list(check_systemd_service(AgentConfig(), tmp_path)) == []
+
+
+# --- devices.networkInterfaces ------------------------------------------------------------------
+
+CARDS = AgentConfig(devices=Devices(enabled=True))
+
+
+def withheld(root: Path, config: AgentConfig = CARDS) -> bool:
+    """Whether the check says that network namespaces cannot be entered, and what to do."""
+    found = [one for one in check_systemd_service(config, root) if one.subject == "devices"]
+    assert all(one.level is FindingLevel.WARN and one.remedy for one in found)
+    if (root / "etc").exists():
+        assert all("] CapabilityBoundingSet=CAP_SYS_ADMIN Restrict" in one.remedy for one in found)
+    return bool(found)
+
+
+def documented() -> str:
+    text = (REPOSITORY / "docs" / "devices.md").read_text()
+    (block,) = re.findall(r"\n\n((?: {6}.*\n)+)\n", text)
+    assert "[Service]" in block
+    return textwrap.dedent(block)
+
+
+@pytest.mark.parametrize(
+    ("drop_in", "warns"),
+    [
+        ("", True),
+        ("CapabilityBoundingSet=CAP_SYS_ADMIN", True),
+        ("RestrictNamespaces=net", True),
+        ("RestrictNamespaces=yes\nRestrictNamespaces=ipc net\nCapabilityBoundingSet=~", False),
+        ("RestrictNamespaces=no\nCapabilityBoundingSet=CAP_SYS_ADMIN CAP_SYS_NICE", False),
+        ("RestrictNamespaces=\nCapabilityBoundingSet=~\nCapabilityBoundingSet=~CAP_KILL", False),
+        ("RestrictNamespaces=\nCapabilityBoundingSet=~CAP_SYS_ADMIN", True),
+        (
+            "RestrictNamespaces=\nCapabilityBoundingSet=~\nCapabilityBoundingSet=~CAP_KILL\n"
+            "CapabilityBoundingSet=CAP_KILL",
+            False,
+        ),
+        ("RestrictNamespaces=\nRestrictNamespaces=~net\nCapabilityBoundingSet=~", True),
+        ("CapabilityBoundingSet=CAP_SYS_ADMIN\nRestrictNamespaces=net\nRestrictNamespaces=1", True),
+    ],
+)
+def test_the_unit_hides_network_namespaces(tmp_path: Path, drop_in: str, warns: bool) -> None:
+    install(tmp_path, "opt/nri-numa/.venv", drop_in=drop_in)
+    assert withheld(tmp_path) is warns
+    assert not withheld(tmp_path, AgentConfig())
+    assert not withheld(
+        tmp_path, AgentConfig(devices=Devices(enabled=True, network_interfaces=False))
+    )
+
+
+def test_the_documented_drop_in_lets_it_in_beside_others(tmp_path: Path) -> None:
+    install(tmp_path, "opt/nri-numa/.venv", drop_in=documented())
+    assert not withheld(tmp_path)
+    other = "[Service]\nProtectHome=read-only\nCapabilityBoundingSet=CAP_DAC_READ_SEARCH\n"
+    write_tree(tmp_path, {f"{UNIT}.d/zz-home.conf": other})
+    assert not withheld(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("status", "warns"),
+    [
+        ("Uid:\t0\t0\t0\t0\nCapEff:\t0000000000000000\n", True),
+        ("Uid:\t0\t0\t0\t0\nCapEff:\t0000000000200000\n", False),
+        ("Uid:\t0\t0\t0\t0\nCapEff:\t00000000a80425fb\n", True),
+        ("Uid:\t1000\t0\t0\t0\nCapEff:\t0000000000000000\n", False),
+        ("", False),
+    ],
+)
+def test_a_containers_capabilities_are_the_agents(tmp_path: Path, status: str, warns: bool) -> None:
+    write_tree(tmp_path, {"proc/self/status": status})
+    assert withheld(tmp_path) is warns

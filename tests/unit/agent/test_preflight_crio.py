@@ -1,7 +1,5 @@
 """What `nri-numa check` says about nodes with CRI-O, and about two runtimes."""
 
-from __future__ import annotations
-
 import os
 import socket
 import tempfile
@@ -58,9 +56,7 @@ def listening(path: Path) -> Iterator[socket.socket]:
         (crio_nodes.openshift, "1.32", "crun"),
     ],
 )
-def test_a_crio_that_serves_nri_is_named_with_its_drivers(
-    tmp_path: Path, node: Node, version: str, text: str
-) -> None:
+def test_a_crio_with_nri_has_drivers(tmp_path: Path, node: Node, version: str, text: str) -> None:
     node(tmp_path)
     write_tree(tmp_path, {DROP_IN: "[crio.nri]\nenable_nri = true\n"})
     with listening(tmp_path / "nri.sock"):
@@ -108,9 +104,7 @@ def test_without_a_version_the_setting_is_asked_for(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_drop_in_that_keeps_plugins_away_is_named(
-    tmp_path: Path, node: Node, setting: str, text: str
-) -> None:
+def test_a_drop_in_that_stops_plugins(tmp_path: Path, node: Node, setting: str, text: str) -> None:
     node(tmp_path)
     write_tree(tmp_path, {DROP_IN: f"[crio.nri]\n{setting}\n"})
     nri = about("NRI", findings(tmp_path))
@@ -162,9 +156,7 @@ def test_a_crio_without_nri_is_named(tmp_path: Path) -> None:
         ("[crio.runtime]\ncgroup_manager = 2\n", "cgroup_manager is 2, expected a text"),
     ],
 )
-def test_a_file_that_crio_does_not_start_with_is_named(
-    tmp_path: Path, text: str, problem: str
-) -> None:
+def test_a_file_that_stops_crio_is_named(tmp_path: Path, text: str, problem: str) -> None:
     crio_nodes.debian(tmp_path)
     write_tree(tmp_path, {DROP_IN: text})
     found = about("runtime", findings(tmp_path))
@@ -174,17 +166,12 @@ def test_a_file_that_crio_does_not_start_with_is_named(
 @pytest.mark.parametrize(
     ("timeout", "is_named"), [("500ms", True), ("1.5s", True), ("2s", False), ("0s", False)]
 )
-def test_a_request_timeout_below_nris_own_is_named(
-    tmp_path: Path, timeout: str, is_named: bool
-) -> None:
+def test_a_request_timeout_below_nri_is_named(tmp_path: Path, timeout: str, is_named: bool) -> None:
     crio_nodes.fedora_coreos(tmp_path)
     setting = f'nri_plugin_request_timeout = "{timeout}"'
     write_tree(tmp_path, {DROP_IN: f"[crio.nri]\n{setting}\n"})
     found = findings(tmp_path)
     assert any("nri_plugin_request_timeout" in f.message for f in found) is is_named
-
-
-# --- two runtimes ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -195,9 +182,7 @@ def test_a_request_timeout_below_nris_own_is_named(
         ("", "the kubelet's is not known"),
     ],
 )
-def test_two_running_runtimes_are_named_with_the_kubelets(
-    tmp_path: Path, endpoint: str, choice: str
-) -> None:
+def test_two_runtimes_are_named_with_kubelets(tmp_path: Path, endpoint: str, choice: str) -> None:
     crio_nodes.fedora_coreos(tmp_path)
     crio_nodes.add_process(tmp_path, 700, "/usr/bin/containerd")
     kubelet_file = tmp_path / "var/lib/kubelet/config.yaml"

@@ -1,7 +1,5 @@
 """Drift: found in real files, written, and not fought for ever; or left to the runtime."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,22 +12,13 @@ from msgspec.structs import replace
 from nri_numa.agent import cgroup_updates, reconcile
 from nri_numa.agent.reconcile import PUSH_BATCH, RoundResult
 from nri_numa.machine.cgroups import CgroupReader, CgroupWriter, SystemdScopes
-from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.workload import Container, ContainerUpdate, PodSandbox, QoSClass
-from tests.beds.cgroup_bed import (
-    READ_ONLY,
-    CgroupBed,
-    DriftBed,
-    Writer,
-    real,
-    tree,
-)
+from tests.beds.cgroup_bed import READ_ONLY, CgroupBed, DriftBed, Writer
 from tests.beds.cgroup_tree import CgroupTree
-from tests.beds.systemd_bus import SystemdBus, systemd
+from tests.beds.systemd_bus import SystemdBus
 from tests.beds.world import World, container, pod, resources
-
-__all__ = ["real", "systemd", "tree"]  # fixtures
+from tests.machines import named as machines
 
 BUSY = "the runtime is busy"
 
@@ -246,9 +235,7 @@ class KernelBed(CgroupBed):
         if (self.tree / "cpuset.cpus").read_text().strip() != "0-1":
             pytest.skip("made for a machine of two CPUs")
         super().__post_init__()
-        self.world = World(
-            build_synthetic_topology(sockets=1, numa_per_socket=1, cores_per_numa=2, threads=1)
-        )
+        self.world = World(machines.single_no_smt(cores_per_numa=2))
         self.world.synchronize()
         self.world.starts = False
         self.world.agent.cgroups.writer = CgroupWriter(CgroupReader())
@@ -309,9 +296,7 @@ def test_a_nested_cgroup_that_has_more_is_named_and_repair_follows_it(real: Path
     assert (real / "cpuset.cpus").read_text().strip() == bed.world.has("free-app")[0]
 
 
-def test_a_push_that_fails_is_said_shown_and_tried_again_and_is_no_fight(
-    bed: ReconcilerBed, tree: CgroupTree
-) -> None:
+def test_a_failed_push_is_said_and_retried_not_fought(bed: ReconcilerBed, tree: CgroupTree) -> None:
     bed.stuck()
     for _ in range(5):
         assert bed.round(max_repairs=1) == RoundResult(cgroup_count=3, drifted=("listed-app",))
@@ -363,9 +348,7 @@ def test_a_limit_that_only_the_runtime_can_write_waits_for_it(bed: ReconcilerBed
     assert bed.round(repair_without_runtime=True).repaired == ("owner-app",)
 
 
-def test_what_a_cgroup_above_takes_away_is_reported_once_and_not_fought(
-    bed: ReconcilerBed, tree: CgroupTree
-) -> None:
+def test_what_a_parent_cgroup_takes_is_reported_once(bed: ReconcilerBed, tree: CgroupTree) -> None:
     if tree.version == 1:
         pytest.skip("on version 1 the kernel shrinks the list itself")
     tree.write("/pods/listed-app", "1", "0", above="2-3")
@@ -464,9 +447,7 @@ def test_before_the_runtime_has_told_what_runs_nothing_is_judged(bed: Reconciler
     assert bed.round() == RoundResult()
 
 
-def test_no_cgroups_at_all_is_said_once_and_so_is_their_return(
-    bed: ReconcilerBed, tree: CgroupTree
-) -> None:
+def test_cgroups_that_go_and_return_are_said_once(bed: ReconcilerBed, tree: CgroupTree) -> None:
     hidden = tree.root.with_name("hidden")
     tree.root.rename(hidden)
     for _ in range(3):
@@ -627,9 +608,7 @@ class CrunScope:
             self.limit("", -1, 100_000)
 
 
-def test_a_cpu_limit_is_lifted_in_cruns_cgroup_and_in_the_scope(
-    bed: ReconcilerBed, systemd: SystemdBus
-) -> None:
+def test_a_cpu_limit_is_lifted_in_cgroup_and_scope(bed: ReconcilerBed, systemd: SystemdBus) -> None:
     scope = CrunScope(bed, systemd)
     done = bed.round()
     assert (done.drifted, done.repaired) == (("owner-app",), ("owner-app",))
@@ -640,9 +619,7 @@ def test_a_cpu_limit_is_lifted_in_cruns_cgroup_and_in_the_scope(
     assert bed.counts() == (1, 1, 0)
 
 
-def test_a_scope_that_keeps_its_cpu_limit_is_drift_until_systemd_lifts_it(
-    bed: ReconcilerBed, systemd: SystemdBus
-) -> None:
+def test_a_scope_that_keeps_its_cpu_limit_is_drift(bed: ReconcilerBed, systemd: SystemdBus) -> None:
     scope = CrunScope(bed, systemd)
     systemd.refusing = "Unit is frozen"
     done = bed.round()
@@ -664,9 +641,7 @@ def test_a_resize_leaves_no_limit_on_the_scope(bed: ReconcilerBed, systemd: Syst
     assert bed.round() == RoundResult(cgroup_count=3)
 
 
-def test_the_return_of_what_systemd_still_has_is_no_fight(
-    bed: ReconcilerBed, systemd: SystemdBus, scope: str
-) -> None:
+def test_systemd_restoring_is_no_fight(bed: ReconcilerBed, systemd: SystemdBus, scope: str) -> None:
     systemd.refusing = "Unit is frozen"
     bed.round()
     for _ in range(5):
@@ -701,9 +676,7 @@ def test_a_systemd_that_does_not_answer_is_asked_once_in_a_look(
     assert systemd.has(scope) == "1"
 
 
-def test_who_is_left_alone_is_left_alone_in_systemd_too(
-    bed: ReconcilerBed, systemd: SystemdBus
-) -> None:
+def test_systemd_hears_nothing_of_those_left_alone(bed: ReconcilerBed, systemd: SystemdBus) -> None:
     """Nothing is told of the container of others, nor while the agent observes."""
     of = pod("foreign")
     bed.run(of, container(of, wants=replace(resources(1, 1), cpus="7")))
@@ -750,9 +723,7 @@ def test_what_systemd_hears_late_undoes_nothing(
     assert bed.round() == RoundResult(cgroup_count=3)
 
 
-def test_systemd_hears_of_memory_that_has_arrived(
-    bed: ReconcilerBed, systemd: SystemdBus, scope: str
-) -> None:
+def test_systemd_hears_of_moved_memory(bed: ReconcilerBed, systemd: SystemdBus, scope: str) -> None:
     """Without a round; not before: it would have the kernel move everything in one go."""
     agent, before = bed.world.agent, bed.world.allocation("listed-app")
     there = replace(before, mems=NUMASet([0, 1]), migrating_from=NUMASet([1]))
@@ -787,9 +758,7 @@ def test_a_new_process_tells_systemd_what_the_one_before_did_not(
     assert systemd.has(scope) == "1"
 
 
-def test_systemd_hears_of_what_was_written_at_a_start(
-    bed: ReconcilerBed, systemd: SystemdBus
-) -> None:
+def test_systemd_hears_of_writes_at_a_start(bed: ReconcilerBed, systemd: SystemdBus) -> None:
     """Without a round: the owner came between the neighbour's creation and its start."""
     of = pod("new", qos=QoSClass.BEST_EFFORT)
     made = replace(container(of), cgroups_path="pods.slice:cri:new-app")

@@ -1,7 +1,5 @@
 """What each container gets back, without a runtime."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path
@@ -24,7 +22,6 @@ from nri_numa.engine.node_model import NodeModel
 from nri_numa.engine.state import Allocation, ContainerKind, build_node_state
 from nri_numa.errors import RuntimeUnavailable
 from nri_numa.machine.cgroups import CgroupPlace, CgroupReader
-from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import (
@@ -41,10 +38,9 @@ from tests.beds import world
 from tests.beds.allocations import allocation
 from tests.beds.cgroup_tree import CgroupTree
 from tests.beds.world import PREFIX, pod
+from tests.machines import named as machines
 
-MACHINE = NodeModel(
-    topology=build_synthetic_topology(sockets=2, numa_per_socket=1, threads=1), settings=Settings()
-)
+MACHINE = NodeModel(topology=machines.dual_no_smt(cores_per_numa=4), settings=Settings())
 POD = pod("cart", namespace="shop")
 
 
@@ -113,9 +109,7 @@ def test_a_stranger_with_a_cpuset_of_its_own_is_foreign() -> None:
         ("[1]", ReleaseResult.PLANNED),
     ],
 )
-def test_the_annotation_tells_where_the_checkpoint_does_not(
-    marker: str, result: ReleaseResult
-) -> None:
+def test_the_annotation_counts_without_a_checkpoint(marker: str, result: ReleaseResult) -> None:
     entry = planned(container("4", marker=marker))
     assert (entry.result, entry.note) == (result, "")
 

@@ -1,7 +1,5 @@
 """What the log says of a machine that changes while the agent runs."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Who works on a runtime is seen across state directories, and by nobody's file."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Whatever happens to the HTTP side, it neither ends nor delays anything else."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from collections.abc import Callable

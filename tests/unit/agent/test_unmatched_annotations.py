@@ -1,7 +1,5 @@
 """Annotations that no container hears: when that is said, how often, and when no more."""
 
-from __future__ import annotations
-
 import pytest
 from msgspec.structs import replace
 
@@ -56,9 +54,7 @@ def test_a_name_that_does_not_come_is_said_and_noted_once(bed: UnmatchedBed) -> 
     assert "did you mean engine?" in sentence
 
 
-def test_a_new_container_makes_it_wait_again_and_a_restarted_one_does_not(
-    bed: UnmatchedBed,
-) -> None:
+def test_a_new_container_makes_it_wait_and_a_restarted_one_does_not(bed: UnmatchedBed) -> None:
     bed.watch.on_container(TYPO, "init")
     bed.quiet(SETTLED_AFTER_S - 1)
     bed.watch.on_container(TYPO, "engine")
@@ -89,9 +85,7 @@ def test_who_comes_late_takes_it_back(bed: UnmatchedBed) -> None:
 
 
 @pytest.mark.parametrize("annotations", [{}, {"numacpu": "1"}, {"numacpu.engine": "1"}])
-def test_pods_whose_names_all_come_are_no_news(
-    bed: UnmatchedBed, annotations: dict[str, str]
-) -> None:
+def test_pods_whose_names_come_are_no_news(bed: UnmatchedBed, annotations: dict[str, str]) -> None:
     one = pod("db", annotations)
     bed.watch.on_container(one, "engine")
     bed.quiet()
@@ -108,9 +102,7 @@ def test_there_is_an_end_of_pods(bed: UnmatchedBed, monkeypatch: pytest.MonkeyPa
     assert [bool(bed.noted(one)) for one in pods] == [False, False, True, True, True]
 
 
-def test_an_old_value_of_a_running_pod_is_noticed_once_and_changes_nothing(
-    bed: UnmatchedBed,
-) -> None:
+def test_an_old_value_of_a_running_pod_is_noticed_and_changes_nothing(bed: UnmatchedBed) -> None:
     bed.put("db", {"policy": "single-numa-node", "on-failure": "best-effort"}, 2, 1)
     before = bed.allocation("db-app")
     old = {f"{PREFIX}on-failure": "widen"}

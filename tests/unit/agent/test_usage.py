@@ -1,18 +1,16 @@
 """What was used between two readings."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 
 from nri_numa.agent.usage import SAMPLE_COUNT, UsageWatch, sample_between
 from nri_numa.config import AgentConfig
 from nri_numa.engine.node_model import NodeModel
-from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.machine.usage import MachineUsage
 from nri_numa.model.machine import NUMAMemoryReading, Topology
 from nri_numa.model.settings import Settings
 from tests.beds.world import StillClock, agent_of
+from tests.machines import named as machines
 from tests.machines.named import write_sysfs
 
 MEMORY = NUMAMemoryReading(total_bytes=100, free_bytes=40, reclaimable_bytes=10)
@@ -43,7 +41,7 @@ def test_counters_that_go_backwards_are_not_believed() -> None:
 
 
 def machine_at(root: Path) -> Topology:
-    topology = build_synthetic_topology(sockets=1, numa_per_socket=2, cores_per_numa=1)
+    topology = machines.snc_single(cores_per_numa=1)
     write_sysfs(root, topology)
     (root / "proc").mkdir(exist_ok=True)
     return topology

@@ -1,7 +1,5 @@
 """Neighbours of owners: written at once, and looked at when something else wrote them."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable
@@ -13,13 +11,11 @@ from nri_numa.agent.loop import Clock
 from nri_numa.engine.assigned import ASSIGNED_KEY
 from nri_numa.machine.cgroups import CgroupPlace
 from nri_numa.model.workload import Resources
-from tests.beds.cgroup_bed import READ_ONLY, DriftBed, blocked, tree
+from tests.beds.cgroup_bed import READ_ONLY, DriftBed, blocked
 from tests.beds.cgroup_tree import CgroupTree
 from tests.beds.link_bed import eventually
-from tests.beds.systemd_bus import SystemdBus, systemd
+from tests.beds.systemd_bus import SystemdBus
 from tests.beds.world import PREFIX, container, pod
-
-__all__ = ["systemd", "tree"]  # fixtures
 
 
 @pytest.fixture
@@ -71,9 +67,7 @@ def test_what_was_started_elsewhere_is_written_and_counted_as_late(bed: DriftBed
     assert "desired 1" in line
 
 
-def test_a_write_that_the_kernel_holds_up_is_bounded_said_and_looked_at_when_it_is_through(
-    bed: DriftBed,
-) -> None:
+def test_a_write_that_the_kernel_holds_up_is_bounded_said_and_read_back(bed: DriftBed) -> None:
     with blocked(bed.tree.directory("/pods/plain-app") / "cpuset.cpus"):
         bed.own()
         assert bed.writer.is_write_held_up
@@ -118,9 +112,7 @@ def test_an_update_cannot_bring_back_what_the_runtime_remembers(bed: DriftBed) -
     assert bed.count("drift_found_total") == bed.count("undelivered_updates_repaired_total") == 0
 
 
-def test_after_a_restart_who_was_narrowed_for_an_owner_that_is_gone_is_widened(
-    bed: DriftBed,
-) -> None:
+def test_after_a_restart_who_was_narrowed_for_a_former_owner_is_widened(bed: DriftBed) -> None:
     """Killed between the answer to a stop and the widening."""
     bed.own()
     bed.world.live["plain-app"] = replace(
@@ -135,9 +127,7 @@ def test_after_a_restart_who_was_narrowed_for_an_owner_that_is_gone_is_widened(
     assert bed.has("plain-app") == "0-7"
 
 
-def test_after_a_restart_the_runtime_is_told_of_who_has_cpus_that_it_does_not_know(
-    bed: DriftBed,
-) -> None:
+def test_after_a_restart_the_runtime_is_told_of_cpus_it_does_not_know(bed: DriftBed) -> None:
     """Of those alone: what it remembers of who shares is older than their cgroups."""
     bed.own()
     for name in ("own-app", "plain-app"):
@@ -215,9 +205,7 @@ def test_what_cannot_be_put_right_is_shown(bed: DriftBed) -> None:
     assert not bed.world.agent.drift.known
 
 
-def test_a_container_that_goes_meanwhile_is_nobodys_business(
-    bed: DriftBed, tree: CgroupTree
-) -> None:
+def test_a_container_that_goes_meanwhile_is_left_out(bed: DriftBed, tree: CgroupTree) -> None:
     tree.remove("/pods/plain-app")
     bed.own()
     bed.world.agent.cgroups.request_check(["plain-app", "gone"])

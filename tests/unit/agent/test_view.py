@@ -1,7 +1,5 @@
 """What the outside sees of a real agent: documents and samples agree with its state."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest
@@ -424,8 +422,7 @@ def test_a_rejected_resize_is_told_with_what_the_container_has() -> None:
     made.create_pod("own", policy="single-numa-node")
     made.pass_time(60)
     of = pod("own", {"policy": "single-numa-node"}, namespace="shop")
-    had = container(of, "main", id="c-own")
-    made.agent.update_container(of, had, resources(60))
+    made.agent.update_container(of, container(of, "main", id="c-own"), resources(60))
     (one,) = made.view.explain_pod("shop", "own", None)
     assert one.outcome == "admitted"
     assert one.decision_steps[-1].startswith("Since then rejected: resize rejected:")

@@ -1,7 +1,5 @@
 """Rounds over all containers, for far memory and for waiting: what they find and show."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from pathlib import Path
@@ -220,9 +218,6 @@ def test_a_container_without_cpus_of_its_own_may_use_what_containers_may(bed: Us
     bed.agent.current.machine = replace(bed.agent.current.machine, topology=inside)
     plain = asyncio.run(usage.measure_container(bed.agent.current.state.allocations["c-plain"]))
     assert plain.cpu_set_milli == 1000 * (len(topology.online) - 1)
-
-
-# --- waiting --------------------------------------------------------------------------------------
 
 
 @pytest.fixture

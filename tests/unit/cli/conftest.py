@@ -1,7 +1,5 @@
 """Commands run in this process as if at a terminal."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """A capture has what describes the machine, and nothing that names it or its owner."""
 
-from __future__ import annotations
-
 import gzip
 import os
 import tarfile

@@ -1,7 +1,5 @@
 """``nri-numa checkpoint`` beside a store that holds its directory."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,8 +53,7 @@ def test_the_table_shows_what_was_meant_while_the_agent_runs(directory: Path) ->
 
 
 def test_the_document_names_every_field(directory: Path) -> None:
-    path = str(directory / "checkpoint")
-    result = invoke("checkpoint", path, "-o", "json", code=0)
+    result = invoke("checkpoint", str(directory / "checkpoint"), "-o", "json", code=0)
     first, second = json.loads(result.output)["containers"]
     assert (first["cpus"], first["policy"], first["reason"]) == ("2-3", "restricted", "because")
     assert (second["kind"], second["pod"]) == ("unpinned", "evil\x1b[31m")

@@ -1,7 +1,5 @@
 """The command line as a user meets it: help, slips, exit codes, output that fits."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -177,9 +175,7 @@ def test_what_is_in_effect_has_what_the_kubelet_reserves(sound: Path) -> None:
         assert derive_settings(made).reserved_hugepages == ({} if own else {0: {2 << 20: 4 << 20}})
 
 
-def test_check_ends_with_what_failed_and_its_verdict(
-    sound: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_check_ends_with_failures_and_verdict(sound: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a pod too, where the kubelet's folder is not mounted by default; devices are listed."""
     (sound.parent / "nri.sock").unlink()
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
@@ -211,9 +207,7 @@ def test_check_ends_with_what_failed_and_its_verdict(
     assert (done.returncode, b" ? Turn NRI on" in done.stdout) == (1, True), done
 
 
-def test_a_folder_that_may_not_be_entered_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_without_access_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NRI_NUMA_CONFIG")
     locked, user = tmp_path / "locked", os.geteuid()
     locked.mkdir(mode=0)
@@ -269,9 +263,7 @@ def test_check_takes_the_places_that_run_takes(sound: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("terminal")
-def test_status_shows_nodes_containers_and_rejections_within_80_columns(
-    agent: tuple[str, object],
-) -> None:
+def test_status_shows_nodes_containers_rejections_in_80_columns(agent: tuple[str, object]) -> None:
     result = invoke("status", "--api", agent[0], code=0)
     shows(result.output, "nri-numa 0.1.0: ready, link to containerd v2.1.9 active", "NotEnoughCPUs")
     assert "pod-1" in result.output
@@ -294,9 +286,7 @@ def test_status_in_json_and_yaml_is_the_same_document(agent: tuple[str, object])
     assert as_json["rejections"][0]["container"] == HOSTILE
 
 
-def test_status_tells_what_is_meant_and_what_is_there(
-    agent: tuple[str, FakeView], terminal: Columns
-) -> None:
+def test_status_tells_desired_and_actual(agent: tuple[str, FakeView], terminal: Columns) -> None:
     agent[1].containers = [assignment(1), *(intruder(n) for n in range(2, 27))]
     result = invoke("status", "--api", agent[0])
     shows(result.output, "25 containers drifted, 25 of them on exclusive CPUs of others", "0-3!")
@@ -315,9 +305,7 @@ def test_status_tells_what_is_meant_and_what_is_there(
     assert found["status"]["onExclusiveCPUs"] == 25
 
 
-def test_status_marks_who_is_on_the_pool_because_its_own_cpus_are_offline(
-    agent: tuple[str, FakeView],
-) -> None:
+def test_status_marks_who_is_on_the_pool_without_its_own_cpus(agent: tuple[str, FakeView]) -> None:
     displaced = replace(assignment(1), displaced="2"), replace(intruder(2), displaced="2-3")
     agent[1].containers = [*displaced]
     told = " ".join(invoke("status", "--api", agent[0]).output.split())
@@ -359,9 +347,7 @@ def test_explain_shows_the_steps(agent: tuple[str, object]) -> None:
     assert json.loads(result.output)["explanations"][0]["container"] == "server"
 
 
-def test_explain_adds_the_kubelets_word_where_a_kubelet_is(
-    agent: tuple[str, object], tmp_path: Path
-) -> None:
+def test_explain_adds_what_a_kubelet_says(agent: tuple[str, object], tmp_path: Path) -> None:
     asks = ("explain", "shop/pod-1", "-v", "--api", agent[0])
     silent = invoke(*asks, "--kubelet-root", str(tmp_path / "none"))
     assert "kubelet" not in silent.output
@@ -397,9 +383,7 @@ def test_http_off_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "http.address is off" in invoke("status", code=3).output
 
 
-def test_the_address_comes_from_the_configuration(
-    agent: tuple[str, object], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_configured_address(agent: tuple[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NRI_NUMA_HTTP_ADDRESS", agent[0])
     assert invoke("status").exit_code == 0
 
@@ -540,9 +524,7 @@ def test_another_server_of_ours_is_no_agent(
     assert result.exit_code == 3
 
 
-def test_explain_hints_at_names_in_capitals_and_at_the_pods_containers(
-    agent: tuple[str, FakeView],
-) -> None:
+def test_explain_hints_at_capitals_and_the_pods_containers(agent: tuple[str, FakeView]) -> None:
     agent[1].containers = [assignment(1)]
     one = agent[1].containers[0]
     near = invoke("explain", one.pod.upper(), "--api", agent[0]).output

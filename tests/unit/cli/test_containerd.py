@@ -1,7 +1,5 @@
 """Turning NRI on in containerd's configuration, and touching nothing else."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 
@@ -127,9 +125,7 @@ def test_a_drop_in_is_used_where_containerd_reads_them(tmp_path: Path) -> None:
     assert plan_fix(tmp_path / "config.toml") is None
 
 
-def test_nothing_is_written_without_being_told_and_then_every_old_file_is_kept(
-    tmp_path: Path,
-) -> None:
+def test_nothing_is_written_unasked_and_then_every_old_file_is_kept(tmp_path: Path) -> None:
     path = write(tmp_path, FULL)
     path.chmod(0o600)
     result = fix(path)
@@ -152,9 +148,7 @@ def test_a_missing_file_is_made(tmp_path: Path) -> None:
     assert fix(path / "config.toml", "--write").exit_code == 1
 
 
-def test_a_pod_does_not_make_up_the_file_of_its_node(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pod_invents_no_file_of_its_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "192.0.2.1")
     path = tmp_path / "config.toml"
     said = fix(path, "--write")

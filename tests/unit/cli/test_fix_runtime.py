@@ -1,7 +1,5 @@
 """``check --fix-runtime`` turns NRI on in the runtime that runs, and in no other."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -68,9 +66,7 @@ def test_a_file_that_is_read_later_is_left_to_the_operator(tmp_path: Path, name:
     assert files(tmp_path) == before
 
 
-def test_openshift_is_shown_what_its_machine_config_must_have(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_openshift_gets_machine_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     crio_nodes.openshift(tmp_path, "1.29.9-5.rhaos4.16.git34690b8.el9")
     before = files(tmp_path)
     fix_runtime_config(tmp_path)
@@ -106,9 +102,7 @@ def test_where_nothing_says_which_of_two_runtimes_nothing_is_written(tmp_path: P
     assert (tmp_path / OURS).exists()
 
 
-def test_where_there_is_no_runtime_nothing_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_runtime_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Failure, match="neither containerd nor CRI-O is here"):
         fix_runtime_config(tmp_path, write=True)
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "192.0.2.1")

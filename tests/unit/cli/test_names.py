@@ -1,7 +1,5 @@
 """Completion of names with what the live agent tells."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """Extender, the controller's page and ``simulate --cluster`` have one verdict for one pod."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from random import Random

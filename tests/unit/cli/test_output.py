@@ -1,7 +1,5 @@
 """Tables that give way without losing anything that has to be copied, and small texts."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -66,9 +64,7 @@ NAMES = st.text(max_size=60)
 
 
 @given(st.lists(st.tuples(NAMES, NAMES), max_size=4), st.integers(min_value=24, max_value=120))
-def test_whatever_is_in_it_fits_and_names_are_whole(
-    rows: list[tuple[str, str]], width: int
-) -> None:
+def test_everything_fits_and_names_are_whole(rows: list[tuple[str, str]], width: int) -> None:
     """Wide letters and control characters too."""
     columns = (
         Column("A", CellWrapping.NAME),

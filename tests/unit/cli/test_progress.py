@@ -1,7 +1,5 @@
 """What is said on a terminal while somebody waits."""
 
-from __future__ import annotations
-
 import io
 import re
 import threading

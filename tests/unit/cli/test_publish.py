@@ -1,7 +1,5 @@
 """``nri-numa publish`` as a process; what it refuses is in `tests.unit.cli.test_cli`."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The drop-in of a plugin that the runtime launches, read before the runtime hands it over."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

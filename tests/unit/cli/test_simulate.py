@@ -1,7 +1,5 @@
 """``nri-numa simulate`` as a user meets it."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -220,9 +218,7 @@ def test_a_resource_that_gives_no_slots_is_passed_over(setting: str) -> None:
         ),
     ],
 )
-def test_notes_say_what_was_passed_over_or_is_probably_not_meant(
-    documents: list[str], words: list[str]
-) -> None:
+def test_notes_say_what_was_passed_over_or_is_odd(documents: list[str], words: list[str]) -> None:
     machine = "synthetic:sockets=1,numa=1,cores=8,isolated=2-7"
     done = simulate(write(*documents), machine=machine, code=0)
     said = " ".join(done.output.split())
@@ -255,9 +251,7 @@ def test_notes_warn_once_of_an_annotation_for_a_container_that_is_not_there() ->
 
 
 @pytest.mark.parametrize("kind", ["Deployment", "CronJob"])
-def test_notes_warn_of_a_misspelt_prefix_and_of_annotations_outside_of_the_template(
-    kind: str,
-) -> None:
+def test_notes_warn_of_a_misspelt_prefix_and_of_annotations_outside_the_template(kind: str) -> None:
     pods = json.loads(replicated("Deployment", "web", 1, {"containers": [container("app", {})]}))
     template = pods["spec"]["template"]
     template["metadata"]["annotations"] = {"numa.kubernets.io/bind": "cpu"}

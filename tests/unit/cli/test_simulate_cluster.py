@@ -1,7 +1,5 @@
 """``nri-numa simulate --cluster`` as a user meets it: kubectl's output in, an answer out."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -116,9 +114,7 @@ def test_pods_with_one_verdict_have_it_once_and_the_sum_is_last() -> None:
 
 
 @pytest.mark.parametrize(("gpus", "fits"), [("3", ["a"]), ("4", []), ("1.5", None)])
-def test_devices_of_a_manifest_are_judged_as_by_the_extender(
-    gpus: str, fits: list[str] | None
-) -> None:
+def test_devices_of_a_manifest_count_as_in_the_extender(gpus: str, fits: list[str] | None) -> None:
     cluster = listed(nrt(8, 8, name="a"), nrt(8, 2, name="b"))
     for item in cluster["items"]:
         for zone in item["zones"]:

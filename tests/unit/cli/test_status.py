@@ -1,7 +1,5 @@
 """``nri-numa status`` in pipes, on narrow terminals, and for programs."""
 
-from __future__ import annotations
-
 import json
 from itertools import pairwise
 from typing import Any
@@ -66,9 +64,7 @@ def test_a_terminal_leaves_columns_out_whole_and_says_so(crowded: str, terminal:
     assert LONG in output
 
 
-def test_wide_shows_every_column_however_narrow_the_terminal(
-    crowded: str, terminal: Columns
-) -> None:
+def test_wide_shows_every_column_in_any_terminal(crowded: str, terminal: Columns) -> None:
     terminal(40)
     output = invoke("status", "-o", "wide", "--api", crowded).output
     (row,) = (line for line in output.splitlines() if LONG in line)
@@ -145,9 +141,7 @@ def test_more_rejections_than_a_terminal_wants_are_counted_there(
     assert " p11 " in invoke("status", "-o", "wide", "--api", agent[0]).output
 
 
-def test_a_watch_in_json_is_one_document_a_line(
-    agent: Agent, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_json_watch_is_a_document_a_line(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     """One for each change; that nobody answers goes to standard error."""
     address, view = agent
 

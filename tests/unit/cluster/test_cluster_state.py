@@ -1,7 +1,5 @@
 """What is known of a cluster, and when it is something else."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -54,9 +52,7 @@ def known() -> ClusterState:
         (lambda state: state.forget_pod("another"), False),
     ],
 )
-def test_the_revision_is_another_one_after_each_change(
-    change: Callable[[ClusterState], object], counts: bool
-) -> None:
+def test_each_change_has_a_revision(change: Callable[[ClusterState], object], counts: bool) -> None:
     """The page is drawn anew by it, and not sent again without it."""
     state = known()
     before = state.revision

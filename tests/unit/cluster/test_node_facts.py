@@ -1,7 +1,5 @@
 """What a Node says of itself, and which pods it keeps away."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Sums of a Node as kube-scheduler counts them, and whom a PodDisruptionBudget covers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -90,7 +88,5 @@ def test_whom_a_budget_covers(selector: Any, covered: bool) -> None:
         ({"topologySpreadConstraints": [{}]}, True),
     ],
 )
-def test_pods_that_more_than_sums_keeps_from_a_node(
-    spec: dict[str, Any], constrained: bool
-) -> None:
+def test_pods_kept_from_a_node_by_more_than_sums(spec: dict[str, Any], constrained: bool) -> None:
     assert has_neighbour_constraints({"spec": spec}) is constrained

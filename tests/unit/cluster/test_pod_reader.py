@@ -1,7 +1,5 @@
 """What pods ask for, before any node has seen them."""
 
-from __future__ import annotations
-
 import pytest
 
 from nri_numa.cluster.pod_reader import PodReader

@@ -1,7 +1,5 @@
 """What a kubelet makes of a pod, number by number."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -273,8 +271,6 @@ def test_what_the_runtime_sends_is_read_back_the_same(whole: PodManifest) -> Non
         read = container_from(container_message(container))
         assert read == replace(container, labels={})
 
-
-# --- as the API server has them -----------------------------------------------------------------
 
 OWNER = {"kind": "ReplicaSet", "uid": "rs", "controller": True}
 

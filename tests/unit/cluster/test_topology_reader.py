@@ -1,7 +1,5 @@
 """Objects of nodes, as they should be and as people leave them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

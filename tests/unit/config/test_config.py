@@ -1,7 +1,5 @@
 """The configuration: layers, every mistake at once, and the generated files."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -15,11 +13,11 @@ from nri_numa import config, safe_yaml
 from nri_numa.config import layers, sections, values
 from nri_numa.config.sections import AgentConfig
 from nri_numa.errors import ConfigError
-from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.machine import Topology
 from nri_numa.model.settings import CPUAmount, KubeletRules, Rule, Settings
 from nri_numa.model.workload import QoSClass, Strategy
+from tests.machines import named as machines
 from tools.config_schema import described, document
 
 ROOT = Path(__file__).parents[3]
@@ -27,9 +25,7 @@ ROOT = Path(__file__).parents[3]
 
 def machine() -> Topology:
     """Two NUMA nodes with two CPUs each, a memory-only third, CPU 4 offline."""
-    made = build_synthetic_topology(
-        sockets=1, numa_per_socket=2, cores_per_numa=2, threads=1, memory_gib=1, memory_only_gib=[1]
-    )
+    made = machines.snc_single_no_smt(cores_per_numa=2, memory_gib=1, memory_only_gib=[1])
     return replace(made, present=CPUSet(range(5)), possible=CPUSet(range(8)))
 
 
@@ -439,9 +435,7 @@ def test_the_kubelets_rules_are_those_of_the_mode_and_its_exceptions(
 
 
 @pytest.mark.parametrize("more", ["", "strategy: packed\n"])
-def test_an_unknown_rule_of_the_kubelet_is_rejected_with_those_that_there_are(
-    tmp_path: Path, more: str
-) -> None:
+def test_an_unknown_kubelet_rule_is_rejected_with_the_known_ones(tmp_path: Path, more: str) -> None:
     text = f"{more}kubeletCompatibility: {{except: {{tie: true}}}}"
     (found,) = (one for one in mistakes(tmp_path, text) if one.startswith("kubelet"))
     assert "tie" in found
@@ -584,8 +578,6 @@ def test_the_shipped_file_is_short_and_the_defaults_and_its_comments_are_valid()
      "!!float x", "!!bool x", "!!python/name:os.x y", "5", "true", "1.5", "[a]",
      "{? !!binary A : b}"],
 )  # fmt: skip
-def test_values_of_other_types_are_mistakes_like_others(
-    tmp_path: Path, key: str, value: str
-) -> None:
+def test_values_of_other_types_are_mistakes_too(tmp_path: Path, key: str, value: str) -> None:
     """Tags that YAML has and JSON has not were a traceback, of `check` and of a reload."""
     assert mistakes(tmp_path, f"{key}: {value}\n")

@@ -1,7 +1,5 @@
 """Keys and values of earlier configurations: each is rejected with what to write instead."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -88,9 +86,6 @@ def test_what_replaces_an_old_key_exists(old: str, sentence: str) -> None:
 def test_a_section_of_another_name_is_told_by_its_keys() -> None:
     """Only a key that had no other name is told by the section's sentence."""
     problems = layers.structural_problems({"room": {"moves": 1, "keep": {}}})[0]
-    assert [problem.partition(":")[0] for problem in problems] == [
-        "room.moves",
-        "room.keep",
-    ]
+    assert [problem.partition(":")[0] for problem in problems] == ["room.moves", "room.keep"]
     problems = layers.structural_problems({"room": {}})[0]
     assert problems == ["room: is gone, expected rebalance"]

@@ -1,7 +1,5 @@
 """What single keys may be, and which keys need or exclude one another."""
 
-from __future__ import annotations
-
 import pytest
 
 from nri_numa import config as configuration

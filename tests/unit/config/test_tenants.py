@@ -1,14 +1,12 @@
 """Permissions, quotas and the floor of the shared pool, as they stand in the configuration."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 
 from nri_numa.config import changed_paths, derive_settings, load_config, validate_config
 from nri_numa.errors import ConfigError
-from nri_numa.machine.synthetic import build_synthetic_topology
+from tests.machines import named as machines
 
 TENANTS = """
 permissions:
@@ -47,11 +45,7 @@ def test_permissions_and_quotas_reach_the_engine(tmp_path: Path) -> None:
     limits = found.limits
     assert [
         str(a) for a in (limits.quota.exclusive, limits.idle_siblings, limits.quota.listed)
-    ] == [
-        "75%",
-        "4",
-        "12.5%",
-    ]
+    ] == ["75%", "4", "12.5%"]
     assert limits.namespaces[0].quota.exclusive.cpus_of_total(64) == 16
     assert limits.pool is not None
     assert (limits.pool.cpus_of_total(64), limits.numa_pool.cpus_of_total(8)) == (6, 1)
@@ -93,7 +87,7 @@ sharedPool: {minCPUs: "", minCPUsPerNUMANode: auto}
 
 
 def test_a_floor_of_the_whole_machine_is_a_mistake() -> None:
-    machine = build_synthetic_topology(sockets=1, numa_per_socket=1, cores_per_numa=4)
+    machine = machines.single_smt()
     told = validate_config(load_config(text="sharedPool: {minCPUs: 8}"), machine)
     assert told == [
         "sharedPool.minCPUs: 8 is the whole machine, which has 8 CPUs; no CPU could be exclusive"

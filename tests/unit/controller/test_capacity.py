@@ -1,7 +1,5 @@
 """What several sources say of Nodes, over time, and which patches follow from it."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math
@@ -129,9 +127,7 @@ def test_the_last_value_may_count_on_unless_it_is_withdrawn() -> None:
 
 
 @pytest.mark.parametrize(("silent", "zones"), [("full", None), ("last", {"0": 0.5})])
-async def test_what_a_silent_source_leaves_is_configured(
-    tmp_path: Path, silent: str, zones: object
-) -> None:
+async def test_without_a_source_config_counts(tmp_path: Path, silent: str, zones: object) -> None:
     cluster, section = Cluster(), Controller(credentials_dir=str(tmp_path), on_stale_source=silent)
     cluster.output = ControllerService(AgentConfig(controller=section), ClusterObjects()).capacity
     cluster.see()

@@ -1,7 +1,5 @@
 """What evicts, in a replica: watches in, evictions and Events out."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -62,12 +60,9 @@ async def test_a_stuck_pod_and_one_whose_time_is_taken_go(
 
 
 @pytest.mark.parametrize("on", [True, False])
-async def test_a_pod_of_which_a_container_runs_goes_where_that_is_wanted(
-    tmp_path: Path, on: bool
-) -> None:
+async def test_a_pod_with_a_running_container_goes_if_wanted(tmp_path: Path, on: bool) -> None:
     evicting = EvictionSection(
-        max_per_minute=600.0,
-        stuck_pods=StuckPodEviction(evict=True, delay=0, include_running=on),
+        max_per_minute=600.0, stuck_pods=StuckPodEviction(evict=True, delay=0, include_running=on)
     )
     wanted = ["half", "web"] if on else ["web"]
     bed = ControllerBed(tmp_path, evictions=evicting)

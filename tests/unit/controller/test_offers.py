@@ -1,7 +1,5 @@
 """What a file and a query may say, and the sentence for what they may not."""
 
-from __future__ import annotations
-
 import pytest
 
 from nri_numa.controller.capacity import CapacityReport, parse_capacity_file, parse_query_answer

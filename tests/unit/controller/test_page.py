@@ -1,7 +1,5 @@
 """The page of the cluster over HTTP: its document, who may read it, and what it costs."""
 
-from __future__ import annotations
-
 import asyncio
 import http.client
 import json

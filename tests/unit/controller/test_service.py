@@ -1,7 +1,5 @@
 """A replica: what is said to it over HTTP and what it writes, and what ends it."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math
@@ -85,9 +83,7 @@ async def test_what_is_put_is_written_shown_and_taken_away(bed: ControllerBed) -
     ],
     indirect=["bed"],
 )
-async def test_of_nodes_only_the_metadata_is_read_where_that_will_do(
-    bed: ControllerBed, whole: bool
-) -> None:
+async def test_of_nodes_only_metadata_is_read_if_enough(bed: ControllerBed, whole: bool) -> None:
     def asked() -> set[tuple[str, str]]:
         return {
             (one.method, one.accept.replace(";g=meta.k8s.io;v=v1", ""))
@@ -216,9 +212,7 @@ async def test_who_does_not_lead_is_ready_and_hands_on_what_is_put(
                 assert (code, "the leader, does not answer" in text) == (503, True)
 
 
-async def test_a_file_is_read_again_when_it_changes(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_changed_file_is_reread(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = tmp_path / "capacity.yaml"
     file.write_text("nodes:\n  n1: {0: 0.5}\n  n2: {0: 9}\n  nobody: {0: 1}\n")
 
@@ -238,9 +232,7 @@ async def test_a_file_is_read_again_when_it_changes(
         assert bed.zones("n2") == {"1": 0.0}, "it counts until its time is over"
 
 
-async def test_a_query_of_a_server_that_answers_nonsense(
-    bed: ControllerBed, tmp_path: Path
-) -> None:
+async def test_a_query_with_a_nonsense_answer(bed: ControllerBed, tmp_path: Path) -> None:
     """Each of many answers is survived, and a sound one counts."""
     sample = {"metric": {"node": "n1", "numa_node": "0"}, "value": [1, "0.25"]}
     sound = {"status": "success", "data": {"resultType": "vector", "result": [sample]}}

@@ -1,7 +1,5 @@
 """Why a Pending pod fits nowhere: what an answer says, who gets one, and what it may cost."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Mapping
@@ -217,9 +215,7 @@ async def test_after_its_time_no_further_node_is_judged() -> None:
     assert found["stale"] == "300 nodes were not evaluated within 0.8 s"
 
 
-async def test_five_thousand_nodes_are_judged_by_their_distinct_rooms(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_five_thousand_nodes_are_judged_by_room(monkeypatch: pytest.MonkeyPatch) -> None:
     judged: list[NodeResources] = []
 
     def evaluate(room: NodeResources, *more: Any) -> Verdict:
@@ -249,9 +245,7 @@ async def test_the_largest_answer_stays_below_its_limit() -> None:
     assert (found["verdict"], found["requests"]) == ("infeasible", [])
 
 
-async def test_more_pods_than_are_remembered_have_no_verdict(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_pods_beyond_the_limit_have_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verdicts, "MAX_PENDING_PODS", 1)
     questions = Questions()
     questions.pods.on_pod(single(6))

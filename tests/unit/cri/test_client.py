@@ -1,7 +1,5 @@
 """The CRI client against a small runtime on a unix socket, and what CRI says in our types."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -81,9 +79,6 @@ async def test_an_absent_socket_is_named(directory: Path) -> None:
             await client.query_version()
         with pytest.raises(RuntimeUnavailable, match=r"none\.sock"):
             await client.update_container(ContainerUpdate("x", cpus="1"))
-
-
-# --- what CRI reports, in the engine's types ------------------------------------------------------
 
 
 SPEC = {

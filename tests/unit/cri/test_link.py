@@ -1,7 +1,5 @@
 """The CRI link: a runtime in memory on a real socket, and the real handler and agent behind it."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -305,8 +303,7 @@ async def test_a_container_that_cannot_be_looked_at_is_looked_at_again(listed: C
 
 
 async def test_a_runtime_without_specs_is_read_by_what_cri_itself_says(directory: Path) -> None:
-    bed = CRIBed(SmallCRI(directory / "c.sock", verbose=False))
-    async with linked(bed) as runtime:
+    async with linked(CRIBed(SmallCRI(directory / "c.sock", verbose=False))) as runtime:
         runtime.pod("own", cpus="exclusive")
         runtime.create("owner", "own", milli=2000)
         await until(lambda: runtime.cpus("owner") == "0-1", "its size is known")
@@ -328,9 +325,7 @@ async def test_events_that_got_lost_are_made_good_by_listings(listed: CRIBed) ->
         await until(lambda: removed in listed.world.metrics.render_metrics(), "both are forgotten")
 
 
-async def test_a_pod_met_during_a_listing_stays_and_one_that_is_not_there_causes_none(
-    directory: Path,
-) -> None:
+async def test_a_pod_met_during_a_listing_stays_and_an_absent_one_has_none(directory: Path) -> None:
     bed = CRIBed(SmallCRI(directory / "c.sock"))
     runtime, list_pods = bed.runtime, bed.runtime._ListPodSandbox
 

@@ -1,7 +1,5 @@
 """The life of the device plugin beside a kubelet that comes, goes, and is odd."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable
@@ -108,8 +106,7 @@ async def test_unknown_ids_are_refused_in_words(directory: Path) -> None:
 
 
 async def test_a_kubelet_that_restarts_is_told_again(directory: Path) -> None:
-    agent = FakeAgent()
-    async with running(directory, agent) as plugin:
+    async with running(directory, FakeAgent()) as plugin:
         for life in range(1, 4):
             async with FakeKubelet(directory) as kubelet:
                 assert len(await kubelet.listed(lambda it: len(it) == 3)) == 3
@@ -150,9 +147,7 @@ async def test_a_refused_registration_is_tried_again(directory: Path) -> None:
             await kubelet.listed(lambda it: len(it) == 3)
 
 
-async def test_a_kubelet_that_does_not_watch_and_a_socket_that_is_taken_away(
-    directory: Path,
-) -> None:
+async def test_a_kubelet_that_does_not_watch_and_a_socket_taken_away(directory: Path) -> None:
     async with running(directory, FakeAgent()) as plugin:
         async with FakeKubelet(directory, watches=False):
             await eventually(lambda: plugin.registered >= 2)
@@ -206,9 +201,7 @@ async def test_a_kubelet_whose_socket_is_removed_goes_on_watching(directory: Pat
         assert plugin.registered == 2
 
 
-async def test_a_new_kubelet_need_not_wait_for_what_failed_with_the_old_one(
-    directory: Path,
-) -> None:
+async def test_a_new_kubelet_does_not_wait_for_failures_of_the_old(directory: Path) -> None:
     async with running(directory, FakeAgent(), pace=replace(QUICK, retry_delays_s=(3600.0,))):
         async with FakeKubelet(directory, refuses="not now") as refusing:
             await eventually(lambda: refusing.refused > 0)

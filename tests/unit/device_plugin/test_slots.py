@@ -1,7 +1,5 @@
 """Which ids are offered: as many as the agent counts, and never one less that somebody holds."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -122,9 +120,7 @@ def test_preferred_are_low_numbers() -> None:
         (True, [], 4, [1, 1, 1, 0]),
     ],
 )
-def test_preferred_are_few_numa_nodes(
-    pack: bool, must: list[str], size: int, nodes: list[int]
-) -> None:
+def test_few_numa_nodes_first(pack: bool, must: list[str], size: int, nodes: list[int]) -> None:
     slots = SlotList(topology=True, pack=pack)
     slots.apply_counts(told({0: 2, 1: 3}), 0)
     chosen = slots.preferred_ids(ids(slots), must, size)
@@ -139,9 +135,7 @@ steps = st.lists(
 
 
 @given(st.booleans(), steps)
-def test_whatever_happens_the_number_is_right(
-    topology: bool, happened: list[tuple[str, int]]
-) -> None:
+def test_the_number_is_always_right(topology: bool, happened: list[tuple[str, int]]) -> None:
     """Offered is what is held plus what is free; under way is part of one of them."""
     slots, free, held = SlotList(topology=topology), {0: 3, 1: 2}, set[str]()
     slots.apply_counts(told(free), 0)

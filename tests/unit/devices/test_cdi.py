@@ -1,7 +1,5 @@
 """Files of the Container Device Interface, good and bad."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path
@@ -69,9 +67,7 @@ def test_numbers_that_are_left_out_are_those_of_the_host(early: Path) -> None:
     assert found == (DeviceFile("c", os.major(null), os.minor(null)),)
 
 
-def test_the_later_directory_wins_and_a_conflict_in_one_stands_for_nothing(
-    early: Path, late: Path
-) -> None:
+def test_the_later_directory_wins_and_a_conflict_in_one_is_void(early: Path, late: Path) -> None:
     (early / "a.json").write_text(spec("example.com/x", one={"deviceNodes": [node(1, 1)]}))
     (late / "a.json").write_text(spec("example.com/x", one={"deviceNodes": [node(2, 2)]}))
     (early / "b.json").write_text(spec("example.com/x", three={"deviceNodes": [node(1, 3)]}))

@@ -1,7 +1,5 @@
 """Devices as the kubelet counts them, for who reads again and again."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

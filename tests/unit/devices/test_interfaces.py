@@ -1,7 +1,5 @@
 """Network interfaces in a namespace of their own, asked of the real kernel."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
@@ -126,9 +124,7 @@ WHAT = ["gone", "a file", "a pipe", "a directory"]
 
 
 @pytest.mark.parametrize("make", [Path.exists, Path.touch, os.mkfifo, Path.mkdir], ids=WHAT)
-def test_what_is_no_namespace_is_said_and_nobody_waits(
-    tmp_path: Path, make: Callable[[Path], object]
-) -> None:
+def test_what_is_no_namespace_is_said_soon(tmp_path: Path, make: Callable[[Path], object]) -> None:
     path = tmp_path / "ns"
     make(path)
     answer = watch.list_interface_parents(str(path), PATIENCE_S)

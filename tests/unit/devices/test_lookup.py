@@ -1,7 +1,5 @@
 """What NVIDIA's names and numbers mean on a machine with its driver."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -51,9 +49,7 @@ def gpus(tmp_path: Path) -> GPUs:
         ("", None),
     ],
 )
-def test_a_name_is_the_gpu_that_it_names_or_none(
-    gpus: GPUs, name: str, address: str | None
-) -> None:
+def test_a_name_is_that_gpu_or_none(gpus: GPUs, name: str, address: str | None) -> None:
     assert gpus.address_of_name(name) == address
 
 
@@ -128,8 +124,6 @@ def test_what_is_no_address_is_said_and_gives_nothing(tmp_path: Path) -> None:
         ("ALL", ["images set themselves"]),
     ],
 )
-def test_uuids_and_indices_are_read_and_words_of_images_are_not(
-    tmp_path: Path, value: str, said: list[str]
-) -> None:
+def test_uuids_and_indices_are_read_words_not(tmp_path: Path, value: str, said: list[str]) -> None:
     found = notes(tmp_path, NVIDIA_VISIBLE_DEVICES=value, PATH="/bin")
     assert [words in note for words, note in zip(said, found, strict=True)] == [True] * len(said)

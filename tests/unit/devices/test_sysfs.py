@@ -1,7 +1,5 @@
 """Where sysfs says that a device is, on trees as the kernel makes them."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
@@ -42,9 +40,7 @@ def test_a_partition_is_where_its_disk_is(tree: DeviceTree) -> None:
 @pytest.mark.parametrize(
     ("text", "local_cpus"), [("0-3,8\n", "0-3,8"), ("\n", ""), ("3-1", ""), ("many", "")]
 )
-def test_the_cpus_beside_a_root_are_those_of_the_pci_device(
-    tree: DeviceTree, text: str, local_cpus: str
-) -> None:
+def test_cpus_beside_a_root_are_the_devices(tree: DeviceTree, text: str, local_cpus: str) -> None:
     (tree.pci(NIC_AT, 0) / "local_cpulist").write_text(text)
     (nic,) = look(tree).by_pci(NIC_AT)
     assert nic.local_cpus == CPUSet.parse(local_cpus)

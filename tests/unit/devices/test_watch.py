@@ -1,7 +1,5 @@
 """The sources put together: what a container is said to have at the moment it is decided about."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Iterator
@@ -118,9 +116,7 @@ def test_one_gpu_is_one_hint_whoever_tells_of_it(bed: DeviceBed, mentions: Devic
     assert found.device_notes == ()
 
 
-def test_a_cdi_file_that_came_later_is_read_when_a_pod_begins_or_a_name_is_missed(
-    bed: DeviceBed,
-) -> None:
+def test_a_later_cdi_file_is_read_when_a_pod_begins_or_a_name_is_missed(bed: DeviceBed) -> None:
     watch = bed.watch()
     wanted = DeviceMentions(cdi=("x.com/gpu=g0",))
     missed = seen(watch, POD, container(POD), wanted)
@@ -268,9 +264,7 @@ def stock_of(found: Container, resource: str) -> Any:
 FPGA = "x.com/fpga"
 
 
-def test_devices_that_exist_and_are_free_are_known_beside_what_the_kubelet_gave(
-    bed: DeviceBed,
-) -> None:
+def test_devices_that_exist_and_are_free_are_known_beside_grants(bed: DeviceBed) -> None:
     """The container's own are free for it; one of two NUMA nodes counts on both."""
     node = on_node(
         (FPGA, "f0", (0,), True),
@@ -330,9 +324,7 @@ def test_of_many_equal_devices_as_many_are_kept_as_were_given(bed: DeviceBed) ->
         on_node((FPGA, "f2", (1,), False)),
     ],
 )
-def test_without_an_answer_about_these_devices_nothing_is_claimed(
-    bed: DeviceBed, known: Any
-) -> None:
+def test_without_an_answer_about_devices_nothing_is_claimed(bed: DeviceBed, known: Any) -> None:
     watch = asked(bed, answer(("app", FPGA, "f1", (1,))), node_devices=lambda: known)
     found = seen(watch, POD, container(POD), NO_DEVICE_MENTIONS)
     assert has(found) == {FPGA: {"f1": {1}}}
@@ -442,9 +434,7 @@ def test_after_the_end_nothing_is_asked_any_more(bed: DeviceBed) -> None:
     ],
     ids=["variable", "device file"],
 )
-def test_where_containers_can_be_placed_may_change(
-    bed: DeviceBed, mentions: DeviceMentions
-) -> None:
+def test_places_of_containers_may_change(bed: DeviceBed, mentions: DeviceMentions) -> None:
     places = [NUMASet((0, 1))]
     watch = bed.watch(alignable_nodes=lambda: places[0])
     assert seen(watch, POD, container(POD), mentions).devices

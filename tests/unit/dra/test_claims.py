@@ -1,7 +1,5 @@
 """A claim object is read as hostile input: what is not as expected is said, nothing guessed."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Questions and answers by file: none is taken for another, none waits for ever."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The sockets as the kubelet uses them."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -97,9 +95,7 @@ def test_the_kubelet_finds_it(bed: DRAPluginBed) -> None:
 
 
 @pytest.mark.parametrize("service", HEALTH_SERVICES)
-def test_the_health_of_devices_is_said_at_once_and_when_it_changes(
-    bed: DRAPluginBed, service: str
-) -> None:
+def test_the_health_of_devices_and_changes_are_said(bed: DRAPluginBed, service: str) -> None:
     with grpc.insecure_channel(f"unix:{bed.endpoint}") as channel:
         stream = channel.unary_stream(
             f"/{service}/NodeWatchResources",

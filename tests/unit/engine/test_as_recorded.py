@@ -1,7 +1,5 @@
 """Searches, choices of CPUs and requests come out as they were written down, word for word."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

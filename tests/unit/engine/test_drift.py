@@ -1,7 +1,5 @@
 """Corrections: what counts as drift, what is written, and that any interruption is harmless."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -11,7 +9,6 @@ from nri_numa.engine.desired import NodeSnapshot, plan_corrections
 from nri_numa.engine.node_model import NodeModel
 from nri_numa.engine.resync import rebuild_node_state
 from nri_numa.engine.state import ContainerKind, NodeState, state_invariant_violations
-from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
 from nri_numa.model.machine import ActualCgroup
 from nri_numa.model.settings import Settings
@@ -19,9 +16,7 @@ from nri_numa.model.workload import PodTable, QoSClass, Resources
 from tests.beds.world import World, container, pod, resources
 from tests.machines import named as machines
 
-TOPOLOGY = build_synthetic_topology(
-    sockets=1, numa_per_socket=2, cores_per_numa=4, threads=1
-)  # 0-3, 4-7
+TOPOLOGY = machines.snc_single_no_smt()  # 0-3, 4-7
 
 
 def seen(
@@ -95,12 +90,7 @@ def test_what_a_container_may_use_is_known_also_where_it_is_left_alone() -> None
     world.place(pod("pinned", qos=QoSClass.BEST_EFFORT), wants=Resources(cpus="5"))
     desired = world.agent.current.desired
     usable = {i: str(desired.usable_cpus_of(world.allocation(i))) for i in world.live}
-    assert usable == {
-        "free-app": "0-7",
-        "listed-app": "1",
-        "shared-app": "0-3",
-        "pinned-app": "5",
-    }
+    assert usable == {"free-app": "0-7", "listed-app": "1", "shared-app": "0-3", "pinned-app": "5"}
     assert not any(desired.has_all_cpus_offline(world.allocation(i)) for i in world.live)
 
 
@@ -121,8 +111,7 @@ def test_whoever_runs_on_owned_cpus_comes_first_then_owners_then_by_id() -> None
 
 
 def test_an_owner_is_not_disturbed_by_its_own_cpus_and_idle_siblings() -> None:
-    smt = build_synthetic_topology(sockets=1, numa_per_socket=1, cores_per_numa=4, threads=2)
-    world = World(smt)
+    world = World(machines.single_smt())
     world.place(pod("owner", {"cpus": "exclusive", "smt": "isolate"}), wants=resources(2))
     allocation = world.agent.current.state.allocations["owner-app"]
     everything = str(allocation.cpus | allocation.idle_siblings)
@@ -147,8 +136,7 @@ def test_a_cgroup_above_that_takes_cpus_or_memory_is_reported_and_not_fought() -
 
 def test_a_list_that_the_kernel_would_refuse_is_not_written_and_the_reason_is_said() -> None:
     world = node()
-    observed = {"listed-app": seen("0", "1")}
-    (one,) = plan_corrections(world.agent.current.desired, observed)
+    (one,) = plan_corrections(world.agent.current.desired, {"listed-app": seen("0", "1")})
     assert one.without_blocked_lists("", "") is one
     half = one.without_blocked_lists("", "pods has 1")
     assert (str(half.cpus), str(half.mems), half.is_report_only) == ("1", "", False)
@@ -164,9 +152,7 @@ def test_cpus_that_are_offline_in_a_list_are_no_drift() -> None:
     """The kernel keeps them in cpuset.cpus of version 2, and out of the effective set."""
     world = World(TOPOLOGY)
     world.place(pod("listed", {"numacpu": "1,5"}))
-    smaller = build_synthetic_topology(
-        sockets=1, numa_per_socket=2, cores_per_numa=4, threads=1, offline=CPUSet.parse("5")
-    )
+    smaller = machines.snc_single_no_smt(offline=CPUSet.parse("5"))
     world.agent.apply_node_model(NodeModel(topology=smaller, settings=world.settings))
     assert plan(world, {"listed-app": seen("1,5", effective="1")}) == ()
 
@@ -181,8 +167,7 @@ def test_an_unbound_container_is_left_alone_unless_we_narrowed_it() -> None:
     # The update that widened it again may have been lost.
     assert plan(world, {"free-app": seen(narrow)}) == (("free-app", "0-7", "", False),)
     assert plan(world, {"free-app": seen("")}) == ()
-    late = pod("late", qos=QoSClass.BEST_EFFORT)
-    world.place(late)
+    world.place(pod("late", qos=QoSClass.BEST_EFFORT))
     machine, state = world.agent.current.machine, world.agent.current.state
     since = state.allocations["late-app"].assigned_at
     corrections = plan_corrections(
@@ -200,7 +185,7 @@ def test_strangers_and_foreign_containers_are_nobodys_business() -> None:
 def test_a_memory_node_that_went_away_is_no_drift() -> None:
     world = World(TOPOLOGY)
     world.place(pod("listed", {"numacpu": "1", "numamem": "1"}))
-    one = build_synthetic_topology(sockets=1, numa_per_socket=1, cores_per_numa=4, threads=1)
+    one = machines.single_no_smt()
     world.agent.apply_node_model(NodeModel(topology=one, settings=world.settings))
     assert plan(world, {"listed-app": seen("1", "0")}) == ()
 
@@ -210,9 +195,7 @@ mems = st.sampled_from(["", "0", "1", "0-1"])
 
 
 @given(st.lists(st.tuples(lists, mems), min_size=4, max_size=4))
-def test_corrections_one_by_one_put_nobody_onto_owned_cpus_and_end(
-    drift: list[tuple[str, str]],
-) -> None:
+def test_single_corrections_put_nobody_on_owned_cpus_and_end(drift: list[tuple[str, str]]) -> None:
     """However a plan is cut off: what is left of it is planned again."""
     world = node()
     (owner,) = (i for i, a in world.agent.current.state.allocations.items() if a.exclusive)
@@ -270,7 +253,7 @@ def test_cpus_that_the_machine_does_not_have_are_decided_anew() -> None:
     pods = [pod(name, {"policy": "single-numa-node"}) for name in ("first", "second")]
     for of in pods:
         world.place(of, wants=wants)
-    topology = build_synthetic_topology(sockets=1, numa_per_socket=1, cores_per_numa=4, threads=1)
+    topology = machines.single_no_smt()
     machine, live = (
         NodeModel(topology=topology, settings=Settings()),
         container(pods[1], wants=wants),

@@ -1,7 +1,5 @@
 """Values that every link to a runtime makes: the QoS class, mentions of devices, updates."""
 
-from __future__ import annotations
-
 import pytest
 
 from nri_numa.model.workload import (

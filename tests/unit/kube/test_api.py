@@ -1,7 +1,5 @@
 """Bindings and watches without a client library: what comes back, and what goes wrong."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading
@@ -89,9 +87,7 @@ async def test_credentials_that_are_written_anew_end_no_request(
     assert await asyncio.gather(*(made.request_json("GET", PODS) for _ in range(2))) == [{}, {}]
 
 
-async def test_a_request_that_was_given_up_leaves_no_connection(
-    made: KubeAPI, server: FakeAPIServer
-) -> None:
+async def test_an_abandoned_request_is_closed(made: KubeAPI, server: FakeAPIServer) -> None:
     asked_it, over = threading.Event(), threading.Event()
 
     def answer(asked: Asked) -> Said:
@@ -112,9 +108,7 @@ async def test_a_request_that_was_given_up_leaves_no_connection(
         over.set()
 
 
-async def test_a_watch_is_read_line_by_line_however_it_comes(
-    made: KubeAPI, server: FakeAPIServer
-) -> None:
+async def test_a_watch_is_read_by_lines_in_any_form(made: KubeAPI, server: FakeAPIServer) -> None:
     """Long lines come in pieces, short ones together, and the last may not be ended."""
     sizes = (10, 300_000, 10, 10, 70_000)
     said = [{"type": "ADDED", "object": {"n": n, "x": "x" * size}} for n, size in enumerate(sizes)]
@@ -234,9 +228,7 @@ def test_an_answer_of_something_in_between_is_shown() -> None:
 
 
 @pytest.mark.parametrize("body", ["{", "[]", '{"items": 3}', '{"items": [3]}'])
-async def test_an_answer_that_is_no_list_is_an_error(
-    made: KubeAPI, server: FakeAPIServer, body: str
-) -> None:
+async def test_what_is_no_list_is_an_error(made: KubeAPI, server: FakeAPIServer, body: str) -> None:
     server.answer = lambda asked: Said(200, body)
     with pytest.raises(KubeError, match="cannot read the answer"):
         await made.list_objects(PODS)

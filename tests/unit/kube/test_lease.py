@@ -1,7 +1,5 @@
 """Replicas that ask an API server for one Lease, by clocks of the tests."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What becomes of a request: every status, every way not to reach the API server."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The kubelet's configuration: file, drop-ins, flags; found, merged, and put beside ours."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket
@@ -199,8 +197,7 @@ def test_reserved_cpus_become_ours_unless_set() -> None:
 def test_amounts_reserve_what_the_kubelet_would_take() -> None:
     """Packed, out of the whole machine: here two threads of the first core."""
     topology = machines.dual_smt()
-    theirs = KubeletFacts(reserved_milli=1500)
-    found = beside({}, theirs, topology)
+    found = beside({}, KubeletFacts(reserved_milli=1500), topology)
     assert found.settings.reserved_cpus == topology.cores[topology.cpus[0].core].cpus
     assert "systemReserved and kubeReserved" in found.adopted[0]
     assert not found.settings.kubelet_reserved
@@ -239,8 +236,7 @@ def test_reserved_memory_becomes_ours_unless_set() -> None:
 
 
 def test_reserved_memory_without_numa_nodes_is_spread_by_their_size() -> None:
-    topology = machines.dual_smt()
-    found = beside({}, KubeletFacts(reserved_bytes=2 * GIB), topology)
+    found = beside({}, KubeletFacts(reserved_bytes=2 * GIB), machines.dual_smt())
     assert found.settings.reserved_memory == {0: GIB, 1: GIB}
 
 
@@ -357,9 +353,7 @@ def process(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     made.communicate()
 
 
-def test_the_command_line_of_the_kubelet_that_uses_our_directory(
-    tmp_path: Path, process: subprocess.Popen[bytes]
-) -> None:
+def test_the_command_line_of_our_kubelet(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
     """Others on the machine (nested clusters) have another directory."""
     write(tmp_path / "k.yaml", reservedSystemCPUs="1", cpuManagerPolicy="static")
     found = read_kubelet_config("auto", "", str(tmp_path))

@@ -1,7 +1,5 @@
 """The kubelet's own managers: noticed, said once, and shown."""
 
-from __future__ import annotations
-
 import io
 
 from nri_numa.kubelet.inherited_settings import KubeletPinningReporter

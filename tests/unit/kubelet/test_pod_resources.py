@@ -1,7 +1,5 @@
 """What the kubelet says it gave, and that its silence costs no more than a sentence."""
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 from typing import Any
@@ -163,9 +161,6 @@ def test_many_ids_are_cut_short_and_hostile_names_are_harmless() -> None:
     )
     assert "i7 and 12 more" in sentence
     assert sentence.isprintable()
-
-
-# --- how many devices there are -----------------------------------------------------------------
 
 
 def machine(request: Any, context: Any) -> Any:

@@ -1,7 +1,5 @@
 """The kubelet's state files on disk: read when they change, and never waited for."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping
@@ -36,9 +34,7 @@ def static(**entries: str) -> str:
     return json.dumps({"policyName": "static", "defaultCpuSet": "0", "entries": documents})
 
 
-def test_a_file_is_read_when_it_was_replaced_and_only_then(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_a_replaced_file_is_reread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reads: list[str] = []
     whole = state_files.read_kubelet_file
     monkeypatch.setattr(
@@ -117,9 +113,6 @@ def test_another_machine_judges_the_same_file_anew(tmp_path: Path) -> None:
     assert "does not have" in files.problems[0]
     assert files.refresh_and_report_change(*MACHINE)
     assert (str(files.grants.granted_cpus), files.problems) == ("7", ())
-
-
-# --- the kubelet's state files: every version, and everything that is none ------------------------
 
 
 V2 = {

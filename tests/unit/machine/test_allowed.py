@@ -1,7 +1,5 @@
 """CPUs that another cgroup took for itself are not for containers, and come back when it ends."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -81,9 +79,7 @@ def test_a_partition_is_seen_when_it_begins_and_when_it_ends(root: Path, kind: s
     assert changed_texts_by_field(during, after) == {"allowed_cpus": "0-15", "partitions": "none"}
 
 
-def test_a_partition_in_a_partition_is_named_and_its_cpus_are_the_exclusive_ones(
-    root: Path,
-) -> None:
+def test_a_partition_in_a_partition_is_named_and_its_cpus_are_exclusive(root: Path) -> None:
     """From kernel 6.7 on a partition tells what it has with those below it (cgroup-v2.rst)."""
     _v2(root, "machine.slice", "4-5", "root", **{"exclusive.effective": "4-7"})
     _v2(root, "machine.slice/vm.scope", "6-7", "isolated", **{"exclusive.effective": "6-7"})
@@ -192,9 +188,7 @@ def _v1(root: Path, name: str, cpus: str, exclusive: str = "0", prefix: str = "c
 
 
 @pytest.mark.parametrize("prefix", ["cpuset.", ""])
-def test_version_1_lets_nobody_have_what_is_exclusive_to_another(
-    tmp_path: Path, prefix: str
-) -> None:
+def test_version_1_lets_nobody_have_exclusive_cpus_of_another(tmp_path: Path, prefix: str) -> None:
     write_sysfs(tmp_path, machines.dual_smt_16())
     _v1(tmp_path, "", "0-15", "1", prefix)
     _v1(tmp_path, "rt", "6-7", "1", prefix)

@@ -1,7 +1,5 @@
 """Real cpusets: where a container's cgroup is, both versions, and cgroups that come and go."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -20,14 +18,11 @@ from nri_numa.machine.cgroups import (
     read_actual_cgroups,
 )
 from nri_numa.model.cpuset import CPUSet, NUMASet
-from tests.beds.cgroup_bed import blocked, real, tree
+from tests.beds.cgroup_bed import blocked
 from tests.beds.cgroup_tree import CgroupTree
 
 CPUS, MEMS = CPUSet.parse("0-7"), NUMASet.parse("0-1")
 POD = "/kubepods/burstable/pod1234/abcdef"
-
-
-__all__ = ["real", "tree"]  # fixtures
 
 
 def seen(reader: CgroupReader, place: CgroupPlace) -> tuple[str, str, str, str]:
@@ -80,9 +75,7 @@ def test_what_is_no_path_below_the_root_is_not_guessed(told: str) -> None:
     assert cgroup_relative_path(told) == ""
 
 
-def test_a_container_without_a_cgroup_or_a_cpuset_that_makes_sense_is_left_out(
-    tree: CgroupTree,
-) -> None:
+def test_a_container_without_a_cgroup_or_a_sound_cpuset_is_left_out(tree: CgroupTree) -> None:
     tree.write(POD, "1")
     reader = CgroupReader(str(tree.root))
     places = [
@@ -105,9 +98,7 @@ def test_a_container_without_a_cgroup_or_a_cpuset_that_makes_sense_is_left_out(
         (2, "4:cpuset:/wrong\n0::/found\n"),
     ],
 )
-def test_a_path_nobody_told_is_asked_of_the_kernel(
-    tmp_path: Path, version: int, lines: str
-) -> None:
+def test_an_unknown_path_comes_from_the_kernel(tmp_path: Path, version: int, lines: str) -> None:
     tree = CgroupTree(tmp_path / "cgroup", version, CPUS, MEMS)
     tree.write("/found", "3")
     process = tmp_path / "proc" / "42"
@@ -185,9 +176,7 @@ def test_a_container_without_a_cgroup_is_not_written(tree: CgroupTree) -> None:
     assert put(writer, CgroupPlace(POD), "1") == NO_CGROUP_OUTCOME
 
 
-def test_a_file_that_cannot_be_written_is_named(
-    tree: CgroupTree, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unwritable_file_is_named(tree: CgroupTree, monkeypatch: pytest.MonkeyPatch) -> None:
     """As root nothing is unwritable by its mode: the kernel's refusal is played by a device."""
     tree.write(POD, "0-7", "0-1")
     path = tree.directory(POD) / "cpuset.cpus"
@@ -234,9 +223,7 @@ def test_of_a_scope_and_cruns_cgroup_in_it_the_lower_limit_counts(
 
 
 @pytest.mark.parametrize(("of_root", "left"), [("1", "0"), ("0", "1")])
-def test_scheduling_domains_are_not_built_anew_where_the_root_has_one(
-    tmp_path: Path, of_root: str, left: str
-) -> None:
+def test_the_root_keeps_its_scheduling_domains(tmp_path: Path, of_root: str, left: str) -> None:
     tree = CgroupTree(tmp_path / "cgroup", 1, CPUS, MEMS)
     tree.write(POD, "0-7", "0-1")
     writer = CgroupWriter(CgroupReader(str(tree.root)))
@@ -283,9 +270,7 @@ def v2(directory: Path, cpus: str, effective: str, state: str = "", **more: str)
     ],
     ids=["v2", "hybrid", "both", "hybrid with v2 cpusets", "mounted together", "none", "empty"],
 )
-def test_the_hierarchy_with_the_cpusets_is_found(
-    tmp_path: Path, files: list[str], path: str, unified: bool
-) -> None:
+def test_the_cpuset_hierarchy(tmp_path: Path, files: list[str], path: str, unified: bool) -> None:
     for one in files:
         name, _, text = one.partition(":")
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,5 @@
 """What changes on a machine that runs is seen; what does not costs nothing."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import io
@@ -17,7 +15,7 @@ from msgspec.structs import replace
 from nri_numa.agent.reload import report_polling
 from nri_numa.machine import hotplug
 from nri_numa.machine.hotplug import changed_texts_by_field, concerns_cpus, rediscover_topology
-from nri_numa.machine.synthetic import build_synthetic_topology, synthetic_sysfs_files
+from nri_numa.machine.synthetic import synthetic_sysfs_files
 from nri_numa.machine.sysfs import discover_topology
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.observe import logs
@@ -30,9 +28,7 @@ NODE = "sys/devices/system/node"
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """Two NUMA nodes of 8 GiB."""
-    return write_sysfs(
-        tmp_path, build_synthetic_topology(sockets=2, numa_per_socket=1, memory_gib=8)
-    )
+    return write_sysfs(tmp_path, machines.dual_smt_16(memory_gib=8))
 
 
 def test_nothing_changed_is_the_same_object(root: Path) -> None:
@@ -68,11 +64,7 @@ PODS = "sys/fs/cgroup/kubepods.slice"
             {"allowed_cpus": "0-15"},
         ),
         ({f"{PODS}/cpuset.cpus.effective": "99\n"}, {}, {}),
-        (
-            {f"{PODS}/cpuset.mems.effective": "0\n"},
-            {"withheld_mems": "1"},
-            {"withheld_mems": ""},
-        ),
+        ({f"{PODS}/cpuset.mems.effective": "0\n"}, {"withheld_mems": "1"}, {"withheld_mems": ""}),
     ],
 )
 def test_case_16_what_comes_and_goes_is_seen(
@@ -99,7 +91,7 @@ def test_case_16_a_numa_node_that_gets_its_first_memory_is_discovered(tmp_path: 
 
 
 def test_case_16_a_numa_node_that_comes_online_is_discovered(tmp_path: Path) -> None:
-    both = build_synthetic_topology(sockets=2, numa_per_socket=1, memory_gib=8)
+    both = machines.dual_smt_16(memory_gib=8)
     files = synthetic_sysfs_files(both)
     files[f"{NODE}/online"] = "0\n"
     files[f"{NODE}/node0/distance"] = "10\n"
@@ -237,9 +229,7 @@ async def test_lost_events_are_a_reason_to_look_and_forged_ones_are_not(kernel: 
 
 
 @pytest.mark.parametrize("breaks", [True, False])
-async def test_without_a_socket_that_is_said_and_polling_goes_on(
-    kernel: FakeKernel, breaks: bool
-) -> None:
+async def test_without_a_socket_it_is_said_and_polls_on(kernel: FakeKernel, breaks: bool) -> None:
     stream = io.StringIO()
     logs.setup_logging("info", stream=stream)
 

@@ -1,7 +1,5 @@
 """How much a container waits for CPUs: a number, or why there is none."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path
@@ -75,9 +73,7 @@ def test_what_is_no_pressure_tells_none(tree: Tree, text: str) -> None:
     assert tree.look().no_pressure == "cpu.pressure has no pressure of the last minute"
 
 
-def test_version_1_has_none_and_a_hybrid_may_have_it_in_the_unified_hierarchy(
-    tmp_path: Path,
-) -> None:
+def test_version_1_has_none_and_a_hybrid_may_have_it_in_the_unified_one(tmp_path: Path) -> None:
     tree = Tree(tmp_path, 1)
     assert tree.look().no_pressure == "cgroup v1 has no cpu.pressure"
     (tree.root / "unified/pods/a").mkdir(parents=True)
@@ -157,9 +153,6 @@ def test_a_real_process(tree: Tree) -> None:
     found = read_cpu_waits(CgroupReader(str(tree.root)), PLACE, limit=60)
     assert found.threads is not None
     assert os.getpid() in found.threads
-
-
-# --- the frequency of the CPUs of a NUMA node, from a tree ----------------------------------------
 
 
 def cpufreq(root: Path, cpu: int, text: str) -> None:

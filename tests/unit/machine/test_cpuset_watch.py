@@ -1,17 +1,12 @@
 """Whose cpuset was written: inotify on files, and on cgroups of the kernel."""
 
-from __future__ import annotations
-
 import resource
 import subprocess
 from pathlib import Path
 
 from nri_numa.machine.cgroups import CgroupPlace, CgroupReader
 from nri_numa.machine.cpuset_watch import CpusetWatch
-from tests.beds.cgroup_bed import real, tree
 from tests.beds.cgroup_tree import CgroupTree
-
-__all__ = ["real", "tree"]  # fixtures
 
 
 def written(watch: CpusetWatch, places: dict[str, CgroupPlace]) -> set[str]:

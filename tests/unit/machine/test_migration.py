@@ -1,7 +1,5 @@
 """Pages of real processes; what is moved from one NUMA node to another is in tests/vm."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

@@ -1,7 +1,5 @@
 """The devices of a machine, live or captured."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -13,11 +11,11 @@ from nri_numa.machine.pci import (
     list_pcie_roots_by_node,
     parse_cpu_list,
 )
-from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.machine.tree import DirectoryTree, open_tree
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import PCIDevice
 from tests.beds.device_tree import GPU_CLASS, DeviceTree
+from tests.machines import named as machines
 from tests.machines.named import write_sysfs
 
 GPU, NIC = "0000:3b:00.0", "0000:af:00.1"
@@ -35,7 +33,7 @@ EXPECTED = (
 
 
 def machine(root: Path) -> DeviceTree:
-    tree = DeviceTree(write_sysfs(root, build_synthetic_topology()))
+    tree = DeviceTree(write_sysfs(root, machines.snc_smt()))
     gpu = tree.pci(GPU, 1, GPU_CLASS)
     (gpu / "vendor").write_text("0x10de\n")
     (gpu / "device").write_text("0x2331\n")

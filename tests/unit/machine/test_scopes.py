@@ -1,16 +1,12 @@
 """systemd has for a container's scope what its cgroup has."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 
 from nri_numa.machine.cgroups import CgroupPlace, SystemdScopes
 from nri_numa.model.cpuset import CPUSet, NUMASet
-from tests.beds.systemd_bus import SystemdBus, systemd
-
-__all__ = ["systemd"]  # a fixture
+from tests.beds.systemd_bus import SystemdBus
 
 PLACE = CgroupPlace("kubepods.slice:cri-containerd:abc")
 UNIT = "cri-containerd-abc.scope"
@@ -64,9 +60,7 @@ def test_what_is_not_meant_any_more_is_not_set(systemd: SystemdBus) -> None:
     assert systemd.calls == []
 
 
-def test_without_systemd_or_without_the_scope_there_is_nothing_to_do(
-    systemd: SystemdBus, tmp_path: Path
-) -> None:
+def test_without_systemd_or_scope_nothing_is_done(systemd: SystemdBus, tmp_path: Path) -> None:
     assert systemd.scopes.sync_scope(PLACE, CPUS, MEMS) == ""
     assert (
         SystemdScopes(str(tmp_path / "none"), str(tmp_path / "no-bus")).sync_scope(

@@ -1,7 +1,5 @@
 """Made-up machines have the shape that was asked for."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

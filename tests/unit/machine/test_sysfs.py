@@ -1,7 +1,5 @@
 """Machines as the kernel shows them, ordinary, odd and broken."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -292,9 +290,7 @@ def test_the_kernels_own_link_decides_between_empty_numa_nodes(tmp_path: Path) -
         ("10 ٢٠\n", "the distances '10 ٢٠'"),
     ],
 )
-def test_unusable_distances_are_replaced_by_the_defaults(
-    text: str | None, found: str, tmp_path: Path
-) -> None:
+def test_unusable_distances_become_defaults(text: str | None, found: str, tmp_path: Path) -> None:
     def change(files: Files) -> None:
         if text is None:
             del files[f"{NODE}/node0/distance"]
@@ -588,9 +584,7 @@ def test_memory_of_an_idle_machine_is_free(tmp_path: Path) -> None:
         (65536, 40 * MIB),  # 64 MiB x 5/4 for two nodes
     ],
 )
-def test_page_cache_is_reclaimable_but_for_what_the_kernel_keeps(
-    tmp_path: Path, reserve: int | None, low: int
-) -> None:
+def test_page_cache_is_mostly_reclaimable(tmp_path: Path, reserve: int | None, low: int) -> None:
     """Once out of the cache and once to stay free."""
     if reserve:
         write_tree(tmp_path, {"proc/sys/vm/min_free_kbytes": f"{reserve}\n"})
@@ -659,8 +653,7 @@ def test_initiators_and_tiers_are_read_and_survive_a_capture(tmp_path: Path) -> 
         i: replace(n, initiators=NUMASet([i % 2]), tier=4 if n.cpus else 22)
         for i, n in base.numa_nodes.items()
     }
-    machine = replace(base, numa_nodes=nodes)
-    root = write_sysfs(tmp_path / "root", machine)
+    root = write_sysfs(tmp_path / "root", replace(base, numa_nodes=nodes))
     assert discover_topology(root).numa_nodes == nodes
     # As the kernel has it: a link to the NUMA node's directory.
     link = root / "sys/devices/system/node/node2/access1/initiators/node0"

@@ -1,7 +1,5 @@
 """Files of a machine come from directories and archives, and archives are not trusted."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import io
@@ -172,9 +170,7 @@ def test_members_that_point_outside_are_ignored(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["machine.tar"]  # nothing was unpacked
 
 
-def test_archives_that_are_too_large_are_rejected(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_large_archives_are_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "machine.tar.gz"
     files = synthetic_sysfs_files(machines.dual_smt())
     for limit, value, found in (

@@ -1,7 +1,5 @@
 """What the kernel's files say about use."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Callable
@@ -13,7 +11,6 @@ from nri_numa.errors import TopologyError
 from nri_numa.machine import migration
 from nri_numa.machine import usage as usage_module
 from nri_numa.machine.cgroups import CgroupPlace, CgroupReader
-from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.machine.usage import (
     NUMA_MAPS,
     NUMA_STAT,
@@ -29,6 +26,7 @@ from nri_numa.machine.usage import (
 )
 from nri_numa.model.cpuset import NUMASet
 from tests.beds.cgroup_tree import ContainerTree
+from tests.machines import named as machines
 from tests.machines.named import write_sysfs, write_tree
 
 PLACE = CgroupPlace("/pods/a")
@@ -50,7 +48,7 @@ def test_what_is_no_stat_tells_nothing(text: str) -> None:
 
 
 def test_a_machine(tmp_path: Path) -> None:
-    topology = build_synthetic_topology(sockets=1, numa_per_socket=2, cores_per_numa=1)
+    topology = machines.snc_single(cores_per_numa=1)
     numastat = "numa_hit 10\nlocal_node 7\nother_node 3\n"
     files = {"proc/stat": STAT, "sys/devices/system/node/node1/numastat": numastat}
     write_tree(write_sysfs(tmp_path, topology), files)
@@ -107,8 +105,6 @@ def test_a_container_of_each_version(
     write_tree(root, {name: number, f"{stat}/{NUMA_STAT}": text})
     assert read_container_usage(CgroupReader(str(root)), PLACE) == found
 
-
-# --- where a container's memory is: a number, or why there is none --------------------------------
 
 MAPS = b"""5576dd821000 default file=/usr/bin/head mapped=2 N0=2 kernelpagesize_kB=4
 7f0000000000 bind:1 anon=6 dirty=6 active=0 N0=1 N1=5 kernelpagesize_kB=4

@@ -1,10 +1,7 @@
 """What can be compared on which machine."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
-from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.measure.plan import (
     MIB,
     Comparison,
@@ -14,6 +11,7 @@ from nri_numa.measure.plan import (
 )
 from nri_numa.model.cpuset import NO_CPUS, CPUSet
 from nri_numa.model.machine import Topology
+from tests.machines import named as machines
 
 GIB = 1 << 30
 PLENTY = dict.fromkeys(range(64), 64 * GIB)
@@ -44,9 +42,7 @@ def because(one: PlannedComparison) -> str:
 
 
 def test_a_machine_with_everything_shows_everything() -> None:
-    topology = build_synthetic_topology(
-        sockets=2, numa_per_socket=2, cores_per_numa=4, cores_per_l3=2
-    )
+    topology = machines.snc_smt(cores_per_l3=2)
     found = planned(topology)
     memory = shown(found["memory-bandwidth"])
     (good,), (bad,) = memory.good_side.workers, memory.bad.workers
@@ -73,8 +69,7 @@ def test_a_machine_with_everything_shows_everything() -> None:
 
 
 def test_a_plain_machine_says_why_not_and_shows_the_rest() -> None:
-    topology = build_synthetic_topology(sockets=1, numa_per_socket=1, cores_per_numa=2, threads=1)
-    found = planned(topology)
+    found = planned(machines.single_no_smt(cores_per_numa=2))
     assert because(found["memory-latency"]) == (
         "this machine has one NUMA node with memory, NUMA node 0"
     )
@@ -86,7 +81,7 @@ def test_a_plain_machine_says_why_not_and_shows_the_rest() -> None:
 
 
 def test_only_cpus_that_may_be_used_are_used() -> None:
-    topology = build_synthetic_topology(sockets=2, numa_per_socket=1, cores_per_numa=2)
+    topology = machines.dual_smt(cores_per_numa=2, memory_gib=16)
     core = next(iter(topology.cores.values()))
     found = planned(topology, usable=core.cpus)
     assert "two cores" in because(found["siblings"])
@@ -99,7 +94,7 @@ def test_only_cpus_that_may_be_used_are_used() -> None:
 
 
 def test_buffers_leave_memory_to_others_and_are_larger_than_the_cache() -> None:
-    topology = build_synthetic_topology(sockets=2, numa_per_socket=1, cores_per_numa=2)
+    topology = machines.dual_smt(cores_per_numa=2, memory_gib=16)
     scarce = planned(topology, available={0: GIB, 1: 64 * GIB})
     assert shown(scarce["memory-bandwidth"]).good_side.workers[0].size == GIB // 8
     none = planned(topology, available={0: 100 * MIB, 1: 64 * GIB})
@@ -110,6 +105,6 @@ def test_buffers_leave_memory_to_others_and_are_larger_than_the_cache() -> None:
 
 
 def test_caches_that_are_not_told_or_lie_on_other_numa_nodes() -> None:
-    topology = build_synthetic_topology(sockets=2, numa_per_socket=1, cores_per_numa=2)
+    topology = machines.dual_smt(cores_per_numa=2, memory_gib=16)
     assert "the kernel reports no L3" in because(planned(topology, l3_bytes=0)["shared-l3"])
     assert "no NUMA node has two L3 caches" in because(planned(topology)["shared-l3"])

@@ -1,7 +1,5 @@
 """Figures of rounds, what is said of them, and their drawing."""
 
-from __future__ import annotations
-
 from xml.etree import ElementTree
 
 from nri_numa.cli.measure import measurement_lines

@@ -1,7 +1,5 @@
 """Loops in real processes."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -1,7 +1,5 @@
 """The short text that names the containers which a node's numbers count."""
 
-from __future__ import annotations
-
 from nri_numa.model.counted_containers import (
     counted_container_hash,
     encode_counted_container_hashes,

@@ -1,7 +1,5 @@
 """The list format of cpuset(7), both ways, and sets of ids."""
 
-from __future__ import annotations
-
 import pytest
 
 from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, ListFormatError, NUMASet
@@ -36,9 +34,7 @@ REJECTED = [
 @pytest.mark.parametrize(
     ("text", "found"), REJECTED, ids=[f"{i}-{p[0][:12]!a}" for i, p in enumerate(REJECTED)]
 )
-def test_what_is_not_list_format_is_rejected_with_the_part_that_is_wrong(
-    text: str, found: str
-) -> None:
+def test_what_is_not_list_format_is_rejected_with_the_wrong_part(text: str, found: str) -> None:
     with pytest.raises(ListFormatError) as caught:
         CPUSet.parse(text)
     assert found in str(caught.value)

@@ -1,7 +1,5 @@
 """Questions that the engine asks the machine model."""
 
-from __future__ import annotations
-
 from msgspec.structs import replace
 
 from nri_numa.machine.synthetic import build_synthetic_topology

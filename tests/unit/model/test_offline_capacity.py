@@ -1,7 +1,5 @@
 """The documents about capacity from outside: what is read of them, and every way to be none."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

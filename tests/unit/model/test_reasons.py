@@ -1,7 +1,5 @@
 """Reasons of rejections, and the one place that reads one out of what others wrap around it."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 

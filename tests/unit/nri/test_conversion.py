@@ -1,7 +1,5 @@
 """Protobuf and the engine's types: nothing is lost, nothing is invented."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

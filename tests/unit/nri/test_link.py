@@ -1,7 +1,5 @@
 """The parts of the link that need no connection."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import random
@@ -33,9 +31,6 @@ def test_the_pauses_double_up_to_thirty_seconds_and_jitter_adds_its_share() -> N
 def test_a_name_no_runtime_takes_is_refused_before_anything_is_dialled() -> None:
     with pytest.raises(ConfigError, match="plugin identity"):
         NRILink(RecordingPlugin(), LinkSettings(name="a b", index="10", socket_path=""))
-
-
-# --- what a runtime sets for the plugins it launches ----------------------------------------------
 
 
 def test_an_ordinary_process_was_not_launched() -> None:
@@ -74,9 +69,7 @@ def test_a_descriptor_that_is_none_is_named_with_its_value(text: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "index"), [(None, "10"), ("x", None), ("x", "ten"), ("", "10")])
-def test_a_missing_or_malformed_identity_is_named_beside_everything_else(
-    name: str | None, index: str | None
-) -> None:
+def test_an_unsound_identity_is_named_beside_the_rest(name: str | None, index: str | None) -> None:
     environ = {"NRI_PLUGIN_SOCKET": "nonsense"}
     if name is not None:
         environ["NRI_PLUGIN_NAME"] = name

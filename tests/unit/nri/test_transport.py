@@ -1,7 +1,5 @@
 """Between a socket and a session, when things go wrong on our side."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from collections.abc import Callable

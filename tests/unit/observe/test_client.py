@@ -1,7 +1,5 @@
 """The metrics library is imported without its servers, and nobody else notices."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

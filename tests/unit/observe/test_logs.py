@@ -1,7 +1,5 @@
 """Log lines: form, safety, cost, and where they go."""
 
-from __future__ import annotations
-
 import io
 import json
 import logging
@@ -60,9 +58,7 @@ def test_every_line_of_one_request_carries_the_same_op(out: io.StringIO) -> None
     assert [f"op={op} event=CreateContainer" in line for line in lines] == [True, True, False]
 
 
-def test_levels_below_the_threshold_cost_nothing_and_can_change_while_running(
-    out: io.StringIO,
-) -> None:
+def test_levels_below_the_threshold_cost_nothing_and_change_while_running(out: io.StringIO) -> None:
     class Dear:
         def __str__(self) -> str:
             raise AssertionError("formatted although nobody sees it")
@@ -178,9 +174,7 @@ def test_lines_can_go_to_a_file(tmp_path: Path) -> None:
         logs.setup_logging(file=str(tmp_path / "absent" / "log"))
 
 
-def test_under_systemd_lines_carry_their_priority_and_no_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lines_for_systemd_have_a_priority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with (tmp_path / "journal").open("w+") as stream:
         info = os.fstat(stream.fileno())
         monkeypatch.setenv("JOURNAL_STREAM", f"{info.st_dev}:{info.st_ino}")
@@ -195,9 +189,7 @@ def test_under_systemd_lines_carry_their_priority_and_no_time(
         assert stream.read().splitlines()[1].startswith("time=")
 
 
-def test_a_plugin_without_standard_error_writes_to_the_journal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_standard_error_means_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The runtime gives a launched plugin /dev/null (NRI's pre-installed mode)."""
     path = str(tmp_path / "journal.socket")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as journal, open(os.devnull, "w") as null:

@@ -1,7 +1,5 @@
 """Metrics: names, labels, and what a scrape costs."""
 
-from __future__ import annotations
-
 import re
 
 from prometheus_client.parser import text_string_to_metric_families

@@ -1,12 +1,6 @@
 """Notices: counted where they repeat, numbered, bounded."""
 
-from __future__ import annotations
-
-from nri_numa.observe.notices import (
-    MAX_NOTICE_MESSAGE_CHARS,
-    MERGE_WINDOW_S,
-    NoticeLog,
-)
+from nri_numa.observe.notices import MAX_NOTICE_MESSAGE_CHARS, MERGE_WINDOW_S, NoticeLog
 from tests.beds.notices import SetClock, add_rejection
 
 

@@ -1,7 +1,5 @@
 """sd_notify: what systemd is told, over a real datagram socket."""
 
-from __future__ import annotations
-
 import os
 import socket
 import time

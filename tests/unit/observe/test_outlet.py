@@ -1,7 +1,5 @@
 """Lines for somebody who stopped reading: they wait, they are dropped, nobody is held up."""
 
-from __future__ import annotations
-
 import fcntl
 import io
 import os
@@ -86,9 +84,7 @@ def test_a_stalled_reader_gets_what_waited_in_order_when_it_is_back(
     assert out.dropped == 0
 
 
-def test_beyond_the_limit_lines_are_dropped_whole(
-    pipe: Pipe, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_beyond_the_limit_whole_lines_go(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "MAX_QUEUED_BYTES", 1000)
     out = impatient(pipe.stream)
     for _ in range(100):
@@ -139,9 +135,7 @@ def test_a_reader_that_is_gone_is_an_error_and_what_waited_is_lost(pipe: Pipe) -
     pipe.reading = os.open(os.devnull, os.O_RDONLY)
 
 
-def test_a_command_waits_for_its_reader_but_not_for_ever(
-    pipe: Pipe, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commands_wait_briefly_for_a_reader(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "READER_TIMEOUT_S", 0.01)
     out = Outlet(pipe.stream)
     while out.patient:
@@ -150,9 +144,7 @@ def test_a_command_waits_for_its_reader_but_not_for_ever(
     out.close()
 
 
-def test_what_was_dropped_is_counted_and_said_when_the_reader_is_back(
-    pipe: Pipe, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dropped_lines_are_counted_and_said(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "MAX_QUEUED_BYTES", 10_000)
     logs.setup_logging(stream=pipe.stream)
     before = logs.count_dropped_lines()

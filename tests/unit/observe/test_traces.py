@@ -1,7 +1,5 @@
 """What is kept of a decision explains as much as the decision itself, in little memory."""
 
-from __future__ import annotations
-
 import gc
 import tracemalloc
 from collections.abc import Callable
@@ -67,9 +65,6 @@ def test_one_width_for_all_resources_is_kept() -> None:
     assert restored.resource_summaries == alignment.resource_summaries
 
 
-# --- in the agent ---------------------------------------------------------------------------------
-
-
 def agent(
     machine: NodeModel = MACHINE,
     later: Callable[[Callable[[], object]], object] = lambda function: function(),
@@ -102,9 +97,7 @@ def test_a_trace_is_packed_after_the_reply_and_can_be_read_before() -> None:
 
 
 @pytest.mark.parametrize(("annotations", "budget"), [({"policy": "best-effort"}, 4096), ({}, 2048)])
-def test_a_resident_container_costs_at_most_four_kilobytes(
-    annotations: dict[str, str], budget: int
-) -> None:
+def test_a_container_costs_at_most_four_kilobytes(annotations: dict[str, str], budget: int) -> None:
     """State and explanation together; names and ids as long as real ones."""
     topology = build_synthetic_topology(
         sockets=2, numa_per_socket=4, cores_per_numa=16, memory_gib=64 << 10

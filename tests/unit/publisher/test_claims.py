@@ -1,7 +1,5 @@
 """The publisher answers the agent's questions with what the API server has."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,18 +1,16 @@
 """The texts that are a promise to whoever reads Nodes, Pods and Events."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.machine import topology_document
 from nri_numa.publisher import desired_objects
 from nri_numa.web.responses import MachineNUMAInfo, NUMAInfoData
 from tests.beds.http_view import HOSTILE, assignment
 from tests.beds.publisher_bed import NOTICE
+from tests.machines import named as machines
 
 
 def test_the_node_is_announced_field_by_field() -> None:
@@ -28,7 +26,7 @@ def test_the_node_is_announced_field_by_field() -> None:
 
 
 def test_labels_have_the_shape_of_the_machine() -> None:
-    labels = desired_objects.node_labels("x.io", topology_document(build_synthetic_topology()))
+    labels = desired_objects.node_labels("x.io", topology_document(machines.snc_smt()))
     assert labels.keys() == {f"x.io/{key}" for key in desired_objects.NODE_LABELS}
     assert labels["x.io/sockets"] == "2"
     assert labels["x.io/numa-nodes"] == "4"

@@ -1,7 +1,5 @@
 """The fingerprint of pods is the one that the scheduler works out; the numbers are upstream's."""
 
-from __future__ import annotations
-
 from itertools import permutations
 
 import pytest

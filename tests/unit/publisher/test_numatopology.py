@@ -1,7 +1,5 @@
 """Volcano's object from the agent's documents: which CPUs are free, and whose the others are."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Volcano's object: when it is written, and what stands in the way."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from nri_numa.kube.requests import ContentType, Outcome, OutcomeKind, Resource

@@ -1,7 +1,5 @@
 """What is done about what is not as it should be, and what each outcome leads to."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -103,9 +101,7 @@ def test_a_node_that_is_deleted_and_made_again_is_written_again(node: NodeMetada
     assert bed.verbs() == ["get", "get"], "the pauses begin anew"
 
 
-def test_whoever_takes_a_label_away_at_once_is_not_fought_without_pause(
-    node: NodeMetadataOutput,
-) -> None:
+def test_who_takes_a_label_away_at_once_is_fought_with_pauses(node: NodeMetadataOutput) -> None:
     bed = OutputBed(node)
     bed.put_node()
     bed.answer = lambda request: outcome(OutcomeKind.SUCCEEDED, {"metadata": {}})
@@ -230,10 +226,7 @@ def test_a_namesake_is_left_alone_and_a_static_pod_is_known_by_its_name() -> Non
     for one in bed.cluster.all(Resource.PODS):
         one["metadata"]["uid"] = "another"
     bed.work(until=600.0)
-    assert [request.body["metadata"].get("uid") for request in bed.requests] == [
-        "0a-0b",
-        None,
-    ]
+    assert [request.body["metadata"].get("uid") for request in bed.requests] == ["0a-0b", None]
 
 
 @pytest.mark.parametrize("result", [OutcomeKind.MISSING, OutcomeKind.INVALID, OutcomeKind.CONFLICT])
@@ -359,9 +352,7 @@ def test_events_without_the_right_are_tried_once_a_minute_and_not_lost() -> None
 
 
 @NOT_THIS_ONE
-def test_one_event_that_fails_does_not_hold_up_the_others(
-    result: OutcomeKind, until: float
-) -> None:
+def test_one_failed_event_does_not_hold_up_the_others(result: OutcomeKind, until: float) -> None:
     _, bed = events(NOTICE, replace(NOTICE, id="second"))
     bed.answer = lambda request: (
         outcome(result) if request.name.endswith(NOTICE.id) and bed.now < until + 30 else None
@@ -376,8 +367,7 @@ def test_one_pod_does_not_flood_and_loses_nothing() -> None:
     notices = [
         replace(NOTICE, id=f"i{n}", container=f"c{n}") for n in range(EVENT_BURST_PER_POD + 2)
     ]
-    other = replace(NOTICE, id="other", pod="quiet", pod_uid="another")
-    _, bed = events(*notices, other)
+    _, bed = events(*notices, replace(NOTICE, id="other", pod="quiet", pod_uid="another"))
     bed.work()
     assert len(bed.requests) == EVENT_BURST_PER_POD + 1
     bed.work(until=700.0)

@@ -1,7 +1,5 @@
 """The publisher between an agent that serves on a unix socket and the API server."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re
@@ -60,9 +58,7 @@ def said(caplog: pytest.LogCaptureFixture, text: str) -> list[str]:
     return [vars(r)["fields"].get("problem", "") for r in caplog.records if text in r.message]
 
 
-async def test_restarts_of_either_side_lose_and_double_nothing(
-    bed: PublisherBed, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_restarts_lose_nothing(bed: PublisherBed, caplog: pytest.LogCaptureFixture) -> None:
     await until(lambda: bed.events())
     await bed.stop_publisher()
     bed.view.noted = [replace(NOTICE, count=4, number=32)]
@@ -256,8 +252,7 @@ async def test_guaranteed_pods_are_named_from_their_binding_on(bed: PublisherBed
     assert named() == before
     bed.cluster.put(Resource.PODS, pod("coming", "Guaranteed"))
     await until(lambda: named() != before)
-    running = {"status": {"phase": "Running"}}
-    bed.cluster.patch(Resource.PODS, "coming", running, "default")
+    bed.cluster.patch(Resource.PODS, "coming", {"status": {"phase": "Running"}}, "default")
     await until(lambda: named() == before)
 
 
@@ -267,9 +262,7 @@ def topologies(bed: PublisherBed) -> list[Any]:
 
 
 @TOPOLOGY
-async def test_what_changes_within_a_moment_is_one_write(
-    bed: PublisherBed,
-) -> None:
+async def test_what_changes_within_a_moment_is_one_write(bed: PublisherBed) -> None:
     """A container comes a third of a second after its sandbox."""
     await until(lambda: bed.topology)
     await step(10)
@@ -313,9 +306,7 @@ async def test_a_numa_node_that_is_left_out_is_said_once(
     assert len(said(caplog, "omitted")) == 1
 
 
-async def test_a_missing_definition_is_said_once(
-    directory: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_an_absent_type_is_said(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
     bed = PublisherBed(directory, node_resource_topology=True)
     missing = "the server could not find the requested resource"
     bed.cluster.fail(404, missing, on="noderesourcetopologies")
@@ -385,9 +376,7 @@ async def test_numa_nodes_are_published_and_claims_handed_to_the_agent(
     assert applied.query["force"] == "true"
 
 
-async def test_a_clock_that_differs_is_shown_and_said(
-    bed: PublisherBed, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_wrong_clock_is_shown(bed: PublisherBed, caplog: pytest.LogCaptureFixture) -> None:
     """Once, and not where it is right."""
     await until(bed.events)
     assert "clock skewed" not in caplog.text

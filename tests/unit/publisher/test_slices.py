@@ -1,7 +1,5 @@
 """NUMA nodes as devices: what is published, when again, and what stands in the way."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from msgspec.structs import replace

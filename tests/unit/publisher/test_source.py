@@ -1,7 +1,5 @@
 """The agent's answers as its publisher reads them, and answers that nobody can read."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 
@@ -17,9 +15,7 @@ from tests.beds.stepped_loop import until
 
 
 @pytest.mark.parametrize("body", [b'{"instance":"\xff"}', b"\xed\xa0\x80", b"[1]", b""])
-async def test_what_is_no_document_of_the_agent_is_an_agent_that_is_gone(
-    tmp_path: Path, body: bytes
-) -> None:
+async def test_what_is_no_document_of_the_agent_is_no_agent(tmp_path: Path, body: bytes) -> None:
     """One sentence, after which the publisher asks again; bytes that are no text included."""
     path = str(tmp_path / "s")
 

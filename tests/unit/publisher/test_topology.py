@@ -1,7 +1,5 @@
 """The object that schedulers read, from the agent's document."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

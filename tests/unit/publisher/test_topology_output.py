@@ -1,7 +1,5 @@
 """When the object is written, and what becomes of it when others have a hand in it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -11,11 +9,7 @@ from nri_numa.config.sections import Publish
 from nri_numa.kube.requests import APIRequest, ContentType, Outcome, OutcomeKind, Resource
 from nri_numa.publisher.outbox import BLOCKED_RETRY_S, MAX_BACKOFF_S, MIN_BACKOFF_S
 from nri_numa.publisher.outputs import AgentOfflineCapacityOutput, NodeMetadataOutput
-from nri_numa.publisher.topology import (
-    RELEASE_TOUCH_DELAY_S,
-    TopologyOutput,
-    other_field_managers,
-)
+from nri_numa.publisher.topology import RELEASE_TOUCH_DELAY_S, TopologyOutput, other_field_managers
 from tests.beds.cluster_objects import ClusterObjects
 from tests.beds.http_view import FakeView
 from tests.beds.publisher_bed import NFD, OURS, ObjectBed, OutputBed
@@ -74,10 +68,7 @@ def test_the_object_is_made_with_its_node_as_owner(new: TopologyBed) -> None:
     assert new.output.pending_count() == 1
     new.later()
     assert new.verbs() == ["get", "get", "patch"]
-    assert (new.requests[-1].form, new.requests[-1].force) == (
-        ContentType.APPLY,
-        False,
-    )
+    assert (new.requests[-1].form, new.requests[-1].force) == (ContentType.APPLY, False)
     assert new.metadata["name"] == "n1"
     owner = {"apiVersion": "v1", "kind": "Node", "name": "n1", "uid": "node-1"}
     assert new.owner == owner

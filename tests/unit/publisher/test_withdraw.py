@@ -1,7 +1,5 @@
 """``nri-numa withdraw`` on an API server: what it takes off Nodes, and what it leaves."""
 
-from __future__ import annotations
-
 import pytest
 
 from nri_numa.kube.requests import Resource
@@ -39,9 +37,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> ClusterObjects:
         ),
     ],
 )
-def test_what_stays_on_nodes_is_taken_off_them(
-    what: list[str], paths: list[str], cluster: ClusterObjects
-) -> None:
+def test_nodes_are_left_clean(what: list[str], paths: list[str], cluster: ClusterObjects) -> None:
     nodes = node("a", **{OURS: "4", THEIRS: "1"}), node("b"), node("gone", **{THEIRS: "2"})
     cluster.put(Resource.NODES, *nodes)
     cluster.fail(404, "no such node", on="nodes/gone")

@@ -1,7 +1,5 @@
 """What is asked of the API server: bindings, the Lease, lists and watches, the touch of a Node."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable, Mapping
@@ -50,8 +48,7 @@ async def test_node_and_annotation_are_one_write(bed: ExtenderBed) -> None:
 async def test_its_node_learns_of_all_containers_with_the_binding(bed: ExtenderBed) -> None:
     init = [container("prepare", cpu="2", memory="1Gi"), container("log", cpu="500m", memory="1Gi")]
     init[1]["restartPolicy"] = "Always"
-    main = container(cpu="3", memory="1Gi")
-    bed.schedule(pod(main, init=init, policy="single-numa-node"))
+    bed.schedule(pod(container(cpu="3", memory="1Gi"), init=init, policy="single-numa-node"))
     assert await bed.bind() == ""
     text = bed.bindings()[0]["metadata"]["annotations"][f"{PREFIX}/container-resources"]
     assert json.loads(text) == {
@@ -149,9 +146,7 @@ async def test_a_pod_whose_binding_is_in_doubt_comes_back_to_its_node(bed: Exten
 
 
 @pytest.mark.parametrize(("code", "held"), [(409, "n1"), (403, "n1"), (404, "")])
-async def test_a_pod_that_has_its_node_keeps_what_is_held_there(
-    bed: ExtenderBed, code: int, held: str
-) -> None:
+async def test_a_bound_pod_keeps_what_is_held_there(bed: ExtenderBed, code: int, held: str) -> None:
     """kube-scheduler calls bind again where the first call took too long, also for another node."""
     bed.publish(topology(4, 4, name="n2"))
     bed.schedule(single(3))

@@ -1,7 +1,5 @@
 """The verbs filter and prioritize."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 
 import pytest

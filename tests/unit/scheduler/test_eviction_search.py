@@ -1,7 +1,5 @@
 """The search for victims: against a model that tries every set of pods, and its bounds."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -191,9 +189,7 @@ def test_the_work_is_bounded(cpus: int, units: int) -> None:
         ([victim("b", 8), victim("a", 8)], ["a"]),
     ],
 )
-def test_the_first_set_spares_those_that_cost_most(
-    pods: list[EvictablePod], victims: list[str]
-) -> None:
+def test_the_first_set_spares_the_most_costly(pods: list[EvictablePod], victims: list[str]) -> None:
     """Spent budgets, high priorities, few CPUs, much memory; the work ends then."""
     node = candidate(*pods, allowed=(0, 1))
     assert evict(node, limit=4 + 2 * len(pods)) == victims

@@ -1,7 +1,5 @@
 """Does a pod fit, where, and if not, why not."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

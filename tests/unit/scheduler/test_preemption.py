@@ -1,7 +1,5 @@
 """The verb preempt: which pods are evicted from which node, and what is remembered of it."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Mapping
@@ -118,9 +116,7 @@ async def bed() -> PreemptionBed:
     return bed
 
 
-async def test_victims_of_one_numa_node_replace_those_that_the_sum_proposes(
-    bed: PreemptionBed,
-) -> None:
+async def test_victims_of_one_numa_node_replace_those_of_the_sum(bed: PreemptionBed) -> None:
     """Three of seven on the NUMA node with two free CPUs; the proposed ones are on both."""
     answer = await bed.preempt(high(), n1=["low-0", "low-1", "low-2"])
     assert answer == {"n1": ["low-1", "low-11", "low-13"]}
@@ -163,9 +159,7 @@ async def test_budgets_are_kept_where_other_pods_suffice(bed: PreemptionBed) -> 
     assert len(victims) == 3
 
 
-async def test_without_the_right_to_read_budgets_victims_are_not_changed(
-    bed: PreemptionBed,
-) -> None:
+async def test_without_the_right_to_read_budgets_victims_stay(bed: PreemptionBed) -> None:
     bed.cluster.fail(403, "forbidden", on="poddisruptionbudgets")
     assert await bed.preempt(high(), n1=["low-0", "low-1", "low-2"]) == {}
     assert await bed.preempt(high(), n1=["low-1", "low-3", "low-5"]) != {}
@@ -336,9 +330,7 @@ async def test_after_a_minute_it_is_tried_again(bed: PreemptionBed) -> None:
     assert await bed.preempt(high(), n1=["low-1"]) == victims
 
 
-async def test_what_victims_free_is_reserved_from_pods_that_are_not_more_important(
-    bed: PreemptionBed,
-) -> None:
+async def test_what_victims_free_is_reserved_from_less_important_pods(bed: PreemptionBed) -> None:
     bed.kill(*(await bed.preempt(high(), n1=["low-1"]))["n1"])
     bed.count()
     for priority, names in ((0, []), (1000, []), (1001, ["n1"])):

@@ -1,7 +1,5 @@
 """Questions of kube-scheduler, and of whoever else."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

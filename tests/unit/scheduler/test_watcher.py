@@ -1,7 +1,5 @@
 """What the watches tell: nodes, and pods on their way."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 
@@ -104,9 +102,7 @@ async def test_an_object_that_is_late_by_an_hour_gives_nothing_away() -> None:
 
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed", "elsewhere", "another", "404"])
 @pytest.mark.parametrize("deleted", [False, True])
-async def test_a_pod_that_ended_before_it_was_counted_is_held_no_more(
-    phase: str, deleted: bool
-) -> None:
+async def test_a_pod_that_ended_uncounted_is_held_no_more(phase: str, deleted: bool) -> None:
     another = bound()
     another["metadata"]["uid"] = "another"
     now = {"elsewhere": [single(3, node="n2")], "another": [another], "404": []}
@@ -345,9 +341,6 @@ def test_who_is_held_or_not_ours_changes_nothing() -> None:
     assert not watched.nodes.assumed_pods
 
 
-# --- what is held -----------------------------------------------------------------------------
-
-
 def hold(name: str) -> AssumedPod:
     places = {"main": NUMASet([0])}
     return AssumedPod(
@@ -426,9 +419,7 @@ async def test_no_binding_waits_longer_than_one_reading_may_take() -> None:
 
 
 @pytest.mark.parametrize("stale", [False, True])
-def test_what_befalls_all_nodes_is_a_line_a_minute(
-    caplog: pytest.LogCaptureFixture, stale: bool
-) -> None:
+def test_what_befalls_all_nodes_is_one_line(caplog: pytest.LogCaptureFixture, stale: bool) -> None:
     """Each write of an object may be wrong in another way, and all publishers may stand still."""
     watched = Watched()
     for now in range(100):

@@ -1,7 +1,5 @@
 """The HTTP side on real sockets: what a scheduler sends, and what it never would."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import io
@@ -131,11 +129,7 @@ def gpu_pod(gpus: object, **asks: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("document", "fits", "reason"),
     [
-        (
-            gpu_pod("2"),
-            ["uncounted", "beside"],
-            f"6 exclusive CPUs, 1 GiB of memory and 2 {GPU}",
-        ),
+        (gpu_pod("2"), ["uncounted", "beside"], f"6 exclusive CPUs, 1 GiB of memory and 2 {GPU}"),
         (gpu_pod(3), ["uncounted"], f"needs 3 {GPU} on one NUMA node; an empty node has 2"),
         (gpu_pod("2", devices="ignore"), ["uncounted", "beside", "apart"], ""),
         (gpu_pod("3", policy="best-effort"), ["uncounted", "beside", "apart"], ""),
@@ -183,9 +177,7 @@ async def test_filter_names_all_nodes_with_room_where_prioritize_is_asked() -> N
         assert [one["Host"] for one in scores] == ["a", "b"]
 
 
-async def test_a_pod_that_no_node_of_a_sample_has_room_for_is_woken_for_another(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_pod_without_room_in_a_sample_is_woken(monkeypatch: pytest.MonkeyPatch) -> None:
     """The question itself costs no more than the nodes that it names."""
     made, names = extender(), [f"n{n}" for n in range(150)]
     judged: list[NodeResources] = []

@@ -1,7 +1,5 @@
 """Pods that ask for devices of an inventory, and where that puts them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -10,12 +8,12 @@ import pytest
 
 from nri_numa.cluster.manifests import ManifestError
 from nri_numa.engine.node_model import NodeModel
-from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import Device
 from nri_numa.simulate.devices import DeviceInventory
 from nri_numa.simulate.manifests import read_manifests_from_text
 from nri_numa.simulate.simulator import SimulatedOutcome, Simulation, plan_actions, simulate_plan
+from tests.machines import named as machines
 from tests.machines.pods import container, document, outcomes, pod, replicated, the
 
 GPU, NIC = "nvidia.com/gpu", "example.com/nic"
@@ -43,14 +41,7 @@ def wants(
 
 
 def run(*documents: str, inventory: DeviceInventory = FOUR, keep_going: bool = False) -> Simulation:
-    topology = build_synthetic_topology(
-        sockets=2,
-        numa_per_socket=1,
-        cores_per_numa=4,
-        threads=1,
-        memory_gib=4,
-        memory_only_gib=(2,),
-    )
+    topology = machines.dual_no_smt(cores_per_numa=4, memory_gib=4, memory_only_gib=(2,))
     manifests = read_manifests_from_text("\n---\n".join(documents), "pods.yaml", "", inventory)
     machine = NodeModel(topology=topology, settings=Settings())
     planned = plan_actions(manifests.workloads)

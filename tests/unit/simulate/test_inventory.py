@@ -1,16 +1,14 @@
 """What an inventory of devices says, and what it cannot mean."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 
 from nri_numa.cluster.manifests import ManifestError
-from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import PCIDevice, Topology
 from nri_numa.simulate.devices import DeviceInventory, read_device_inventory
+from tests.machines import named as machines
 
 CARDS = (
     PCIDevice(
@@ -30,9 +28,7 @@ CARDS = (
 
 
 def machine() -> Topology:
-    return build_synthetic_topology(
-        sockets=2, numa_per_socket=1, cores_per_numa=2, threads=1, memory_gib=4
-    )
+    return machines.dual_no_smt(cores_per_numa=2, memory_gib=4)
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """Documents become pods; every mistake is told with its place."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -341,9 +339,7 @@ def test_a_mistake_names_place_value_and_expectation(text: str, words: str) -> N
         ),
     ],
 )
-def test_the_resource_that_counts_exclusive_cpus_is_whole_and_a_limit(
-    amounts: str, words: str
-) -> None:
+def test_the_resource_of_exclusive_cpus_is_whole_and_a_limit(amounts: str, words: str) -> None:
     found = problems(resources(f"{{{amounts}}}"), "example.com/cpu")
     assert any(words in problem for problem in found), found
 

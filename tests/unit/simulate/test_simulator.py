@@ -1,7 +1,5 @@
 """What-if: the engine's answers, one pod after another, and changes of pods that are there."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -9,10 +7,10 @@ from msgspec.structs import replace
 
 from nri_numa.cluster.manifests import ManifestError
 from nri_numa.cluster.pods import ContainerRole
-from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.simulate.manifests import read_manifests_from_text
 from nri_numa.simulate.simulator import PodAction, SimulatedOutcome, Simulation, plan_actions
+from tests.machines import named as machines
 from tests.machines.named import snc_smt
 from tests.machines.pods import container, document, pod, replicated, run, the
 
@@ -115,9 +113,7 @@ def test_init_containers_end_and_their_cpus_go_to_the_app() -> None:
         ((2, 9, 3), "0-1", "0-2"),  # from what the container has
     ],
 )
-def test_other_resources_are_a_resize_in_place(
-    sizes: tuple[int, ...], before: str, cpus: str
-) -> None:
+def test_new_resources_are_a_resize(sizes: tuple[int, ...], before: str, cpus: str) -> None:
     steps = [pod("db", n, f"{n}Gi", SINGLE) for n in sizes]
     result = run(snc_smt(), *steps, keep_going=True)
     event = result.events[-1]
@@ -183,9 +179,7 @@ def test_replicas_come_and_go() -> None:
         (in_order({}), in_order({}).replace("1Gi", "2Gi", 1), "init container cannot be resized"),
     ],
 )
-def test_what_kubernetes_would_not_change_in_place_is_a_mistake(
-    before: str, after: str, words: str
-) -> None:
+def test_what_cannot_change_in_place_is_a_mistake(before: str, after: str, words: str) -> None:
     found = problems(before, after)
     assert any(words in problem for problem in found), found
     assert all("document 2 (Pod p): is a change of f.yaml, document 1" in p for p in found)
@@ -219,7 +213,7 @@ def the_first(result: Simulation) -> Any:
 
 
 def test_huge_pages_of_withheld_memory_are_not_there_either() -> None:
-    machine = build_synthetic_topology(hugepages={2 << 20: 1 << 30})
+    machine = machines.snc_smt(hugepages={2 << 20: 1 << 30})
     wish = pod("p", 1, "1Gi", SINGLE, hugepages="512Mi")
     assert the(run(machine, wish)).verdict is SimulatedOutcome.PLACED
     withheld = replace(machine, withheld_memory=NUMASet.parse("0-2"))

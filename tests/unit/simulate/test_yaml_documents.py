@@ -1,7 +1,5 @@
 """YAML is read as Kubernetes reads it, and never to the harm of the reader."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

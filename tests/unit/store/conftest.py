@@ -1,7 +1,5 @@
 """Stores, and files of history: all are closed at the end, and leave nothing open."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """The checkpoint store: whatever happens to the file or to us, nothing intact is lost."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -128,9 +126,7 @@ def test_a_journal_grows_to_four_times_what_it_says(node: StateDirectoryBed) -> 
 
 
 @pytest.mark.parametrize("replaced", [False, True])
-def test_a_file_that_was_taken_away_is_written_again(
-    node: StateDirectoryBed, replaced: bool
-) -> None:
+def test_a_file_taken_away_is_written_again(node: StateDirectoryBed, replaced: bool) -> None:
     store = node.recorded()
     node.file.unlink()
     if replaced:
@@ -142,9 +138,7 @@ def test_a_file_that_was_taken_away_is_written_again(
     assert read_checkpoint(str(node.file)).entries.keys() >= {"a"}
 
 
-def test_a_directory_that_was_taken_away_is_made_anew_with_its_lock(
-    node: StateDirectoryBed,
-) -> None:
+def test_a_directory_taken_away_is_made_anew_with_its_lock(node: StateDirectoryBed) -> None:
     """A lock on a file without a name would keep no other agent out."""
     store = node.recorded()
     node.file.unlink()
@@ -211,9 +205,7 @@ HEAD = framed(1, json.dumps({"head": IDENTITY, "at": 1.0}).encode())
         (b'{"set":{"x":7}}', "the entry of container x is left out"),
     ],
 )
-def test_intact_lines_that_say_nonsense_are_left_out(
-    node: StateDirectoryBed, payload: bytes, said: str
-) -> None:
+def test_intact_nonsense_is_left_out(node: StateDirectoryBed, payload: bytes, said: str) -> None:
     node.directory.mkdir()
     node.file.write_bytes(HEAD + framed(2, payload) + framed(3, b'{"set":{"a":{"n":1}}}'))
     store, loaded = node.start()
@@ -346,9 +338,7 @@ def test_a_lock_without_a_number_still_locks(node: StateDirectoryBed) -> None:
         node.store().load()
 
 
-def test_a_path_below_a_file_is_said_and_the_store_runs_on_in_memory(
-    tmp_path: Path, stores: Stores
-) -> None:
+def test_a_path_below_a_file_leaves_the_store_in_memory(tmp_path: Path, stores: Stores) -> None:
     (tmp_path / "file").write_text("")
     node = StateDirectoryBed(tmp_path / "file" / "state", stores)
     store, loaded = node.start()
@@ -516,9 +506,7 @@ print("good")
 """
 
 
-def test_an_agent_that_was_started_without_an_input_keeps_its_state_all_the_same(
-    node: StateDirectoryBed,
-) -> None:
+def test_an_agent_started_without_an_input_keeps_its_state(node: StateDirectoryBed) -> None:
     """`nri-numa run <&-`: the kernel gives the number 0 to a file of ours."""
     command = [sys.executable, "-c", WITHOUT_INPUT, str(node.directory)]
     done = subprocess.run(

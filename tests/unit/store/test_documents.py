@@ -1,7 +1,5 @@
 """Containers and pods as the checkpoint keeps them: everything that is known, and nothing else."""
 
-from __future__ import annotations
-
 import io
 
 import pytest
@@ -69,9 +67,7 @@ def test_a_damaged_document_costs_itself_and_is_said(damage: dict[str, object]) 
         ("1 exclusive CPU on NUMA node 0; moved to make room for a/b/c", {"moved_for"}),
     ],
 )  # fmt: skip
-def test_what_older_versions_said_in_the_reason_alone_is_known(
-    reason: str, facts: set[str]
-) -> None:
+def test_what_older_versions_said_in_the_reason_is_known(reason: str, facts: set[str]) -> None:
     state, problems = state_from({"c/old": {**SHORT, "reason": reason}})
     one = state.allocations["old"]
     names = ("has_shortfall", "is_misaligned", "is_undecided", "moved_for", "unpinned_for")

@@ -1,7 +1,5 @@
 """What lies in the state directory and is not ours: refused in a sentence, never waited for."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -96,9 +94,7 @@ def test_what_is_no_file_in_place_of_the_lock(state: Path, start: Start, sort: s
 
 
 @pytest.mark.parametrize("sort", ["fifo", "link", "device"])
-def test_what_is_no_file_in_place_of_the_temporary_one(
-    state: Path, start: Start, sort: str
-) -> None:
+def test_what_is_no_file_in_the_temporary_place(state: Path, start: Start, sort: str) -> None:
     """A new file is made, through which nothing else is written."""
     planted(sort, state / "checkpoint.tmp")
     store, loaded = start()
@@ -107,9 +103,7 @@ def test_what_is_no_file_in_place_of_the_temporary_one(
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o775, 0o1777])
-def test_a_directory_that_others_may_write_is_not_used(
-    state: Path, start: Start, mode: int
-) -> None:
+def test_a_directory_others_may_write_is_not_used(state: Path, start: Start, mode: int) -> None:
     """Nothing in it is believed and nothing is written, until only its owner may write there."""
     store, _ = start()
     store.append_documents({"a": {"n": 1}})
@@ -184,9 +178,7 @@ print((after - before) // 1024, len(" ".join(problems)), problems[0])
 
 @pytest.mark.parametrize("beginning", [b"", b"1 1 40 "])
 @pytest.mark.parametrize("headed", [False, True])
-def test_twenty_megabytes_of_line_ends(
-    state: Path, start: Start, beginning: bytes, headed: bool
-) -> None:
+def test_20_mb_of_line_ends(state: Path, start: Start, beginning: bytes, headed: bool) -> None:
     """Less memory than a few copies of the file, and a sentence that can be read."""
     first = b""
     if headed:
@@ -231,9 +223,7 @@ def test_the_key_is_made_once_and_for_the_owner_only(state: Path) -> None:
 
 
 @pytest.mark.parametrize(("trusted", "writable"), [(False, False), (False, True), (True, False)])
-def test_without_a_directory_of_ours_the_key_is_for_this_process(
-    state: Path, trusted: bool, writable: bool
-) -> None:
+def test_without_a_directory_a_key_ends_with_us(state: Path, trusted: bool, writable: bool) -> None:
     first, problems = key_of(state, trusted=trusted, writable=writable)
     assert problems == []
     assert not list(state.iterdir())
@@ -255,9 +245,7 @@ def test_a_key_that_lies_in_an_untrusted_directory_is_not_used(state: Path) -> N
         (b"ab" * 32, 0o644, "has mode 0644, expected one that is for its owner only"),
     ],
 )
-def test_a_key_that_cannot_be_used_is_replaced(
-    state: Path, content: bytes, mode: int, said: str
-) -> None:
+def test_an_unusable_key_is_replaced(state: Path, content: bytes, mode: int, said: str) -> None:
     (state / SIGNING_KEY_FILE_NAME).write_bytes(content)
     (state / SIGNING_KEY_FILE_NAME).chmod(mode)
     key, (problem,) = key_of(state)

@@ -3,14 +3,13 @@
 Ids and numbers of notices go on whatever became of the file; explanations are as before.
 """
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import itertools
 import json
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from zlib import compress, crc32, decompress
@@ -63,41 +62,29 @@ def busy() -> Agent:
     return made
 
 
-@pytest.fixture
-def open_for(stores: Stores) -> Callable[..., tuple[HistoryFile, str]]:
-    """The open file of an agent, and what was wrong with it."""
+class HistoryBed:
+    """The file of history in a directory."""
 
-    def opened(
-        directory: Path, of: Agent, identity: dict[str, str] = IDENTITY
-    ) -> tuple[HistoryFile, str]:
-        file = HistoryFile(str(directory), identity=identity, history=of.history)
-        stores.append(file.stop_writing)
+    def __init__(self, directory: Path, stores: Stores, opened: Opened) -> None:
+        self.directory, self.path, self._stores = directory, directory / "history", stores
+        self.opened = partial(opened, directory)
+
+    def open_for(self, of: Agent, identity: dict[str, str] = IDENTITY) -> tuple[HistoryFile, str]:
+        """The open file of an agent, and what was wrong with it."""
+        file = HistoryFile(str(self.directory), identity=identity, history=of.history)
+        self._stores.append(file.stop_writing)
         return file, file.restore_and_open(of.current.state.allocations)
 
-    return opened
-
-
-OpenFor = Callable[..., tuple[HistoryFile, str]]
-
-
-@pytest.fixture
-def restarted(open_for: OpenFor) -> Callable[..., Agent]:
-    """The agent that starts with what another left, and finds nothing wrong."""
-
-    def started(directory: Path, state: NodeState, **more: object) -> Agent:
+    def restarted(self, state: NodeState, identity: dict[str, str] = IDENTITY) -> Agent:
+        """The agent that starts with what another left, and finds nothing wrong."""
         made = agent(state)
-        assert open_for(directory, made, **more)[1] == ""
+        assert self.open_for(made, identity)[1] == ""
         return made
 
-    return started
-
-
-Restarted = Callable[..., Agent]
-
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "history"
+def bed(tmp_path: Path, stores: Stores, opened: Opened) -> HistoryBed:
+    return HistoryBed(tmp_path, stores, opened)
 
 
 def told(of: Agent, name: str = "own") -> Any:
@@ -134,17 +121,15 @@ def _line_of(line: dict[str, Any]) -> JournalLine:
 # --- both over a restart ------------------------------------------------------------------------
 
 
-def test_a_restart_keeps_notices_rejections_and_traces(
-    tmp_path: Path, path: Path, open_for: OpenFor, restarted: Restarted
-) -> None:
+def test_a_restart_keeps_notices_rejections_and_traces(bed: HistoryBed) -> None:
     before = agent()
-    file, _ = open_for(tmp_path, before)
+    file, _ = bed.open_for(before)
     create(before, "own", 2)
     create(before, "big", 99)
     asyncio.run(file.save_last_changes())
-    assert path.stat().st_mode & 0o077 == 0
+    assert bed.path.stat().st_mode & 0o077 == 0
     # An upgrade reads the same file.
-    after = restarted(tmp_path, before.current.state, identity={**IDENTITY, "version": "2"})
+    after = bed.restarted(before.current.state, identity={**IDENTITY, "version": "2"})
     assert told(after) == told(before) is not None
     (then,), (now,) = before.history.rejections, after.history.rejections
     assert (now.pod, now.message, now.last_time) == (then.pod, then.message, then.last_time)
@@ -155,24 +140,24 @@ def test_a_restart_keeps_notices_rejections_and_traces(
     assert (one.id, one.count) == (before.history.notices.notices_after()[0].id, 2)
 
 
-def test_files_of_the_version_before_are_read_once_and_replaced(
-    tmp_path: Path, path: Path, restarted: Restarted
-) -> None:
+def test_files_of_the_version_before(bed: HistoryBed) -> None:
     before = busy()
     notices = before.history.notices
     notices.instance = "beef"
     head = {"nri_numa_notices": 1, "instance": "beef", "identity": IDENTITY, "number": 9}
     lines = [encode(one) for one in (head, *notices.notices_after())]
-    (tmp_path / "notices").write_bytes(b"\n".join([*lines, b'{"id": "torn']))
+    (bed.directory / "notices").write_bytes(b"\n".join([*lines, b'{"id": "torn']))
     traces = [
         [i, crc32(encode(allocation_document(allocation))), trace]
         for i, (trace, allocation) in before.history.packed_traces().items()
     ]
     rest = msgspec.msgpack.encode([IDENTITY, traces, before.history.rejections])
-    (tmp_path / "explanations").write_bytes(b"nri-numa explanations 7 %08x\n" % crc32(rest) + rest)
+    (bed.directory / "explanations").write_bytes(
+        b"nri-numa explanations 7 %08x\n" % crc32(rest) + rest
+    )
     for _ in range(2):
-        after = restarted(tmp_path, before.current.state)
-        assert list(tmp_path.iterdir()) == [path]
+        after = bed.restarted(before.current.state)
+        assert list(bed.directory.iterdir()) == [bed.path]
         assert told(after) == told(before) is not None
         assert why_rejected(after) == why_rejected(before)
         kept = after.history.notices
@@ -181,12 +166,10 @@ def test_files_of_the_version_before_are_read_once_and_replaced(
 
 
 @pytest.mark.parametrize("more", [True, False])
-def test_a_file_with_a_field_more_or_less_is_read(
-    tmp_path: Path, path: Path, open_for: OpenFor, restarted: Restarted, more: bool
-) -> None:
+def test_a_file_with_a_field_more_or_less_is_read(bed: HistoryBed, more: bool) -> None:
     """After an upgrade and after a rollback: what both versions know is explained."""
     before = busy()
-    file, _ = open_for(tmp_path, before)
+    file, _ = bed.open_for(before)
     add_rejection(before.history.notices, 1)
     file.stop_writing()
 
@@ -208,34 +191,30 @@ def test_a_file_with_a_field_more_or_less_is_read(
         elif key.startswith("rejection/"):
             document.pop("count", None)
 
-    edit(path, change)
+    edit(bed.path, change)
     if more:
-        number = len(path.read_bytes().splitlines()) + 1
+        number = len(bed.path.read_bytes().splitlines()) + 1
         unknown = JournalLine(updates={"x/of a kind to come": msgspec.Raw(b"{}")})
-        path.write_bytes(path.read_bytes() + frame_line(number, unknown))
-    after = restarted(tmp_path, before.current.state)
+        bed.path.write_bytes(bed.path.read_bytes() + frame_line(number, unknown))
+    after = bed.restarted(before.current.state)
     assert told(after) == told(before) is not None
     assert "99 exclusive CPUs" in sentences.render_text(why_rejected(after), 200)
     assert after.history.notices.notices_after() == before.history.notices.notices_after()
 
 
 @pytest.mark.parametrize("data", [compress(b"\x93\x01\x02\x03"), b"x is no zlib"])
-def test_what_a_later_version_wrote_may_not_be_known(
-    tmp_path: Path, path: Path, open_for: OpenFor, restarted: Restarted, data: bytes
-) -> None:
+def test_what_a_later_version_wrote_may_not_be_known(bed: HistoryBed, data: bytes) -> None:
     before = busy()
-    open_for(tmp_path, before)[0].stop_writing()
-    edit(path, lambda _, document: document.get("trace", {}).update(data=data))
-    after = restarted(tmp_path, before.current.state)
+    bed.open_for(before)[0].stop_writing()
+    edit(bed.path, lambda _, document: document.get("trace", {}).update(data=data))
+    after = bed.restarted(before.current.state)
     for document in (told(after), why_rejected(after)):
         text = sentences.render_text(document, 200)
         assert "another version of nri-numa wrote" in text
         assert "last started" not in text, "no restart is blamed"
 
 
-def test_what_devices_had_to_do_with_it_is_kept(
-    tmp_path: Path, open_for: OpenFor, restarted: Restarted
-) -> None:
+def test_the_devices_part_is_kept(bed: HistoryBed) -> None:
     before = agent()
     gpu = Device(id="gpu", numa_nodes=frozenset((2,)))
     requests = (DeviceRequest(resource="GPU", count=1, devices=(gpu,)),)
@@ -243,8 +222,8 @@ def test_what_devices_had_to_do_with_it_is_kept(
         of = pod(name, ALIGNED)
         made = container(of, wants=resources(cpus, 1))
         before.create_container(of, replace(made, devices=requests, pod_devices=requests))
-    open_for(tmp_path, before)
-    after = restarted(tmp_path, before.current.state)
+    bed.open_for(before)
+    after = bed.restarted(before.current.state)
     assert told(after) == told(before) is not None
     assert "GPU" in sentences.render_text(told(after), 200)
     assert [one.message for one in after.history.rejections] == [
@@ -252,29 +231,25 @@ def test_what_devices_had_to_do_with_it_is_kept(
     ]
 
 
-def test_a_decision_that_was_changed_since_is_not_explained_by_the_old_one(
-    tmp_path: Path, open_for: OpenFor, restarted: Restarted
-) -> None:
+def test_a_decision_that_was_changed_since_is_not_explained_by_the_old_one(bed: HistoryBed) -> None:
     """The checkpoint has every resize, the file perhaps not the last one."""
     before = busy()
-    open_for(tmp_path, before)
+    bed.open_for(before)
     (own,) = (a for a in before.current.state.allocations.values() if a.pod == "own")
     changed = before.current.state.without_allocation(own.container_id).with_allocation(
         replace(own, cpu_milli=1000, reason="resized")
     )
-    assert told(restarted(tmp_path, changed)) is None
-    assert restarted(tmp_path, NodeState()).history.packed_traces() == {}
+    assert told(bed.restarted(changed)) is None
+    assert bed.restarted(NodeState()).history.packed_traces() == {}
 
 
-def test_former_kinds_and_reasons_are_read_as_the_current_ones(
-    tmp_path: Path, path: Path, open_for: OpenFor, restarted: Restarted
-) -> None:
+def test_former_kinds_and_reasons_are_read_as_the_current_ones(bed: HistoryBed) -> None:
     before = busy()
     (own,) = (a for a in before.current.state.allocations.values() if a.pod == "own")
     running = replace(own, unpinned_for=RejectionReason.CPU_EXCLUSIVE)
     state = before.current.state.with_allocation(running)
     before.current.restore_state(state)
-    open_for(tmp_path, before)[0].stop_writing()
+    bed.open_for(before)[0].stop_writing()
 
     def write_former(key: str, document: dict[str, Any]) -> None:
         if key.startswith("trace/" + own.container_id):
@@ -285,8 +260,8 @@ def test_former_kinds_and_reasons_are_read_as_the_current_ones(
         elif key.startswith("rejection/"):
             document["reason"] = "UnpaidCPUs"
 
-    edit(path, write_former)
-    after = restarted(tmp_path, state)
+    edit(bed.path, write_former)
+    after = bed.restarted(state)
     assert told(after) is not None
     (notice,) = after.history.notices.notices_after()
     assert (notice.notice_kind, notice.reason) == ("rejected", "RepairsAbandoned")
@@ -296,12 +271,12 @@ def test_former_kinds_and_reasons_are_read_as_the_current_ones(
 # --- notices ------------------------------------------------------------------------------------
 
 
-def test_a_killed_agent_goes_on_with_the_same_sequence(tmp_path: Path, opened: Opened) -> None:
+def test_a_killed_agent_goes_on_with_the_same_sequence(bed: HistoryBed) -> None:
     """Nothing is closed: every line is in the file already."""
-    notices, _, _ = opened(tmp_path)
+    notices, _, _ = bed.opened()
     first = add_rejection(notices, 1)
     add_rejection(notices, 2)
-    again, _, problem = opened(tmp_path, {**IDENTITY, "version": "2"})
+    again, _, problem = bed.opened({**IDENTITY, "version": "2"})
     assert problem == ""
     assert (again.instance, again.number) == (notices.instance, 2)
     assert again.notices_after() == notices.notices_after()
@@ -309,10 +284,8 @@ def test_a_killed_agent_goes_on_with_the_same_sequence(tmp_path: Path, opened: O
     assert add_rejection(again, 3).id not in {one.id for one in notices.notices_after()}
 
 
-def test_a_notice_with_former_field_names_is_read(
-    tmp_path: Path, path: Path, opened: Opened
-) -> None:
-    notices, file, _ = opened(tmp_path)
+def test_a_notice_with_former_fields_is_read(bed: HistoryBed) -> None:
+    notices, file, _ = bed.opened()
     add_rejection(notices, 1)
     file.stop_writing()
 
@@ -320,33 +293,33 @@ def test_a_notice_with_former_field_names_is_read(
         for former, current in (("what", "kind"), ("first", "firstTime"), ("last", "lastTime")):
             document[former] = document.pop(current)
 
-    edit(path, write_former)
-    again, _, problem = opened(tmp_path)
+    edit(bed.path, write_former)
+    again, _, problem = bed.opened()
     assert (problem, again.notices_after()) == ("", notices.notices_after())
 
 
-def test_numbers_go_on_when_nothing_is_kept(tmp_path: Path, opened: Opened) -> None:
+def test_numbers_go_on_when_nothing_is_kept(bed: HistoryBed) -> None:
     """A reader that asked for what comes after 5 must not miss a new 1."""
-    notices, file, _ = opened(tmp_path, limit=1)
+    notices, file, _ = bed.opened(limit=1)
     for n in range(5):
         add_rejection(notices, n)
     file.stop_writing()
-    again, _, _ = opened(tmp_path, limit=1)
+    again, _, _ = bed.opened(limit=1)
     assert again.number == 5
     assert len(again.notices_after()) == 1
 
 
 def test_what_is_noted_while_the_file_is_written_anew_is_in_the_new_one(
-    tmp_path: Path, path: Path, opened: Opened, monkeypatch: pytest.MonkeyPatch
+    bed: HistoryBed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And until that takes the old one's place it is in the old one."""
-    notices, file, _ = opened(tmp_path)
-    real, before = module.encode_lines, path.stat().st_ino
+    notices, file, _ = bed.opened()
+    real, before = module.encode_lines, bed.path.stat().st_ino
 
     def slow_encode(*arguments: Any) -> list[bytes]:
         lines = real(*arguments)
         add_rejection(notices, 2)
-        assert b"pod-2" in path.read_bytes()
+        assert b"pod-2" in bed.path.read_bytes()
         return lines
 
     async def save() -> None:
@@ -358,9 +331,9 @@ def test_what_is_noted_while_the_file_is_written_anew_is_in_the_new_one(
         await saving
 
     asyncio.run(save())
-    assert path.stat().st_ino != before
+    assert bed.path.stat().st_ino != before
     monkeypatch.undo()
-    assert [one.pod for one in opened(tmp_path)[0].notices_after()] == ["pod-1", "pod-2"]
+    assert [one.pod for one in bed.opened()[0].notices_after()] == ["pod-1", "pod-2"]
 
 
 # --- files that are not as they were ------------------------------------------------------------
@@ -393,23 +366,18 @@ def _without_line(data: bytes, number: int) -> bytes:
     ],
 )
 def test_of_a_spoilt_file_what_is_intact_counts(
-    tmp_path: Path,
-    path: Path,
-    opened: Opened,
-    spoilt: Callable[[bytes], bytes],
-    kept: int | None,
-    said: str,
+    bed: HistoryBed, spoilt: Callable[[bytes], bytes], kept: int | None, said: str
 ) -> None:
-    notices, _, _ = opened(tmp_path)
+    notices, _, _ = bed.opened()
     add_rejection(notices, 1)
     add_rejection(notices, 2)
-    path.write_bytes(spoilt(path.read_bytes()))
-    found, _, problem = opened(tmp_path)
+    bed.path.write_bytes(spoilt(bed.path.read_bytes()))
+    found, _, problem = bed.opened()
     assert said in problem if said else not problem
     assert len(found.notices_after()) == (kept or 0)
     assert (found.instance == notices.instance) is (kept is not None)
     add_rejection(found, 3)
-    again, _, problem = opened(tmp_path)
+    again, _, problem = bed.opened()
     assert (again.instance, again.notices_after(), problem) == (
         found.instance,
         found.notices_after(),
@@ -417,86 +385,78 @@ def test_of_a_spoilt_file_what_is_intact_counts(
     )
 
 
-def test_after_a_reboot_everything_begins_anew(
-    tmp_path: Path, open_for: OpenFor, opened: Opened
-) -> None:
+def test_after_a_reboot_all_begins_anew(bed: HistoryBed) -> None:
     before = busy()
-    open_for(tmp_path, before)
+    bed.open_for(before)
     after = agent(before.current.state)
-    _, problem = open_for(tmp_path, after, {**IDENTITY, "boot": "another"})
+    _, problem = bed.open_for(after, {**IDENTITY, "boot": "another"})
     assert "another machine or boot" in problem
     assert after.history.notices.instance != before.history.notices.instance
     assert told(after) is None
     assert not after.history.rejections
 
 
-def test_a_fifo_or_a_link_is_not_read(tmp_path: Path, path: Path, opened: Opened) -> None:
-    os.mkfifo(path)
-    assert "expected a regular file" in opened(tmp_path)[2]
-    path.unlink()
-    path.symlink_to("/etc/passwd")
-    assert "cannot be read" in opened(tmp_path)[2]
+def test_a_fifo_or_a_link_is_not_read(bed: HistoryBed) -> None:
+    os.mkfifo(bed.path)
+    assert "expected a regular file" in bed.opened()[2]
+    bed.path.unlink()
+    bed.path.symlink_to("/etc/passwd")
+    assert "cannot be read" in bed.opened()[2]
 
 
-def test_a_directory_that_is_not_ours_alone_is_not_written(tmp_path: Path, opened: Opened) -> None:
-    notices, file, problem = opened(tmp_path, writable=False)
+def test_a_directory_that_is_not_ours_alone_is_not_written(bed: HistoryBed) -> None:
+    notices, file, problem = bed.opened(writable=False)
     assert problem == ""
     assert len(notices.instance) == 8
     add_rejection(notices)
     asyncio.run(file.save_last_changes())
-    assert list(tmp_path.iterdir()) == []
+    assert list(bed.directory.iterdir()) == []
 
 
-def test_a_link_where_the_new_file_is_made_is_not_followed(
-    tmp_path: Path, path: Path, opened: Opened
-) -> None:
-    theirs = tmp_path / "theirs"
+def test_a_link_at_the_new_file_is_not_followed(bed: HistoryBed) -> None:
+    theirs = bed.directory / "theirs"
     theirs.write_text("precious")
-    (tmp_path / "history.tmp").symlink_to(theirs)
-    opened(tmp_path)
+    (bed.directory / "history.tmp").symlink_to(theirs)
+    bed.opened()
     assert theirs.read_text() == "precious"
-    assert not path.is_symlink()
+    assert not bed.path.is_symlink()
 
 
 # --- when it is written, and how much -----------------------------------------------------------
 
 
-def test_nothing_is_written_when_nothing_changed(
-    tmp_path: Path, path: Path, open_for: OpenFor, restarted: Restarted
-) -> None:
+def test_nothing_is_written_when_nothing_changed(bed: HistoryBed) -> None:
     again = busy()
-    file, _ = open_for(tmp_path, again)
-    first = path.stat().st_ino
+    file, _ = bed.open_for(again)
+    first = bed.path.stat().st_ino
     asyncio.run(file.save_last_changes())
-    assert path.stat().st_ino == first
+    assert bed.path.stat().st_ino == first
     create(again, "new", 1)
     asyncio.run(file.save_last_changes())
-    assert told(restarted(tmp_path, again.current.state), "new") is not None
+    assert told(bed.restarted(again.current.state), "new") is not None
 
 
-def test_the_file_stays_small(
-    tmp_path: Path, path: Path, opened: Opened, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_file_stays_small(bed: HistoryBed, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is written anew after as many bytes as said, not at each notice."""
     monkeypatch.setattr(module, "MAX_HISTORY_BYTES", 20_000)
-    notices, _, _ = opened(tmp_path, limit=4)
+    notices, _, _ = bed.opened(limit=4)
     files = set()
     for n in range(1000):
         add_rejection(notices, n % 4)
-        files.add(path.stat().st_ino)
-        assert path.stat().st_size < 24_000
-    again, _, _ = opened(tmp_path, limit=4)
+        files.add(bed.path.stat().st_ino)
+        assert bed.path.stat().st_size < 24_000
+    again, _, _ = bed.opened(limit=4)
     assert [one.count for one in again.notices_after()] == [250] * 4
 
 
-def test_the_file_is_bounded_and_the_youngest_are_kept(tmp_path: Path, open_for: OpenFor) -> None:
+def test_the_file_is_bounded_and_the_youngest_are_kept(bed: HistoryBed) -> None:
     """Whatever the number of containers; the oldest explanations are missed least."""
     clock = itertools.count()
     full = agent(now=lambda: float(next(clock)))
     for n in range(40):
         of = pod(f"p{n}", {"policy": "best-effort", "cpus": "shared"})
         full.create_container(of, container(of, wants=resources(0.1, 0.01)))
-    snapshot = open_for(tmp_path, full)[0]._current_snapshot()
+    snapshot = bed.open_for(full)[0]._current_snapshot()
     lines = encode_lines({}, snapshot, 10_000)
     assert sum(map(len, lines[1:])) <= 10_000 < sum(map(len, encode_lines({}, snapshot)))
     kept = [next(iter(json.loads(one.split(b" ", 4)[4])["set"])) for one in lines[1:]]
@@ -506,12 +466,9 @@ def test_the_file_is_bounded_and_the_youngest_are_kept(tmp_path: Path, open_for:
 
 
 def test_a_full_disk_is_said_once_and_nothing_is_lost(
-    tmp_path: Path,
-    opened: Opened,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    bed: HistoryBed, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    notices, file, _ = opened(tmp_path)
+    notices, file, _ = bed.opened()
     broken = BrokenOS()
     monkeypatch.setattr(module, "os", broken)
     monkeypatch.setattr("nri_numa.store.files.os", broken)
@@ -526,17 +483,15 @@ def test_a_full_disk_is_said_once_and_nothing_is_lost(
         broken.failing, broken.write_at_most = {}, None
         asyncio.run(file.save_last_changes())
     assert caplog.records == []
-    assert len(opened(tmp_path)[0].notices_after()) == 4
+    assert len(bed.opened()[0].notices_after()) == 4
 
 
-def test_a_directory_where_the_file_should_be_costs_what_outlives_the_process_only(
-    tmp_path: Path, path: Path, open_for: OpenFor
-) -> None:
-    path.mkdir()
+def test_a_directory_in_place_of_the_file_costs_what_outlives_the_process(bed: HistoryBed) -> None:
+    bed.path.mkdir()
     before = busy()
-    file, problem = open_for(tmp_path, before)
+    file, problem = bed.open_for(before)
     assert "cannot be read" in problem
     asyncio.run(file.save_last_changes())
-    assert path.is_dir()
-    assert not (tmp_path / "history.tmp").exists()
+    assert bed.path.is_dir()
+    assert not (bed.directory / "history.tmp").exists()
     assert told(before) is not None

@@ -1,7 +1,5 @@
 """The OpenAPI file is fresh, and the server answers as it says."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

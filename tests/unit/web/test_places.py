@@ -1,7 +1,5 @@
 """Who may stay connected, and who makes room: places as plain values, on a clock of the test's."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from nri_numa.web.server import RESERVE_GRACE_S, ConnectionLimiter, ConnectionSlot

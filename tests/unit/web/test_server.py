@@ -1,7 +1,5 @@
 """The HTTP server over a real loopback socket, with a made-up agent behind it."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import errno
@@ -296,9 +294,7 @@ async def test_too_many_streams_are_turned_away(monkeypatch: pytest.MonkeyPatch)
 
 
 @in_loop
-async def test_when_all_places_are_taken_probes_are_answered_and_nothing_else(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_when_all_places_are_taken_probes_alone_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """A plugin that is attacked must not be restarted by the kubelet for it."""
     monkeypatch.setattr(server_module, "MAX_ORDINARY_CONNECTIONS", 1)
     async with serving() as (server, address), connected(address) as (reader, writer):
@@ -338,9 +334,7 @@ async def test_the_reserve_is_for_the_latest(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @in_loop
-async def test_one_connection_gets_so_many_answers_and_no_more(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_one_connection_gets_a_number_of_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever wants more connects again, and stands in line with the others."""
     monkeypatch.setattr(server_module, "MAX_REQUESTS_PER_CONNECTION", 3)
     async with serving() as (_, address), connected(address) as (reader, writer):
@@ -398,9 +392,7 @@ class Watched(AgentServer):
     ],
 )
 @in_loop
-async def test_a_probe_overtakes_whoever_waits(
-    tmp_path: Path, said: bytes, begun: int, unix: bool
-) -> None:
+async def test_probes_overtake_others(tmp_path: Path, said: bytes, begun: int, unix: bool) -> None:
     """Polite or not, in the kernel's queue or in the midst of answers: few are answered first."""
     path = str(tmp_path / "http.sock")
     config = HTTP(address="127.0.0.1:0", socket=path)

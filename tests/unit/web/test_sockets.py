@@ -1,7 +1,5 @@
 """The unix socket: for whoever may open the file, beside the address that asks for a token."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import socket
@@ -33,9 +31,7 @@ async def there(path: Path) -> None:
 
 
 @in_loop
-async def test_the_file_is_the_permission_and_the_address_asks_for_the_token(
-    tmp_path: Path,
-) -> None:
+async def test_the_file_is_the_permission_and_the_address_needs_the_token(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("a token of sixteen")
     path = tmp_path / "agent.sock"
     files = {"socket": str(path), "token_file": str(tmp_path / "token")}

@@ -1,7 +1,5 @@
 """Nobody else on an owned CPU while everything comes, goes and is killed."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os

@@ -5,8 +5,6 @@ arrive (`tests.machines.vm_machine` boots without MSI), and the driver of NVMe w
 they are given by VFIO, as to programs that drive their disk themselves.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Iterator, Mapping

@@ -5,8 +5,6 @@ and the agent say the same of every container, and that they still do when a pro
 was set (`tests.vm.scopes`).
 """
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """CPUs that go and come while containers run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.beds.cri import CRIError, poll

@@ -1,7 +1,5 @@
 """Listed CPUs and memory nodes: exactly these, or a refusal that says why."""
 
-from __future__ import annotations
-
 from tests.machines.vm_machine import Machine, format_list
 from tests.vm.guest import Guest
 from tests.vm.registry import case

@@ -1,7 +1,5 @@
 """The guest is the machine its document describes, and a container runs on it without a plugin."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from tests.vm import words

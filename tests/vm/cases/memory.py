@@ -1,7 +1,5 @@
 """Where the pages really are: numa_maps, and the memory controller's cpuset at its limit."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import json

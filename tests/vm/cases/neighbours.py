@@ -1,7 +1,5 @@
 """What a user waits for beside neighbours, on cgroup v2: of ``bench/neighbours.py --machine``."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

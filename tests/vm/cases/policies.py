@@ -1,7 +1,5 @@
 """The Topology Manager's policies and exclusive CPUs, admitted and refused."""
 
-from __future__ import annotations
-
 from tests.beds.cri import guaranteed
 from tests.machines.vm_machine import Machine, format_list
 from tests.vm import words

@@ -82,9 +82,7 @@ TIGHT = cpu(4, (2, 4), (3, 4))
         ),
     ],
 )
-def test_the_reason_has_what_each_numa_node_had(
-    policy: Policy, demand: HintProvider, expected: str
-) -> None:
+def test_the_reason_has_each_numa_node(policy: Policy, demand: HintProvider, expected: str) -> None:
     """Others are in tests/golden/searches."""
     assert place(2, demand, policy=policy).reason_text == expected
 
@@ -152,9 +150,7 @@ class Licences(Struct, frozen=True):
         ),
     ],
 )
-def test_a_resource_of_another_kind_is_aligned_and_explained(
-    licences: Licences, expected: str
-) -> None:
+def test_a_resource_of_another_kind_is_explained(licences: Licences, expected: str) -> None:
     """A new resource is one provider: merge, policies and texts ask for nothing else."""
     assert place(2, cpu(2, (1, 2), (2, 2)), licences, policy=SINGLE).reason_text == expected
 

@@ -1,7 +1,5 @@
 """CPUs on odd machines, and refusals; which a container gets is in tests/golden/choices."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -175,14 +173,13 @@ def test_distribution_in_whole_cores_with_half_a_core_in_the_affinity() -> None:
 
 
 def test_distribution_packs_where_nothing_can_be_even() -> None:
-    topology = build_synthetic_topology(sockets=2, numa_per_socket=1, cores_per_numa=4, threads=1)
+    topology = machines.dual_no_smt(cores_per_numa=4)
     # Free: 4 and 1. Five CPUs of two nodes would be 2 + 2 and one more.
     assert packed(topology, 5, DISTRIBUTED, without="5-7") == "0-4"
 
 
 def test_full_core_restarts_where_it_was() -> None:
-    topology = build_synthetic_topology(sockets=2, numa_per_socket=1, cores_per_numa=4)
-    again = take(topology, 4, smt=SMT.FULL_CORE, prefer=cpus("5-6,13-14"))
+    again = take(machines.dual_smt_16(), 4, smt=SMT.FULL_CORE, prefer=cpus("5-6,13-14"))
     assert str(again.cpus) == "5-6,13-14"
 
 

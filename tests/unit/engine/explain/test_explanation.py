@@ -1,7 +1,5 @@
 """What few decisions tell, and hostile input; whole explanations are in tests/golden/lives."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping
@@ -25,12 +23,10 @@ from nri_numa.model.machine import Topology, Unit
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import Device, DeviceRequest, Policy, Resources
 from tests.beds.explained import of_decision
-from tests.beds.world import GIB, World, container, pod, resources
+from tests.beds.world import GIB, SINGLE, World, container, pod, resources
+from tests.machines import named as machines
 
-FOUR = build_synthetic_topology(
-    sockets=2, numa_per_socket=2, cores_per_numa=4, threads=2, memory_gib=16
-)
-SINGLE = {"policy": "single-numa-node"}
+FOUR = machines.snc_smt()
 
 
 class ExplainingWorld(World):
@@ -131,8 +127,7 @@ def test_what_is_said_of_a_container_is_what_its_document_has(
     node = ExplainingWorld()
     of = pod("web", {"policy": policy}, total=resources(*total) if total else None)
     for number, (cpus, memory) in enumerate(sizes):
-        made = container(of, f"c{number}", resources(cpus, memory))
-        decision = node.create(of, made)
+        decision = node.create(of, container(of, f"c{number}", resources(cpus, memory)))
         assert decision is not None
         document = of_decision(node.agent.current.machine, decision)
         text, demand = told(document), document["demand"]
@@ -186,20 +181,14 @@ def test_what_another_version_wrote_is_not_blamed_on_a_restart() -> None:
 
 
 def test_free_memory_has_one_rounding_in_one_answer() -> None:
-    node = ExplainingWorld(
-        build_synthetic_topology(sockets=1, numa_per_socket=1, cores_per_numa=8, memory_gib=16)
-    )
+    node = ExplainingWorld(machines.single_smt(cores_per_numa=8))
     node.decide(SINGLE, resources(1, 2.03), name="filler")
     text = told(node.explain(SINGLE, resources(1, 15)))
     assert {*re.findall(r"13\.[0-9]|14 of", text)} == {"13.9"}
 
 
 def test_nothing_is_free_for_exclusive_use_where_the_pool_rejects() -> None:
-    node = ExplainingWorld(
-        build_synthetic_topology(
-            sockets=1, numa_per_socket=1, cores_per_numa=2, threads=1, memory_gib=2
-        )
-    )
+    node = ExplainingWorld(machines.single_no_smt(cores_per_numa=2, memory_gib=2))
     rejected = node.explain(SINGLE, resources(2, 0.5))
     assert rejected["rejection"]["reason"].startswith("SharedPool")
     assert "for exclusive use" not in told(rejected)

@@ -1,7 +1,5 @@
 """Accounting by NUMA node, widening before OOM, and the kubelet's memory groups."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import pytest

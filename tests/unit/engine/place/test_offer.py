@@ -1,7 +1,5 @@
 """What can be given away: exclusive CPUs as the scheduler is told of them, memory."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import pytest
@@ -11,7 +9,6 @@ from nri_numa.engine.accounting import max_exclusive_by_node, slot_capacity, tot
 from nri_numa.engine.desired import NodeSnapshot
 from nri_numa.engine.node_model import NodeModel
 from nri_numa.engine.state import Charge, ContainerKind, NodeState
-from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.settings import CPUAmount, CPUWithholdingQuota, QuotasAndPoolFloor, Settings
 from tests.beds.allocations import allocation
@@ -97,9 +94,7 @@ def test_what_could_still_be_given(
     [(CPUAmount(5), 5), (CPUAmount(0), 1), (CPUAmount(percent=10), 25), (CPUAmount(percent=0), 1)],
 )
 @pytest.mark.parametrize("reserved", ["", "0-3"])
-def test_what_is_configured_stays_with_the_pool(
-    amount: CPUAmount, cpus: int, reserved: str
-) -> None:
+def test_configured_cpus_stay_with_the_pool(amount: CPUAmount, cpus: int, reserved: str) -> None:
     settings = Settings(
         reserved_cpus=CPUSet.parse(reserved), limits=QuotasAndPoolFloor(pool=amount)
     )
@@ -119,10 +114,7 @@ def test_with_spread_huge_pages_that_are_nearly_used_up_are_kept() -> None:
     """Node 0 has most CPUs left, and no huge pages beyond what is asked for."""
     pages = {GIB: 4 * GIB}
     world = World(
-        build_synthetic_topology(
-            sockets=2, numa_per_socket=1, cores_per_numa=4, threads=1, memory_gib=64,
-            hugepages=pages,
-        )
+        machines.dual_no_smt(cores_per_numa=4, memory_gib=64, hugepages=pages)
     )  # fmt: skip
     one = {"policy": "single-numa-node", "cpus": "exclusive"}
     for name, cpus, gib, where in (("a", 1, 3, "0"), ("b", 2, 0, "1"), ("c", 1, 1, "1")):

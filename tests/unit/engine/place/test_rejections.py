@@ -1,7 +1,5 @@
 """What a refusal says to the author of a pod."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import cast
 
@@ -14,16 +12,13 @@ from nri_numa.engine.node_model import NodeModel
 from nri_numa.engine.place.needs import FreeResources, memory_shortage_text
 from nri_numa.engine.request.demand import Demand
 from nri_numa.engine.state import NodeState
-from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.settings import KubeletRules, Settings
 from tests.beds.world import World, container, pod, resources
+from tests.machines import named as machines
 
 MACHINE = NodeModel(
-    topology=build_synthetic_topology(
-        sockets=2, numa_per_socket=1, cores_per_numa=4, threads=1, memory_gib=64
-    ),
-    settings=Settings(),
+    topology=machines.dual_no_smt(cores_per_numa=4, memory_gib=64), settings=Settings()
 )
 
 KUBELETS = NodeModel(
@@ -92,9 +87,7 @@ class Left:
         (6, 9, "memory: 6 B needed, 5 B free here and hugepages-2Mi: 9 B needed, 8 B free here"),
     ],
 )
-def test_memory_that_there_is_just_enough_of_is_not_named(
-    memory: int, pages: int, lacking: str
-) -> None:
+def test_memory_that_just_suffices_is_not_named(memory: int, pages: int, lacking: str) -> None:
     size = 2 << 20
     left = cast(FreeResources, Left({0: 5, 1: 99}, {size: {0: 8, 1: 99}}))
     demand = Demand(memory_bytes=memory, hugepages={size: pages})

@@ -1,7 +1,5 @@
 """What pods ask for: every good form is understood, every bad one is named."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from enum import StrEnum
 
@@ -274,9 +272,7 @@ UNKNOWN_KEYS = [
 
 @pytest.mark.parametrize(("key", "expectation"), UNKNOWN_KEYS)
 @pytest.mark.parametrize("suffix", ["", ".main", ".another"])
-def test_an_unknown_key_under_our_prefix_is_rejected_for_every_container(
-    key: str, expectation: str, suffix: str
-) -> None:
+def test_an_unknown_key_is_rejected_for_containers(key: str, expectation: str, suffix: str) -> None:
     bad = asked({f"{PREFIX}/{key}{suffix}": "v1"})
     assert isinstance(bad, Rejection)
     for part in (f"{PREFIX}/{key}{suffix}", "'v1'", expectation):
@@ -322,9 +318,7 @@ CONTRADICTIONS: list[tuple[dict[str, str], str, str]] = [
 
 
 @pytest.mark.parametrize(("keys", "first", "second"), CONTRADICTIONS)
-def test_contradicting_keys_of_one_level_are_rejected(
-    keys: dict[str, str], first: str, second: str
-) -> None:
+def test_contradictions_of_a_level_are_wrong(keys: dict[str, str], first: str, second: str) -> None:
     for suffix in ("", ".main"):
         bad = asked({f"{PREFIX}/{key}{suffix}": value for key, value in keys.items()})
         assert isinstance(bad, Rejection), keys
@@ -457,9 +451,7 @@ def test_a_near_miss_below_the_prefix_is_found_among_few_and_let_be_among_many()
     ("amount", "text", "of_64"),
     [(CPUAmount(6), "6", 6), (CPUAmount(percent=12.5), "12.5%", 8), (ALL_CPUS_AMOUNT, "100%", 64)],
 )
-def test_amounts_of_cpus_are_said_as_they_were_written(
-    amount: CPUAmount, text: str, of_64: int
-) -> None:
+def test_amounts_of_cpus_are_said_as_written(amount: CPUAmount, text: str, of_64: int) -> None:
     assert (str(amount), amount.cpus_of_total(64)) == (text, of_64)
 
 
@@ -531,9 +523,7 @@ def test_the_sentence_names_who_was_perhaps_meant() -> None:
         ("policy", None),
     ],
 )
-def test_a_prefix_that_is_nearly_ours_is_taken_for_a_slip(
-    annotation: str, meant: str | None
-) -> None:
+def test_a_prefix_that_is_nearly_ours_is_a_slip(annotation: str, meant: str | None) -> None:
     found = misspelt_prefix_sentences({annotation: "x"}, PREFIX)
     assert [f"(did you mean {meant}?)" in one for one in found] == ([True] if meant else [])
 

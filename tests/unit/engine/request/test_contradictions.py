@@ -1,7 +1,5 @@
 """What is read back from files and annotations is believed only when it can be true."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

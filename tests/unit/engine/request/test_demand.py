@@ -1,7 +1,5 @@
 """Who gets CPUs of its own; amounts that make no sense are in tests/golden/requested."""
 
-from __future__ import annotations
-
 import pytest
 from msgspec.structs import replace
 

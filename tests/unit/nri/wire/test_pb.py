@@ -1,7 +1,5 @@
 """The generated protocol code is what proto/*.proto says."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import tempfile

@@ -1,7 +1,5 @@
 """The NRI session: captured conversations, both roles joined, and every way to break the rules."""
 
-from __future__ import annotations
-
 import struct
 from typing import Any
 
@@ -287,9 +285,7 @@ def test_frames_of_unknown_connections_are_dropped() -> None:
         (request_frame(2, "CreateContainer"), 3, "StreamID must be odd"),
     ],
 )
-def test_what_cannot_be_served_is_answered_and_harms_nothing(
-    frame: bytes, code: int, text: str
-) -> None:
+def test_what_cannot_be_served_is_answered_harmlessly(frame: bytes, code: int, text: str) -> None:
     """Code 12 decides whether a runtime falls back to StateChange, so the texts are exact."""
     pair = SessionPair().active()
     pair.plugin.receive_data(frame)
@@ -480,9 +476,7 @@ def test_a_request_of_an_unregistered_plugin_ends_the_runtimes_session() -> None
         runtime.next_event()
 
 
-def test_a_plugin_takes_the_oversized_picture_of_an_old_runtime_and_a_runtime_nothing_like_it() -> (
-    None
-):
+def test_a_plugin_takes_the_oversized_picture_of_an_old_runtime_and_a_runtime_none() -> None:
     """Containerd up to 1.7.25 sends a large node in one message above the 4 MiB of ttrpc."""
     pods = [pb.PodSandbox(id=str(number), name="x" * 100_000) for number in range(60)]
     body = ttrpc_pb2.Request(

@@ -1,7 +1,5 @@
 """Events by number and name, and who may be a plugin."""
 
-from __future__ import annotations
-
 import pytest
 
 from nri_numa.nri.wire import versions
@@ -35,8 +33,6 @@ def test_events_have_the_protocols_numbers_and_names() -> None:
         ("x", "١٢", "two digits"),
     ],
 )
-def test_a_name_or_index_no_runtime_takes_is_named(
-    name: str, index: str, problem: str | None
-) -> None:
+def test_a_name_or_index_of_no_use_is_named(name: str, index: str, problem: str | None) -> None:
     found = versions.identity_problem(name, index)
     assert (found is None) if problem is None else (found is not None and problem in found)

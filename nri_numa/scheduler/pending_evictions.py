@@ -115,7 +115,9 @@ class PendingEvictions:
         return list(self._pending[uid].nodes) if uid in self._pending else []
 
     def _may_count_victims(self, node: str, eviction: NodeEviction) -> bool:
-        """Return True unless the numbers of a node count no victim any more."""
+        """Return True unless neither a node nor a reservation counts a victim any more."""
+        if not self._nodes.assumed_pods.keys().isdisjoint(eviction.victims.uids):
+            return True
         published = self._nodes.published_resources(node)
         if not isinstance(published, NodeResources):
             return True

@@ -323,6 +323,19 @@ async def test_nobody_is_evicted_after_the_node_is_free(bed: PreemptionBed) -> N
     assert set(await bed.preempt(nominated, n2=["other-0"])) == {"n2"}
 
 
+async def test_nobody_is_evicted_while_a_victim_has_its_reservation(bed: PreemptionBed) -> None:
+    """No object has counted the victim yet; its end is known when its pod is read again."""
+    bed.cluster.put(Resource.NODES, node_object("n2"))
+    bed.publish(topology(12, 2, name="n2", charged=[]))
+    assert await bed.filter_and_bind(with_priority(single(12, name="bound")), "n2") == ""
+    victims = await bed.preempt(high(), n1=["low-0"], n2=["bound"])
+    assert victims["n2"] == ["bound"]
+    nominated = {**high(), "status": {"nominatedNodeName": "n2"}}
+    await bed.filter(nominated, "n1", "n2")
+    bed.kill("bound")
+    assert await bed.preempt(nominated, n1=["low-0"]) == {}
+
+
 async def test_after_a_minute_it_is_tried_again(bed: PreemptionBed) -> None:
     victims = await bed.preempt(high(), n1=["low-1"])
     assert await bed.preempt(high(), n1=["low-1"]) == {}

@@ -229,6 +229,7 @@ def test_folders_that_this_user_may_not_enter_end_no_check(locked: str) -> None:
         root.chmod(0o755)
         crio_nodes.debian(root)
         (root / locked).mkdir(parents=True, exist_ok=True)
+        findings(root)  # imports what only this user may read
         (root / locked).chmod(0)
         with as_another_user():
             found = findings(root)

@@ -4,6 +4,7 @@ Takes minutes. ``NRI_NUMA_VM`` with ``kube-node`` in it runs it, as CI does; wit
 the node has systemd as its first process and the systemd cgroup driver; ``all`` has both.
 """
 
+import os
 import re
 import tempfile
 from collections.abc import Iterator
@@ -35,6 +36,8 @@ from tests.beds.vm_bed import one_machine_at_a_time, prepare
 from tests.vm.selection import MACHINES, booted
 
 NODES = [CPUSet(node.cpus) for node in MACHINES["kube-node"].numa]  # of both
+DEVICE_PODS = int(os.environ.get("NRI_NUMA_DEVICE_PODS", "3"))
+PAIRS = 4  # of a GPU and a card, which the node has
 LIMIT_S = 900.0  # a pod takes a quarter of a minute there, and ten times as long on a busy host
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow, pytest.mark.timeout(3600)]
@@ -273,6 +276,22 @@ def test_with_best_effort_a_pod_has_all_together(devices: Client, node: VirtualN
     beside(node, devices.wait_ready("taken", timeout_s=LIMIT_S), 0)
     devices.apply(strict("pair", with_devices(gpus=1), with_devices("side", cards=1)))
     beside(node, devices.wait_ready("pair", timeout_s=LIMIT_S), 1)
+
+
+def test_no_pod_of_many_is_stuck_with_devices_apart(devices: Client, node: VirtualNode) -> None:
+    """As many at once as there are pairs; ``NRI_NUMA_DEVICE_PODS`` says how many in all."""
+    keys = {"topologyManagerPolicy": "best-effort", "topologyManagerScope": "pod"}
+    node.restart_kubelet(keys)
+    names = [f"pair-{number}" for number in range(DEVICE_PODS)]
+    for first in range(0, DEVICE_PODS, PAIRS):
+        wave = names[first : first + PAIRS]
+        pair = with_devices(gpus=1), with_devices("side", cards=1)
+        devices.apply(*(strict(name, *pair) for name in wave))
+        for name in wave:
+            ready = devices.wait_ready(name, timeout_s=LIMIT_S)
+            (gpu,) = node.devices(ready, "main")
+            beside(node, ready, NUMA_NODE_BY_DEVICE[gpu])
+        devices.delete_pods()
 
 
 def beside(node: VirtualNode, ready: JsonObject, numa: int) -> None:

@@ -16,14 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.beds.containerd import (
-    MAIN_SERIES,
-    SERIES,
-    Containerd,
-    ContainerdBeds,
-    start_plugins,
-    without_pods,
-)
+from tests.beds.containerd import MAIN_SERIES, SERIES, Containerd
+from tests.beds.containerds import ContainerdBeds, start_plugins, without_pods
 from tests.beds.cri import CRI
 from tests.beds.plugin_process import PluginProcess, StartPlugin
 from tests.beds.reports import attach_if_failed, pytest_runtest_makereport  # noqa: F401  # the hook

@@ -14,7 +14,8 @@ import pytest
 from nri_numa.cri.client import CRIClient
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.workload import ContainerUpdate
-from tests.beds.containerd import Containerd, ContainerdBeds, start_plugins, without_pods
+from tests.beds.containerd import Containerd
+from tests.beds.containerds import ContainerdBeds, start_plugins, without_pods
 from tests.beds.cri import CRI, MIB, Container, Seen, guaranteed, poll
 from tests.beds.plugin_process import StartPlugin
 from tests.machines.cpus import FIRST, LAST, MACHINE, NO_CPU

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from nri_numa.model.cpuset import CPUSet
-from tests.beds.containerd import Containerd, insist_on_rejection
+from tests.beds.containerd import Containerd
+from tests.beds.containerds import insist_on_rejection
 from tests.beds.cri import CRI, QoS, Resources, burstable, guaranteed, poll
 from tests.beds.plugin_process import PluginProcess, StartPlugin
 from tests.machines.cpus import LAST, MACHINE

@@ -9,7 +9,8 @@ import time
 import pytest
 
 from nri_numa.model.cpuset import CPUSet
-from tests.beds.containerd import Containerd, insist_on_rejection
+from tests.beds.containerd import Containerd
+from tests.beds.containerds import insist_on_rejection
 from tests.beds.cri import BEST_EFFORT, CRI, CRIError, Resources, asks, guaranteed, poll, with_cpus
 from tests.beds.link_thread import LinkThread
 from tests.beds.plugin_process import PluginProcess

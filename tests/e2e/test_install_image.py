@@ -17,7 +17,8 @@ import pytest
 from nri_numa.cri.pb import cri_pb2
 from nri_numa.model.cpuset import CPUSet
 from tests.beds.cgroups import unified
-from tests.beds.containerd import Containerd, insist_on_rejection
+from tests.beds.containerd import Containerd
+from tests.beds.containerds import insist_on_rejection
 from tests.beds.cri import CRI, allowed, poll
 from tests.beds.daemonset import SECURITY, AgentContainer, pod_spec
 from tests.beds.images import AGENT_IMAGE as IMAGE

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from nri_numa.model.cpuset import NO_CPUS, CPUSet
-from tests.beds.containerd import Containerd, insist_on_rejection
+from tests.beds.containerd import Containerd
+from tests.beds.containerds import insist_on_rejection
 from tests.beds.cri import CRI, Container, CRIError, QoS, Resources, burstable, guaranteed, poll
 from tests.beds.plugin_process import PluginProcess
 from tests.machines.cpus import MACHINE

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.beds.containerd import Containerd, insist_on_rejection
+from tests.beds.containerd import Containerd
+from tests.beds.containerds import insist_on_rejection
 from tests.beds.cri import CRI, Seen, allowed, poll
 from tests.beds.plugin_process import REPOSITORY, free_port
 from tests.machines.cpus import LAST, MACHINE

@@ -20,6 +20,7 @@ from typing import Any, Final, Generic, TypeVar
 from nri_numa.cluster.pods import controller_uid, is_replaced_after_eviction
 from nri_numa.config.sections import CPUStealEviction, EvictionSection
 from nri_numa.config.values import parse_duration
+from nri_numa.kube.events import pod_event
 from nri_numa.kube.requests import (
     APIRequest,
     Outcome,
@@ -38,7 +39,6 @@ from nri_numa.model.offline_capacity import (
     parse_ids_or_empty,
     parse_zone_id,
 )
-from nri_numa.publisher.desired_objects import pod_event
 from nri_numa.publisher.outbox import Output, backoff_seconds
 from nri_numa.publisher.topology import MEASURED_CAPACITY_FACTOR_ATTRIBUTE
 

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from nri_numa.kube.events import pod_event
 from nri_numa.model.offline_capacity import (
     CPU_ID_LIMIT,
     NODE_EXISTING_NUMA_IDS_ANNOTATION,
@@ -18,14 +19,11 @@ from nri_numa.model.offline_capacity import (
     parse_id_list,
 )
 from nri_numa.observe.notices import Notice
-from nri_numa.text import escape_unprintable, micro_time_text
+from nri_numa.text import micro_time_text
 from nri_numa.web.responses import Assignment, MachineNUMAInfo
 
 Object = dict[str, Any]
 
-MAX_EVENT_NOTE_BYTES: Final = 1024
-"""Bytes of an Event's note, the API server's limit."""
-MAX_EVENT_NAME_CHARS: Final = 253
 PINNED_KINDS: Final = frozenset({"exclusive", "shared", "listed", "kubelet"})
 """Kinds of containers that the agent or the kubelet's managers have placed."""
 
@@ -112,12 +110,6 @@ def pod_annotations(assignments: Iterable[Assignment]) -> dict[tuple[str, str], 
     }
 
 
-def event_name(pod: str, id: str) -> str:
-    """Return the name of an Event, equal for equal ids, so no process creates a second one."""
-    suffix = f".{id}"
-    return pod[: MAX_EVENT_NAME_CHARS - len(suffix)].rstrip("-.") + suffix
-
-
 def build_event(notice: Notice, prefix: str, node: str) -> Object:
     """Build an Event of events.k8s.io/v1; the prefix names the reporting controller."""
     reason, kind = EVENT_REASONS.get(
@@ -143,33 +135,9 @@ def build_event(notice: Notice, prefix: str, node: str) -> Object:
     return {**event, **event_series(notice)}
 
 
-def pod_event(
-    namespace: str, name: str, uid: str, *, id: str, event_time: float, text: str, **fields: str
-) -> Object:
-    """Build an Event about a pod; `event_time` is Unix time in seconds."""
-    regarding = {"apiVersion": "v1", "kind": "Pod", "namespace": namespace, "name": name}
-    return {
-        "apiVersion": "events.k8s.io/v1",
-        "kind": "Event",
-        "metadata": {"name": event_name(name, id), "namespace": namespace},
-        "eventTime": micro_time_text(event_time),
-        "note": _truncate_note(text),
-        "regarding": {**regarding, "uid": uid},
-        **fields,
-    }
-
-
 def event_series(notice: Notice) -> Object:
     """Return the changed fields of a repeated Event; empty the first time."""
     if notice.count < 2:
         return {}
     last_time = micro_time_text(notice.last_time)
     return {"series": {"count": notice.count, "lastObservedTime": last_time}}
-
-
-def _truncate_note(text: str) -> str:
-    # One line without control characters, safe in kubectl, chats and logs.
-    data = escape_unprintable(text).encode()
-    if len(data) <= MAX_EVENT_NOTE_BYTES:
-        return data.decode()
-    return data[: MAX_EVENT_NOTE_BYTES - 3].decode(errors="ignore") + "…"

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from nri_numa.kube.events import event_name
 from nri_numa.kube.requests import (
     APIRequest,
     Outcome,
@@ -352,7 +353,7 @@ class EventOutput(Output):
             else:
                 verb, body = Verb.PATCH, desired_objects.event_series(notice)
             return self._new_request(
-                verb, Resource.EVENTS, desired_objects.event_name(notice.pod, key),
+                verb, Resource.EVENTS, event_name(notice.pod, key),
                 namespace=notice.namespace, body=body, key=key, version=notice.count,
             )  # fmt: skip
         return None

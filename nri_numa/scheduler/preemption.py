@@ -29,6 +29,7 @@ from nri_numa.cluster.pod_request import PodRequest
 from nri_numa.cluster.pods import pod_priority
 from nri_numa.config import AgentConfig
 from nri_numa.kube.api import uid_of
+from nri_numa.kube.events import pod_event
 from nri_numa.kube.requests import (
     KubeClient,
     KubeError,
@@ -41,7 +42,6 @@ from nri_numa.kube.requests import (
 from nri_numa.model.counted_containers import counted_container_hash
 from nri_numa.model.workload import ENDED_POD_PHASES
 from nri_numa.observe.logs import get_logger
-from nri_numa.publisher.desired_objects import pod_event
 from nri_numa.scheduler.candidates import Cooperative, VerdictCache
 from nri_numa.scheduler.eviction_search import (
     MAX_SEARCH_WORK,

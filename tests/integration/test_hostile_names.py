@@ -16,6 +16,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from nri_numa.cli import cli
+from nri_numa.kube import events
 from nri_numa.observe import logs
 from nri_numa.publisher import desired_objects
 from nri_numa.web.responses import Assignments, Notices
@@ -127,8 +128,8 @@ def test_what_the_publisher_makes_of_them_is_one_harmless_line(bed: PageBed) -> 
     for notice in notices:
         event = desired_objects.build_event(notice, prefix="numa.kubernetes.io", node="n1")
         assert event["note"].isprintable()
-        assert len(event["note"].encode()) <= desired_objects.MAX_EVENT_NOTE_BYTES
-        assert len(event["metadata"]["name"]) <= desired_objects.MAX_EVENT_NAME_CHARS
+        assert len(event["note"].encode()) <= events.MAX_EVENT_NOTE_BYTES
+        assert len(event["metadata"]["name"]) <= events.MAX_EVENT_NAME_CHARS
     containers = msgspec.json.decode(got(bed, "v1/assignments"), type=Assignments).containers
     texts = desired_objects.pod_annotations(containers)
     assert len(texts) >= len(NAMES)

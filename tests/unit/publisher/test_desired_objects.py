@@ -5,6 +5,7 @@ import json
 import pytest
 from msgspec.structs import replace
 
+from nri_numa.kube.events import event_name
 from nri_numa.model.machine import topology_document
 from nri_numa.publisher import desired_objects
 from nri_numa.web.responses import MachineNUMAInfo, NUMAInfoData
@@ -84,7 +85,7 @@ def test_a_note_is_never_longer_than_the_api_server_takes(message: str) -> None:
 
 def test_the_name_of_an_event_fits_and_stays_a_dns_name() -> None:
     for pod in ("a" * 253, "a" * 241 + ".-b" + "c" * 9):
-        name = desired_objects.event_name(pod, NOTICE.id)
+        name = event_name(pod, NOTICE.id)
         assert len(name) <= 253
         assert "-." not in name
         assert ".." not in name

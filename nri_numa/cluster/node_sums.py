@@ -15,7 +15,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from nri_numa.cluster.node_facts import matches_expression
-from nri_numa.kube.requests import list_of_mappings, mapping_or_empty, text_in_section
+from nri_numa.kube.requests import list_of_mappings, mapping_or_empty, section_of, text_in_section
 from nri_numa.text import BadQuantity, parse_exact_quantity
 
 PODS_RESOURCE: Final = "pods"
@@ -27,7 +27,7 @@ _LOCAL_VOLUME_KINDS: Final = frozenset(
 
 def pod_sums(document: Mapping[str, Any]) -> Counter[str]:
     """Return the requests of a pod by resource: CPUs in thousandths, and one of the pods."""
-    spec = mapping_or_empty(document.get("spec"))
+    spec = section_of(document, "spec")
     running, peak = Counter[str](), Counter[str]()
     for container in list_of_mappings(spec.get("initContainers")):
         amounts = _requested_sums(container)
@@ -41,12 +41,12 @@ def pod_sums(document: Mapping[str, Any]) -> Counter[str]:
 
 
 def _requested_sums(section: Mapping[str, Any]) -> Counter[str]:
-    return _amounts(mapping_or_empty(section.get("resources")).get("requests"))
+    return _amounts(section_of(section, "resources").get("requests"))
 
 
 def allocatable_sums(node: Mapping[str, Any]) -> Mapping[str, int]:
     """Return the allocatable amounts of a Node by resource."""
-    return _amounts(mapping_or_empty(node.get("status")).get("allocatable"))
+    return _amounts(section_of(node, "status").get("allocatable"))
 
 
 def missing_sums(
@@ -79,8 +79,8 @@ def has_neighbour_constraints(document: Mapping[str, Any]) -> bool:
 
     Ports, volumes and other pods may do so; kube-scheduler alone checks them.
     """
-    spec = mapping_or_empty(document.get("spec"))
-    affinity = mapping_or_empty(spec.get("affinity"))
+    spec = section_of(document, "spec")
+    affinity = section_of(spec, "affinity")
     ports = (
         port
         for key in ("containers", "initContainers")
@@ -100,7 +100,7 @@ def has_neighbour_constraints(document: Mapping[str, Any]) -> bool:
 
 def repels_other_pods(document: Mapping[str, Any]) -> bool:
     """Return True if a pod of a node may keep others from it by its anti-affinity."""
-    affinity = mapping_or_empty(mapping_or_empty(document.get("spec")).get("affinity"))
+    affinity = section_of(document, "spec", "affinity")
     return bool(affinity.get("podAntiAffinity"))
 
 
@@ -111,8 +111,8 @@ def claim_uses(document: Mapping[str, Any]) -> list[tuple[str, str]]:
     """
     return [
         (str(container.get("name")), str(use.get("request") or ""))
-        for container in list_of_mappings(mapping_or_empty(document.get("spec")).get("containers"))
-        for use in list_of_mappings(mapping_or_empty(container.get("resources")).get("claims"))
+        for container in list_of_mappings(section_of(document, "spec").get("containers"))
+        for use in list_of_mappings(section_of(container, "resources").get("claims"))
     ]
 
 
@@ -131,11 +131,11 @@ class DisruptionBudget(Struct, frozen=True):
 
     def covers(self, document: Mapping[str, Any]) -> bool:
         """Return True if the eviction of a pod counts; an empty selector matches no pod."""
-        metadata = mapping_or_empty(document.get("metadata"))
+        metadata = section_of(document, "metadata")
         if metadata.get("namespace") != self.namespace or metadata.get("name") in self.disrupted:
             return False
-        labels = mapping_or_empty(metadata.get("labels"))
-        equal = mapping_or_empty(self.selector.get("matchLabels"))
+        labels = section_of(metadata, "labels")
+        equal = section_of(self.selector, "matchLabels")
         expressions = list_of_mappings(self.selector.get("matchExpressions"))
         return bool(labels and (equal or expressions)) and (
             all(labels.get(key) == value for key, value in equal.items())
@@ -145,11 +145,11 @@ class DisruptionBudget(Struct, frozen=True):
 
 def read_disruption_budget(document: Mapping[str, Any]) -> DisruptionBudget:
     """Read a PodDisruptionBudget; without a status it allows no eviction."""
-    status = mapping_or_empty(document.get("status"))
+    status = section_of(document, "status")
     allowed = status.get("disruptionsAllowed")
     return DisruptionBudget(
         text_in_section(document, "metadata", "namespace"),
-        mapping_or_empty(mapping_or_empty(document.get("spec")).get("selector")),
+        section_of(document, "spec", "selector"),
         max(0, allowed) if isinstance(allowed, int) else 0,
-        frozenset(mapping_or_empty(status.get("disruptedPods"))),
+        frozenset(section_of(status, "disruptedPods")),
     )

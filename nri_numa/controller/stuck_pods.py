@@ -46,6 +46,7 @@ from nri_numa.kube.requests import (
     OutcomeKind,
     list_of_mappings,
     mapping_or_empty,
+    section_of,
     text_in_section,
 )
 from nri_numa.model.reasons import DEVICE_REMEDY, RejectionReason, read_reason_and_detail
@@ -430,7 +431,7 @@ def unstarted_request(request: PodRequest, document: Mapping[str, Any]) -> PodRe
 
 
 def _container_statuses(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    status = mapping_or_empty(document.get("status"))
+    status = section_of(document, "status")
     keys = ("initContainerStatuses", "containerStatuses")
     return [entry for key in keys for entry in list_of_mappings(status.get(key))]
 

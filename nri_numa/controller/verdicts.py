@@ -25,7 +25,7 @@ from nri_numa.cluster.pod_reader import PodReader
 from nri_numa.cluster.pod_request import PodRequest
 from nri_numa.controller.stuck_pods import plugin_rejection
 from nri_numa.kube.api import Watch, uid_of
-from nri_numa.kube.requests import mapping_or_empty, text_in_section
+from nri_numa.kube.requests import section_of, text_in_section
 from nri_numa.model.reasons import RetryCondition
 from nri_numa.scheduler.candidates import (
     ANSWER_STEP_WORK,
@@ -122,7 +122,7 @@ class PodVerdicts:
         """Remember a new or changed Pending pod, up to `MAX_PENDING_PODS`."""
         uid = uid_of(document)
         if uid in self._pods or len(self._pods) < MAX_PENDING_PODS:
-            spec = mapping_or_empty(document.get("spec"))
+            spec = section_of(document, "spec")
             self._pods[uid] = PendingPod(
                 self._reader.read_pod_request(document),
                 text_in_section(document, "spec", "nodeName"),

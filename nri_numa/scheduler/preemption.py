@@ -36,7 +36,7 @@ from nri_numa.kube.requests import (
     Resource,
     annotations_of,
     list_of_mappings,
-    mapping_or_empty,
+    section_of,
     text_in_section,
 )
 from nri_numa.model.counted_containers import counted_container_hash
@@ -262,7 +262,7 @@ class Preemption:
         )
         claims_by_pod: dict[str, Documents] = {}
         for claim in (claim for claims in lists for claim in claims or ()):
-            consumers = mapping_or_empty(claim.get("status")).get("reservedFor")
+            consumers = section_of(claim, "status").get("reservedFor")
             for consumer in list_of_mappings(consumers):
                 claims_by_pod.setdefault(str(consumer.get("uid")), []).append(claim)
         return claims_by_pod

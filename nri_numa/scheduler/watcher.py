@@ -21,7 +21,7 @@ from nri_numa.kube.requests import (
     KubeClient,
     KubeError,
     Resource,
-    mapping_or_empty,
+    section_of,
     text_in_section,
 )
 from nri_numa.model.workload import ENDED_POD_PHASES
@@ -434,7 +434,7 @@ class PodWatcher(WatchHandler):
 
         Its first container runs; the state of the others is unknown.
         """
-        containers = mapping_or_empty(document.get("spec")).get("containers")
+        containers = section_of(document, "spec").get("containers")
         multi_container = isinstance(containers, list) and len(containers) > 1
         return (
             self._clock()

@@ -100,11 +100,10 @@ class CandidateNode(Struct, frozen=True, kw_only=True):
         kube-scheduler proposes no victim that it can do without.
         """
         totals = {name: sum(p.sums[name] for p in self.proposed) for name in self.missing}
+        needed_sums = self.needed_sums
 
         def is_needed_by_sums(pod: EvictablePod) -> bool:
-            return any(
-                totals[name] - pod.sums[name] < amount for name, amount in self.needed_sums.items()
-            )
+            return any(totals[name] - pod.sums[name] < n for name, n in needed_sums.items())
 
         return tuple(
             pod for pod in self.proposed if pod.repels_others or not is_needed_by_sums(pod)

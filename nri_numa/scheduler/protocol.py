@@ -66,9 +66,7 @@ def parse_extender_args(body: bytes) -> ExtenderArgs:
         BadRequest: it is not valid, or has nodes instead of their names.
     """
     keys = _decode_lowercase_keys(body, "ExtenderArgs")
-    pod, names = keys.get("pod"), keys.get("nodenames")
-    if not isinstance(pod, Mapping):
-        raise BadRequest("Pod is not there, expected a v1 Pod")
+    pod, names = _require_pod(keys), keys.get("nodenames")
     if names is None:
         raise BadRequest("NodeNames is not there, expected names: set nodeCacheCapable: true")
     if not isinstance(names, list) or len(names) > MAX_NODE_NAMES:
@@ -101,9 +99,7 @@ def parse_preemption_args(body: bytes) -> PreemptionArgs:
         BadRequest: it is not valid, or has pods instead of their UIDs.
     """
     keys = _decode_lowercase_keys(body, "ExtenderPreemptionArgs")
-    pod, nodes = keys.get("pod"), keys.get("nodenametometavictims")
-    if not isinstance(pod, Mapping):
-        raise BadRequest("Pod is not there, expected a v1 Pod")
+    pod, nodes = _require_pod(keys), keys.get("nodenametometavictims")
     if nodes is None:
         raise BadRequest(
             "NodeNameToMetaVictims is not there, expected UIDs: set nodeCacheCapable: true"
@@ -114,6 +110,13 @@ def parse_preemption_args(body: bytes) -> PreemptionArgs:
     if sum(len(victims.uids) for victims in victims_by_node.values()) > MAX_VICTIMS:
         raise BadRequest(f"NodeNameToMetaVictims has more than {MAX_VICTIMS} pods")
     return PreemptionArgs(pod, victims_by_node)
+
+
+def _require_pod(keys: Mapping[str, Any]) -> Mapping[str, Any]:
+    pod = keys.get("pod")
+    if not isinstance(pod, Mapping):
+        raise BadRequest("Pod is not there, expected a v1 Pod")
+    return pod
 
 
 def _parse_victims(node: str, value: object) -> ProposedVictims:

@@ -651,7 +651,7 @@ FIFTEEN_PODS: Fill = [("numa-low", n % 2, 2) for n in range(15)]
 
 def test_without_the_verb_pods_are_evicted_in_vain(crowd: Crowd, bed: KubeBed) -> None:
     """kube-scheduler evicts the least important three of each node: the sum suffices then."""
-    pods = [(("numa-low", "numa-middle")[n > 2], n % 2, 2) for n in range(15)]
+    pods = [("numa-low" if n < 3 else "numa-middle", n % 2, 2) for n in range(15)]
     crowd.fill(dict.fromkeys(CROWDED, pods))
     name, config = "numa-by-sums", {"leaseName": ""}
     with Extender(
